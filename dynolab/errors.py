@@ -1,0 +1,66 @@
+"""Every error that a user can meet, each with one clear message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class DynolabError(Exception):
+    """Base of all errors that Dynolab raises on purpose."""
+
+
+class ConfigError(DynolabError):
+    """A setting that cannot work: names the field, its value and the remedy."""
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        super().__init__(f"{field} = {value!r}: {remedy}")
+        self.field, self.value, self.remedy = field, value, remedy
+
+    def __reduce__(self) -> tuple[type, tuple[str, object, str]]:
+        return type(self), (self.field, self.value, self.remedy)
+
+
+class StoreError(DynolabError):
+    """The object store could not be reached, read or written."""
+
+
+class CorruptData(StoreError):
+    """Bytes read from the store do not match the committed manifest."""
+
+
+class RankFailed(DynolabError):
+    """A training rank ended abnormally; carries its last lines."""
+
+    def __init__(self, rank: int | None, exit_code: int | None, last_lines: Sequence[str]) -> None:
+        self.rank, self.exit_code, self.last_lines = rank, exit_code, list(last_lines)
+        super().__init__(rank, exit_code, self.last_lines)
+
+    def __str__(self) -> str:
+        who = "the launcher" if self.rank is None else f"rank {self.rank}"
+        tail = "\n".join(f"    {line}" for line in self.last_lines) or "    (it printed nothing)"
+        return f"{who} {_how_it_ended(self.exit_code)}; its last lines:\n{tail}"
+
+
+class ServiceFailed(DynolabError):
+    """A server that was started did not become ready; carries its last lines."""
+
+    def __init__(self, name: str, last_lines: Sequence[str]) -> None:
+        self.name, self.last_lines = name, list(last_lines)
+        super().__init__(name, self.last_lines)
+
+    def __str__(self) -> str:
+        tail = "\n".join(f"    {line}" for line in self.last_lines) or "    (it printed nothing)"
+        return f"{self.name} did not become ready; its last lines:\n{tail}"
+
+
+def _how_it_ended(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "ended without an exit code"
+    if exit_code < 0:
+        import signal
+
+        try:
+            return f"was killed by {signal.Signals(-exit_code).name}"
+        except ValueError:
+            return f"was killed by signal {-exit_code}"
+    return f"ended with exit code {exit_code}"

@@ -1,0 +1,1 @@
+"""What a person starts: one file per flow."""

@@ -1,0 +1,1 @@
+"""Programs that ranks run. They know files and networks, and no service."""
