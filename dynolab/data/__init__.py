@@ -1,0 +1,1 @@
+"""Data: rows, where they come from, and how they become token batches."""

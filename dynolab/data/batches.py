@@ -1,0 +1,147 @@
+"""Token batches: padded sequences and the flat list of response tokens whose likelihood counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dynolab.data.encode import Encoded, EncodedExample
+
+CHOSEN, REJECTED = 0, 1
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Global denominators of one optimizer step, over all ranks and micro-batches.
+
+    Dividing by these makes loss and gradient independent of micro-batch, padding and ranks.
+    """
+
+    examples: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Padded sequences with their response tokens listed flat.
+
+    Response token n is `token[n]`, predicted by the logits of sequence `sequence[n]` at position
+    `position[n]` (the position before the token's own). Sequence b is side `side[b]` (0 chosen,
+    1 rejected) of example `example[b]` of this batch.
+    """
+
+    input_ids: Int[Tensor, "sequences length"]
+    attention_mask: Int[Tensor, "sequences length"]
+    position_ids: Int[Tensor, "sequences length"]
+    sequence: Int[Tensor, tokens]
+    position: Int[Tensor, tokens]
+    token: Int[Tensor, tokens]
+    example: Int[Tensor, sequences]
+    side: Int[Tensor, sequences]
+    ids: tuple[str, ...]
+    totals: Totals
+    reference: Float[Tensor, tokens] | None = None
+
+    @property
+    def token_side(self) -> Int[Tensor, tokens]:
+        """Side of every response token."""
+        return self.side[self.sequence]
+
+    def sequence_sum(self, values: Float[Tensor, tokens]) -> Float[Tensor, sequences]:
+        """Sum of a per-token quantity over each sequence's response."""
+        zeros = values.new_zeros(len(self.side))
+        return zeros.index_add(0, self.sequence, values)
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        """The same batch on another device."""
+        moved: dict[str, Any] = {
+            name: value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, torch.Tensor)
+        }
+        return replace(self, **moved)
+
+
+def collate(
+    sequences: Sequence[Encoded], pad_id: int, *,
+    example: Sequence[int] | None = None, side: Sequence[int] | None = None,
+    ids: Sequence[str] = (), totals: Totals | None = None,
+) -> TokenBatch:  # fmt: skip
+    """Pads sequences on the right and lists their response tokens.
+
+    **Arguments:**
+
+    - `sequences`: encoded prompt-response sequences.
+    - `example`, `side`: per sequence; by default each is the chosen side of its own example.
+    - `totals`: global denominators; by default this batch's own.
+    """
+    length = max(len(one.ids) for one in sequences)
+    input_ids = torch.full((len(sequences), length), pad_id, dtype=torch.long)
+    mask = torch.zeros((len(sequences), length), dtype=torch.long)
+    where, when, what = [], [], []
+    for row, one in enumerate(sequences):
+        ids_of_row = torch.tensor(one.ids, dtype=torch.long)
+        input_ids[row, : len(one.ids)] = ids_of_row
+        mask[row, : len(one.ids)] = 1
+        where.append(torch.full((one.response_length,), row, dtype=torch.long))
+        when.append(torch.arange(one.prompt_length - 1, len(one.ids) - 1))
+        what.append(ids_of_row[one.prompt_length :])
+    return TokenBatch(
+        input_ids=input_ids,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+        sequence=torch.cat(where),
+        position=torch.cat(when),
+        token=torch.cat(what),
+        example=torch.tensor(list(example or range(len(sequences))), dtype=torch.long),
+        side=torch.tensor(list(side or [CHOSEN] * len(sequences)), dtype=torch.long),
+        ids=tuple(ids),
+        totals=totals or Totals(len(sequences), sum(one.response_length for one in sequences)),
+    )
+
+
+def collate_examples(
+    examples: Sequence[EncodedExample], pad_id: int, sides: Sequence[int], totals: Totals
+) -> TokenBatch:
+    """Batch of the wanted sides of examples, chosen and rejected of one example side by side."""
+    sequences, index, side = [], [], []
+    for number, one in enumerate(examples):
+        for which in sides:
+            sequences.append(_side(one, which))
+            index.append(number)
+            side.append(which)
+    ids = [one.id for one in examples]
+    return collate(sequences, pad_id, example=index, side=side, ids=ids, totals=totals)
+
+
+def count_totals(examples: Sequence[EncodedExample], sides: Sequence[int]) -> Totals:
+    """Global denominators of one optimizer step on these examples."""
+    tokens = sum(_side(one, which).response_length for one in examples for which in sides)
+    return Totals(examples=len(examples), tokens=tokens)
+
+
+def _side(example: EncodedExample, side: int) -> Encoded:
+    encoded = example.chosen if side == CHOSEN else example.rejected
+    assert encoded is not None, "rows without a rejected answer are refused before training"
+    return encoded
+
+
+def draw(step: int, batch_size: int, rows: int, seed: int) -> list[int]:
+    """Row numbers of an optimizer step: epochs of seeded permutations, read through in order.
+
+    A pure function of its arguments, so that a resumed run needs no stored cursor to continue
+    with the batch that the undisturbed run would have seen.
+    """
+    drawn: list[int] = []
+    start = step * batch_size
+    while len(drawn) < batch_size:
+        epoch, offset = divmod(start + len(drawn), rows)
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        order = torch.randperm(rows, generator=generator).tolist()
+        drawn += order[offset : offset + batch_size - len(drawn)]
+    return drawn

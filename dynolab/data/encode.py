@@ -1,0 +1,145 @@
+"""From text to token ids: prompt and response apart, end-of-sequence always, overlong by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from dynolab.data.rows import Example
+from dynolab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Overlong = Literal["error", "drop", "truncate_left"]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of one prompt with one response; the response is `ids[prompt_length:]`."""
+
+    ids: tuple[int, ...]
+    prompt_length: int
+
+    @property
+    def response_length(self) -> int:
+        """Response tokens, end-of-sequence included."""
+        return len(self.ids) - self.prompt_length
+
+
+@dataclass(frozen=True)
+class EncodedExample:
+    """An example as training sees it: one encoded sequence per side."""
+
+    id: str
+    chosen: Encoded
+    rejected: Encoded | None
+
+
+@dataclass
+class Counts:
+    """What encoding did to the rows; logged with every stage that encodes."""
+
+    kept: int = 0
+    truncated: int = 0
+    dropped: int = 0
+    dropped_ids: list[str] = field(default_factory=list)
+
+    def as_metrics(self) -> dict[str, float]:
+        """The counts under their metric names."""
+        return {
+            "data/rows_kept": self.kept,
+            "data/rows_truncated": self.truncated,
+            "data/rows_dropped": self.dropped,
+        }
+
+
+class Encoder:
+    """Encodes prompts and responses for one model.
+
+    **Arguments:**
+
+    - `tokenizer`: prompts are encoded with its special tokens, responses without them and with
+      its end-of-sequence token appended. Both are encoded apart, so that the boundary between
+      them never depends on the response.
+    - `max_length`: the model's context in tokens.
+    - `overlong`: what happens to rows that exceed it: `error` stops, `drop` leaves them out,
+      `truncate_left` cuts the prompt's oldest tokens (a row whose response alone does not fit
+      is dropped).
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, max_length: int, overlong: Overlong
+    ) -> None:
+        if tokenizer.eos_token_id is None:
+            raise ConfigError(
+                "model.tokenizer.eos_token", None, "name an end-of-sequence token in the tokenizer"
+            )
+        self.tokenizer, self.max_length, self.overlong = tokenizer, max_length, overlong
+        self.counts = Counts()
+
+    def example(self, row: Example) -> EncodedExample | None:
+        """Both sides of an example, or None where the overlong rule drops it."""
+        texts = [row.chosen] if row.rejected is None else [row.chosen, row.rejected]
+        sides = self._sides(row.id, row.prompt, texts)
+        if sides is None:
+            return None
+        return EncodedExample(row.id, sides[0], sides[1] if row.rejected is not None else None)
+
+    def response(self, name: str, prompt: str, response: str) -> Encoded | None:
+        """One prompt with one response, or None where the overlong rule drops it."""
+        sides = self._sides(name, prompt, [response])
+        return None if sides is None else sides[0]
+
+    def examples(self, rows: Iterable[Example]) -> list[EncodedExample]:
+        """All rows that the overlong rule keeps; refuses an empty result."""
+        encoded = [one for row in rows if (one := self.example(row)) is not None]
+        if not encoded:
+            raise ConfigError(
+                "data", f"0 rows kept, {self.counts.dropped} dropped as overlong",
+                "give data with rows that fit the model's context, or set overlong: truncate_left",
+            )  # fmt: skip
+        return encoded
+
+    def _sides(self, name: str, prompt: str, responses: Sequence[str]) -> list[Encoded] | None:
+        prompt_ids = list(self.tokenizer(prompt)["input_ids"])
+        if prompt_ids and prompt_ids[-1] == self.tokenizer.eos_token_id:
+            prompt_ids = prompt_ids[:-1]  # some tokenizers close every text; the response does that
+        if not prompt_ids:
+            raise ConfigError(
+                f"prompt of row {name}", prompt, "it has no tokens; give every row a prompt"
+            )
+        tails = [
+            [*self.tokenizer(text, add_special_tokens=False)["input_ids"],
+             self.tokenizer.eos_token_id]
+            for text in responses
+        ]  # fmt: skip
+        excess = len(prompt_ids) + max(map(len, tails)) - self.max_length
+        if excess > 0:
+            kept = self._shorten(name, prompt_ids, excess)
+            if kept is None:
+                self.counts.dropped += 1
+                self.counts.dropped_ids.append(name)
+                return None
+            prompt_ids = kept
+        self.counts.kept += 1
+        return [Encoded((*prompt_ids, *tail), len(prompt_ids)) for tail in tails]
+
+    def _shorten(self, name: str, prompt_ids: list[int], excess: int) -> list[int] | None:
+        if self.overlong == "error":
+            raise ConfigError(
+                "overlong",
+                "error",
+                f"row {name} exceeds the model's context of {self.max_length} tokens by {excess}; "
+                "set overlong to drop or truncate_left, or use a model with a longer context",
+            )
+        if self.overlong == "drop":
+            return None
+        bos = self.tokenizer.bos_token_id
+        head = prompt_ids[:1] if bos is not None and prompt_ids[0] == bos else []
+        body = prompt_ids[len(head) :]
+        if excess >= len(body) and not (head and excess == len(body)):
+            return None  # the response alone does not fit
+        self.counts.truncated += 1
+        return head + body[excess:]

@@ -1,0 +1,78 @@
+"""The rows that training and probing read: one JSON object per line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dynolab.errors import ConfigError
+
+Split = Literal["train", "heldout"]
+
+
+class Row(BaseModel):
+    """Base of all rows: immutable, and strict about unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Example(Row):
+    """A prompt with its preferred answer and, for preference training, a rejected one."""
+
+    id: str
+    prompt: str
+    chosen: str
+    rejected: str | None = None
+
+
+class ProbeRow(Row):
+    """One answer of a given kind whose likelihood is watched during training."""
+
+    pair_id: str
+    split: Split
+    kind: str
+    prompt: str
+    response: str
+    made_by: str
+    flags: tuple[str, ...] = ()
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+def spaced(response: str) -> str:
+    """The response with exactly one leading space: uniform over kinds, so that none is favoured.
+
+    A kind that keeps the original leading space while another lacks it would differ in its
+    first token, whatever training did.
+    """
+    return " " + response.strip()
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> int:
+    """Writes rows as JSON lines; returns how many."""
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(row.model_dump_json() + "\n")
+            count += 1
+    return count
+
+
+def read_rows(path: Path, row_type: type[AnyRow]) -> Iterator[AnyRow]:
+    """Reads JSON lines; a bad line is named with its number and what is wrong in it."""
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield row_type.model_validate_json(line)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"]) or "the line"
+                raise ConfigError(
+                    f"{path.name} line {number}", where, f"{first['msg']}; mend this row"
+                ) from error

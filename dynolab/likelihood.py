@@ -1,0 +1,64 @@
+"""Per-token log-probabilities of responses, with the output head only where a response stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dynolab.data.batches import TokenBatch
+
+
+class ResponseLogits(nn.Module):
+    """A causal language model seen as a function from a batch to its response logits.
+
+    The transformer runs over all positions; the head, whose output is batch × length × vocabulary
+    where it is not restrained, runs only on the positions that predict a response token. The
+    logits are float32 whatever the weights are.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: TokenBatch) -> Float[Tensor, "tokens vocabulary"]:
+        """Logits that predict each response token of the batch."""
+        hidden = self.model.base_model(  # type: ignore[operator]
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            position_ids=batch.position_ids,
+            use_cache=False,
+        ).last_hidden_state
+        head = self.model.get_output_embeddings()  # type: ignore[operator]
+        logits = head(hidden[batch.sequence, batch.position])
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def token_logps(
+    logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
+) -> Float[Tensor, tokens]:
+    """`log π(y_l | x, y_<l)` of every response token, in nats."""
+    return torch.log_softmax(logits, dim=-1).gather(-1, batch.token[:, None]).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class ArgmaxView:
+    """What the model would rather have said at every position of a teacher-forced response."""
+
+    logp: Float[Tensor, tokens]
+    token: Float[Tensor, tokens]
+    outside_logmass: Float[Tensor, tokens]
+
+
+def argmax_view(logits: Float[Tensor, "tokens vocabulary"]) -> ArgmaxView:
+    """y*: the likeliest token per position, its log-probability and log of the mass outside it.
+
+    The mass outside is `log1p(−exp(logp))`, from the other classes' own logsumexp where the
+    argmax is nearly certain, so that it never becomes −inf in float32 by rounding alone.
+    """
+    normaliser = torch.logsumexp(logits, dim=-1)
+    top, token = logits.max(dim=-1)
+    rest = logits.scatter(-1, token[:, None], float("-inf"))
+    return ArgmaxView(top - normaliser, token, torch.logsumexp(rest, dim=-1) - normaliser)

@@ -1,0 +1,107 @@
+"""Settings of a training run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dynolab.data.encode import Overlong
+from dynolab.errors import ConfigError
+from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.objectives.sft import SFTConfig
+
+
+class OptimizerConfig(BaseModel):
+    """One of torch's optimizers with the settings that matter to forces."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: Literal["sgd", "adamw", "rmsprop"] = "adamw"
+    learning_rate: float = Field(2e-4, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1, description="SGD and RMSprop.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW.")
+    smoothing: float = Field(0.99, ge=0, lt=1, description="RMSprop's α.")
+    epsilon: float = Field(1e-8, gt=0, description="AdamW and RMSprop.")
+    weight_decay: float = Field(0.0, ge=0)
+
+
+class EngineConfig(BaseModel):
+    """What runs the steps: DeepSpeed ranks, or this process alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: Literal["deepspeed", "plain"] = "deepspeed"
+    ranks: int = Field(2, ge=1)
+    zero_stage: Literal[0, 1, 2, 3] = 2
+    dtype: Literal["fp32", "bf16"] = Field(
+        "fp32", description="bf16 keeps fp32 master weights and needs DeepSpeed."
+    )
+    attention: Literal["sdpa", "eager"] = "sdpa"
+
+
+class TrainConfig(BaseModel):
+    """One training stage."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    objective: ObjectiveConfig = SFTConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    engine: EngineConfig = EngineConfig()
+    steps: int = Field(60, ge=1, description="Optimizer steps.")
+    batch_size: int = Field(16, ge=1, description="Examples of one optimizer step, all ranks.")
+    micro_batch_size: int = Field(8, ge=1, description="Examples of one forward on one rank.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear learning-rate warm-up.")
+    clip_norm: float = Field(10.0, gt=0, description="Global gradient norm above which it is cut.")
+    overlong: Overlong = "error"
+    max_length: int | None = Field(None, ge=8, description="Default: the model's context.")
+    seed: int = 0
+    probe_every: int = Field(0, ge=0, description="Steps between probes; 0: none.")
+    probe_batch_tokens: int = Field(16_384, ge=1, description="Padded tokens of a probe forward.")
+    checkpoint_every: int = Field(0, ge=0, description="Steps between resume states; 0: none.")
+    record_steps: tuple[int, ...] = Field(
+        (), description="Steps whose update is recorded for force analysis, counted from 0."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> TrainConfig:
+        share, rest = divmod(self.batch_size, self.engine.ranks)
+        if rest:
+            raise ConfigError(
+                "batch_size",
+                self.batch_size,
+                f"must be a multiple of engine.ranks = {self.engine.ranks}",
+            )
+        if share % min(self.micro_batch_size, share):
+            raise ConfigError(
+                "micro_batch_size",
+                self.micro_batch_size,
+                f"must divide a rank's share of the batch, {share} examples",
+            )
+        if self.engine.kind == "plain" and self.engine.ranks != 1:
+            raise ConfigError(
+                "engine.ranks",
+                self.engine.ranks,
+                "the plain engine runs in one process; set 1, or kind: deepspeed",
+            )
+        if self.engine.kind == "plain" and self.engine.dtype != "fp32":
+            raise ConfigError(
+                "engine.dtype",
+                self.engine.dtype,
+                "the plain engine trains in fp32; set fp32, or kind: deepspeed",
+            )
+        late = [step for step in self.record_steps if not 0 <= step < self.steps]
+        if late:
+            raise ConfigError("record_steps", late, f"must lie in 0..{self.steps - 1}")
+        return self
+
+    @property
+    def micro_examples(self) -> int:
+        """Examples of one forward on one rank."""
+        return min(self.micro_batch_size, self.batch_size // self.engine.ranks)
+
+    @property
+    def accumulation(self) -> int:
+        """Forwards that make one optimizer step on one rank."""
+        return self.batch_size // self.engine.ranks // self.micro_examples
+
+    def probes_at(self, step: int) -> bool:
+        """Whether a probe is due when `step` updates have been done."""
+        return bool(self.probe_every) and (step % self.probe_every == 0 or step == self.steps)

@@ -1,0 +1,100 @@
+"""The record of one optimizer step: all that is needed to replay it and split it into forces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dynolab.data.encode import Encoded, EncodedExample
+from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.training.config import OptimizerConfig
+
+
+class StepFacts(BaseModel):
+    """Numbers of a recorded step; `step` updates had been done before it.
+
+    `clip_factor` is what the gradient was multiplied with; `learning_rate` is the rate of this
+    very step, warm-up included.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    step: int
+    learning_rate: float
+    grad_norm: float
+    clip_factor: float
+    objective: ObjectiveConfig
+    optimizer: OptimizerConfig
+
+
+class RecordedExample(BaseModel):
+    """An example of the recorded batch, as tokens, with the reference's log-probabilities."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    id: str
+    chosen: Encoded
+    rejected: Encoded | None = None
+    chosen_reference: list[float] | None = None
+    rejected_reference: list[float] | None = None
+
+    def encoded(self) -> EncodedExample:
+        """The example as batches take it."""
+        return EncodedExample(self.id, self.chosen, self.rejected)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step.
+
+    `before`, `after`: fp32 master weights by parameter name (tied weights once, under their first
+    name). `state`: the optimizer's tensors *before* the step by parameter name and torch's own
+    state name (`exp_avg`, `exp_avg_sq`, `square_avg`, `momentum_buffer`); empty before a
+    stateful optimizer's first step.
+    """
+
+    facts: StepFacts
+    examples: tuple[RecordedExample, ...]
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+    state: dict[str, dict[str, Tensor]]
+
+    def save(self, folder: Path) -> None:
+        """Writes `step.json`, `batch.jsonl` and three safetensors files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "step.json").write_text(self.facts.model_dump_json(indent=1))
+        lines = [example.model_dump_json() for example in self.examples]
+        (folder / "batch.jsonl").write_text("\n".join(lines) + "\n")
+        save_file(_contiguous(self.before), folder / "before.safetensors")
+        save_file(_contiguous(self.after), folder / "after.safetensors")
+        flat = {
+            f"{name}|{key}": tensor
+            for name, tensors in self.state.items()
+            for key, tensor in tensors.items()
+        }
+        save_file(_contiguous(flat), folder / "optimizer.safetensors")
+
+    @classmethod
+    def load(cls, folder: Path) -> StepRecord:
+        """Reads a record; tensors are on the CPU."""
+        state: dict[str, dict[str, Tensor]] = {}
+        for flat, tensor in load_file(folder / "optimizer.safetensors").items():
+            name, key = flat.rsplit("|", 1)
+            state.setdefault(name, {})[key] = tensor
+        lines = (folder / "batch.jsonl").read_text().splitlines()
+        return cls(
+            facts=StepFacts.model_validate_json((folder / "step.json").read_text()),
+            examples=tuple(RecordedExample.model_validate_json(line) for line in lines),
+            before=load_file(folder / "before.safetensors"),
+            after=load_file(folder / "after.safetensors"),
+            state=state,
+        )
+
+
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", torch.float32).clone().contiguous()
+            for name, tensor in tensors.items()}  # fmt: skip
