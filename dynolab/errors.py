@@ -64,3 +64,14 @@ def _how_it_ended(exit_code: int | None) -> str:
         except ValueError:
             return f"was killed by signal {-exit_code}"
     return f"ended with exit code {exit_code}"
+
+
+class NonFiniteLoss(DynolabError):
+    """Training diverged; carries the ids of the batch in which the loss left the numbers."""
+
+    def __init__(self, loss: float, ids: Sequence[str]) -> None:
+        super().__init__(
+            f"loss = {loss}: training diverged on the batch of rows {', '.join(ids)}; "
+            "lower optimizer.learning_rate, lengthen warmup_steps, or look at these rows"
+        )
+        self.loss, self.ids = loss, list(ids)

@@ -105,3 +105,8 @@ class TrainConfig(BaseModel):
     def probes_at(self, step: int) -> bool:
         """Whether a probe is due when `step` updates have been done."""
         return bool(self.probe_every) and (step % self.probe_every == 0 or step == self.steps)
+
+    def checkpoints_after(self, step: int) -> bool:
+        """Whether a resume state is due after the update that follows `step` others."""
+        done = step + 1
+        return self.checkpoint_every > 0 and done % self.checkpoint_every == 0 and done < self.steps

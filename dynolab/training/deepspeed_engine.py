@@ -1,0 +1,123 @@
+"""The engine on DeepSpeed ranks; the one place that knows DeepSpeed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynolab.likelihood import ResponseLogits
+from dynolab.training.config import TrainConfig
+from dynolab.training.optimizer import STATE_TENSORS, build_optimizer
+
+
+def init_ranks() -> None:
+    """Joins the process group that torchrun set up: NCCL on GPUs, gloo on CPUs."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+    import deepspeed.ops
+
+    # On CPUs init_distributed would compile a shared-memory op for minutes, and a killed build
+    # leaves a lock on which later runs hang. The op serves inference only.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
+
+
+def deepspeed_settings(config: TrainConfig) -> dict[str, Any]:
+    """DeepSpeed's own configuration for a training run."""
+    return {
+        "train_batch_size": config.batch_size,
+        "train_micro_batch_size_per_gpu": config.micro_examples,
+        "gradient_accumulation_steps": config.accumulation,
+        "gradient_clipping": config.clip_norm,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": config.engine.zero_stage},
+        "bf16": {"enabled": config.engine.dtype == "bf16"},
+        "steps_per_print": 2**31,
+    }
+
+
+class DeepSpeedEngine:
+    """ZeRO 0–3 on the ranks that torchrun started."""
+
+    def __init__(self, logits: ResponseLogits, config: TrainConfig) -> None:
+        import deepspeed
+
+        named = {name: p for name, p in logits.model.named_parameters() if p.requires_grad}
+        optimizer = build_optimizer(config.optimizer, named.values())
+        self.logits, *_ = deepspeed.initialize(
+            model=logits,
+            optimizer=optimizer,
+            model_parameters=list(named.values()),
+            config=deepspeed_settings(config),
+        )
+        self._config = config
+        self._named = named
+        # backward divides by the accumulation steps and averages over ranks; the loop's losses
+        # are shares that add up, so both are undone.
+        self._scale = config.accumulation * config.engine.ranks
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of this rank's share of the loss."""
+        self.logits.backward(loss * self._scale)
+        if not self.logits.is_gradient_accumulation_boundary():
+            self.logits.step()  # counts the micro-step; updates nothing before the boundary
+
+    def step(self, learning_rate: float) -> float:
+        """Reduces, clips, updates; returns the global gradient norm before clipping."""
+        for group in self.logits.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.logits.step()
+        return float(self.logits.get_global_grad_norm())
+
+    def master_weights(self) -> dict[str, Tensor]:
+        """The fp32 weights, gathered."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        if self._config.engine.zero_stage == 0:
+            return {n: p.detach().to("cpu", torch.float32, copy=True)
+                    for n, p in self._named.items()}  # fmt: skip
+        return {
+            name: safe_get_full_fp32_param(p).detach().to("cpu", copy=True)
+            for name, p in self._named.items()
+        }
+
+    def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        """The optimizer's tensors, gathered."""
+        if self.logits.global_steps == 0:
+            return {}
+        keys = STATE_TENSORS[self._config.optimizer.name]
+        gathered = {
+            name: {key: self._state_tensor(p, key) for key in keys}
+            for name, p in self._named.items()
+        }
+        return {
+            name: {key: tensor.detach().to("cpu", copy=True).view(self._shape(name))
+                   for key, tensor in state.items() if tensor is not None}
+            for name, state in gathered.items()
+        }  # fmt: skip
+
+    def _shape(self, name: str) -> torch.Size:
+        parameter = self._named[name]
+        return getattr(parameter, "ds_shape", parameter.shape)
+
+    def _state_tensor(self, parameter: Tensor, key: str) -> Tensor | None:
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        if key == "momentum_buffer" and self._config.optimizer.momentum == 0:
+            return None
+        if self._config.engine.zero_stage == 0:
+            return self.logits.optimizer.state[parameter][key]
+        return safe_get_full_optimizer_state(parameter, key)
+
+    def save(self, folder: Path) -> None:
+        """Writes this rank's shard in DeepSpeed's own format."""
+        self.logits.save_checkpoint(str(folder), tag="state", save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        """Reads what `save` wrote; the files' hashes were verified before they came here."""
+        self.logits.load_checkpoint(str(folder), tag="state")

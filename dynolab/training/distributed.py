@@ -1,0 +1,53 @@
+"""The few collective operations that training needs; trivial where there is one process."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+Item = TypeVar("Item")
+
+
+def rank() -> int:
+    """This process's number among the ranks; 0 where there is one process."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """How many ranks take part."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def barrier() -> None:
+    """Returns once every rank has come here."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def sum_over_ranks(values: Float[Tensor, n]) -> Float[Tensor, n]:
+    """Elementwise sum over ranks, on every rank."""
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values
+
+
+def share_lists(mine: list[Item]) -> list[Item]:
+    """Every rank's list, joined in rank order, on every rank."""
+    if not dist.is_initialized():
+        return mine
+    gathered: list[list[Item]] = [[] for _ in range(world_size())]
+    dist.all_gather_object(gathered, mine)
+    return [item for part in gathered for item in part]
+
+
+def device() -> torch.device:
+    """The accelerator of this rank, or the CPU."""
+    if torch.cuda.is_available():
+        import os
+
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")

@@ -1,0 +1,107 @@
+"""An engine holds the weights and the optimizer and makes steps; the loop tells it when."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from dynolab.likelihood import ResponseLogits
+from dynolab.training.config import TrainConfig
+from dynolab.training.optimizer import STATE_TENSORS, build_optimizer
+
+
+class Engine(Protocol):
+    """What the training loop needs of an engine. Every method is collective over the ranks."""
+
+    logits: nn.Module
+    """Forward of the policy: a batch to its response logits."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of this rank's share of the step's loss (shares add up)."""
+
+    def step(self, learning_rate: float) -> float:
+        """Clips, updates, clears the gradient; returns its global norm before clipping."""
+
+    def master_weights(self) -> dict[str, Tensor]:
+        """The fp32 weights on the CPU by parameter name, whole, on every rank."""
+
+    def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        """The optimizer's tensors by parameter and state name; empty before a first step."""
+
+    def save(self, folder: Path) -> None:
+        """Writes this rank's part of weights and optimizer state."""
+
+    def load(self, folder: Path) -> None:
+        """Reads what `save` wrote, exactly."""
+
+
+class PlainEngine:
+    """One process, torch alone: the reference that DeepSpeed's numbers are compared with."""
+
+    def __init__(self, logits: ResponseLogits, config: TrainConfig) -> None:
+        self.logits = logits
+        self._config = config
+        self._named = {name: p for name, p in logits.model.named_parameters() if p.requires_grad}
+        self._optimizer = build_optimizer(config.optimizer, self._named.values())
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of the loss."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self, learning_rate: float) -> float:
+        """Clips, updates, clears the gradient; returns its norm before clipping."""
+        norm = nn.utils.clip_grad_norm_(self._named.values(), self._config.clip_norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return norm.item()
+
+    def master_weights(self) -> dict[str, Tensor]:
+        """The weights on the CPU."""
+        return {name: p.detach().to("cpu", copy=True) for name, p in self._named.items()}
+
+    def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        """The optimizer's tensors that have the shape of their parameter."""
+        return {
+            name: {
+                key: state[key].detach().to("cpu", copy=True)
+                for key in STATE_TENSORS[self._config.optimizer.name]
+                if state.get(key) is not None
+            }
+            for name, p in self._named.items()
+            if (state := self._optimizer.state.get(p))
+        }
+
+    def save(self, folder: Path) -> None:
+        """Writes weights and optimizer state as safetensors."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(self.master_weights(), folder / "weights.safetensors")
+        states = self._optimizer.state_dict()["state"]
+        tensors = {
+            f"{index}|{key}": value
+            for index, state in states.items()
+            for key, value in state.items()
+            if value is not None
+        }
+        save_file(tensors, folder / "optimizer.safetensors")
+        (folder / "optimizer.json").write_text(json.dumps({"states": sorted(map(int, states))}))
+
+    def load(self, folder: Path) -> None:
+        """Reads what `save` wrote."""
+        weights = load_file(folder / "weights.safetensors")
+        with torch.no_grad():
+            for name, parameter in self._named.items():
+                parameter.copy_(weights[name])
+        known = json.loads((folder / "optimizer.json").read_text())["states"]
+        state: dict[int, dict[str, Tensor | None]] = {index: {} for index in known}
+        for flat, tensor in load_file(folder / "optimizer.safetensors").items():
+            index, key = flat.split("|", 1)
+            state[int(index)][key] = tensor
+        whole = self._optimizer.state_dict()
+        self._optimizer.load_state_dict({**whole, "state": state})

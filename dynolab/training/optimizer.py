@@ -1,0 +1,58 @@
+"""torch's optimizers from their settings, and the learning rate of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from dynolab.training.config import OptimizerConfig
+
+STATE_TENSORS = {
+    "sgd": ("momentum_buffer",),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "rmsprop": ("square_avg", "momentum_buffer"),
+}
+"""Which of an optimizer's state tensors have the shape of their parameter."""
+
+
+def build_optimizer(
+    config: OptimizerConfig, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The torch optimizer that a config names."""
+    if config.name == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=config.learning_rate,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+        )
+    if config.name == "adamw":
+        return torch.optim.AdamW(
+            parameters,
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.epsilon,
+            weight_decay=config.weight_decay,
+        )
+    return torch.optim.RMSprop(
+        parameters,
+        lr=config.learning_rate,
+        alpha=config.smoothing,
+        eps=config.epsilon,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+    )
+
+
+def learning_rate(config: OptimizerConfig, warmup_steps: int, step: int) -> float:
+    """Rate of the update that follows `step` others: linear warm-up, then constant."""
+    if step >= warmup_steps:
+        return config.learning_rate
+    return config.learning_rate * (step + 1) / warmup_steps
+
+
+def clip_factor(grad_norm: float, clip_norm: float) -> float:
+    """What a gradient of this global norm is multiplied with, as torch and DeepSpeed do it."""
+    return min(1.0, clip_norm / (grad_norm + 1e-6))

@@ -1,0 +1,33 @@
+"""What every training rank runs: `python -m tasks.ranks.train job.json`, started by torchrun."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from dynolab.training.job import TrainJob
+
+
+def run(job: TrainJob) -> None:
+    """Trains as one of the ranks that torchrun started, or alone for the plain engine."""
+    from dynolab.training.loop import train
+    from models.language import load_language_model, load_tokenizer
+
+    if job.config.engine.kind == "deepspeed":
+        from dynolab.training.deepspeed_engine import init_ranks
+
+        init_ranks()
+    policy = load_language_model(str(job.model), attention=job.config.engine.attention)
+    train(job, policy, load_tokenizer(str(job.model)))
+
+
+def main() -> None:
+    """Reads the job file named on the command line and runs it."""
+    from tasks.runtime.processes import die_with_parent
+
+    die_with_parent()
+    run(TrainJob.model_validate_json(Path(sys.argv[1]).read_text()))
+
+
+if __name__ == "__main__":
+    main()
