@@ -1,0 +1,78 @@
+"""A real MLflow server as its own process, on sqlite, that tests may kill and restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+START_SECONDS = 120
+
+
+class MlflowServer:
+    """One server; port, database and artifacts outlive its process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process and wait until it is healthy."""
+        environment = os.environ | {
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "DO_NOT_TRACK": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [
+            *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"),
+            *("--port", str(self.port), "--workers", "1"),
+            *("--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"),
+            *("--artifacts-destination", str(self.folder / "artifacts")),
+        ]
+        with (self.folder / "server.log").open("ab") as output:
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, (self.folder / "server.log").read_text()[-2000:]
+            try:
+                with urllib.request.urlopen(f"{self.uri}/health", timeout=2):
+                    return
+            except OSError:
+                time.sleep(0.2)
+        raise AssertionError("the MLflow server did not become healthy")
+
+    def kill(self) -> None:
+        """SIGKILL the server and its workers."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture
+def unstarted_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    server = MlflowServer(tmp_path_factory.mktemp("mlflow"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    server = MlflowServer(tmp_path_factory.mktemp("mlflow"))
+    server.start()
+    yield server
+    server.kill()
