@@ -1,0 +1,162 @@
+"""A claim says that somebody computes a stage key right now, so that others wait.
+
+Claims save work; they are not what makes results right. Should two holders ever compute the same
+key (one was suspended for a minute, say), the create-only COMMITTED decides between them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from uuid import uuid4
+
+from dynolab.errors import StoreError
+from dynolab.store.filesystem import Files
+
+log = logging.getLogger(__name__)
+
+RENEW_SECONDS = 5.0
+STALE_SECONDS = 60.0
+
+
+class Claim:
+    """One contender for the claim at `path`; a context manager that releases what it holds.
+
+    A claim is stale once its content has not changed for STALE_SECONDS of this process's own
+    clock (machines' clocks differ), or at once where its holder ran on this machine and is dead.
+    """
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files, self._path = files, path
+        self._owner, self._renewals = uuid4().hex, 0
+        self._seen: tuple[bytes, float] | None = None
+        self._released = threading.Event()
+        self._renewer: threading.Thread | None = None
+
+    def try_acquire(self) -> bool:
+        """Take the claim if nobody alive holds it; False means: ask again in a while."""
+        try:
+            self._files.create(self._path, self._content())
+        except FileExistsError:
+            self._remove_if_stale()
+            return False
+        self._renewer = threading.Thread(target=self._renew, name="claim", daemon=True)
+        self._renewer.start()
+        return True
+
+    def holder(self) -> str:
+        """Who computes, in words; empty if nobody does."""
+        told = _parsed(self._read())
+        return f"process {told.get('pid')} on {told.get('host')}" if told else ""
+
+    def release(self) -> None:
+        """Let others have it. A store that is out of reach leaves a claim that turns stale."""
+        self._released.set()
+        if self._renewer is None:
+            return
+        self._renewer.join()
+        self._renewer = None
+        try:
+            if self._is_ours():
+                self._files.remove(self._path)
+        except StoreError as error:
+            log.warning("the claim could not be released: %s", error)
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def _content(self) -> bytes:
+        pid = os.getpid()
+        told = {
+            "owner": self._owner,
+            "renewals": self._renewals,
+            "host": socket.gethostname(),
+            "machine": _machine(),
+            "pid": pid,
+            "started": _start_time(pid),
+        }
+        return json.dumps(told).encode()
+
+    def _renew(self) -> None:
+        while not self._released.wait(RENEW_SECONDS):
+            try:
+                if not self._is_ours():
+                    log.warning("another run took over the claim %s", self._path)
+                    return
+                self._renewals += 1
+                self._files.replace(self._path, self._content())
+            except StoreError as error:
+                log.warning("the claim could not be renewed: %s", error)
+
+    def _remove_if_stale(self) -> None:
+        content, now = self._read(), time.monotonic()
+        if content is None:
+            return
+        if self._seen is None or self._seen[0] != content:
+            self._seen = (content, now)
+        if now - self._seen[1] >= STALE_SECONDS or _is_dead(_parsed(content)):
+            log.warning("%s no longer computes: its claim is removed", self.holder() or "a run")
+            self._files.remove(self._path)
+
+    def _is_ours(self) -> bool:
+        return _parsed(self._read()).get("owner") == self._owner
+
+    def _read(self) -> bytes | None:
+        try:
+            return self._files.read(self._path)
+        except FileNotFoundError:
+            return None
+
+
+def _parsed(content: bytes | None) -> dict[str, object]:
+    try:
+        told = json.loads(content or b"{}")
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _is_dead(told: dict[str, object]) -> bool:
+    """Whether the holder is known to be dead; only its own machine can know."""
+    pid, machine = told.get("pid"), _machine()
+    if machine is None or told.get("machine") != machine or not isinstance(pid, int) or pid < 1:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return told.get("started") != _start_time(pid)
+
+
+def _machine() -> str | None:
+    """This boot of this kernel and this process namespace: within it a pid means one process."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return None
+
+
+def _start_time(pid: int) -> str | None:
+    """Start time in clock ticks since boot, field 22 of proc(5) stat; None for a dead process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,109 @@
+"""The commit protocol: files, then their manifest, then the marker that makes them count.
+
+A folder is believed only where COMMITTED names an attempt whose manifest has the hash that
+COMMITTED gives, speaks of the very stage and key it lies under, and whose files are all there
+at their sizes. Whatever else lies in the store, a writer was killed or somebody else wrote it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from dynolab.errors import StoreError
+from dynolab.store.filesystem import Files
+from dynolab.store.manifest import MANIFEST, MARKER, FileEntry, Manifest, Marker, hash_bytes, inside
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A believed attempt: its folder in the store and its manifest."""
+
+    folder: str
+    manifest: Manifest
+
+
+def new_attempt() -> str:
+    """Name of a folder that nobody else writes to."""
+    return f"attempt-{uuid4().hex}"
+
+
+def commit(
+    files: Files, place: str, source: Path, manifest: Manifest, *, replace: bool = False
+) -> Committed:
+    """Store the files of a local folder under `place` and make them count.
+
+    **Arguments:** `manifest` tells everything but the files; `replace` overrides what is already
+    committed there.
+
+    **Returns** what counts afterwards: where another attempt was committed first, that one.
+    """
+    attempt = new_attempt()
+    folder = f"{place}/{attempt}"
+    entries = _upload(files, source, folder)
+    manifest = manifest.model_copy(update={"files": entries})
+    if files.sizes(folder) != manifest.sizes:
+        raise StoreError(f"{files.address(folder)} does not hold what was sent to it")
+    content = manifest.to_bytes()
+    files.create(f"{folder}/{MANIFEST}", content)
+    marker = Marker(attempt=attempt, manifest_sha256=hash_bytes(content))
+    path, data = f"{place}/{MARKER}", marker.model_dump_json().encode()
+    if replace:
+        files.replace(path, data)
+        return Committed(folder, manifest)
+    try:
+        files.create(path, data)
+    except FileExistsError:
+        winner = committed(files, place, manifest.stage, manifest.key)
+        if winner is not None:
+            files.remove_folder(folder)
+            return winner
+        log.warning("%s: the marker is torn or foreign and is replaced", files.address(path))
+        files.replace(path, data)
+    return Committed(folder, manifest)
+
+
+def committed(files: Files, place: str, stage: str, key: str) -> Committed | None:
+    """What counts under `place`, or None; reads no file but marker and manifest."""
+    try:
+        return _believed(files, place, stage, key)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:  # pydantic's ValidationError is one
+        log.warning("%s counts as not committed: %s", files.address(place), error)
+        return None
+
+
+def _believed(files: Files, place: str, stage: str, key: str) -> Committed:
+    marker = Marker.model_validate_json(files.read(f"{place}/{MARKER}"))
+    folder = f"{place}/{marker.attempt}"
+    content = files.read(f"{folder}/{MANIFEST}")
+    if hash_bytes(content) != marker.manifest_sha256:
+        raise ValueError("its manifest is not the one that was committed")
+    manifest = Manifest.model_validate_json(content)
+    if (manifest.stage, manifest.key) != (stage, key):
+        raise ValueError(f"it belongs to {manifest.stage} {manifest.key}")
+    present = files.sizes(folder)
+    if any(present.get(path) != size for path, size in manifest.sizes.items()):
+        raise ValueError("files are missing or have other sizes")
+    return Committed(folder, manifest)
+
+
+def _upload(files: Files, source: Path, folder: str) -> dict[str, FileEntry]:
+    entries = {}
+    for path in sorted(source.rglob("*")):
+        if path.is_dir() and not path.is_symlink():
+            continue
+        name = path.relative_to(source).as_posix()
+        try:
+            inside(name)
+        except ValueError as error:
+            raise StoreError(f"{path}: {error}") from error
+        if name == MANIFEST or path.is_symlink() or not path.is_file():
+            raise StoreError(f"{path}: only plain files not named {MANIFEST} can be committed")
+        entries[name] = files.upload(path, f"{folder}/{name}")
+    return entries

@@ -1,0 +1,236 @@
+"""The few file operations that the store is built on, for local folders and for S3."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import fsspec
+
+from dynolab.errors import ConfigError, DynolabError, StoreError
+from dynolab.store.manifest import FileEntry, hash_file
+
+# Every part that is sent carries its sha256 in the signature, so the server verifies what it
+# stores; the newer CRC trailers are asked for only where an operation requires them, because
+# several S3-compatible servers refuse them.
+S3_CLIENT = {
+    "request_checksum_calculation": "when_required",
+    "response_checksum_validation": "when_required",
+    "s3": {"payload_signing_enabled": True},
+    "connect_timeout": 10,
+}
+
+
+class Files:
+    """Files under one root, by relative path.
+
+    `create` never overwrites and nobody ever sees part of what it writes; both hold on S3
+    (`If-None-Match`) and on local disks (a hard link onto the final name). Anything that goes
+    wrong is a StoreError, save a missing or an already existing file where the caller asks.
+    """
+
+    def __init__(self, url: str, endpoint: str | None = None) -> None:
+        self.url, self.endpoint = url.rstrip("/"), endpoint
+        scheme, _, path = self.url.partition("://")
+        self.is_local = scheme == "file"
+        if scheme not in ("file", "s3") or not path.strip("/"):
+            raise ConfigError(
+                "DYNOLAB_STORE", url, "use file:///absolute/folder or s3://bucket/prefix"
+            )
+        if self.is_local and not path.startswith("/"):
+            raise ConfigError("DYNOLAB_STORE", url, "a file:// store needs an absolute folder")
+        # A listing that is kept would hide what other processes commit.
+        options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+        if not self.is_local:
+            options |= {"endpoint_url": endpoint, "config_kwargs": S3_CLIENT}
+        try:
+            self._fs = fsspec.filesystem(scheme, **options)
+        except ImportError as error:
+            remedy = f"install what its kind needs: pip install 'dynolab[platform]' ({error})"
+            raise ConfigError("DYNOLAB_STORE", url, remedy) from error
+        self._root = os.path.normpath(path) if self.is_local else path
+
+    def address(self, path: str) -> str:
+        """Full URL of a path of this store."""
+        return f"{self.url}/{path}"
+
+    def local(self, path: str) -> Path | None:
+        """Where the path lies on this machine's disks, if it does."""
+        return Path(self._root, path) if self.is_local else None
+
+    def read(self, path: str) -> bytes:
+        """Whole content of a small file; FileNotFoundError if there is none."""
+        with self._explained("read", path):
+            return bytes(self._fs.cat_file(self._at(path)))
+
+    def create(self, path: str, data: bytes) -> None:
+        """Write a file that must not exist; FileExistsError if it does, with other content."""
+        try:
+            with self._explained("create", path):
+                if self.is_local:
+                    with _durable_file(Path(self._root, path), data) as written:
+                        os.link(written, Path(self._root, path))
+                else:
+                    self._fs.pipe_file(self._at(path), data, mode="create")
+        except (FileExistsError, StoreError) as error:
+            if isinstance(error, StoreError) and not isinstance(error.__cause__, OSError):
+                raise  # no answer at all
+            # A repeated request may meet the object that its own first try left, and not every
+            # server words the refusal alike: what is there now decides.
+            with suppress(FileNotFoundError, StoreError):
+                if self.read(path) == data:
+                    return
+                raise FileExistsError(self.address(path)) from error
+            raise StoreError(str(error)) from error
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Write a file whether or not it exists; readers see the old or the new content."""
+        with self._explained("write", path):
+            if self.is_local:
+                with _durable_file(Path(self._root, path), data) as written:
+                    written.replace(Path(self._root, path))
+            else:
+                self._fs.pipe_file(self._at(path), data)
+
+    def upload(self, source: Path, path: str) -> FileEntry:
+        """Copy a local file into the store; size and hash of what was sent."""
+        with self._explained("write", path):
+            if self.is_local:
+                return _copy_durably(source, Path(self._root, path))
+            entry = hash_file(source)
+            self._fs.put_file(str(source), self._at(path))
+            return entry
+
+    def download(self, path: str, target: Path) -> None:
+        """Copy a file of the store to a local path; FileNotFoundError if there is none."""
+        with self._explained("read", path):
+            self._fs.get_file(self._at(path), str(target))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of every file below a folder, by path relative to it; {} without the folder."""
+        start = self._at(folder)
+        try:
+            with self._explained("list", folder):
+                found = self._fs.find(start, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {path.removeprefix(start + "/"): int(info["size"]) for path, info in found.items()}
+
+    def children(self, folder: str) -> list[str]:
+        """Names directly inside a folder; [] without the folder."""
+        try:
+            with self._explained("list", folder):
+                return [
+                    path.rstrip("/").rpartition("/")[2]
+                    for path in self._fs.ls(self._at(folder), detail=False)
+                ]
+        except FileNotFoundError:
+            return []
+
+    def remove(self, path: str) -> None:
+        """Delete a file if it is there."""
+        with suppress(FileNotFoundError), self._explained("delete", path):
+            self._fs.rm_file(self._at(path))
+
+    def remove_folder(self, folder: str) -> None:
+        """Delete a folder with all that is below it, if it is there."""
+        with suppress(FileNotFoundError), self._explained("delete", folder):
+            self._fs.rm(self._at(folder), recursive=True)
+
+    def check_writable(self) -> None:
+        """Prove that files can be created once, read and deleted, else say what to change.
+
+        Raises ConfigError naming DYNOLAB_STORE, DYNOLAB_STORE_ENDPOINT or AWS_ACCESS_KEY_ID.
+        """
+        probe, content = f"probe-{uuid4().hex}", uuid4().bytes
+        try:
+            self.create(probe, content)
+            with suppress(FileExistsError):
+                self.create(probe, content + b"again")
+                raise ConfigError(
+                    "DYNOLAB_STORE", self.url, "its server overwrites instead of creating once"
+                )
+            self.remove(probe)
+        except StoreError as error:
+            raise self._diagnosis(error) from error
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    @contextmanager
+    def _explained(self, doing: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, FileExistsError) as error:
+            if doing == "write" or (doing == "create" and isinstance(error, FileNotFoundError)):
+                raise StoreError(f"cannot {doing} {self.address(path)}: {error}") from error
+            raise
+        except DynolabError:
+            raise
+        except Exception as error:  # each kind of store has errors of its own
+            reason = f"{type(error).__name__}: {error}"
+            raise StoreError(f"cannot {doing} {self.address(path)}: {reason}") from error
+
+    def _diagnosis(self, error: StoreError) -> ConfigError:
+        cause: BaseException = error
+        while isinstance(cause, StoreError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        kind, reason = type(cause).__name__, str(cause)
+        if self.is_local:
+            remedy = f"name a folder that this user can write to ({kind}: {reason})"
+            return ConfigError("DYNOLAB_STORE", self.url, remedy)
+        if isinstance(cause, PermissionError) or "Credentials" in kind:
+            remedy = (
+                "the object store refuses these credentials: set AWS_ACCESS_KEY_ID and "
+                f"AWS_SECRET_ACCESS_KEY to ones that may write {self.url} ({reason})"
+            )
+            return ConfigError("AWS_ACCESS_KEY_ID", os.environ.get("AWS_ACCESS_KEY_ID"), remedy)
+        if isinstance(cause, FileNotFoundError):
+            bucket = self._root.partition("/")[0]
+            remedy = f"create the bucket {bucket!r} or name one that exists ({reason})"
+            return ConfigError("DYNOLAB_STORE", self.url, remedy)
+        remedy = f"start the object store there or correct the address ({kind}: {reason})"
+        return ConfigError("DYNOLAB_STORE_ENDPOINT", self.endpoint, remedy)
+
+
+@contextmanager
+def _durable_file(final: Path, data: bytes) -> Iterator[Path]:
+    """A synced temporary file beside its final name; the final folder is synced afterwards."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temporary = final.with_name(f".{uuid4().hex}.part")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(final.parent)
+
+
+def _copy_durably(source: Path, target: Path) -> FileEntry:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sha, size = hashlib.sha256(), 0
+    with source.open("rb") as reader, target.open("xb") as writer:
+        while block := reader.read(2**20):
+            writer.write(block)
+            sha.update(block)
+            size += len(block)
+        writer.flush()
+        os.fsync(writer.fileno())
+    _sync_folder(target.parent)
+    return FileEntry(size=size, sha256=sha.hexdigest())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,89 @@
+"""What a committed folder says of itself: its files with their hashes, and where they came from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
+
+MANIFEST = "manifest.json"
+MARKER = "COMMITTED"
+
+Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\Z")]
+
+
+def inside(path: str) -> str:
+    """The relative POSIX path itself; ValueError where it climbs out of its folder."""
+    if "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+        raise ValueError(f"{path!r} is not a plain relative path")
+    return path
+
+
+class FileEntry(BaseModel):
+    """Size in bytes and content hash of one file."""
+
+    model_config = ConfigDict(frozen=True)
+
+    size: NonNegativeInt
+    sha256: Sha256
+
+
+class Manifest(BaseModel):
+    """The record of one commit. Git revision and library versions are told, not keyed on."""
+
+    # JSON has no NaN: as strings they come back as the floats that they were.
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+    stage: str
+    key: Sha256
+    version: int
+    files: dict[Annotated[str, AfterValidator(inside)], FileEntry] = {}
+    parents: dict[str, Sha256] = {}
+    config: dict[str, JsonValue] = {}
+    metrics: dict[str, float] = {}
+    step: int | None = None
+    world_size: int | None = None
+    zero_stage: int | None = None
+    extra: dict[str, JsonValue] = {}
+    libraries: dict[str, str] = {}
+    git_revision: str | None = None
+    mlflow_run_id: str | None = None
+    created: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def digest(self) -> str:
+        """Content digest: sha256 over the sorted (path, size, sha256) and nothing else."""
+        rows = sorted((path, entry.size, entry.sha256) for path, entry in self.files.items())
+        return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every file by path."""
+        return {path: entry.size for path, entry in self.files.items()}
+
+    def to_bytes(self) -> bytes:
+        """The manifest as it is stored."""
+        return self.model_dump_json(indent=2).encode()
+
+
+class Marker(BaseModel):
+    """Content of COMMITTED: which attempt counts, and the hash of its manifest."""
+
+    attempt: Annotated[str, Field(pattern=r"\Aattempt-[0-9a-f]{32}\Z")]
+    manifest_sha256: Sha256
+
+
+def hash_bytes(data: bytes) -> str:
+    """Sha256 in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def hash_file(path: Path) -> FileEntry:
+    """Size and sha256 of the bytes that are in the file now."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileEntry(size=file.tell(), sha256=digest)

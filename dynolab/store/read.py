@@ -1,0 +1,95 @@
+"""Verified local folders of committed files."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+from dynolab.errors import CorruptData, StoreError
+from dynolab.store.commit import Committed
+from dynolab.store.filesystem import Files
+from dynolab.store.manifest import MANIFEST, FileEntry, hash_file
+
+_Stamp = tuple[int, int, int, int]
+
+
+class Reader:
+    """Gives local folders whose every file has the hash of its manifest.
+
+    A local store is read in place, a remote one through copies under `cache`. A file is hashed
+    once per process, and again whenever its size or times have moved since.
+    """
+
+    def __init__(self, files: Files, cache: Path) -> None:
+        self._files, self._cache = files, cache
+        self._verified: dict[Path, tuple[_Stamp, str]] = {}
+
+    def folder(self, source: Committed, subfolder: str | None = None) -> Path:
+        """The committed folder, or one folder inside it, on this machine's disks.
+
+        Raises CorruptData where bytes differ from the manifest, or files lie beside those it
+        names; StoreError where the result has no such folder.
+        """
+        prefix = f"{subfolder.strip('/')}/" if subfolder else ""
+        wanted = {p: e for p, e in source.manifest.files.items() if p.startswith(prefix)}
+        if prefix and not wanted:
+            there = ", ".join(sorted({path.partition("/")[0] for path in source.manifest.files}))
+            address = self._files.address(source.folder)
+            raise StoreError(f"{address} holds no folder {subfolder!r}; it holds: {there}")
+        in_place = self._files.local(source.folder)
+        root = in_place or self._cache / source.folder
+        for path, entry in wanted.items():
+            if self._holds(root / path, entry):
+                continue
+            if in_place:
+                raise CorruptData(self._changed(source, path))
+            self._fetch(source, path, entry, root / path)
+        if not in_place:
+            root.mkdir(parents=True, exist_ok=True)
+            (root / MANIFEST).write_bytes(source.manifest.to_bytes())
+        folder = root / prefix
+        _refuse_strangers(folder, {root / path for path in wanted} | {root / MANIFEST})
+        return folder
+
+    def _fetch(self, source: Committed, path: str, entry: FileEntry, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        parts = self._cache / "parts"
+        parts.mkdir(parents=True, exist_ok=True)
+        part = parts / uuid4().hex
+        try:
+            for _ in range(2):  # the first mismatch may be the network's
+                with suppress(FileNotFoundError):
+                    self._files.download(f"{source.folder}/{path}", part)
+                    if hash_file(part) == entry:
+                        part.replace(target)
+                        return
+            raise CorruptData(self._changed(source, path))
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _holds(self, path: Path, entry: FileEntry) -> bool:
+        try:
+            stat = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        stamp = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        if self._verified.get(path) == (stamp, entry.sha256):
+            return True
+        if stat.st_size != entry.size or hash_file(path) != entry:
+            return False
+        self._verified[path] = (stamp, entry.sha256)
+        return True
+
+    def _changed(self, source: Committed, path: str) -> str:
+        return (
+            f"{self._files.address(source.folder)}/{path} is missing or no longer has the bytes "
+            f"that were committed; compute stage {source.manifest.stage!r} again with --fresh"
+        )
+
+
+def _refuse_strangers(folder: Path, known: set[Path]) -> None:
+    """A file that the manifest does not name could be loaded as if it had been verified."""
+    for path in folder.rglob("*"):
+        if (path.is_symlink() or not path.is_dir()) and path not in known:
+            raise CorruptData(f"{path} was not committed with its folder; delete it")

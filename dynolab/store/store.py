@@ -1,0 +1,127 @@
+"""The object store as the rest of the house sees it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from dynolab.errors import CorruptData, StoreError
+from dynolab.store.claim import Claim
+from dynolab.store.commit import Committed, commit, committed
+from dynolab.store.filesystem import Files
+from dynolab.store.manifest import MANIFEST, Manifest
+from dynolab.store.read import Reader
+from dynolab.store.resume import clear_resume, commit_resume, newest_resume
+
+log = logging.getLogger(__name__)
+
+_STAGE = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_KEY = re.compile(r"[0-9a-f]{64}")
+_ATTEMPT = re.compile(r"stages/[a-z0-9][a-z0-9_-]*/[0-9a-f]{64}/attempt-[0-9a-f]{32}")
+
+
+class Store:
+    """Committed results of stages, under one URL.
+
+    **Arguments:**
+
+    - `url`: `file:///absolute/folder` or `s3://bucket/prefix` (credentials from AWS_*).
+    - `cache`: local folder for verified copies of a remote store's files.
+    - `endpoint`: address of an S3 server other than Amazon's.
+
+    Raises ConfigError for a URL that cannot be one; StoreError and CorruptData (dynolab.errors)
+    where the store cannot be reached or holds other bytes than were committed.
+    """
+
+    def __init__(self, url: str, *, cache: Path, endpoint: str | None = None) -> None:
+        self.files = Files(url, endpoint)
+        self.reader = Reader(self.files, cache)
+        self._proved_writable = False
+
+    def check_writable(self) -> None:
+        """Prove once per process that results can be committed.
+
+        Raises ConfigError naming field, value and remedy.
+        """
+        if not self._proved_writable:
+            self.files.check_writable()
+            self._proved_writable = True
+
+    def place(self, stage: str, key: str) -> Place:
+        """Where the stage of that name keeps everything of one stage key."""
+        if not _STAGE.fullmatch(stage) or not _KEY.fullmatch(key):
+            raise ValueError(f"not a stage name and key: {stage!r}, {key!r}")
+        return Place(self, stage, key)
+
+    def manifest(self, address: str, digest: str) -> Manifest:
+        """The manifest at a result's address, which must have that content digest."""
+        return self._result(address, digest).manifest
+
+    def folder(self, address: str, digest: str, subfolder: str | None = None) -> Path:
+        """Verified local folder of a result's files, or of one folder among them."""
+        return self.reader.folder(self._result(address, digest), subfolder)
+
+    def _result(self, address: str, digest: str) -> Committed:
+        path = address.removeprefix(self.files.url + "/")
+        if not _ATTEMPT.fullmatch(path):
+            raise StoreError(f"{address} is no result of the store {self.files.url}")
+        try:
+            manifest = Manifest.model_validate_json(self.files.read(f"{path}/{MANIFEST}"))
+        except (FileNotFoundError, ValidationError) as error:
+            raise CorruptData(f"{address} has lost its manifest: {error}") from error
+        if manifest.digest != digest:
+            raise CorruptData(f"{address} has content {manifest.digest}, not {digest}")
+        return Committed(path, manifest)
+
+
+class Place:
+    """Everything of one stage key: the result, resume states, the claim, logs."""
+
+    def __init__(self, store: Store, stage: str, key: str) -> None:
+        self._store, self._files = store, store.files
+        self.stage, self.key = stage, key
+        self.path = f"stages/{stage}/{key}"
+
+    def address(self, result: Committed) -> str:
+        """Full URL of a result's folder."""
+        return self._files.address(result.folder)
+
+    def committed(self) -> Committed | None:
+        """The result that counts, or None; torn and foreign content is None."""
+        return committed(self._files, self.path, self.stage, self.key)
+
+    def commit(self, source: Path, manifest: Manifest, *, replace: bool = False) -> Committed:
+        """Commit a local folder as the result; returns the result that counts afterwards.
+
+        `replace` overrides an earlier result; without it the first commit wins.
+        """
+        return commit(self._files, self.path, source, manifest, replace=replace)
+
+    def commit_resume(self, step: int, source: Path, manifest: Manifest) -> None:
+        """Commit a resume state and prune to the newest two."""
+        commit_resume(self._files, self.path, step, source, manifest)
+
+    def newest_resume(self) -> tuple[int, Path] | None:
+        """Step and verified local folder of the newest intact resume state."""
+        return newest_resume(self._files, self._store.reader, self.path, self.stage, self.key)
+
+    def clear_resume(self) -> None:
+        """Forget all resume states."""
+        clear_resume(self._files, self.path)
+
+    def claim(self) -> Claim:
+        """A contender for computing this key."""
+        return Claim(self._files, f"{self.path}/CLAIM")
+
+    def upload_logs(self, attempt: str, source: Path) -> None:
+        """Keep an attempt's logs. Logs are no reason to fail: what cannot be kept is reported."""
+        for path in sorted(source.rglob("*")):
+            if path.is_file():
+                name = path.relative_to(source).as_posix()
+                try:
+                    self._files.upload(path, f"{self.path}/logs/{attempt}/{name}")
+                except StoreError as error:
+                    log.warning("a log was not kept: %s", error)

@@ -1,0 +1,82 @@
+"""Stage keys: what a stage computes, as a hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Mapping
+from datetime import date
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+from pydantic import BaseModel
+
+from dynolab.errors import ConfigError
+
+
+def canonical(value: object, field: str = "config") -> Any:
+    """The one JSON value that stands for a config value in every process.
+
+    Sub-models give the fields of their own class, whatever the field was declared as; sets are
+    sorted. Raises ConfigError naming the field for what JSON cannot tell apart or hold.
+    """
+    if isinstance(value, BaseModel):
+        fields = {name: getattr(value, name) for name in type(value).model_fields}
+        return canonical(fields | (value.model_extra or {}), field)
+    if isinstance(value, Enum):
+        return canonical(value.value, field)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ConfigError(field, value, "give a finite number (null where there is none)")
+        return value
+    if isinstance(value, PurePath):
+        return value.as_posix()
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return {name: canonical(value[name], f"{field}.{name}") for name in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [canonical(item, f"{field}.{i}") for i, item in enumerate(value)]
+    if isinstance(value, set | frozenset):
+        return sorted((canonical(item, field) for item in value), key=_dump)
+    raise ConfigError(field, value, f"a {type(value).__name__} cannot be part of a stage's key")
+
+
+def stage_key(
+    name: str,
+    version: int,
+    config: BaseModel,
+    operational: Collection[str],
+    inputs: Mapping[str, str],
+) -> str:
+    """Sha256 of the canonical JSON of all that decides a stage's result.
+
+    **Arguments:** `operational` are dotted config fields that do not (addresses, timeouts,
+    logging); `inputs` are content digests by input name.
+    """
+    document = canonical(config)
+    for dotted in operational:
+        if dotted.partition(".")[0] not in document:
+            known = ", ".join(sorted(document))
+            raise ConfigError("operational", dotted, f"names no field; there are: {known}")
+        _drop(document, dotted)
+    decides = {"stage": name, "version": version, "config": document, "inputs": dict(inputs)}
+    return hashlib.sha256(_dump(decides).encode()).hexdigest()
+
+
+def _drop(document: dict[str, Any], dotted: str) -> None:
+    *parents, leaf = dotted.split(".")
+    for name in parents:
+        inner = document.get(name)
+        if not isinstance(inner, dict):  # an optional part that is absent
+            return
+        document = inner
+    document.pop(leaf, None)
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

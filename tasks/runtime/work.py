@@ -1,0 +1,125 @@
+"""What a stage's body is given to work with, and what a stage gives to the next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from dynolab.errors import StoreError
+from dynolab.store import Committed, Manifest, Place, Store, git_revision, library_versions
+from tasks.runtime.keys import canonical
+
+if TYPE_CHECKING:
+    from tasks.runtime.progress import Progress
+    from tasks.runtime.tracking import RunTracker
+
+log = logging.getLogger(__name__)
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+class StageResult(BaseModel):
+    """Where a stage's result lies and what is in it: an address, a digest, a few numbers."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+    stage: str
+    key: str
+    address: str
+    digest: str
+    metrics: dict[str, float]
+    mlflow_run_id: str | None
+    cached: bool
+
+    @classmethod
+    def of(cls, place: Place, result: Committed, *, cached: bool) -> StageResult:
+        """The result that was committed at a place of the store."""
+        manifest = result.manifest
+        return cls(
+            stage=place.stage,
+            key=place.key,
+            address=place.address(result),
+            digest=manifest.digest,
+            metrics=manifest.metrics,
+            mlflow_run_id=manifest.mlflow_run_id,
+            cached=cached,
+        )
+
+
+class Work(Generic[Config]):
+    """One attempt at a stage.
+
+    The body reads `config` and `input_folder`, writes its result under `output` and its logs
+    under `logs`, reports to `tracker` and `progress`, and keeps resume states. What it knows of
+    the run's shape it leaves in `step`, `world_size` and `zero_stage` for the manifest.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        inputs: Mapping[str, StageResult],
+        *,
+        version: int,
+        scratch: Path,
+        store: Store,
+        place: Place,
+        tracker: RunTracker,
+        progress: Progress,
+    ) -> None:
+        self.config, self.inputs = config, inputs
+        self.tracker, self.progress = tracker, progress
+        self.scratch, self.output, self.logs = scratch, scratch / "output", scratch / "logs"
+        self.step: int | None = None
+        self.world_size: int | None = None
+        self.zero_stage: int | None = None
+        self._version, self._store, self._place = version, store, place
+        self.output.mkdir(parents=True)
+        self.logs.mkdir()
+
+    def input_folder(self, name: str, subfolder: str | None = None) -> Path:
+        """Verified local folder of an input's files, for reading only.
+
+        Raises CorruptData where they are no longer what was committed.
+        """
+        source = self.inputs[name]
+        return self._store.folder(source.address, source.digest, subfolder)
+
+    def commit_resume(self, step: int, folder: Path, extra: dict[str, Any]) -> None:
+        """Commit the state after `step` optimizer steps; the newest two are kept.
+
+        `extra` (data cursor and the like) goes into the state's `manifest.json`. A store that is
+        out of reach costs this state, not the training.
+        """
+        manifest = self.manifest({}).model_copy(update={"extra": canonical(extra, "extra")})
+        try:
+            self._place.commit_resume(step, folder, manifest)
+        except StoreError as error:
+            log.warning("training goes on without a resume state of step %d: %s", step, error)
+
+    def newest_resume(self) -> tuple[int, Path] | None:
+        """Step and verified folder of the newest intact resume state, for reading only.
+
+        Its `manifest.json` lies in the folder.
+        """
+        return self._place.newest_resume()
+
+    def manifest(self, metrics: dict[str, float]) -> Manifest:
+        """All that is known of this attempt but its files."""
+        return Manifest(
+            stage=self._place.stage,
+            key=self._place.key,
+            version=self._version,
+            parents={name: source.digest for name, source in self.inputs.items()},
+            config=canonical(self.config),
+            metrics=metrics,
+            step=self.step,
+            world_size=self.world_size,
+            zero_stage=self.zero_stage,
+            libraries=library_versions(),
+            git_revision=git_revision(),
+            mlflow_run_id=self.tracker.run_id,
+        )
