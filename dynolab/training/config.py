@@ -87,6 +87,12 @@ class TrainConfig(BaseModel):
                 self.engine.dtype,
                 "the plain engine trains in fp32; set fp32, or kind: deepspeed",
             )
+        if self.engine.dtype == "bf16" and self.engine.zero_stage == 0:
+            raise ConfigError(
+                "engine.zero_stage",
+                0,
+                "bf16 keeps fp32 master weights in ZeRO's optimizer; set 1, 2 or 3",
+            )
         late = [step for step in self.record_steps if not 0 <= step < self.steps]
         if late:
             raise ConfigError("record_steps", late, f"must lie in 0..{self.steps - 1}")

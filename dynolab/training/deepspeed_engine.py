@@ -71,8 +71,15 @@ class DeepSpeedEngine:
         """Reduces, clips, updates; returns the global gradient norm before clipping."""
         for group in self.logits.optimizer.param_groups:
             group["lr"] = learning_rate
+        # Without ZeRO DeepSpeed clips by torch's own function and keeps no norm.
+        plain = self._config.engine.zero_stage == 0
+        norm = self._reduced_norm() if plain else None
         self.logits.step()
-        return float(self.logits.get_global_grad_norm())
+        return norm if norm is not None else float(self.logits.get_global_grad_norm())
+
+    def _reduced_norm(self) -> float:
+        gradients = [p.grad for p in self._named.values() if p.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients).item()
 
     def master_weights(self) -> dict[str, Tensor]:
         """The fp32 weights, gathered."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -35,13 +35,13 @@ def sum_over_ranks(values: Float[Tensor, n]) -> Float[Tensor, n]:
     return values
 
 
-def share_lists(mine: list[Item]) -> list[Item]:
-    """Every rank's list, joined in rank order, on every rank."""
+def gather(mine: Item) -> list[Item]:
+    """Every rank's item, in rank order, on every rank."""
     if not dist.is_initialized():
-        return mine
-    gathered: list[list[Item]] = [[] for _ in range(world_size())]
+        return [mine]
+    gathered: list[Item | None] = [None] * world_size()
     dist.all_gather_object(gathered, mine)
-    return [item for part in gathered for item in part]
+    return cast(list[Item], gathered)
 
 
 def device() -> torch.device:

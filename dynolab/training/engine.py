@@ -18,8 +18,9 @@ from dynolab.training.optimizer import STATE_TENSORS, build_optimizer
 class Engine(Protocol):
     """What the training loop needs of an engine. Every method is collective over the ranks."""
 
-    logits: nn.Module
-    """Forward of the policy: a batch to its response logits."""
+    @property
+    def logits(self) -> nn.Module:
+        """Forward of the policy: a batch to its response logits."""
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of this rank's share of the step's loss (shares add up)."""

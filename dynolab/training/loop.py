@@ -18,7 +18,7 @@ from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.errors import ConfigError, NonFiniteLoss
 from dynolab.likelihood import ResponseLogits, token_logps
 from dynolab.objectives import build_objective
-from dynolab.probes.score import score_probes
+from dynolab.probes.score import merge_shares, score_probes
 from dynolab.probes.summary import mean_by_kind
 from dynolab.training import distributed
 from dynolab.training.engine import Engine, PlainEngine
@@ -75,7 +75,7 @@ class Trainer:
         job, config = self.job, self.config
         if distributed.rank() == 0:
             job.output.mkdir(parents=True, exist_ok=True)
-        logits = ResponseLogits(self.policy.to(self.device))  # type: ignore[arg-type]
+        logits = ResponseLogits(self.policy.to(self.device))
         if self.objective.needs_reference:
             self.reference = score_reference(
                 logits, self.examples, self.objective.sides, self.pad_id, config.micro_examples
@@ -156,11 +156,11 @@ class Trainer:
         # Under ZeRO-3 every forward gathers weights from all ranks, so all must make the same ones.
         alone = self.config.engine.kind == "plain" or self.config.engine.zero_stage == 3
         share = (0, 1) if alone else (distributed.rank(), distributed.world_size())
-        rows = score_probes(
+        mine = score_probes(
             engine.logits, self.probes, self.encoder,
-            batch_tokens=self.config.probe_batch_tokens, share=share, device=self.device,
+            batch_tokens=self.config.probe_batch_tokens, share=share,
         )  # fmt: skip
-        rows = rows if alone else distributed.share_lists(rows)
+        rows = mine if alone else merge_shares(distributed.gather(mine))
         if distributed.rank() == 0:
             with (self.job.output / "probes.jsonl").open("a") as file:
                 file.writelines(json.dumps({"step": step, **row}) + "\n" for row in rows)

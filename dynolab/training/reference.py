@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from jaxtyping import Float
@@ -41,6 +42,6 @@ def score_reference(
             for number, (name, side) in enumerate(keys):
                 rows.append((name, side, logps[(tokens.sequence == number).cpu()]))
     scored: dict[str, SideLogps] = {}
-    for name, side, values in distributed.share_lists(rows):
+    for name, side, values in chain.from_iterable(distributed.gather(rows)):
         scored.setdefault(name, {})[side] = values
     return scored

@@ -17,15 +17,15 @@ def run(job: TrainJob) -> None:
         from dynolab.training.deepspeed_engine import init_ranks
 
         init_ranks()
-    policy = load_language_model(str(job.model), attention=job.config.engine.attention)
-    train(job, policy, load_tokenizer(str(job.model)))
+    tokenizer = load_tokenizer(job.model)
+    policy = load_language_model(
+        job.model, attention=job.config.engine.attention, tokenizer=tokenizer
+    )
+    train(job, policy, tokenizer)
 
 
 def main() -> None:
     """Reads the job file named on the command line and runs it."""
-    from tasks.runtime.processes import die_with_parent
-
-    die_with_parent()
     run(TrainJob.model_validate_json(Path(sys.argv[1]).read_text()))
 
 

@@ -80,6 +80,11 @@ class Work(Generic[Config]):
         self.output.mkdir(parents=True)
         self.logs.mkdir()
 
+    @property
+    def stage(self) -> str:
+        """Name of the stage."""
+        return self._place.stage
+
     def input_folder(self, name: str, subfolder: str | None = None) -> Path:
         """Verified local folder of an input's files, for reading only.
 

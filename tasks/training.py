@@ -1,0 +1,65 @@
+"""Training stages: SFT and preference optimisation, on DeepSpeed ranks or in this process."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+from dynolab.training.config import TrainConfig
+from dynolab.training.job import TrainJob
+from tasks.ranks.train import run
+from tasks.runtime.launcher import launch_ranks
+from tasks.runtime.stage import Stage
+from tasks.runtime.supervisor import Supervisor
+from tasks.runtime.work import Work
+
+
+def train(work: Work[TrainConfig]) -> dict[str, float]:
+    """Trains input `model` on input `data`, resuming from the newest state there is.
+
+    Results: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/`, `summary.json`.
+    """
+    config, began = work.config, time.monotonic()
+    data = work.input_folder("data")
+    resume = work.newest_resume()
+    states = work.scratch / "resume"
+    job = TrainJob(
+        config=config,
+        model=work.input_folder("model", "model"),
+        examples=data / "train.jsonl",
+        probes=data / "probes.jsonl" if config.probe_every else None,
+        output=work.output,
+        resume_out=states,
+        resume_from=resume[1] if resume else None,
+    )
+    work.step, work.world_size = config.steps, config.engine.ranks
+    if config.engine.kind == "deepspeed":
+        work.zero_stage = config.engine.zero_stage
+    with Supervisor(work, states, config.steps) as supervisor:
+        start(job, work, supervisor)
+    shutil.rmtree(states, ignore_errors=True)
+    return {
+        "seconds": time.monotonic() - began,
+        "resumed_from": float(resume[0]) if resume else 0.0,
+    }
+
+
+def start(job: TrainJob, work: Work[TrainConfig], supervisor: Supervisor) -> None:
+    """Runs the job: by torchrun where the engine needs ranks, else here."""
+    if job.config.engine.kind == "plain":
+        run(job)
+        return
+    file = work.scratch / "job.json"
+    file.write_text(job.model_dump_json(indent=1))
+    launch_ranks(
+        "tasks.ranks.train",
+        file,
+        ranks=job.config.engine.ranks,
+        logs=work.logs,
+        environment={},
+        while_running=supervisor.check,
+    )
+
+
+SFT = Stage("sft", 1, train)
+PREFERENCE = Stage("preference", 1, train)
