@@ -54,12 +54,9 @@ def make_progress(stream: IO[str] | None = None) -> Progress:
     """
     stream = stream or sys.stderr
     shown: Progress = RichProgress(stream) if stream.isatty() else PlainProgress(stream)
-    if "prefect" in sys.modules:  # who has not imported Prefect is not inside one of its runs
-        from tasks.runtime import prefect_progress
+    from tasks.runtime.prefect_progress import PrefectProgress, inside_run
 
-        if prefect_progress.inside_run():
-            return CombinedProgress([shown, prefect_progress.PrefectProgress()])
-    return shown
+    return CombinedProgress([shown, PrefectProgress()]) if inside_run() else shown
 
 
 class StepReporter:
