@@ -1,0 +1,201 @@
+"""Real torchrun launches of a small rank program that succeeds, fails, or is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dynolab.errors import ConfigError, RankFailed
+from tasks.runtime.launcher import _first_failure, gpus_visible, launch_ranks
+from tasks.runtime.processes import marked_processes, port_in_use
+
+pytestmark = pytest.mark.ranks
+HERE = Path(__file__).parent
+
+
+class Job:
+    """A job of the fake rank program, and what its ranks told about themselves."""
+
+    def __init__(self, folder: Path, actions: list[list[str]]) -> None:
+        self.folder, self.ranks, self.logs = folder, len(actions), folder / "logs"
+        self.file = folder / "job.json"
+        content = {"folder": str(folder), "ranks": {str(r): a for r, a in enumerate(actions)}}
+        self.file.write_text(json.dumps(content))
+
+    def launch(self, while_running: Callable[[], None] = lambda: None) -> None:
+        launch_ranks(
+            "fake_rank",
+            self.file,
+            ranks=self.ranks,
+            logs=self.logs,
+            environment={"PYTHONPATH": str(HERE), "GIVEN": "yes"},
+            while_running=while_running,
+            poll_seconds=0.05,
+        )
+
+    def started(self) -> bool:
+        return all((self.folder / f"rank-{rank}.json").exists() for rank in range(self.ranks))
+
+    def seen(self, rank: int) -> dict:
+        return json.loads((self.folder / f"rank-{rank}.json").read_text())
+
+    def environment(self, rank: int) -> dict[str, str]:
+        return self.seen(rank)["environment"]
+
+    def left_behind(self) -> list[str]:
+        """Processes, ports and build locks of the job that still exist."""
+        environment = self.environment(0)
+        left = [f"pid {p}" for p in marked_processes(f"DYNOLAB_JOB={environment['DYNOLAB_JOB']}")]
+        left += [f"pid {self.seen(r)['pid']}" for r in range(self.ranks) if _alive(self.seen(r))]
+        if port_in_use(int(environment["MASTER_PORT"])):
+            left.append(f"port {environment['MASTER_PORT']}")
+        if Path(environment["TORCH_EXTENSIONS_DIR"]).exists():
+            left.append(environment["TORCH_EXTENSIONS_DIR"])
+        return left
+
+
+def _alive(seen: dict) -> bool:
+    """An ended orphan may wait, as a zombie, for a slow init to reap it."""
+    try:
+        stat = Path(f"/proc/{seen['pid']}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_all_ranks_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    job = Job(tmp_path, [[], ["lock"]])
+    calls: list[bool] = []
+    job.launch(lambda: calls.append((tmp_path / "left-0").exists()))
+
+    assert calls[-1], "called after the end too, so that the last lines are seen"
+    assert "rank 1 of 2 starts" in (job.logs / "rank-1.log").read_text()
+    for rank in range(2):
+        environment = job.environment(rank)
+        assert environment["WORLD_SIZE"] == "2"
+        assert environment["GIVEN"] == "yes"
+        assert environment["DS_ACCELERATOR"] == "cpu"
+        assert environment["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
+        assert "AWS_SECRET_ACCESS_KEY" not in environment
+        assert "MLFLOW_TRACKING_URI" not in environment
+    assert job.left_behind() == []
+
+
+def test_an_exception_is_reported_with_its_rank_and_last_lines(tmp_path: Path) -> None:
+    job = Job(tmp_path, [["helper", "sleep"], ["wait-for-helper-0", "raise"]])
+    with pytest.raises(RankFailed) as failed:
+        job.launch()
+    assert (failed.value.rank, failed.value.exit_code) == (1, 1)
+    assert failed.value.last_lines[-1] == "RuntimeError: rank 1 has a bug"
+    assert "rank 1 ended with exit code 1" in str(failed.value)
+    assert job.left_behind() == []
+
+
+def test_the_first_of_two_exceptions_is_reported(tmp_path: Path) -> None:
+    job = Job(tmp_path, [["wait-for-left-1", "raise"], ["wait-for-rank-0.json", "raise"]])
+    with pytest.raises(RankFailed, match="rank 1 has a bug"):
+        job.launch()
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "words"),
+    [("kill", -signal.SIGKILL, "rank 1 was killed by SIGKILL"), ("exit-7", 7, "exit code 7")],
+)
+def test_a_rank_that_dies_without_a_word_is_the_cause(
+    tmp_path: Path, action: str, code: int, words: str
+) -> None:
+    job = Job(tmp_path, [["sleep"], ["wait-for-rank-0.json", action]])
+    with pytest.raises(RankFailed, match=words) as failed:
+        job.launch()
+    assert (failed.value.rank, failed.value.exit_code) == (1, code)
+    assert failed.value.last_lines == ["rank 1 of 2 starts"]
+    assert job.left_behind() == []
+
+
+def test_an_interruption_ends_the_ranks(tmp_path: Path) -> None:
+    job = Job(tmp_path, [["lock", "sleep"], ["ignore-sigterm", "helper", "sleep"]])
+
+    def interrupt() -> None:
+        if job.started() and (tmp_path / "helper-1").exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        job.launch(interrupt)
+    assert job.left_behind() == []
+
+
+def test_ranks_end_with_a_killed_torchrun(tmp_path: Path) -> None:
+    job = Job(tmp_path, [["ignore-sigterm", "sleep"], ["ignore-sigterm", "sleep"]])
+    killed: list[int] = []
+
+    def kill_torchrun() -> None:
+        if job.started() and not killed:
+            killed.append(job.seen(0)["agent"])
+            os.kill(killed[0], signal.SIGKILL)
+
+    with pytest.raises(RankFailed, match="launcher was killed by SIGKILL") as failed:
+        job.launch(kill_torchrun)
+    assert failed.value.rank is None
+    assert job.left_behind() == []
+
+
+def test_ranks_end_with_a_killed_supervisor(tmp_path: Path) -> None:
+    job = Job(tmp_path, [["ignore-sigterm", "sleep"], ["ignore-sigterm", "sleep"]])
+    code = (
+        "import sys, pathlib; from test_launcher import Job;"
+        "job = Job(pathlib.Path(sys.argv[1]), [['ignore-sigterm', 'sleep']] * 2); job.launch()"
+    )
+    search = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], env={**os.environ, "PYTHONPATH": search}
+    )
+    try:
+        _until(job.started)
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+    marker = f"DYNOLAB_JOB={job.environment(0)['DYNOLAB_JOB']}"
+    _until(lambda: not marked_processes(marker), seconds=10)
+    _until(lambda: not port_in_use(int(job.environment(0)["MASTER_PORT"])), seconds=10)
+
+
+def test_ranks_that_torchrun_had_to_kill_are_not_the_cause(tmp_path: Path) -> None:
+    """torchrun kills a rank that outlives SIGTERM by 30 s, and lists it as failed."""
+    (tmp_path / "rank-1.log").write_text("RuntimeError: a bug\n")
+    ends = {"0": [-signal.SIGKILL, 130], "1": [1, 100], "2": [-signal.SIGTERM, 100]}
+    (tmp_path / "torchrun.json").write_text(json.dumps(ends))
+    (tmp_path / "rank-1.json").write_text(json.dumps({"time_ns": 5, "exit_code": 1}))
+    (tmp_path / "rank-3.json").write_text("{")  # its writer was killed
+    failed = _first_failure(1, tmp_path, tmp_path)
+    assert (failed.rank, failed.last_lines) == (1, ["RuntimeError: a bug"])
+
+
+def test_ranks_must_be_positive(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ranks = 0: choose 1 or more"):
+        Job(tmp_path, []).launch()
+
+
+def test_a_cpu_build_or_hidden_devices_mean_no_gpu() -> None:
+    assert not gpus_visible({"CUDA_VISIBLE_DEVICES": ""})
+    assert not gpus_visible({"CUDA_VISIBLE_DEVICES": "-1"})
