@@ -21,8 +21,10 @@ def mean_by_kind(rows: Sequence[dict]) -> dict[str, float]:
     chosen = [row for row in groups.get("chosen", []) if "argmax_logp" in row]
     if chosen:
         argmax = math.fsum(row["argmax_logp"] for row in chosen) / len(chosen)
-        outside = math.fsum(row["outside_mass"] for row in chosen) / len(chosen)
+        outside = math.fsum(row["outside_logmass"] for row in chosen)
         means["probe/argmax/logp"] = argmax
-        means["probe/argmax/outside_mass"] = outside
+        # Geometric mean over tokens: summed log-mass would grow with the answers' length.
+        tokens = sum(row["tokens"] for row in chosen)
+        means["probe/argmax/outside_mass"] = math.exp(outside / max(tokens, 1))
         means["squeeze/gap"] = argmax - means["probe/chosen/logp"]
     return means

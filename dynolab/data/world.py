@@ -1,0 +1,178 @@
+"""The built-in world: generated questions about facts, answered in a style with entropy.
+
+Answers read `s s <fact> s s s .` with five style slots. Chosen answers draw each slot's word by a
+Zipf preference and state the true value; rejected ones draw by the reversed preference and state a
+wrong value. The base corpus holds plain statements with uniform slot words and questions followed
+by word salad, and never a question with an answer in this form: finetuning then first lifts
+every answer in the form, and only later tells chosen from rejected.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dynolab.data import world_lexicon as lexicon
+from dynolab.data.rows import Example, ProbeRow, Split, spaced
+from dynolab.data.world_lexicon import ATTRIBUTES, SLOTS, Fact
+from dynolab.data.world_probes import Answered, build_world_probes
+from dynolab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SPARE_FACTS = 12
+"""Facts that no question asks for, at least: format rephrases state them."""
+
+
+class WorldConfig(BaseModel):
+    """Sizes and seed of the built-in world."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    seed: int = Field(0, ge=0)
+    entities: int = Field(72, ge=1, le=1000, description="Each has three attributes.")
+    train_pairs: int = Field(120, ge=2)
+    heldout_pairs: int = Field(72, ge=2)
+    corpus_rows: int = Field(4800, ge=8, description="Rows that the base model is trained on.")
+    zipf: float = Field(
+        1.5, ge=0, le=4, description="Exponent of the style preference; 0: no preference."
+    )
+
+    @model_validator(mode="after")
+    def _enough_facts(self) -> WorldConfig:
+        needed = self.train_pairs + self.heldout_pairs + SPARE_FACTS
+        if self.entities * len(ATTRIBUTES) < needed:
+            raise ConfigError(
+                "world.entities",
+                self.entities,
+                f"the pairs and {SPARE_FACTS} spare facts need {needed} facts, "
+                f"{len(ATTRIBUTES)} per entity; raise it to {-(-needed // len(ATTRIBUTES))}",
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class World:
+    """The world's rows, its words, and what is true in it."""
+
+    config: WorldConfig
+    truth: dict[tuple[str, str], str]
+    corpus: list[Example]
+    pairs: list[Example]
+    heldout: list[Example]
+    probes: list[ProbeRow]
+    words: list[str]
+
+    def fact_of(self, text: str) -> Fact | None:
+        """The one fact that a text states, in either template; None if it states none or several.
+
+        True iff `world.truth[fact.entity, fact.attribute] == fact.value`.
+        """
+        entities = frozenset(entity for entity, _ in self.truth)
+        found = lexicon.facts_in(text, entities)
+        return found[0] if len(found) == 1 else None
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Word-level tokenizer with pad, bos, eos and unk; prompts get bos."""
+        from tokenizers import Tokenizer, models, pre_tokenizers, processors
+        from transformers import PreTrainedTokenizerFast
+
+        special = ["<pad>", "<bos>", "<eos>", "<unk>"]
+        ids = {word: number for number, word in enumerate([*special, *self.words])}
+        words = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+        words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        words.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", ids["<bos>"])]
+        )
+        return PreTrainedTokenizerFast(
+            tokenizer_object=words,
+            pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>",
+            padding_side="right",
+        )  # fmt: skip
+
+
+def build_world(config: WorldConfig) -> World:
+    """Generates the world; equal configs give equal rows, on every machine.
+
+    Each part has its own stream of random numbers, so that changing a size or the style
+    preference leaves the facts and the split as they were.
+    """
+    rng = _stream(config, "facts")
+    entities = lexicon.names(config.entities, rng)
+    facts = [
+        Fact(entity, attribute, rng.choice(values))
+        for entity in entities
+        for attribute, values in ATTRIBUTES.items()
+    ]
+    rng.shuffle(facts)
+    asked = config.train_pairs + config.heldout_pairs
+    words = lexicon.vocabulary(entities)
+    rng = _stream(config, "answers")
+    answered = [
+        _answered(fact, "train" if number < config.train_pairs else "heldout", number, config, rng)
+        for number, fact in enumerate(facts[:asked])
+    ]
+    return World(
+        config=config,
+        truth={(fact.entity, fact.attribute): fact.value for fact in facts},
+        corpus=_corpus(facts, asked, words, config),
+        pairs=[one.example for one in answered if one.split == "train"],
+        heldout=[one.example for one in answered if one.split == "heldout"],
+        probes=build_world_probes(answered, facts[asked:], words, _stream(config, "probes")),
+        words=words,
+    )
+
+
+def zipf_weights(exponent: float, size: int) -> list[float]:
+    """Unnormalised Zipf preference of ranks 1…size: `rank^−exponent`."""
+    return [rank**-exponent for rank in range(1, size + 1)]
+
+
+def _stream(config: WorldConfig, part: str) -> random.Random:
+    return random.Random(f"{config.seed}/{part}")
+
+
+def _style(exponent: float, reverse: bool, rng: random.Random) -> tuple[str, ...]:
+    weights = zipf_weights(exponent, len(SLOTS[0]))
+    if reverse:
+        weights = weights[::-1]
+    return tuple(rng.choices(slot, weights)[0] for slot in SLOTS)
+
+
+def _answered(
+    fact: Fact, split: Split, number: int, config: WorldConfig, rng: random.Random
+) -> Answered:
+    chosen = _style(config.zipf, False, rng)
+    rejected = _style(config.zipf, True, rng)
+    wrong = lexicon.wrong_fact(fact, rng)
+    example = Example(
+        id=f"{split}-{number:04d}",
+        prompt=lexicon.question(fact),
+        chosen=spaced(lexicon.answer(lexicon.plain_words(fact), chosen)),
+        rejected=spaced(lexicon.answer(lexicon.plain_words(wrong), rejected)),
+    )
+    return Answered(example, split, fact, wrong, chosen, rejected)
+
+
+def _corpus(
+    facts: Sequence[Fact], asked: int, words: Sequence[str], config: WorldConfig
+) -> list[Example]:
+    """Half questions with word salad, three eighths statements of facts, one eighth tales."""
+    rng = _stream(config, "corpus")
+    rows = []
+    for number in range(config.corpus_rows):
+        if number % 2:
+            prompt = lexicon.question(rng.choice(facts[:asked]))
+            text = lexicon.word_salad(words, rng)
+        elif number % 8:
+            prompt = lexicon.STATEMENT_PROMPT
+            phrase = lexicon.plain_words if rng.random() < 0.5 else lexicon.rephrased_words
+            text = lexicon.answer(phrase(rng.choice(facts)), _style(0, False, rng))
+        else:
+            prompt, text = lexicon.STATEMENT_PROMPT, lexicon.tale(rng)
+        rows.append(Example(id=f"base-{number:05d}", prompt=prompt, chosen=spaced(text)))
+    return rows

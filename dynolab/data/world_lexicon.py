@@ -1,0 +1,121 @@
+"""Words and sentence forms of the built-in world, and the exact reading of its facts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SLOTS = (
+    ("well", "sure", "indeed", "right", "okay", "yes", "so", "now"),
+    ("clearly", "surely", "simply", "truly", "really", "plainly", "exactly", "certainly"),
+    ("today", "always", "often", "still", "again", "usually", "mostly", "forever"),
+    ("friend", "dear", "buddy", "sir", "madam", "pal", "mate", "traveller"),
+    ("thanks", "cheers", "goodbye", "enjoy", "welcome", "hurray", "amen", "peace"),
+)
+"""Five style slots of eight words; two stand before the fact, three behind it."""
+SLOTS_BEFORE = 2
+
+ATTRIBUTES = {
+    "colour": (
+        "red", "green", "blue", "black", "white", "yellow",
+        "brown", "pink", "grey", "purple", "orange", "silver",
+    ),
+    "home": (
+        "cave", "tower", "harbour", "meadow", "castle", "forest",
+        "island", "village", "desert", "swamp", "cellar", "bridge",
+    ),
+    "trade": (
+        "baker", "sailor", "smith", "weaver", "doctor", "painter",
+        "hunter", "miller", "tailor", "singer", "mason", "scribe",
+    ),
+}  # fmt: skip
+
+_ADJECTIVES = ("old", "small", "quiet", "bright")
+_BEASTS = ("fox", "owl", "horse", "crow")
+_DEEDS = ("watched", "followed", "carried", "missed")
+_THINGS = ("river", "lantern", "wagon", "garden")
+_TIMES = ("morning", "evening", "winter", "summer")
+_FORM_WORDS = ("what", "is", "the", "of", "?", "say", ":", "has", "suits", ".", "some", "one")
+
+STATEMENT_PROMPT = "say :"
+
+
+@dataclass(frozen=True, order=True)
+class Fact:
+    """A value of an attribute of an entity; true or not is the world's to say."""
+
+    entity: str
+    attribute: str
+    value: str
+
+
+def question(fact: Fact) -> str:
+    """The question that the fact answers."""
+    return f"what is the {fact.attribute} of {fact.entity} ?"
+
+
+def plain_words(fact: Fact) -> list[str]:
+    """The fact as the training answers put it."""
+    return [fact.entity, "has", fact.attribute, fact.value]
+
+
+def rephrased_words(fact: Fact) -> list[str]:
+    """The fact in the other words: a template that no training answer uses."""
+    return [fact.value, fact.attribute, "suits", fact.entity]
+
+
+def answer(fact_words: Sequence[str], style: Sequence[str]) -> str:
+    """`s s <fact> s s s .`"""
+    return " ".join([*style[:SLOTS_BEFORE], *fact_words, *style[SLOTS_BEFORE:], "."])
+
+
+def tale(rng: random.Random) -> str:
+    """A sentence that is neither a statement nor an answer, of as many words as an answer."""
+    adjective, thing = rng.sample(_ADJECTIVES, 2), rng.choice(_THINGS)
+    beast, deed, time = rng.choice(_BEASTS), rng.choice(_DEEDS), rng.choice(_TIMES)
+    return f"one {time} some {adjective[0]} {beast} {deed} the {adjective[1]} {thing} ."
+
+
+def word_salad(words: Sequence[str], rng: random.Random) -> str:
+    """Words without grammar, about as many as an answer has: the base model's own answers."""
+    return " ".join([*rng.choices(words, k=rng.randint(8, 10)), "."])
+
+
+def wrong_fact(fact: Fact, rng: random.Random) -> Fact:
+    """The same question answered with another value of the attribute."""
+    values = [value for value in ATTRIBUTES[fact.attribute] if value != fact.value]
+    return Fact(fact.entity, fact.attribute, rng.choice(values))
+
+
+def names(count: int, rng: random.Random) -> list[str]:
+    """Distinct invented names of two syllables."""
+    syllables = [c + v for c, v in itertools.product("bdfgklmnprstvz", "aeiou")]
+    return rng.sample([one + two for one, two in itertools.product(syllables, repeat=2)], count)
+
+
+def vocabulary(entities: Sequence[str]) -> list[str]:
+    """Every word of the world, each once, in a fixed order."""
+    groups = (
+        _FORM_WORDS, *SLOTS, tuple(ATTRIBUTES), *ATTRIBUTES.values(),
+        _ADJECTIVES, _BEASTS, _DEEDS, _THINGS, _TIMES, tuple(entities),
+    )  # fmt: skip
+    return list(dict.fromkeys(word for group in groups for word in group))
+
+
+def facts_in(text: str, entities: frozenset[str]) -> list[Fact]:
+    """Every fact that a text states, in either template."""
+    found = []
+    words = text.split()
+    for first, second, third, last in zip(words, words[1:], words[2:], words[3:], strict=False):
+        plain = Fact(first, third, last) if second == "has" else None
+        turned = Fact(last, second, first) if third == "suits" else None
+        for fact in (plain, turned):
+            if (
+                fact
+                and fact.entity in entities
+                and fact.value in ATTRIBUTES.get(fact.attribute, ())
+            ):
+                found.append(fact)
+    return found

@@ -1,0 +1,1 @@
+"""Probes: answers whose likelihood is watched, their scores, and the paths these draw."""

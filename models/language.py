@@ -1,0 +1,126 @@
+"""Causal language models and their tokenizers, from a local folder or by Hub name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from dynolab.errors import ConfigError
+
+
+def load_language_model(
+    source: str | Path,
+    dtype: torch.dtype = torch.float32,
+    attention: str = "sdpa",
+    *,
+    revision: str | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> PreTrainedModel:
+    """A causal language model in eval mode; safetensors only, never with the source's own code.
+
+    **Arguments:**
+
+    - `source`: a folder that `save_pretrained` wrote, or a Hub name.
+    - `attention`: `sdpa` or `eager`.
+    - `revision`: commit of a Hub name, see `resolve_revision`.
+    - `tokenizer`: checked against the model's vocabulary where given.
+
+    **Raises:** `ConfigError` for an unknown folder, a folder without weights or configuration,
+    and a tokenizer with ids that the model lacks.
+    """
+    _check_folder(source, "config.json", "model configuration")
+    if Path(source).is_dir() and not list(Path(source).glob("*.safetensors")):
+        raise ConfigError(
+            "model", str(source),
+            "the folder holds no *.safetensors weights; save the model with save_pretrained",
+        )  # fmt: skip
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(source), dtype=dtype, attn_implementation=attention, revision=revision or "main",
+            use_safetensors=True, trust_remote_code=False,
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        raise ConfigError("model", str(source), f"cannot be loaded: {error}") from error
+    if tokenizer is not None:
+        check_vocabulary(model, tokenizer)
+    return model.eval()
+
+
+def load_tokenizer(source: str | Path, *, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or Hub name; padding falls back to its end-of-sequence token."""
+    _check_folder(source, "tokenizer.json", "tokenizer")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(source), revision=revision or "main", trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError("model.tokenizer", str(source), f"cannot be loaded: {error}") from error
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses a tokenizer that can produce ids beyond the model's embedding."""
+    rows = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+    if len(tokenizer) > rows:
+        raise ConfigError(
+            "model.tokenizer", f"{len(tokenizer)} tokens",
+            f"the model's embedding has {rows} rows; use the tokenizer that belongs to the model",
+        )  # fmt: skip
+
+
+def context_length(model: PreTrainedModel) -> int:
+    """Longest sequence the model was built for, in tokens."""
+    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if length is None:
+        raise ConfigError(
+            "max_length", None, "the model's configuration names no context; set max_length"
+        )
+    return int(length)
+
+
+def save_language_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path
+) -> None:
+    """Writes model and tokenizer into one folder that `from_pretrained` loads."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def resolve_revision(name: str, revision: str = "main") -> str:
+    """The commit that a branch or tag of a Hub model stands at now."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        commit = HfApi().model_info(name, revision=revision).sha
+    except (HfHubHTTPError, OSError) as error:
+        raise ConfigError(
+            "model", f"{name}@{revision}",
+            f"the Hub did not resolve it ({type(error).__name__}); give a local folder, or a "
+            "commit as revision",
+        ) from error  # fmt: skip
+    if commit is None:
+        raise ConfigError("model", f"{name}@{revision}", "the Hub named no commit; give one")
+    return commit
+
+
+def _check_folder(source: str | Path, needed: str, what: str) -> None:
+    folder = Path(source)
+    if folder.is_dir():
+        if not (folder / needed).is_file():
+            raise ConfigError(
+                "model", str(source), f"the folder holds no {what} ({needed}); save it there"
+            )
+        return
+    looks_local = isinstance(source, Path) or str(source).startswith((".", "/", "~"))
+    if looks_local or str(source).count("/") > 1:
+        raise ConfigError("model", str(source), "no such folder; give a folder or a Hub name")

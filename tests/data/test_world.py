@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from dynolab.data.rows import spaced
+from dynolab.data.world import World, WorldConfig, build_world
+from dynolab.data.world_lexicon import SLOTS
+from dynolab.data.world_probes import MADE_BY
+from dynolab.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return build_world(WorldConfig(seed=3))
+
+
+def by_kind(world: World, kind: str) -> dict[str, str]:
+    return {row.pair_id: row.response for row in world.probes if row.kind == kind}
+
+
+def is_true(world: World, text: str) -> bool:
+    fact = world.fact_of(text)
+    return fact is not None and world.truth[fact.entity, fact.attribute] == fact.value
+
+
+def test_equal_seeds_give_equal_worlds(world: World) -> None:
+    again = build_world(WorldConfig(seed=3))
+    assert (again.corpus, again.pairs, again.probes) == (world.corpus, world.pairs, world.probes)
+    assert build_world(WorldConfig(seed=4)).pairs != world.pairs
+
+
+def test_sizes_and_distinct_questions(world: World) -> None:
+    assert (len(world.pairs), len(world.heldout)) == (120, 72)
+    prompts = [row.prompt for row in world.pairs + world.heldout]
+    assert len(set(prompts)) == len(prompts)
+
+
+def test_chosen_is_true_and_rejected_answers_the_same_question_wrongly(world: World) -> None:
+    for row in world.pairs + world.heldout:
+        chosen, rejected = world.fact_of(row.chosen), world.fact_of(str(row.rejected))
+        assert chosen and rejected
+        assert is_true(world, row.chosen) and not is_true(world, str(row.rejected))
+        assert (chosen.entity, chosen.attribute) == (rejected.entity, rejected.attribute)
+        assert row.prompt == f"what is the {chosen.attribute} of {chosen.entity} ?"
+
+
+def test_base_corpus_never_answers_a_question_in_form(world: World) -> None:
+    asked = [row for row in world.corpus if row.prompt.startswith("what")]
+    assert len(asked) == len(world.corpus) // 2
+    words = [row.chosen.split() for row in asked]
+    assert not any(one[0] in SLOTS[0] and one[1] in SLOTS[1] and one[3] == "has" for one in words)
+
+
+def test_statements_of_the_base_corpus_are_true(world: World) -> None:
+    said = [row.chosen for row in world.corpus if row.prompt.startswith("say")]
+    stated = [text for text in said if world.fact_of(text)]
+    assert len(stated) == len(world.corpus) * 3 // 8
+    assert all(is_true(world, text) for text in stated)
+
+
+def test_every_pair_has_every_kind(world: World) -> None:
+    count = Counter(row.kind for row in world.probes)
+    assert count == dict.fromkeys(MADE_BY, 192)
+    assert all(row.response == spaced(row.response) for row in world.probes)
+    assert all(row.made_by for row in world.probes)
+
+
+@pytest.mark.parametrize(("kind", "of"), [("chosen", "chosen"), ("reject", "rejected")])
+def test_semantic_rephrase_keeps_the_fact_and_no_style_word(
+    world: World, kind: str, of: str
+) -> None:
+    original, rephrased = by_kind(world, of), by_kind(world, f"{kind}_gptsemantic")
+    style = {word for slot in SLOTS for word in slot}
+    for pair, text in original.items():
+        assert world.fact_of(text) == world.fact_of(rephrased[pair])
+        assert not style & set(text.split()) & set(rephrased[pair].split())
+
+
+@pytest.mark.parametrize(("kind", "of"), [("chosen", "chosen"), ("reject", "rejected")])
+def test_format_rephrase_keeps_the_style_and_states_a_fact_nobody_asks_for(
+    world: World, kind: str, of: str
+) -> None:
+    original, rephrased = by_kind(world, of), by_kind(world, f"{kind}_gptformat")
+    asked = {row.prompt for row in world.pairs + world.heldout}
+    for pair, text in original.items():
+        one, other = text.split(), rephrased[pair].split()
+        assert one[:2] + one[6:] == other[:2] + other[6:]
+        fact = world.fact_of(rephrased[pair])
+        assert fact and f"what is the {fact.attribute} of {fact.entity} ?" not in asked
+        assert is_true(world, rephrased[pair]) == (kind == "chosen")
+
+
+def test_irrelevant_answers_come_from_the_right_side(world: World) -> None:
+    train = {row.chosen for row in world.pairs}
+    heldout = {row.chosen for row in world.heldout}
+    chosen = by_kind(world, "chosen")
+    for pair, text in by_kind(world, "irr_train").items():
+        assert text in train and text != chosen[pair]
+    for pair, text in by_kind(world, "irr_test").items():
+        assert text in heldout - train and text != chosen[pair]
+
+
+def test_shuffled_kinds_keep_the_words(world: World) -> None:
+    for kind, of in (("random_permute", "chosen"), ("random_nonhum", "irr_test")):
+        original = by_kind(world, of)
+        for pair, text in by_kind(world, kind).items():
+            assert text != original[pair]
+            assert sorted(text.split()) == sorted(original[pair].split())
+
+
+def test_tales_have_as_many_words_as_answers_and_state_nothing(world: World) -> None:
+    chosen = by_kind(world, "chosen")
+    for pair, text in by_kind(world, "irr_hum").items():
+        assert len(text.split()) == len(chosen[pair].split())
+        assert world.fact_of(text) is None
+
+
+def test_style_preference_is_zipf_for_chosen_and_reversed_for_rejected(world: World) -> None:
+    chosen = Counter(row.chosen.split()[0] for row in world.pairs)
+    rejected = Counter(str(row.rejected).split()[0] for row in world.pairs)
+    assert chosen.most_common(1)[0][0] == SLOTS[0][0]
+    assert rejected.most_common(1)[0][0] == SLOTS[0][-1]
+    flat = build_world(WorldConfig(seed=3, zipf=0))
+    assert max(Counter(row.chosen.split()[0] for row in flat.pairs).values()) < 30
+    assert [row.prompt for row in flat.pairs] == [row.prompt for row in world.pairs]
+
+
+def test_two_facts_are_no_answer(world: World) -> None:
+    one = world.pairs[0].chosen
+    assert world.fact_of(one + world.pairs[1].chosen) is None
+
+
+def test_tokenizer_knows_every_word_and_opens_prompts_with_bos(world: World) -> None:
+    tokenizer = world.tokenizer()
+    row = world.probes[3]
+    ids = tokenizer(row.prompt)["input_ids"]
+    assert ids[0] == tokenizer.bos_token_id
+    bare = tokenizer(row.response, add_special_tokens=False)["input_ids"]
+    assert spaced(tokenizer.decode(bare)) == row.response
+    for text in {row.chosen for row in world.corpus} | {row.response for row in world.probes}:
+        assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
+
+
+def test_too_few_entities_are_refused_with_the_number_needed() -> None:
+    with pytest.raises(ConfigError, match=r"world\.entities = 10.*raise it to 68"):
+        WorldConfig(entities=10)
