@@ -52,7 +52,7 @@ class PlainEngine:
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of the loss."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     def step(self, learning_rate: float) -> float:
         """Clips, updates, clears the gradient; returns its norm before clipping."""

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,7 @@ from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.errors import ConfigError, NonFiniteLoss
 from dynolab.likelihood import ResponseLogits, token_logps
 from dynolab.objectives import build_objective
-from dynolab.probes.score import merge_shares, score_probes
+from dynolab.probes.score import score_probes
 from dynolab.probes.summary import mean_by_kind
 from dynolab.training import distributed
 from dynolab.training.engine import Engine, PlainEngine
@@ -160,7 +161,7 @@ class Trainer:
             engine.logits, self.probes, self.encoder,
             batch_tokens=self.config.probe_batch_tokens, share=share,
         )  # fmt: skip
-        rows = mine if alone else merge_shares(distributed.gather(mine))
+        rows = mine if alone else list(chain.from_iterable(distributed.gather(mine)))
         if distributed.rank() == 0:
             with (self.job.output / "probes.jsonl").open("a") as file:
                 file.writelines(json.dumps({"step": step, **row}) + "\n" for row in rows)

@@ -1,0 +1,119 @@
+"""A small policy with its tokenizer and preference rows, made in a moment."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
+
+from dynolab.data.rows import Example, ProbeRow, spaced, write_rows
+from dynolab.training.config import TrainConfig
+from dynolab.training.job import TrainJob
+
+WORDS = [f"w{number}" for number in range(40)]
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    ids = {word: i for i, word in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *WORDS])}
+    words = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+    )
+
+
+def make_policy(tokenizer: PreTrainedTokenizerFast) -> GPTNeoXForCausalLM:
+    torch.manual_seed(0)
+    shape = GPTNeoXConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=48,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+    )
+    return GPTNeoXForCausalLM(shape).eval()
+
+
+def make_rows(count: int = 24) -> list[Example]:
+    rng = random.Random(1)
+
+    def say(low: int, high: int) -> str:
+        return spaced(" ".join(rng.choices(WORDS, k=rng.randint(low, high))))
+
+    return [
+        Example(id=f"r{i}", prompt=say(2, 8), chosen=say(1, 9), rejected=say(1, 9))
+        for i in range(count)
+    ]
+
+
+def make_files(folder: Path) -> None:
+    """Writes `model/`, `train.jsonl` and `probes.jsonl`."""
+    tokenizer = make_tokenizer()
+    make_policy(tokenizer).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    rows = make_rows()
+    write_rows(folder / "train.jsonl", rows)
+    probes = [
+        ProbeRow(pair_id=row.id, split="train", kind=kind, prompt=row.prompt, response=text or "",
+                 made_by="data")
+        for row in rows[:5]
+        for kind, text in (("chosen", row.chosen), ("rejected", row.rejected))
+    ]  # fmt: skip
+    write_rows(folder / "probes.jsonl", probes)
+
+
+def settings(**changes: Any) -> TrainConfig:
+    """DPO with momentum, clipping and warm-up at work."""
+    whole: dict[str, Any] = {
+        "objective": {"name": "dpo"},
+        "optimizer": {"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1},
+        "engine": {"kind": "plain", "ranks": 1},
+        "steps": 6,
+        "batch_size": 8,
+        "micro_batch_size": 2,
+        "warmup_steps": 3,
+        "clip_norm": 0.5,
+        "probe_every": 2,
+        "checkpoint_every": 3,
+        "record_steps": [1, 4],
+    }
+    return TrainConfig.model_validate(whole | changes)
+
+
+def make_job(
+    inputs: Path, folder: Path, config: TrainConfig, resume_from: Path | None = None
+) -> TrainJob:
+    (folder / "resume").mkdir(parents=True, exist_ok=True)
+    return TrainJob(
+        config=config,
+        model=inputs / "model",
+        examples=inputs / "train.jsonl",
+        probes=inputs / "probes.jsonl",
+        output=folder / "output",
+        resume_out=folder / "resume",
+        resume_from=resume_from,
+    )
+
+
+def trained_weights(job: TrainJob) -> dict[str, torch.Tensor]:
+    return load_file(job.output / "model" / "model.safetensors")
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max((one[name] - other[name]).abs().max().item() for name in one)

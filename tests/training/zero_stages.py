@@ -1,0 +1,33 @@
+"""A rank program: trains by every ZeRO stage, whole and resumed, in one start of the ranks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from dynolab.training import distributed
+from dynolab.training.config import TrainConfig
+from dynolab.training.deepspeed_engine import init_ranks
+from dynolab.training.loop import train
+from models.language import load_language_model, load_tokenizer
+from tests.training.small import make_job
+
+
+def main() -> None:
+    inputs = Path(json.loads(Path(sys.argv[1]).read_text())["inputs"])
+    cases = json.loads(Path(sys.argv[1]).read_text())["cases"]
+    init_ranks()
+    for name, settings in cases.items():
+        config = TrainConfig.model_validate(settings)
+        folder = inputs / name
+        whole = make_job(inputs, folder / "whole", config)
+        train(whole, load_language_model(whole.model), load_tokenizer(whole.model))
+        state = whole.resume_out / "step-00000003"
+        resumed = make_job(inputs, folder / "resumed", config, resume_from=state)
+        train(resumed, load_language_model(whole.model), load_tokenizer(whole.model))
+        distributed.barrier()
+
+
+if __name__ == "__main__":
+    main()
