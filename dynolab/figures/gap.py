@@ -1,0 +1,112 @@
+"""The figure of the squeezing gap: how far y* lies above the chosen answer."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dynolab.figures.inputs import StageName
+from dynolab.figures.intervals import band, change, mean_interval
+from dynolab.figures.learning_paths import ARGMAX, LearningPaths
+from dynolab.figures.paths import STAGE_TITLE, Paths
+from dynolab.figures.style import (
+    INK,
+    Plate,
+    axis_name,
+    base_layout,
+    panel_title,
+    style_of,
+    with_interval,
+)
+
+
+def gap_plate(paths: Paths) -> Plate | None:
+    """y* and the chosen answer since step 0, the widening between them, and the gap itself."""
+    stages = [s for s in STAGE_TITLE if (p := paths.get((s, "train"))) and p.gap is not None]
+    if not stages:
+        return None
+    figure = go.Figure()
+    layout = base_layout(520, margin={"l": 64, "r": 24, "t": 64, "b": 52})
+    width = (1 - 0.06 * (len(stages) - 1)) / len(stages)
+    annotations = []
+    for column, stage in enumerate(stages):
+        found = paths[(stage, "train")]
+        upper, lower = 2 * column + 1, 2 * column + 2
+        left = column * (width + 0.06)
+        _add_gap_panel(figure, found, upper, lower, legend=column == 0)
+        for axis, domain in ((upper, [0.44, 1.0]), (lower, [0.0, 0.32])):
+            key = "" if axis == 1 else str(axis)
+            layout[f"xaxis{key}"] = {
+                "domain": [left, left + width], "anchor": f"y{key}",
+                "showticklabels": axis == lower,
+            }  # fmt: skip
+            layout[f"yaxis{key}"] = {"domain": domain, "anchor": f"x{key}"}
+            if column:
+                shared = "y" if axis == upper else "y2"
+                layout[f"yaxis{key}"] |= {"matches": shared, "showticklabels": False}
+        layout[f"xaxis{lower}"]["title"] = {"text": "step"}
+        annotations.append(panel_title(STAGE_TITLE[stage], left, 1.01))
+    layout["yaxis"]["title"] = {"text": "Δ log π since step 0"}
+    layout["yaxis2"]["title"] = {"text": "gap y* − y⁺ (nats)"}
+    layout["annotations"] = annotations
+    layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.03,
+                        "yanchor": "bottom"}  # fmt: skip
+    figure.update_layout(**layout)
+    return Plate(
+        "gap",
+        "The squeezing gap: from the chosen answer up to what the model prefers",
+        _gap_message(paths),
+        "Above: y* and the chosen answer y⁺ since step 0; the shaded distance is how far the gap "
+        "has grown (y* above) or shrunk. Below: the gap log π(y*) − log π(y⁺) itself with its 95% "
+        "band. y* alone rises under both stages; the gap tells them apart.",
+        figure,
+    )
+
+
+def _add_gap_panel(
+    figure: go.Figure, paths: LearningPaths, upper: int, lower: int, legend: bool
+) -> None:
+    top = {"xaxis": axis_name("x", upper), "yaxis": axis_name("y", upper)}
+    for kind, fill in (("chosen", None), (ARGMAX, "tonexty")):
+        mean = band(paths.since_start(kind))[0]
+        style = style_of(kind)
+        figure.add_scatter(
+            x=paths.steps, y=mean.round(4), mode="lines", name=style.label, showlegend=legend,
+            legendgroup=kind, line={"color": style.color, "width": 3}, fill=fill,
+            fillcolor="rgba(125, 75, 181, 0.15)" if fill else None,
+            hovertemplate="<b>%{fullData.name}</b><br>step %{x}: %{y:+.2f} nats<extra></extra>",
+            **top,
+        )  # fmt: skip
+    gap = paths.gap
+    assert gap is not None, "stages without a gap are left out"
+    mean, low, high = band(gap)
+    bottom = {"xaxis": axis_name("x", lower), "yaxis": axis_name("y", lower), "showlegend": False}
+    inside = np.isfinite(low)
+    x = paths.steps[inside]
+    figure.add_scatter(
+        x=np.concatenate([x, x[::-1]]), y=np.concatenate([high[inside], low[inside][::-1]]),
+        fill="toself", fillcolor=INK, opacity=0.12, line={"width": 0}, mode="lines",
+        hoverinfo="skip", **bottom,
+    )  # fmt: skip
+    figure.add_scatter(
+        x=paths.steps, y=mean.round(4), mode="lines", line={"color": INK, "width": 2.5},
+        hovertemplate="step %{x}: gap %{y:.2f} nats<extra></extra>", **bottom,
+    )  # fmt: skip
+
+
+def _gap_message(paths: Paths) -> str:
+    parts = []
+    names: dict[StageName, str] = {"sft": "SFT", "dpo": "DPO"}
+    for stage, name in names.items():
+        found = paths.get((stage, "train"))
+        if found is None or found.gap is None:
+            continue
+        moved = mean_interval(change(found.gap))
+        verb = "changes"
+        if moved.low > 0 or moved.high < 0:
+            verb = "widens" if moved.mean > 0 else "narrows"
+        start, end = mean_interval(found.gap[0]).mean, mean_interval(found.gap[-1]).mean
+        parts.append(
+            f"{name} {verb} the gap from {start:.1f} to {end:.1f} nats ({with_interval(moved)})"
+        )
+    return "; ".join(parts) + "."

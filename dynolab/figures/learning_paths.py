@@ -1,0 +1,62 @@
+"""Learning paths: log-probability of every kind of answer over training, pair by pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+from dynolab.data.rows import Split
+from dynolab.figures.inputs import ProbeScore
+
+ARGMAX = "argmax"
+
+
+@dataclass(frozen=True)
+class LearningPaths:
+    """Log-probabilities of one training stage on one split, nats summed over an answer's tokens.
+
+    `logp[kind]` has shape (steps, pairs) over the same `steps` and `pairs` for all kinds, so that
+    differences between kinds are paired; NaN where a pair lacks the kind. The kind `argmax` is y*.
+    """
+
+    steps: Int[ndarray, steps]
+    pairs: tuple[str, ...]
+    logp: dict[str, Float[ndarray, "steps pairs"]]
+
+    @property
+    def gap(self) -> Float[ndarray, "steps pairs"] | None:
+        """`log π(y*) − log π(y⁺)` along the chosen answer: `squeeze/gap`, at least 0."""
+        if ARGMAX not in self.logp or "chosen" not in self.logp:
+            return None
+        return self.logp[ARGMAX] - self.logp["chosen"]
+
+    def since_start(self, kind: str) -> Float[ndarray, "steps pairs"]:
+        """`log π_t(y) − log π_0(y)` of every pair."""
+        return self.logp[kind] - self.logp[kind][0]
+
+
+def learning_paths(rows: Iterable[ProbeScore], split: Split = "train") -> LearningPaths | None:
+    """The paths of one split; none if it was not probed at two steps at least."""
+    rows = [row for row in rows if row.split == split]
+    steps = sorted({row.step for row in rows})
+    pairs = sorted({row.pair_id for row in rows})
+    if len(steps) < 2:
+        return None
+    at_step = {step: i for i, step in enumerate(steps)}
+    at_pair = {pair: i for i, pair in enumerate(pairs)}
+    logp: dict[str, Float[ndarray, "steps pairs"]] = {}
+
+    def put(kind: str, row: ProbeScore, value: float) -> None:
+        if kind not in logp:
+            logp[kind] = np.full((len(steps), len(pairs)), np.nan)
+        logp[kind][at_step[row.step], at_pair[row.pair_id]] = value
+
+    for row in rows:
+        put(row.kind, row, row.logp)
+        if row.kind == "chosen" and row.argmax_logp is not None:
+            put(ARGMAX, row, row.argmax_logp)
+    return LearningPaths(np.array(steps), tuple(pairs), logp)

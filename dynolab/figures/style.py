@@ -1,0 +1,244 @@
+"""Colours, names of kinds, text of others made harmless, numbers as people read them."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from dynolab.figures.intervals import Interval
+from dynolab.figures.learning_paths import ARGMAX
+
+INK, MUTED, GRID, ZERO, PAPER = "#1d2733", "#5d6875", "#e4e8ec", "#aab3bd", "#ffffff"
+CHOSEN, REJECTED, BEST = "#2468b2", "#cf4f2c", "#7d4bb5"
+HISTORY, RESIDUAL = "#8a939e", "#d3b13c"
+UP, FLAT, DOWN = "#0f7f74", "#f4f4f1", "#a35a12"
+_SOFT_CHOSEN, _SOFT_REJECTED, _IRRELEVANT, _NOISE = "#7ea6cd", "#dfa48f", "#6b9f77", "#9aa0a8"
+
+# The page swaps these colours where the reader's screen is dark; figures are made in light ones.
+DARK: dict[str, str] = {
+    INK: "#e8ecf1", MUTED: "#a3adb8", GRID: "#2b333d", ZERO: "#5a6571", PAPER: "#171c22",
+    CHOSEN: "#5ea3ec", REJECTED: "#f07f5c", BEST: "#b58ae8",
+    HISTORY: "#8f99a5", RESIDUAL: "#e0c257",
+    UP: "#2fb5a6", FLAT: "#232a32", DOWN: "#d98a3c",
+    _SOFT_CHOSEN: "#557fa8", _SOFT_REJECTED: "#b07a66", _IRRELEVANT: "#5f9470", _NOISE: "#78828d",
+}  # fmt: skip
+
+DIVERGING = [[0.0, DOWN], [0.5, FLAT], [1.0, UP]]
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+MONO = "ui-monospace, 'SF Mono', 'DejaVu Sans Mono', Menlo, Consolas, monospace"
+
+
+@dataclass(frozen=True)
+class KindStyle:
+    """How a kind of answer looks and what it is."""
+
+    label: str
+    group: str
+    color: str
+    dash: str = "solid"
+    meaning: str = ""
+    prominent: bool = False
+
+
+_ANSWERS, _REPHRASED = "The pair and y*", "Rephrased chosen"
+_REPHRASED_BAD, _OTHERS, _NOT_LANGUAGE = "Rephrased rejected", "Unrelated", "Not language"
+KINDS: dict[str, KindStyle] = {
+    "chosen": KindStyle("chosen y⁺", _ANSWERS, CHOSEN, "solid", "the preferred answer", True),
+    "rejected": KindStyle("rejected y⁻", _ANSWERS, REJECTED, "solid", "the other answer", True),
+    ARGMAX: KindStyle(
+        "y* (argmax)", _ANSWERS, BEST, "solid",
+        "the model's own favourite token at every position along the chosen answer", True,
+    ),
+    "chosen_initial": KindStyle("chosen_initial", _REPHRASED, _SOFT_CHOSEN, "longdash",
+                                "an answer of the untrained policy"),
+    "chosen_selfr": KindStyle("chosen_selfr", _REPHRASED, _SOFT_CHOSEN, "dashdot",
+                              "the chosen answer rephrased by the policy itself"),
+    "chosen_gptsemantic": KindStyle("chosen_gptsemantic", _REPHRASED, _SOFT_CHOSEN, "dash",
+                                    "the chosen answer's meaning in other words"),
+    "chosen_gptformat": KindStyle("chosen_gptformat", _REPHRASED, _SOFT_CHOSEN, "dot",
+                                  "the chosen answer's format with another meaning"),
+    "reject_gptsemantic": KindStyle("reject_gptsemantic", _REPHRASED_BAD, _SOFT_REJECTED, "dash",
+                                    "the rejected answer's meaning in other words"),
+    "reject_gptformat": KindStyle("reject_gptformat", _REPHRASED_BAD, _SOFT_REJECTED, "dot",
+                                  "the rejected answer's format with another meaning"),
+    "irr_train": KindStyle("irr_train", _OTHERS, _IRRELEVANT, "solid",
+                           "another training question's chosen answer: the hallucination probe"),
+    "irr_test": KindStyle("irr_test", _OTHERS, _IRRELEVANT, "dash",
+                          "the chosen answer of a question outside the training set"),
+    "irr_hum": KindStyle("irr_hum", _OTHERS, _IRRELEVANT, "dot",
+                         "an unrelated human-like sentence of as many words"),
+    "random_permute": KindStyle("random_permute", _NOT_LANGUAGE, _NOISE, "solid",
+                                "the chosen answer's words shuffled"),
+    "random_nonhum": KindStyle("random_nonhum", _NOT_LANGUAGE, _NOISE, "dot",
+                               "irr_test's words shuffled"),
+}  # fmt: skip
+
+
+def style_of(kind: str) -> KindStyle:
+    """The kind's style; a kind of the user's own is drawn grey under its own name."""
+    return KINDS.get(kind) or KindStyle(plotly_text(kind), "Other", _NOISE, "longdashdot")
+
+
+def in_order(kinds: Iterable[str]) -> list[str]:
+    """Known kinds as listed above, then others by name."""
+    rank = {kind: i for i, kind in enumerate(KINDS)}
+    return sorted(kinds, key=lambda kind: (rank.get(kind, len(rank)), kind))
+
+
+@dataclass(frozen=True)
+class Plate:
+    """A figure with what it says: `message` is computed from the data, `note` says how to read."""
+
+    name: str
+    title: str
+    message: str
+    note: str
+    figure: go.Figure
+
+
+def plotly_text(text: object, limit: int = 80) -> str:
+    """Text for plotly, which understands some HTML and templates: shown as it is, never obeyed."""
+    plain = str(text)
+    if len(plain) > limit:
+        plain = plain[: limit - 1] + "…"
+    return html.escape(plain, quote=False).replace("%{", "%\u200b{").replace("$", "&#36;")
+
+
+def token_text(token: str, limit: int = 12) -> str:
+    """A token for an axis: spaces and line ends made visible (byte-level BPE's own marks too)."""
+    for plain, shown in (("Ġ", "·"), ("▁", "·"), ("Ċ", "⏎"), (" ", "·"), ("\n", "⏎"), ("\t", "⇥")):
+        token = token.replace(plain, shown)
+    return plotly_text("".join(c if c.isprintable() else "�" for c in token), limit)
+
+
+def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
+    """`digits` significant digits with a true minus; `–` where nothing was measured."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    text = f"{value:{'+' if sign else ''}.{digits}g}"
+    if "e" not in text and abs(value) >= 10**digits:
+        text = f"{value:{'+' if sign else ''}.0f}"
+    mantissa, _, exponent = text.partition("e")
+    mantissa = mantissa.replace("-", "−")
+    if not exponent:
+        return mantissa
+    superscript = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{mantissa}·10{superscript}"
+
+
+def fixed(value: float, places: int = 1) -> str:
+    """A signed change with fixed places, as sentences name it."""
+    return f"{value:+.{places}f}".replace("-", "−") if math.isfinite(value) else "–"
+
+
+def with_interval(interval: Interval, places: int | None = None, sign: bool = True) -> str:
+    """`mean [low, high]`, to the place that the interval's width warrants."""
+    if interval.n == 0 or not math.isfinite(interval.mean):
+        return "–"
+    if places is None:
+        width = interval.high - interval.low
+        scale = width if math.isfinite(width) and width > 0 else abs(interval.mean) or 1.0
+        places = min(6, max(1, 1 - math.floor(math.log10(scale))))
+    each = [
+        f"{x:{'+' if sign else ''}.{places}f}".replace("-", "−") if math.isfinite(x) else "–"
+        for x in (interval.mean, interval.low, interval.high)
+    ]
+    return f"{each[0]} [{each[1]}, {each[2]}]"
+
+
+def join(parts: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
+
+
+def axis_name(letter: str, index: int) -> str:
+    """Plotly's name of the index-th axis: x, x2, x3."""
+    return letter if index == 1 else f"{letter}{index}"
+
+
+def base_layout(height: int, **more: Any) -> dict[str, Any]:
+    """What all figures share."""
+    return {
+        "template": TEMPLATE,
+        "height": height,
+        "margin": {"l": 64, "r": 24, "t": 48, "b": 52},
+        "uirevision": "keep",
+        **more,
+    }
+
+
+def _axis() -> dict[str, Any]:
+    return {
+        "gridcolor": GRID,
+        "zerolinecolor": ZERO,
+        "zerolinewidth": 1.2,
+        "linecolor": ZERO,
+        "ticks": "outside",
+        "tickcolor": ZERO,
+        "ticklen": 4,
+        "tickfont": {"color": MUTED, "size": 12},
+        "title": {"font": {"color": MUTED, "size": 13}, "standoff": 8},
+        "automargin": True,
+    }
+
+
+TEMPLATE = go.layout.Template(
+    layout={
+        "font": {"family": FONT, "size": 13, "color": INK},
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
+        "hoverlabel": {
+            "bgcolor": PAPER, "bordercolor": ZERO, "align": "left",
+            "font": {"family": FONT, "color": INK, "size": 13},
+        },
+        "hovermode": "closest",
+        "legend": {
+            "font": {"size": 12}, "grouptitlefont": {"size": 11, "color": MUTED},
+            "tracegroupgap": 0, "itemclick": "toggle", "itemdoubleclick": "toggleothers",
+        },
+        "xaxis": _axis(),
+        "yaxis": _axis(),
+        "autotypenumbers": "strict",
+    }
+)  # fmt: skip
+
+
+def panel_title(text: str, x: float, y: float, **more: Any) -> dict[str, Any]:
+    """A bold heading over a panel, at paper coordinates."""
+    return {
+        "text": f"<b>{text}</b>",
+        "x": x,
+        "y": y,
+        "xref": "paper",
+        "yref": "paper",
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 14},
+        **more,
+    }
+
+
+def buttons(labels_and_args: list[tuple[str, list[Any]]], y: float) -> dict[str, Any]:
+    """A row of buttons at the figure's upper right; the first is what is shown at first."""
+    return {
+        "type": "buttons",
+        "direction": "right",
+        "x": 1.0,
+        "xanchor": "right",
+        "y": y,
+        "yanchor": "bottom",
+        "pad": {"t": 0, "b": 0},
+        "showactive": True,
+        "bgcolor": PAPER,
+        "bordercolor": ZERO,
+        "font": {"size": 12, "color": MUTED},
+        "buttons": [
+            {"label": label, "method": "update", "args": args} for label, args in labels_and_args
+        ],
+    }

@@ -1,0 +1,58 @@
+"""The numbers of a report, for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dynolab.data.rows import Split
+from dynolab.figures.inputs import ReportInputs, StageName
+from dynolab.figures.intervals import Interval, change, mean_interval
+from dynolab.figures.learning_paths import LearningPaths
+from dynolab.figures.verdicts import Verdict
+
+
+def summarise(
+    inputs: ReportInputs,
+    paths: Mapping[tuple[StageName, Split], LearningPaths],
+    verdicts: Sequence[Verdict],
+) -> dict[str, Any]:
+    """Changes since step 0 with intervals, verdicts, and a flat map of the finite numbers.
+
+    `metrics` has `<stage>/<kind>/change`, `<stage>/gap/change` (nats, training prompts),
+    `force/<stage>/r2`, `force/replay_error` (the worst), `claims/<outcome>`.
+    """
+    changes: dict[str, Interval] = {}
+    for (stage, split), found in paths.items():
+        if split != "train":
+            continue
+        for kind, logp in found.logp.items():
+            changes[f"{stage}/{kind}"] = mean_interval(change(logp))
+        if found.gap is not None:
+            changes[f"{stage}/gap"] = mean_interval(change(found.gap))
+    changes = {name: interval for name, interval in changes.items() if interval.n}
+    metrics = {f"{name}/change": interval.mean for name, interval in changes.items()}
+    for verdict in verdicts:
+        if verdict.id.endswith("/forces") and verdict.outcome != "not measured":
+            metrics[f"force/{verdict.stage}/r2"] = verdict.quantities[0].interval.mean
+        name = f"claims/{verdict.outcome.replace(' ', '_')}"
+        metrics[name] = metrics.get(name, 0.0) + 1.0
+    if inputs.replay:
+        metrics["force/replay_error"] = max(row.replay_error for row in inputs.replay)
+    return {
+        "study": inputs.facts.name,
+        "seed": inputs.facts.seed,
+        "metrics": metrics,
+        "changes": {name: interval.as_dict() for name, interval in changes.items()},
+        "verdicts": [
+            {
+                "id": verdict.id,
+                "claim": verdict.claim,
+                "expected": verdict.expected,
+                "outcome": verdict.outcome,
+                "measured": {q.name: q.interval.as_dict() for q in verdict.quantities},
+            }
+            for verdict in verdicts
+        ],
+        "replay": [row.model_dump() for row in inputs.replay],
+    }

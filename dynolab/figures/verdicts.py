@@ -1,0 +1,194 @@
+"""Which of the phenomena of Ren & Sutherland (arXiv 2407.10490, §4) a study shows.
+
+Every claim is one or two signed quantities, each a mean over training prompts with a 95% interval
+paired over pairs. A claim appears if every interval lies on the expected side of its bound, does
+not if one lies wholly on the other side, and is unclear otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from dynolab.figures.inputs import ForceRow, StageName
+from dynolab.figures.intervals import Interval, change, explained, mean_interval, peak_change
+from dynolab.figures.learning_paths import ARGMAX, LearningPaths
+
+Outcome = Literal["appears", "does not", "unclear", "not measured"]
+EXPLAINED_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One measured number of a claim, expected above (`sign` = 1) or below (−1) its bound."""
+
+    name: str
+    sign: Literal[1, -1]
+    interval: Interval
+    bound: float = 0.0
+    unit: str = "nats"
+
+    @property
+    def outcome(self) -> Outcome:
+        """On which side of the bound the interval lies."""
+        if self.interval.n == 0:
+            return "not measured"
+        ends = (self.interval.low, self.interval.high)
+        worst, best = sorted(self.sign * (end - self.bound) for end in ends)
+        if worst > 0:
+            return "appears"
+        return "does not" if best <= 0 else "unclear"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim and what was found of it."""
+
+    id: str
+    stage: StageName
+    claim: str
+    expected: str
+    quantities: tuple[Quantity, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Appears only if all its quantities do."""
+        found = {quantity.outcome for quantity in self.quantities}
+        for outcome in ("not measured", "does not", "unclear"):
+            if not found or outcome in found:
+                return outcome
+        return "appears"
+
+
+Values = Float[ndarray, "pairs"]
+Measure = Callable[[LearningPaths], tuple[tuple[str, Literal[1, -1], Values], ...]]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim about learning paths, with the kinds it needs and how it is measured."""
+
+    id: str
+    stage: StageName
+    sentence: str
+    expected: str
+    kinds: tuple[str, ...]
+    measure: Measure
+
+
+def rises(kind: str) -> Measure:
+    """`log π_T(y) − log π_0(y) > 0`."""
+    return lambda paths: ((f"Δ {kind}", 1, change(paths.logp[kind])),)
+
+
+def falls(kind: str) -> Measure:
+    """`log π_T(y) − log π_0(y) < 0`."""
+    return lambda paths: ((f"Δ {kind}", -1, change(paths.logp[kind])),)
+
+
+def rises_then_falls(kind: str) -> Measure:
+    """Rise up to the peak > 0 and fall after it < 0, the peak chosen on the other half of pairs."""
+
+    def measure(paths: LearningPaths) -> tuple[tuple[str, Literal[1, -1], Values], ...]:
+        rise, fall = peak_change(paths.logp[kind])
+        return ("up to its peak", 1, rise), ("after its peak", -1, fall)
+
+    return measure
+
+
+def gains_more(kind: str, than: str) -> Measure:
+    """`Δ log π(y_kind) − Δ log π(y_than) > 0`, paired."""
+    return lambda paths: (
+        (f"Δ {kind} − Δ {than}", 1, change(paths.logp[kind]) - change(paths.logp[than])),
+    )
+
+
+def falls_more(kind: str, than: str) -> Measure:
+    """`Δ log π(y_kind) < 0` and `Δ log π(y_kind) − Δ log π(y_than) < 0`, paired."""
+
+    def measure(paths: LearningPaths) -> tuple[tuple[str, Literal[1, -1], Values], ...]:
+        own, other = change(paths.logp[kind]), change(paths.logp[than])
+        return (f"Δ {kind}", -1, own), (f"Δ {kind} − Δ {than}", -1, own - other)
+
+    return measure
+
+
+def gap_changes(sign: Literal[1, -1]) -> Measure:
+    """`Δ(log π(y*) − log π(y⁺))` above (1) or below (−1) zero."""
+
+    def measure(paths: LearningPaths) -> tuple[tuple[str, Literal[1, -1], Values], ...]:
+        gap = paths.logp[ARGMAX] - paths.logp["chosen"]
+        return (("Δ (y* − chosen)", sign, change(gap)),)
+
+    return measure
+
+
+_BOTH = ("chosen", ARGMAX)
+CLAIMS: tuple[Claim, ...] = (
+    Claim("sft/chosen", "sft", "The chosen answer rises", "Δ > 0", ("chosen",), rises("chosen")),
+    Claim("sft/rejected", "sft", "The rejected answer rises, then falls back",
+          "rise > 0, then fall < 0", ("rejected",), rises_then_falls("rejected")),
+    Claim("sft/irr_test", "sft", "Answers to untrained questions (irr_test) rise, then fall back",
+          "rise > 0, then fall < 0", ("irr_test",), rises_then_falls("irr_test")),
+    Claim("sft/hallucination", "sft",
+          "Answers to other training questions gain more than those to untrained ones",
+          "Δ irr_train > Δ irr_test", ("irr_train", "irr_test"),
+          gains_more("irr_train", "irr_test")),
+    Claim("sft/random_permute", "sft", "Shuffled words (random_permute) fall", "Δ < 0",
+          ("random_permute",), falls("random_permute")),
+    Claim("sft/gap", "sft", "The gap from the chosen answer up to y* shrinks", "Δ < 0", _BOTH,
+          gap_changes(-1)),
+    Claim("dpo/rejected", "dpo", "The rejected answer falls steeply: more than the chosen one",
+          "Δ < 0, Δ rejected < Δ chosen", ("rejected", "chosen"), falls_more("rejected", "chosen")),
+    Claim("dpo/chosen", "dpo", "The chosen answer falls, though it is preferred", "Δ < 0",
+          ("chosen",), falls("chosen")),
+    Claim("dpo/argmax", "dpo", "y*, what the model already prefers, rises", "Δ > 0", (ARGMAX,),
+          rises(ARGMAX)),
+    Claim("dpo/gap", "dpo", "The gap from the chosen answer up to y* grows: squeezing", "Δ > 0",
+          _BOTH, gap_changes(1)),
+)  # fmt: skip
+
+
+def assess(
+    sft: LearningPaths | None, dpo: LearningPaths | None, forces: Sequence[ForceRow] = ()
+) -> tuple[Verdict, ...]:
+    """All claims, judged on the training prompts of one study (or of several, pooled)."""
+    return tuple(judge(claim, sft if claim.stage == "sft" else dpo) for claim in CLAIMS) + tuple(
+        prediction_explains(stage, forces) for stage in ("sft", "dpo")
+    )
+
+
+def judge(claim: Claim, paths: LearningPaths | None) -> Verdict:
+    """One claim; not measured where a kind it needs is missing."""
+    quantities: tuple[Quantity, ...] = ()
+    if paths is not None and all(kind in paths.logp for kind in claim.kinds):
+        quantities = tuple(
+            Quantity(name, sign, mean_interval(values))
+            for name, sign, values in claim.measure(paths)
+        )
+    return Verdict(claim.id, claim.stage, claim.sentence, claim.expected, quantities)
+
+
+def prediction_explains(stage: StageName, forces: Sequence[ForceRow]) -> Verdict:
+    """`R² = 1 − Σ(measured − predicted)²/Σ measured² > 0.9` over a stage's recorded steps."""
+    rows = [row for row in forces if row.stage == stage]
+    quantities: tuple[Quantity, ...] = ()
+    if rows:
+        found = explained(
+            np.array([row.measured for row in rows]),
+            np.array([row.predicted for row in rows]),
+            np.array([row.pair_id for row in rows]),
+        )
+        quantities = (Quantity("R²", 1, found, EXPLAINED_SHARE, ""),)
+    return Verdict(
+        f"{stage}/forces",
+        stage,
+        "The first-order forces of a step explain the change it made",
+        f"R² > {EXPLAINED_SHARE}",
+        quantities,
+    )
