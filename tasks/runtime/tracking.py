@@ -103,6 +103,7 @@ class Tracking:
         self._start()
         if self._sender is None:
             return sum(box.pending for box in self._own)
+        self._sender.adopt()
         with self._round_over:
             # A round under way may have read its queues before the last append: ask for another.
             wanted = self._rounds_begun + 1

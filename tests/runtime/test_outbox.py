@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tasks.runtime.mlflow_api import Batch, Run
+from tasks.runtime.outbox import Outbox, Sent, first_operation, sent_run
+from tasks.runtime.sender import within_limits
+
+FIRST = {"op": "create", "name": "run"}
+
+
+def metric(step: int) -> dict[str, object]:
+    return {"op": "metrics", "step": step, "time": 1, "values": {"loss": 1.0}}
+
+
+def test_operations_come_back_in_order_and_offsets_survive(tmp_path: Path) -> None:
+    box = Outbox.create(tmp_path, FIRST)
+    for step in range(5):
+        box.append(metric(step))
+    operations = box.unsent(limit=3)
+    assert [operation for operation, _ in operations] == [FIRST, metric(0), metric(1)]
+    run = Run("r1", "7", "mlflow-artifacts:/7/r1/artifacts")
+    box.mark(Sent(operations[-1][1], run), operations=3)
+    assert box.pending == 3
+    box.close()
+
+    again = Outbox.adopt(box.path)
+    assert again is not None
+    assert again.sent.run == sent_run(box.path) == run
+    assert again.created.is_set()
+    assert again.pending == 3
+    assert [operation for operation, _ in again.unsent(10)] == [metric(2), metric(3), metric(4)]
+    again.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_torn_and_unreadable_lines_are_left_out(tmp_path: Path) -> None:
+    box = Outbox.create(tmp_path, FIRST)
+    box.close()
+    with box.path.open("ab") as stream:
+        stream.write(b"\x00\x00\n" + json.dumps(metric(1)).encode() + b'\n{"op": "met')
+    again = Outbox.adopt(box.path)
+    assert again is not None
+    assert again.pending == 3
+    assert [operation for operation, _ in again.unsent(10)] == [FIRST, {}, metric(1)]
+
+
+def test_unreadable_state_sends_all_again(tmp_path: Path) -> None:
+    box = Outbox.create(tmp_path, FIRST)
+    box.mark(Sent(10_000), operations=1)
+    box.close()
+    box.path.with_suffix(".state").write_text('{"offset": ')
+    again = Outbox.adopt(box.path)
+    assert again is not None
+    assert again.sent == Sent()
+
+
+def test_one_holder_at_a_time(tmp_path: Path) -> None:
+    box = Outbox.create(tmp_path, FIRST)
+    assert Outbox.adopt(box.path) is None  # also within one process
+    program = (
+        "import sys; from pathlib import Path; from tasks.runtime.outbox import Outbox\n"
+        "print(Outbox.adopt(Path(sys.argv[1])) is not None)"
+    )
+
+    def other_process_gets_it() -> bool:
+        command = [sys.executable, "-c", program, str(box.path)]
+        return subprocess.run(command, check=True, capture_output=True).stdout == b"True\n"
+
+    assert not other_process_gets_it()
+    box.close()
+    assert other_process_gets_it()
+    again = Outbox.adopt(box.path)  # the kernel has taken the lock back from the ended process
+    assert again is not None
+    again.remove()
+    assert Outbox.adopt(box.path) is None
+    assert first_operation(box.path) == {}
+
+
+def test_artifacts_are_copied(tmp_path: Path) -> None:
+    box = Outbox.create(tmp_path / "outbox", FIRST)
+    for text in ("first", "second"):
+        (tmp_path / "plot.html").write_text(text)
+        name = box.keep_artifact(tmp_path / "plot.html")
+        assert box.artifact(name).read_text() == text
+    assert len(list(box.path.with_suffix(".files").iterdir())) == 2
+
+
+def test_batches_stay_within_the_limits_of_the_server() -> None:
+    batch = Batch(
+        metrics=[(f"probe/{index % 7}/logp", float(index), 1, index) for index in range(2500)],
+        params={f"p{index}": "x" for index in range(250)},
+        tags={f"t{index}": "y" for index in range(101)},
+    )
+    parts = list(within_limits(batch))
+    assert all(len(part) <= 1000 for part in parts)
+    assert all(len(part.params) <= 100 and len(part.tags) <= 100 for part in parts)
+    assert [metric for part in parts for metric in part.metrics] == batch.metrics
+    joined: dict[str, str] = {}
+    for part in parts:
+        joined |= part.params | part.tags
+    assert joined == batch.params | batch.tags
+
+
+def test_batches_stay_below_a_megabyte() -> None:
+    batch = Batch(params={f"p{index}": "力" * 6000 for index in range(100)})
+    parts = list(within_limits(batch))
+    assert len(parts) == 3
+    assert list(within_limits(Batch())) == []

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import rich.console
+
+from tasks.runtime.progress import (
+    CombinedProgress,
+    PlainProgress,
+    RichProgress,
+    StepReporter,
+    make_progress,
+)
+from tasks.runtime.tail import MetricLine
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_plain_lines_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    progress = make_progress(stream)
+    stage = progress.stage("sft", 3)
+    stage.update(2, "loss 1.5")
+    stage.close()
+    stage.close()
+    progress.cached("base", "3f2a")
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "sft: started"
+    assert lines[1].startswith("sft: done in ")
+    assert lines[1].endswith(" s 2/3 loss 1.5")
+    assert lines[2:] == ["base: cached 3f2a"]
+
+
+def test_plain_lines_are_throttled() -> None:
+    stream = io.StringIO()
+    stage = PlainProgress(stream, seconds=3600).stage("sft", 100)
+    for step in range(100):
+        stage.update(step)
+    assert stream.getvalue() == "sft: started\n"
+    stage = PlainProgress(stream, seconds=0).stage("dpo", None)
+    stage.update(7, "loss 0.5")
+    assert stream.getvalue().endswith("dpo: 7 loss 0.5\n")
+
+
+def test_terminal_shows_one_line_for_each_stage() -> None:
+    progress = make_progress(Terminal())
+    assert isinstance(progress, RichProgress)
+    progress.console = rich.console.Console(file=io.StringIO(), force_terminal=True, width=120)
+    progress.cached("base")
+    first, second = progress.stage("sft", 300), progress.stage("dpo", None)
+    first.update(50, "loss 1.25, 3 steps/s")
+    second.update(4)
+    first.close()
+    second.close("failed")
+    file = progress.console.file
+    assert isinstance(file, io.StringIO)
+    shown = file.getvalue()
+    for text in ("base", "cached", "sft", "50/300", "loss 1.25, 3 steps/s", "dpo", "failed"):
+        assert text in shown
+    assert shown.endswith("\x1b[?25h")  # the cursor is back: the display ended with its stages
+
+
+def test_combined_progress_shows_everywhere() -> None:
+    streams = [io.StringIO(), io.StringIO()]
+    progress = CombinedProgress([PlainProgress(stream, seconds=0) for stream in streams])
+    progress.cached("base")
+    stage = progress.stage("sft", 2)
+    stage.update(1, "half")
+    stage.close("failed")
+    for stream in streams:
+        text = stream.getvalue()
+        assert "base: cached" in text
+        assert "sft: 1/2 half" in text
+        assert "sft: failed in" in text
+
+
+def test_reporter_shows_loss_and_speed() -> None:
+    stream = io.StringIO()
+    report = StepReporter(PlainProgress(stream, seconds=0).stage("sft", 10))
+    report(MetricLine(1, 4, 100.0, {"train/loss": 2.0}))
+    report(MetricLine(5, 20, 102.0, {"train/loss": 1.5}))
+    report(MetricLine(6, 24, 102.5, {"train/margin": 1.0}))
+    assert stream.getvalue().splitlines()[1:] == [
+        "sft: 1/10 loss 2",
+        "sft: 5/10 loss 1.5, 2 steps/s",
+        "sft: 6/10 2 steps/s",
+    ]
+
+
+def test_importing_costs_no_service_package() -> None:
+    program = (
+        "import sys\n"
+        "import tasks.runtime.tracking, tasks.runtime.tail, tasks.runtime.prefect_progress\n"
+        "heavy = {'mlflow', 'prefect', 'torch', 'rich', 'requests', 'pydantic'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
