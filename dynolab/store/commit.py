@@ -8,6 +8,7 @@ at their sizes. Whatever else lies in the store, a writer was killed or somebody
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -44,7 +45,12 @@ def commit(
     """
     attempt = new_attempt()
     folder = f"{place}/{attempt}"
-    entries = _upload(files, source, folder)
+    try:
+        entries = _upload(files, source, folder)
+    except StoreError:
+        with suppress(StoreError):  # a full disk needs the room
+            files.remove_folder(folder)
+        raise
     manifest = manifest.model_copy(update={"files": entries})
     if files.sizes(folder) != manifest.sizes:
         raise StoreError(f"{files.address(folder)} does not hold what was sent to it")

@@ -71,22 +71,16 @@ class Files:
     def create(self, path: str, data: bytes) -> None:
         """Write a file that must not exist; FileExistsError if it does, with other content."""
         try:
-            with self._explained("create", path):
-                if self.is_local:
-                    with _durable_file(Path(self._root, path), data) as written:
-                        os.link(written, Path(self._root, path))
-                else:
-                    self._fs.pipe_file(self._at(path), data, mode="create")
+            self._create(path, data)
         except (FileExistsError, StoreError) as error:
-            if isinstance(error, StoreError) and not isinstance(error.__cause__, OSError):
-                raise  # no answer at all
             # A repeated request may meet the object that its own first try left, and not every
             # server words the refusal alike: what is there now decides.
-            with suppress(FileNotFoundError, StoreError):
-                if self.read(path) == data:
-                    return
+            existing = self._existing(path) if _was_refused(error) else None
+            if existing == data:
+                return
+            if existing is not None or isinstance(error, FileExistsError):
                 raise FileExistsError(self.address(path)) from error
-            raise StoreError(str(error)) from error
+            raise
 
     def replace(self, path: str, data: bytes) -> None:
         """Write a file whether or not it exists; readers see the old or the new content."""
@@ -159,6 +153,19 @@ class Files:
         except StoreError as error:
             raise self._diagnosis(error) from error
 
+    def _create(self, path: str, data: bytes) -> None:
+        with self._explained("create", path):
+            if self.is_local:
+                with _durable_file(Path(self._root, path), data) as written:
+                    os.link(written, Path(self._root, path))
+            else:
+                self._fs.pipe_file(self._at(path), data, mode="create")
+
+    def _existing(self, path: str) -> bytes | None:
+        with suppress(FileNotFoundError, StoreError):
+            return self.read(path)
+        return None
+
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
 
@@ -196,6 +203,11 @@ class Files:
             return ConfigError("DYNOLAB_STORE", self.url, remedy)
         remedy = f"start the object store there or correct the address ({kind}: {reason})"
         return ConfigError("DYNOLAB_STORE_ENDPOINT", self.endpoint, remedy)
+
+
+def _was_refused(error: Exception) -> bool:
+    """Whether the store answered at all; without an answer there is nothing to ask it."""
+    return isinstance(error, FileExistsError) or isinstance(error.__cause__, OSError)
 
 
 @contextmanager

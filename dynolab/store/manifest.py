@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, No
 MANIFEST = "manifest.json"
 MARKER = "COMMITTED"
 
-Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\Z")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def inside(path: str) -> str:
@@ -73,7 +73,7 @@ class Manifest(BaseModel):
 class Marker(BaseModel):
     """Content of COMMITTED: which attempt counts, and the hash of its manifest."""
 
-    attempt: Annotated[str, Field(pattern=r"\Aattempt-[0-9a-f]{32}\Z")]
+    attempt: Annotated[str, Field(pattern=r"^attempt-[0-9a-f]{32}$")]
     manifest_sha256: Sha256
 
 

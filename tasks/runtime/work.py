@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -14,7 +15,7 @@ from dynolab.store import Committed, Manifest, Place, Store, git_revision, libra
 from tasks.runtime.keys import canonical
 
 if TYPE_CHECKING:
-    from tasks.runtime.progress import Progress
+    from tasks.runtime.progress import Progress, StageProgress
     from tasks.runtime.tracking import RunTracker
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,17 @@ class Work(Generic[Config]):
         """Name of the stage."""
         return self._place.stage
 
+    @contextmanager
+    def shown(self, total_steps: int | None = None) -> Iterator[StageProgress]:
+        """The stage's progress, closed as done or failed with the block."""
+        progress = self.progress.stage(self.stage, total_steps)
+        try:
+            yield progress
+        except BaseException:
+            progress.close("failed")
+            raise
+        progress.close("done")
+
     def input_folder(self, name: str, subfolder: str | None = None) -> Path:
         """Verified local folder of an input's files, for reading only.
 
@@ -120,7 +132,7 @@ class Work(Generic[Config]):
             version=self._version,
             parents={name: source.digest for name, source in self.inputs.items()},
             config=canonical(self.config),
-            metrics=metrics,
+            metrics={name: float(value) for name, value in metrics.items()},
             step=self.step,
             world_size=self.world_size,
             zero_stage=self.zero_stage,

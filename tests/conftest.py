@@ -1,0 +1,88 @@
+"""An S3 server as its own process, spoken to over HTTP."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import fsspec
+import pytest
+
+from dynolab.store import Store
+
+START_SECONDS = 60
+
+
+def start_s3(log: Path, **environment: str) -> tuple[subprocess.Popen[bytes], str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=os.environ | environment, stdout=output, stderr=output
+        )
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()[-2000:]
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return process, f"http://127.0.0.1:{port}"
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError("the S3 server did not start")
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server that takes any credentials."""
+    process, address = start_s3(tmp_path_factory.mktemp("s3") / "server.log")
+    yield address
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="session")
+def strict_s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server that knows no credentials at all."""
+    log = tmp_path_factory.mktemp("strict-s3") / "server.log"
+    process, address = start_s3(log, INITIAL_NO_AUTH_ACTION_COUNT="0")
+    yield address
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def aws_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tester")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def s3_bucket(s3_server: str, aws_environment: None) -> str:
+    """Name of a new, empty bucket."""
+    name = f"bucket-{uuid4().hex[:12]}"
+    fsspec.filesystem("s3", endpoint_url=s3_server, skip_instance_cache=True).mkdir(name)
+    return name
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.services)])
+def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str | None]:
+    """URL and endpoint of a new, empty store of each kind."""
+    if request.param == "file":
+        return {"url": f"file://{tmp_path}/store", "endpoint": None}
+    bucket = request.getfixturevalue("s3_bucket")
+    return {"url": f"s3://{bucket}/lab", "endpoint": request.getfixturevalue("s3_server")}
+
+
+@pytest.fixture
+def store(store_settings: dict[str, str | None], tmp_path: Path) -> Store:
+    return Store(cache=tmp_path / "cache", **store_settings)

@@ -1,0 +1,63 @@
+"""Tracking and progress that only remember what they were told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dynolab.store import Store
+from tasks.runtime.settings import Settings
+from tasks.runtime.stage import Platform
+
+
+class MemoryRun:
+    def __init__(self, name: str, told: dict[str, Any]) -> None:
+        self.name, self.told = name, told
+        self.run_id: str | None = None
+        self.url: str | None = None
+        self.status: str | None = None
+        self.tagged: dict[str, str] = dict(told["tags"])
+        self.values: list[tuple[int, dict[str, float]]] = []
+        self.artifacts: dict[str, bytes] = {}
+
+    def metrics(
+        self, step: int, values: Mapping[str, float], timestamp_ms: int | None = None
+    ) -> None:
+        self.values.append((step, dict(values)))
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        self.tagged |= values
+
+    def params(self, values: Mapping[str, Any]) -> None:
+        self.told["params"] |= values
+
+    def artifact(self, file: Path, folder: str) -> None:
+        self.artifacts[f"{folder}/{file.name}"] = file.read_bytes()
+
+    def wait_created(self, timeout: float) -> bool:
+        self.run_id = f"run-{self.name}"
+        return True
+
+    def finish(self, status: str) -> None:
+        assert self.status is None
+        self.status = status
+
+
+class MemoryTracking:
+    def __init__(self) -> None:
+        self.runs: list[MemoryRun] = []
+
+    def start_run(self, name: str, **told: Any) -> MemoryRun:
+        self.runs.append(MemoryRun(name, told))
+        return self.runs[-1]
+
+
+class NoProgress:
+    """Nothing here reports progress."""
+
+
+def memory_platform(home: Path, store: Store | None = None) -> Platform:
+    settings = Settings(home=home, store=f"file://{home}/store")
+    store = store or Store(settings.store, cache=settings.cache)
+    return Platform(settings, store, open_tracking=MemoryTracking, progress=NoProgress)

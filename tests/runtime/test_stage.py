@@ -1,0 +1,253 @@
+"""How a stage runs: once per key, from its inputs, with its traces kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from doubles import MemoryTracking, memory_platform
+from pydantic import BaseModel
+
+from dynolab.errors import ConfigError, CorruptData, StoreError
+from dynolab.store import Store
+from tasks.runtime import stage as stage_module
+from tasks.runtime.stage import Platform, Stage, StageResult, lookup, plan_key, run_stage
+from tasks.runtime.work import Work
+
+
+class Make(BaseModel):
+    text: str = "hello"
+    note: str = ""
+
+
+class Measure(BaseModel):
+    factor: float = 2.0
+
+
+calls: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> None:
+    calls.clear()
+
+
+def make(work: Work[Make]) -> dict[str, float]:
+    calls.append(work.config.text)
+    (work.output / "data").mkdir()
+    (work.output / "data/rows.txt").write_text(work.config.text)
+    (work.logs / "stdout.log").write_text(f"made {len(calls)}")
+    work.step, work.world_size, work.zero_stage = 3, 2, 1
+    return {"rows": 1.0}
+
+
+def measure(work: Work[Measure]) -> dict[str, float]:
+    calls.append("measure")
+    text = (work.input_folder("data", "data") / "rows.txt").read_text()
+    return {"length": work.config.factor * len(text)}
+
+
+MAKE = Stage("make", 1, make, operational=frozenset({"note"}))
+MEASURE = Stage("measure", 1, measure)
+
+
+@pytest.fixture
+def platform(store: Store, tmp_path: Path) -> Platform:
+    return memory_platform(tmp_path / "home", store)
+
+
+def runs(platform: Platform) -> MemoryTracking:
+    return platform.tracking  # type: ignore[return-value]
+
+
+def test_a_key_is_computed_once(platform: Platform) -> None:
+    first = run_stage(MAKE, Make(), {}, platform)
+    again = run_stage(MAKE, Make(note="other"), {}, platform)
+    assert calls == ["hello"]
+    assert not first.cached
+    assert again == first.model_copy(update={"cached": True})
+    assert first.metrics == {"rows": 1.0}
+    assert first.key == plan_key(MAKE, Make(), {})
+    assert lookup(MAKE, first.key, platform) == again
+    assert StageResult.model_validate_json(first.model_dump_json()) == first
+    run_stage(MAKE, Make(text="other"), {}, platform)
+    assert calls == ["hello", "other"]
+
+
+def test_a_cached_study_opens_no_tracking(platform: Platform, tmp_path: Path) -> None:
+    run_stage(MAKE, Make(), {}, platform)
+    assert platform.has_worked
+    later = memory_platform(tmp_path / "home", platform.store)
+    assert run_stage(MAKE, Make(), {}, later).cached
+    assert not later.has_worked
+
+
+def test_inputs_reach_the_body_and_the_key(platform: Platform) -> None:
+    one = run_stage(MAKE, Make(), {}, platform)
+    two = run_stage(MAKE, Make(text="longer text"), {}, platform)
+    assert run_stage(MEASURE, Measure(), {"data": one}, platform).metrics == {"length": 10.0}
+    assert run_stage(MEASURE, Measure(), {"data": two}, platform).metrics == {"length": 22.0}
+    assert run_stage(MEASURE, Measure(), {"data": one}, platform).cached
+
+
+def test_the_run_and_the_manifest_tell_where_it_came_from(
+    platform: Platform, store: Store, tmp_path: Path
+) -> None:
+    data = run_stage(MAKE, Make(), {}, platform)
+    result = run_stage(MEASURE, Measure(), {"data": data}, platform)
+    run = runs(platform).runs[-1]
+    assert run.status == "FINISHED"
+    assert run.tagged["stage_key"] == result.key == run.told["resume_key"]
+    assert run.tagged["input.data"] == data.digest
+    assert run.tagged["store.address"] == result.address
+    assert run.told["params"] == {"factor": 2.0}
+    assert run.values == [(0, {"result/length": 10.0})]
+    told = json.loads(run.artifacts["manifests/manifest.json"])
+    assert told["parents"] == {"data": data.digest}
+    assert told["mlflow_run_id"] == result.mlflow_run_id == "run-measure"
+    assert {"python", "torch"} <= set(told["libraries"])
+    made = store.manifest(data.address, data.digest)
+    assert (made.step, made.world_size, made.zero_stage) == (3, 2, 1)
+    assert made.config == {"text": "hello", "note": ""}
+    assert not list((tmp_path / "home/scratch").iterdir())
+
+
+def logs(store: Store, result_place: str) -> list[bytes]:
+    folder = f"{result_place}/logs"
+    return [store.files.read(f"{folder}/{name}") for name in sorted(store.files.sizes(folder))]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ValueError("boom"), "FAILED"), (KeyboardInterrupt(), "KILLED")]
+)
+def test_a_failure_keeps_its_logs_and_frees_the_claim(
+    error: BaseException, status: str, platform: Platform, store: Store, tmp_path: Path
+) -> None:
+    def fail(work: Work[Make]) -> dict[str, float]:
+        (work.logs / "stdout.log").write_text("so far so good")
+        raise error
+
+    with pytest.raises(type(error)):
+        run_stage(Stage("make", 1, fail, MAKE.operational), Make(), {}, platform)
+    place = store.place("make", plan_key(MAKE, Make(), {}))
+    trace, stdout = logs(store, place.path)
+    assert type(error).__name__.encode() in trace
+    assert stdout == b"so far so good"
+    assert runs(platform).runs[-1].status == status
+    assert place.claim().holder() == ""
+    assert not list((tmp_path / "home/scratch").iterdir())
+    assert not run_stage(MAKE, Make(), {}, platform).cached
+
+
+def test_fresh_computes_again_and_replaces(platform: Platform) -> None:
+    first = run_stage(MAKE, Make(), {}, platform)
+    fresh = run_stage(MAKE, Make(), {}, platform, fresh=True)
+    assert calls == ["hello", "hello"]
+    assert not fresh.cached
+    assert fresh.address != first.address
+    assert fresh.digest == first.digest
+    assert run_stage(MAKE, Make(), {}, platform).address == fresh.address
+    assert runs(platform).runs[-1].told["resume_key"] is None
+
+
+class Steps(BaseModel):
+    last: int = 3
+
+
+def trainer(fail_at: int | None) -> Stage[Steps]:
+    def train(work: Work[Steps]) -> dict[str, float]:
+        found = work.newest_resume()
+        start = found[0] if found else 0
+        if found:
+            assert (found[1] / "state.txt").read_text() == str(start)
+        for step in range(start + 1, work.config.last + 1):
+            calls.append(f"step {step}")
+            state = work.scratch / f"state-{step}"
+            state.mkdir()
+            (state / "state.txt").write_text(str(step))
+            work.commit_resume(step, state, {"cursor": step})
+            if step == fail_at:
+                raise RuntimeError("power cut")
+        return {}
+
+    return Stage("train", 1, train)
+
+
+def test_a_failed_run_goes_on_from_its_newest_state(platform: Platform, store: Store) -> None:
+    with pytest.raises(RuntimeError):
+        run_stage(trainer(fail_at=2), Steps(), {}, platform)
+    result = run_stage(trainer(fail_at=None), Steps(), {}, platform)
+    assert calls == ["step 1", "step 2", "step 3"]
+    assert store.files.children(f"stages/train/{result.key}/resume") == []
+
+
+def test_fresh_ignores_resume_states(platform: Platform) -> None:
+    with pytest.raises(RuntimeError):
+        run_stage(trainer(fail_at=2), Steps(), {}, platform)
+    run_stage(trainer(fail_at=None), Steps(), {}, platform, fresh=True)
+    assert calls == ["step 1", "step 2", "step 1", "step 2", "step 3"]
+
+
+def away(*_: object, **__: object) -> None:
+    raise StoreError("the store is away")
+
+
+def test_a_resume_state_that_cannot_be_kept_does_not_end_training(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dynolab.store.store.commit_resume", away)
+    run_stage(trainer(fail_at=None), Steps(), {}, platform)
+    assert "without a resume state of step 3: the store is away" in caplog.text
+
+
+def test_a_store_that_is_away_at_the_end_is_waited_for(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dynolab.store import store as store_module
+
+    monkeypatch.setattr(stage_module, "COMMIT_PAUSES", (0.0, 0.0))
+    outcomes = iter([away, away, store_module.commit])
+    monkeypatch.setattr(store_module, "commit", lambda *a, **k: next(outcomes)(*a, **k))
+    assert not run_stage(MAKE, Make(), {}, platform).cached
+    assert run_stage(MAKE, Make(), {}, platform).cached
+
+
+def test_changed_bytes_of_an_input_stop_the_stage(platform: Platform, store: Store) -> None:
+    data = run_stage(MAKE, Make(), {}, platform)
+    store.files.replace(
+        data.address.removeprefix(store.files.url + "/") + "/data/rows.txt", b"HELLO"
+    )
+    with pytest.raises(CorruptData, match=r"rows\.txt"):
+        run_stage(MEASURE, Measure(), {"data": data}, platform)
+    run_stage(MAKE, Make(), {}, platform, fresh=True)
+    again = run_stage(MAKE, Make(), {}, platform)
+    assert run_stage(MEASURE, Measure(), {"data": again}, platform).metrics == {"length": 10.0}
+
+
+def test_an_unwritable_store_is_told_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    platform = memory_platform(
+        tmp_path / "home", Store(f"file://{tmp_path}/file/store", cache=tmp_path / "cache")
+    )
+    with pytest.raises(ConfigError, match="DYNOLAB_STORE = "):
+        run_stage(MAKE, Make(), {}, platform)
+    assert calls == []
+    assert not platform.has_worked
+
+
+@pytest.mark.services
+def test_wrong_credentials_are_told_before_any_work(
+    strict_s3_server: str, aws_environment: None, tmp_path: Path
+) -> None:
+    store = Store("s3://bucket/lab", cache=tmp_path / "cache", endpoint=strict_s3_server)
+    platform = memory_platform(tmp_path / "home", store)
+    with pytest.raises(ConfigError, match="AWS_ACCESS_KEY_ID = 'tester'"):
+        run_stage(MAKE, Make(), {}, platform)
+    assert calls == []
+
+
+def test_a_bad_config_is_told_before_any_work(platform: Platform) -> None:
+    with pytest.raises(ConfigError, match=r"config\.factor = nan"):
+        run_stage(MEASURE, Measure(factor=float("nan")), {}, platform)
+    assert calls == []
