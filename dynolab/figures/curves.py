@@ -44,7 +44,7 @@ def training_plate(metrics: Mapping[StageName, tuple[MetricsLine, ...]]) -> Plat
     if not panels:
         return None
     figure = go.Figure()
-    layout = base_layout(320)
+    layout = base_layout(340, margin={"l": 64, "r": 24, "t": 40, "b": 84})
     width = (1 - 0.08 * (len(panels) - 1)) / len(panels)
     annotations = []
     for index, (stage, title, unit, curves) in enumerate(panels, start=1):
@@ -60,8 +60,8 @@ def training_plate(metrics: Mapping[StageName, tuple[MetricsLine, ...]]) -> Plat
         layout[f"yaxis{key}"] = {"anchor": f"x{key}", "title": {"text": unit}}
         annotations.append(panel_title(title, left, 1.02))
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02,
-                        "yanchor": "bottom"}  # fmt: skip
+    layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": -0.24,
+                        "yanchor": "top"}  # fmt: skip
     figure.update_layout(**layout)
     return Plate(
         "training",

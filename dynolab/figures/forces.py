@@ -27,13 +27,15 @@ from dynolab.figures.style import (
     number,
     panel_title,
     plotly_text,
+    rank_of,
     style_of,
     with_interval,
 )
 
 _POINTS_PER_KIND = 150
 _STEPS_SHOWN = 4
-_PARTS = (
+Parts = tuple[tuple[str, str, str], ...]  # field, name, colour
+_PARTS: Parts = (
     ("from_chosen", "from the chosen side", CHOSEN),
     ("from_rejected", "from the rejected side", REJECTED),
     ("from_history", "from history (momentum, decay)", HISTORY),
@@ -89,7 +91,7 @@ def _r2(rows: Sequence[ForceRow]) -> tuple[float, str]:
         np.array([row.predicted for row in rows]),
         np.array([row.pair_id for row in rows]),
     )
-    return found.mean, with_interval(found, 3, sign=False)
+    return found.mean, with_interval(found, sign=False)
 
 
 def _with_r2(stage: StageName, rows: Sequence[ForceRow]) -> str:
@@ -121,7 +123,7 @@ def _add_points(figure: go.Figure, rows: Sequence[ForceRow], index: int, legend:
     figure.add_scatter(
         x=[round(row.predicted, 6) for row in rows], y=[round(row.measured, 6) for row in rows],
         mode="markers", name=style.label, legendgroup=style.label, showlegend=legend,
-        opacity=0.75 if style.prominent else 0.5,
+        legendrank=rank_of(rows[0].kind), opacity=0.75 if style.prominent else 0.5,
         marker={
             "color": style.color, "size": 7 if style.prominent else 5,
             "symbol": ["circle" if row.in_batch else "circle-open" for row in rows],
@@ -155,6 +157,7 @@ def decomposition_plate(rows: Sequence[ForceRow], stage: StageName) -> Plate | N
     if not rows:
         return None
     steps = _spread(sorted({row.step for row in rows}), _STEPS_SHOWN)
+    parts = _parts(rows, stage)
     kinds = in_order({row.kind for row in rows})[::-1]
     labels = [style_of(kind).label for kind in kinds]
     figure = go.Figure()
@@ -169,7 +172,7 @@ def decomposition_plate(rows: Sequence[ForceRow], stage: StageName) -> Plate | N
     for index, step in enumerate(steps, start=1):
         left = (index - 1) * (width + 0.03)
         key = "" if index == 1 else str(index)
-        _add_bars(figure, labels, index)
+        _add_bars(figure, labels, parts, index)
         layout[f"xaxis{key}"] = {
             "domain": [left, left + width], "anchor": f"y{key}", "nticks": 5,
             "title": {"text": "Δ log π (nats)"}, "zerolinecolor": INK,
@@ -182,10 +185,12 @@ def decomposition_plate(rows: Sequence[ForceRow], stage: StageName) -> Plate | N
             "range": [-0.6, len(kinds) - 0.4],
         }  # fmt: skip
         if index > 1:
-            layout[f"yaxis{key}"]["matches"] = "y"
+            layout[f"yaxis{key}"] |= {"matches": "y", "ticks": ""}
         annotations.append(panel_title(f"step {step}", left, 1.01))
     layout["annotations"] = annotations
-    views = [(name, _bar_data(list(filter(keep, rows)), kinds, steps)) for name, keep in _VIEWS]
+    views = [
+        (name, _bar_data(list(filter(keep, rows)), parts, kinds, steps)) for name, keep in _VIEWS
+    ]
     views = [(name, data) for name, data in views if data is not None]
     assert views[0][1] is not None, "the first view holds all rows"
     for trace, (x, custom) in zip(figure.data, zip(*views[0][1], strict=True), strict=True):
@@ -217,6 +222,17 @@ _VIEWS: tuple[tuple[str, Keep], ...] = (
 )
 
 
+def _parts(rows: Sequence[ForceRow], stage: StageName) -> Parts:
+    """The parts that push at all: SFT has no rejected side, SGD without momentum no history."""
+    present = (part for part in _PARTS if any(getattr(row, part[0]) for row in rows))
+    return tuple(
+        (name, "from the batch's answers" if stage == "sft" else label, color)
+        if name == "from_chosen"
+        else (name, label, color)
+        for name, label, color in present
+    )
+
+
 def _spread(steps: list[int], count: int) -> list[int]:
     """At most `count` of the steps, from the first to the last."""
     if len(steps) <= count:
@@ -224,13 +240,12 @@ def _spread(steps: list[int], count: int) -> list[int]:
     return [steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)]
 
 
-def _add_bars(figure: go.Figure, labels: list[str], index: int) -> None:
+def _add_bars(figure: go.Figure, labels: list[str], parts: Parts, index: int) -> None:
     axes = {"xaxis": axis_name("x", index), "yaxis": axis_name("y", index)}
-    for name, label, color in _PARTS:
-        pattern = {"shape": "/", "fgcolor": PAPER, "size": 6} if name == "residual" else {}
+    for name, label, color in parts:
         figure.add_bar(
             y=labels, orientation="h", name=label, legendgroup=name, showlegend=index == 1,
-            marker={"color": color, "line": {"width": 0}, "pattern": pattern},
+            marker={"color": color, "line": {"width": 0}},
             hovertemplate="<b>%{y}</b><br>" + label + " %{customdata}<extra></extra>", **axes,
         )  # fmt: skip
     figure.add_scatter(
@@ -243,7 +258,9 @@ def _add_bars(figure: go.Figure, labels: list[str], index: int) -> None:
 Bars = tuple[list[list[float | None]], list[list[str]]]
 
 
-def _bar_data(rows: Sequence[ForceRow], kinds: list[str], steps: list[int]) -> Bars | None:
+def _bar_data(
+    rows: Sequence[ForceRow], parts: Parts, kinds: list[str], steps: list[int]
+) -> Bars | None:
     """Means over prompts for every trace: steps × (parts, measured), one value a kind."""
     if not rows:
         return None
@@ -253,7 +270,7 @@ def _bar_data(rows: Sequence[ForceRow], kinds: list[str], steps: list[int]) -> B
     values: list[list[float | None]] = []
     texts: list[list[str]] = []
     for step in steps:
-        for part in [name for name, _, _ in _PARTS] + ["measured"]:
+        for part in [name for name, _, _ in parts] + ["measured"]:
             found = [
                 mean_interval(np.array([getattr(r, part) for r in groups.get((step, kind), ())]))
                 for kind in kinds

@@ -41,9 +41,8 @@ def gap_plate(paths: Paths) -> Plate | None:
                 "showticklabels": axis == lower,
             }  # fmt: skip
             layout[f"yaxis{key}"] = {"domain": domain, "anchor": f"x{key}"}
-            if column:
-                shared = "y" if axis == upper else "y2"
-                layout[f"yaxis{key}"] |= {"matches": shared, "showticklabels": False}
+            if column and axis == lower:
+                layout[f"yaxis{key}"] |= {"matches": "y2", "showticklabels": False}
         layout[f"xaxis{lower}"]["title"] = {"text": "step"}
         annotations.append(panel_title(STAGE_TITLE[stage], left, 1.01))
     layout["yaxis"]["title"] = {"text": "Δ log π since step 0"}

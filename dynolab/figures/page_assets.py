@@ -33,7 +33,8 @@ section { padding: 26px 0 18px; border-top: 1px solid var(--line); margin-top: 1
 table { border-collapse: collapse; width: 100%; font-size: 14.5px; margin: 10px 0; }
 th { text-align: left; color: var(--muted); font-weight: 600; font-size: 13px; }
 th, td { padding: 7px 14px 7px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.n, th.n { text-align: right; padding-right: 22px; white-space: nowrap;
+  font-variant-numeric: tabular-nums; }
 td div + div { margin-top: 3px; }
 .num { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .quiet { color: var(--muted); }
@@ -65,7 +66,7 @@ const read = (id) => JSON.parse(document.getElementById(id).textContent);
 const toDark = read("dark-colors");
 const toLight = Object.fromEntries(Object.entries(toDark).map(([light, dark]) => [dark, light]));
 const darkScreen = window.matchMedia("screen and (prefers-color-scheme: dark)");
-const config = { responsive: true, displaylogo: false, plotlyServerURL: "",
+const config = { responsive: true, displaylogo: false, displayModeBar: "hover", plotlyServerURL: "",
   modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
   toImageButtonOptions: { format: "svg" } };
 function swap(value, colors) {

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from jaxtyping import Float
+from numpy import ndarray
 
 from dynolab.data.rows import Split
 from dynolab.figures.inputs import StageName
@@ -17,10 +19,11 @@ from dynolab.figures.style import (
     Plate,
     base_layout,
     buttons,
-    fixed,
     in_order,
     join,
+    mean_and_ends,
     panel_title,
+    rank_of,
     style_of,
 )
 
@@ -42,12 +45,15 @@ def learning_path_plate(paths: Paths) -> Plate | None:
     for split in splits:
         for mode in modes:
             views[(mode, split)] = []
+    told = set[str]()
     for column, stage in enumerate(stages):
         kinds = in_order({k for s in splits if (stage, s) in paths for k in paths[(stage, s)].logp})
         for kind in sorted(kinds, key=lambda kind: style_of(kind).prominent):
-            traces += _kind_traces(kind, column, first=column == 0)
+            traces += _kind_traces(kind, column, first=kind not in told)
+            told.add(kind)
             for (mode, split), view in views.items():
                 view += _kind_data(paths.get((stage, split)), kind, mode)
+    _head_groups(traces)
     first = views[("change", splits[0])]
     for trace, data in zip(traces, first, strict=True):
         trace.update(data)
@@ -102,15 +108,22 @@ def _kind_traces(kind: str, column: int, first: bool) -> list[go.Scatter]:
         ),
         go.Scatter(
             name=style.label, hovertemplate=_HOVER, showlegend=first, mode="lines",
-            legendgrouptitle={"text": style.group}, legendrank=_rank(kind),
+            legendrank=rank_of(kind),
             line={"color": style.color, "dash": style.dash,
                   "width": 3 if style.prominent else 1.4}, **shared,
         ),
     ]  # fmt: skip
 
 
-def _rank(kind: str) -> int:
-    return 1000 + (list(KINDS).index(kind) if kind in KINDS else len(KINDS))
+def _head_groups(traces: list[go.Scatter]) -> None:
+    """Names a group of kinds once, over the first of its kinds."""
+    groups = {style.label: style.group for style in KINDS.values()}
+    named = set[str]()
+    for trace in sorted(traces, key=lambda trace: trace.legendrank or 0):
+        group = groups.get(trace.name, "Other")
+        if trace.showlegend and group not in named:
+            trace.legendgrouptitle = {"text": group}
+            named.add(group)
 
 
 def _kind_data(paths: LearningPaths | None, kind: str, mode: str) -> list[dict[str, Any]]:
@@ -138,8 +151,8 @@ def _paths_message(paths: Paths) -> str:
     if sft is not None and "chosen" in sft.logp:
         text = f"SFT moves the chosen answer by {_change(sft, 'chosen')}"
         if "rejected" in sft.logp:
-            rise, fall = (mean_interval(x).mean for x in peak_change(sft.logp["rejected"]))
-            text += f" and the rejected one by {fixed(rise)} to its peak and {fixed(fall)} after it"
+            rise, fall = (_mean(x) for x in peak_change(sft.logp["rejected"]))
+            text += f" nats and the rejected one by {rise} up to its peak and {fall} after it"
         parts.append(text + ".")
     if dpo is not None and "chosen" in dpo.logp:
         moved = [f"the chosen answer by {_change(dpo, 'chosen')}"]
@@ -152,4 +165,8 @@ def _paths_message(paths: Paths) -> str:
 
 
 def _change(paths: LearningPaths, kind: str) -> str:
-    return fixed(mean_interval(change(paths.logp[kind])).mean)
+    return _mean(change(paths.logp[kind]))
+
+
+def _mean(values: Float[ndarray, pairs]) -> str:
+    return mean_and_ends(mean_interval(values))[0]

@@ -14,7 +14,7 @@ from dynolab.figures.forces import decomposition_plate, prediction_plate
 from dynolab.figures.gap import gap_plate
 from dynolab.figures.inputs import ProbeScore, ReportInputs, StageName
 from dynolab.figures.learning_paths import learning_paths
-from dynolab.figures.page import Html, page, page_beside, plate_section, text, tiles
+from dynolab.figures.page import Html, Tile, page, page_beside, plate_section, text, tiles
 from dynolab.figures.paths import SPLITS, Paths, learning_path_plate
 from dynolab.figures.sections import (
     headline_tiles,
@@ -24,7 +24,7 @@ from dynolab.figures.sections import (
     verdict_section,
 )
 from dynolab.figures.style import Plate
-from dynolab.figures.summary import summarise
+from dynolab.figures.summary import changes_since_start, summarise
 from dynolab.figures.svg import paths_svg
 from dynolab.figures.token_map import token_map_plate
 from dynolab.figures.verdicts import Verdict, assess
@@ -44,10 +44,12 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
     paths = _all_paths(inputs)
     verdicts = assess(paths.get(("sft", "train")), paths.get(("dpo", "train")), inputs.forces)
     plates = _plates(inputs, paths)
-    summary = summarise(inputs, paths, verdicts)
+    changes = changes_since_start(paths)
+    summary = summarise(inputs, changes, verdicts)
     folder.mkdir(parents=True, exist_ok=True)
     plotly_js = get_plotlyjs()
-    body = _body(inputs, paths, verdicts, plates, summary)
+    headline = headline_tiles(changes, summary, verdicts)
+    body = _body(inputs, paths, verdicts, plates, headline)
     title = f"Dynolab: {inputs.facts.name}"
     _write(folder / "report.html", page(title, body, plotly_js))
     _write(folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
@@ -101,7 +103,7 @@ def _body(
     paths: Paths,
     verdicts: Sequence[Verdict],
     plates: Sequence[Plate],
-    summary: dict[str, Any],
+    headline: Sequence[Tile],
 ) -> list[Html]:
     facts = inputs.facts
     seed = "" if facts.seed is None else f" Seed {facts.seed}."
@@ -118,7 +120,7 @@ def _body(
             f"{text(seed + watched)} Changes are in nats of log-probability, summed over an "
             "answer’s tokens; brackets hold 95% intervals over prompts.</p>"
         ),
-        tiles(headline_tiles(summary, verdicts)),
+        tiles(headline),
         Html("</header><main>"),
         *(plate_section(plate) for plate in plates),
         verdict_section(verdicts),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dynolab.figures.inputs import ReplayRow, ReportInputs
+from dynolab.figures.intervals import Interval
 from dynolab.figures.page import Html, Tile, link, section, table, text
 from dynolab.figures.paths import Paths
-from dynolab.figures.style import fixed, in_order, number, style_of, with_interval
+from dynolab.figures.style import in_order, mean_and_ends, number, style_of, with_interval
 from dynolab.figures.verdicts import Verdict
 
 _MARKS = {"appears": "✓", "does not": "✗", "unclear": "?", "not measured": "–"}
 
 
-def headline_tiles(summary: dict[str, Any], verdicts: Sequence[Verdict]) -> list[Tile]:
+def headline_tiles(
+    changes: Mapping[str, Interval], summary: dict[str, Any], verdicts: Sequence[Verdict]
+) -> list[Tile]:
     """The changes that a reader wants first, the force check and the claims."""
     found = []
     for key, what in (
@@ -25,17 +28,8 @@ def headline_tiles(summary: dict[str, Any], verdicts: Sequence[Verdict]) -> list
         ("sft/gap", "SFT: gap y* − chosen"),
         ("dpo/gap", "DPO: gap y* − chosen"),
     ):
-        change = summary["changes"].get(key)
-        value = "–" if change is None else fixed(change["mean"])
-        found.append(Tile(what, value, "not measured" if change is None else _range(change)))
-    explained = [
-        f"{stage.upper()} {number(summary['metrics'].get(f'force/{stage}/r2'))}"
-        for stage in ("sft", "dpo")
-        if f"force/{stage}/r2" in summary["metrics"]
-    ]
-    worst = summary["metrics"].get("force/replay_error")
-    replay = "no replay" if worst is None else f"updates replayed to {number(worst, 2)}"
-    found.append(Tile("Forces explain (R²)", ", ".join(explained) or "–", replay))
+        found.append(_change_tile(what, changes.get(key)))
+    found.append(_force_tile(summary["metrics"]))
     judged = [v for v in verdicts if v.outcome != "not measured"]
     appear = sum(v.outcome == "appears" for v in judged)
     others = {o: sum(v.outcome == o for v in judged) for o in ("does not", "unclear")}
@@ -44,10 +38,20 @@ def headline_tiles(summary: dict[str, Any], verdicts: Sequence[Verdict]) -> list
     return found
 
 
-def _range(change: dict[str, Any]) -> str:
-    if change["low"] is None:
-        return f"nats; n = {change['n']}, no interval"
-    return f"nats [{fixed(change['low'])}, {fixed(change['high'])}], n = {change['n']}"
+def _change_tile(what: str, change: Interval | None) -> Tile:
+    if change is None:
+        return Tile(what, "–", "not measured")
+    mean, low, high = mean_and_ends(change)
+    return Tile(what, mean, f"nats [{low}, {high}], n = {change.n}")
+
+
+def _force_tile(metrics: dict[str, float]) -> Tile:
+    stages = [stage for stage in ("sft", "dpo") if f"force/{stage}/r2" in metrics]
+    value = " / ".join(number(metrics[f"force/{stage}/r2"]) for stage in stages)
+    detail = " / ".join(stage.upper() for stage in stages)
+    if "force/replay_error" in metrics:
+        detail += f"; updates replay to {number(metrics['force/replay_error'], 2)}"
+    return Tile("Forces explain (R²)", value or "–", detail or "not measured")
 
 
 def verdict_section(verdicts: Sequence[Verdict]) -> Html:
@@ -59,8 +63,9 @@ def verdict_section(verdicts: Sequence[Verdict]) -> Html:
         (
             verdict.stage.upper(),
             verdict.claim,
-            Html(f'<span class="num">{text(verdict.expected)}</span>'),
+            verdict.expected,
             _quantities(verdict),
+            min((q.interval.n for q in verdict.quantities), default=0) or "–",
             Html(
                 f'<span class="verdict {verdict.outcome.replace(" ", "-")}">'
                 f"{_MARKS[verdict.outcome]} {verdict.outcome}</span>"
@@ -72,7 +77,7 @@ def verdict_section(verdicts: Sequence[Verdict]) -> Html:
         "verdicts",
         "Which known phenomena appear",
         f"Of {len(verdicts)} claims {message}.",
-        table(("stage", "claim", "expected", "measured [95%]", "verdict"), rows),
+        table(("stage", "claim", "expected", "measured [95%]", "n", "verdict"), rows, "ssssns"),
         note="Claims of Ren & Sutherland, Learning Dynamics of LLM Finetuning (arXiv 2407.10490), "
         "on training prompts. Appears: every interval lies on the expected side; does not: one "
         "lies wholly on the other side; unclear: neither. A peak's step is chosen on the other "
@@ -86,8 +91,7 @@ def _quantities(verdict: Verdict) -> Html:
     return Html(
         "".join(
             f'<div><span class="quiet">{text(q.name)}</span> <span class="num">'
-            f"{with_interval(q.interval, sign=bool(q.unit))} {text(q.unit)}</span> "
-            f'<span class="quiet num">n = {q.interval.n}</span></div>'
+            f"{with_interval(q.interval, sign=bool(q.unit))} {text(q.unit)}</span></div>"
             for q in verdict.quantities
         )
     )

@@ -84,10 +84,14 @@ def style_of(kind: str) -> KindStyle:
     return KINDS.get(kind) or KindStyle(plotly_text(kind), "Other", _NOISE, "longdashdot")
 
 
+def rank_of(kind: str) -> int:
+    """Place in a legend: known kinds as listed above, then others."""
+    return 1000 + (list(KINDS).index(kind) if kind in KINDS else len(KINDS))
+
+
 def in_order(kinds: Iterable[str]) -> list[str]:
     """Known kinds as listed above, then others by name."""
-    rank = {kind: i for i, kind in enumerate(KINDS)}
-    return sorted(kinds, key=lambda kind: (rank.get(kind, len(rank)), kind))
+    return sorted(kinds, key=lambda kind: (rank_of(kind), kind))
 
 
 @dataclass(frozen=True)
@@ -131,24 +135,22 @@ def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
     return f"{mantissa}·10{superscript}"
 
 
-def fixed(value: float, places: int = 1) -> str:
-    """A signed change with fixed places, as sentences name it."""
-    return f"{value:+.{places}f}".replace("-", "−") if math.isfinite(value) else "–"
-
-
-def with_interval(interval: Interval, places: int | None = None, sign: bool = True) -> str:
-    """`mean [low, high]`, to the place that the interval's width warrants."""
-    if interval.n == 0 or not math.isfinite(interval.mean):
-        return "–"
-    if places is None:
-        width = interval.high - interval.low
-        scale = width if math.isfinite(width) and width > 0 else abs(interval.mean) or 1.0
-        places = min(6, max(1, 1 - math.floor(math.log10(scale))))
-    each = [
+def mean_and_ends(interval: Interval, sign: bool = True) -> tuple[str, str, str]:
+    """Mean, low and high end to the place that the interval's width warrants."""
+    width = interval.high - interval.low
+    scale = width if math.isfinite(width) and width > 0 else abs(interval.mean) or 1.0
+    places = min(6, max(1, 1 - math.floor(math.log10(scale)))) if math.isfinite(scale) else 1
+    mean, low, high = (
         f"{x:{'+' if sign else ''}.{places}f}".replace("-", "−") if math.isfinite(x) else "–"
         for x in (interval.mean, interval.low, interval.high)
-    ]
-    return f"{each[0]} [{each[1]}, {each[2]}]"
+    )
+    return mean, low, high
+
+
+def with_interval(interval: Interval, sign: bool = True) -> str:
+    """`mean [low, high]`."""
+    mean, low, high = mean_and_ends(interval, sign)
+    return f"{mean} [{low}, {high}]" if interval.n else "–"
 
 
 def join(parts: Sequence[str]) -> str:

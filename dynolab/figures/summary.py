@@ -12,16 +12,10 @@ from dynolab.figures.learning_paths import LearningPaths
 from dynolab.figures.verdicts import Verdict
 
 
-def summarise(
-    inputs: ReportInputs,
+def changes_since_start(
     paths: Mapping[tuple[StageName, Split], LearningPaths],
-    verdicts: Sequence[Verdict],
-) -> dict[str, Any]:
-    """Changes since step 0 with intervals, verdicts, and a flat map of the finite numbers.
-
-    `metrics` has `<stage>/<kind>/change`, `<stage>/gap/change` (nats, training prompts),
-    `force/<stage>/r2`, `force/replay_error` (the worst), `claims/<outcome>`.
-    """
+) -> dict[str, Interval]:
+    """`<stage>/<kind>` and `<stage>/gap`: mean change since step 0, training prompts, nats."""
     changes: dict[str, Interval] = {}
     for (stage, split), found in paths.items():
         if split != "train":
@@ -30,7 +24,17 @@ def summarise(
             changes[f"{stage}/{kind}"] = mean_interval(change(logp))
         if found.gap is not None:
             changes[f"{stage}/gap"] = mean_interval(change(found.gap))
-    changes = {name: interval for name, interval in changes.items() if interval.n}
+    return {name: interval for name, interval in changes.items() if interval.n}
+
+
+def summarise(
+    inputs: ReportInputs, changes: Mapping[str, Interval], verdicts: Sequence[Verdict]
+) -> dict[str, Any]:
+    """Changes since step 0 with intervals, verdicts, and a flat map of the finite numbers.
+
+    `metrics` has `<stage>/<kind>/change`, `<stage>/gap/change` (nats, training prompts),
+    `force/<stage>/r2`, `force/replay_error` (the worst), `claims/<outcome>`.
+    """
     metrics = {f"{name}/change": interval.mean for name, interval in changes.items()}
     for verdict in verdicts:
         if verdict.id.endswith("/forces") and verdict.outcome != "not measured":

@@ -81,9 +81,13 @@ class Claim:
     measure: Measure
 
 
+def _name(kind: str) -> str:
+    return "y*" if kind == ARGMAX else kind
+
+
 def rises(kind: str) -> Measure:
     """`log π_T(y) − log π_0(y) > 0`."""
-    return lambda paths: ((f"Δ {kind}", 1, change(paths.logp[kind])),)
+    return lambda paths: ((f"Δ {_name(kind)}", 1, change(paths.logp[kind])),)
 
 
 def falls(kind: str) -> Measure:
