@@ -16,6 +16,7 @@ from uuid import uuid4
 from dynolab.errors import StoreError
 from dynolab.store import Claim, Committed, Manifest, Place, Store, git_revision
 from tasks.runtime.keys import canonical, stage_key
+from tasks.runtime.prefect_progress import link_mlflow_run, run_tags
 from tasks.runtime.settings import Settings
 from tasks.runtime.work import Config, StageResult, Work
 
@@ -100,11 +101,14 @@ def run_stage(
     inputs: Mapping[str, StageResult],
     platform: Platform,
     *,
+    name: str | None = None,
     fresh: bool = False,
 ) -> StageResult:
     """Give the stage's result: the committed one, another run's, or computed here.
 
-    `fresh` computes again whatever is committed, from the start, and replaces it.
+    `name` is what people read in MLflow and in the progress, where a study runs one stage several
+    times; by default the stage's. `fresh` computes again whatever is committed, from the start,
+    and replaces it.
 
     Raises whatever the body raises, with its logs kept in the store; ConfigError before any work
     where the store cannot be written.
@@ -112,7 +116,7 @@ def run_stage(
     key = plan_key(stage, config, inputs)
     before = lookup(stage, key, platform)
     if before is not None and not fresh:
-        log.info("stage %s: cached at %s", stage.name, before.address)
+        platform.progress().cached(name or stage.name, before.address)
         return before
 
     def finished_meanwhile() -> StageResult | None:
@@ -128,7 +132,7 @@ def run_stage(
             return result
         if fresh:
             place.clear_resume()
-        return _compute(stage, config, inputs, platform, place, fresh=fresh)
+        return _compute(stage, name or stage.name, config, inputs, platform, place, fresh=fresh)
 
 
 def _wait_for(
@@ -149,6 +153,7 @@ def _wait_for(
 
 def _compute(
     stage: Stage[Config],
+    name: str,
     config: Config,
     inputs: Mapping[str, StageResult],
     platform: Platform,
@@ -159,15 +164,17 @@ def _compute(
     attempt = uuid4().hex
     scratch = platform.settings.scratch / f"{stage.name}-{place.key[:12]}-{attempt}"
     tracker = platform.tracking.start_run(
-        stage.name,
+        name,
         parent=platform.study,
-        tags=_tags(stage, place.key, inputs),
+        tags=_tags(stage, place.key, inputs) | run_tags(),
         params=canonical(config),
         resume_key=None if fresh else place.key,
     )
+    link_mlflow_run(tracker, name)
     status: Status = "FAILED"
     try:
         work = Work(
+            name,
             config,
             inputs,
             version=stage.version,

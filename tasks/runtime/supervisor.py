@@ -25,12 +25,12 @@ class Supervisor:
 
     def __init__(self, work: Work[Any], states: Path, total_steps: int) -> None:
         self._work, self._states = work, states
-        self._progress = work.progress.stage(work.stage, total_steps)
+        self._progress = work.progress.stage(work.name, total_steps)
         metrics = work.output / "metrics.jsonl"
         self._tail = MetricsTail(metrics, work.tracker, StepReporter(self._progress))
         self._ended = threading.Event()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"supervise-{work.stage}")
+        self._thread = threading.Thread(target=self._run, name=f"supervise-{work.name}")
 
     def __enter__(self) -> Supervisor:
         self._states.mkdir(parents=True, exist_ok=True)

@@ -54,13 +54,15 @@ class StageResult(BaseModel):
 class Work(Generic[Config]):
     """One attempt at a stage.
 
-    The body reads `config` and `input_folder`, writes its result under `output` and its logs
-    under `logs`, reports to `tracker` and `progress`, and keeps resume states. What it knows of
-    the run's shape it leaves in `step`, `world_size` and `zero_stage` for the manifest.
+    `name` is how people know it. The body reads `config` and `input_folder`, writes its result
+    under `output` and its logs under `logs`, reports to `tracker` and `progress`, and keeps
+    resume states. What it knows of the run's shape it leaves in `step`, `world_size` and
+    `zero_stage` for the manifest.
     """
 
     def __init__(
         self,
+        name: str,
         config: Config,
         inputs: Mapping[str, StageResult],
         *,
@@ -71,7 +73,7 @@ class Work(Generic[Config]):
         tracker: RunTracker,
         progress: Progress,
     ) -> None:
-        self.config, self.inputs = config, inputs
+        self.name, self.config, self.inputs = name, config, inputs
         self.tracker, self.progress = tracker, progress
         self.scratch, self.output, self.logs = scratch, scratch / "output", scratch / "logs"
         self.step: int | None = None
@@ -81,15 +83,10 @@ class Work(Generic[Config]):
         self.output.mkdir(parents=True)
         self.logs.mkdir()
 
-    @property
-    def stage(self) -> str:
-        """Name of the stage."""
-        return self._place.stage
-
     @contextmanager
     def shown(self, total_steps: int | None = None) -> Iterator[StageProgress]:
         """The stage's progress, closed as done or failed with the block."""
-        progress = self.progress.stage(self.stage, total_steps)
+        progress = self.progress.stage(self.name, total_steps)
         try:
             yield progress
         except BaseException:

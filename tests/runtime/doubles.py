@@ -54,7 +54,10 @@ class MemoryTracking:
 
 
 class NoProgress:
-    """Nothing here reports progress."""
+    """Progress that nobody sees."""
+
+    def cached(self, name: str, text: str = "") -> None:
+        pass
 
 
 def memory_platform(home: Path, store: Store | None = None) -> Platform:

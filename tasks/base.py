@@ -1,0 +1,74 @@
+"""Stage `base`: the model that finetuning starts from, trained here or imported."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dynolab.training.config import TrainConfig
+from dynolab.training.job import TrainJob
+from tasks.runtime.stage import Stage
+from tasks.runtime.supervisor import Supervisor
+from tasks.runtime.work import Work
+
+
+class BaseConfig(BaseModel):
+    """A model by folder or Hub name, or the built-in one with its training."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    source: str = Field("builtin", description="`builtin`, a folder, or a Hub name.")
+    revision: str | None = Field(
+        None, description="Hub: branch, tag or commit. Folder: filled in with its content's hash."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the built-in model's weights.")
+    training: TrainConfig = Field(TrainConfig(), description="Training of the built-in model.")
+
+
+def make_base(work: Work[BaseConfig]) -> dict[str, float]:
+    """Result: `model/`, a safetensors folder with its tokenizer."""
+    began = time.monotonic()
+    if work.config.source == "builtin":
+        _train(work)
+    else:
+        _import(work)
+    return {"seconds": time.monotonic() - began}
+
+
+def _train(work: Work[BaseConfig]) -> None:
+    from models.language import load_tokenizer, save_language_model
+    from models.tiny import TinyConfig, build_tiny
+    from tasks.ranks.train import run
+
+    data, config = work.input_folder("data"), work.config.training
+    tokenizer = load_tokenizer(data / "tokenizer")
+    initial = work.scratch / "initial"
+    save_language_model(
+        build_tiny(TinyConfig(seed=work.config.seed), tokenizer), tokenizer, initial
+    )
+    states = work.scratch / "resume"
+    job = TrainJob(
+        config=config,
+        model=initial,
+        examples=data / "corpus.jsonl",
+        output=work.output,
+        resume_out=states,
+    )
+    work.step = config.steps
+    with Supervisor(work, states, config.steps):
+        run(job)
+
+
+def _import(work: Work[BaseConfig]) -> None:
+    """Copies the model into the store, so that a study holds all that it was made from."""
+    from models.language import load_language_model, load_tokenizer, save_language_model
+
+    source = work.config.source
+    revision = None if Path(source).is_dir() else work.config.revision
+    tokenizer = load_tokenizer(source, revision=revision)
+    model = load_language_model(source, revision=revision, tokenizer=tokenizer)
+    save_language_model(model, tokenizer, work.output / "model")
+
+
+BASE = Stage("base", 1, make_base)

@@ -1,0 +1,92 @@
+"""Stage `forces`: what the recorded steps did to every watched answer, and which part of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.runtime.progress import StageProgress
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from dynolab.data.rows import ProbeRow
+
+
+class ForcesConfig(BaseModel):
+    """Which answers are watched, and how they are computed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    pairs: int = Field(40, ge=1, description="Pairs of each split whose answers are watched.")
+    batch_tokens: int = Field(8_192, ge=1, description="Padded tokens of one forward.")
+
+
+def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
+    """Reads inputs `data` and `trained`, a training stage with recorded steps.
+
+    Results: `forces.jsonl`, `replay.json`, and `token_map.json` of the last recorded step.
+    """
+    began = time.monotonic()
+    records = sorted((work.input_folder("trained") / "forces").glob("step-*"))
+    with work.shown(len(records)) as progress:
+        errors = _measure(work, records, progress)
+    return {"seconds": time.monotonic() - began, "largest_replay_error": max(errors, default=0.0)}
+
+
+def _measure(
+    work: Work[ForcesConfig], records: Sequence[Path], progress: StageProgress
+) -> list[float]:
+    from dynolab.data.encode import Encoder
+    from dynolab.data.rows import ProbeRow, read_rows
+    from dynolab.forces import PolicyFunction, build_token_map, step_forces
+    from dynolab.forces.metrics import force_metrics
+    from dynolab.training.record import StepRecord
+    from models.language import context_length, load_language_model, load_tokenizer
+
+    rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
+    probes = first_pairs(rows, work.config.pairs)
+    folder = work.input_folder("trained", "model")
+    tokenizer, model = load_tokenizer(folder), load_language_model(folder)
+    policy, encoder = PolicyFunction(model), Encoder(tokenizer, context_length(model), "drop")
+    replays = []
+    with (work.output / "forces.jsonl").open("w") as file:
+        for number, place in enumerate(records, start=1):
+            record = StepRecord.load(place)
+            objective = record.facts.objective.name
+            forces = step_forces(
+                record, policy, probes, encoder,
+                stage=objective, batch_tokens=work.config.batch_tokens,
+            )  # fmt: skip
+            file.writelines(row.model_dump_json() + "\n" for row in forces.rows)
+            replays.append(forces.replay)
+            work.tracker.metrics(record.facts.step, force_metrics(forces.rows))
+            progress.update(number, f"step {record.facts.step}")
+    dumped = [replay.model_dump() for replay in replays]
+    (work.output / "replay.json").write_text(json.dumps(dumped, indent=1))
+    if records:
+        example = record.examples[0]
+        pushes = build_token_map(
+            record, policy, tokenizer,
+            stage=objective, updating_id=example.id, observed_id=example.id,
+            observed=example.chosen,
+        )  # fmt: skip
+        (work.output / "token_map.json").write_text(pushes.model_dump_json())
+    return [replay.replay_error for replay in replays]
+
+
+def first_pairs(rows: Sequence[ProbeRow], pairs: int) -> list[ProbeRow]:
+    """Every row of the first pairs of each split."""
+    seen: dict[str, dict[str, None]] = {}
+    for row in rows:
+        known = seen.setdefault(row.split, {})
+        if len(known) < pairs:
+            known[row.pair_id] = None
+    return [row for row in rows if row.pair_id in seen[row.split]]
+
+
+FORCES = Stage("forces", 1, measure_forces)

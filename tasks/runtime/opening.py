@@ -1,0 +1,70 @@
+"""Opens what a flow's stages run on, from the environment, and closes it whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from dynolab.store import Store
+from tasks.runtime.progress import make_progress
+from tasks.runtime.settings import Settings
+from tasks.runtime.stage import Platform
+
+if TYPE_CHECKING:
+    from tasks.runtime.tracking import RunTracker, Tracking
+
+log = logging.getLogger(__name__)
+
+LAST_SENDING_SECONDS = 60.0
+
+
+@contextmanager
+def open_platform(*, study: str, project: str, tags: Mapping[str, str]) -> Iterator[Platform]:
+    """The platform of one flow run.
+
+    MLflow is the server that the environment names, else the one that runs on this home, else one
+    started here as soon as a stage has work to do and ended with the flow. What could not be sent
+    to it stays in the home's outbox for the next command.
+    """
+    settings = Settings.from_environment()
+    with ExitStack() as services:
+        platform = Platform(
+            settings=settings,
+            store=Store(settings.store, cache=settings.cache, endpoint=settings.store_endpoint),
+            open_tracking=lambda: _open_tracking(settings, project, services),
+            progress=make_progress,
+            open_study=lambda tracking: _open_study(tracking, study, tags),
+        )
+        try:
+            yield platform
+        finally:
+            if platform.has_worked:
+                failed = sys.exc_info()[0] is not None
+                _close(platform, failed=failed)
+
+
+def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tracking:
+    from tasks.runtime.services import mlflow_address
+    from tasks.runtime.tracking import Tracking
+
+    uri = settings.mlflow_tracking_uri or mlflow_address(settings.home, services)
+    return Tracking(uri, settings.outbox, experiment=project)
+
+
+def _open_study(tracking: Tracking, study: str, tags: Mapping[str, str]) -> RunTracker:
+    from tasks.runtime.prefect_progress import link_mlflow_run, run_tags
+
+    tracker = tracking.start_run(study, tags={**tags, **run_tags()}, params={})
+    link_mlflow_run(tracker, study)
+    return tracker
+
+
+def _close(platform: Platform, *, failed: bool) -> None:
+    if platform.study is not None:
+        platform.study.finish("FAILED" if failed else "FINISHED")
+    left = platform.tracking.close(LAST_SENDING_SECONDS)
+    if left:
+        log.warning("%d operations could not be sent to MLflow; the next command sends them", left)
