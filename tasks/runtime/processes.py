@@ -100,6 +100,7 @@ def start_child(
     search = [str(_PROJECT_ROOT), environment.get("PYTHONPATH", "")]
     command = [sys.executable, "-m", "tasks.runtime.child", str(os.getpid()), module, *arguments]
     log.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)  # a process that still writes to the old file keeps it
 
     def start() -> Process:
         with log.open("wb") as output:

@@ -1,22 +1,23 @@
 """The program of one server process: Prefect or MLflow on SQLite, on a socket that it is handed.
 
-    python -m tasks.runtime.serve <prefect|mlflow> <folder> <listening descriptor>
+    python -m tasks.runtime.serve <prefect|mlflow> <folder> <listening descriptor> [standing]
 
-Both applications run under uvicorn in this one process. Measured on two cores, seconds of start
-(all of it CPU; most of it imports), new database / database at hand:
+Both applications run under uvicorn in this one process. Measured in CPU seconds until they
+answer, new database / database at hand, with the libraries' bytecode cached (without it, under
+PYTHONDONTWRITEBYTECODE, compiling adds 5 s to each):
 
-- MLflow: 15.0 / 13.6 by `mlflow server --workers 1`, whose command line imports MLflow to start a
-  second process that imports it again; 7.0 / 6.0 here, without its job executor.
-- Prefect: 13.9 / 7.7 by `prefect server start`; 12.3 / 6.6 here. Its 100 migrations take 4 s of a
-  new database and 0.4 s of one that is up to date. Background services cost nothing at start and
-  1 % of a core, so all of them stay on.
+- MLflow: 5.3 / 4.9 by `mlflow server --workers 1`, whose command line imports MLflow to start a
+  second process that imports it again; 2.7 / 2.0 here.
+- Prefect: 8.1 / 3.9 by `prefect server start`; 6.5 / 2.9 here; 5.5 / 2.3 without registering
+  block types, which imports every installed integration. Migrations are 3 s of a new database and
+  0.25 s of one that is up to date. Switching its background services off saves nothing at start,
+  and idle they use 2 % of a core: all stay on.
 """
 
 from __future__ import annotations
 
 import fcntl
 import gc
-import importlib.metadata
 import os
 import socket
 import sys
@@ -28,29 +29,33 @@ from typing import Any
 _SHUTDOWN_SECONDS = 3
 
 
-def prefect_application(folder: Path, port: int) -> Any:
-    """Prefect's API, interface and background services; `folder` is its PREFECT_HOME."""
+def prefect_application(folder: Path, port: int, standing: bool) -> Any:
+    """Prefect's API, interface and background services; `folder` is its PREFECT_HOME.
+
+    The interface's forms for blocks need a standing server; flows do not.
+    """
     os.environ.pop("PREFECT_API_URL", None)  # it would point the interface to another server
     os.environ |= {
         "PREFECT_HOME": str(folder),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder}/prefect.db",
-        "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": str(not _is_migrated(folder)),
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_UI_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": str(standing),
+        "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": str(standing),
     }
     from prefect.server.api.server import create_app
 
     return create_app(final=True)
 
 
-def mlflow_application(folder: Path, port: int) -> Any:
+def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
     """MLflow's API and interface, with its tables made; artifacts pass through the server."""
     os.environ |= {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        # Names with which a browser on this machine, or behind a forwarded port, may ask.
+        # Names by which a browser on this machine, or behind a forwarded port, may ask.
         "MLFLOW_SERVER_ALLOWED_HOSTS": "127.0.0.1,127.0.0.1:*,localhost,localhost:*",
     }
     from mlflow.server import constants
@@ -70,12 +75,7 @@ def mlflow_application(folder: Path, port: int) -> Any:
     return app
 
 
-def _migration_mark(folder: Path) -> Path:
-    return folder / f"migrated-{importlib.metadata.version('prefect')}"
-
-
-def _is_migrated(folder: Path) -> bool:
-    return _migration_mark(folder).exists() and (folder / "prefect.db").exists()
+_APPLICATIONS = {"prefect": prefect_application, "mlflow": mlflow_application}
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def main(name: str, folder: Path, descriptor: int) -> None:
+def main(name: str, folder: Path, descriptor: int, standing: bool) -> None:
     """Serve until SIGTERM or SIGINT."""
     gc.disable()  # imports make millions of lasting objects: collecting meanwhile costs 8 %
     import uvicorn
@@ -94,21 +94,15 @@ def main(name: str, folder: Path, descriptor: int) -> None:
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            started.close()
-            if name == "prefect":
-                _migration_mark(folder).touch()
+            until_started.close()
             gc.freeze()
             gc.enable()
 
     listener = socket.socket(fileno=descriptor)
-    port = listener.getsockname()[1]
-    started = ExitStack()
-    with started:
-        started.enter_context(_alone(folder))
-        build = {"prefect": prefect_application, "mlflow": mlflow_application}[name]
+    with ExitStack() as until_started:
+        until_started.enter_context(_alone(folder))
         config = uvicorn.Config(
-            build(folder, port),
-            log_level="info",
+            _APPLICATIONS[name](folder, listener.getsockname()[1], standing),
             access_log=False,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
@@ -116,4 +110,4 @@ def main(name: str, folder: Path, descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:] == ["standing"])

@@ -1,0 +1,95 @@
+"""Children are tied to their parent, whichever thread started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.runtime.processes import (
+    Process,
+    free_port,
+    kill_marked,
+    last_lines,
+    listening_socket,
+    marked_processes,
+    port_in_use,
+    start_child,
+    stop_group,
+)
+
+HERE = Path(__file__).parent
+
+
+def _start(tmp_path: Path, code: str, **variables: str) -> Process:
+    (tmp_path / "program.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), **variables}
+    return start_child("program", ["x"], environment=environment, log=tmp_path / "log")
+
+
+def test_a_child_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
+    started: list[Process] = []
+    code = "import sys, time; print(sys.argv[1:], flush=True); time.sleep(0.5); sys.exit(3)"
+    thread = threading.Thread(target=lambda: started.append(_start(tmp_path, code)))
+    thread.start()
+    thread.join()
+    assert started[0].wait(20) == 3
+    assert last_lines(tmp_path / "log") == ["['x']"]
+
+
+def test_a_child_whose_parent_is_gone_ends_at_once() -> None:
+    root = str(HERE.parents[1])
+    command = [sys.executable, "-m", "tasks.runtime.child", str(os.getppid()), "this"]
+    ended = subprocess.run(command, cwd=root, capture_output=True, timeout=20)
+    assert ended.returncode == 128 + signal.SIGKILL
+    assert ended.stdout == b""
+
+
+def test_stopping_goes_from_sigterm_to_sigkill(tmp_path: Path) -> None:
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "print('deaf', flush=True); time.sleep(100)"
+    )
+    child = _start(tmp_path, code)
+    deadline = time.monotonic() + 20
+    while last_lines(tmp_path / "log") != ["deaf"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    stop_group(child, grace_seconds=0.1)
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_marked_processes_are_found_and_killed_in_any_session(tmp_path: Path) -> None:
+    code = (
+        "import subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True);"
+        "print('started', flush=True)"
+    )
+    child = _start(tmp_path, code, DYNOLAB_TEST_MARK=str(tmp_path))
+    child.wait(20)
+    marker = f"DYNOLAB_TEST_MARK={tmp_path}"
+    assert len(marked_processes(marker)) == 1
+    kill_marked(marker)
+    assert marked_processes(marker) == []
+
+
+def test_ports() -> None:
+    with listening_socket() as listener:
+        port = listener.getsockname()[1]
+        assert port_in_use(port)
+        with pytest.raises(OSError, match="in use"):
+            listening_socket(port)
+    assert not port_in_use(port)
+    assert not port_in_use(free_port())
+
+
+def test_last_lines_of_long_missing_and_binary_logs(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_lines(log) == []
+    log.write_bytes(b"x\n" * 100_000 + b"\n\xff end\n\n")
+    assert last_lines(log, 2) == ["x", "\ufffd end"]

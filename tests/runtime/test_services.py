@@ -1,0 +1,147 @@
+"""Prefect's and MLflow's real servers: they start, answer, keep their data at home, and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from dynolab.errors import ConfigError, ServiceFailed
+from tasks.runtime import services as service_module
+from tasks.runtime.processes import listening_socket, port_in_use, start_child, stop_group
+from tasks.runtime.services import MLFLOW, PREFECT, Address, Service, start_services
+from tasks.runtime.stack import running_services, standing_services, use_services
+
+ROOT = Path(__file__).resolve().parents[2]
+UP = """
+import sys, pathlib
+from tasks.runtime.stack import up
+up(pathlib.Path(sys.argv[1]), lambda line: print(line, flush=True), prefect_port=0, mlflow_port=0)
+"""
+
+
+def _port(address: Address) -> int:
+    return int(address.url.rpartition(":")[2])
+
+
+def _gone(address: Address) -> bool:
+    return not Path(f"/proc/{address.pid}").exists() and not port_in_use(_port(address))
+
+
+@pytest.mark.services
+def test_standing_servers_serve_until_sigterm(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", UP, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        lines = [process.stdout.readline(), process.stdout.readline()]
+        running = running_services(tmp_path)
+        assert set(running) == {PREFECT, MLFLOW}
+        assert lines[0].split() == ["Prefect", running[PREFECT].url]
+        assert lines[1].split() == ["MLflow", running[MLFLOW].url]
+
+        with urlopen(f"{running[PREFECT].url}/ui-settings") as answer:
+            assert json.load(answer)["api_url"] == f"{running[PREFECT].url}/api"
+        assert (tmp_path / "prefect" / "prefect.db").exists()
+        _mlflow_keeps_runs_and_artifacts(running[MLFLOW].url, tmp_path)
+
+        with pytest.raises(ConfigError, match="runs already at"), standing_services(tmp_path):
+            pass
+        with use_services(tmp_path) as used:
+            used.wait_ready(5)
+            assert used.addresses == running
+            assert used.environment()["MLFLOW_TRACKING_URI"] == running[MLFLOW].url
+        assert running_services(tmp_path) == running, "another command's servers are not ended"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        process.stdout.close()
+    assert all(_gone(address) for address in running.values())
+    assert running_services(tmp_path) == {}
+    assert not (tmp_path / "services.json").exists()
+
+
+def _mlflow_keeps_runs_and_artifacts(url: str, home: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(url)
+    run = client.create_run(client.create_experiment("project"))
+    client.log_text(run.info.run_id, "hello", "note.txt")
+    assert [file.read_text() for file in (home / "mlflow" / "artifacts").rglob("note.txt")]
+    assert (home / "mlflow" / "mlflow.db").stat().st_size > 0
+
+
+@pytest.mark.services
+def test_servers_end_with_a_killed_command(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib, time; from tasks.runtime.services import start_services;"
+        "s = start_services(pathlib.Path(sys.argv[1]), ['mlflow']);"
+        "print(s.addresses['mlflow'].pid, flush=True); time.sleep(100)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    server = Path("/proc") / process.stdout.readline().strip()
+    assert server.exists()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 10
+    while server.exists() and "Z" not in (server / "stat").read_text().rpartition(")")[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_taken_port_is_named_with_its_remedy(tmp_path: Path) -> None:
+    with listening_socket() as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"mlflow_port = {port}: .*another port"):
+            start_services(tmp_path, [MLFLOW], ports={MLFLOW: port})
+
+
+def test_a_server_that_ends_reports_its_last_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, log: Path, environment: dict[str, str], **__: object) -> object:
+        return start_child("tasks.runtime.no_such_program", [], environment=environment, log=log)
+
+    monkeypatch.setattr(service_module, "start_child", broken)
+    with start_services(tmp_path, [PREFECT]) as services, pytest.raises(ServiceFailed) as failed:
+        services.wait_ready(30)
+    assert "No module named tasks.runtime.no_such_program" in str(failed.value)
+    assert "exit code 1" in failed.value.last_lines[-1]
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    with listening_socket() as silent:
+        child = start_child("http.server", ["0"], environment=dict(os.environ), log=log)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        try:
+            with pytest.raises(ServiceFailed, match="no answer from"):
+                Service(MLFLOW, Address(url, child.pid), log, child).wait_ready(0.1)
+        finally:
+            stop_group(child)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"prefect": {}}', '{"mlflow": {"url": 1}}'])
+def test_a_torn_register_means_no_servers(tmp_path: Path, content: str) -> None:
+    (tmp_path / "services.json").write_text(content)
+    assert running_services(tmp_path) == {}
+
+
+def test_a_register_of_ended_processes_means_no_servers(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    entry = {"url": "http://127.0.0.1:9", "pid": ended.pid}
+    (tmp_path / "services.json").write_text(json.dumps({"mlflow": entry}))
+    assert running_services(tmp_path) == {}
