@@ -1,0 +1,56 @@
+"""Forces: what one optimizer step does to every answer, and which part of it did that.
+
+`PolicyFunction` is the model as a function of its weights; everything else differentiates it:
+`one_step` along a whole change of the weights, `split` along the parts of a recorded optimizer
+step, `token_map` along one update token at a time. `step_forces` and `build_token_map` go from a
+step's record to the rows that are written.
+"""
+
+from dynolab.forces.observe import ForceRow, ReplayFacts, StepForces, step_forces
+from dynolab.forces.one_step import (
+    OneStep,
+    central_difference,
+    change_of,
+    measured_change,
+    midpoint,
+    one_step,
+)
+from dynolab.forces.optimizers import FrozenUpdate, freeze_update
+from dynolab.forces.policy import PolicyFunction, Weights
+from dynolab.forces.split import (
+    SideGradients,
+    UpdateSplit,
+    record_batch,
+    replay_error,
+    rounding_floor,
+    side_gradients,
+    split_step,
+)
+from dynolab.forces.token_map import TokenMap, build_token_map, token_forces
+
+__all__ = [
+    "ForceRow",
+    "FrozenUpdate",
+    "OneStep",
+    "PolicyFunction",
+    "ReplayFacts",
+    "SideGradients",
+    "StepForces",
+    "TokenMap",
+    "UpdateSplit",
+    "Weights",
+    "build_token_map",
+    "central_difference",
+    "change_of",
+    "freeze_update",
+    "measured_change",
+    "midpoint",
+    "one_step",
+    "record_batch",
+    "replay_error",
+    "rounding_floor",
+    "side_gradients",
+    "split_step",
+    "step_forces",
+    "token_forces",
+]

@@ -1,0 +1,178 @@
+"""From the record of a step to measured and predicted forces on every watched answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from dynolab.data.encode import Encoded, Encoder
+from dynolab.data.rows import ProbeRow, Split
+from dynolab.errors import ConfigError
+from dynolab.forces.one_step import change_of, midpoint
+from dynolab.forces.policy import PolicyFunction, Weights
+from dynolab.forces.split import UpdateSplit, replay_error, rounding_floor, split_step
+from dynolab.forces.watch import Watched, batches, watch
+from dynolab.training.record import StepRecord
+
+
+class ForceRow(BaseModel):
+    """Δ log π of one answer over one recorded step, summed over its tokens, in nats.
+
+    `predicted` is the first order along the realised change of the weights; `from_chosen`,
+    `from_rejected` and `from_history` are the first order along its parts; `residual` is
+    measured − predicted. `in_batch`: the answer's pair was in the step's batch.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    stage: str
+    step: int
+    pair_id: str
+    split: Split
+    kind: str
+    tokens: int
+    in_batch: bool
+    measured: float
+    predicted: float
+    from_chosen: float
+    from_rejected: float
+    from_history: float
+    residual: float
+
+
+class ReplayFacts(BaseModel):
+    """How exactly the analysis replayed one recorded update.
+
+    `replay_error` = ‖replayed − recorded‖/‖recorded‖ over the weights; `rounding_floor` is what
+    of it the storage of the weights alone leaves in a perfect replay; `closure_error` =
+    ‖Σ parts − predicted‖/‖predicted‖ over the watched answers, the same error as far as answers
+    feel it. Under AdamW and RMSprop, `replay_error` far above the floor with a small
+    `closure_error` means weights whose true gradient is zero (GPT-NeoX's key biases, which
+    softmax cancels): the optimizer blows their rounding noise up to full-sized steps, which no
+    other order of summation repeats and no answer feels.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    stage: str
+    step: int
+    learning_rate: float
+    clip_factor: float
+    grad_norm: float
+    replay_error: float
+    rounding_floor: float
+    closure_error: float
+
+
+@dataclass(frozen=True)
+class StepForces:
+    """All forces of one recorded step, and how well it was replayed."""
+
+    rows: list[ForceRow]
+    replay: ReplayFacts
+
+
+def step_forces(
+    record: StepRecord,
+    policy: PolicyFunction,
+    probes: Sequence[ProbeRow],
+    encoder: Encoder,
+    *,
+    stage: str,
+    batch_tokens: int = 4_096,
+) -> StepForces:
+    """Measures and predicts what a recorded step did to every probe row.
+
+    Derivatives are taken at the midpoint of the step. A `chosen` row is followed by a row of
+    kind `argmax`: the tokens that the model before the step found likeliest at every position of
+    the teacher-forced chosen answer, held fixed.
+
+    **Arguments:**
+
+    - `encoder`: how rows are encoded; rows that its overlong rule drops have no force row, and
+      its counts are left alone.
+    - `batch_tokens`: bound of sequences × padded length of one forward; up to four derivatives
+      run beside it.
+
+    **Raises:** `ConfigError` where no probe row is left to watch.
+    """
+    answers = _encode(probes, encoder)
+    split = split_step(record, policy, batch_tokens=batch_tokens)
+    directions: dict[str, Weights] = {"predicted": change_of(record.before, record.after)}
+    directions |= {name: part for name, part in split.parts().items() if _moves(part)}
+
+    rows: list[list[ForceRow]] = [[] for _ in answers]
+    for members in batches([one for _, one in answers], batch_tokens):
+        watched = watch([answers[member] for member in members], record.before, policy)
+        sums = _observe(watched, record, directions, policy)
+        for index, (number, kind) in enumerate(zip(watched.row, watched.kind, strict=True)):
+            values = {name: float(total[index]) for name, total in sums.items()}
+            member = members[number]
+            rows[member].append(_row(record, stage, *answers[member], kind, values))
+    flat = [row for group in rows for row in group]
+    return StepForces(flat, _replay(record, split, stage, flat))
+
+
+def _encode(probes: Sequence[ProbeRow], encoder: Encoder) -> list[tuple[ProbeRow, Encoded]]:
+    own = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
+    encoded = [(row, own.response(row.pair_id, row.prompt, row.response)) for row in probes]
+    kept = [(row, one) for row, one in encoded if one is not None]
+    if not kept:
+        raise ConfigError("probes", 0, "no probe row is left to watch; give rows that fit")
+    return kept
+
+
+def _row(
+    record: StepRecord, stage: str, probe: ProbeRow, encoded: Encoded, kind: str,
+    values: Mapping[str, float],
+) -> ForceRow:  # fmt: skip
+    return ForceRow(
+        stage=stage,
+        step=record.facts.step,
+        pair_id=probe.pair_id,
+        split=probe.split,
+        kind=kind,
+        tokens=encoded.response_length,
+        in_batch=probe.pair_id in {example.id for example in record.examples},
+        residual=values["measured"] - values["predicted"],
+        **values,
+    )
+
+
+def _replay(
+    record: StepRecord, split: UpdateSplit, stage: str, rows: Sequence[ForceRow]
+) -> ReplayFacts:
+    gap = [r.from_chosen + r.from_rejected + r.from_history - r.predicted for r in rows]
+    facts = record.facts
+    return ReplayFacts(
+        stage=stage,
+        step=facts.step,
+        learning_rate=facts.learning_rate,
+        clip_factor=facts.clip_factor,
+        grad_norm=facts.grad_norm,
+        replay_error=replay_error(split, record),
+        rounding_floor=rounding_floor(record),
+        closure_error=math.hypot(*gap) / math.hypot(*(row.predicted for row in rows)),
+    )
+
+
+@torch.no_grad()
+def _observe(
+    watched: Watched, record: StepRecord, directions: Mapping[str, Weights], policy: PolicyFunction
+) -> dict[str, Float[Tensor, answers]]:
+    """Measured change, and first order along every direction, of each answer."""
+    place = midpoint(record.before, record.after)
+    moved = policy.logps(policy.cast(record.after), watched.batch) - watched.start
+    along = policy.change_along(place, directions.values(), watched.batch)
+    nothing = torch.zeros_like(moved)
+    tokens = {"measured": moved, "from_chosen": nothing, "from_rejected": nothing,
+              "from_history": nothing, **dict(zip(directions, along, strict=True))}  # fmt: skip
+    return {name: watched.sums(values) for name, values in tokens.items()}
+
+
+def _moves(part: Weights) -> bool:
+    return any(bool(w.any()) for w in part.values())

@@ -1,0 +1,142 @@
+"""The policy as a function of its weights, with its directional derivatives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, jvp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dynolab.data.batches import TokenBatch
+from dynolab.errors import ConfigError
+from dynolab.likelihood import ResponseLogits, token_logps
+
+Weights = Mapping[str, Tensor]
+"""Tensors by parameter name; tied weights stand once, under their first name."""
+
+_TANGENT_BYTES = 2**28
+_MOST_TANGENTS = 8
+
+_log = logging.getLogger(__name__)
+
+
+class PolicyFunction:
+    """`θ ↦ log π_θ` of a batch's response tokens, and its derivative along directions of θ.
+
+    Parameters are told apart by identity, so tied embeddings are one parameter that acts in both
+    places. Weights that a call leaves out stay at the model's own. The model is used in eval mode
+    without cache; fused attention kernels have no forward-mode derivative, so attention runs on
+    torch's math kernel, which computes the same function.
+
+    **Arguments:**
+
+    - `model`: a causal language model of transformers; it is left as it was found.
+    - `dtype`: of weights and arithmetic. float64 is exact to rounding where the network keeps
+      its dtype (GPT-NeoX does; Llama's stock RMSNorm computes in float32).
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+        self.model, self.dtype = model, dtype
+        self._logits = ResponseLogits(model)
+        self.weights: dict[str, Tensor] = {
+            name: parameter.detach().to(dtype) for name, parameter in model.named_parameters()
+        }
+        self.device = next(iter(self.weights.values())).device
+        _log.info("force engine: attention on SDPA's math kernel (forward-mode derivatives)")
+
+    def cast(self, weights: Weights) -> dict[str, Tensor]:
+        """Weights on the policy's device in its dtype; refuses names or shapes it has not."""
+        for name, tensor in weights.items():
+            own = self.weights.get(name)
+            if own is None or own.shape != tensor.shape:
+                raise ConfigError(
+                    f"weights[{name}]", tuple(tensor.shape),
+                    "the model has no such parameter" if own is None
+                    else f"the model's has shape {tuple(own.shape)}; give the record's own model",
+                )  # fmt: skip
+        return {name: w.detach().to(self.device, self.dtype) for name, w in weights.items()}
+
+    def logits(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, "tokens vocabulary"]:
+        """Logits that predict each response token at the given weights."""
+        named = {f"model.{name}": w for name, w in {**self.weights, **weights}.items()}
+        with self._differentiable():
+            return functional_call(self._logits, named, (batch,))
+
+    def logps(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, tokens]:
+        """`log π(y_l | x, y_<l)` of every response token at the given weights, in nats."""
+        return token_logps(self.logits(weights, batch), batch)
+
+    @torch.no_grad()
+    def change_along(
+        self, at: Weights, directions: Iterable[Weights], batch: TokenBatch
+    ) -> Float[Tensor, "directions tokens"]:
+        """`∂ log π/∂θ · d` of every response token for each direction d (forward-mode JVP).
+
+        Directions share the pass through the primal network a few at a time; they may come from
+        a generator and are held no longer than that.
+
+        **Arguments:**
+
+        - `at`: where the derivative is taken.
+        - `directions`: changes of the weights; a parameter missing in one does not move there.
+
+        **Returns:** first-order change of `log π` in nats, one row per direction.
+        """
+        at = self.cast(at)
+        waiting: Iterator[Weights] = iter(directions)
+        rows = [torch.empty(0, len(batch.token), dtype=self.dtype, device=self.device)]
+        while together := list(islice(waiting, self.tangents_together)):
+            rows.append(self._jvps(at, [self.cast(one) for one in together], batch))
+        return torch.cat(rows)
+
+    @property
+    def tangents_together(self) -> int:
+        """Directions that share one pass: as many as a bound on their memory allows."""
+        size = sum(w.numel() * w.element_size() for w in self.weights.values())
+        return max(1, min(_MOST_TANGENTS, _TANGENT_BYTES // size))
+
+    def _jvps(
+        self, at: Weights, directions: Sequence[Weights], batch: TokenBatch
+    ) -> Float[Tensor, "directions tokens"]:
+        moving = {name for one in directions for name in one}
+        primal = {name: at.get(name, self.weights[name]) for name in moving}
+        fixed = {name: w for name, w in at.items() if name not in moving}
+        tangents = {
+            name: torch.stack([one.get(name, torch.zeros_like(w)) for one in directions])
+            for name, w in primal.items()
+        }
+
+        def logps(weights: Weights) -> Tensor:
+            return self.logps({**fixed, **weights}, batch)
+
+        def along(tangent: Weights) -> Tensor:
+            return jvp(logps, (primal,), (tangent,))[1]
+
+        if len(directions) == 1:
+            return along({name: t[0] for name, t in tangents.items()})[None]
+        return vmap(along)(tangents)
+
+    @contextmanager
+    def _differentiable(self) -> Iterator[None]:
+        """Eval mode and attention that has a forward-mode derivative; both are put back."""
+        training = self.model.training
+        attention = getattr(self.model.config, "_attn_implementation", "sdpa")
+        swap = attention not in ("sdpa", "eager")
+        if swap:
+            _log.warning("force engine: attention %s has no forward-mode derivative; "
+                         "sdpa's math kernel takes its place", attention)  # fmt: skip
+            self.model.set_attn_implementation("sdpa")  # type: ignore[operator]
+        self.model.eval()
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
+        finally:
+            self.model.train(training)
+            if swap:
+                self.model.set_attn_implementation(attention)  # type: ignore[operator]

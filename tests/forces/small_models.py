@@ -1,0 +1,143 @@
+"""Tiny models, batches and really trained steps for the force tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from dynolab.data.batches import CHOSEN, collate, collate_examples, count_totals
+from dynolab.data.encode import Encoded
+from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.objectives import build_objective
+from dynolab.training.config import EngineConfig, TrainConfig
+from dynolab.training.engine import PlainEngine
+from dynolab.training.optimizer import clip_factor
+from dynolab.training.record import RecordedExample, StepFacts, StepRecord
+
+VOCABULARY = 50
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 32,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "attn_implementation": "sdpa",
+    "initializer_range": 0.15,
+}
+
+
+def neox(seed: int = 0, dtype: torch.dtype = torch.float64) -> GPTNeoXForCausalLM:
+    torch.manual_seed(seed)
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**COMMON)).to(dtype).eval()
+
+
+def llama(seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    """Grouped-query attention and tied embeddings."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(**COMMON, num_key_value_heads=2, tie_word_embeddings=True)
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+
+def encoded(seed: int, prompt: int = 4, response: int = 5) -> Encoded:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, VOCABULARY, (prompt + response,), generator=generator)
+    return Encoded(tuple(ids.tolist()), prompt)
+
+
+def pair(seed: int, prompt: int = 4, chosen: int = 5, rejected: int = 4) -> RecordedExample:
+    """A pair with one prompt and answers of unlike lengths, without reference yet."""
+    first, second = encoded(seed, prompt, chosen), encoded(seed + 1000, prompt, rejected)
+    ids = first.ids[:prompt] + second.ids[prompt:]
+    return RecordedExample(id=f"pair-{seed}", chosen=first, rejected=Encoded(ids, prompt))
+
+
+def pairs(count: int) -> list[RecordedExample]:
+    return [
+        pair(seed, prompt=3 + seed % 3, chosen=4 + seed % 2, rejected=3 + seed % 3)
+        for seed in range(count)
+    ]
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def relative(value: Tensor, truth: Tensor) -> float:
+    return float((value - truth).norm() / truth.norm())
+
+
+@torch.no_grad()
+def with_reference(model: nn.Module, examples: Sequence[RecordedExample]) -> list[RecordedExample]:
+    """The examples with log-probabilities of a reference that differs from the policy a little."""
+
+    def score(sequence: Encoded) -> list[float]:
+        batch = collate([sequence], 0)
+        logps = token_logps(ResponseLogits(model)(batch), batch)
+        return (logps + 0.3 * torch.sin(torch.arange(len(logps)))).tolist()
+
+    return [
+        one.model_copy(
+            update={
+                "chosen_reference": score(one.chosen),
+                "rejected_reference": None if one.rejected is None else score(one.rejected),
+            }
+        )
+        for one in examples
+    ]
+
+
+@dataclass
+class Trained:
+    """A model and the records of real optimizer steps on it, in their order."""
+
+    model: nn.Module
+    records: list[StepRecord]
+
+
+def train_steps(
+    model: nn.Module,
+    config: TrainConfig,
+    examples: Sequence[RecordedExample],
+    *,
+    steps: int = 3,
+) -> Trained:
+    """Real steps of the plain engine: autograd of the loss, torch's clipping and optimizer."""
+    config = config.model_copy(update={"engine": EngineConfig(kind="plain", ranks=1)})
+    objective = build_objective(config.objective)
+    engine = PlainEngine(ResponseLogits(model), config)
+    records = []
+    for step in range(steps):
+        before, state = engine.master_weights(), engine.optimizer_state()
+        rate = config.optimizer.learning_rate * (step + 1) / steps
+        engine.backward(objective.loss(*_logps(engine, objective.sides, examples)))
+        norm = engine.step(rate)
+        facts = StepFacts(
+            step=step, learning_rate=rate, grad_norm=norm,
+            clip_factor=clip_factor(norm, config.clip_norm),
+            objective=config.objective, optimizer=config.optimizer,
+        )  # fmt: skip
+        after = engine.master_weights()
+        records.append(StepRecord(facts, tuple(examples), before, after, state))
+    return Trained(model, records)
+
+
+def _logps(engine: PlainEngine, sides: Sequence[int], examples: Sequence[RecordedExample]):  # type: ignore[no-untyped-def]
+    plain = [one.encoded() for one in examples]
+    batch = collate_examples(plain, 0, sides, count_totals(plain, sides))
+    logps = token_logps(engine.logits(batch), batch)
+    if examples[0].chosen_reference is not None:
+        flat = [
+            value
+            for one in examples
+            for side in sides
+            for value in (one.chosen_reference if side == CHOSEN else one.rejected_reference) or []
+        ]
+        batch = replace(batch, reference=torch.tensor(flat, dtype=logps.dtype))
+    return logps, batch

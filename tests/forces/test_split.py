@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from dynolab.data.batches import CHOSEN, REJECTED, collate
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+from dynolab.forces import (
+    PolicyFunction,
+    change_of,
+    midpoint,
+    record_batch,
+    replay_error,
+    rounding_floor,
+    side_gradients,
+    split_step,
+)
+from dynolab.forces.one_step import norm
+from dynolab.objectives import DPOConfig, SFTConfig, build_objective
+from dynolab.training.config import OptimizerConfig, TrainConfig
+from dynolab.training.record import StepRecord
+from tests.forces.small_models import (
+    encoded,
+    llama,
+    neox,
+    pair,
+    pairs,
+    relative,
+    train_steps,
+    with_reference,
+)
+
+OPTIMIZERS = {
+    "sgd": OptimizerConfig(name="sgd", learning_rate=1e-2),
+    "sgd momentum decay": OptimizerConfig(
+        name="sgd", learning_rate=1e-2, momentum=0.9, weight_decay=0.1
+    ),
+    "adamw": OptimizerConfig(name="adamw", learning_rate=1e-3),
+    "adamw decay": OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=0.1),
+    "rmsprop": OptimizerConfig(name="rmsprop", learning_rate=1e-3),
+    "rmsprop momentum decay": OptimizerConfig(
+        name="rmsprop", learning_rate=1e-3, momentum=0.9, weight_decay=0.1
+    ),
+}
+OBJECTIVES = {
+    "sft": SFTConfig(),
+    "sft token mean": SFTConfig(normalise="token_mean"),
+    "dpo": DPOConfig(beta=0.5),
+}
+
+
+def trained(model, optimizer: str, objective: str, clip_norm: float = 0.5, steps: int = 3):
+    examples = with_reference(model, pairs(4))
+    config = TrainConfig(
+        objective=OBJECTIVES[objective], optimizer=OPTIMIZERS[optimizer], clip_norm=clip_norm,
+        engine={"kind": "plain", "ranks": 1},
+    )  # fmt: skip
+    return train_steps(model, config, examples, steps=steps)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_real_torch_steps_are_replayed_in_fp64(optimizer):
+    model = neox()
+    run = trained(model, optimizer, "dpo", clip_norm=0.01)
+    policy = PolicyFunction(model, torch.float64)
+    for record in run.records:
+        assert record.facts.clip_factor < 1
+        assert replay_error(split_step(record, policy), record) < 1e-9
+
+
+@pytest.mark.parametrize("build", [neox, llama])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_real_torch_steps_are_replayed_in_fp32(optimizer, build):
+    """As exactly as float32 stores the weights, but for weights whose true gradient is zero."""
+    model = build(dtype=torch.float32)
+    run = trained(model, optimizer, "dpo", clip_norm=100.0)
+    for record in run.records:
+        split = split_step(record, PolicyFunction(model))
+        if build is neox:
+            # Softmax cancels key biases; adaptive optimizers step along their rounding noise.
+            noisy = [name for name in record.before if name.endswith("query_key_value.bias")]
+            assert len(noisy) == 2
+            split, record = without(split, record, noisy)
+        exact = OPTIMIZERS[optimizer].name == "sgd"
+        allowed = 1.1 * rounding_floor(record) + (1e-6 if exact else 1e-4)
+        assert replay_error(split, record) < allowed
+
+
+def test_only_key_biases_escape_the_replay_of_an_adaptive_step():
+    model = neox(dtype=torch.float32)
+    record = trained(model, "adamw", "dpo", clip_norm=100.0).records[-1]
+    policy = PolicyFunction(model)
+    split = split_step(record, policy)
+    name = "gpt_neox.layers.0.attention.query_key_value.bias"
+    gap = split.total()[name] - change_of(record.before, record.after)[name]
+    query, key, value = gap.view(4, 3, 8).abs().amax(dim=(0, 2))
+    assert key > 100 * max(query, value)
+
+
+def without(split, record, names):
+    """The step without some parameters."""
+
+    def rest(tensors):
+        return {name: w for name, w in tensors.items() if name not in names}
+
+    parts = {name: rest(part) for name, part in split.parts().items()}
+    smaller = dataclasses.replace(
+        record, before=rest(record.before), after=rest(record.after), state=rest(record.state)
+    )
+    return dataclasses.replace(split, **parts), smaller
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_sides_add_up_to_the_gradient_of_the_loss(objective):
+    model = neox()
+    record = trained(model, "sgd", objective, steps=1).records[0]
+    policy = PolicyFunction(model, torch.float64)
+    batch = record_batch(record, policy, range(4))
+    leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
+    loss = build_objective(record.facts.objective).loss(policy.logps(leaves, batch), batch)
+    truth = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+    whole = side_gradients(record, policy)
+    parts = side_gradients(record, policy, batch_tokens=1)
+    for gradients in (whole, parts):
+        assert norm(change_of(gradients.total(), truth)) / norm(truth) < 1e-10
+    assert (norm(whole.rejected) > 0) == (objective == "dpo")
+    assert float(norm(truth)) == pytest.approx(record.facts.grad_norm, rel=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_forces_of_the_parts_add_up_to_the_force_of_the_whole(optimizer):
+    model = neox()
+    record = trained(model, optimizer, "dpo").records[-1]
+    policy = PolicyFunction(model, torch.float64)
+    split = split_step(record, policy)
+    place, d = midpoint(record.before, record.after), change_of(record.before, record.after)
+    batch = collate([encoded(50), encoded(51)], 0)
+    whole, *parts = policy.change_along(place, [d, *split.parts().values()], batch)
+    assert relative(sum(parts), whole) < 1e-9
+
+
+def test_history_is_what_a_step_without_a_gradient_does():
+    model = neox()
+    record = trained(model, "sgd momentum decay", "dpo").records[-1]
+    split = split_step(record, PolicyFunction(model, torch.float64))
+    eta, config = record.facts.learning_rate, record.facts.optimizer
+    for name, w in record.before.items():
+        buffer = record.state[name]["momentum_buffer"]
+        torch.testing.assert_close(
+            split.from_history[name], -eta * (config.momentum * buffer + config.weight_decay * w)
+        )
+
+
+def test_plain_sgd_and_a_first_adam_step_have_no_history():
+    for optimizer in ("sgd", "adamw"):
+        model = neox()
+        record = trained(model, optimizer, "dpo", steps=1).records[0]
+        split = split_step(record, PolicyFunction(model, torch.float64))
+        assert float(norm(split.from_history)) == 0
+
+
+def test_chosen_lifts_and_rejected_lowers_their_own_answers():
+    model = neox()
+    examples = with_reference(model, [pair(1)])
+    config = TrainConfig(
+        objective=DPOConfig(), optimizer=OPTIMIZERS["sgd"], engine={"kind": "plain", "ranks": 1}
+    )
+    record = train_steps(model, config, examples, steps=1).records[0]
+    policy = PolicyFunction(model, torch.float64)
+    split, batch = split_step(record, policy), record_batch(record, policy, [0])
+    chosen, rejected = policy.change_along(
+        record.before, [split.from_chosen, split.from_rejected], batch
+    )
+    assert chosen[batch.token_side == CHOSEN].sum() > 0
+    assert rejected[batch.token_side == REJECTED].sum() < 0
+
+
+def test_a_prefix_shared_by_both_answers_cancels_under_dpo():
+    """Equal tokens after equal prefixes push with +β(1−σ) and −β(1−σ): nothing is left."""
+    model = neox()
+    one = pair(1, chosen=6, rejected=6)
+    shared = one.chosen.ids[: one.chosen.prompt_length + 3]
+    assert one.rejected is not None
+    rejected = Encoded(shared + one.rejected.ids[len(shared) :], one.chosen.prompt_length)
+    one = one.model_copy(update={"rejected": rejected})
+    config = TrainConfig(
+        objective=DPOConfig(), optimizer=OPTIMIZERS["sgd"], engine={"kind": "plain", "ranks": 1}
+    )
+    record = train_steps(model, config, with_reference(model, [one]), steps=1).records[0]
+    policy = PolicyFunction(model, torch.float64)
+    batch = record_batch(record, policy, [0])
+    leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
+    logps = policy.logps(leaves, batch)
+    rates = build_objective(record.facts.objective).learning_rates(logps.detach(), batch)
+    prefix = batch.position < len(shared) - 1
+    assert int(prefix.sum()) == 6
+
+    def gradient_through(tokens):
+        pulled = torch.autograd.grad(
+            (rates * logps)[tokens].sum(), list(leaves.values()), retain_graph=True
+        )
+        return torch.cat([g.flatten() for g in pulled]).norm()
+
+    assert gradient_through(prefix & (batch.token_side == CHOSEN)) > 1e-3
+    assert gradient_through(prefix) < 1e-12
+
+
+@pytest.mark.parametrize("wrong", ["sign", "clip", "rate", "state", "reference", "step"])
+def test_a_wrong_replay_is_noticed(wrong):
+    model = neox()
+    record = trained(model, "adamw", "dpo").records[-1]
+    policy = PolicyFunction(model, torch.float64)
+    facts, examples, state = record.facts, record.examples, record.state
+    if wrong == "sign":
+        examples = tuple(
+            one.model_copy(
+                update={
+                    "chosen": one.rejected, "rejected": one.chosen,
+                    "chosen_reference": one.rejected_reference,
+                    "rejected_reference": one.chosen_reference,
+                }
+            )
+            for one in examples
+        )  # fmt: skip
+    elif wrong == "clip":
+        facts = facts.model_copy(update={"clip_factor": 1.0})
+    elif wrong == "rate":
+        facts = facts.model_copy(update={"learning_rate": facts.learning_rate * 0.99})
+    elif wrong == "step":
+        facts = facts.model_copy(update={"step": facts.step + 1})
+    elif wrong == "state":
+        state = {}
+    else:
+        examples = tuple(
+            one.model_copy(update={"chosen_reference": [0.0] * one.chosen.response_length})
+            for one in examples
+        )
+    broken = dataclasses.replace(record, facts=facts, examples=examples, state=state)
+    assert replay_error(split_step(broken, policy), broken) > 1e-3
+
+
+def test_a_saved_record_replays_alike(tmp_path):
+    model = llama()
+    record = trained(model, "adamw", "dpo").records[-1]
+    record.save(tmp_path / "step")
+    loaded = StepRecord.load(tmp_path / "step")
+    policy = PolicyFunction(model)
+    assert replay_error(split_step(loaded, policy), loaded) == pytest.approx(
+        replay_error(split_step(record, policy), record)
+    )
+
+
+def test_records_that_cannot_be_split_say_why():
+    model = neox()
+    record = trained(model, "sgd", "dpo", steps=1).records[0]
+    policy = PolicyFunction(model, torch.float64)
+    still = dataclasses.replace(record, after=record.before)
+    with pytest.raises(ConfigError, match="no weight"):
+        replay_error(split_step(record, policy), still)
+    bare = [one.model_copy(update={"chosen_reference": None}) for one in record.examples]
+    with pytest.raises(ConfigError, match="reference"):
+        split_step(dataclasses.replace(record, examples=tuple(bare)), policy)
