@@ -113,6 +113,6 @@ def _training_message(metrics: Mapping[StageName, tuple[MetricsLine, ...]]) -> s
         y = _series(metrics.get(stage, ()), name)[1]
         if y.size:
             smooth = _running_mean(y)
-            parts.append(f"{what} goes from {smooth[0]:.3g} to {smooth[-1]:.3g}")
+            parts.append(f"{what} goes from {smooth[0]:#.3g} to {smooth[-1]:#.3g}")
     sentence = join(parts).replace("-", "−")
     return sentence + "." if sentence else ""

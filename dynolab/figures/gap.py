@@ -57,7 +57,7 @@ def gap_plate(paths: Paths) -> Plate | None:
         _gap_message(paths),
         "Above: y* and the chosen answer y⁺ since step 0; the shaded distance is how far the gap "
         "has grown (y* above) or shrunk. Below: the gap log π(y*) − log π(y⁺) itself with its 95% "
-        "band. y* alone rises under both stages; the gap tells them apart.",
+        "band. y* alone can rise under either stage; which way the gap goes tells them apart.",
         figure,
     )
 

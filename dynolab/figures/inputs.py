@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -156,14 +156,17 @@ def read_inputs(
     *,
     sft: Path | None = None,
     dpo: Path | None = None,
-    forces: Path | None = None,
+    forces: Sequence[Path] = (),
 ) -> ReportInputs:
     """Reads a study's outputs.
 
     **Arguments:** `sft`, `dpo`: folders of training results (`probes.jsonl`, `metrics.jsonl`);
-    `forces`: the force analysis' folder (`forces.jsonl`, `replay.json`, `token_map.json`). A
-    folder left out, or a file that is not there, is a part that was not measured.
+    `forces`: folders of force analyses (`forces.jsonl`, `replay.json`, `token_map.json`); of
+    several token maps DPO's is shown. A folder left out, or a file that is not there, is a part
+    that was not measured.
     """
+    maps = [found for f in forces if (found := _read_json(f / "token_map.json", TokenMap))]
+    replays = [_read_json(f / "replay.json", tuple[ReplayRow, ...]) or () for f in forces]
 
     def rows(folder: Path | None, name: str, kind: type[AnyLine]) -> tuple[AnyLine, ...]:
         path = folder / name if folder else None
@@ -175,31 +178,25 @@ def read_inputs(
         dpo_probes=rows(dpo, "probes.jsonl", ProbeScore),
         sft_metrics=rows(sft, "metrics.jsonl", MetricsLine),
         dpo_metrics=rows(dpo, "metrics.jsonl", MetricsLine),
-        forces=rows(forces, "forces.jsonl", ForceRow),
-        replay=_read_json(forces, "replay.json", tuple[ReplayRow, ...]) or (),
-        token_map=_read_json(forces, "token_map.json", TokenMap),
+        forces=tuple(row for f in forces for row in rows(f, "forces.jsonl", ForceRow)),
+        replay=tuple(row for replay in replays for row in replay),
+        token_map=max(maps, key=lambda found: found.stage == "dpo", default=None),
     )
 
 
 Parsed = TypeVar("Parsed")
 
 
-def _read_json(folder: Path | None, name: str, expected: type[Parsed]) -> Parsed | None:
-    path = folder / name if folder else None
-    if path is None or not path.exists():
+def _read_json(path: Path, expected: type[Parsed]) -> Parsed | None:
+    if not path.exists():
         return None
     try:
         return TypeAdapter(expected).validate_json(path.read_text(encoding="utf-8"))
     except ValidationError as error:
-        raise _bad(name, error) from error
+        raise _bad(path.name, error) from error
 
 
 def _bad(where: str, error: ValidationError) -> ConfigError:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"]) or "the line"
     return ConfigError(where, field, f"{first['msg']}; run the stage that wrote it again")
-
-
-def finite(value: float | None) -> float | None:
-    """The value where JSON can hold it."""
-    return value if value is not None and math.isfinite(value) else None

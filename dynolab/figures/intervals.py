@@ -31,7 +31,7 @@ def student_975(degrees: int) -> float:
     """The 97.5% point of Student's t.
 
     `t = z + (z³+z)/4ν + (5z⁵+16z³+3z)/96ν² + (3z⁷+19z⁵+17z³−15z)/384ν³`, exact values below ν = 5
-    (Abramowitz & Stegun 26.7.5; the error is below 0.001 from there on).
+    (Abramowitz & Stegun 26.7.5; the error is below 0.003 from there on).
     """
     if degrees in _SMALL_SAMPLE:
         return _SMALL_SAMPLE[degrees]

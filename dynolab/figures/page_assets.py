@@ -27,7 +27,8 @@ section { padding: 26px 0 18px; border-top: 1px solid var(--line); margin-top: 1
   font-variant-numeric: tabular-nums; }
 .tile span { display: block; color: var(--muted); font-size: 13px; line-height: 1.4; }
 .tile .what { color: var(--ink); font-weight: 600; font-size: 14px; margin-bottom: 2px; }
-.plot { width: 100%; margin: 10px 0 6px; }
+section { overflow-x: auto; }
+.plot { width: 100%; min-width: 860px; margin: 10px 0 6px; }
 .plot text { font-variant-numeric: tabular-nums; }
 .table { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14.5px; margin: 10px 0; }
@@ -52,21 +53,32 @@ footer { color: var(--muted); font-size: 13px; padding: 20px 0 40px; }
 @media (max-width: 760px) { .tiles { grid-template-columns: repeat(2, 1fr); }
   main, header { padding: 0 16px; } }
 @page { size: A4; margin: 14mm; }
-@media print { body { font-size: 11pt; } header { padding-top: 0; } main, header { padding: 0;
-  max-width: none; } section, .tile, tr { break-inside: avoid; } .modebar, .updatemenu-container {
-  display: none !important; } h2, .message { break-after: avoid; } .tile { border: 1px solid
-  var(--line); } table { font-size: 9.5pt; } pre { white-space: pre-wrap; } }
+@media print {
+  body { font-size: 11pt; }
+  header { padding-top: 0; }
+  main, header { padding: 0; max-width: none; }
+  .plot { width: 1100px; zoom: 0.62; }
+  section { overflow: visible; }
+  section, .tile, tr { break-inside: avoid; }
+  .modebar, .updatemenu-container { display: none !important; }
+  h2, .message { break-after: avoid; }
+  .tile { border: 1px solid var(--line); }
+  table { font-size: 9.5pt; }
+  pre { white-space: pre-wrap; }
+}
 """
 
 # Figures are made in light colours; where the reader's screen is dark, each is replaced by its
-# dark partner, also in what the reader has since chosen in the figure. Paper is light and narrow.
+# dark partner, also in what the reader has since chosen in the figure. Paper is light, and there
+# figures are drawn as on a screen and made smaller.
 SCRIPT = """
 "use strict";
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
 const toDark = read("dark-colors");
 const toLight = Object.fromEntries(Object.entries(toDark).map(([light, dark]) => [dark, light]));
 const darkScreen = window.matchMedia("screen and (prefers-color-scheme: dark)");
-const config = { responsive: true, displaylogo: false, displayModeBar: "hover", plotlyServerURL: "",
+const config = { responsive: true, displaylogo: false, displayModeBar: "hover",
+  showSendToCloud: false, plotlyServerURL: "",
   modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
   toImageButtonOptions: { format: "svg" } };
 function swap(value, colors) {
@@ -75,6 +87,7 @@ function swap(value, colors) {
   if (value === null || typeof value !== "object" || ArrayBuffer.isView(value)) return value;
   return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, swap(item, colors)]));
 }
+const PRINT_WIDTH = 1100;
 const plots = Array.from(document.querySelectorAll(".plot"));
 function repaint(dark, width) {
   for (const plot of plots) {
@@ -91,7 +104,7 @@ for (const plot of plots) {
 darkScreen.addEventListener("change", () => repaint(darkScreen.matches));
 window.addEventListener("beforeprint", () => {
   document.querySelectorAll("details").forEach((details) => { details.open = true; });
-  repaint(false, 690);
+  repaint(false, PRINT_WIDTH);
 });
 window.addEventListener("afterprint", () => repaint(darkScreen.matches));
 """

@@ -79,7 +79,8 @@ def verdict_section(verdicts: Sequence[Verdict]) -> Html:
         f"Of {len(verdicts)} claims {message}.",
         table(("stage", "claim", "expected", "measured [95%]", "n", "verdict"), rows, "ssssns"),
         note="Claims of Ren & Sutherland, Learning Dynamics of LLM Finetuning (arXiv 2407.10490), "
-        "on training prompts. Appears: every interval lies on the expected side; does not: one "
+        "on training prompts; forces on all that were watched. Appears: every interval lies on the "
+        "expected side; does not: one "
         "lies wholly on the other side; unclear: neither. A peak's step is chosen on the other "
         "half of the prompts, so that noise makes no peak.",
     )

@@ -25,7 +25,7 @@ DARK: dict[str, str] = {
     CHOSEN: "#5ea3ec", REJECTED: "#f07f5c", BEST: "#b58ae8",
     HISTORY: "#8f99a5", RESIDUAL: "#e0c257",
     UP: "#2fb5a6", FLAT: "#232a32", DOWN: "#d98a3c",
-    _SOFT_CHOSEN: "#557fa8", _SOFT_REJECTED: "#b07a66", _IRRELEVANT: "#5f9470", _NOISE: "#78828d",
+    _SOFT_CHOSEN: "#6f9fce", _SOFT_REJECTED: "#c98d78", _IRRELEVANT: "#74b389", _NOISE: "#8b95a1",
 }  # fmt: skip
 
 DIVERGING = [[0.0, DOWN], [0.5, FLAT], [1.0, UP]]
@@ -106,11 +106,11 @@ class Plate:
 
 
 def plotly_text(text: object, limit: int = 80) -> str:
-    """Text for plotly, which understands some HTML and templates: shown as it is, never obeyed."""
+    """Text for plotly, which understands some HTML: shown as it is, never obeyed."""
     plain = str(text)
     if len(plain) > limit:
         plain = plain[: limit - 1] + "…"
-    return html.escape(plain, quote=False).replace("%{", "%\u200b{").replace("$", "&#36;")
+    return html.escape(plain, quote=False)
 
 
 def token_text(token: str, limit: int = 12) -> str:
@@ -124,9 +124,10 @@ def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
     """`digits` significant digits with a true minus; `–` where nothing was measured."""
     if value is None or not math.isfinite(value):
         return "–"
-    text = f"{value:{'+' if sign else ''}.{digits}g}"
-    if "e" not in text and abs(value) >= 10**digits:
-        text = f"{value:{'+' if sign else ''}.0f}"
+    plus = "+" if sign else ""
+    text = f"{value:{plus}.{digits}g}"
+    if 10**digits <= abs(value) < 1e6:
+        text = f"{value:{plus}.0f}"
     mantissa, _, exponent = text.partition("e")
     mantissa = mantissa.replace("-", "−")
     if not exponent:

@@ -73,12 +73,16 @@ def token_map_plate(found: TokenMap | None) -> Plate | None:
         "token-map",
         "Which token pushed which",
         _message(found, force, split),
-        f"DPO step {found.step}, learning rate {number(found.learning_rate)}: the update of pair "
-        f"“{found.updating_id}” on the chosen answer of “{found.observed_id}”. "
+        f"{found.stage.upper()} step {found.step}, learning rate {number(found.learning_rate)}: "
+        f"the update by “{found.updating_id}” on {_whose(found)} chosen answer. "
         "A cell: first-order push on the row's token from the column's token. Green raises, brown "
         "lowers; bars add up the chosen and the rejected side apart, diamonds both.",
         figure,
     )
+
+
+def _whose(found: TokenMap) -> str:
+    return "its own" if found.observed_id == found.updating_id else f"“{found.observed_id}”'s"
 
 
 def _limit(force: np.ndarray) -> float:
@@ -169,10 +173,9 @@ def _message(found: TokenMap, force: np.ndarray, split: int) -> str:
     plus, minus = float(np.nansum(force[:, :split])), float(np.nansum(force[:, split:]))
     rows = np.nansum(force, axis=1)
     low = int(np.argmin(rows))
-    text = (
-        f"On the observed answer the updating pair's y⁺ pushes {number(plus, sign=True)} nats and "
-        f"its y⁻ {number(minus, sign=True)} nats in sum"
-    )
+    text = f"The pair's y⁺ pushes {_whose(found)} chosen answer by {number(plus, sign=True)} nats"
+    if split < force.shape[1]:
+        text += f", its y⁻ by {number(minus, sign=True)} nats"
     if rows[low] < 0:
         token = found.observed_tokens[low].strip() or "␣"
         text += f"; the token “{token}” is lowered most ({number(float(rows[low]), sign=True)})"
