@@ -1,0 +1,169 @@
+"""The closed-form force of every objective against autograd of the loss that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, collate_examples, count_totals
+from dynolab.data.encode import Encoded, EncodedExample
+from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.objectives import DPOConfig, SFTConfig, build_objective
+from dynolab.objectives.base import force
+
+CONFIGS = [
+    SFTConfig(),
+    SFTConfig(normalise="token_mean"),
+    DPOConfig(beta=0.1),
+    DPOConfig(beta=2.0),
+]
+NAMES = ["sft", "sft-token-mean", "dpo", "dpo-steep"]
+VOCABULARY = 20
+
+
+def example(number: int) -> EncodedExample:
+    generator = torch.Generator().manual_seed(number)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(0, VOCABULARY, (count,), generator=generator).tolist())
+
+    prompt = ids(1 + number % 3)
+    chosen, rejected = prompt + ids(1 + number % 4), prompt + ids(2 + number % 3)
+    return EncodedExample(str(number), Encoded(chosen, len(prompt)), Encoded(rejected, len(prompt)))
+
+
+EXAMPLES = [example(number) for number in range(6)]
+
+
+def reference_of(one: EncodedExample, side: int) -> Tensor:
+    encoded = one.chosen if side == CHOSEN else one.rejected
+    assert encoded is not None
+    generator = torch.Generator().manual_seed(100 + 2 * int(one.id) + side)
+    return -3 * torch.rand(encoded.response_length, generator=generator, dtype=torch.float64)
+
+
+def batch_of(config, examples: Sequence[EncodedExample] = EXAMPLES) -> TokenBatch:
+    sides = build_objective(config).sides
+    batch = collate_examples(examples, 0, sides, count_totals(EXAMPLES, sides))
+    parts = [reference_of(one, side) for one in examples for side in sides]
+    return replace(batch, reference=torch.cat(parts))
+
+
+def random_logits(batch: TokenBatch, scale: float = 2.0) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    shape = (len(batch.token), VOCABULARY)
+    return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).requires_grad_()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
+def test_closed_form_learning_rates_are_minus_the_loss_s_gradient(config):
+    objective, batch = build_objective(config), batch_of(config)
+    logps = token_logps(random_logits(batch), batch).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(objective.loss(logps, batch), logps)
+    torch.testing.assert_close(objective.learning_rates(logps.detach(), batch), -gradient)
+
+
+@pytest.mark.parametrize("scale", [2.0, 40.0], ids=["spread", "nearly-certain"])
+@pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
+def test_the_force_is_the_loss_s_gradient_by_the_logits(config, scale):
+    objective, batch = build_objective(config), batch_of(config)
+    logits = random_logits(batch, scale)
+    logps = token_logps(logits, batch)
+    (truth,) = torch.autograd.grad(objective.loss(logps, batch), logits)
+    closed = force(objective.learning_rates(logps.detach(), batch), logits.detach(), batch)
+    torch.testing.assert_close(closed, truth, rtol=1e-9, atol=1e-13)
+    assert closed.abs().max() > 0
+    torch.testing.assert_close(closed.sum(-1), torch.zeros(len(closed), dtype=torch.float64))
+
+
+def test_a_nearly_certain_token_still_pushes_the_others_down():
+    """Their probability is e⁻⁴⁰-sized here, below float64's spacing at one."""
+    batch = batch_of(SFTConfig(), EXAMPLES[:1])
+    logits = torch.zeros(len(batch.token), VOCABULARY, dtype=torch.float64)
+    logits.scatter_(-1, batch.token[:, None], 40.0)
+    pushed = force(torch.ones(len(batch.token), dtype=torch.float64), logits, batch)
+    others = pushed.scatter(-1, batch.token[:, None], 0.0).sum(-1)
+    outside = (VOCABULARY - 1) / (torch.tensor(40.0, dtype=torch.float64).exp() + VOCABULARY - 1)
+    torch.testing.assert_close(others, outside.expand(len(others)), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
+def test_a_force_with_one_token_shifted_or_a_side_flipped_is_not_the_gradient(config):
+    objective, batch = build_objective(config), batch_of(config)
+    logits = random_logits(batch)
+    logps = token_logps(logits, batch)
+    (truth,) = torch.autograd.grad(objective.loss(logps, batch), logits)
+    rates = objective.learning_rates(logps.detach(), batch)
+    mutants = [
+        force(-rates, logits.detach(), batch),
+        force(rates, logits.detach(), replace(batch, token=batch.token.roll(1))),
+        force(rates, logits.detach().roll(1, dims=0), batch),
+    ]
+    if REJECTED in objective.sides:
+        mutants.append(force(rates.abs(), logits.detach(), batch))
+    for mutant in mutants:
+        assert (mutant - truth).norm() / truth.norm() > 0.1
+
+
+def test_dpo_pushes_both_sides_alike_with_opposite_signs():
+    config = DPOConfig(beta=0.5)
+    objective, batch = build_objective(config), batch_of(config)
+    logps = token_logps(random_logits(batch), batch).detach()
+    assert batch.reference is not None
+    rates = objective.learning_rates(logps, batch)
+    for number in range(len(EXAMPLES)):
+        mine = batch.example[batch.sequence] == number
+        sides = [mine & (batch.token_side == side) for side in (CHOSEN, REJECTED)]
+        chosen, rejected = (logps[side].sum() - batch.reference[side].sum() for side in sides)
+        size = 0.5 * (1 - torch.sigmoid(0.5 * (chosen - rejected))) / len(EXAMPLES)
+        torch.testing.assert_close(rates[sides[0]], size.expand(int(sides[0].sum())))
+        torch.testing.assert_close(rates[sides[1]], -size.expand(int(sides[1].sum())))
+
+
+def small_model() -> GPTNeoXForCausalLM:
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=32, initializer_range=0.2,
+        bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    return GPTNeoXForCausalLM(config).double().eval()
+
+
+def gradient_of(model, batches: Sequence[TokenBatch], config) -> Tensor:
+    model.zero_grad()
+    objective = build_objective(config)
+    for batch in batches:
+        logps = token_logps(ResponseLogits(model)(batch), batch)
+        objective.loss(logps, batch).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def padded(batch: TokenBatch, more: int) -> TokenBatch:
+    """The batch with more padding on the right, filled with a token that occurs elsewhere."""
+
+    def longer(values: Tensor, fill: int) -> Tensor:
+        return torch.nn.functional.pad(values, (0, more), value=fill)
+
+    return replace(
+        batch,
+        input_ids=longer(batch.input_ids, 5),
+        attention_mask=longer(batch.attention_mask, 0),
+        position_ids=longer(batch.position_ids, 0),
+    )
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
+def test_the_gradient_knows_neither_micro_batches_nor_padding(config):
+    model = small_model()
+    whole = gradient_of(model, [batch_of(config)], config)
+    assert whole.norm() > 1e-3
+    for size in (1, 2, 4):
+        parts = [batch_of(config, EXAMPLES[n : n + size]) for n in range(0, 6, size)]
+        torch.testing.assert_close(gradient_of(model, parts, config), whole)
+    torch.testing.assert_close(gradient_of(model, [padded(batch_of(config), 4)], config), whole)
