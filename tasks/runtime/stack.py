@@ -8,9 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from dynolab.errors import ConfigError
 from tasks.runtime.services import (
@@ -77,15 +78,11 @@ def standing_services(
             _register(home).unlink(missing_ok=True)
 
 
-def wait_for_interrupt(services: Services) -> None:
-    """Block until Ctrl-C or SIGTERM; ServiceFailed where a server ends meanwhile."""
-    with sigterm_as_interrupt():
-        try:
-            while True:
-                services.check_alive()
-                time.sleep(0.5)
-        except KeyboardInterrupt:
-            return
+def watch(services: Services) -> NoReturn:
+    """Block until an interruption; **Raises** `ServiceFailed` where a server ends meanwhile."""
+    while True:
+        services.check_alive()
+        time.sleep(0.5)
 
 
 def up(
@@ -95,14 +92,15 @@ def up(
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
 ) -> None:
-    """Start both servers, announce their addresses, serve until Ctrl-C or SIGTERM, end them."""
-    with (
-        sigterm_as_interrupt(),
-        standing_services(home, prefect_port=prefect_port, mlflow_port=mlflow_port) as services,
-    ):
+    """Start both servers, announce their addresses, serve until Ctrl-C or SIGTERM, end them.
+
+    **Raises** as `standing_services` and `watch` do; an interruption is the ordinary end.
+    """
+    standing = standing_services(home, prefect_port=prefect_port, mlflow_port=mlflow_port)
+    with suppress(KeyboardInterrupt), sigterm_as_interrupt(), standing as services:
         for name, address in services.addresses.items():
             announce(f"{_LABELS[name]:8}{address.url}")
-        wait_for_interrupt(services)
+        watch(services)
 
 
 @contextmanager

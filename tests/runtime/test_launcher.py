@@ -167,9 +167,8 @@ def test_ranks_end_with_a_killed_supervisor(tmp_path: Path) -> None:
         "job = Job(pathlib.Path(sys.argv[1]), [['ignore-sigterm', 'sleep']] * 2); job.launch()"
     )
     search = os.pathsep.join([str(HERE), str(HERE.parents[1])])
-    supervisor = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], env={**os.environ, "PYTHONPATH": search}
-    )
+    environment = {**os.environ, "PYTHONPATH": search, "TMPDIR": str(tmp_path)}
+    supervisor = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environment)
     try:
         _until(job.started)
     finally:

@@ -101,6 +101,21 @@ def test_servers_end_with_a_killed_command(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.services
+def test_an_interruption_while_servers_start_ends_them(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", UP, str(tmp_path)], env=environment)
+    log = tmp_path / "logs" / "mlflow.log"
+    deadline = time.monotonic() + 30
+    while not log.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    assert not (tmp_path / "services.json").exists()
+
+
 def test_a_taken_port_is_named_with_its_remedy(tmp_path: Path) -> None:
     with listening_socket() as other:
         port = other.getsockname()[1]
