@@ -164,7 +164,7 @@ def decomposition_plate(rows: Sequence[ForceRow], stage: StageName) -> Plate | N
     layout = base_layout(
         150 + 30 * len(kinds), barmode="relative", bargap=0.35,
         margin={"l": 64, "r": 24, "t": 100, "b": 52},
-        legend={"orientation": "h", "x": 0, "y": -46 / (30 * len(kinds)), "yanchor": "top",
+        legend={"orientation": "h", "x": 0, "y": -54 / (30 * len(kinds)), "yanchor": "top",
                 "traceorder": "normal"},
     )  # fmt: skip
     width = (1 - 0.03 * (len(steps) - 1)) / len(steps)

@@ -81,7 +81,7 @@ KINDS: dict[str, KindStyle] = {
 
 def style_of(kind: str) -> KindStyle:
     """The kind's style; a kind of the user's own is drawn grey under its own name."""
-    return KINDS.get(kind) or KindStyle(plotly_text(kind), "Other", _NOISE, "longdashdot")
+    return KINDS.get(kind) or KindStyle(plotly_text(kind, 24), "Other", _NOISE, "longdashdot")
 
 
 def rank_of(kind: str) -> int:
@@ -121,13 +121,15 @@ def token_text(token: str, limit: int = 12) -> str:
 
 
 def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
-    """`digits` significant digits with a true minus; `–` where nothing was measured."""
+    """`digits` significant digits with a true minus; `–` where nothing was measured.
+
+    With `sign` a change: a plus stands before gains, and trailing zeros stay.
+    """
     if value is None or not math.isfinite(value):
         return "–"
-    plus = "+" if sign else ""
-    text = f"{value:{plus}.{digits}g}"
+    text = f"{value:{'+#' if sign else ''}.{digits}g}"
     if 10**digits <= abs(value) < 1e6:
-        text = f"{value:{plus}.0f}"
+        text = f"{value:{'+' if sign else ''}.0f}"
     mantissa, _, exponent = text.partition("e")
     mantissa = mantissa.replace("-", "−")
     if not exponent:

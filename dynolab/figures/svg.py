@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from dynolab.figures.inputs import StageName
 from dynolab.figures.intervals import band
 from dynolab.figures.learning_paths import ARGMAX, LearningPaths
 
-_PANEL_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _SPACE = 340, 330, 52, 46, 42, 72
-_CLASSES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y* (argmax)"}
+_PANEL_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _SPACE = 340, 330, 52, 46, 42, 84
+_CLASSES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*"}
 _STYLE = """
 text { font: 13px system-ui, 'Segoe UI', Roboto, Arial, sans-serif; fill: #1d2733; }
 .tick { font-size: 11.5px; fill: #5d6875; } .title { font-weight: 650; font-size: 14px; }
@@ -95,8 +95,11 @@ def _panel(title: str, paths: LearningPaths, left: float) -> str:
     return "".join(marks)
 
 
-def _points(points: object, x: object, y: object) -> str:
-    return " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points if np.isfinite(b))  # type: ignore
+Scale = Callable[[float], float]
+
+
+def _points(points: Iterable[tuple[float, float]], x: Scale, y: Scale) -> str:
+    return " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points if np.isfinite(b))
 
 
 def _ticks(low: float, high: float) -> list[float]:

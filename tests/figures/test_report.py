@@ -270,7 +270,7 @@ def test_svg_is_well_formed_and_still() -> None:
 @pytest.mark.parametrize(
     ("value", "sign", "text"),
     [(4.1e-7, False, "4.1·10⁻⁷"), (-0.0589, True, "−0.0589"), (float("nan"), True, "–"),
-     (123456.0, False, "123456"), (None, False, "–"), (0.0, True, "+0")],
+     (123456.0, False, "123456"), (None, False, "–"), (0.9, True, "+0.900")],
 )  # fmt: skip
 def test_numbers(value: float | None, sign: bool, text: str) -> None:
     assert number(value, sign=sign) == text
