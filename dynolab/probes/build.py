@@ -104,7 +104,8 @@ def _rows_of(
     return [
         ProbeRow(
             pair_id=example.id, split=split, kind=kind, prompt=example.prompt,
-            response=spaced(text), made_by=MADE_BY[kind],
+            response=spaced(text) if text.strip() else "", made_by=MADE_BY[kind],
+            flags=() if text.strip() else ("empty",),
         )
         for kind, text in texts.items()
         if text is not None

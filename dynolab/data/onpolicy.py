@@ -1,0 +1,20 @@
+"""Preference pairs whose rejected answers are the policy's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynolab.data.rows import Example, spaced
+
+
+def with_rejected(examples: Sequence[Example], responses: Sequence[str]) -> list[Example]:
+    """The same pairs with other rejected answers, one response per example.
+
+    With responses sampled from the policy itself the negative gradient acts on a peak of the
+    policy and not in a valley, where it would squeeze (Ren & Sutherland, arXiv 2407.10490, §3.3).
+    A response that equals the chosen answer stays: its pair's two forces cancel.
+    """
+    return [
+        example.model_copy(update={"rejected": spaced(response)})
+        for example, response in zip(examples, responses, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Rollouts: answers sampled from a policy."""

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from dynolab.data import readers
+from dynolab.data.rows import Example
+from dynolab.errors import ConfigError
+
+
+def test_records_of_plain_and_gzipped_files(tmp_path: Path) -> None:
+    lines = '{"a": 1}\n\n{"a": 2}\n'
+    (tmp_path / "rows.jsonl").write_text(lines)
+    with gzip.open(tmp_path / "rows.jsonl.gz", "wt") as file:
+        file.write(lines)
+    for name in ("rows.jsonl", "rows.jsonl.gz"):
+        assert list(readers.read_records(tmp_path / name)) == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize("line", ["{broken", "[1, 2]", '"text"'])
+def test_a_bad_line_is_named_with_its_number(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"a": 1}\n' + line + "\n")
+    with pytest.raises(ConfigError, match=r"rows\.jsonl line 2"):
+        list(readers.read_records(file))
+
+
+def test_a_file_that_is_no_gzip_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl.gz"
+    file.write_text('{"a": 1}\n')
+    with pytest.raises(ConfigError, match="cannot be read"):
+        list(readers.read_records(file))
+
+
+def test_pairs_get_ids_and_one_leading_space() -> None:
+    rows = list(
+        readers.pairs(
+            [
+                {"prompt": "p", "chosen": "yes ", "rejected": "  no"},
+                {"id": "mine", "prompt": "q", "chosen": "only"},
+            ],
+            "x",
+        )
+    )
+    assert rows[0] == Example(id="row-000000", prompt="p", chosen=" yes", rejected=" no")
+    assert rows[1] == Example(id="mine", prompt="q", chosen=" only", rejected=None)
+
+
+def test_chat_messages_give_their_last_content() -> None:
+    chosen = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "yes"}]
+    assert next(readers.pairs([{"prompt": "p", "chosen": chosen}], "x")).chosen == " yes"
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"prompt": "p", "answer": "a"}, "column 'chosen' is missing"),
+        ({"chosen": "a"}, "column 'prompt' is missing"),
+        ({"prompt": "p", "chosen": 3}, "column chosen = 3"),
+        ({"prompt": "p", "chosen": []}, r"column chosen = \[\]"),
+        ({"prompt": None, "chosen": "a"}, "column prompt = None"),
+    ],
+)
+def test_missing_and_odd_columns_are_named(record: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        list(readers.pairs([record], "x"))
+
+
+def test_transcripts_split_at_the_last_assistant_turn() -> None:
+    head = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"
+    record = {"chosen": head + " good", "rejected": head + " bad"}
+    assert list(readers.transcripts([record], "x")) == [
+        Example(id="row-000000", prompt=head, chosen=" good", rejected=" bad")
+    ]
+
+
+def test_transcripts_that_part_earlier_have_no_common_prompt() -> None:
+    record = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: b"}
+    assert list(readers.transcripts([record], "x")) == [None]
+
+
+def test_a_transcript_without_an_assistant_is_refused() -> None:
+    with pytest.raises(ConfigError, match="format: pairs"):
+        list(readers.transcripts([{"chosen": "hello", "rejected": "hello"}], "x"))
+
+
+def test_stored_probes_flag_empty_and_trained_responses() -> None:
+    example = Example(id="a", prompt="p", chosen=" yes", rejected="")
+    record = json.loads('{"chosen": "yes", "rejected": " ", "irr_test": "known"}')
+    rows = readers.stored_probes(record, example, "train", frozenset({" known"}))
+    assert {row.kind: row.flags for row in rows} == {
+        "chosen": (),
+        "rejected": ("empty",),
+        "irr_test": ("in_training",),
+    }
+    assert {row.kind: row.response for row in rows}["rejected"] == ""

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynolab.data.world import WorldConfig, build_world
+from dynolab.errors import ConfigError
+from models.language import (
+    context_length,
+    load_language_model,
+    load_tokenizer,
+    save_language_model,
+)
+from models.tiny import TinyConfig, build_tiny
+
+REAL = os.environ.get("DYNOLAB_TEST_DATA")
+TOKENIZER = build_world(WorldConfig()).tokenizer()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny = build_tiny(TinyConfig(width=32, layers=1), TOKENIZER)
+    save_language_model(tiny, TOKENIZER, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_saved_model_comes_back_the_same(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    model = load_language_model(folder, attention="eager", tokenizer=tokenizer)
+    saved = build_tiny(TinyConfig(width=32, layers=1), TOKENIZER).state_dict()
+    loaded = model.state_dict()
+    assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+    text = "what is the home of"
+    assert tokenizer(text)["input_ids"] == TOKENIZER(text)["input_ids"]
+    assert tokenizer.eos_token_id == TOKENIZER.eos_token_id
+    assert context_length(model) == 64 and not model.training
+    assert model.config._attn_implementation == "eager"
+
+
+def test_dtype(folder: Path) -> None:
+    assert load_language_model(folder, torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_a_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors weights"):
+        load_language_model(folder)
+
+
+def test_pickled_weights_are_not_loaded(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    model = build_tiny(TinyConfig(width=32, layers=1), TOKENIZER)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="safetensors"):
+        load_language_model(folder)
+
+
+def test_code_in_a_model_folder_is_not_run(folder: Path) -> None:
+    mark = folder / "ran"
+    (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Evil: pass\n")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"auto_map": {"AutoModelForCausalLM": "evil.Evil", "AutoConfig": "evil.Evil"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    load_language_model(folder)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("source", ["./none", "/no/such/folder", "~/none", "a/b/c"])
+def test_unknown_folders(source: str) -> None:
+    for load in (load_language_model, load_tokenizer):
+        with pytest.raises(ConfigError, match="no such folder"):
+            load(source)
+    with pytest.raises(ConfigError, match="no such folder"):
+        load_language_model(Path("none"))
+
+
+def test_a_folder_without_configuration_or_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        load_language_model(tmp_path)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_of_another_model(folder: Path) -> None:
+    larger = build_world(WorldConfig(entities=200)).tokenizer()
+    with pytest.raises(ConfigError, match="embedding has"):
+        load_language_model(folder, tokenizer=larger)
+
+
+@pytest.mark.skipif(not REAL, reason="DYNOLAB_TEST_DATA names no folder of real models")
+def test_a_real_model() -> None:
+    source = Path(str(REAL)) / "models/tinystories-656k"
+    tokenizer = load_tokenizer(source)
+    model = load_language_model(source, tokenizer=tokenizer)
+    assert context_length(model) == 512
+    story = "Once upon a time, there was a little girl named Lily. She liked to play outside."
+    ids = torch.tensor([tokenizer(story)["input_ids"]])
+    with torch.no_grad():
+        nats = float(model(ids, labels=ids).loss) * (ids.shape[1] - 1)
+    assert nats / len(story) < 0.8

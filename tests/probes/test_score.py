@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from dynolab.data.encode import Encoder
+from dynolab.data.rows import ProbeRow
+from dynolab.data.world import WorldConfig, build_world
+from dynolab.likelihood import ResponseLogits
+from dynolab.probes.score import score_probes
+from dynolab.probes.summary import mean_by_kind
+from models.tiny import TinyConfig, build_tiny
+
+WORLD = build_world(WorldConfig(entities=20, train_pairs=6, heldout_pairs=4, corpus_rows=8))
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[ProbeRow]:
+    """Prompts and answers of many lengths."""
+    return [
+        row.model_copy(update={"prompt": " ".join([row.prompt] * (1 + n % 3)),
+                               "response": " " + " ".join(row.response.split()[: 1 + n % 10])})
+        for n, row in enumerate(WORLD.probes)
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return Encoder(WORLD.tokenizer(), 64, "error")
+
+
+@pytest.fixture(scope="module")
+def model(encoder: Encoder) -> ResponseLogits:
+    tiny = build_tiny(TinyConfig(width=32, layers=2), encoder.tokenizer)
+    with torch.no_grad():
+        for weights in tiny.parameters():
+            weights.mul_(4)  # sharper than at the start of training, so that errors show
+    return ResponseLogits(tiny)
+
+
+def test_batches_equal_one_by_one(
+    model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder
+) -> None:
+    alone = score_probes(model, rows, encoder, batch_tokens=1)
+    assert [(one["pair_id"], one["kind"]) for one in alone] == [
+        (row.pair_id, row.kind) for row in rows
+    ]
+    for batch_tokens in (100, 500, 100_000):
+        together = score_probes(model, rows, encoder, batch_tokens=batch_tokens)
+        for one, two in zip(alone, together, strict=True):
+            assert one == pytest.approx(two, abs=1e-4)
+
+
+def test_scores_equal_a_forward_by_hand(
+    model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder
+) -> None:
+    row = next(row for row in rows if row.kind == "chosen" and len(row.response.split()) > 3)
+    (score,) = score_probes(model, [row], encoder, batch_tokens=1000)
+    prompt = encoder.tokenizer(row.prompt)["input_ids"]
+    answer = [
+        *encoder.tokenizer(row.response, add_special_tokens=False)["input_ids"],
+        encoder.tokenizer.eos_token_id,
+    ]
+    with torch.no_grad():
+        logits = model.model(torch.tensor([prompt + answer])).logits[0].double()
+    logp = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+    top = logp.max(-1)
+    assert score["tokens"] == len(answer)
+    assert score["logp"] == pytest.approx(float(logp[range(len(answer)), answer].sum()), abs=1e-3)
+    assert score["argmax_logp"] == pytest.approx(float(top.values.sum()), abs=1e-3)
+    assert score["outside_logmass"] == pytest.approx(
+        float((1 - top.values.exp()).log().sum()), abs=1e-3
+    )
+    assert score["argmax_tokens_equal"] == pytest.approx(
+        float((top.indices == torch.tensor(answer)).double().mean())
+    )
+
+
+def test_only_chosen_rows_carry_the_models_own_choice(
+    model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder
+) -> None:
+    scores = score_probes(model, rows, encoder, batch_tokens=1000)
+    assert {one["kind"] for one in scores if "argmax_logp" in one} == {"chosen"}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+def test_the_ranks_shares_join_to_the_whole(
+    model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder, world: int
+) -> None:
+    whole = score_probes(model, rows, encoder, batch_tokens=500)
+    joined = [
+        score
+        for rank in range(world)
+        for score in score_probes(model, rows, encoder, batch_tokens=500, share=(rank, world))
+    ]
+    assert [one["kind"] for one in joined] == [one["kind"] for one in whole]
+    assert [one["logp"] for one in joined] == pytest.approx(
+        [one["logp"] for one in whole], abs=1e-4
+    )
+
+
+def test_no_forward_exceeds_the_bound_on_padded_tokens(
+    model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder
+) -> None:
+    sizes: list[tuple[int, int]] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, inputs: sizes.append(tuple(inputs[0].input_ids.shape))
+    )
+    score_probes(model, rows, encoder, batch_tokens=200)
+    hook.remove()
+    assert sum(count for count, _ in sizes) == len(rows)
+    assert all(count * length <= 200 or count == 1 for count, length in sizes)
+    assert len(sizes) < len(rows) / 2
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_mode_gradients_and_counts_are_left_alone(
+    model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder, training: bool
+) -> None:
+    model.train(training)
+    score_probes(model, rows, encoder, batch_tokens=1000)
+    assert model.training is training
+    assert all(weights.grad is None for weights in model.parameters())
+    assert encoder.counts.kept == 0
+    model.eval()
+
+
+def test_rows_beyond_the_context_have_no_score(model: ResponseLogits, rows: list[ProbeRow]) -> None:
+    short = Encoder(WORLD.tokenizer(), 16, "drop")
+    scores = score_probes(model, rows, short, batch_tokens=1000)
+    fitting = [row for row in rows if short.response("x", row.prompt, row.response) is not None]
+    assert 0 < len(scores) < len(rows)
+    assert [one["kind"] for one in scores] == [row.kind for row in fitting]
+
+
+def test_means_by_kind_are_over_training_pairs(
+    model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder
+) -> None:
+    scores = score_probes(model, rows, encoder, batch_tokens=1000)
+    means = mean_by_kind(scores)
+    mine = [s for s in scores if s["kind"] == "chosen" and s["split"] == "train"]
+    assert Counter(s["split"] for s in mine) == {"train": 6}
+    assert means["probe/chosen/logp"] == pytest.approx(sum(s["logp"] for s in mine) / 6)
+    assert means["squeeze/gap"] == pytest.approx(
+        sum(s["argmax_logp"] - s["logp"] for s in mine) / 6
+    )
+    assert 0 < means["probe/argmax/outside_mass"] < 1

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dynolab.data.rows import spaced
+from dynolab.data.world import WorldConfig, build_world
+from dynolab.errors import ConfigError
+from dynolab.rollouts.sample import SampleConfig, sample_responses
+from models.tiny import TinyConfig, build_tiny
+
+TOKENIZER = build_world(WorldConfig()).tokenizer()
+PROMPTS = ["say :", "what is the colour of one ?", "say : what is the home of the river ?"] * 2
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.Module:
+    tiny = build_tiny(TinyConfig(width=32, layers=2), TOKENIZER)
+    with torch.no_grad():
+        for weights in tiny.parameters():
+            weights.mul_(4)
+    return tiny
+
+
+def test_equal_seeds_give_equal_responses(model: torch.nn.Module) -> None:
+    config = SampleConfig(max_new_tokens=8, batch_size=4)
+    state = torch.get_rng_state()
+    one = sample_responses(model, TOKENIZER, PROMPTS, config)
+    assert sample_responses(model, TOKENIZER, PROMPTS, config) == one
+    assert torch.equal(state, torch.get_rng_state())
+    other = config.model_copy(update={"seed": 1})
+    assert sample_responses(model, TOKENIZER, PROMPTS, other) != one
+    assert len(one) == len(PROMPTS)
+
+
+def test_greedy_responses_do_not_depend_on_the_padding(model: torch.nn.Module) -> None:
+    together = SampleConfig(temperature=0, max_new_tokens=8, batch_size=6)
+    alone = together.model_copy(update={"batch_size": 1})
+    assert sample_responses(model, TOKENIZER, PROMPTS, together) == sample_responses(
+        model, TOKENIZER, PROMPTS, alone
+    )
+
+
+def test_greedy_is_the_argmax_of_the_forward(model: torch.nn.Module) -> None:
+    config = SampleConfig(temperature=0, max_new_tokens=1)
+    (one,) = sample_responses(model, TOKENIZER, PROMPTS[:1], config)
+    with torch.no_grad():
+        logits = model(torch.tensor([TOKENIZER(PROMPTS[0])["input_ids"]])).logits[0, -1]
+    assert one.text == spaced(TOKENIZER.decode([int(logits.argmax())], skip_special_tokens=True))
+
+
+def test_first_tokens_follow_the_models_distribution(model: torch.nn.Module) -> None:
+    count = 4000
+    config = SampleConfig(temperature=2.0, max_new_tokens=1, batch_size=count)
+    drawn = sample_responses(model, TOKENIZER, ["say :"] * count, config)
+    with torch.no_grad():
+        logits = model(torch.tensor([TOKENIZER("say :")["input_ids"]])).logits[0, -1]
+    expected = (logits / 2.0).softmax(-1)
+    words = [one.text.strip() for one in drawn]
+    for token in expected.topk(10).indices.tolist():
+        word, p = TOKENIZER.decode([token], skip_special_tokens=True), float(expected[token])
+        if word:
+            assert words.count(word) / count == pytest.approx(p, abs=5 * (p / count) ** 0.5)
+
+
+def test_the_end_of_sequence_ends_a_response(model: torch.nn.Module) -> None:
+    ending = build_tiny(TinyConfig(width=32, layers=1), TOKENIZER)
+    head = ending.get_output_embeddings()
+    head.register_forward_hook(
+        lambda _, __, logits: logits.index_fill(-1, torch.tensor([TOKENIZER.eos_token_id]), 1e4)
+    )
+    (one,) = sample_responses(ending, TOKENIZER, ["say :"], SampleConfig(max_new_tokens=5))
+    assert one.finished and not one.text.strip()
+    assert all(len(s.text.split()) <= 5 for s in sample_responses(
+        model, TOKENIZER, PROMPTS, SampleConfig(max_new_tokens=5)))  # fmt: skip
+
+
+def test_mode_is_put_back_and_a_tokenizer_without_end_is_refused(model: torch.nn.Module) -> None:
+    model.train()
+    sample_responses(model, TOKENIZER, PROMPTS[:1], SampleConfig(max_new_tokens=1))
+    assert model.training
+    model.eval()
+    endless = build_world(WorldConfig()).tokenizer()
+    endless.eos_token = None
+    with pytest.raises(ConfigError, match="eos_token"):
+        sample_responses(model, endless, PROMPTS[:1], SampleConfig())
