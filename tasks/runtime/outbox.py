@@ -93,10 +93,13 @@ class Outbox:
         wait for the disk; the sender syncs before it sends.
         """
         with self._lock:
+            if self._descriptor < 0:
+                log.debug("%s is closed, so %s is not kept", self.path, operation["op"])
+                return
             _write_all(self._descriptor, _line(operation))
             self.pending += 1
-        if sync:
-            os.fsync(self._descriptor)
+            if sync:
+                os.fsync(self._descriptor)
 
     def keep_artifact(self, file: Path) -> str:
         """Copy `file` beside the queue; returns the copy's name."""

@@ -73,6 +73,9 @@ class Sender:
                 log.warning("MLflow refuses %s for good, which is set aside: %s", box.path, error)
                 del self.boxes[box.id]
                 box.set_aside()
+            except Exception:  # one queue's trouble must stop neither the others nor training
+                usable = False
+                log.exception("%s could not be sent; it is tried again", box.path)
         if usable and not self.reachable:
             log.info("MLflow at %s is back", self.api.uri)
         self.reachable = usable

@@ -152,12 +152,9 @@ class Tracking:
             self._wake.clear()
             with self._round_over:
                 self._rounds_begun += 1
-            try:
+            with _logged("look for what dead processes left"):
                 self._sender.adopt()
-                usable = self._sender.round()
-            except Exception:  # tracking must outlive its own mistakes: training goes on
-                log.exception("sending to MLflow failed; it is tried again")
-                usable = False
+            usable = self._sender.round()
             with self._round_over:
                 self._rounds_over += 1
                 self._round_over.notify_all()

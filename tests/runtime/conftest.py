@@ -1,4 +1,4 @@
-"""A real MLflow server as its own process, on sqlite, that tests may kill and restart."""
+"""Real servers: MLflow as a process that tests may kill and restart, and Prefect."""
 
 from __future__ import annotations
 
@@ -76,3 +76,12 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowSe
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[None]:
+    """Prefect's temporary server; only one may live at a time."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=START_SECONDS):
+        yield

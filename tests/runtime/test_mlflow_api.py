@@ -13,7 +13,7 @@ from tasks.runtime.mlflow_api import MlflowApi, MlflowRejectedError, MlflowUnrea
 class Answers(http.server.BaseHTTPRequestHandler):
     """Answers every request as the test has set it, and remembers the last headers."""
 
-    status, body, headers_seen = 200, b"{}", {}  # noqa: RUF012
+    status, body, headers_seen = 200, b"{}", {}
 
     def do_POST(self) -> None:
         type(self).headers_seen = dict(self.headers)

@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tasks.runtime.mlflow_api import Batch, Run
+from tasks.runtime.mlflow_api import Batch, MlflowApi, Run
 from tasks.runtime.outbox import Outbox, Sent, first_operation, sent_run
-from tasks.runtime.sender import within_limits
+from tasks.runtime.sender import Sender, within_limits
 
 FIRST = {"op": "create", "name": "run"}
 
@@ -110,3 +110,34 @@ def test_batches_stay_below_a_megabyte() -> None:
     parts = list(within_limits(batch))
     assert len(parts) == 3
     assert list(within_limits(Batch())) == []
+
+
+def test_trouble_with_one_queue_does_not_stop_the_others(tmp_path: Path) -> None:
+    """A queue from an unknown version, and a disk that fails under the next one."""
+
+    class Server(MlflowApi):
+        def experiment(self, name: str) -> str:
+            if name == "broken":
+                raise OSError("disk")
+            return "1"
+
+        def find_run(self, *args: object, **options: object) -> Run | None:
+            return Run("r1", "1", "")
+
+        def set_status(self, run_id: str, status: str, end_ms: int | None = None) -> None:
+            pass
+
+        def log_batch(self, run_id: str, batch: Batch) -> None:
+            pass
+
+    fields = {"resume_key": None, "tags": {}, "parent_run": None, "parent_outbox": None}
+    for first in ({"op": "begin"}, FIRST | fields | {"experiment": "broken"}):
+        Outbox.create(tmp_path, first).close()
+    last = Outbox.create(tmp_path, FIRST | fields | {"experiment": "good"})
+    last.close()
+    sender = Sender(Server("http://127.0.0.1:1"), tmp_path)
+    sender.adopt()
+    assert not sender.round()
+    assert not last.path.exists()
+    assert len(list(tmp_path.glob("*.rejected"))) == 1
+    assert sender.pending() == 1

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.services
 
 SECONDS = 60.0  # for anything that the server must do; it is busy with nothing else
+NOWHERE = "http://127.0.0.1:1/"
 LARGEST_FLOAT = 1.7976931348623157e308  # as which MLflow stores infinity
 
 # A process that logs steps until it is killed: address, outbox, first step, artifact.
@@ -158,6 +159,9 @@ def test_deleted_run_is_set_aside(tracking: Tracking, client: Any) -> None:
     assert tracking.send_pending(SECONDS) == 0
     assert client.get_run(other.run_id).info.status == "FINISHED"
     assert [path.suffix for path in tracking.outbox.glob("*.rejected")] == [".rejected"]
+    run.metrics(2, {"loss": 1.0})
+    run.finish("FAILED")
+    assert tracking.send_pending(SECONDS) == 0
 
 
 def test_sending_all_again_changes_nothing(
@@ -209,13 +213,14 @@ def write_and_kill(uri: str, outbox: Path, first: int, artifact: Path) -> list[i
     """Steps that a process had written when it was killed."""
     command = [sys.executable, "-c", WRITER, uri, str(outbox), str(first), str(artifact)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == b"written\n"
-        if "127.0.0.1:1/" not in uri:  # let it be in the middle of sending
-            eventually(lambda: any(outbox.glob("*.state")))
-        assert left_by_others(uri, outbox) == 0  # alive, it keeps its queue to itself
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.wait()
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"written\n"
+            if uri != NOWHERE:  # let it be in the middle of sending
+                eventually(lambda: any(outbox.glob("*.state")))
+            assert left_by_others(uri, outbox) == 0  # alive, it keeps its queue to itself
+        finally:
+            os.kill(writer.pid, signal.SIGKILL)
     newest = max(outbox.glob("*.jsonl"))
     rows = [json.loads(line) for line in newest.read_bytes().splitlines(keepends=True)[:-1]]
     return [row["step"] for row in rows if row["op"] == "metrics"]
@@ -253,9 +258,8 @@ def test_resume_after_kills_and_outage_makes_one_run(
     """Two processes die without having reached the server; the third one finds it."""
     outbox, figure = tmp_path / "outbox", tmp_path / "plot.html"
     figure.write_text("plot")
-    nowhere = "http://127.0.0.1:1/"
-    first = write_and_kill(nowhere, outbox, 0, figure)
-    second = write_and_kill(nowhere, outbox, 20, figure)
+    first = write_and_kill(NOWHERE, outbox, 0, figure)
+    second = write_and_kill(NOWHERE, outbox, 20, figure)
     third = Tracking(mlflow_server.uri, outbox, "killed")
     run = third.start_run("stage", tags={}, params={}, resume_key=f"stage-{outbox}")
     last = max(*first, *second) + 30

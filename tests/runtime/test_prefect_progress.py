@@ -1,0 +1,109 @@
+"""Progress and links in a real Prefect server of the test's own."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from tasks.runtime.prefect_progress import (
+    PrefectProgress,
+    inside_run,
+    link_mlflow_run,
+    run_tags,
+    slug,
+)
+from tasks.runtime.progress import CombinedProgress, PlainProgress, make_progress
+
+pytestmark = pytest.mark.services
+
+
+class CreatedRun:
+    """Takes the place of a RunTracker whose run the server has created."""
+
+    run_id, url = "4af1", "http://mlflow.test/#/experiments/1/runs/4af1"
+
+    def wait_created(self, timeout: float) -> bool:
+        return True
+
+
+def artifacts(flow_run_id: Any) -> dict[str, Any]:
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+
+    mine = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
+    with get_client(sync_client=True) as client:
+        return {item.key: item for item in client.read_artifacts(artifact_filter=mine)}
+
+
+def test_stage_in_a_flow_shows_progress_and_links(prefect_server: None) -> None:
+    from prefect import flow, tags
+    from prefect.client.orchestration import get_client
+    from prefect.runtime import flow_run
+
+    seen: dict[str, Any] = {}
+    tracker: Any = CreatedRun()
+
+    @flow
+    def study() -> None:
+        assert inside_run()
+        assert isinstance(make_progress(io.StringIO()), CombinedProgress)
+        progress = PrefectProgress(seconds=0.05)
+        progress.cached("Base world", "3f2a")
+        stage = progress.stage("sft", 200)
+        stage.update(50, "loss 1.5")
+        stage.close("failed")
+        stage.update(60)
+        done = progress.stage("dpo", None)
+        done.update(7)
+        done.close()
+        waiting = link_mlflow_run(tracker, "sft")
+        assert waiting is not None
+        waiting.join(30)
+        seen.update(id=flow_run.get_id(), tags=run_tags())
+
+    with tags("mine"):
+        study()
+
+    found = artifacts(seen["id"])
+    assert set(found) == {"progress-base-world", "progress-sft", "progress-dpo", "mlflow-sft"}
+    assert (found["progress-sft"].data, found["progress-sft"].description) == (
+        25.0,
+        "sft: 50/200 loss 1.5 (failed)",
+    )
+    assert (found["progress-dpo"].data, found["progress-dpo"].description) == (
+        100.0,
+        "dpo: 7 (done)",
+    )
+    assert found["progress-base-world"].data == 100.0
+    assert found["progress-base-world"].description == "Base world: cached 3f2a"
+    assert CreatedRun.url in found["mlflow-sft"].data
+    with get_client(sync_client=True) as client:
+        assert set(client.read_flow_run(seen["id"]).tags) == {"mine", "mlflow:4af1"}
+    assert seen["tags"]["prefect.flow_run_id"] == seen["id"]
+    assert seen["tags"]["prefect.flow_run_url"].endswith(seen["id"])
+
+
+def test_trouble_with_prefect_ends_no_stage(
+    prefect_server: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import prefect.client.orchestration as orchestration
+
+    def away(**options: Any) -> None:
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(orchestration, "get_client", away)
+    stage = PrefectProgress(seconds=0.01).stage("sft", 10)
+    stage.update(5)
+    stage.close()
+    assert "Prefect does not take the progress of sft: nobody there" in caplog.text
+
+
+def test_outside_of_a_run_there_is_nothing_to_link() -> None:
+    tracker: Any = CreatedRun()
+    assert not inside_run()
+    assert run_tags() == {}
+    assert link_mlflow_run(tracker, "sft") is None
+    assert isinstance(make_progress(io.StringIO()), PlainProgress)
+    assert slug("DPO: β=0.1 (seed 3)") == "dpo-0-1-seed-3"
