@@ -55,7 +55,7 @@ def read_records(file: Path) -> Iterator[dict[str, Any]]:
                 yield record
     except (OSError, EOFError, ValueError) as error:
         raise ConfigError(
-            "data.source", f"{file.name} line {number + isinstance(error, OSError)}",
+            "data.path", f"{file.name} line {number + isinstance(error, OSError)}",
             f"cannot be read as JSON lines ({error}); give a .jsonl or .jsonl.gz file",
         ) from error  # fmt: skip
 

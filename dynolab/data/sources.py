@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data import readers
 from dynolab.data.rows import Example, ProbeRow
@@ -19,38 +19,53 @@ from dynolab.data.world import World, WorldConfig, build_world
 from dynolab.errors import ConfigError
 from dynolab.probes.build import build_probes, disjoint
 
-BUILTIN = "builtin"
-
 
 class DataConfig(BaseModel):
     """The pairs of a study and the probes made from them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    source: str = Field(
-        BUILTIN, description="`builtin`, a .jsonl or .jsonl.gz file, or a Hub data set."
+    source: Literal["world", "file", "hub"] = Field(
+        "world", description="The built-in world, a local file, or a data set of the Hub."
     )
-    world: WorldConfig = Field(WorldConfig(), description="Of the built-in source.")
+    world: WorldConfig = Field(WorldConfig(), description="Of source `world`.")
+    path: str | None = Field(None, description="Of source `file`: a .jsonl or .jsonl.gz file.")
+    hub_name: str | None = Field(None, description="Of source `hub`: owner/name.")
+    hub_folder: str | None = Field(None, description="Folder inside the Hub data set.")
+    hub_split: str = Field("train", description="Split of the Hub data set.")
     format: Literal["pairs", "hh", "probe_file"] = Field(
         "pairs",
-        description="`pairs`: prompt, chosen, rejected. `hh`: raw Anthropic transcripts. "
-        "`probe_file`: pairs with stored responses of every kind. For all but the built-in source.",
+        description="Of a file or Hub data set. `pairs`: prompt, chosen, rejected. `hh`: raw "
+        "Anthropic transcripts. `probe_file`: pairs with stored responses of every kind.",
     )
     revision: str | None = Field(
         None, description="Hub: branch, tag or commit. File: the sha256 of its content."
     )
-    hub_folder: str | None = Field(None, description="Folder inside the Hub data set.")
-    hub_split: str = Field("train", description="Split of the Hub data set.")
     rows: int | None = Field(None, ge=2, description="First rows to use; default: all.")
     heldout_rows: int = Field(100, ge=0, description="Of these, drawn by seed, never trained on.")
     probe_pairs: int = Field(100, ge=0, description="Pairs of either part that are probed.")
     seed: int = Field(0, ge=0, description="Of the held-out draw and of the probes.")
 
+    @model_validator(mode="after")
+    def _names_its_source(self) -> DataConfig:
+        for source, field in (("file", "path"), ("hub", "hub_name")):
+            given = getattr(self, field)
+            if (given is not None) != (self.source == source):
+                raise ConfigError(
+                    f"data.{field}", given, f"give it with source: {source}, and only there"
+                )
+        return self
+
+    @property
+    def origin(self) -> str:
+        """Short name of the source, for messages."""
+        return Path(self.path).name if self.path else self.hub_name or self.source
+
 
 @dataclass(frozen=True)
 class LoadedData:
-    """What a source holds. `world` is there for the built-in source alone."""
+    """What a source holds; `pairs` are the training rows. `world` is there for the world alone."""
 
-    train: list[Example]
+    pairs: list[Example]
     heldout: list[Example]
     probes: list[ProbeRow]
     counts: dict[str, float]
@@ -58,17 +73,17 @@ class LoadedData:
 
 
 def resolve_data(config: DataConfig) -> DataConfig:
-    """The config with the revision that its content stands at: equal content, equal config.
+    """The config with the revision that its content stands at.
 
     A Hub branch becomes its commit, a file the sha256 of its bytes; a revision that a file does
     not have is refused.
     """
-    if config.source == BUILTIN:
+    if config.source == "world":
         return config
-    file = _local_file(config.source)
-    if file is None:
-        revision = _hub_commit(config.source, config.revision or "main")
+    if config.hub_name is not None:
+        revision = _hub_commit(config.hub_name, config.revision or "main")
     else:
+        file = _local_file(config)
         with file.open("rb") as content:
             revision = hashlib.file_digest(content, "sha256").hexdigest()
         if config.revision not in (None, revision):
@@ -79,7 +94,7 @@ def resolve_data(config: DataConfig) -> DataConfig:
     return config.model_copy(update={"revision": revision})
 
 
-def load_examples(config: DataConfig) -> LoadedData:
+def load_data(config: DataConfig) -> LoadedData:
     """Training rows, held-out rows and probe rows of a source.
 
     `counts` says what was left out: records whose two transcripts share no prompt, held-out rows
@@ -88,15 +103,14 @@ def load_examples(config: DataConfig) -> LoadedData:
     **Raises:** `ConfigError` for an unknown file, a broken line, a missing column, doubled ids, or
     too few rows.
     """
-    if config.source == BUILTIN:
+    if config.source == "world":
         world = build_world(config.world)
         return LoadedData(world.pairs, world.heldout, world.probes, {}, world)
-    records = _first(_records(config), config.rows)
-    origin = Path(config.source).name
+    records = list(islice(_records(config), config.rows))
     if config.format == "hh":
-        read: list[Example | None] = list(readers.transcripts(records, origin))
+        read: list[Example | None] = list(readers.transcripts(records, config.origin))
     else:
-        read = list(readers.pairs(records, origin))
+        read = list(readers.pairs(records, config.origin))
     examples = [one for one in read if one is not None]
     _check(examples, config)
     train, heldout = _split(examples, config)
@@ -147,45 +161,33 @@ def _split(examples: list[Example], config: DataConfig) -> tuple[list[Example], 
 
 def _check(examples: list[Example], config: DataConfig) -> None:
     if not examples:
-        raise ConfigError("data.source", config.source, "holds no rows; give a file with rows")
+        raise ConfigError("data", config.origin, "holds no rows; give a source with rows")
     name, count = Counter(one.id for one in examples).most_common(1)[0]
     if count > 1:
         raise ConfigError(
-            "data.source", config.source, f"{count} rows have id {name!r}; ids must be unique"
+            "data", config.origin, f"{count} rows have id {name!r}; ids must be unique"
         )
 
 
 def _records(config: DataConfig) -> Iterator[dict[str, Any]]:
-    file = _local_file(config.source)
-    if file is not None:
-        return readers.read_records(file)
+    if config.hub_name is None:
+        return readers.read_records(_local_file(config))
     from datasets import load_dataset
 
     table = load_dataset(
-        config.source,
+        config.hub_name,
         data_dir=config.hub_folder,
         split=config.hub_split,
-        revision=_hub_commit(config.source, config.revision or "main"),
+        revision=_hub_commit(config.hub_name, config.revision or "main"),
     )
     return (dict(record) for record in table)
 
 
-def _first(records: Iterator[dict[str, Any]], count: int | None) -> list[dict[str, Any]]:
-    return list(islice(records, count))
-
-
-def _local_file(source: str) -> Path | None:
-    """The file that a source names; None where it reads as a Hub name (`owner/name`)."""
-    file = Path(source).expanduser()
-    if file.is_file():
-        return file
-    if file.is_dir():
-        raise ConfigError("data.source", source, "is a folder; name the .jsonl file in it")
-    if source.startswith((".", "/", "~")) or ".jsonl" in file.name or source.count("/") != 1:
-        raise ConfigError(
-            "data.source", source, "no such file; give `builtin`, a file, or a Hub name owner/name"
-        )
-    return None
+def _local_file(config: DataConfig) -> Path:
+    file = Path(config.path or "").expanduser()
+    if not file.is_file():
+        raise ConfigError("data.path", config.path, "no such file; name a .jsonl or .jsonl.gz file")
+    return file
 
 
 def _hub_commit(name: str, revision: str) -> str:
@@ -198,10 +200,12 @@ def _hub_commit(name: str, revision: str) -> str:
         commit = HfApi().dataset_info(name, revision=revision).sha
     except (HfHubHTTPError, OSError) as error:
         raise ConfigError(
-            "data.source", f"{name}@{revision}",
-            f"the Hub did not resolve it ({type(error).__name__}); give a local file, or a commit "
-            "as data.revision",
+            "data.hub_name", f"{name}@{revision}",
+            f"the Hub did not resolve it ({type(error).__name__}); set data.revision to a commit, "
+            "or use source: file",
         ) from error  # fmt: skip
     if commit is None:
-        raise ConfigError("data.source", f"{name}@{revision}", "the Hub named no commit; give one")
+        raise ConfigError(
+            "data.hub_name", f"{name}@{revision}", "the Hub named no commit; give one"
+        )
     return commit

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data import world_lexicon as lexicon
-from dynolab.data.rows import Example, ProbeRow, Split, spaced
+from dynolab.data.rows import Example, ProbeRow, spaced
+from dynolab.data.world_answers import answer_all
 from dynolab.data.world_lexicon import ATTRIBUTES, SLOTS, Fact
-from dynolab.data.world_probes import Answered, build_world_probes
+from dynolab.data.world_probes import build_world_probes
 from dynolab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,50 +113,21 @@ def build_world(config: WorldConfig) -> World:
     asked = config.train_pairs + config.heldout_pairs
     words = lexicon.vocabulary(entities)
     rng = _stream(config, "answers")
-    answered = [
-        _answered(fact, "train" if number < config.train_pairs else "heldout", number, config, rng)
-        for number, fact in enumerate(facts[:asked])
-    ]
+    train = answer_all(facts[: config.train_pairs], "train", config.zipf, rng)
+    heldout = answer_all(facts[config.train_pairs : asked], "heldout", config.zipf, rng)
     return World(
         config=config,
         truth={(fact.entity, fact.attribute): fact.value for fact in facts},
         corpus=_corpus(facts, asked, words, config),
-        pairs=[one.example for one in answered if one.split == "train"],
-        heldout=[one.example for one in answered if one.split == "heldout"],
-        probes=build_world_probes(answered, facts[asked:], words, _stream(config, "probes")),
+        pairs=[one.example for one in train],
+        heldout=[one.example for one in heldout],
+        probes=build_world_probes(train, heldout, facts[asked:], words, _stream(config, "probes")),
         words=words,
     )
 
 
-def zipf_weights(exponent: float, size: int) -> list[float]:
-    """Unnormalised Zipf preference of ranks 1…size: `rank^−exponent`."""
-    return [rank**-exponent for rank in range(1, size + 1)]
-
-
 def _stream(config: WorldConfig, part: str) -> random.Random:
     return random.Random(f"{config.seed}/{part}")
-
-
-def _style(exponent: float, reverse: bool, rng: random.Random) -> tuple[str, ...]:
-    weights = zipf_weights(exponent, len(SLOTS[0]))
-    if reverse:
-        weights = weights[::-1]
-    return tuple(rng.choices(slot, weights)[0] for slot in SLOTS)
-
-
-def _answered(
-    fact: Fact, split: Split, number: int, config: WorldConfig, rng: random.Random
-) -> Answered:
-    chosen = _style(config.zipf, False, rng)
-    rejected = _style(config.zipf, True, rng)
-    wrong = lexicon.wrong_fact(fact, rng)
-    example = Example(
-        id=f"{split}-{number:04d}",
-        prompt=lexicon.question(fact),
-        chosen=spaced(lexicon.answer(lexicon.plain_words(fact), chosen)),
-        rejected=spaced(lexicon.answer(lexicon.plain_words(wrong), rejected)),
-    )
-    return Answered(example, split, fact, wrong, chosen, rejected)
 
 
 def _corpus(
@@ -171,7 +143,7 @@ def _corpus(
         elif number % 8:
             prompt = lexicon.STATEMENT_PROMPT
             phrase = lexicon.plain_words if rng.random() < 0.5 else lexicon.rephrased_words
-            text = lexicon.answer(phrase(rng.choice(facts)), _style(0, False, rng))
+            text = lexicon.answer(phrase(rng.choice(facts)), [rng.choice(slot) for slot in SLOTS])
         else:
             prompt, text = lexicon.STATEMENT_PROMPT, lexicon.tale(rng)
         rows.append(Example(id=f"base-{number:05d}", prompt=prompt, chosen=spaced(text)))

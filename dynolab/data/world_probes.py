@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dynolab.data import world_lexicon as lexicon
-from dynolab.data.rows import Example, ProbeRow, Split, spaced
+from dynolab.data.rows import ProbeRow, spaced
+from dynolab.data.world_answers import Answered
 from dynolab.data.world_lexicon import SLOTS, Fact, answer, plain_words, rephrased_words
 from dynolab.probes.build import other, shuffled
 
@@ -28,27 +28,18 @@ MADE_BY = {
 """How each kind is made. `chosen_selfr` is absent: only a sampled model can rephrase itself."""
 
 
-@dataclass(frozen=True)
-class Answered:
-    """A pair of the world with all that its rephrases are made of."""
-
-    example: Example
-    split: Split
-    fact: Fact
-    wrong: Fact
-    chosen_style: tuple[str, ...]
-    rejected_style: tuple[str, ...]
-
-
 def build_world_probes(
-    answered: Sequence[Answered], spare: Sequence[Fact], words: Sequence[str], rng: random.Random
+    train: Sequence[Answered],
+    heldout: Sequence[Answered],
+    spare: Sequence[Fact],
+    words: Sequence[str],
+    rng: random.Random,
 ) -> list[ProbeRow]:
     """Probe rows of all pairs: pair after pair, kinds in the order of `MADE_BY`."""
-    train = [one.example for one in answered if one.split == "train"]
-    heldout = [one.example for one in answered if one.split == "heldout"]
+    trained, untrained = ([one.example for one in part] for part in (train, heldout))
     rows = []
-    for one in answered:
-        irr_test = other(heldout, one.example, rng).chosen
+    for one in (*train, *heldout):
+        irr_test = other(untrained, one.example, rng).chosen
         unasked = rng.choice(spare)
         texts = {
             "chosen": one.example.chosen,
@@ -64,7 +55,7 @@ def build_world_probes(
             "reject_gptformat": answer(
                 plain_words(lexicon.wrong_fact(unasked, rng)), one.rejected_style
             ),
-            "irr_train": other(train, one.example, rng).chosen,
+            "irr_train": other(trained, one.example, rng).chosen,
             "irr_test": irr_test,
             "irr_hum": lexicon.tale(rng),
             "random_permute": shuffled(one.example.chosen, rng),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dynolab.data.onpolicy import with_rejected
-from dynolab.data.sources import DataConfig, load_examples, resolve_data
+from dynolab.data.sources import DataConfig, load_data, resolve_data
 from dynolab.data.world import WorldConfig
 from dynolab.errors import ConfigError
 
@@ -32,34 +32,34 @@ def numbered(count: int) -> list[dict]:
 
 def test_builtin_world() -> None:
     small = WorldConfig(entities=20, train_pairs=8, heldout_pairs=4, corpus_rows=16)
-    data = load_examples(DataConfig(world=small))
+    data = load_data(DataConfig(world=small))
     assert data.world is not None
-    assert (len(data.train), len(data.heldout), len(data.world.corpus)) == (8, 4, 16)
+    assert (len(data.pairs), len(data.heldout), len(data.world.corpus)) == (8, 4, 16)
 
 
 def test_pairs_are_split_and_probed(tmp_path: Path) -> None:
     source = write(tmp_path / "rows.jsonl", numbered(20))
-    config = DataConfig(source=source, heldout_rows=5, probe_pairs=3)
-    data = load_examples(config)
-    assert (len(data.train), len(data.heldout)) == (15, 5)
+    config = DataConfig(source="file", path=source, heldout_rows=5, probe_pairs=3)
+    data = load_data(config)
+    assert (len(data.pairs), len(data.heldout)) == (15, 5)
     assert Counter(row.split for row in data.probes) == {"train": 18, "heldout": 18}
-    assert load_examples(config).probes == data.probes
-    other = load_examples(config.model_copy(update={"seed": 1}))
+    assert load_data(config).probes == data.probes
+    other = load_data(config.model_copy(update={"seed": 1}))
     assert [row.id for row in other.heldout] != [row.id for row in data.heldout]
 
 
 def test_only_the_first_rows_are_used(tmp_path: Path) -> None:
     source = write(tmp_path / "rows.jsonl", numbered(20))
-    data = load_examples(DataConfig(source=source, rows=6, heldout_rows=2, probe_pairs=0))
-    assert len(data.train) + len(data.heldout) == 6
+    data = load_data(DataConfig(source="file", path=source, rows=6, heldout_rows=2, probe_pairs=0))
+    assert len(data.pairs) + len(data.heldout) == 6
     assert data.probes == []
 
 
 def test_heldout_rows_that_stand_in_training_are_left_out(tmp_path: Path) -> None:
     source = write(tmp_path / "rows.jsonl", [*numbered(10), *numbered(10)])
-    data = load_examples(DataConfig(source=source, heldout_rows=10, probe_pairs=0))
+    data = load_data(DataConfig(source="file", path=source, heldout_rows=10, probe_pairs=0))
     assert len(data.heldout) + data.counts["data/heldout_rows_in_training"] == 10
-    assert not {row.prompt for row in data.heldout} & {row.prompt for row in data.train}
+    assert not {row.prompt for row in data.heldout} & {row.prompt for row in data.pairs}
 
 
 @pytest.mark.parametrize(
@@ -77,23 +77,32 @@ def test_data_that_cannot_work_is_refused(
 ) -> None:
     source = write(tmp_path / "rows.jsonl", rows)
     with pytest.raises(ConfigError, match=message):
-        load_examples(DataConfig(source=source, **options))
+        load_data(DataConfig(source="file", path=source, **options))
 
 
-@pytest.mark.parametrize("source", ["./none.jsonl", "/no/such/file", "none.jsonl", "name", "a/b/c"])
-def test_unknown_sources_are_refused(source: str) -> None:
-    with pytest.raises(ConfigError, match=r"data\.source"):
-        load_examples(DataConfig(source=source))
+def test_unknown_files_are_refused(tmp_path: Path) -> None:
+    for path in ("none.jsonl", str(tmp_path)):
+        with pytest.raises(ConfigError, match=r"data\.path"):
+            load_data(DataConfig(source="file", path=path))
 
 
-def test_a_folder_is_no_source(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is a folder"):
-        load_examples(DataConfig(source=str(tmp_path)))
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"source": "file"}, "path"),
+        ({"source": "hub"}, "hub_name"),
+        ({"path": "rows.jsonl"}, "path"),
+        ({"source": "file", "path": "a", "hub_name": "b/c"}, "hub_name"),
+    ],
+)
+def test_a_source_and_its_place_belong_together(options: dict, field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"data\.{field}"):
+        DataConfig(**options)
 
 
 def test_a_changed_file_has_another_revision(tmp_path: Path) -> None:
     source = write(tmp_path / "rows.jsonl", numbered(3))
-    resolved = resolve_data(DataConfig(source=source))
+    resolved = resolve_data(DataConfig(source="file", path=source))
     assert resolved.revision is not None
     assert resolve_data(resolved) == resolved
     write(tmp_path / "rows.jsonl", numbered(4))
@@ -108,7 +117,7 @@ def test_loading_local_data_needs_no_hub_library() -> None:
 
 def test_rejected_answers_are_replaced_one_by_one(tmp_path: Path) -> None:
     source = write(tmp_path / "rows.jsonl", numbered(3))
-    train = load_examples(DataConfig(source=source, heldout_rows=0, probe_pairs=0)).train
+    train = load_data(DataConfig(source="file", path=source, heldout_rows=0, probe_pairs=0)).pairs
     own = with_rejected(train, ["a", "b", "c"])
     assert [row.rejected for row in own] == [" a", " b", " c"]
     assert [row.chosen for row in own] == [row.chosen for row in train]
@@ -119,8 +128,8 @@ def test_rejected_answers_are_replaced_one_by_one(tmp_path: Path) -> None:
 @real
 def test_the_papers_probe_file() -> None:
     source = str(Path(str(REAL)) / "data/probes/hh_helpful_probe_train.jsonl.gz")
-    data = load_examples(
-        DataConfig(source=source, format="probe_file", heldout_rows=0, probe_pairs=500)
+    data = load_data(
+        DataConfig(source="file", path=source, format="probe_file", heldout_rows=0, probe_pairs=500)
     )
     assert Counter(row.kind for row in data.probes) == dict.fromkeys(
         {row.kind for row in data.probes}, 500
@@ -138,9 +147,9 @@ def test_the_papers_probe_file() -> None:
 @real
 def test_raw_hh_transcripts() -> None:
     source = str(Path(str(REAL)) / "data/hh/harmless-base_test.jsonl.gz")
-    data = load_examples(DataConfig(source=source, format="hh", probe_pairs=50))
+    data = load_data(DataConfig(source="file", path=source, format="hh", probe_pairs=50))
     assert data.counts["data/rows_without_common_prompt"] == 5
-    assert len(data.train) == 2312 - 5 - 100
-    assert all(row.prompt.endswith("\n\nAssistant:") for row in data.train)
+    assert len(data.pairs) == 2312 - 5 - 100
+    assert all(row.prompt.endswith("\n\nAssistant:") for row in data.pairs)
     irrelevant = {row.response for row in data.probes if row.kind == "irr_test"}
-    assert irrelevant and not irrelevant & {row.chosen for row in data.train}
+    assert irrelevant and not irrelevant & {row.chosen for row in data.pairs}

@@ -3,9 +3,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dynolab.data.rows import spaced
 from dynolab.data.world import World, WorldConfig, build_world
+from dynolab.data.world_answers import quotas
 from dynolab.data.world_lexicon import SLOTS
 from dynolab.data.world_probes import MADE_BY
 from dynolab.errors import ConfigError
@@ -117,14 +120,41 @@ def test_tales_have_as_many_words_as_answers_and_state_nothing(world: World) -> 
         assert world.fact_of(text) is None
 
 
+def counts(world: World, side: str, place: int) -> Counter[str]:
+    return Counter(str(getattr(row, side)).split()[place] for row in world.pairs)
+
+
 def test_style_preference_is_zipf_for_chosen_and_reversed_for_rejected(world: World) -> None:
-    chosen = Counter(row.chosen.split()[0] for row in world.pairs)
-    rejected = Counter(str(row.rejected).split()[0] for row in world.pairs)
-    assert chosen.most_common(1)[0][0] == SLOTS[0][0]
-    assert rejected.most_common(1)[0][0] == SLOTS[0][-1]
+    weights = [rank**-1.5 for rank in range(1, 9)]
+    for slot, place in zip(SLOTS, (0, 1, 6, 7, 8), strict=True):
+        chosen, rejected = counts(world, "chosen", place), counts(world, "rejected", place)
+        for word, opposite, weight in zip(slot, slot[::-1], weights, strict=True):
+            assert abs(chosen[word] - 120 * weight / sum(weights)) < 1
+            assert rejected[opposite] == chosen[word]
+
+
+def test_in_a_flat_world_only_the_facts_tell_chosen_from_rejected(world: World) -> None:
     flat = build_world(WorldConfig(seed=3, zipf=0))
-    assert max(Counter(row.chosen.split()[0] for row in flat.pairs).values()) < 30
+    for place in range(10):
+        assert counts(flat, "chosen", place) == counts(flat, "rejected", place)
+    assert set(counts(flat, "chosen", 0).values()) == {15}
     assert [row.prompt for row in flat.pairs] == [row.prompt for row in world.pairs]
+
+
+@given(st.integers(0, 200), st.lists(st.floats(0.01, 10), min_size=1, max_size=9))
+def test_quotas_are_proportional_whole_numbers(count: int, weights: list[float]) -> None:
+    found = quotas(count, weights)
+    assert sum(found) == count
+    for share, weight in zip(found, weights, strict=True):
+        assert abs(share - count * weight / sum(weights)) < 1
+
+
+def test_the_smallest_world_still_answers_wrongly() -> None:
+    for seed in range(20):
+        tiny = WorldConfig(seed=seed, entities=6, train_pairs=3, heldout_pairs=2, corpus_rows=8)
+        small = build_world(tiny)
+        for row in small.pairs + small.heldout:
+            assert not is_true(small, str(row.rejected)) and is_true(small, row.chosen)
 
 
 def test_two_facts_are_no_answer(world: World) -> None:
