@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dynolab.store import hash_file
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
 from tasks.runtime.stage import Stage
@@ -71,4 +74,23 @@ def _import(work: Work[BaseConfig]) -> None:
     save_language_model(model, tokenizer, work.output / "model")
 
 
-BASE = Stage("base", 1, make_base)
+def resolve_base(config: BaseConfig) -> BaseConfig:
+    """The config with the revision that its content stands at: equal content, equal config.
+
+    A Hub branch becomes its commit; a folder the sha256 over its files' names and hashes.
+    """
+    if config.source == "builtin":
+        return config
+    folder = Path(config.source).expanduser()
+    if not folder.is_dir():
+        from models.language import resolve_revision
+
+        revision = resolve_revision(config.source, config.revision or "main")
+        return config.model_copy(update={"revision": revision})
+    names = {file.name: hash_file(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    revision = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()
+    return config.model_copy(update={"revision": revision})
+
+
+# A folder is known by its content's hash, wherever it lies.
+BASE = Stage("base", 1, make_base, operational=frozenset({"source"}))

@@ -107,7 +107,7 @@ class StageFacts(Line):
 
     stage: str
     key: str
-    cached: bool
+    cached: bool = False
     seconds: float | None = None
     mlflow_url: str | None = None
 

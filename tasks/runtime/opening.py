@@ -47,10 +47,13 @@ def open_platform(*, study: str, project: str, tags: Mapping[str, str]) -> Itera
 
 
 def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tracking:
-    from tasks.runtime.services import mlflow_address
+    from tasks.runtime.services import MLFLOW
+    from tasks.runtime.stack import use_services
     from tasks.runtime.tracking import Tracking
 
-    uri = settings.mlflow_tracking_uri or mlflow_address(settings.home, services)
+    uri = settings.mlflow_tracking_uri
+    if uri is None:
+        uri = services.enter_context(use_services(settings.home, [MLFLOW])).addresses[MLFLOW].url
     return Tracking(uri, settings.outbox, experiment=project)
 
 

@@ -1,0 +1,76 @@
+"""The command `dynolab`: run a flow without a standing server, plan it, or start the servers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from dynolab.errors import DynolabError
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    help="A dynamometer for fine-tuning: which example, token and part of the loss pushed what.",
+)  # fmt: skip
+errors = Console(stderr=True)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, as in sft.steps=20."),
+]
+
+
+@app.command()
+def study(
+    config: Annotated[Path, typer.Option(help="Study file (YAML).")] = Path(
+        "deploy/studies/builtin.yaml"
+    ),
+    changes: Overrides = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would run.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")] = False,
+) -> None:
+    """Run the study: data, base, SFT, DPO, probe, forces, report."""
+    from flows import commands
+    from flows.parameters import StudyParameters, load_parameters, resolved
+
+    parameters = resolved(load_parameters(StudyParameters, config, changes or []))
+    if plan:
+        commands.show_plan(parameters)
+    else:
+        commands.run_study(parameters, fresh=fresh)
+
+
+@app.command()
+def up(
+    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
+) -> None:
+    """Start the Prefect and MLflow servers on what was run here; Ctrl-C ends them."""
+    from tasks.runtime.settings import Settings
+    from tasks.runtime.stack import up as start
+
+    start(
+        Settings.from_environment().home, typer.echo,
+        prefect_port=prefect_port, mlflow_port=mlflow_port,
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Entry point: an error that Dynolab foresees is one message, and exit code 2."""
+    # Quiet by default: Prefect's own lines go to its server, ours to the terminal.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    try:
+        app()
+    except DynolabError as error:
+        errors.print(f"[red]error[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

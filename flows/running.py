@@ -1,0 +1,45 @@
+"""Runs a flow's stages: each a Prefect task, all on one platform, under one MLflow parent run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed
+
+from tasks.runtime.chain import Step
+from tasks.runtime.opening import open_platform
+from tasks.runtime.stage import Platform, run_stage
+from tasks.runtime.work import StageResult
+
+
+def run_steps(
+    steps: Sequence[Step], *, study: str, project: str, tags: Mapping[str, str], fresh: bool
+) -> dict[str, dict[str, Any]]:
+    """Runs the steps in order; returns their results as plain data.
+
+    A step whose result is committed ends in state `Cached`. Tasks are called, not submitted: a
+    cancelled flow run's signal then reaches the training that it must end.
+    """
+    results: dict[str, StageResult] = {}
+    with open_platform(study=study, project=project, tags=tags) as platform:
+        for step in steps:
+            results[step.name] = _as_task(step, results, platform, fresh=fresh)
+    return {name: result.model_dump(mode="json") for name, result in results.items()}
+
+
+def _as_task(
+    step: Step, results: Mapping[str, StageResult], platform: Platform, *, fresh: bool
+) -> StageResult:
+    # Prefect's own cache and results stay off: the store's committed manifest alone decides.
+    @task(name=step.name, cache_policy=NO_CACHE, persist_result=False)
+    def stage() -> Any:
+        sources = step.sources(results)
+        done = run_stage(step.stage, step.config, sources, platform, fresh=fresh, name=step.name)
+        if not done.cached:
+            return done
+        return Completed(name="Cached", message=f"committed at {done.address}", data=done)
+
+    return cast(StageResult, stage())

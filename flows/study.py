@@ -1,0 +1,25 @@
+"""The study: data → base → SFT → DPO → probe → forces → report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+
+from flows.parameters import StudyParameters, resolved
+from flows.running import run_steps
+from flows.steps import study_steps
+
+
+@flow(name="study", flow_run_name="{parameters.name}")
+def study(parameters: StudyParameters, fresh: bool = False) -> dict[str, Any]:
+    """Finetunes a model on preferences and measures the forces that did it.
+
+    `fresh` computes every stage again. Returns each stage's result: its address in the store, its
+    digest, a few numbers, and its MLflow run.
+    """
+    known = resolved(parameters)
+    return run_steps(
+        study_steps(known), study=known.name, project=known.project, fresh=fresh,
+        tags={"flow": "study", "seed": str(known.seed)},
+    )  # fmt: skip

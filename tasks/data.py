@@ -1,0 +1,36 @@
+"""Stage `data`: the study's rows, frozen, so that all later stages read the same ones."""
+
+from __future__ import annotations
+
+import time
+
+from dynolab.data.sources import DataConfig
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import Work
+
+
+def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
+    """Reads no inputs.
+
+    Results: `train.jsonl`, `heldout.jsonl`, `probes.jsonl`; of the built-in world also
+    `corpus.jsonl` and `tokenizer/`. Returns how many rows there are and what was left out.
+    """
+    from dynolab.data.rows import write_rows
+    from dynolab.data.sources import load_examples
+
+    began = time.monotonic()
+    with work.shown():
+        data = load_examples(work.config)
+        counts = {
+            "data/train_pairs": write_rows(work.output / "train.jsonl", data.train),
+            "data/heldout_pairs": write_rows(work.output / "heldout.jsonl", data.heldout),
+            "data/probe_rows": write_rows(work.output / "probes.jsonl", data.probes),
+        }
+        if data.world is not None:
+            write_rows(work.output / "corpus.jsonl", data.world.corpus)
+            data.world.tokenizer().save_pretrained(work.output / "tokenizer")
+    return {**data.counts, **counts, "seconds": time.monotonic() - began}
+
+
+# A file is known by its content's hash, wherever it lies.
+DATA = Stage("data", 1, freeze_data, operational=frozenset({"source"}))
