@@ -13,6 +13,7 @@ from transformers import (
 )
 
 from dynolab.errors import ConfigError
+from dynolab.hub import resolve_commit
 
 
 def load_language_model(
@@ -47,7 +48,7 @@ def load_language_model(
             use_safetensors=True, trust_remote_code=False,
         )  # fmt: skip
     except (OSError, ValueError) as error:
-        raise ConfigError("model", str(source), f"cannot be loaded: {error}") from error
+        raise _unloadable("model", source, error) from error
     if tokenizer is not None:
         check_vocabulary(model, tokenizer)
     return model.eval()
@@ -61,7 +62,7 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> PreTra
             str(source), revision=revision or "main", trust_remote_code=False
         )
     except (OSError, ValueError) as error:
-        raise ConfigError("model.tokenizer", str(source), f"cannot be loaded: {error}") from error
+        raise _unloadable("model.tokenizer", source, error) from error
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -97,20 +98,7 @@ def save_language_model(
 
 def resolve_revision(name: str, revision: str = "main") -> str:
     """The commit that a branch or tag of a Hub model stands at now."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        commit = HfApi().model_info(name, revision=revision).sha
-    except (HfHubHTTPError, OSError) as error:
-        raise ConfigError(
-            "model", f"{name}@{revision}",
-            f"the Hub did not resolve it ({type(error).__name__}); give a local folder, or a "
-            "commit as revision",
-        ) from error  # fmt: skip
-    if commit is None:
-        raise ConfigError("model", f"{name}@{revision}", "the Hub named no commit; give one")
-    return commit
+    return resolve_commit("model", name, revision, field="model")
 
 
 def _check_folder(source: str | Path, needed: str, what: str) -> None:
@@ -124,3 +112,8 @@ def _check_folder(source: str | Path, needed: str, what: str) -> None:
     looks_local = isinstance(source, Path) or str(source).startswith((".", "/", "~"))
     if looks_local or str(source).count("/") > 1:
         raise ConfigError("model", str(source), "no such folder; give a folder or a Hub name")
+
+
+def _unloadable(field: str, source: str | Path, error: Exception) -> ConfigError:
+    first_line = next(iter(str(error).splitlines()), type(error).__name__)
+    return ConfigError(field, str(source), f"cannot be loaded: {first_line}")

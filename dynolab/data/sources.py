@@ -17,6 +17,7 @@ from dynolab.data import readers
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.data.world import World, WorldConfig, build_world
 from dynolab.errors import ConfigError
+from dynolab.hub import resolve_commit
 from dynolab.probes.build import build_probes, disjoint
 
 
@@ -81,7 +82,7 @@ def resolve_data(config: DataConfig) -> DataConfig:
     if config.source == "world":
         return config
     if config.hub_name is not None:
-        revision = _hub_commit(config.hub_name, config.revision or "main")
+        revision = _commit(config.hub_name, config.revision)
     else:
         file = _local_file(config)
         with file.open("rb") as content:
@@ -178,7 +179,7 @@ def _records(config: DataConfig) -> Iterator[dict[str, Any]]:
         config.hub_name,
         data_dir=config.hub_folder,
         split=config.hub_split,
-        revision=_hub_commit(config.hub_name, config.revision or "main"),
+        revision=_commit(config.hub_name, config.revision),
     )
     return (dict(record) for record in table)
 
@@ -190,22 +191,5 @@ def _local_file(config: DataConfig) -> Path:
     return file
 
 
-def _hub_commit(name: str, revision: str) -> str:
-    if len(revision) == 40 and all(letter in "0123456789abcdef" for letter in revision):
-        return revision
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        commit = HfApi().dataset_info(name, revision=revision).sha
-    except (HfHubHTTPError, OSError) as error:
-        raise ConfigError(
-            "data.hub_name", f"{name}@{revision}",
-            f"the Hub did not resolve it ({type(error).__name__}); set data.revision to a commit, "
-            "or use source: file",
-        ) from error  # fmt: skip
-    if commit is None:
-        raise ConfigError(
-            "data.hub_name", f"{name}@{revision}", "the Hub named no commit; give one"
-        )
-    return commit
+def _commit(name: str, revision: str | None) -> str:
+    return resolve_commit("dataset", name, revision or "main", field="data.hub_name")
