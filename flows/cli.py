@@ -65,6 +65,8 @@ def main() -> None:
     # Quiet by default: Prefect's own lines go to its server, ours to the terminal.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("DO_NOT_TRACK", "1")
+    # Threads that spin while they wait slow each other down a hundredfold on a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except DynolabError as error:

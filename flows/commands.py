@@ -22,6 +22,8 @@ from tasks.runtime.stage import Platform
 
 console = Console()
 
+LAST_WORDS_SECONDS = 5.0
+
 
 def show_plan(parameters: StudyParameters) -> None:
     """Prints every stage with its key, and whether its result is there already."""
@@ -43,9 +45,21 @@ def run_study(parameters: StudyParameters, *, fresh: bool) -> None:
         os.environ.update(services.environment())
         from flows.study import study  # Prefect reads its settings at import
 
-        results = study(parameters, fresh=fresh)
+        try:
+            results = study(parameters, fresh=fresh)
+        finally:
+            _send_last_words()
         page = _friendly_copy(store, results["report"], settings.home, parameters.name)
     _show(results, page, time.monotonic() - began)
+
+
+def _send_last_words() -> None:
+    """Sends what Prefect still holds for its server, which ends before this process does."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    APILogWorker.drain_all(timeout=LAST_WORDS_SECONDS)
+    EventsWorker.drain_all(timeout=LAST_WORDS_SECONDS)
 
 
 def _planning_platform(settings: Settings) -> Platform:

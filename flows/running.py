@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Completed
+from prefect.states import Completed, State
 
 from tasks.runtime.chain import Step
 from tasks.runtime.opening import open_platform
@@ -42,4 +42,6 @@ def _as_task(
             return done
         return Completed(name="Cached", message=f"committed at {done.address}", data=done)
 
-    return cast(StageResult, stage())
+    # A returned state is handed through as it is; its result is what other stages read.
+    state = cast(State[StageResult], stage(return_state=True))
+    return state.result()

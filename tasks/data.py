@@ -16,13 +16,13 @@ def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
     `corpus.jsonl` and `tokenizer/`. Returns how many rows there are and what was left out.
     """
     from dynolab.data.rows import write_rows
-    from dynolab.data.sources import load_examples
+    from dynolab.data.sources import load_data
 
     began = time.monotonic()
     with work.shown():
-        data = load_examples(work.config)
+        data = load_data(work.config)
         counts = {
-            "data/train_pairs": write_rows(work.output / "train.jsonl", data.train),
+            "data/train_pairs": write_rows(work.output / "train.jsonl", data.pairs),
             "data/heldout_pairs": write_rows(work.output / "heldout.jsonl", data.heldout),
             "data/probe_rows": write_rows(work.output / "probes.jsonl", data.probes),
         }
@@ -33,4 +33,4 @@ def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
 
 
 # A file is known by its content's hash, wherever it lies.
-DATA = Stage("data", 1, freeze_data, operational=frozenset({"source"}))
+DATA = Stage("data", 1, freeze_data, operational=frozenset({"path"}))
