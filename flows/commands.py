@@ -31,7 +31,11 @@ def show_plan(parameters: StudyParameters) -> None:
 
     table = Table("stage", "state", "key")
     for planned in plan(study_steps(parameters), _planning_platform(Settings.from_environment())):
-        table.add_row(planned.step, planned.state, planned.key or "known once its inputs are")
+        table.add_row(
+            planned.step,
+            planned.state,
+            planned.key[:16] if planned.key else "known once its inputs are",
+        )
     console.print(table)
 
 

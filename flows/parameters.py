@@ -6,10 +6,10 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dynolab.data.sources import DataConfig, resolve_data
 from dynolab.errors import ConfigError
@@ -20,6 +20,7 @@ from tasks.forces import ForcesConfig
 from tasks.probe import ProbeConfig
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
+Contrast = Literal["on_policy", "flat_world"]
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
@@ -37,6 +38,20 @@ class StudyParameters(BaseModel):
     preference: TrainConfig = TrainConfig(objective=DPOConfig())
     probe: ProbeConfig = ProbeConfig()
     forces: ForcesConfig = ForcesConfig()
+    contrasts: tuple[Contrast, ...] = Field(
+        (),
+        description="The same preference training where squeezing should not show: rejected "
+        "answers sampled from the policy (on_policy), or answers without a preferred style "
+        "(flat_world, for the built-in world).",
+    )
+
+    @model_validator(mode="after")
+    def _can_be_contrasted(self) -> StudyParameters:
+        if "flat_world" in self.contrasts and self.data.source != "world":
+            raise ConfigError(
+                "contrasts", "flat_world", "needs data.source: world; leave it out elsewhere"
+            )
+        return self
 
 
 def load_parameters(kind: type[Parameters], file: Path, changes: Sequence[str] = ()) -> Parameters:

@@ -1,0 +1,151 @@
+"""Wall times of the built-in study, and whether a killed one ends with the same weights.
+
+    python -m tests.benchmarks.study [--keep FOLDER]
+
+Prints one JSON object on its last line:
+
+- `cold_s`: the study in an empty home, servers included; `cached_s`: again, every stage cached, no
+  server standing; `cached_warm_s`: again, against standing servers (median of 5).
+- `launch_s`: torchrun until two DeepSpeed ranks have met (median of 5).
+- `services_s`: both servers until they answer, on the home's existing databases (median of 5).
+- `ranks`, `stages`, `probe_kinds`: counts of what the study ran.
+- `resume_identical`: whether DPO with a rank killed after its first resume state, started again,
+  gives the undisturbed run's weights to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from dynolab.store import hash_file
+from tasks.runtime.launcher import launch_ranks
+from tasks.runtime.processes import marked_processes
+from tasks.runtime.services import start_services
+from tasks.runtime.stack import standing_services
+
+ROOT = Path(__file__).parents[2]
+STUDY = ROOT / "deploy" / "studies" / "builtin.yaml"
+REPEATS = 5
+
+
+def command(home: Path) -> subprocess.Popen[bytes]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
+    environment |= {"DYNOLAB_HOME": str(home), "DYNOLAB_STORE": f"file://{home}/store"}
+    arguments = [sys.executable, "-m", "flows.cli", "study", "--config", str(STUDY)]
+    return subprocess.Popen(arguments, env=environment, cwd=ROOT)
+
+
+def study(home: Path) -> None:
+    assert command(home).wait() == 0, "the study failed; see its lines above"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def median(work: Callable[[], object]) -> float:
+    return statistics.median(seconds(work) for _ in range(REPEATS))
+
+
+def launch(folder: Path) -> None:
+    job = folder / "empty.json"
+    job.write_text("{}")
+    launch_ranks(
+        "tests.benchmarks.rank_start", job, ranks=2, logs=folder / "logs",
+        environment={"PYTHONPATH": str(ROOT)}, while_running=lambda: None,
+    )  # fmt: skip
+
+
+def services(home: Path) -> None:
+    with start_services(home) as started:
+        started.wait_ready()
+
+
+def result_folder(home: Path, stage: str) -> Path:
+    (marker,) = (home / "store" / "stages" / stage).glob("*/COMMITTED")
+    return marker.parent / json.loads(marker.read_text())["attempt"]
+
+
+def killed_and_resumed(home: Path) -> None:
+    """Runs the study with a DPO rank killed once a resume state is committed, then again."""
+    running = command(home)
+    states = home / "store" / "stages" / "preference"
+    while not list(states.glob("*/resume/*/COMMITTED")):
+        assert running.poll() is None, "the study ended before there was a resume state"
+        time.sleep(0.02)
+    ranks = marked_processes("LOCAL_RANK=1")
+    assert ranks, "no rank is running"
+    for rank in ranks:
+        os.kill(rank, signal.SIGKILL)
+    assert running.wait() != 0, "a study whose rank was killed must fail"
+    study(home)
+
+
+def resume_identical(cold: Path, folder: Path) -> bool:
+    """Compares weights of an undisturbed and of a killed and resumed DPO on the same SFT."""
+    home = folder / "killed"
+    for stage in ("data", "base", "sft"):
+        shutil.copytree(cold / "store" / "stages" / stage, home / "store" / "stages" / stage)
+    killed_and_resumed(home)
+    manifest = json.loads((result_folder(home, "preference") / "manifest.json").read_text())
+    assert manifest["metrics"]["resumed_from"] > 0, "the second run did not resume"
+    one, other = (
+        hash_file(result_folder(place, "preference") / "model" / "model.safetensors")
+        for place in (cold, home)
+    )
+    return one == other
+
+
+def measure(folder: Path) -> dict[str, object]:
+    home = folder / "home"
+    figures: dict[str, object] = {
+        "cold_s": seconds(lambda: study(home)),
+        "cached_s": median(lambda: study(home)),
+    }
+    with standing_services(home, prefect_port=0, mlflow_port=0):
+        figures["cached_warm_s"] = median(lambda: study(home))
+    figures["launch_s"] = median(lambda: launch(folder))
+    figures["services_s"] = median(lambda: services(home))
+
+    probes = (result_folder(home, "sft") / "probes.jsonl").open()
+    figures["ranks"] = yaml.safe_load(STUDY.read_text())["sft"]["engine"]["ranks"]
+    figures["stages"] = len(list((home / "store" / "stages").glob("*/*/COMMITTED")))
+    figures["probe_kinds"] = len({json.loads(line)["kind"] for line in probes} | {"argmax"})
+    figures["resume_identical"] = resume_identical(home, folder)
+    bars = {"cold_s": 360.0, "cached_s": 45.0, "cached_warm_s": 10.0}
+    figures["bars"] = {
+        **{name: [bound, float(str(figures[name])) <= bound] for name, bound in bars.items()},
+        "resume_identical": [True, figures["resume_identical"]],
+    }
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keep", type=Path, help="work here and keep what was made")
+    keep = parser.parse_args().keep
+    if keep:
+        keep.mkdir(parents=True)
+        print(json.dumps(measure(keep.resolve())))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(measure(Path(folder))))
+
+
+if __name__ == "__main__":
+    main()
