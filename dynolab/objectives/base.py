@@ -47,8 +47,8 @@ def force(
     alone (Ren & Sutherland, arXiv 2407.10490, eq. 3 and its DPO counterpart). Its entries sum to
     zero: adding a constant to all logits changes nothing.
     """
-    pull = torch.softmax(logits, dim=-1)
-    # 1 − π_y by its own sum keeps precision where π_y is close to one.
-    outside = -torch.expm1(torch.log_softmax(logits, dim=-1).gather(-1, batch.token[:, None]))
-    pull = pull.scatter(-1, batch.token[:, None], -outside)
+    target = batch.token[:, None]
+    # 1 − π_y as the others' sum: subtracted from one it would round away where π_y is close to it.
+    others = torch.softmax(logits, dim=-1).scatter(-1, target, 0.0)
+    pull = others.scatter(-1, target, -others.sum(-1, keepdim=True))
     return learning_rates[:, None] * pull

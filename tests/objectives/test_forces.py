@@ -81,15 +81,21 @@ def test_the_force_is_the_loss_s_gradient_by_the_logits(config, scale):
     torch.testing.assert_close(closed.sum(-1), torch.zeros(len(closed), dtype=torch.float64))
 
 
-def test_a_nearly_certain_token_still_pushes_the_others_down():
-    """Their probability is e⁻⁴⁰-sized here, below float64's spacing at one."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("lead", [16.0, 20.0, 40.0])
+def test_a_nearly_certain_token_still_pushes_the_others_down(lead: float, dtype: torch.dtype):
+    """1 − π is below the spacing of numbers at one here; both of its forms must keep precision."""
     batch = batch_of(SFTConfig(), EXAMPLES[:1])
-    logits = torch.zeros(len(batch.token), VOCABULARY, dtype=torch.float64)
-    logits.scatter_(-1, batch.token[:, None], 40.0)
-    pushed = force(torch.ones(len(batch.token), dtype=torch.float64), logits, batch)
+    logits = torch.zeros(len(batch.token), VOCABULARY, dtype=dtype)
+    logits.scatter_(-1, batch.token[:, None], lead)
+    pushed = force(torch.ones(len(batch.token), dtype=dtype), logits, batch)
+    own = pushed.gather(-1, batch.token[:, None]).squeeze(-1)
     others = pushed.scatter(-1, batch.token[:, None], 0.0).sum(-1)
-    outside = (VOCABULARY - 1) / (torch.tensor(40.0, dtype=torch.float64).exp() + VOCABULARY - 1)
-    torch.testing.assert_close(others, outside.expand(len(others)), rtol=1e-9, atol=0)
+    exact = (VOCABULARY - 1) / (torch.tensor(lead, dtype=torch.float64).exp() + VOCABULARY - 1)
+    outside = exact.to(dtype).expand(len(own))
+    precision = 1e-6 if dtype is torch.float32 else 1e-12
+    torch.testing.assert_close(others, outside, rtol=precision, atol=0)
+    torch.testing.assert_close(own, -outside, rtol=precision, atol=0)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
