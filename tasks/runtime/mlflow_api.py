@@ -26,6 +26,8 @@ ENTITIES_PER_BATCH = 1000
 PARAMS_PER_BATCH = 100
 TAGS_PER_BATCH = 100
 BATCH_BYTES = 900_000  # the server refuses requests over 1,000,000 bytes
+# MLflow's pages then open on runs and their curves, not on traces of language model calls.
+_TRAINING_EXPERIMENT = {"key": "mlflow.experimentKind", "value": "custom_model_development"}
 PARAM_LENGTH = 6000
 TAG_LENGTH = 8000
 HISTORY_PAGE = 25_000
@@ -109,7 +111,8 @@ class MlflowApi:
                 self._call("POST", "experiments/restore", {"experiment_id": found["experiment_id"]})
             return str(found["experiment_id"])
         try:
-            return str(self._call("POST", "experiments/create", {"name": name})["experiment_id"])
+            request = {"name": name, "tags": [_TRAINING_EXPERIMENT]}
+            return str(self._call("POST", "experiments/create", request)["experiment_id"])
         except MlflowRejectedError as error:
             if error.code != "RESOURCE_ALREADY_EXISTS":
                 raise

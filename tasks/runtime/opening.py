@@ -61,7 +61,7 @@ def _open_study(tracking: Tracking, study: str, tags: Mapping[str, str]) -> RunT
     from tasks.runtime.prefect_progress import link_mlflow_run, run_tags
 
     tracker = tracking.start_run(study, tags={**tags, **run_tags()}, params={})
-    link_mlflow_run(tracker, study)
+    link_mlflow_run(tracker, study, tag_flow_run=True)
     return tracker
 
 

@@ -54,10 +54,11 @@ def run_tags() -> dict[str, str]:
 
 
 def link_mlflow_run(
-    tracker: RunTracker, name: str, timeout: float = LINK_SECONDS
+    tracker: RunTracker, name: str, *, tag_flow_run: bool = False, timeout: float = LINK_SECONDS
 ) -> threading.Thread | None:
-    """Once MLflow has created the run: a link artifact and a tag `mlflow:<run id>` in Prefect.
+    """Once MLflow has created the run: a link artifact in Prefect.
 
+    `tag_flow_run` also tags the flow run `mlflow:<run id>`: for the run that stands for all of it.
     Returns the thread that waits for it (a caller about to exit may join it); None outside of a
     Prefect run.
     """
@@ -70,7 +71,8 @@ def link_mlflow_run(
         elif (url := tracker.url) and (run_id := tracker.run_id):
             text = f"MLflow run of {name}"
             _create_artifact("markdown", f"mlflow-{slug(name)}", f"[{text}]({url})", text)
-            _add_flow_run_tag(f"mlflow:{run_id}")
+            if tag_flow_run:
+                _add_flow_run_tag(f"mlflow:{run_id}")
 
     return _in_background(f"mlflow-link-{name}", publish)
 

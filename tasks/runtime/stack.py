@@ -14,6 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from dynolab.errors import ConfigError
+from tasks.runtime.processes import port_in_use
 from tasks.runtime.services import (
     ALL,
     MLFLOW,
@@ -46,12 +47,16 @@ def running_services(home: Path) -> dict[str, Address]:
 def use_services(home: Path, names: Sequence[str] = ALL) -> Services:
     """The home's standing servers where they run, and started ones for the others.
 
-    As `start_services` it returns at once, and as a context manager ends what it started.
+    These take the usual ports where they are free, so that links which a command leaves behind
+    lead to the standing servers of later. As `start_services` it returns at once, and as a context
+    manager ends what it started.
     """
     running = running_services(home)
     logs = home.resolve() / "logs"
     found = [Service(n, running[n], logs / f"{n}.log") for n in names if n in running]
-    started = start_services(home, [name for name in names if name not in running])
+    missing = [name for name in names if name not in running]
+    free = {name: DEFAULT_PORTS[name] for name in missing if not port_in_use(DEFAULT_PORTS[name])}
+    started = start_services(home, missing, ports=free)
     return Services(started.home, (*found, *started.services))
 
 

@@ -58,7 +58,7 @@ def test_stage_in_a_flow_shows_progress_and_links(prefect_server: None) -> None:
         done = progress.stage("dpo", None)
         done.update(7)
         done.close()
-        waiting = link_mlflow_run(tracker, "sft")
+        waiting = link_mlflow_run(tracker, "sft", tag_flow_run=True)
         assert waiting is not None
         waiting.join(30)
         seen.update(id=flow_run.get_id(), tags=run_tags())
