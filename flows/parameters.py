@@ -64,10 +64,12 @@ def load_parameters(kind: type[Parameters], file: Path, changes: Sequence[str] =
     """
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except FileNotFoundError as error:
-        raise ConfigError("config", str(file), "no such file; name a study file") from error
+    except OSError as error:
+        remedy = f"cannot be read ({error.strerror}); name a study file"
+        raise ConfigError("config", str(file), remedy) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("config", str(file), f"is not readable as YAML: {error}") from error
+        remedy = f"is not readable as YAML ({_yaml_problem(error)}); mend it there"
+        raise ConfigError("config", str(file), remedy) from error
     if not isinstance(content, dict):
         raise ConfigError("config", str(file), "must hold settings by name")
     for change in changes:
@@ -81,27 +83,86 @@ def validated(kind: type[Parameters], content: Any) -> Parameters:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        # Tagged unions put the tag into the path of the field; people never wrote it there.
-        field = ".".join(str(part) for part in first["loc"]) or kind.__name__
-        remedy = first["msg"]
-        if first["type"] == "extra_forbidden":
-            remedy = "there is no such setting; look for a misspelling, or leave it out"
+        field, value, remedy = _told(first, content)
         more = error.error_count() - 1
         remedy += f" (and {more} more)" if more else ""
-        raise ConfigError(field, first["input"], remedy) from error
+        raise ConfigError(field or kind.__name__, value, remedy) from error
+    except ConfigError as error:  # settings that do not fit together; it knows its part only
+        part = ".".join(_part_that_fails(kind, content))
+        raise ConfigError(_joined(part, error.field), error.value, error.remedy) from error
+
+
+def _told(problem: ErrorDetails, content: Any) -> tuple[str, Any, str]:
+    """Field, value and remedy of a problem that pydantic found."""
+    field = _as_written(problem["loc"], content)
+    if problem["type"] == "extra_forbidden":
+        remedy = "there is no such setting; look for a misspelling, or leave it out"
+        return field, problem["input"], remedy
+    if problem["type"] == "union_tag_invalid":
+        choice = problem["ctx"]["discriminator"].strip("'")
+        remedy = f"choose one of {problem['ctx']['expected_tags']}"
+        return f"{field}.{choice}", problem["ctx"]["tag"], remedy
+    return field, problem["input"], problem["msg"]
+
+
+def _as_written(place: Sequence[str | int], content: Any) -> str:
+    """The dotted field; pydantic puts the tag of a union into its path, people never wrote it."""
+    parts, inner = [], content
+    for number, part in enumerate(place):
+        last = number == len(place) - 1
+        known = not isinstance(inner, dict) or part in inner or last
+        if not known and inner.get("name") == part:
+            continue
+        parts.append(str(part))
+        inner = inner.get(part) if isinstance(inner, dict) else None
+    return ".".join(parts)
+
+
+def _part_that_fails(kind: type[BaseModel], content: dict[str, Any]) -> list[str]:
+    """Path to the innermost settings that do not fit together."""
+    for name, field in kind.model_fields.items():
+        inner, part = field.annotation, content.get(name)
+        if isinstance(inner, type) and issubclass(inner, BaseModel) and isinstance(part, dict):
+            try:
+                inner.model_validate(part)
+            except ConfigError:
+                return [name, *_part_that_fails(inner, part)]
+            except ValidationError:
+                continue
+    return []
+
+
+def _joined(part: str, field: str) -> str:
+    """`base.training` and `engine.ranks` make one path; what both name stands once."""
+    before, after = part.split(".") if part else [], field.split(".")
+    shared = [n for n in range(1, len(after) + 1) if before[-n:] == after[:n]]
+    return ".".join([*before, *after[max(shared, default=0) :]])
 
 
 def _apply(content: dict[str, Any], change: str) -> None:
     dotted, equals, text = change.partition("=")
-    if not equals or not dotted:
+    *parents, leaf = names = dotted.split(".")
+    if not equals or not all(names):
         raise ConfigError("--set", change, "write it as key=value, such as sft.steps=20")
-    *parents, leaf = dotted.split(".")
     inner: Any = content
     for name in parents:
-        inner = inner.setdefault(name, {})
+        if inner.get(name) is None:  # a heading without settings under it, too
+            inner[name] = {}
+        inner = inner[name]
         if not isinstance(inner, dict):
             raise ConfigError("--set", change, f"{name} holds a value and no settings")
-    inner[leaf] = yaml.safe_load(text)
+    try:
+        inner[leaf] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        remedy = f"the value is not readable as YAML ({_yaml_problem(error)}); quote it"
+        raise ConfigError("--set", change, remedy) from error
+
+
+def _yaml_problem(error: Exception) -> str:
+    """What is wrong and where, on one line."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or " ".join(str(error).split())
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem
 
 
 def _with_variables(value: Any, field: str) -> Any:

@@ -87,7 +87,9 @@ def resolve_base(config: BaseConfig) -> BaseConfig:
 
         revision = resolve_revision(config.source, config.revision or "main")
         return config.model_copy(update={"revision": revision})
-    names = {file.name: hash_file(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    names = {
+        file.name: hash_file(file).sha256 for file in sorted(folder.iterdir()) if file.is_file()
+    }
     revision = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()
     return config.model_copy(update={"revision": revision})
 
