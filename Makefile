@@ -7,18 +7,27 @@ STUDY  ?= deploy/studies/builtin.yaml
 
 export DS_BUILD_OPS := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Threads that spin while they wait slow each other down on a busy machine.
+export OMP_WAIT_POLICY ?= PASSIVE
+# Every process would compile what it imports again, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
+import  = $(VENV)/bin/python -c 'import importlib; \
+          [importlib.import_module(name) for name in "$(1)".split()]' >/dev/null 2>&1
 
 .PHONY: setup study test check lint test-study test-faults up clean
 
 setup: $(VENV)/.ready
 
 # torch comes first and alone, with what it needs on this machine; the rest is installed whole from
-# the lock, without resolving.
+# the lock, without resolving. Bytecode is made of what is imported rather than of everything.
 $(VENV)/.ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) pip install --quiet --no-compile --constraint requirements.lock torch setuptools
 	$(RUN) pip install --quiet --no-compile --no-deps --requirement requirements.lock
 	$(RUN) pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(call import,torch.distributed.run transformers deepspeed datasets) & \
+	 $(call import,mlflow.server.fastapi_app prefect.server.api.server prefect.flows); wait
 	touch $@
 
 study: setup
