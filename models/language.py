@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
 from dynolab.errors import ConfigError
@@ -55,10 +55,15 @@ def load_language_model(
 
 
 def load_tokenizer(source: str | Path, *, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or Hub name; padding falls back to its end-of-sequence token."""
+    """The tokenizer of a folder or Hub name; padding falls back to its end-of-sequence token.
+
+    It is `tokenizer.json` as it stands. The model families' own classes, which AutoTokenizer
+    takes, rebuild it from vocabulary and merges and lose the rest: rebuilt, a Llama tokenizer
+    without byte tokens leaves unknown characters out of the text without a word.
+    """
     _check_folder(source, "tokenizer.json", "tokenizer")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(
             str(source), revision=revision or "main", trust_remote_code=False
         )
     except (OSError, ValueError) as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, normalizers
 
 from dynolab.data.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
@@ -89,6 +90,21 @@ def test_a_tokenizer_of_another_model(folder: Path) -> None:
     larger = build_world(WorldConfig(entities=200)).tokenizer()
     with pytest.raises(ConfigError, match="embedding has"):
         load_language_model(folder, tokenizer=larger)
+
+
+def test_a_tokenizer_is_its_file_and_not_what_its_class_would_build(tmp_path: Path) -> None:
+    vocabulary = {"<unk>": 0, "<end>": 1, "▁": 2, "a": 3}
+    own = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    own.normalizer = normalizers.Replace(" ", "▁")
+    own.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "LlamaTokenizer", "eos_token": "<end>"})
+    )
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer(" aé")["input_ids"] == [2, 3, 0]
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == 1
+    tokenizer.save_pretrained(tmp_path / "again")
+    assert load_tokenizer(tmp_path / "again")(" aé")["input_ids"] == [2, 3, 0]
 
 
 @pytest.mark.skipif(not REAL, reason="DYNOLAB_TEST_DATA names no folder of real models")
