@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 Overlong = Literal["error", "drop", "truncate_left"]
 
+ANCHOR = "\n"
+"""Stands before a response while it is encoded: sentencepiece tokenizers prepend a space to every
+text, and a response is no text of its own but goes on from its prompt."""
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -110,11 +114,7 @@ class Encoder:
             raise ConfigError(
                 f"prompt of row {name}", prompt, "it has no tokens; give every row a prompt"
             )
-        tails = [
-            [*self.tokenizer(text, add_special_tokens=False)["input_ids"],
-             self.tokenizer.eos_token_id]
-            for text in responses
-        ]  # fmt: skip
+        tails = [[*self._response_ids(text), self.tokenizer.eos_token_id] for text in responses]
         excess = len(prompt_ids) + max(map(len, tails)) - self.max_length
         if excess > 0:
             kept = self._shorten(name, prompt_ids, excess)
@@ -125,6 +125,16 @@ class Encoder:
             prompt_ids = kept
         self.counts.kept += 1
         return [Encoded((*prompt_ids, *tail), len(prompt_ids)) for tail in tails]
+
+    def _response_ids(self, text: str) -> list[int]:
+        """The tokens of the response's own characters."""
+        anchor, anchored, alone = (
+            list(self.tokenizer(one, add_special_tokens=False)["input_ids"])
+            for one in (ANCHOR, ANCHOR + text, text)
+        )
+        if anchored[: len(anchor)] != anchor:  # the response's start merges with the anchor
+            return alone
+        return anchored[len(anchor) :]
 
     def _shorten(self, name: str, prompt_ids: list[int], excess: int) -> list[int] | None:
         if self.overlong == "error":
