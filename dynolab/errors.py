@@ -29,14 +29,23 @@ class CorruptData(StoreError):
 
 
 class RankFailed(DynolabError):
-    """A training rank ended abnormally; carries its last lines."""
+    """A training rank ended abnormally; carries its last lines.
 
-    def __init__(self, rank: int | None, exit_code: int | None, last_lines: Sequence[str]) -> None:
+    `reason` is the message of the DynolabError that ended it, if one did: it says all.
+    """
+
+    def __init__(
+        self, rank: int | None, exit_code: int | None, last_lines: Sequence[str],
+        reason: str | None = None,
+    ) -> None:  # fmt: skip
         self.rank, self.exit_code, self.last_lines = rank, exit_code, list(last_lines)
-        super().__init__(rank, exit_code, self.last_lines)
+        self.reason = reason
+        super().__init__(rank, exit_code, self.last_lines, reason)
 
     def __str__(self) -> str:
         who = "the launcher" if self.rank is None else f"rank {self.rank}"
+        if self.reason:
+            return f"{self.reason} (found by {who})"
         tail = "\n".join(f"    {line}" for line in self.last_lines) or "    (it printed nothing)"
         return f"{who} {_how_it_ended(self.exit_code)}; its last lines:\n{tail}"
 

@@ -19,6 +19,8 @@ app = typer.Typer(
 )  # fmt: skip
 errors = Console(stderr=True)
 
+INTERRUPTED = 130  # of Ctrl-C and SIGTERM
+
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, as in sft.steps=20."),
@@ -67,8 +69,15 @@ def main() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "1")
     # Threads that spin while they wait slow each other down a hundredfold on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from tasks.runtime.stack import sigterm_as_interrupt
+
     try:
-        app()
+        with sigterm_as_interrupt():
+            app()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            errors.print("interrupted; the same command goes on where this one stopped")
+        raise
     except DynolabError as error:
         errors.print(f"[red]error[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -27,6 +27,7 @@ def main(ranks: int, logs: Path, failures: Path, module: str, job: str) -> int:
         f"--nproc-per-node={ranks}",
         "--max-restarts=0",
         "--shutdown-timeout=5",
+        f"--log-dir={failures}",  # else a folder in /tmp stays
         "--module",
         "tasks.runtime.rank_entry",
     ]

@@ -56,13 +56,15 @@ def launch_ranks(
         raise ConfigError("ranks", ranks, "choose 1 or more")
     logs = logs.resolve()
     logs.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="dynolab-ranks-") as folder:
+    # Beside the job, so that what a killed supervisor leaves lies in its work folder.
+    job = job.resolve()
+    with tempfile.TemporaryDirectory(prefix="dynolab-ranks-", dir=job.parent) as folder:
         failures = Path(folder)
         job_id = uuid.uuid4().hex
         try:
             agent = start_child(
                 "tasks.runtime.agent",
-                [str(ranks), str(logs), str(failures), module, str(job.resolve())],
+                [str(ranks), str(logs), str(failures), module, str(job)],
                 environment=_rank_environment(environment, ranks, failures, job_id),
                 log=logs / "torchrun.log",
             )
@@ -142,7 +144,8 @@ def _first_failure(agent_code: int, failures: Path, logs: Path) -> RankFailed:
     if not codes:
         return RankFailed(None, agent_code, last_lines(logs / "torchrun.log"))
     first = min(codes, key=order)
-    return RankFailed(first, codes[first], last_lines(logs / f"rank-{first}.log"))
+    reason = records.get(first, {}).get("reason")
+    return RankFailed(first, codes[first], last_lines(logs / f"rank-{first}.log"), reason)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from dynolab.store import Store
+from tasks.runtime.outbox import left_behind
 from tasks.runtime.progress import make_progress
 from tasks.runtime.settings import Settings
 from tasks.runtime.stage import Platform
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LAST_SENDING_SECONDS = 60.0
+LAST_SENDING_SECONDS = 20.0
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def open_platform(*, study: str, project: str, tags: Mapping[str, str]) -> Itera
 
     MLflow is the server that the environment names, else the one that runs on this home, else one
     started here as soon as a stage has work to do and ended with the flow. What could not be sent
-    to it stays in the home's outbox for the next command.
+    to it stays in the home's outbox for the next command, even one that has nothing else to do.
     """
     settings = Settings.from_environment()
     with ExitStack() as services:
@@ -41,7 +42,7 @@ def open_platform(*, study: str, project: str, tags: Mapping[str, str]) -> Itera
         try:
             yield platform
         finally:
-            if platform.has_worked:
+            if platform.has_worked or left_behind(settings.outbox):
                 failed = sys.exc_info()[0] is not None
                 _close(platform, failed=failed)
 
@@ -66,7 +67,7 @@ def _open_study(tracking: Tracking, study: str, tags: Mapping[str, str]) -> RunT
 
 
 def _close(platform: Platform, *, failed: bool) -> None:
-    if platform.study is not None:
+    if platform.has_worked and platform.study is not None:
         platform.study.finish("FAILED" if failed else "FINISHED")
     left = platform.tracking.close(LAST_SENDING_SECONDS)
     if left:

@@ -177,6 +177,15 @@ def first_operation(path: Path) -> Operation:
         return {}
 
 
+def left_behind(folder: Path) -> bool:
+    """Whether a dead process has left a queue in the folder."""
+    for path in folder.glob("*.jsonl"):
+        if box := Outbox.adopt(path):
+            box.close()
+            return True
+    return False
+
+
 def sent_run(path: Path) -> Run | None:
     """The run on the server that the queue at `path` belongs to, as far as is known."""
     return _read_state(path).run

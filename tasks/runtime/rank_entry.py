@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from dynolab.errors import DynolabError
 from tasks.runtime.child import die_with_parent, run_as_main
 
 
@@ -32,12 +33,15 @@ def main(parent: int, logs: Path, failures: Path, module: str, job: str) -> None
     rank = os.environ["RANK"]
     _log_to(logs / f"rank-{rank}.log")
     faulthandler.enable()
+    record: dict[str, int | str]
     try:
         run_as_main(module, [job])
     except BaseException as error:
         code = _exit_code(error)
         if code != 0:
             record = {"time_ns": time.monotonic_ns(), "exit_code": code}
+            if isinstance(error, DynolabError):  # its message is made for people
+                record["reason"] = str(error)
             (failures / f"rank-{rank}.json").write_text(json.dumps(record), encoding="utf-8")
         raise
 

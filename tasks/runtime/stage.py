@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from dynolab.errors import StoreError
 from dynolab.store import Claim, Committed, Manifest, Place, Store, git_revision
 from tasks.runtime.keys import canonical, stage_key
 from tasks.runtime.prefect_progress import link_mlflow_run, run_tags
+from tasks.runtime.scratch import scratch_folder
 from tasks.runtime.settings import Settings
 from tasks.runtime.work import Config, StageResult, Work
 
@@ -162,7 +162,7 @@ def _compute(
     fresh: bool,
 ) -> StageResult:
     attempt = uuid4().hex
-    scratch = platform.settings.scratch / f"{stage.name}-{place.key[:12]}-{attempt}"
+    folder = f"{stage.name}-{place.key[:12]}-{attempt}"
     tracker = platform.tracking.start_run(
         name,
         parent=platform.study,
@@ -173,35 +173,35 @@ def _compute(
     link_mlflow_run(tracker, name)
     status: Status = "FAILED"
     try:
-        work = Work(
-            name,
-            config,
-            inputs,
-            version=stage.version,
-            scratch=scratch,
-            store=platform.store,
-            place=place,
-            tracker=tracker,
-            progress=platform.progress(),
-        )
-        try:
-            metrics = stage.body(work)
-        except BaseException as error:
-            status = "FAILED" if isinstance(error, Exception) else "KILLED"
-            (work.logs / "error.txt").write_text(traceback.format_exc())
-            raise
-        finally:
-            place.upload_logs(attempt, work.logs)
-        tracker.wait_created(RUN_CREATION_SECONDS)
-        done = _commit(place, work.output, work.manifest(metrics), replace=fresh)
-        _forget_resume(place)
-        result = StageResult.of(place, done, cached=False)
-        _report(tracker, result, done.manifest, scratch)
-        status = "FINISHED"
-        return result
+        with scratch_folder(platform.settings.scratch, folder) as scratch:
+            work = Work(
+                name,
+                config,
+                inputs,
+                version=stage.version,
+                scratch=scratch,
+                store=platform.store,
+                place=place,
+                tracker=tracker,
+                progress=platform.progress(),
+            )
+            try:
+                metrics = stage.body(work)
+            except BaseException as error:
+                status = "FAILED" if isinstance(error, Exception) else "KILLED"
+                (work.logs / "error.txt").write_text(traceback.format_exc())
+                raise
+            finally:
+                place.upload_logs(attempt, work.logs)
+            tracker.wait_created(RUN_CREATION_SECONDS)
+            done = _commit(place, work.output, work.manifest(metrics), replace=fresh)
+            _forget_resume(place)
+            result = StageResult.of(place, done, cached=False)
+            _report(tracker, result, done.manifest, scratch)
+            status = "FINISHED"
+            return result
     finally:
         tracker.finish(status)
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _commit(place: Place, output: Path, manifest: Manifest, *, replace: bool) -> Committed:

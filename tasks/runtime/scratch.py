@@ -1,0 +1,53 @@
+"""Work folders of running stages; what a killed process left is removed by the next one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
+    """A new folder `parent/name`, deleted at the end.
+
+    Its owner holds a lock on `parent/name.lock`, which the kernel releases however the owner
+    ends; folders whose lock is free are nobody's.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    folder, lock = parent / name, parent / f"{name}.lock"
+    with _take_lock(parent, lock):
+        try:
+            folder.mkdir()
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+
+
+def _take_lock(parent: Path, lock: Path) -> IO[str]:
+    """The lock, created and taken as one act; abandoned folders are removed first."""
+    door = os.open(parent, os.O_RDONLY)
+    try:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        _remove_abandoned(parent)
+        held = lock.open("w")
+        fcntl.flock(held, fcntl.LOCK_EX)
+        return held
+    finally:
+        os.close(door)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for lock in parent.glob("*.lock"):
+        with lock.open("a") as probe:
+            try:
+                fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+            lock.unlink(missing_ok=True)
