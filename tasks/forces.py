@@ -15,6 +15,7 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
+    from dynolab.data.results import ReplayFacts
     from dynolab.data.rows import ProbeRow
 
 
@@ -34,13 +35,17 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
     began = time.monotonic()
     records = sorted((work.input_folder("trained") / "forces").glob("step-*"))
     with work.shown(len(records)) as progress:
-        errors = _measure(work, records, progress)
-    return {"seconds": time.monotonic() - began, "largest_replay_error": max(errors, default=0.0)}
+        replays = _measure(work, records, progress)
+    return {
+        "seconds": time.monotonic() - began,
+        "largest_replay_error": max((one.replay_error for one in replays), default=0.0),
+        "largest_closure_error": max((one.closure_error for one in replays), default=0.0),
+    }
 
 
 def _measure(
     work: Work[ForcesConfig], records: Sequence[Path], progress: StageProgress
-) -> list[float]:
+) -> list[ReplayFacts]:
     from dynolab.data.encode import Encoder
     from dynolab.data.rows import ProbeRow, read_rows
     from dynolab.forces import PolicyFunction, build_token_map, step_forces
@@ -76,7 +81,7 @@ def _measure(
             observed=example.chosen,
         )  # fmt: skip
         (work.output / "token_map.json").write_text(pushes.model_dump_json())
-    return [replay.replay_error for replay in replays]
+    return replays
 
 
 def first_pairs(rows: Sequence[ProbeRow], pairs: int) -> list[ProbeRow]:

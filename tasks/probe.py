@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,6 +12,7 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
+    from dynolab.data.results import Answer, Score
     from dynolab.data.rows import ProbeRow
 
 MODELS = ("base", "sft", "preference")
@@ -33,6 +33,7 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
     Results: `scores.jsonl`, every probe row's score by every model on every split, and
     `answers.jsonl`, greedy answers to the first prompts.
     """
+    from dynolab.data.results import ModelScore
     from dynolab.data.rows import ProbeRow, read_rows
 
     began = time.monotonic()
@@ -40,18 +41,19 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
     scores, answers = work.output / "scores.jsonl", work.output / "answers.jsonl"
     with work.shown(len(MODELS)) as progress, scores.open("w") as scored, answers.open("w") as said:
         for number, name in enumerate(MODELS, start=1):
-            found, spoken = _ask(work.input_folder(name, "model"), rows, work.config)
-            scored.writelines(json.dumps({"model": name, **score}) + "\n" for score in found)
-            said.writelines(json.dumps({"model": name, **answer}) + "\n" for answer in spoken)
+            found, spoken = _ask(name, work.input_folder(name, "model"), rows, work.config)
+            scored.writelines(ModelScore(model=name, **dict(score)).line() for score in found)
+            said.writelines(answer.model_dump_json() + "\n" for answer in spoken)
             progress.update(number, name)
     return {"seconds": time.monotonic() - began, "rows": float(len(rows))}
 
 
 def _ask(
-    folder: Path, rows: list[ProbeRow], config: ProbeConfig
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    name: str, folder: Path, rows: list[ProbeRow], config: ProbeConfig
+) -> tuple[list[Score], list[Answer]]:
     """Scores of all rows and greedy answers to some prompts, by the model in a folder."""
     from dynolab.data.encode import Encoder
+    from dynolab.data.results import Answer
     from dynolab.likelihood import ResponseLogits
     from dynolab.probes.score import score_probes
     from dynolab.rollouts.sample import SampleConfig, sample_responses
@@ -69,8 +71,8 @@ def _ask(
     sampling = SampleConfig(temperature=0, max_new_tokens=config.answer_tokens)
     said = sample_responses(model, tokenizer, [row.prompt for row in asked], sampling)
     answers = [
-        {"pair_id": row.pair_id, "split": row.split, "prompt": row.prompt, "chosen": row.response,
-         "answer": one.text, "finished": one.finished}
+        Answer(model=name, pair_id=row.pair_id, split=row.split, prompt=row.prompt,
+               chosen=row.response, answer=one.text, finished=one.finished)
         for row, one in zip(asked, said, strict=True)
     ]  # fmt: skip
     return scores, answers

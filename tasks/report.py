@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
+FORCES, CONTRAST = "_forces", "contrast_"
+
 
 class ReportConfig(BaseModel):
     """What the page says of the study itself."""
@@ -18,29 +20,44 @@ class ReportConfig(BaseModel):
 
 
 def report(work: Work[ReportConfig]) -> dict[str, float]:
-    """Reads the results of all other stages.
+    """Reads inputs `probe`, every training with its `<training>_forces`, and `contrast_<name>`s.
 
     Results: `report.html`, `summary.json`, `paths.svg` and `figures/`; all go to MLflow as well.
     Returns the summary's numbers.
     """
-    from dynolab.figures.inputs import StageFacts, StudyFacts, read_inputs
+    from dynolab.data.results import Answer
+    from dynolab.data.rows import read_rows
+    from dynolab.figures.inputs import ReportInputs, StageFacts, StudyFacts, read_training
     from dynolab.figures.report import write_report
 
     with work.shown():
-        stages = tuple(
-            StageFacts(stage=name, key=source.key, seconds=source.metrics.get("seconds"))
-            for name, source in work.inputs.items()
-        )
-        inputs = read_inputs(
-            StudyFacts(
-                name=work.config.name,
-                seed=work.config.seed,
-                config_text=work.config.settings,
-                stages=stages,
+        facts = StudyFacts(
+            name=work.config.name,
+            seed=work.config.seed,
+            config_text=work.config.settings,
+            stages=tuple(
+                StageFacts(
+                    stage=name.removeprefix(CONTRAST).replace("_", "-"),
+                    key=source.key,
+                    seconds=source.metrics.get("seconds"),
+                    mlflow_run_id=source.mlflow_run_id,
+                )
+                for name, source in work.inputs.items()
             ),
-            sft=work.input_folder("sft"),
-            dpo=work.input_folder("preference"),
-            forces=[work.input_folder("sft_forces"), work.input_folder("preference_forces")],
+        )
+        inputs = ReportInputs(
+            facts,
+            trainings=tuple(
+                read_training(name, work.input_folder(name), work.input_folder(name + FORCES))
+                for name in work.inputs
+                if name + FORCES in work.inputs
+            ),
+            contrasts=tuple(
+                read_training(name.removeprefix(CONTRAST), work.input_folder(name))
+                for name in work.inputs
+                if name.startswith(CONTRAST)
+            ),
+            answers=tuple(read_rows(work.input_folder("probe") / "answers.jsonl", Answer)),
         )
         summary = write_report(inputs, work.output)
     for file in sorted(work.output.glob("*.*")):
@@ -51,4 +68,4 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     return metrics
 
 
-REPORT = Stage("report", 1, report)
+REPORT = Stage("report", 2, report)

@@ -61,5 +61,5 @@ def start(job: TrainJob, work: Work[TrainConfig], supervisor: Supervisor) -> Non
     )
 
 
-SFT = Stage("sft", 1, train)
-PREFERENCE = Stage("preference", 1, train)
+SFT = Stage("sft", 2, train)
+PREFERENCE = Stage("preference", 2, train)

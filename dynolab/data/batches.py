@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -129,6 +129,22 @@ def _side(example: EncodedExample, side: int) -> Encoded:
     encoded = example.chosen if side == CHOSEN else example.rejected
     assert encoded is not None, "rows without a rejected answer are refused before training"
     return encoded
+
+
+def by_length(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]]:
+    """Numbers of sequences, batch by batch, by falling length: little padding.
+
+    Sequences × padded length of a batch stay within `batch_tokens`; a longer one goes alone. The
+    largest batch comes first, so that one too large for the memory fails at once.
+    """
+    batch: list[int] = []
+    for number in sorted(range(len(encoded)), key=lambda number: -len(encoded[number].ids)):
+        if batch and (len(batch) + 1) * len(encoded[batch[0]].ids) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
 
 
 def draw(step: int, batch_size: int, rows: int, seed: int) -> list[int]:

@@ -50,7 +50,7 @@ class Counts:
     dropped: int = 0
     dropped_ids: list[str] = field(default_factory=list)
 
-    def as_metrics(self) -> dict[str, float]:
+    def as_metrics(self) -> dict[str, int]:
         """The counts under their metric names."""
         return {
             "data/rows_kept": self.kept,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from dynolab.errors import ConfigError
 
@@ -41,6 +41,7 @@ class ProbeRow(Row):
 
 
 AnyRow = TypeVar("AnyRow", bound=Row)
+Parsed = TypeVar("Parsed")
 
 
 def spaced(response: str) -> str:
@@ -71,8 +72,18 @@ def read_rows(path: Path, row_type: type[AnyRow]) -> Iterator[AnyRow]:
             try:
                 yield row_type.model_validate_json(line)
             except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(str(part) for part in first["loc"]) or "the line"
-                raise ConfigError(
-                    f"{path.name} line {number}", where, f"{first['msg']}; mend this row"
-                ) from error
+                raise _misfit(f"{path.name} line {number}", error) from error
+
+
+def read_value(path: Path, expected: type[Parsed]) -> Parsed:
+    """Reads a file of one JSON value, such as a row or a tuple of rows."""
+    try:
+        return TypeAdapter(expected).validate_json(path.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        raise _misfit(path.name, error) from error
+
+
+def _misfit(where: str, error: ValidationError) -> ConfigError:
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or "the line"
+    return ConfigError(where, field, f"{first['msg']}; mend it, or run again what wrote it")

@@ -1,1 +1,1 @@
-"""Pictures and the report of a study; `verdicts` and `learning_paths` need numpy alone."""
+"""Pictures and the report of a study; what they say is measured in `dynolab.probes`."""

@@ -2,63 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.figures.inputs import MetricsLine, StageName
+from dynolab.data.results import MetricsLine
+from dynolab.figures.inputs import Training
 from dynolab.figures.style import (
     BEST,
     CHOSEN,
     INK,
     REJECTED,
     Plate,
+    axis_key,
     axis_name,
     base_layout,
+    columns,
     join,
+    number,
     panel_title,
 )
 
-_CURVES: tuple[tuple[StageName, str, str, tuple[tuple[str, str, str], ...]], ...] = (
-    ("sft", "SFT loss", "nats per example", (("train/loss", "loss", INK),)),
-    ("dpo", "DPO loss", "−log σ(margin)", (("train/loss", "loss", INK),)),
-    (
-        "dpo",
-        "DPO implicit rewards",
-        "β · log-ratio to the reference",
-        (
-            ("train/reward_chosen", "chosen", CHOSEN),
-            ("train/reward_rejected", "rejected", REJECTED),
-            ("train/margin", "margin", BEST),
-        ),
-    ),
+_WINDOW = 9
+_UNITS = {"sft": "nats", "dpo": "−log σ(margin)"}
+_REWARDS = (
+    ("train/reward_chosen", "chosen", CHOSEN),
+    ("train/reward_rejected", "rejected", REJECTED),
+    ("train/margin", "margin", BEST),
 )
 
 
-def training_plate(metrics: Mapping[StageName, tuple[MetricsLine, ...]]) -> Plate | None:
-    """Loss of both stages and the implicit rewards of DPO, step by step."""
-    panels = [p for p in _CURVES if any(_series(metrics.get(p[0], ()), c[0])[0].size for c in p[3])]
+@dataclass(frozen=True)
+class _Panel:
+    """Curves of one training: metric, label and colour each."""
+
+    title: str
+    unit: str
+    lines: Sequence[MetricsLine]
+    curves: tuple[tuple[str, str, str], ...]
+
+
+def training_plate(trainings: Sequence[Training]) -> Plate | None:
+    """Loss of every training, and implicit rewards where it has them, step by step."""
+    panels = [panel for training in trainings for panel in _panels(training)]
     if not panels:
         return None
     figure = go.Figure()
-    layout = base_layout(340, margin={"l": 64, "r": 24, "t": 40, "b": 84})
-    width = (1 - 0.08 * (len(panels) - 1)) / len(panels)
+    layout = base_layout(340, margin={"l": 64, "r": 24, "t": 56, "b": 84})
     annotations = []
-    for index, (stage, title, unit, curves) in enumerate(panels, start=1):
-        left = (index - 1) * (width + 0.08)
-        key = "" if index == 1 else str(index)
-        for name, label, color in curves:
-            x, y = _series(metrics[stage], name)
+    for index, (panel, domain) in enumerate(
+        zip(panels, columns(len(panels), 0.08), strict=True), start=1
+    ):
+        for name, label, color in panel.curves:
+            x, y = _series(panel.lines, name)
             if x.size:
-                _add_curve(figure, x, y, label, color, index, legend=len(curves) > 1)
-        layout[f"xaxis{key}"] = {
-            "domain": [left, left + width], "anchor": f"y{key}", "title": {"text": "step"},
+                _add_curve(figure, x, y, label, color, index, legend=len(panel.curves) > 1)
+        layout[axis_key("x", index)] = {
+            "domain": domain, "anchor": axis_name("y", index), "title": {"text": "step"},
         }  # fmt: skip
-        layout[f"yaxis{key}"] = {"anchor": f"x{key}", "title": {"text": unit}}
-        annotations.append(panel_title(title, left, 1.02))
+        layout[axis_key("y", index)] = {
+            "anchor": axis_name("x", index), "title": {"text": panel.unit},
+        }  # fmt: skip
+        annotations.append(panel_title(panel.title, domain[0], 1.02))
     layout["annotations"] = annotations
     layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": -0.24,
                         "yanchor": "top"}  # fmt: skip
@@ -66,21 +75,33 @@ def training_plate(metrics: Mapping[StageName, tuple[MetricsLine, ...]]) -> Plat
     return Plate(
         "training",
         "Loss and margin",
-        _training_message(metrics),
-        "Thin: the step's own batch; thick: running mean over nine steps.",
+        _training_message(trainings),
+        f"Thin: the step's own batch; thick: running mean over {_WINDOW} steps, which the "
+        "sentence above quotes.",
         figure,
     )
+
+
+def _panels(training: Training) -> list[_Panel]:
+    stage, lines = training.stage, training.metrics
+    found = [
+        _Panel(f"{stage.upper()} loss", _UNITS.get(stage, "loss"), lines,
+               (("train/loss", "loss", INK),)),
+        _Panel(f"{stage.upper()} implicit rewards", "β · log-ratio to the reference", lines,
+               _REWARDS),
+    ]  # fmt: skip
+    return [p for p in found if any(_series(lines, name)[0].size for name, _, _ in p.curves)]
 
 
 def _series(
     lines: Sequence[MetricsLine], name: str
 ) -> tuple[Float[ndarray, steps], Float[ndarray, steps]]:
     pairs = [(line.step, line.metrics[name]) for line in lines if name in line.metrics]
-    pairs = [(step, value) for step, value in pairs if value is not None and np.isfinite(value)]
+    pairs = [(step, value) for step, value in pairs if np.isfinite(value)]
     return np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs], dtype=float)
 
 
-def _running_mean(y: Float[ndarray, steps], window: int = 9) -> Float[ndarray, steps]:
+def _running_mean(y: Float[ndarray, steps], window: int = _WINDOW) -> Float[ndarray, steps]:
     """Centred mean over at most `window` steps, fewer at the ends."""
     half = min(window, y.size) // 2
     return np.array([y[max(0, i - half) : i + half + 1].mean() for i in range(y.size)])
@@ -102,17 +123,13 @@ def _add_curve(
     )  # fmt: skip
 
 
-def _training_message(metrics: Mapping[StageName, tuple[MetricsLine, ...]]) -> str:
+def _training_message(trainings: Sequence[Training]) -> str:
     parts = []
-    told: tuple[tuple[StageName, str, str], ...] = (
-        ("sft", "train/loss", "SFT's loss"),
-        ("dpo", "train/loss", "DPO's loss"),
-        ("dpo", "train/margin", "its reward margin"),
-    )
-    for stage, name, what in told:
-        y = _series(metrics.get(stage, ()), name)[1]
-        if y.size:
-            smooth = _running_mean(y)
-            parts.append(f"{what} goes from {smooth[0]:#.3g} to {smooth[-1]:#.3g}")
-    sentence = join(parts).replace("-", "−")
-    return sentence + "." if sentence else ""
+    for training in trainings:
+        for name, what in (("train/loss", "loss"), ("train/margin", "reward margin")):
+            y = _series(training.metrics, name)[1]
+            if y.size:
+                smooth = _running_mean(y)
+                ends = f"from {number(smooth[0])} to {number(smooth[-1])}"
+                parts.append(f"{training.stage.upper()}'s {what} goes {ends}")
+    return join(parts) + "."

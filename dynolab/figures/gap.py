@@ -5,46 +5,44 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from dynolab.figures.inputs import StageName
-from dynolab.figures.intervals import band, change, mean_interval
-from dynolab.figures.learning_paths import ARGMAX, LearningPaths
-from dynolab.figures.paths import STAGE_TITLE, Paths
+from dynolab.data.results import ARGMAX
+from dynolab.figures.paths import Paths, stages_of
 from dynolab.figures.style import (
     INK,
     Plate,
+    axis_key,
     axis_name,
     base_layout,
+    columns,
     panel_title,
+    stage_title,
     style_of,
     with_interval,
 )
+from dynolab.probes.intervals import band, mean_interval
+from dynolab.probes.paths import LearningPaths, change
 
 
 def gap_plate(paths: Paths) -> Plate | None:
     """y* and the chosen answer since step 0, the widening between them, and the gap itself."""
-    stages = [s for s in STAGE_TITLE if (p := paths.get((s, "train"))) and p.gap is not None]
+    stages = [s for s in stages_of(paths) if (p := paths.get((s, "train"))) and p.gap is not None]
     if not stages:
         return None
     figure = go.Figure()
     layout = base_layout(520, margin={"l": 64, "r": 24, "t": 64, "b": 52})
-    width = (1 - 0.06 * (len(stages) - 1)) / len(stages)
     annotations = []
-    for column, stage in enumerate(stages):
-        found = paths[(stage, "train")]
+    for column, (stage, domain) in enumerate(zip(stages, columns(len(stages), 0.06), strict=True)):
         upper, lower = 2 * column + 1, 2 * column + 2
-        left = column * (width + 0.06)
-        _add_gap_panel(figure, found, upper, lower, legend=column == 0)
-        for axis, domain in ((upper, [0.44, 1.0]), (lower, [0.0, 0.32])):
-            key = "" if axis == 1 else str(axis)
-            layout[f"xaxis{key}"] = {
-                "domain": [left, left + width], "anchor": f"y{key}",
-                "showticklabels": axis == lower,
+        _add_gap_panel(figure, paths[(stage, "train")], upper, lower, legend=column == 0)
+        for axis, height in ((upper, [0.44, 1.0]), (lower, [0.0, 0.32])):
+            layout[axis_key("x", axis)] = {
+                "domain": domain, "anchor": axis_name("y", axis), "showticklabels": axis == lower,
             }  # fmt: skip
-            layout[f"yaxis{key}"] = {"domain": domain, "anchor": f"x{key}"}
+            layout[axis_key("y", axis)] = {"domain": height, "anchor": axis_name("x", axis)}
             if column and axis == lower:
-                layout[f"yaxis{key}"] |= {"matches": "y2", "showticklabels": False}
-        layout[f"xaxis{lower}"]["title"] = {"text": "step"}
-        annotations.append(panel_title(STAGE_TITLE[stage], left, 1.01))
+                layout[axis_key("y", axis)] |= {"matches": "y2", "showticklabels": False}
+        layout[axis_key("x", lower)]["title"] = {"text": "step"}
+        annotations.append(panel_title(stage_title(stage), domain[0], 1.01))
     layout["yaxis"]["title"] = {"text": "Δ log π since step 0"}
     layout["yaxis2"]["title"] = {"text": "gap y* − y⁺ (nats)"}
     layout["annotations"] = annotations
@@ -57,7 +55,8 @@ def gap_plate(paths: Paths) -> Plate | None:
         _gap_message(paths),
         "Above: y* and the chosen answer y⁺ since step 0; the shaded distance is how far the gap "
         "has grown (y* above) or shrunk. Below: the gap log π(y*) − log π(y⁺) itself with its 95% "
-        "band. y* alone can rise under either stage; which way the gap goes tells them apart.",
+        "band. y* can rise under any training; under squeezing y⁺ does not rise with it and "
+        "the gap grows.",
         figure,
     )
 
@@ -95,8 +94,7 @@ def _add_gap_panel(
 
 def _gap_message(paths: Paths) -> str:
     parts = []
-    names: dict[StageName, str] = {"sft": "SFT", "dpo": "DPO"}
-    for stage, name in names.items():
+    for stage in stages_of(paths):
         found = paths.get((stage, "train"))
         if found is None or found.gap is None:
             continue
@@ -105,7 +103,6 @@ def _gap_message(paths: Paths) -> str:
         if moved.low > 0 or moved.high < 0:
             verb = "widens" if moved.mean > 0 else "narrows"
         start, end = mean_interval(found.gap[0]).mean, mean_interval(found.gap[-1]).mean
-        parts.append(
-            f"{name} {verb} the gap from {start:.1f} to {end:.1f} nats ({with_interval(moved)})"
-        )
+        ends = f"from {start:.1f} to {end:.1f} nats ({with_interval(moved)})"
+        parts.append(f"{stage.upper()} {verb} the gap {ends}")
     return "; ".join(parts) + "."

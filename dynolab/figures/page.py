@@ -34,15 +34,6 @@ def text(value: object) -> str:
     return value.markup if isinstance(value, Html) else html.escape(str(value))
 
 
-def link(label: str, url: str | None) -> Html:
-    """A link that is followed only on a click; anything but http(s) stays text."""
-    if url is None:
-        return Html("–")
-    if not url.startswith(("http://", "https://")):
-        return Html(html.escape(url))
-    return Html(f'<a href="{html.escape(url)}" rel="noopener noreferrer">{html.escape(label)}</a>')
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], numeric: str = "") -> Html:
     """A table; `numeric` holds an `n` for each column of numbers and any other letter elsewhere."""
 

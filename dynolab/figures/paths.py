@@ -1,4 +1,4 @@
-"""The figure of learning paths: every kind of answer over SFT and DPO."""
+"""The figure of learning paths: every kind of answer over each training."""
 
 from __future__ import annotations
 
@@ -7,35 +7,38 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from jaxtyping import Float
-from numpy import ndarray
 
+from dynolab.data.results import ARGMAX
 from dynolab.data.rows import Split
-from dynolab.figures.inputs import StageName
-from dynolab.figures.intervals import band, change, mean_interval, peak_change
-from dynolab.figures.learning_paths import ARGMAX, LearningPaths
 from dynolab.figures.style import (
     KINDS,
+    SPLITS,
     Plate,
+    axis_key,
+    axis_name,
     base_layout,
     buttons,
+    columns,
     in_order,
     join,
     mean_and_ends,
     panel_title,
     rank_of,
+    stage_title,
     style_of,
 )
+from dynolab.probes.intervals import band, mean_interval
+from dynolab.probes.paths import LearningPaths, change, peak_change
 
-Paths = Mapping[tuple[StageName, Split], LearningPaths]
-STAGE_TITLE: dict[StageName, str] = {"sft": "Supervised fine-tuning", "dpo": "DPO"}
-SPLITS: dict[Split, str] = {"train": "training", "heldout": "held-out"}
+Paths = Mapping[tuple[str, Split], LearningPaths]
+"""Learning paths by the objective's name and the split, trainings in the study's order."""
+
 _HOVER = "<b>%{fullData.name}</b><br>step %{x}: %{y:.2f} nats%{customdata}<extra></extra>"
 
 
 def learning_path_plate(paths: Paths) -> Plate | None:
-    """Mean log-probability of every kind over SFT and DPO, with 95% bands over pairs."""
-    stages = _stages(paths)
+    """Mean log-probability of every kind over each training, with 95% bands over pairs."""
+    stages = stages_of(paths)
     if not stages:
         return None
     traces: list[go.Scatter] = []
@@ -58,15 +61,14 @@ def learning_path_plate(paths: Paths) -> Plate | None:
     for trace, data in zip(traces, first, strict=True):
         trace.update(data)
     figure = go.Figure(traces)
-    width = (1 - 0.08 * (len(stages) - 1)) / len(stages)
     layout = base_layout(560, margin={"l": 64, "r": 24, "t": 92, "b": 52})
     annotations = []
-    for column, stage in enumerate(stages):
-        left = column * (width + 0.08)
-        suffix = "" if column == 0 else str(column + 1)
-        layout[f"xaxis{suffix}"] = {"domain": [left, left + width], "title": {"text": "step"}}
-        layout[f"yaxis{suffix}"] = {"anchor": f"x{suffix}"}
-        annotations.append(panel_title(STAGE_TITLE[stage], left, 1.01))
+    for index, (stage, domain) in enumerate(
+        zip(stages, columns(len(stages), 0.08), strict=True), start=1
+    ):
+        layout[axis_key("x", index)] = {"domain": domain, "title": {"text": "step"}}
+        layout[axis_key("y", index)] = {"anchor": axis_name("x", index)}
+        annotations.append(panel_title(stage_title(stage), domain[0], 1.01))
     layout["yaxis"]["title"] = {"text": _Y_TITLE["change"]}
     layout["annotations"] = annotations
     if len(views) > 1:
@@ -92,14 +94,15 @@ def learning_path_plate(paths: Paths) -> Plate | None:
 _Y_TITLE = {"change": "Δ log π since step 0 (nats)", "level": "log π (nats)"}
 
 
-def _stages(paths: Paths) -> list[StageName]:
-    return [s for s in STAGE_TITLE if (s, "train") in paths or (s, "heldout") in paths]
+def stages_of(paths: Paths) -> list[str]:
+    """The objectives that were probed, in the study's order."""
+    return list(dict.fromkeys(stage for stage, _ in paths))
 
 
 def _kind_traces(kind: str, column: int, first: bool) -> list[go.Scatter]:
     style = style_of(kind)
-    axis = "" if column == 0 else str(column + 1)
-    shared = {"legendgroup": style.label, "xaxis": f"x{axis}", "yaxis": f"y{axis}"}
+    shared = {"legendgroup": style.label, "xaxis": axis_name("x", column + 1),
+              "yaxis": axis_name("y", column + 1)}  # fmt: skip
     return [
         go.Scatter(
             fill="toself", fillcolor=style.color, line={"width": 0, "color": style.color},
@@ -147,26 +150,24 @@ def _kind_data(paths: LearningPaths | None, kind: str, mode: str) -> list[dict[s
 
 def _paths_message(paths: Paths) -> str:
     parts = []
-    sft, dpo = paths.get(("sft", "train")), paths.get(("dpo", "train"))
-    if sft is not None and "chosen" in sft.logp:
-        text = f"SFT moves the chosen answer by {_change(sft, 'chosen')}"
-        if "rejected" in sft.logp:
-            rise, fall = (_mean(x) for x in peak_change(sft.logp["rejected"]))
-            text += f" nats and the rejected one by {rise} up to its peak and {fall} after it"
-        parts.append(text + ".")
-    if dpo is not None and "chosen" in dpo.logp:
-        moved = [f"the chosen answer by {_change(dpo, 'chosen')}"]
-        if "rejected" in dpo.logp:
-            moved.append(f"the rejected one by {_change(dpo, 'rejected')}")
-        if ARGMAX in dpo.logp:
-            moved.append(f"y* by {_change(dpo, ARGMAX)}")
-        parts.append(f"DPO moves {join(moved)} nats.")
-    return " ".join(parts) or "Neither stage probed the chosen answer."
+    for stage in stages_of(paths):
+        found = paths.get((stage, "train"))
+        moved = [
+            f"{name} by {_moved(found, kind)}"
+            for kind, name in (("chosen", "the chosen answer"), ("rejected", "the rejected one"),
+                               (ARGMAX, "y*"))
+            if found is not None and kind in found.logp
+        ]  # fmt: skip
+        if moved:
+            parts.append(f"{stage.upper()} moves {join(moved)}.")
+    if not parts:
+        return "No training probed the pairs' own answers."
+    return " ".join([*parts, "All in nats, means over training prompts."])
 
 
-def _change(paths: LearningPaths, kind: str) -> str:
-    return _mean(change(paths.logp[kind]))
-
-
-def _mean(values: Float[ndarray, pairs]) -> str:
-    return mean_and_ends(mean_interval(values))[0]
+def _moved(paths: LearningPaths, kind: str) -> str:
+    """The change since step 0; of a path that rose and fell, each beyond its interval, both."""
+    rise, fall = (mean_interval(part) for part in peak_change(paths.logp[kind]))
+    if rise.low > 0 and fall.high < 0:
+        return f"{mean_and_ends(rise)[0]} up to its peak and {mean_and_ends(fall)[0]} after it"
+    return mean_and_ends(mean_interval(change(paths.logp[kind])))[0]

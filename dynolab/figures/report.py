@@ -9,13 +9,15 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from dynolab.figures.answers import answer_section
+from dynolab.figures.contrasts import contrast_section
 from dynolab.figures.curves import training_plate
-from dynolab.figures.forces import decomposition_plate, prediction_plate
+from dynolab.figures.decomposition import decomposition_plate
 from dynolab.figures.gap import gap_plate
-from dynolab.figures.inputs import ProbeScore, ReportInputs, StageName
-from dynolab.figures.learning_paths import learning_paths
+from dynolab.figures.inputs import ReportInputs
 from dynolab.figures.page import Html, Tile, page, page_beside, plate_section, text, tiles
-from dynolab.figures.paths import SPLITS, Paths, learning_path_plate
+from dynolab.figures.paths import Paths, learning_path_plate, stages_of
+from dynolab.figures.prediction import prediction_plate
 from dynolab.figures.sections import (
     headline_tiles,
     kind_section,
@@ -23,11 +25,12 @@ from dynolab.figures.sections import (
     stage_section,
     verdict_section,
 )
-from dynolab.figures.style import Plate
+from dynolab.figures.style import SPLITS, Plate
 from dynolab.figures.summary import changes_since_start, summarise
 from dynolab.figures.svg import paths_svg
 from dynolab.figures.token_map import token_map_plate
-from dynolab.figures.verdicts import Verdict, assess
+from dynolab.probes.paths import learning_paths
+from dynolab.probes.verdicts import Verdict, assess
 
 
 def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
@@ -42,13 +45,17 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
     `figures/<name>.html` and `figures/<name>.json` (plotly), beside one `figures/plotly.min.js`.
     """
     paths = _all_paths(inputs)
-    verdicts = assess(paths.get(("sft", "train")), paths.get(("dpo", "train")), inputs.forces)
+    trainings = inputs.trainings
+    verdicts = assess(
+        {training.stage: paths.get((training.stage, "train")) for training in trainings},
+        [row for training in trainings for row in training.forces],
+    )
     plates = _plates(inputs, paths)
     changes = changes_since_start(paths)
     summary = summarise(inputs, changes, verdicts)
     folder.mkdir(parents=True, exist_ok=True)
     plotly_js = get_plotlyjs()
-    headline = headline_tiles(changes, summary, verdicts)
+    headline = headline_tiles([t.stage for t in trainings], changes, summary, verdicts)
     body = _body(inputs, paths, verdicts, plates, headline)
     title = f"Dynolab: {inputs.facts.name}"
     _write(folder / "report.html", page(title, body, plotly_js))
@@ -73,27 +80,24 @@ def _write_plates(plates: Sequence[Plate], folder: Path, plotly_js: str) -> None
 
 
 def _all_paths(inputs: ReportInputs) -> Paths:
-    stages: dict[StageName, tuple[ProbeScore, ...]] = {
-        "sft": inputs.sft_probes,
-        "dpo": inputs.dpo_probes,
-    }
     return {
-        (stage, split): found
-        for stage, rows in stages.items()
+        (training.stage, split): found
+        for training in inputs.trainings
         for split in SPLITS
-        if (found := learning_paths(rows, split)) is not None
+        if (found := learning_paths(training.probes, split)) is not None
     }
 
 
 def _plates(inputs: ReportInputs, paths: Paths) -> list[Plate]:
+    trainings = inputs.trainings
+    maps = [training.token_map for training in trainings if training.token_map]
     made = (
         learning_path_plate(paths),
         gap_plate(paths),
-        training_plate({"sft": inputs.sft_metrics, "dpo": inputs.dpo_metrics}),
-        prediction_plate(inputs.forces),
-        decomposition_plate(inputs.forces, "dpo"),
-        decomposition_plate(inputs.forces, "sft"),
-        token_map_plate(inputs.token_map),
+        training_plate(trainings),
+        prediction_plate(trainings),
+        *(decomposition_plate(training) for training in reversed(trainings)),
+        token_map_plate(maps[-1] if maps else None),
     )
     return [plate for plate in made if plate is not None]
 
@@ -105,31 +109,42 @@ def _body(
     plates: Sequence[Plate],
     headline: Sequence[Tile],
 ) -> list[Html]:
-    facts = inputs.facts
-    seed = "" if facts.seed is None else f" Seed {facts.seed}."
-    prompts = [
-        f"{len(found.pairs)} {name} prompts"
-        for split, name in SPLITS.items()
-        if (found := paths.get(("dpo", split)) or paths.get(("sft", split))) is not None
-    ]
-    watched = f" Watched on {' and '.join(prompts)}." if prompts else ""
+    facts, trainings = inputs.facts, inputs.trainings
+    contrasts = [contrast_section(trainings[-1], inputs.contrasts)] if inputs.contrasts else []
+    titles = {training.name: training.stage.upper() for training in trainings}
+    replay = [row for training in trainings for row in training.replay]
     return [
-        Html(f"<header><h1>{text(facts.name)}</h1>"),
-        Html(
-            '<p class="lead">What training did to what the model says, and which forces did it.'
-            f"{text(seed + watched)} Changes are in nats of log-probability, summed over an "
-            "answer’s tokens; brackets hold 95% intervals over prompts.</p>"
-        ),
+        Html(f"<header><h1>{text(facts.name)}</h1>{_lead(inputs, paths).markup}"),
         tiles(headline),
         Html("</header><main>"),
-        *(plate_section(plate) for plate in plates),
+        *(plate_section(plate) for plate in plates if plate.name in ("paths", "gap")),
+        *contrasts,
+        answer_section(inputs.answers, titles),
+        *(plate_section(plate) for plate in plates if plate.name not in ("paths", "gap")),
         verdict_section(verdicts),
-        replay_section(inputs.replay),
+        replay_section(replay),
         kind_section(paths),
-        stage_section(inputs),
+        stage_section(facts.stages),
         Html(
             '<section id="config"><details><summary>Settings</summary>'
             f"<pre>{text(facts.config_text)}</pre></details></section>"
         ),
         Html("<footer>Made by Dynolab. This page loads nothing from anywhere.</footer></main>"),
     ]
+
+
+def _lead(inputs: ReportInputs, paths: Paths) -> Html:
+    seed = "" if inputs.facts.seed is None else f" Seed {inputs.facts.seed}."
+    last = stages_of(paths)[-1:]
+    prompts = [
+        f"{len(paths[(stage, split)].pairs)} {name} prompts"
+        for stage in last
+        for split, name in SPLITS.items()
+        if (stage, split) in paths
+    ]
+    watched = f" Watched on {' and '.join(prompts)}." if prompts else ""
+    return Html(
+        '<p class="lead">What training did to what the model says, and which forces did it.'
+        f"{text(seed + watched)} Changes are in nats of log-probability, summed over an answer’s "
+        "tokens; brackets hold 95% intervals over prompts.</p>"
+    )

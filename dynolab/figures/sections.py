@@ -5,36 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynolab.figures.inputs import ReplayRow, ReportInputs
-from dynolab.figures.intervals import Interval
-from dynolab.figures.page import Html, Tile, link, section, table, text
+from dynolab.data.results import ARGMAX, ReplayFacts
+from dynolab.figures.inputs import StageFacts
+from dynolab.figures.page import Html, Tile, section, table, text
 from dynolab.figures.paths import Paths
 from dynolab.figures.style import in_order, mean_and_ends, number, style_of, with_interval
-from dynolab.figures.verdicts import Verdict
+from dynolab.probes.intervals import Interval
+from dynolab.probes.verdicts import Verdict
 
+_HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*",
+              "gap": "gap y* − y⁺"}  # fmt: skip
 _MARKS = {"appears": "✓", "does not": "✗", "unclear": "?", "not measured": "–"}
 
 
 def headline_tiles(
-    changes: Mapping[str, Interval], summary: dict[str, Any], verdicts: Sequence[Verdict]
+    stages: Sequence[str],
+    changes: Mapping[str, Interval],
+    summary: dict[str, Any],
+    verdicts: Sequence[Verdict],
 ) -> list[Tile]:
     """The changes that a reader wants first, the force check and the claims."""
-    found = []
-    for key, what in (
-        ("sft/chosen", "SFT: chosen"),
-        ("dpo/chosen", "DPO: chosen"),
-        ("dpo/rejected", "DPO: rejected"),
-        ("dpo/argmax", "DPO: y*"),
-        ("sft/gap", "SFT: gap y* − chosen"),
-        ("dpo/gap", "DPO: gap y* − chosen"),
-    ):
-        found.append(_change_tile(what, changes.get(key)))
-    found.append(_force_tile(summary["metrics"]))
+    found = [
+        _change_tile(f"{stage.upper()}: {_HEADLINES[kind]}", changes.get(f"{stage}/{kind}"))
+        for stage in stages
+        for kind in (("chosen", "gap") if stage == "sft" else _HEADLINES)
+    ]
+    found.append(_force_tile(stages, summary["metrics"]))
     judged = [v for v in verdicts if v.outcome != "not measured"]
     appear = sum(v.outcome == "appears" for v in judged)
     others = {o: sum(v.outcome == o for v in judged) for o in ("does not", "unclear")}
-    detail = ", ".join(f"{n} {'do not' if o == 'does not' else o}" for o, n in others.items() if n)
-    found.append(Tile("Claims that appear", f"{appear} of {len(judged)}", detail or "all of them"))
+    detail = [f"{n} {'do not' if o == 'does not' else o}" for o, n in others.items() if n]
+    claims = ", ".join(detail) or ("all that were measured" if judged else "none was measured")
+    found.append(Tile("Claims that appear", f"{appear} of {len(judged)}", claims))
     return found
 
 
@@ -45,13 +47,11 @@ def _change_tile(what: str, change: Interval | None) -> Tile:
     return Tile(what, mean, f"nats [{low}, {high}], n = {change.n}")
 
 
-def _force_tile(metrics: dict[str, float]) -> Tile:
-    stages = [stage for stage in ("sft", "dpo") if f"force/{stage}/r2" in metrics]
-    value = " / ".join(number(metrics[f"force/{stage}/r2"]) for stage in stages)
-    detail = " / ".join(stage.upper() for stage in stages)
-    if "force/replay_error" in metrics:
-        detail += f"; updates replay to {number(metrics['force/replay_error'], 2)}"
-    return Tile("Forces explain (R²)", value or "–", detail or "not measured")
+def _force_tile(stages: Sequence[str], metrics: dict[str, float]) -> Tile:
+    told = [stage for stage in stages if f"force/{stage}/unexplained" in metrics]
+    value = " / ".join(number(metrics[f"force/{stage}/unexplained"], 2) for stage in told)
+    detail = "share of squared change (1 − R²), " + " / ".join(stage.upper() for stage in told)
+    return Tile("Unexplained by forces", value or "–", detail if told else "not measured")
 
 
 def verdict_section(verdicts: Sequence[Verdict]) -> Html:
@@ -76,7 +76,9 @@ def verdict_section(verdicts: Sequence[Verdict]) -> Html:
     return section(
         "verdicts",
         "Which known phenomena appear",
-        f"Of {len(verdicts)} claims {message}.",
+        f"Of {len(verdicts)} claims {message}."
+        if verdicts
+        else "No claim is known of these trainings.",
         table(("stage", "claim", "expected", "measured [95%]", "n", "verdict"), rows, "ssssns"),
         note="Claims of Ren & Sutherland, Learning Dynamics of LLM Finetuning (arXiv 2407.10490), "
         "on training prompts; forces on all that were watched. Appears: every interval lies on the "
@@ -98,35 +100,39 @@ def _quantities(verdict: Verdict) -> Html:
     )
 
 
-def replay_section(rows: Sequence[ReplayRow]) -> Html:
+def replay_section(rows: Sequence[ReplayFacts]) -> Html:
     """Whether the analysed updates are the ones that training made."""
     if not rows:
         return section("replay", "Replay check", "No recorded step was replayed.")
-    worst = max(rows, key=lambda row: row.replay_error)
+    replay = max(rows, key=lambda row: row.replay_error)
+    closure = max(rows, key=lambda row: row.closure_error)
     return section(
         "replay",
         "Replay check",
-        f"Computing {len(rows)} recorded updates again from their records gives the same change "
-        f"of the weights up to {number(worst.replay_error, 2)} (relative), at worst at "
-        f"{worst.stage.upper()} step {worst.step}.",
+        f"{len(rows)} recorded updates were computed again from their records. As far as the "
+        f"watched answers feel it, the parts differ from the update by at most "
+        f"{number(closure.closure_error, 2)} ({_where(closure)}), over all weights by at most "
+        f"{number(replay.replay_error, 2)} ({_where(replay)}), each relative.",
         table(
-            ("stage", "step", "learning rate", "gradient norm", "clip factor", "replay error"),
+            ("stage", "step", "learning rate", "gradient norm", "clip factor", "replay error",
+             "rounding floor", "closure error"),
             [
-                (
-                    row.stage.upper(),
-                    row.step,
-                    number(row.learning_rate),
-                    number(row.grad_norm),
-                    number(row.clip_factor),
-                    number(row.replay_error, 2),
-                )
+                (row.stage.upper(), row.step, number(row.learning_rate), number(row.grad_norm),
+                 number(row.clip_factor), number(row.replay_error, 2),
+                 number(row.rounding_floor, 2), number(row.closure_error, 2))
                 for row in rows
             ],
-            numeric="snnnnn",
+            numeric="snnnnnnn",
         ),
-        note="The forces above split these very updates; a large error would mean that they "
-        "split something else.",
-    )
+        note="A replay error near the rounding floor, which storing the weights leaves in a "
+        "perfect replay, is exact; far above it with a small closure error, it sits in weights "
+        "that no answer feels (such as GPT-NeoX's key biases under AdamW); only a large closure "
+        "error would mean that the forces split some other update.",
+    )  # fmt: skip
+
+
+def _where(row: ReplayFacts) -> str:
+    return f"{row.stage.upper()} step {row.step}"
 
 
 def kind_section(paths: Paths) -> Html:
@@ -143,13 +149,11 @@ def kind_section(paths: Paths) -> Html:
     )
 
 
-def stage_section(inputs: ReportInputs) -> Html:
-    """The stages that were run, with keys and links."""
-    stages = inputs.facts.stages
-    cached = sum(stage.cached for stage in stages)
-    seconds = sum(stage.seconds or 0.0 for stage in stages if not stage.cached)
+def stage_section(stages: Sequence[StageFacts]) -> Html:
+    """The stages that the report was made from, with their keys."""
+    seconds = sum(stage.seconds or 0.0 for stage in stages)
     message = (
-        f"{len(stages)} stages, {cached} of them from the store; the others took {seconds:.0f} s."
+        f"This page was made from {len(stages)} stages, which took {seconds:.0f} s to compute."
         if stages
         else "The stages were not told."
     )
@@ -157,11 +161,13 @@ def stage_section(inputs: ReportInputs) -> Html:
         (
             stage.stage,
             Html(f"<code>{text(stage.key[:16])}{'…' if len(stage.key) > 16 else ''}</code>"),
-            "from the store" if stage.cached else "computed",
             "–" if stage.seconds is None else f"{stage.seconds:.1f}",
-            link("MLflow run", stage.mlflow_url),
+            Html(f"<code>{text(stage.mlflow_run_id)}</code>") if stage.mlflow_run_id else "–",
         )
         for stage in stages
     ]
-    head = ("stage", "key", "result", "seconds", "tracking")
-    return section("stages", "Stages", message, table(head, rows, "sssns"))
+    head = ("stage", "key", "seconds", "MLflow run")
+    note = (
+        "Seconds are those of the computation, whether made for this page or taken from the store."
+    )
+    return section("stages", "Stages", message, table(head, rows, "ssns"), note=note)

@@ -10,8 +10,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dynolab.figures.intervals import Interval
-from dynolab.figures.learning_paths import ARGMAX
+from dynolab.data.results import ARGMAX
+from dynolab.data.rows import Split
+from dynolab.probes.intervals import Interval
 
 INK, MUTED, GRID, ZERO, PAPER = "#1d2733", "#5d6875", "#e4e8ec", "#aab3bd", "#ffffff"
 CHOSEN, REJECTED, BEST = "#2468b2", "#cf4f2c", "#7d4bb5"
@@ -84,6 +85,15 @@ def style_of(kind: str) -> KindStyle:
     return KINDS.get(kind) or KindStyle(plotly_text(kind, 24), "Other", _NOISE, "longdashdot")
 
 
+STAGE_TITLES = {"sft": "Supervised fine-tuning"}
+SPLITS: dict[Split, str] = {"train": "training", "heldout": "held-out"}
+
+
+def stage_title(stage: str) -> str:
+    """What a panel about a training is headed with, by its objective."""
+    return STAGE_TITLES.get(stage, stage.upper())
+
+
 def rank_of(kind: str) -> int:
     """Place in a legend: known kinds as listed above, then others."""
     return 1000 + (list(KINDS).index(kind) if kind in KINDS else len(KINDS))
@@ -140,6 +150,10 @@ def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
 
 def mean_and_ends(interval: Interval, sign: bool = True) -> tuple[str, str, str]:
     """Mean, low and high end to the place that the interval's width warrants."""
+    if 0 < max(abs(interval.mean), abs(interval.low), abs(interval.high)) < 1e-3:
+        tiny = (number(x, 2, sign) for x in (interval.mean, interval.low, interval.high))
+        mean, low, high = tiny
+        return mean, low, high
     width = interval.high - interval.low
     scale = width if math.isfinite(width) and width > 0 else abs(interval.mean) or 1.0
     places = min(6, max(1, 1 - math.floor(math.log10(scale)))) if math.isfinite(scale) else 1
@@ -159,6 +173,17 @@ def with_interval(interval: Interval, sign: bool = True) -> str:
 def join(parts: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
+
+
+def columns(count: int, space: float) -> list[tuple[float, float]]:
+    """Where `count` panels side by side begin and end, with `space` between, of a width of one."""
+    width = (1 - space * (count - 1)) / count
+    return [(i * (width + space), i * (width + space) + width) for i in range(count)]
+
+
+def axis_key(letter: str, index: int) -> str:
+    """The layout's name of the index-th axis: xaxis, xaxis2, xaxis3."""
+    return f"{letter}axis" if index == 1 else f"{letter}axis{index}"
 
 
 def axis_name(letter: str, index: int) -> str:

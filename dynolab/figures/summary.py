@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynolab.data.rows import Split
-from dynolab.figures.inputs import ReportInputs, StageName
-from dynolab.figures.intervals import Interval, change, mean_interval
-from dynolab.figures.learning_paths import LearningPaths
-from dynolab.figures.verdicts import Verdict
+from dynolab.figures.inputs import ReportInputs
+from dynolab.figures.paths import Paths
+from dynolab.probes.intervals import Interval, mean_interval
+from dynolab.probes.paths import change
+from dynolab.probes.verdicts import Verdict
 
 
-def changes_since_start(
-    paths: Mapping[tuple[StageName, Split], LearningPaths],
-) -> dict[str, Interval]:
+def changes_since_start(paths: Paths) -> dict[str, Interval]:
     """`<stage>/<kind>` and `<stage>/gap`: mean change since step 0, training prompts, nats."""
     changes: dict[str, Interval] = {}
     for (stage, split), found in paths.items():
@@ -33,16 +31,19 @@ def summarise(
     """Changes since step 0 with intervals, verdicts, and a flat map of the finite numbers.
 
     `metrics` has `<stage>/<kind>/change`, `<stage>/gap/change` (nats, training prompts),
-    `force/<stage>/r2`, `force/replay_error` (the worst), `claims/<outcome>`.
+    `force/<stage>/unexplained` (1 − R²), `force/replay_error` and `force/closure_error` (the
+    worst), `claims/<outcome>`.
     """
     metrics = {f"{name}/change": interval.mean for name, interval in changes.items()}
     for verdict in verdicts:
         if verdict.id.endswith("/forces") and verdict.outcome != "not measured":
-            metrics[f"force/{verdict.stage}/r2"] = verdict.quantities[0].interval.mean
+            metrics[f"force/{verdict.stage}/unexplained"] = verdict.quantities[0].interval.mean
         name = f"claims/{verdict.outcome.replace(' ', '_')}"
         metrics[name] = metrics.get(name, 0.0) + 1.0
-    if inputs.replay:
-        metrics["force/replay_error"] = max(row.replay_error for row in inputs.replay)
+    replay = [row for training in inputs.trainings for row in training.replay]
+    if replay:
+        metrics["force/replay_error"] = max(row.replay_error for row in replay)
+        metrics["force/closure_error"] = max(row.closure_error for row in replay)
     return {
         "study": inputs.facts.name,
         "seed": inputs.facts.seed,
@@ -58,5 +59,5 @@ def summarise(
             }
             for verdict in verdicts
         ],
-        "replay": [row.model_dump() for row in inputs.replay],
+        "replay": [row.model_dump() for row in replay],
     }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from dynolab.data.rows import Split
-from dynolab.figures.inputs import StageName
-from dynolab.figures.intervals import band
-from dynolab.figures.learning_paths import ARGMAX, LearningPaths
+from dynolab.data.results import ARGMAX
+from dynolab.figures.paths import Paths, stages_of
+from dynolab.probes.intervals import band
+from dynolab.probes.paths import LearningPaths
 
 _PANEL_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _SPACE = 340, 330, 52, 46, 42, 84
 _CLASSES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*"}
@@ -31,10 +31,10 @@ text { font: 13px system-ui, 'Segoe UI', Roboto, Arial, sans-serif; fill: #1d273
 """
 
 
-def paths_svg(paths: Mapping[tuple[StageName, Split], LearningPaths]) -> str | None:
-    """Δ log π of chosen, rejected and y* over SFT and DPO with 95% bands, training prompts."""
-    titles: dict[StageName, str] = {"sft": "SFT", "dpo": "DPO"}
-    panels = [(name, paths[(s, "train")]) for s, name in titles.items() if (s, "train") in paths]
+def paths_svg(paths: Paths) -> str | None:
+    """Δ log π of chosen, rejected and y* over each training with 95% bands, training prompts."""
+    panels = [(stage.upper(), found) for stage in stages_of(paths)
+              if (found := paths.get((stage, "train"))) is not None]  # fmt: skip
     panels = [(name, found) for name, found in panels if any(k in found.logp for k in _CLASSES)]
     if not panels:
         return None

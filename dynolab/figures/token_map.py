@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from dynolab.figures.inputs import TokenMap
+from dynolab.data.results import TokenMap
 from dynolab.figures.style import (
     CHOSEN,
     DIVERGING,

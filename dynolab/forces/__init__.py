@@ -6,7 +6,7 @@ step, `token_map` along one update token at a time. `step_forces` and `build_tok
 step's record to the rows that are written.
 """
 
-from dynolab.forces.observe import ForceRow, ReplayFacts, StepForces, step_forces
+from dynolab.forces.observe import StepForces, step_forces
 from dynolab.forces.one_step import (
     OneStep,
     central_difference,
@@ -26,17 +26,14 @@ from dynolab.forces.split import (
     side_gradients,
     split_step,
 )
-from dynolab.forces.token_map import TokenMap, build_token_map, token_forces
+from dynolab.forces.token_map import build_token_map, token_forces
 
 __all__ = [
-    "ForceRow",
     "FrozenUpdate",
     "OneStep",
     "PolicyFunction",
-    "ReplayFacts",
     "SideGradients",
     "StepForces",
-    "TokenMap",
     "UpdateSplit",
     "Weights",
     "build_token_map",

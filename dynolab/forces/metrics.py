@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dynolab.forces.observe import ForceRow
+from dynolab.data.results import ForceRow
 
 PARTS = ("measured", "predicted", "residual", "from_chosen", "from_rejected", "from_history")
 

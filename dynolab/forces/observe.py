@@ -8,64 +8,18 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from dynolab.data.batches import by_length
 from dynolab.data.encode import Encoded, Encoder
-from dynolab.data.rows import ProbeRow, Split
+from dynolab.data.results import ForceRow, ReplayFacts
+from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.forces.one_step import change_of, midpoint
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.split import UpdateSplit, replay_error, rounding_floor, split_step
-from dynolab.forces.watch import Watched, batches, watch
+from dynolab.forces.watch import Watched, watch
 from dynolab.training.record import StepRecord
-
-
-class ForceRow(BaseModel):
-    """Δ log π of one answer over one recorded step, summed over its tokens, in nats.
-
-    `predicted` is the first order along the realised change of the weights; `from_chosen`,
-    `from_rejected` and `from_history` are the first order along its parts; `residual` is
-    measured − predicted. `in_batch`: the answer's pair was in the step's batch.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    stage: str
-    step: int
-    pair_id: str
-    split: Split
-    kind: str
-    tokens: int
-    in_batch: bool
-    measured: float
-    predicted: float
-    from_chosen: float
-    from_rejected: float
-    from_history: float
-    residual: float
-
-
-class ReplayFacts(BaseModel):
-    """How exactly the analysis replayed one recorded update.
-
-    `replay_error` = ‖replayed − recorded‖/‖recorded‖ over the weights; `rounding_floor` is what
-    of it the storage of the weights alone leaves in a perfect replay; `closure_error` =
-    ‖Σ parts − predicted‖/‖predicted‖ over the watched answers, the same error as far as answers
-    feel it. Under AdamW and RMSprop, `replay_error` far above the floor with a small
-    `closure_error` means weights whose true gradient is zero (GPT-NeoX's key biases, which
-    softmax cancels): the optimizer blows their rounding noise up to full-sized steps, which no
-    other order of summation repeats and no answer feels.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    stage: str
-    step: int
-    learning_rate: float
-    clip_factor: float
-    grad_norm: float
-    replay_error: float
-    rounding_floor: float
-    closure_error: float
 
 
 @dataclass(frozen=True)
@@ -106,7 +60,7 @@ def step_forces(
     directions |= {name: part for name, part in split.parts().items() if _moves(part)}
 
     rows: list[list[ForceRow]] = [[] for _ in answers]
-    for members in batches([one for _, one in answers], batch_tokens):
+    for members in by_length([one for _, one in answers], batch_tokens):
         watched = watch([answers[member] for member in members], record.before, policy)
         sums = _observe(watched, record, directions, policy)
         for index, (number, kind) in enumerate(zip(watched.row, watched.kind, strict=True)):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, collate
 from dynolab.data.encode import Encoded
+from dynolab.data.results import TokenMap
 from dynolab.errors import ConfigError
 from dynolab.forces.one_step import midpoint
 from dynolab.forces.optimizers import FrozenUpdate
@@ -22,25 +22,6 @@ from dynolab.training.record import StepRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-class TokenMap(BaseModel):
-    """`force[m][l]`: push on log π of observed token m from update token l, in nats, first order.
-
-    Columns are the updating example's chosen tokens, then its rejected ones. A positive entry
-    means that the step, through token l, made token m likelier.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    stage: str
-    step: int
-    observed_id: str
-    updating_id: str
-    learning_rate: float
-    observed_tokens: list[str]
-    chosen_tokens: list[str]
-    rejected_tokens: list[str]
-    force: list[list[float]]
 
 
 def build_token_map(

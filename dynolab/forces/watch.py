@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,12 +11,11 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
+from dynolab.data.results import ARGMAX
 from dynolab.data.rows import ProbeRow
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.split import PAD_ID
 from dynolab.likelihood import argmax_view, token_logps
-
-ARGMAX = "argmax"
 
 
 @dataclass(frozen=True)
@@ -68,15 +67,3 @@ def watch(
         kind=kind,
         start=torch.cat([token_logps(logits, batch), best.logp[again]]),
     )
-
-
-def batches(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]]:
-    """Row numbers by falling length, so that batches pad little."""
-    batch: list[int] = []
-    for number in sorted(range(len(encoded)), key=lambda n: -len(encoded[n].ids)):
-        if batch and (len(batch) + 1) * len(encoded[batch[0]].ids) > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch

@@ -1,141 +1,94 @@
-"""Learning paths: how the likelihood of every kind of answer moves while a model trains."""
+"""Learning paths: log-probability of every kind of answer over training, pair by pair."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 
-from dynolab.errors import ConfigError
-
-ARGMAX, GAP = "argmax", "gap"
-"""Kinds that are measured along with `chosen`: y*, and log-probability of y* minus chosen's."""
-
-Scores = Mapping[str, Any]
-Values = Float[ndarray, "steps pairs"]
+from dynolab.data.results import ARGMAX, ProbeScore
+from dynolab.data.rows import Split
+from dynolab.probes.intervals import mean_interval
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A mean with its confidence interval, in nats, over `pairs` pairs."""
+class LearningPaths:
+    """Log-probabilities of one training on one split, nats summed over an answer's tokens.
 
-    mean: float
-    low: float
-    high: float
-    pairs: int
+    `logp[kind]` has shape (steps, pairs) over the same `steps` and `pairs` for all kinds, so that
+    differences between kinds are paired; NaN where a pair lacks the kind. The kind `argmax` is y*.
+    """
+
+    steps: Int[ndarray, steps]
+    pairs: tuple[str, ...]
+    logp: dict[str, Float[ndarray, "steps pairs"]]
 
     @property
-    def sign(self) -> int:
-        """+1 or −1 where the interval lies on one side of zero, else 0."""
-        return int(self.low > 0) - int(self.high < 0)
+    def gap(self) -> Float[ndarray, "steps pairs"] | None:
+        """`log π(y*) − log π(y⁺)` along the chosen answer: `squeeze/gap`, at least 0."""
+        if ARGMAX not in self.logp or "chosen" not in self.logp:
+            return None
+        return self.logp[ARGMAX] - self.logp["chosen"]
+
+    def since_start(self, kind: str) -> Float[ndarray, "steps pairs"]:
+        """`log π_t(y) − log π_0(y)` of every pair."""
+        return self.logp[kind] - self.logp[kind][0]
 
 
-@dataclass(frozen=True)
-class LearningPath:
-    """Log-probabilities of one kind: `logps[step, pair]` in nats, at the probed `steps`."""
+def learning_paths(rows: Iterable[ProbeScore], split: Split = "train") -> LearningPaths | None:
+    """The paths of one split; none if it was not probed at two steps at least.
 
-    split: str
-    kind: str
-    steps: tuple[int, ...]
-    pair_ids: tuple[str, ...]
-    logps: Values
-
-    def band(self, level: float = 0.95) -> list[Interval]:
-        """Mean and confidence interval over pairs at every probed step."""
-        return [interval(values, level) for values in self.logps]
-
-    def gain(self, since: int | None = None, until: int | None = None) -> Float[ndarray, pairs]:
-        """What each pair gained between two probed steps, by default the first and the last."""
-        first = self._index(self.steps[0] if since is None else since)
-        last = self._index(self.steps[-1] if until is None else until)
-        return self.logps[last] - self.logps[first]
-
-    def _index(self, step: int) -> int:
-        if step not in self.steps:
-            raise ConfigError("step", step, f"was not probed; choose one of {list(self.steps)}")
-        return self.steps.index(step)
-
-
-@dataclass(frozen=True)
-class RiseFall:
-    """A path's way up to its highest mean and down from there, both measured on equal pairs."""
-
-    peak_step: int
-    rise: Interval
-    fall: Interval
-
-    @property
-    def shows(self) -> bool:
-        """Whether it rose and then fell back, each beyond its interval."""
-        return self.rise.sign > 0 and self.fall.sign < 0
-
-
-def learning_paths(scores: Iterable[Scores]) -> dict[tuple[str, str], LearningPath]:
-    """Paths by (split, kind) from the lines of `probes.jsonl`, `argmax` and `gap` included.
-
-    A pair that is not scored at every probed step of its kind is left out, so that every step's
-    mean is over the same pairs. Where a step was written twice the last line counts.
+    Every step's mean is over the same pairs: a pair that lacks a kind at a step where others have
+    it counts as without that kind throughout. Of a step written twice the last row counts.
     """
-    table: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
-    for score in scores:
-        for kind, value in _values(score):
-            steps = table.setdefault((score["split"], kind), {})
-            steps.setdefault(int(score["step"]), {})[score["pair_id"]] = value
-    return {key: _path(key, steps) for key, steps in table.items()}
+    rows = [row for row in rows if row.split == split]
+    steps = sorted({row.step for row in rows})
+    pairs = sorted({row.pair_id for row in rows})
+    if len(steps) < 2:
+        return None
+    at_step = {step: i for i, step in enumerate(steps)}
+    at_pair = {pair: i for i, pair in enumerate(pairs)}
+    logp: dict[str, Float[ndarray, "steps pairs"]] = {}
+
+    def put(kind: str, row: ProbeScore, value: float) -> None:
+        if kind not in logp:
+            logp[kind] = np.full((len(steps), len(pairs)), np.nan)
+        logp[kind][at_step[row.step], at_pair[row.pair_id]] = value
+
+    for row in rows:
+        put(row.kind, row, row.logp)
+        if row.kind == "chosen" and row.argmax_logp is not None:
+            put(ARGMAX, row, row.argmax_logp)
+    for values in logp.values():
+        missing = np.isnan(values)
+        values[:, (missing & ~missing.all(axis=1, keepdims=True)).any(axis=0)] = np.nan
+    return LearningPaths(np.array(steps), tuple(pairs), logp)
 
 
-def rise_then_fall(path: LearningPath, level: float = 0.95) -> RiseFall:
-    """Measures a path from its start to its peak and from the peak to its end.
+def change(path: Float[ndarray, "steps pairs"]) -> Float[ndarray, pairs]:
+    """`x_i(T) − x_i(0)` of every pair, nats."""
+    return path[-1] - path[0]
 
-    The peak is that of the mean; choosing it makes `rise` and `fall` slightly optimistic, of the
-    order of the noise in the mean.
+
+def peak_change(
+    path: Float[ndarray, "steps pairs"],
+) -> tuple[Float[ndarray, pairs], Float[ndarray, pairs]]:
+    """Rise `x_i(s) − x_i(0)` up to the peak and fall `x_i(T) − x_i(s)` after it, of every pair.
+
+    The peak step `s = argmax_t mean_j x_j(t)` of a pair is taken from the other half of the pairs
+    (even against odd ones). Taken from the same pairs, the peak would pick out lucky noise, and a
+    path that only wanders would show a rise and a fall.
     """
-    peak = path.steps[int(path.logps.mean(1).argmax())]
-    return RiseFall(
-        peak_step=peak,
-        rise=interval(path.gain(until=peak), level),
-        fall=interval(path.gain(since=peak), level),
-    )
-
-
-def paired_gain_difference(one: LearningPath, other: LearningPath, level: float = 0.95) -> Interval:
-    """How much more one kind gained than another over training, pair by pair."""
-    common = sorted(set(one.pair_ids) & set(other.pair_ids))
-    if not common:
-        raise ConfigError(
-            "kinds", (one.kind, other.kind), "share no pairs; compare kinds of the same split"
-        )
-    gains = [path.gain()[[path.pair_ids.index(name) for name in common]] for path in (one, other)]
-    return interval(gains[0] - gains[1], level)
-
-
-def interval(values: Float[ndarray, pairs], level: float = 0.95, draws: int = 2000) -> Interval:
-    """Mean over pairs with a percentile bootstrap interval, seeded: equal values, equal interval.
-
-    Efron, *Bootstrap methods* (1979). For fewer than about ten values it is too narrow.
-    """
-    count = len(values)
-    rng = np.random.default_rng(0)
-    means = values[rng.integers(count, size=(draws, count))].mean(1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(values.mean()), float(low), float(high), count)
-
-
-def _values(score: Scores) -> list[tuple[str, float]]:
-    values = [(score["kind"], score["logp"])]
-    if "argmax_logp" in score:
-        values.append((ARGMAX, score["argmax_logp"]))
-        values.append((GAP, score["argmax_logp"] - score["logp"]))
-    return values
-
-
-def _path(key: tuple[str, str], steps: Mapping[int, Mapping[str, float]]) -> LearningPath:
-    order = sorted(steps)
-    everywhere = set.intersection(*(set(pairs) for pairs in steps.values()))
-    names = [name for name in steps[order[0]] if name in everywhere]
-    logps = np.array([[steps[step][name] for name in names] for step in order], dtype=np.float64)
-    return LearningPath(key[0], key[1], tuple(order), tuple(names), logps)
+    pairs = path.shape[1]
+    half = np.arange(pairs) % 2
+    peak = np.zeros(pairs, dtype=int)
+    for side in (0, 1):
+        other = path[:, half != side] if pairs > 1 else path
+        means = np.array([mean_interval(row).mean for row in other])
+        if np.isfinite(means).any():
+            peak[half == side] = int(np.nanargmax(means))
+    top = path[peak, np.arange(pairs)]
+    return top - path[0], path[-1] - top

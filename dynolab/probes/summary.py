@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from dynolab.data.results import ARGMAX, Score
 
 
-def mean_by_kind(rows: Sequence[dict]) -> dict[str, float]:
+def mean_by_kind(scores: Sequence[Score]) -> dict[str, float]:
     """`probe/<kind>/logp` and its relatives: means over the training pairs' rows of each kind."""
-    groups: dict[str, list[dict]] = {}
-    for row in rows:
-        if row["split"] == "train":
-            groups.setdefault(row["kind"], []).append(row)
+    groups: dict[str, list[Score]] = {}
+    for score in scores:
+        if score.split == "train":
+            groups.setdefault(score.kind, []).append(score)
     means: dict[str, float] = {}
     for kind, members in groups.items():
-        total = math.fsum(row["logp"] for row in members)
+        total = math.fsum(score.logp for score in members)
         means[f"probe/{kind}/logp"] = total / len(members)
-        tokens = sum(row["tokens"] for row in members)
-        means[f"probe/{kind}/logp_per_token"] = total / max(tokens, 1)
-    chosen = [row for row in groups.get("chosen", []) if "argmax_logp" in row]
+        means[f"probe/{kind}/logp_per_token"] = total / _tokens(members)
+    chosen = [score for score in groups.get("chosen", []) if score.argmax_logp is not None]
     if chosen:
-        argmax = math.fsum(row["argmax_logp"] for row in chosen) / len(chosen)
-        outside = math.fsum(row["outside_logmass"] for row in chosen)
-        means["probe/argmax/logp"] = argmax
+        argmax = math.fsum(score.argmax_logp or 0.0 for score in chosen) / len(chosen)
+        outside = math.fsum(score.outside_logmass or 0.0 for score in chosen)
+        means[f"probe/{ARGMAX}/logp"] = argmax
         # Geometric mean over tokens: summed log-mass would grow with the answers' length.
-        tokens = sum(row["tokens"] for row in chosen)
-        means["probe/argmax/outside_mass"] = math.exp(outside / max(tokens, 1))
+        means[f"probe/{ARGMAX}/outside_mass"] = math.exp(outside / _tokens(chosen))
         means["squeeze/gap"] = argmax - means["probe/chosen/logp"]
     return means
+
+
+def _tokens(scores: Iterable[Score]) -> int:
+    return max(sum(score.tokens for score in scores), 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, collate_examples, count_totals, draw
 from dynolab.data.encode import EncodedExample, Encoder
+from dynolab.data.results import MetricsLine, ProbeScore, TrainingSummary
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.errors import ConfigError, NonFiniteLoss
 from dynolab.likelihood import ResponseLogits, token_logps
@@ -163,8 +163,9 @@ class Trainer:
         )  # fmt: skip
         rows = mine if alone else list(chain.from_iterable(distributed.gather(mine)))
         if distributed.rank() == 0:
+            lines = (ProbeScore(step=step, **dict(row)).line() for row in rows)
             with (self.job.output / "probes.jsonl").open("a") as file:
-                file.writelines(json.dumps({"step": step, **row}) + "\n" for row in rows)
+                file.writelines(lines)
         self._log(step, {**mean_by_kind(rows), "probe/seconds": time.perf_counter() - began})
 
     def _snapshot(self, engine: Engine) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
@@ -205,14 +206,14 @@ class Trainer:
     def _log(self, step: int, values: dict[str, float]) -> None:
         if distributed.rank() != 0:
             return
-        line = {
-            "step": step,
-            "examples": step * self.config.batch_size,
-            "time": time.time(),
-            "metrics": values,
-        }
+        line = MetricsLine(
+            step=step,
+            examples=step * self.config.batch_size,
+            time=time.time(),
+            metrics=values,
+        )
         with (self.job.output / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(line.model_dump_json() + "\n")
 
     def _finish(self, engine: Engine) -> None:
         """Saves the trained model as a folder that `from_pretrained` loads."""
@@ -221,8 +222,12 @@ class Trainer:
             folder = self.job.output / "model"
             self.policy.save_pretrained(folder, state_dict=weights)
             self.tokenizer.save_pretrained(folder)
-            summary = {"steps": self.config.steps, **self.encoder.counts.as_metrics()}
-            (self.job.output / "summary.json").write_text(json.dumps(summary, indent=1))
+            summary = TrainingSummary(
+                steps=self.config.steps,
+                objective=self.config.objective.name,
+                rows=self.encoder.counts.as_metrics(),
+            )
+            (self.job.output / "summary.json").write_text(summary.model_dump_json(indent=1))
         distributed.barrier()
 
     def _build_engine(self, logits: ResponseLogits) -> Engine:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dynolab.figures.inputs import (
+from dynolab.data.results import (
+    Answer,
     ForceRow,
     MetricsLine,
     ProbeScore,
-    ReplayRow,
-    ReportInputs,
-    StageFacts,
-    StudyFacts,
+    ReplayFacts,
     TokenMap,
 )
+from dynolab.figures.inputs import ReportInputs, StageFacts, StudyFacts, Training
 
 Shape = Callable[[np.ndarray], np.ndarray]  # training time from 0 to 1 ↦ nats since step 0
 
@@ -84,30 +84,32 @@ def probes(
     return tuple(rows)
 
 
-def forces(seed: int = 1, pairs: int = 30, residual: float = 0.08) -> tuple[ForceRow, ...]:
+def forces(
+    stage: str, shapes: dict[str, Shape], steps: Sequence[int], pairs: int = 30,
+    residual: float = 0.08,
+) -> tuple[ForceRow, ...]:  # fmt: skip
     """Steps whose parts add up to the measured change."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     rows = []
-    for stage, shapes, steps in (("sft", SFT, (5, 20, 50)), ("dpo", DPO, (10, 40, 70, 95))):
-        for step in steps:
-            batch = set(rng.choice(pairs, 8, replace=False).tolist())
-            for pair in range(pairs):
-                for kind, shape in shapes.items():
-                    size = 0.02 * float(shape(np.array(1.0))) * rng.normal(1, 0.5)
-                    size *= 2.5 if pair in batch else 1.0
-                    # DPO: the chosen side lifts everything, the rejected side lowers it more.
-                    lift = abs(rng.normal(0.12, 0.03)) if stage == "dpo" else size
-                    history = 0.15 * size
-                    lower = size - lift if stage == "dpo" else 0.0
-                    predicted = lift + lower + history
-                    measured = predicted + residual * abs(predicted) * rng.normal(0.5, 1)
-                    rows.append(ForceRow(
-                        stage=stage, step=step, pair_id=f"q{pair:03d}",
-                        split="train" if pair < 20 else "heldout", kind=kind, tokens=8,
-                        in_batch=pair in batch and pair < 20, measured=measured,
-                        predicted=predicted, from_chosen=lift, from_rejected=lower,
-                        from_history=history, residual=measured - predicted,
-                    ))  # fmt: skip
+    for step in steps:
+        batch = set(rng.choice(pairs, 8, replace=False).tolist())
+        for pair in range(pairs):
+            for kind, shape in shapes.items():
+                size = 0.02 * float(shape(np.array(1.0))) * rng.normal(1, 0.5)
+                size *= 2.5 if pair in batch else 1.0
+                # The chosen side lifts everything, a rejected side lowers it more.
+                lift = size if stage == "sft" else abs(rng.normal(0.12, 0.03))
+                lower = 0.0 if stage == "sft" else size - lift
+                history = 0.15 * size
+                predicted = lift + lower + history
+                measured = predicted + residual * abs(predicted) * rng.normal(0.5, 1)
+                rows.append(ForceRow(
+                    stage=stage, step=step, pair_id=f"q{pair:03d}",
+                    split="train" if pair < 20 else "heldout", kind=kind, tokens=8,
+                    in_batch=pair in batch and pair < 20, measured=measured,
+                    predicted=predicted, from_chosen=lift, from_rejected=lower,
+                    from_history=history, residual=measured - predicted,
+                ))  # fmt: skip
     return tuple(rows)
 
 
@@ -120,7 +122,7 @@ def token_map(seed: int = 2) -> TokenMap:
     sign = np.array([1.0] * len(chosen) + [-1.0] * len(rejected))
     force = (rng.normal(0.0, 0.002, same.shape) + 0.02 * same + 0.003) * sign
     return TokenMap(
-        step=40, observed_id="q003", updating_id="q011", learning_rate=0.01,
+        stage="dpo", step=40, observed_id="q003", updating_id="q011", learning_rate=0.01,
         observed_tokens=observed, chosen_tokens=chosen, rejected_tokens=rejected,
         force=force.tolist(),
     )  # fmt: skip
@@ -132,20 +134,57 @@ def metrics(stage: str, steps: int, seed: int = 3) -> tuple[MetricsLine, ...]:
     for step in range(1, steps + 1):
         t = step / steps
         values = {"train/loss": 18 + 27 * np.exp(-5 * t) + rng.normal(0, 1)}
-        if stage == "dpo":
+        if stage != "sft":
             chosen, rejected = -0.2 * t + rng.normal(0, 0.05), -1.7 * t**1.4 + rng.normal(0, 0.1)
             margin = chosen - rejected
             values = {
                 "train/loss": float(np.log1p(np.exp(-margin))), "train/margin": margin,
                 "train/reward_chosen": chosen, "train/reward_rejected": rejected,
             }  # fmt: skip
-        lines.append(MetricsLine(step=step, metrics=values))
+        lines.append(MetricsLine(step=step, examples=16 * step, time=1e9 + step, metrics=values))
     return tuple(lines)
+
+
+def replay(stage: str, rate: float, steps: Sequence[int]) -> tuple[ReplayFacts, ...]:
+    return tuple(
+        ReplayFacts(stage=stage, step=step, learning_rate=rate, clip_factor=0.37, grad_norm=27.0,
+                    replay_error=1.4e-7 * (1 + step / 50), rounding_floor=1.1e-7,
+                    closure_error=2e-8)
+        for step in steps
+    )  # fmt: skip
+
+
+def answers() -> tuple[Answer, ...]:
+    """Different answers after SFT, the same one to all prompts after preference training."""
+    said = {"base": " mm mm", "sft": " it is {}", "preference": " it is 0"}
+    return tuple(
+        Answer(model=model, pair_id=f"q{n}", split="train" if n < 2 else "heldout",
+               prompt=f"what is number {n} ?", chosen=f" surely it is {n} .",
+               answer=text.format(n), finished=model != "base")
+        for model, text in said.items() for n in range(4)
+    )  # fmt: skip
+
+
+def training(name: str, stage: str, **more: object) -> Training:
+    """A training in which every claim of the paper holds that is made of its objective."""
+    if stage == "sft":
+        steps = (5, 20, 50)
+        found = Training(
+            name, stage, probes(SFT, 120), metrics(stage, 120), forces(stage, SFT, steps),
+            replay(stage, 2e-4, steps),
+        )  # fmt: skip
+    else:
+        after_sft = {k: START.get(k, -48.0) + float(s(np.array(1.0))) for k, s in SFT.items()}
+        steps = (10, 40, 70, 95)
+        found = Training(
+            name, stage, probes(DPO, 100, seed=5, start=after_sft), metrics(stage, 100),
+            forces(stage, DPO, steps), replay(stage, 1e-2, steps), token_map(),
+        )  # fmt: skip
+    return dataclasses.replace(found, **more)  # type: ignore[arg-type]
 
 
 def study(name: str = "built-in", **facts: object) -> ReportInputs:
     """A whole study in which every claim of the paper holds."""
-    after_sft = {k: START.get(k, -48.0) + float(s(np.array(1.0))) for k, s in SFT.items()}
     key = "4f0c" * 16
     return ReportInputs(
         facts=StudyFacts.model_validate({
@@ -154,20 +193,13 @@ def study(name: str = "built-in", **facts: object) -> ReportInputs:
             "    name: adamw\n    learning_rate: 2e-4\ndpo:\n  steps: 100\n  objective:\n"
             "    name: dpo\n    beta: 0.1\n",
             "stages": [
-                StageFacts(stage=stage, key=key, cached=stage == "data", seconds=seconds,
-                           mlflow_url="http://127.0.0.1:5000/#/experiments/1/runs/ab12")
+                StageFacts(stage=stage, key=key, seconds=seconds, mlflow_run_id="ab12" * 8)
                 for stage, seconds in (("data", 0.4), ("base", 41.2), ("sft", 62.0),
                                        ("dpo", 88.3), ("forces", 31.0))
             ],
             **facts,
         }),
-        sft_probes=probes(SFT, 120), dpo_probes=probes(DPO, 100, seed=5, start=after_sft),
-        sft_metrics=metrics("sft", 120), dpo_metrics=metrics("dpo", 100), forces=forces(),
-        replay=tuple(
-            ReplayRow(stage=stage, step=step, learning_rate=rate, clip_factor=0.37, grad_norm=27.0,
-                      replay_error=1.4e-7 * (1 + step / 50))
-            for stage, rate, steps in (("sft", 2e-4, (5, 20, 50)), ("dpo", 1e-2, (10, 40, 70, 95)))
-            for step in steps
-        ),
-        token_map=token_map(),
+        trainings=(training("sft", "sft"), training("preference", "dpo")),
+        contrasts=(Training("on-policy", "dpo", probes(DPO | {"argmax": line(-1.0)}, 100)),),
+        answers=answers(),
     )  # fmt: skip

@@ -11,13 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from dynolab.data.results import TokenMap, TrainingSummary
 from dynolab.errors import ConfigError
-from dynolab.figures.inputs import ReportInputs, StageFacts, StudyFacts, TokenMap, read_inputs
-from dynolab.figures.learning_paths import learning_paths
+from dynolab.figures.inputs import (
+    ReportInputs,
+    StageFacts,
+    StudyFacts,
+    Training,
+    read_training,
+)
 from dynolab.figures.report import write_report
 from dynolab.figures.style import DARK, number, plotly_text, token_text
 from dynolab.figures.svg import paths_svg
-from tests.figures.synthetic import study, token_map
+from dynolab.probes.paths import learning_paths
+from tests.figures.synthetic import study, token_map, training
 
 CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
 LOADS = {"src", "srcset", "data", "poster", "action", "background"}
@@ -64,12 +71,12 @@ def hostile() -> ReportInputs:
     inputs = study()
     facts = StudyFacts(
         name=CANARY, config_text=f"name: {CANARY}\n</pre></script>{CANARY}",
-        stages=(StageFacts(stage=CANARY, key=CANARY, cached=False, seconds=1.0,
-                           mlflow_url="javascript:canary()"),),
+        stages=(StageFacts(stage=CANARY, key=CANARY, seconds=1.0, mlflow_run_id=CANARY),),
     )  # fmt: skip
     tokens = ["</script>", CANARY, "<b>bold</b>", "%{x}"]
     pushes = TokenMap(
-        step=1, observed_id=CANARY, updating_id=CANARY, learning_rate=0.1, observed_tokens=tokens,
+        stage="dpo", step=1, observed_id=CANARY, updating_id=CANARY, learning_rate=0.1,
+        observed_tokens=tokens,
         chosen_tokens=tokens, rejected_tokens=[CANARY], force=[[0.1, -0.2, 0.3, 0.0, -0.1]] * 4,
     )  # fmt: skip
 
@@ -81,12 +88,22 @@ def hostile() -> ReportInputs:
             }
         )
 
-    return replace(
-        inputs, facts=facts, token_map=pushes,
-        sft_probes=tuple(map(renamed, inputs.sft_probes)),
-        dpo_probes=tuple(map(renamed, inputs.dpo_probes)),
-        forces=tuple(map(renamed, inputs.forces)),
-    )  # fmt: skip
+    def renamed_in(one: Training) -> Training:
+        return replace(
+            one,
+            name=CANARY,
+            probes=tuple(map(renamed, one.probes)),
+            forces=tuple(map(renamed, one.forces)),
+            token_map=one.token_map and pushes,
+        )
+
+    said = dict.fromkeys(("model", "pair_id", "prompt", "chosen", "answer"), CANARY)
+    return ReportInputs(
+        facts,
+        tuple(map(renamed_in, inputs.trainings)),
+        tuple(map(renamed_in, inputs.contrasts)),
+        tuple(answer.model_copy(update=said) for answer in inputs.answers),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -157,13 +174,12 @@ def test_pages_load_nothing_from_elsewhere(hostile_folder: Path) -> None:
     assert (hostile_folder / "figures" / "plotly.min.js").exists()
 
 
-def test_links_lead_to_web_addresses_only(folder: Path, hostile_folder: Path) -> None:
-    def links(place: Path) -> list[str | None]:
+def test_pages_lead_nowhere(folder: Path, hostile_folder: Path) -> None:
+    """Addresses of servers are of the day a page was made; runs are named by their ids instead."""
+    for place in (folder, hostile_folder):
         found = Parsed((place / "report.html").read_text())
-        return [a.get("href") for tag, a in found.elements if tag == "a"]
-
-    assert links(hostile_folder) == []
-    assert set(links(folder)) == {"http://127.0.0.1:5000/#/experiments/1/runs/ab12"}
+        assert not [a for tag, a in found.elements if tag == "a"]
+    assert "ab12" * 8 in (folder / "report.html").read_text()
 
 
 def test_figures_hold_valid_json_and_known_colours(folder: Path) -> None:
@@ -183,29 +199,63 @@ def test_summary_is_flat_finite_json(folder: Path) -> None:
     assert all(isinstance(value, float) for value in summary["metrics"].values())
     assert summary["metrics"]["claims/appears"] == 12
     assert summary["metrics"]["dpo/gap/change"] > 4
-    assert 0.9 < summary["metrics"]["force/dpo/r2"] <= 1
+    assert 0 <= summary["metrics"]["force/dpo/unexplained"] < 0.1
     assert {verdict["outcome"] for verdict in summary["verdicts"]} == {"appears"}
 
 
+def with_trainings(*trainings: Training) -> ReportInputs:
+    return replace(study(), trainings=trainings)
+
+
 def test_messages_follow_the_data(folder: Path, tmp_path: Path) -> None:
-    swapped = study()
-    swapped = replace(swapped, sft_probes=swapped.dpo_probes, dpo_probes=swapped.sft_probes)
+    sft, dpo = study().trainings
+    swapped = with_trainings(replace(sft, probes=dpo.probes), replace(dpo, probes=sft.probes))
     write_report(swapped, tmp_path)
     assert "SFT narrows the gap" in (folder / "report.html").read_text()
     assert "SFT widens the gap" in (tmp_path / "report.html").read_text()
 
 
+def test_trainings_come_in_the_studys_order_whatever_their_objective(tmp_path: Path) -> None:
+    inputs = with_trainings(
+        training("rl", "grpo", forces=(), token_map=None), training("sft", "sft")
+    )
+    summary = write_report(inputs, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert 0 < page.index("GRPO widens the gap") < page.index("SFT narrows the gap")
+    assert 0 < page.index("GRPO: chosen") < page.index("SFT: chosen")
+    assert summary["metrics"]["grpo/gap/change"] > 4
+    stages = {verdict["id"].split("/")[0] for verdict in summary["verdicts"]}
+    assert stages == {"grpo", "sft"}
+
+
+def test_answers_stand_side_by_side(folder: Path) -> None:
+    words = "".join(Parsed((folder / "report.html").read_text()).words)
+    assert (
+        "To 4 prompts with 4 different chosen answers base gives 1, SFT gives 4 and DPO gives 1 "
+        "different answers. DPO repeats SFT word for word in 1 of 4."
+    ) in words
+    assert "what is number 2 ?surely it is 2 .mm mm …it is 2it is 0" in words
+
+
+def test_contrasts_stand_beside_the_studys_own_training(folder: Path) -> None:
+    words = "".join(Parsed((folder / "report.html").read_text()).words)
+    assert re.search(r"y\* changes by \+\S+ in DPO of this study and \+\S+ in on-policy", words)
+
+
 def test_a_study_without_measurements_still_has_a_page(tmp_path: Path) -> None:
-    summary = write_report(ReportInputs(facts=StudyFacts(name="empty")), tmp_path)
+    empty = with_trainings(Training("sft", "sft"), Training("preference", "dpo"))
+    summary = write_report(replace(empty, contrasts=(), answers=()), tmp_path)
     assert {verdict["outcome"] for verdict in summary["verdicts"]} == {"not measured"}
     assert "not measured" in (tmp_path / "report.html").read_text()
     assert not (tmp_path / "paths.svg").exists()
+    assert write_report(ReportInputs(StudyFacts(name="nothing")), tmp_path)["verdicts"] == []
 
 
-@pytest.mark.parametrize("missing", ["sft_probes", "dpo_probes", "forces", "replay", "token_map"])
+@pytest.mark.parametrize("missing", ["probes", "metrics", "forces", "replay", "token_map"])
 def test_a_missing_part_leaves_the_others(missing: str, tmp_path: Path) -> None:
     empty = None if missing == "token_map" else ()
-    summary = write_report(replace(study(), **{missing: empty}), tmp_path)
+    sft, dpo = study().trainings
+    summary = write_report(with_trainings(sft, replace(dpo, **{missing: empty})), tmp_path)
     assert summary["metrics"]
     assert (tmp_path / "report.html").exists()
 
@@ -215,49 +265,48 @@ def test_a_map_without_a_rejected_side(tmp_path: Path) -> None:
     sft = full.model_copy(
         update={"stage": "sft", "rejected_tokens": [], "force": [r[:8] for r in full.force]}
     )
-    write_report(replace(study(), token_map=sft), tmp_path)
+    write_report(with_trainings(training("sft", "sft", token_map=sft)), tmp_path)
     assert "SFT step 40" in (tmp_path / "report.html").read_text()
 
 
 def test_reads_what_the_stages_wrote(tmp_path: Path) -> None:
-    inputs = study()
-    for name in ("sft", "dpo", "forces-sft", "forces-dpo"):
-        (tmp_path / name).mkdir()
-    for stage in ("sft", "dpo"):
-        for name in ("probes", "metrics"):
-            rows = getattr(inputs, f"{stage}_{name}")
-            lines = [json.dumps(row.model_dump() | {"time": 1.0}) for row in rows]
-            (tmp_path / stage / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-        place = tmp_path / f"forces-{stage}"
-        mine = [row for row in inputs.forces if row.stage == stage]
-        (place / "forces.jsonl").write_text("".join(row.model_dump_json() + "\n" for row in mine))
-        replay = [row.model_dump() for row in inputs.replay if row.stage == stage]
+    for one in study().trainings:
+        place = tmp_path / one.name
+        place.mkdir()
+        summary = TrainingSummary(steps=100, objective=one.stage, rows={"data/rows_kept": 40})
+        (place / "summary.json").write_text(summary.model_dump_json())
+        (place / "probes.jsonl").write_text("".join(row.line() for row in one.probes))
+        for name, rows in (("metrics", one.metrics), ("forces", one.forces)):
+            lines = [row.model_dump_json() + "\n" for row in rows]
+            (place / f"{name}.jsonl").write_text("".join(lines))
+        replay = [row.model_dump() for row in one.replay]
         (place / "replay.json").write_text(json.dumps(replay))
-    assert inputs.token_map is not None
-    (tmp_path / "forces-dpo" / "token_map.json").write_text(inputs.token_map.model_dump_json())
-    read = read_inputs(
-        inputs.facts, sft=tmp_path / "sft", dpo=tmp_path / "dpo",
-        forces=[tmp_path / "forces-sft", tmp_path / "forces-dpo"],
-    )  # fmt: skip
-    assert read == inputs
+        if one.token_map is not None:
+            (place / "token_map.json").write_text(one.token_map.model_dump_json())
+        assert read_training(one.name, place, place) == one
+        assert read_training(one.name, place).probes == one.probes
 
 
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
+    summary = {"steps": 1, "objective": "dpo", "rows": {}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "probes.jsonl").write_text('\n{"step": "many"}\n')
-    with pytest.raises(ConfigError, match=r"probes\.jsonl line 2.*step"):
-        read_inputs(StudyFacts(name="x"), sft=tmp_path)
+    with pytest.raises(ConfigError, match=r"probes\.jsonl line 2.*pair_id"):
+        read_training("x", tmp_path)
+    (tmp_path / "probes.jsonl").unlink()
     (tmp_path / "token_map.json").write_text(
         token_map().model_copy(update={"force": [[1.0]]}).model_dump_json()
     )
     with pytest.raises(ConfigError, match=r"token_map\.force"):
-        read_inputs(StudyFacts(name="x"), forces=[tmp_path])
+        read_training("x", tmp_path, tmp_path)
+    (tmp_path / "summary.json").write_text(json.dumps(summary | {"objective": "../<b>"}))
+    with pytest.raises(ConfigError, match=r"summary\.json.*objective"):
+        read_training("x", tmp_path)
 
 
 def test_svg_is_well_formed_and_still() -> None:
-    inputs = study()
-    paths = {("sft", "train"): learning_paths(inputs.sft_probes),
-             ("dpo", "train"): learning_paths(inputs.dpo_probes)}  # fmt: skip
-    drawing = paths_svg(paths)  # type: ignore[arg-type]
+    found = {(one.stage, "train"): learning_paths(one.probes) for one in study().trainings}
+    drawing = paths_svg(found)  # type: ignore[arg-type]
     assert drawing is not None
     root = ElementTree.fromstring(drawing)
     tags = [element.tag.split("}")[1] for element in root.iter()]

@@ -44,13 +44,11 @@ def test_batches_equal_one_by_one(
     model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder
 ) -> None:
     alone = score_probes(model, rows, encoder, batch_tokens=1)
-    assert [(one["pair_id"], one["kind"]) for one in alone] == [
-        (row.pair_id, row.kind) for row in rows
-    ]
+    assert [(one.pair_id, one.kind) for one in alone] == [(row.pair_id, row.kind) for row in rows]
     for batch_tokens in (100, 500, 100_000):
         together = score_probes(model, rows, encoder, batch_tokens=batch_tokens)
         for one, two in zip(alone, together, strict=True):
-            assert one == pytest.approx(two, abs=1e-4)
+            assert one.model_dump() == pytest.approx(two.model_dump(), abs=1e-4)
 
 
 def test_scores_equal_a_forward_by_hand(
@@ -67,13 +65,13 @@ def test_scores_equal_a_forward_by_hand(
         logits = model.model(torch.tensor([prompt + answer])).logits[0].double()
     logp = logits.log_softmax(-1)[len(prompt) - 1 : -1]
     top = logp.max(-1)
-    assert score["tokens"] == len(answer)
-    assert score["logp"] == pytest.approx(float(logp[range(len(answer)), answer].sum()), abs=1e-3)
-    assert score["argmax_logp"] == pytest.approx(float(top.values.sum()), abs=1e-3)
-    assert score["outside_logmass"] == pytest.approx(
+    assert score.tokens == len(answer)
+    assert score.logp == pytest.approx(float(logp[range(len(answer)), answer].sum()), abs=1e-3)
+    assert score.argmax_logp == pytest.approx(float(top.values.sum()), abs=1e-3)
+    assert score.outside_logmass == pytest.approx(
         float((1 - top.values.exp()).log().sum()), abs=1e-3
     )
-    assert score["argmax_tokens_equal"] == pytest.approx(
+    assert score.argmax_tokens_equal == pytest.approx(
         float((top.indices == torch.tensor(answer)).double().mean())
     )
 
@@ -82,7 +80,7 @@ def test_only_chosen_rows_carry_the_models_own_choice(
     model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder
 ) -> None:
     scores = score_probes(model, rows, encoder, batch_tokens=1000)
-    assert {one["kind"] for one in scores if "argmax_logp" in one} == {"chosen"}
+    assert {one.kind for one in scores if one.argmax_logp is not None} == {"chosen"}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
@@ -95,10 +93,8 @@ def test_the_ranks_shares_join_to_the_whole(
         for rank in range(world)
         for score in score_probes(model, rows, encoder, batch_tokens=500, share=(rank, world))
     ]
-    assert [one["kind"] for one in joined] == [one["kind"] for one in whole]
-    assert [one["logp"] for one in joined] == pytest.approx(
-        [one["logp"] for one in whole], abs=1e-4
-    )
+    assert [one.kind for one in joined] == [one.kind for one in whole]
+    assert [one.logp for one in joined] == pytest.approx([one.logp for one in whole], abs=1e-4)
 
 
 def test_no_forward_exceeds_the_bound_on_padded_tokens(
@@ -132,7 +128,7 @@ def test_rows_beyond_the_context_have_no_score(model: ResponseLogits, rows: list
     scores = score_probes(model, rows, short, batch_tokens=1000)
     fitting = [row for row in rows if short.response("x", row.prompt, row.response) is not None]
     assert 0 < len(scores) < len(rows)
-    assert [one["kind"] for one in scores] == [row.kind for row in fitting]
+    assert [one.kind for one in scores] == [row.kind for row in fitting]
 
 
 def test_means_by_kind_are_over_training_pairs(
@@ -140,10 +136,8 @@ def test_means_by_kind_are_over_training_pairs(
 ) -> None:
     scores = score_probes(model, rows, encoder, batch_tokens=1000)
     means = mean_by_kind(scores)
-    mine = [s for s in scores if s["kind"] == "chosen" and s["split"] == "train"]
-    assert Counter(s["split"] for s in mine) == {"train": 6}
-    assert means["probe/chosen/logp"] == pytest.approx(sum(s["logp"] for s in mine) / 6)
-    assert means["squeeze/gap"] == pytest.approx(
-        sum(s["argmax_logp"] - s["logp"] for s in mine) / 6
-    )
+    mine = [s for s in scores if s.kind == "chosen" and s.split == "train"]
+    assert Counter(s.split for s in mine) == {"train": 6}
+    assert means["probe/chosen/logp"] == pytest.approx(sum(s.logp for s in mine) / 6)
+    assert means["squeeze/gap"] == pytest.approx(sum(s.argmax_logp - s.logp for s in mine) / 6)
     assert 0 < means["probe/argmax/outside_mass"] < 1

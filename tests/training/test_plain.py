@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from dynolab.data.batches import draw
 from dynolab.data.encode import Encoder
+from dynolab.data.results import ProbeScore
 from dynolab.data.rows import Example, ProbeRow, read_rows, write_rows
 from dynolab.errors import ConfigError, NonFiniteLoss
 from dynolab.likelihood import ResponseLogits
@@ -65,8 +66,8 @@ def test_the_result_loads_and_says_what_was_trained(inputs: Path, tmp_path: Path
     encoder = Encoder(load_tokenizer(tmp_path / "output" / "model"), 48, "error")
     probes = list(read_rows(inputs / "probes.jsonl", ProbeRow))
     scores = score_probes(ResponseLogits(model), probes, encoder, batch_tokens=16_384)
-    last = [json.loads(line) for line in (tmp_path / "output" / "probes.jsonl").open()]
-    assert [{"step": 6, **score} for score in scores] == last[-len(scores) :]
+    last = list(read_rows(tmp_path / "output" / "probes.jsonl", ProbeScore))[-len(scores) :]
+    assert [ProbeScore(step=6, **dict(score)) for score in scores] == last
     lines = [json.loads(line) for line in (tmp_path / "output" / "metrics.jsonl").open()]
     trained = [line for line in lines if "train/loss" in line["metrics"]]
     probed = [line for line in lines if "probe/chosen/logp" in line["metrics"]]

@@ -3,17 +3,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dynolab.figures.inputs import ForceRow
-from dynolab.figures.intervals import explained, mean_interval, peak_change, student_975
-from dynolab.figures.learning_paths import LearningPaths, learning_paths
-from dynolab.figures.verdicts import CLAIMS, Verdict, assess, judge
+from dynolab.data.results import ForceRow
+from dynolab.probes.intervals import mean_interval, student_975, unexplained_share
+from dynolab.probes.paths import LearningPaths, learning_paths, peak_change
+from dynolab.probes.verdicts import CLAIMS, Verdict, assess, judge
 from tests.figures.synthetic import DPO, SFT, probes, study, up, up_then_down
 
 CLAIM = {claim.id: claim for claim in CLAIMS}
 
 
 def verdicts_of(sft=None, dpo=None, forces=()) -> dict[str, Verdict]:
-    return {v.id: v for v in assess(learning_paths(sft or ()), learning_paths(dpo or ()), forces)}
+    trainings = {"sft": learning_paths(sft or ()), "dpo": learning_paths(dpo or ())}
+    return {verdict.id: verdict for verdict in assess(trainings, forces)}
 
 
 def paths_of(**logp: list[list[float]]) -> LearningPaths:
@@ -24,8 +25,8 @@ def paths_of(**logp: list[list[float]]) -> LearningPaths:
 
 
 def test_the_papers_shapes_all_appear() -> None:
-    inputs = study()
-    found = verdicts_of(inputs.sft_probes, inputs.dpo_probes, inputs.forces)
+    sft, dpo = study().trainings
+    found = verdicts_of(sft.probes, dpo.probes, (*sft.forces, *dpo.forces))
     assert {v.outcome for v in found.values()} == {"appears"}, found
     assert len(found) == len(CLAIMS) + 2
 
@@ -96,6 +97,15 @@ def test_a_pair_that_lacks_a_kind_is_left_out() -> None:
     assert judge(CLAIM["sft/chosen"], paths).quantities[0].interval.n == 2
 
 
+def test_claims_follow_the_studys_trainings() -> None:
+    """An objective without claims of its own is asked about its forces alone."""
+    paths = learning_paths(probes(SFT, 100))
+    found = assess({"grpo": paths, "sft": paths}, [force(0.1, 0.1, "q0", "grpo")])
+    assert {verdict.stage for verdict in found[:-2]} == {"sft"}
+    assert [verdict.id for verdict in found[-2:]] == ["grpo/forces", "sft/forces"]
+    assert found[-1].outcome == "not measured"
+
+
 def test_held_out_prompts_do_not_decide() -> None:
     rows = probes(SFT, 100)
     worse = tuple(
@@ -141,13 +151,14 @@ def test_exact_predictions_explain_and_empty_ones_do_not() -> None:
     found = verdicts_of(forces=[*exact, *nothing])
     assert found["dpo/forces"].outcome == "appears"
     assert found["sft/forces"].outcome == "does not"
-    assert found["dpo/forces"].quantities[0].interval.mean == 1.0
-    assert found["sft/forces"].quantities[0].interval.mean == 0.0
+    assert found["dpo/forces"].quantities[0].interval.mean == 0.0
+    assert found["sft/forces"].quantities[0].interval.mean == 1.0
 
 
-def test_explained_share_by_hand() -> None:
+def test_unexplained_share_by_hand() -> None:
     measured, predicted = np.array([3.0, 4.0]), np.array([3.0, 3.0])
-    assert explained(measured, predicted, np.array(["a", "b"])).mean == pytest.approx(1 - 1 / 25)
+    found = unexplained_share(measured, predicted, np.array(["a", "b"]))
+    assert found.mean == pytest.approx(1 / 25)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from numpy import ndarray
 
 _NORMAL_975 = 1.959963984540054
@@ -72,41 +72,15 @@ def band(
     )
 
 
-def change(path: Float[ndarray, "steps pairs"]) -> Float[ndarray, pairs]:
-    """`x_i(T) − x_i(0)` of every pair, nats."""
-    return path[-1] - path[0]
-
-
-def peak_change(
-    path: Float[ndarray, "steps pairs"],
-) -> tuple[Float[ndarray, pairs], Float[ndarray, pairs]]:
-    """Rise `x_i(s) − x_i(0)` up to the peak and fall `x_i(T) − x_i(s)` after it, of every pair.
-
-    The peak step `s = argmax_t mean_j x_j(t)` of a pair is taken from the other half of the pairs
-    (even against odd ones). Taken from the same pairs, the peak would pick out lucky noise, and a
-    path that only wanders would show a rise and a fall.
-    """
-    pairs = path.shape[1]
-    half = np.arange(pairs) % 2
-    peak = np.zeros(pairs, dtype=int)
-    for side in (0, 1):
-        other = path[:, half != side] if pairs > 1 else path
-        means = np.array([mean_interval(row).mean for row in other])
-        if np.isfinite(means).any():
-            peak[half == side] = int(np.nanargmax(means))
-    top = path[peak, np.arange(pairs)]
-    return top - path[0], path[-1] - top
-
-
-def explained(
+def unexplained_share(
     measured: Float[ndarray, rows],
     predicted: Float[ndarray, rows],
-    pair: Float[ndarray, rows],
+    pair: Shaped[ndarray, rows],
 ) -> Interval:
-    """Share of the measured change that the prediction explains, about zero: no change.
+    """Share of the measured change that a prediction leaves over; predicting no change leaves 1.
 
-    `R² = 1 − Σ(measured − predicted)² / Σ measured²`, with the jackknife's interval over pairs
-    `R² ± t·√((n−1)/n · Σ_i (R²₍₋ᵢ₎ − mean)²)`: rows of one pair are not independent.
+    `1 − R² = Σ(measured − predicted)² / Σ measured²`, with the jackknife's interval over pairs
+    `± t·√((n−1)/n · Σ_i (share₍₋ᵢ₎ − mean)²)`: rows of one pair are not independent.
     """
     finite = np.isfinite(measured) & np.isfinite(predicted)
     names, index = np.unique(pair[finite], return_inverse=True)
@@ -116,13 +90,13 @@ def explained(
         return Interval(np.nan, np.nan, np.nan, 0)
     errors = np.bincount(index, (measured[finite] - predicted[finite]) ** 2, n)
     totals = np.bincount(index, squares, n)
-    whole = 1 - errors.sum() / totals.sum()
+    whole = float(errors.sum() / totals.sum())
     if n == 1:
-        return Interval(float(whole), np.nan, np.nan, 1)
+        return Interval(whole, np.nan, np.nan, 1)
     rest = totals.sum() - totals
     if (rest == 0).any():
-        return Interval(float(whole), np.nan, np.nan, n)
-    without = 1 - (errors.sum() - errors) / rest
+        return Interval(whole, np.nan, np.nan, n)
+    without = (errors.sum() - errors) / rest
     spread = ((n - 1) / n * ((without - without.mean()) ** 2).sum()) ** 0.5
     half = student_975(n - 1) * float(spread)
-    return Interval(float(whole), float(whole) - half, float(whole) + half, n)
+    return Interval(whole, whole - half, whole + half, n)

@@ -7,7 +7,7 @@ not if one lies wholly on the other side, and is unclear otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,12 +15,12 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.figures.inputs import ForceRow, StageName
-from dynolab.figures.intervals import Interval, change, explained, mean_interval, peak_change
-from dynolab.figures.learning_paths import ARGMAX, LearningPaths
+from dynolab.data.results import ARGMAX, ForceRow
+from dynolab.probes.intervals import Interval, mean_interval, unexplained_share
+from dynolab.probes.paths import LearningPaths, change, peak_change
 
 Outcome = Literal["appears", "does not", "unclear", "not measured"]
-EXPLAINED_SHARE = 0.9
+UNEXPLAINED_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Verdict:
     """A claim and what was found of it."""
 
     id: str
-    stage: StageName
+    stage: str
     claim: str
     expected: str
     quantities: tuple[Quantity, ...]
@@ -74,7 +74,7 @@ class Claim:
     """A claim about learning paths, with the kinds it needs and how it is measured."""
 
     id: str
-    stage: StageName
+    stage: str
     sentence: str
     expected: str
     kinds: tuple[str, ...]
@@ -159,12 +159,19 @@ CLAIMS: tuple[Claim, ...] = (
 
 
 def assess(
-    sft: LearningPaths | None, dpo: LearningPaths | None, forces: Sequence[ForceRow] = ()
+    trainings: Mapping[str, LearningPaths | None], forces: Sequence[ForceRow] = ()
 ) -> tuple[Verdict, ...]:
-    """All claims, judged on the training prompts of one study (or of several, pooled)."""
-    return tuple(judge(claim, sft if claim.stage == "sft" else dpo) for claim in CLAIMS) + tuple(
-        prediction_explains(stage, forces) for stage in ("sft", "dpo")
-    )
+    """All claims about a study's trainings, judged on training prompts.
+
+    `trainings`: paths by the objective's name, in the study's order; None where a training was
+    not probed.
+    """
+    return tuple(
+        judge(claim, paths)
+        for stage, paths in trainings.items()
+        for claim in CLAIMS
+        if claim.stage == stage
+    ) + tuple(prediction_explains(stage, forces) for stage in trainings)
 
 
 def judge(claim: Claim, paths: LearningPaths | None) -> Verdict:
@@ -178,21 +185,22 @@ def judge(claim: Claim, paths: LearningPaths | None) -> Verdict:
     return Verdict(claim.id, claim.stage, claim.sentence, claim.expected, quantities)
 
 
-def prediction_explains(stage: StageName, forces: Sequence[ForceRow]) -> Verdict:
-    """`R² = 1 − Σ(measured − predicted)²/Σ measured² > 0.9` over a stage's recorded steps."""
-    rows = [row for row in forces if row.stage == stage]
-    quantities: tuple[Quantity, ...] = ()
-    if rows:
-        found = explained(
-            np.array([row.measured for row in rows]),
-            np.array([row.predicted for row in rows]),
-            np.array([row.pair_id for row in rows]),
-        )
-        quantities = (Quantity("R²", 1, found, EXPLAINED_SHARE, ""),)
+def prediction_explains(stage: str, forces: Sequence[ForceRow]) -> Verdict:
+    """`1 − R² < 0.1` over a training's recorded steps."""
+    left = unexplained([row for row in forces if row.stage == stage])
     return Verdict(
         f"{stage}/forces",
         stage,
         "The first-order forces of a step explain the change it made",
-        f"R² > {EXPLAINED_SHARE}",
-        quantities,
+        f"1 − R² < {UNEXPLAINED_SHARE}",
+        (Quantity("1 − R²", -1, left, UNEXPLAINED_SHARE, ""),),
+    )
+
+
+def unexplained(rows: Sequence[ForceRow]) -> Interval:
+    """`1 − R² = Σ(measured − predicted)²/Σ measured²`, with the jackknife's interval over pairs."""
+    return unexplained_share(
+        np.array([row.measured for row in rows]),
+        np.array([row.predicted for row in rows]),
+        np.array([row.pair_id for row in rows]),
     )

@@ -1,0 +1,164 @@
+"""The rows of results: what stages write and pages read, each with its meaning and unit."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
+
+from dynolab.data.rows import Row, Split
+from dynolab.errors import ConfigError
+
+ARGMAX = "argmax"
+"""Kind of y*: the likeliest token at every position of the teacher-forced chosen answer."""
+
+ObjectiveName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
+
+
+class Score(Row):
+    """Likelihood of one answer: `logp` = Σ_l log π(y_l | x, y_<l), nats, end-of-sequence included.
+
+    The chosen answer carries y*, the model's own choice at each of its positions: `argmax_logp` =
+    Σ_l max_v log π(v | x, y_<l), `outside_logmass` = Σ_l log(1 − π(argmax)), `outside_mass`, the
+    mean over positions of 1 − π(argmax), and `argmax_tokens_equal`, the share of positions where
+    the argmax is the answer's own token.
+    """
+
+    pair_id: str
+    split: Split
+    kind: str
+    tokens: int
+    logp: float
+    argmax_logp: float | None = None
+    outside_logmass: float | None = None
+    outside_mass: float | None = None
+    argmax_tokens_equal: float | None = None
+
+    def line(self) -> str:
+        """One line of JSON, without what was not measured."""
+        return self.model_dump_json(exclude_none=True) + "\n"
+
+
+class ProbeScore(Score):
+    """A score after `step` optimizer steps: `probes.jsonl`."""
+
+    step: int
+
+
+class ModelScore(Score):
+    """A score by a finished model: `scores.jsonl`."""
+
+    model: str
+
+
+class Answer(Row):
+    """What a model says to a prompt, beside the answer that it should prefer: `answers.jsonl`.
+
+    `finished`: it ended its answer itself, within the tokens that it was given.
+    """
+
+    model: str
+    pair_id: str
+    split: Split
+    prompt: str
+    chosen: str
+    answer: str
+    finished: bool
+
+
+class MetricsLine(Row):
+    """Metrics after `step` optimizer steps and `examples` examples; `time` in unix seconds.
+
+    Not-a-number and infinity stay in the file as they are, so that divergence shows.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+    step: int
+    examples: int
+    time: float
+    metrics: dict[str, float]
+
+
+class ForceRow(Row):
+    """Δ log π of one answer over one recorded step, summed over its tokens, in nats.
+
+    `stage` is the objective's name. `predicted` is the first order along the realised change of
+    the weights; `from_chosen`, `from_rejected` and `from_history` are the first order along its
+    parts; `residual` is measured − predicted. `in_batch`: the answer's pair was in the step's
+    batch.
+    """
+
+    stage: ObjectiveName
+    step: int
+    pair_id: str
+    split: Split
+    kind: str
+    tokens: int
+    in_batch: bool
+    measured: float
+    predicted: float
+    from_chosen: float
+    from_rejected: float
+    from_history: float
+    residual: float
+
+
+class ReplayFacts(Row):
+    """How exactly the analysis replayed one recorded update.
+
+    `replay_error` = ‖replayed − recorded‖/‖recorded‖ over the weights; `rounding_floor` is what
+    of it the storage of the weights alone leaves in a perfect replay; `closure_error` =
+    ‖Σ parts − predicted‖/‖predicted‖ over the watched answers, the same error as far as answers
+    feel it. Under AdamW and RMSprop, `replay_error` far above the floor with a small
+    `closure_error` means weights whose true gradient is zero (GPT-NeoX's key biases, which
+    softmax cancels): the optimizer blows their rounding noise up to full-sized steps, which no
+    other order of summation repeats and no answer feels.
+    """
+
+    stage: ObjectiveName
+    step: int
+    learning_rate: float
+    clip_factor: float
+    grad_norm: float
+    replay_error: float
+    rounding_floor: float
+    closure_error: float
+
+
+class TokenMap(Row):
+    """`force[m][l]`: push on log π of observed token m from update token l, in nats, first order.
+
+    Columns are the updating example's chosen tokens, then its rejected ones. A positive entry
+    means that the step, through token l, made token m likelier.
+    """
+
+    stage: ObjectiveName
+    step: int
+    observed_id: str
+    updating_id: str
+    learning_rate: float
+    observed_tokens: list[str]
+    chosen_tokens: list[str]
+    rejected_tokens: list[str]
+    force: list[list[float]] = Field(description="One list per observed token, all of one length.")
+
+    @model_validator(mode="after")
+    def _rectangular(self) -> TokenMap:
+        columns = len(self.chosen_tokens) + len(self.rejected_tokens)
+        if len(self.force) != len(self.observed_tokens) or any(
+            len(row) != columns for row in self.force
+        ):
+            raise ConfigError(
+                "token_map.force",
+                f"{len(self.force)} rows",
+                f"must be {len(self.observed_tokens)} observed × {columns} updating tokens",
+            )
+        return self
+
+
+class TrainingSummary(Row):
+    """What a training was: `summary.json`. `rows` says how many rows were kept and left out."""
+
+    steps: int
+    objective: ObjectiveName
+    rows: dict[str, int]
