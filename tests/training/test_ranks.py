@@ -78,7 +78,8 @@ def test_every_zero_stage_gives_the_plain_numbers(runs: Path, name: str) -> None
     other = [json.loads(line)["metrics"] for line in (ours.output / "metrics.jsonl").open()]
     for expected, got in zip(one, other, strict=True):
         assert expected.keys() == got.keys()
-        for key in expected.keys() - {"train/examples_per_s", "probe/seconds"}:
+        # Accuracy counts the signs of margins, which at first are zero but for rounding.
+        for key in expected.keys() - {"train/examples_per_s", "probe/seconds", "train/accuracy"}:
             assert got[key] == pytest.approx(expected[key], rel=2e-4, abs=2e-5), key
 
 
