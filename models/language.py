@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -91,6 +92,12 @@ def context_length(model: PreTrainedModel) -> int:
             "max_length", None, "the model's configuration names no context; set max_length"
         )
     return int(length)
+
+
+def folder_context(folder: Path) -> int:
+    """Context of the model in a folder, from its configuration alone."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+    return int(config.max_position_embeddings)
 
 
 def save_language_model(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import time
 
+from dynolab.data.results import TrainingSummary
+from dynolab.data.rows import read_value
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
 from tasks.ranks.train import run
@@ -32,16 +34,30 @@ def train(work: Work[TrainConfig]) -> dict[str, float]:
         resume_out=states,
         resume_from=resume[1] if resume else None,
     )
+    check_rows(job)
     work.step, work.world_size = config.steps, config.engine.ranks
     if config.engine.kind == "deepspeed":
         work.zero_stage = config.engine.zero_stage
     with Supervisor(work, states, config.steps) as supervisor:
         start(job, work, supervisor)
     shutil.rmtree(states, ignore_errors=True)
+    summary = read_value(work.output / "summary.json", TrainingSummary)
     return {
+        **summary.rows,
         "seconds": time.monotonic() - began,
         "resumed_from": float(resume[0]) if resume else 0.0,
     }
+
+
+def check_rows(job: TrainJob) -> None:
+    """Refuses, before any rank is started, rows that no rank could train on."""
+    from dynolab.objectives import build_objective
+    from dynolab.training.examples import load_examples, training_encoder
+    from models.language import folder_context, load_tokenizer
+
+    objective = build_objective(job.config.objective)
+    encoder = training_encoder(job.config, load_tokenizer(job.model), folder_context(job.model))
+    load_examples(job.examples, encoder, objective.sides, job.config.objective.name)
 
 
 def start(job: TrainJob, work: Work[TrainConfig], supervisor: Supervisor) -> None:

@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, collate_examples, count_totals, draw
-from dynolab.data.encode import EncodedExample, Encoder
+from dynolab.data.encode import EncodedExample
 from dynolab.data.results import MetricsLine, ProbeScore, TrainingSummary
-from dynolab.data.rows import Example, ProbeRow, read_rows
-from dynolab.errors import ConfigError, NonFiniteLoss
+from dynolab.data.rows import ProbeRow, read_rows
+from dynolab.errors import NonFiniteLoss
 from dynolab.likelihood import ResponseLogits, token_logps
 from dynolab.objectives import build_objective
 from dynolab.probes.score import score_probes
 from dynolab.probes.summary import mean_by_kind
 from dynolab.training import distributed
 from dynolab.training.engine import Engine, PlainEngine
+from dynolab.training.examples import load_examples, training_encoder
 from dynolab.training.job import TrainJob
 from dynolab.training.optimizer import clip_factor, learning_rate
 from dynolab.training.record import RecordedExample, StepFacts, StepRecord
@@ -62,9 +63,10 @@ class Trainer:
         self.objective = build_objective(job.config.objective)
         self.device = distributed.device()
         context = int(policy.config.max_position_embeddings)
-        length = min(job.config.max_length or context, context)
-        self.encoder = Encoder(tokenizer, length, job.config.overlong)
-        self.examples = self._load_examples()
+        self.encoder = training_encoder(job.config, tokenizer, context)
+        self.examples = load_examples(
+            job.examples, self.encoder, self.objective.sides, job.config.objective.name
+        )
         self.pad_id = int(
             tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         )
@@ -236,15 +238,3 @@ class Trainer:
         from dynolab.training.deepspeed_engine import DeepSpeedEngine
 
         return DeepSpeedEngine(logits, self.config)
-
-    def _load_examples(self) -> list[EncodedExample]:
-        rows = list(read_rows(self.job.examples, Example))
-        if REJECTED in self.objective.sides:
-            bare = [row.id for row in rows if row.rejected is None]
-            if bare:
-                raise ConfigError(
-                    "data.rejected", None,
-                    f"objective {self.config.objective.name} needs a rejected answer in every row; "
-                    f"{len(bare)} rows have none, the first is {bare[0]}",
-                )  # fmt: skip
-        return self.encoder.examples(rows)

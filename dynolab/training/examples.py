@@ -1,0 +1,43 @@
+"""The rows that a training run trains on; a stage asks for them before it starts any rank."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynolab.data.batches import REJECTED
+from dynolab.data.encode import EncodedExample, Encoder
+from dynolab.data.rows import Example, read_rows
+from dynolab.errors import ConfigError
+from dynolab.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def training_encoder(
+    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, context: int
+) -> Encoder:
+    """Encoder of a run's rows; `context` is the model's, in tokens."""
+    return Encoder(tokenizer, min(config.max_length or context, context), config.overlong)
+
+
+def load_examples(
+    file: Path, encoder: Encoder, sides: Collection[int], objective: str
+) -> list[EncodedExample]:
+    """The encoded rows of a file; `sides` are those that the objective reads.
+
+    **Raises** `ConfigError` for rows without an answer that the objective needs, for overlong rows
+    where the encoder is to refuse them, and where no row is left.
+    """
+    rows = list(read_rows(file, Example))
+    if REJECTED in sides:
+        bare = [row.id for row in rows if row.rejected is None]
+        if bare:
+            raise ConfigError(
+                "data.rejected", None,
+                f"objective {objective} needs a rejected answer in every row; "
+                f"{len(bare)} rows have none, the first is {bare[0]}",
+            )  # fmt: skip
+    return encoder.examples(rows)
