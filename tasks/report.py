@@ -20,13 +20,14 @@ class ReportConfig(BaseModel):
 
 
 def report(work: Work[ReportConfig]) -> dict[str, float]:
-    """Reads inputs `probe`, every training with its `<training>_forces`, and `contrast_<name>`s.
+    """Reads inputs `data`, `probe`, every training with its `<training>_forces`, and
+    `contrast_<name>`s.
 
     Results: `report.html`, `summary.json`, `paths.svg` and `figures/`; all go to MLflow as well.
     Returns the summary's numbers.
     """
     from dynolab.data.results import Answer
-    from dynolab.data.rows import read_rows
+    from dynolab.data.rows import ProbeRow, read_rows
     from dynolab.figures.inputs import ReportInputs, StageFacts, StudyFacts, read_training
     from dynolab.figures.report import write_report
 
@@ -58,6 +59,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
                 if name.startswith(CONTRAST)
             ),
             answers=tuple(read_rows(work.input_folder("probe") / "answers.jsonl", Answer)),
+            watched=tuple(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow)),
         )
         summary = write_report(inputs, work.output)
     for file in sorted(work.output.glob("*.*")):

@@ -32,7 +32,7 @@ def answer_section(answers: Sequence[Answer], titles: Mapping[str, str]) -> Html
         name,
         title,
         _message(asked, models, called),
-        table(("prompt is", "prompt", "chosen y⁺", *called), rows),
+        table(("split", "prompt", "chosen y⁺", *called), rows),
         note="Greedy answers: the likeliest token at every position; “…” marks one that was cut "
         "off. Squeezing moves probability to what is likeliest already: under it a model goes on "
         "to say what it said before, ever more surely, while the chosen answers grow unlikely.",
@@ -49,13 +49,12 @@ def _message(
     asked: Mapping[str, Mapping[str, Answer]], models: Sequence[str], called: Sequence[str]
 ) -> str:
     """How many different things each model says, and how often the last one repeats the former."""
-    counts = []
+    counts: list[str] = []
     for model, title in zip(models, called, strict=True):
         different = len({said[model].answer for said in asked.values() if model in said})
-        counts.append(f"{title} gives {different}")
+        counts.append(f"{title} gives {different}" if not counts else f"{title} {different}")
     chosen = len({one.chosen for said in asked.values() for one in said.values()})
-    sentence = f"To {len(asked)} prompts with {chosen} different chosen answers {join(counts)}"
-    sentence += " different answers."
+    sentence = f"{len(asked)} prompts have {chosen} different chosen answers; {join(counts)}."
     if len(models) < 2:
         return sentence
     both = [said for said in asked.values() if {models[-2], models[-1]} <= set(said)]

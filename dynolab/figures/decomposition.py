@@ -88,13 +88,14 @@ def decomposition_plate(training: Training) -> Plate | None:
         ]
     figure.update_layout(**layout)
     sides = "the chosen and the rejected side of the loss" if _two_sided(rows) else "the loss"
+    history = " and by the optimizer's history" if any(row.from_history for row in rows) else ""
     return Plate(
         f"decomposition-{stage}",
         f"Who pushed: forces of single {stage.upper()} steps",
         _message(rows, stage),
-        f"Bars: means over prompts of the first-order push by {sides} and by the optimizer's "
-        "history, and what they leave over; stacked to the right they raise an answer, to the "
-        "left they lower it. Diamond: the measured change, the sum of all bars.",
+        f"Bars: means over prompts of the first-order push by {sides}{history}, and what they "
+        "leave over; stacked to the right they raise an answer, to the left they lower it. "
+        "Diamond: the measured change, the sum of all bars.",
         figure,
     )
 

@@ -16,7 +16,7 @@ from dynolab.data.results import (
     TokenMap,
     TrainingSummary,
 )
-from dynolab.data.rows import Row, read_rows, read_value
+from dynolab.data.rows import ProbeRow, Row, read_rows, read_value
 
 
 class StageFacts(Row):
@@ -58,13 +58,14 @@ class ReportInputs:
     """All that a report shows: the study's trainings in their order, one per objective.
 
     `contrasts` are trainings beside the study's own, under other conditions; `answers` is what
-    the models say.
+    the models say, `watched` the answers whose likelihood was probed.
     """
 
     facts: StudyFacts
     trainings: tuple[Training, ...] = ()
     contrasts: tuple[Training, ...] = ()
     answers: tuple[Answer, ...] = ()
+    watched: tuple[ProbeRow, ...] = ()
 
 
 AnyRow = TypeVar("AnyRow", bound=Row)

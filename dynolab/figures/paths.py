@@ -169,5 +169,5 @@ def _moved(paths: LearningPaths, kind: str) -> str:
     """The change since step 0; of a path that rose and fell, each beyond its interval, both."""
     rise, fall = (mean_interval(part) for part in peak_change(paths.logp[kind]))
     if rise.low > 0 and fall.high < 0:
-        return f"{mean_and_ends(rise)[0]} up to its peak and {mean_and_ends(fall)[0]} after it"
+        return f"{mean_and_ends(rise)[0]} up to its peak ({mean_and_ends(fall)[0]} after it)"
     return mean_and_ends(mean_interval(change(paths.logp[kind])))[0]

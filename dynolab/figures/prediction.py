@@ -117,7 +117,7 @@ def _message(trainings: Sequence[Training]) -> str:
         rows, steps = training.forces, len({row.step for row in training.forces})
         left = with_interval(unexplained(rows), sign=False)
         parts.append(
-            f"{left} under {training.stage.upper()} ({len(rows)} answers over {steps} "
-            f"recorded step{'s' if steps > 1 else ''})"
+            f"{left} under {training.stage.upper()} ({len(rows)} changes of answers at "
+            f"{steps} recorded step{'s' if steps > 1 else ''})"
         )
     return f"Of the squared change of log π, first-order forces leave unexplained {join(parts)}."

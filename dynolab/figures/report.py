@@ -123,7 +123,7 @@ def _body(
         *(plate_section(plate) for plate in plates if plate.name not in ("paths", "gap")),
         verdict_section(verdicts),
         replay_section(replay),
-        kind_section(paths),
+        kind_section(paths, inputs.watched),
         stage_section(facts.stages),
         Html(
             '<section id="config"><details><summary>Settings</summary>'

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dynolab.data.results import ARGMAX, ReplayFacts
+from dynolab.data.rows import ProbeRow
 from dynolab.figures.inputs import StageFacts
 from dynolab.figures.page import Html, Tile, section, table, text
 from dynolab.figures.paths import Paths
@@ -48,10 +49,15 @@ def _change_tile(what: str, change: Interval | None) -> Tile:
 
 
 def _force_tile(stages: Sequence[str], metrics: dict[str, float]) -> Tile:
-    told = [stage for stage in stages if f"force/{stage}/unexplained" in metrics]
-    value = " / ".join(number(metrics[f"force/{stage}/unexplained"], 2) for stage in told)
-    detail = "share of squared change (1 − R²), " + " / ".join(stage.upper() for stage in told)
-    return Tile("Unexplained by forces", value or "–", detail if told else "not measured")
+    left = {
+        stage: metrics[f"force/{stage}/unexplained"]
+        for stage in stages
+        if f"force/{stage}/unexplained" in metrics
+    }
+    if not left:
+        return Tile("Unexplained by forces", "–", "not measured")
+    each = ", ".join(f"{stage.upper()} {number(value, 2)}" for stage, value in left.items())
+    return Tile("Unexplained by forces", f"≤ {number(max(left.values()), 2)}", f"1 − R²: {each}")
 
 
 def verdict_section(verdicts: Sequence[Verdict]) -> Html:
@@ -80,11 +86,11 @@ def verdict_section(verdicts: Sequence[Verdict]) -> Html:
         if verdicts
         else "No claim is known of these trainings.",
         table(("stage", "claim", "expected", "measured [95%]", "n", "verdict"), rows, "ssssns"),
-        note="Claims of Ren & Sutherland, Learning Dynamics of LLM Finetuning (arXiv 2407.10490), "
-        "on training prompts; forces on all that were watched. Appears: every interval lies on the "
-        "expected side; does not: one "
-        "lies wholly on the other side; unclear: neither. A peak's step is chosen on the other "
-        "half of the prompts, so that noise makes no peak.",
+        note="Claims on chosen, rejected and unrelated answers follow Ren & Sutherland, Learning "
+        "Dynamics of LLM Finetuning (arXiv 2407.10490), on training prompts; those on forces check "
+        "the analysis, on all prompts that it watched. Appears: every interval lies on the "
+        "expected side; does not: one lies wholly on the other side; unclear: neither. A peak's "
+        "step is chosen on the other half of the prompts, so that noise makes no peak.",
     )
 
 
@@ -124,10 +130,10 @@ def replay_section(rows: Sequence[ReplayFacts]) -> Html:
             ],
             numeric="snnnnnnn",
         ),
-        note="A replay error near the rounding floor, which storing the weights leaves in a "
-        "perfect replay, is exact; far above it with a small closure error, it sits in weights "
-        "that no answer feels (such as GPT-NeoX's key biases under AdamW); only a large closure "
-        "error would mean that the forces split some other update.",
+        note="Where the replay error is near the rounding floor, which storing the weights leaves "
+        "in a perfect replay, the replay is exact. Where it is far above with a small closure "
+        "error, it sits in weights that no answer feels (such as GPT-NeoX's key biases under "
+        "AdamW). Only a large closure error would mean that the forces split another update.",
     )  # fmt: skip
 
 
@@ -135,18 +141,29 @@ def _where(row: ReplayFacts) -> str:
     return f"{row.stage.upper()} step {row.step}"
 
 
-def kind_section(paths: Paths) -> Html:
-    """What every kind of answer is."""
+def kind_section(paths: Paths, watched: Sequence[ProbeRow]) -> Html:
+    """What every kind of answer is, with one prompt's answers of all kinds."""
     kinds = in_order({kind for found in paths.values() for kind in found.logp})
+    made: dict[str, dict[str, None]] = {}
+    for row in watched:
+        made.setdefault(row.kind, {})[row.made_by] = None
+    made[ARGMAX] = {"the model's likeliest token at every position along the chosen answer": None}
+    example = {row.kind: row.response.strip() for row in watched
+               if row.pair_id == watched[0].pair_id}  # fmt: skip
+    prompt = f" The examples answer “{watched[0].prompt}”." if watched else ""
     return section(
         "kinds",
         "The kinds of answers",
-        f"{len(kinds)} kinds of answers were watched.",
+        f"{len(kinds)} kinds of answers were watched.{prompt}",
         table(
-            ("kind", "what it is"),
-            [(Html(style_of(k).label), style_of(k).meaning or "of the study's own") for k in kinds],
+            ("kind", "how it was made", "example"),
+            [
+                (Html(style_of(kind).label), "; ".join(made.get(kind, ())) or "not told",
+                 example.get(kind, "–"))
+                for kind in kinds
+            ],
         ),
-    )
+    )  # fmt: skip
 
 
 def stage_section(stages: Sequence[StageFacts]) -> Html:

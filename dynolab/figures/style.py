@@ -36,48 +36,33 @@ MONO = "ui-monospace, 'SF Mono', 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 
 @dataclass(frozen=True)
 class KindStyle:
-    """How a kind of answer looks and what it is."""
+    """How a kind of answer looks."""
 
     label: str
     group: str
     color: str
     dash: str = "solid"
-    meaning: str = ""
     prominent: bool = False
 
 
-_ANSWERS, _REPHRASED = "The pair and y*", "Rephrased chosen"
-_REPHRASED_BAD, _OTHERS, _NOT_LANGUAGE = "Rephrased rejected", "Unrelated", "Not language"
+_ANSWERS, _REPHRASED = "The pair and y*", "Like the chosen"
+_REPHRASED_BAD, _OTHERS, _NOT_LANGUAGE = "Like the rejected", "Unrelated", "Shuffled"
 KINDS: dict[str, KindStyle] = {
-    "chosen": KindStyle("chosen y⁺", _ANSWERS, CHOSEN, "solid", "the preferred answer", True),
-    "rejected": KindStyle("rejected y⁻", _ANSWERS, REJECTED, "solid", "the other answer", True),
-    ARGMAX: KindStyle(
-        "y* (argmax)", _ANSWERS, BEST, "solid",
-        "the model's own favourite token at every position along the chosen answer", True,
-    ),
-    "chosen_initial": KindStyle("chosen_initial", _REPHRASED, _SOFT_CHOSEN, "longdash",
-                                "an answer of the untrained policy"),
-    "chosen_selfr": KindStyle("chosen_selfr", _REPHRASED, _SOFT_CHOSEN, "dashdot",
-                              "the chosen answer rephrased by the policy itself"),
-    "chosen_gptsemantic": KindStyle("chosen_gptsemantic", _REPHRASED, _SOFT_CHOSEN, "dash",
-                                    "the chosen answer's meaning in other words"),
-    "chosen_gptformat": KindStyle("chosen_gptformat", _REPHRASED, _SOFT_CHOSEN, "dot",
-                                  "the chosen answer's format with another meaning"),
-    "reject_gptsemantic": KindStyle("reject_gptsemantic", _REPHRASED_BAD, _SOFT_REJECTED, "dash",
-                                    "the rejected answer's meaning in other words"),
-    "reject_gptformat": KindStyle("reject_gptformat", _REPHRASED_BAD, _SOFT_REJECTED, "dot",
-                                  "the rejected answer's format with another meaning"),
-    "irr_train": KindStyle("irr_train", _OTHERS, _IRRELEVANT, "solid",
-                           "another training question's chosen answer: the hallucination probe"),
-    "irr_test": KindStyle("irr_test", _OTHERS, _IRRELEVANT, "dash",
-                          "the chosen answer of a question outside the training set"),
-    "irr_hum": KindStyle("irr_hum", _OTHERS, _IRRELEVANT, "dot",
-                         "an unrelated human-like sentence of as many words"),
-    "random_permute": KindStyle("random_permute", _NOT_LANGUAGE, _NOISE, "solid",
-                                "the chosen answer's words shuffled"),
-    "random_nonhum": KindStyle("random_nonhum", _NOT_LANGUAGE, _NOISE, "dot",
-                               "irr_test's words shuffled"),
-}  # fmt: skip
+    "chosen": KindStyle("chosen y⁺", _ANSWERS, CHOSEN, prominent=True),
+    "rejected": KindStyle("rejected y⁻", _ANSWERS, REJECTED, prominent=True),
+    ARGMAX: KindStyle("y* (argmax)", _ANSWERS, BEST, prominent=True),
+    "chosen_initial": KindStyle("chosen_initial", _REPHRASED, _SOFT_CHOSEN, "longdash"),
+    "chosen_selfr": KindStyle("chosen_selfr", _REPHRASED, _SOFT_CHOSEN, "dashdot"),
+    "chosen_gptsemantic": KindStyle("chosen_gptsemantic", _REPHRASED, _SOFT_CHOSEN, "dash"),
+    "chosen_gptformat": KindStyle("chosen_gptformat", _REPHRASED, _SOFT_CHOSEN, "dot"),
+    "reject_gptsemantic": KindStyle("reject_gptsemantic", _REPHRASED_BAD, _SOFT_REJECTED, "dash"),
+    "reject_gptformat": KindStyle("reject_gptformat", _REPHRASED_BAD, _SOFT_REJECTED, "dot"),
+    "irr_train": KindStyle("irr_train", _OTHERS, _IRRELEVANT),
+    "irr_test": KindStyle("irr_test", _OTHERS, _IRRELEVANT, "dash"),
+    "irr_hum": KindStyle("irr_hum", _OTHERS, _IRRELEVANT, "dot"),
+    "random_permute": KindStyle("random_permute", _NOT_LANGUAGE, _NOISE),
+    "random_nonhum": KindStyle("random_nonhum", _NOT_LANGUAGE, _NOISE, "dot"),
+}
 
 
 def style_of(kind: str) -> KindStyle:

@@ -172,11 +172,9 @@ def _separator(split: int) -> dict:
 def _message(found: TokenMap, force: np.ndarray, split: int) -> str:
     plus, minus = float(np.nansum(force[:, :split])), float(np.nansum(force[:, split:]))
     rows = np.nansum(force, axis=1)
-    low = int(np.argmin(rows))
+    most = int(np.argmax(np.abs(rows)))
     text = f"The pair's y⁺ pushes {_whose(found)} chosen answer by {number(plus, sign=True)} nats"
     if split < force.shape[1]:
         text += f", its y⁻ by {number(minus, sign=True)} nats"
-    if rows[low] < 0:
-        token = found.observed_tokens[low].strip() or "␣"
-        text += f"; the token “{token}” is lowered most ({number(float(rows[low]), sign=True)})"
-    return text + "."
+    token = found.observed_tokens[most].strip() or "␣"
+    return f"{text}; the token “{token}” is moved most ({number(float(rows[most]), sign=True)})."

@@ -15,6 +15,7 @@ from dynolab.data.results import (
     ReplayFacts,
     TokenMap,
 )
+from dynolab.data.rows import ProbeRow
 from dynolab.figures.inputs import ReportInputs, StageFacts, StudyFacts, Training
 
 Shape = Callable[[np.ndarray], np.ndarray]  # training time from 0 to 1 ↦ nats since step 0
@@ -170,15 +171,16 @@ def training(name: str, stage: str, **more: object) -> Training:
     if stage == "sft":
         steps = (5, 20, 50)
         found = Training(
-            name, stage, probes(SFT, 120), metrics(stage, 120), forces(stage, SFT, steps),
-            replay(stage, 2e-4, steps),
+            name, stage, probes=probes(SFT, 120), metrics=metrics(stage, 120),
+            forces=forces(stage, SFT, steps), replay=replay(stage, 2e-4, steps),
         )  # fmt: skip
     else:
         after_sft = {k: START.get(k, -48.0) + float(s(np.array(1.0))) for k, s in SFT.items()}
         steps = (10, 40, 70, 95)
         found = Training(
-            name, stage, probes(DPO, 100, seed=5, start=after_sft), metrics(stage, 100),
-            forces(stage, DPO, steps), replay(stage, 1e-2, steps), token_map(),
+            name, stage, probes=probes(DPO, 100, seed=5, start=after_sft),
+            metrics=metrics(stage, 100), forces=forces(stage, DPO, steps),
+            replay=replay(stage, 1e-2, steps), token_map=token_map(),
         )  # fmt: skip
     return dataclasses.replace(found, **more)  # type: ignore[arg-type]
 
@@ -200,6 +202,8 @@ def study(name: str = "built-in", **facts: object) -> ReportInputs:
             **facts,
         }),
         trainings=(training("sft", "sft"), training("preference", "dpo")),
-        contrasts=(Training("on-policy", "dpo", probes(DPO | {"argmax": line(-1.0)}, 100)),),
+        contrasts=(Training("on-policy", "dpo", probes=probes(DPO | {"argmax": line(-1.0)}, 100)),),
         answers=answers(),
+        watched=(ProbeRow(pair_id="q0", split="train", kind="chosen", prompt="what is it ?",
+                          response=" it is 0", made_by="the data"),),
     )  # fmt: skip

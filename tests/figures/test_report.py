@@ -103,6 +103,10 @@ def hostile() -> ReportInputs:
         tuple(map(renamed_in, inputs.trainings)),
         tuple(map(renamed_in, inputs.contrasts)),
         tuple(answer.model_copy(update=said) for answer in inputs.answers),
+        tuple(
+            row.model_copy(update={"prompt": CANARY, "response": CANARY, "made_by": CANARY})
+            for row in inputs.watched
+        ),
     )
 
 
@@ -231,10 +235,16 @@ def test_trainings_come_in_the_studys_order_whatever_their_objective(tmp_path: P
 def test_answers_stand_side_by_side(folder: Path) -> None:
     words = "".join(Parsed((folder / "report.html").read_text()).words)
     assert (
-        "To 4 prompts with 4 different chosen answers base gives 1, SFT gives 4 and DPO gives 1 "
-        "different answers. DPO repeats SFT word for word in 1 of 4."
+        "4 prompts have 4 different chosen answers; base gives 1, SFT 4 and DPO 1. "
+        "DPO repeats SFT word for word in 1 of 4."
     ) in words
     assert "what is number 2 ?surely it is 2 .mm mm …it is 2it is 0" in words
+
+
+def test_kinds_say_how_they_were_made(folder: Path) -> None:
+    words = "".join(Parsed((folder / "report.html").read_text()).words)
+    assert "The examples answer “what is it ?”." in words
+    assert "chosen y⁺the datait is 0" in words
 
 
 def test_contrasts_stand_beside_the_studys_own_training(folder: Path) -> None:
@@ -273,7 +283,7 @@ def test_reads_what_the_stages_wrote(tmp_path: Path) -> None:
     for one in study().trainings:
         place = tmp_path / one.name
         place.mkdir()
-        summary = TrainingSummary(steps=100, objective=one.stage, rows={"data/rows_kept": 40})
+        summary = TrainingSummary(steps=100, objective=one.stage, rows={})
         (place / "summary.json").write_text(summary.model_dump_json())
         (place / "probes.jsonl").write_text("".join(row.line() for row in one.probes))
         for name, rows in (("metrics", one.metrics), ("forces", one.forces)):
