@@ -24,7 +24,10 @@ def resolve_commit(
     ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
     try:
         commit = ask(name, revision=revision).sha
-    except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError) as error:
+    except HFValidationError as error:
+        remedy = "no such folder, and no name that the Hub can have; give either"
+        raise ConfigError(field, name, remedy) from error
+    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
         raise ConfigError(
             field, f"{name}@{revision}",
             f"the Hub did not resolve it ({type(error).__name__}); check the name, give a commit "

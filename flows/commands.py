@@ -94,6 +94,13 @@ def _show(results: dict[str, dict[str, Any]], page: Path, seconds: float) -> Non
             result["key"][:12],
         )
     console.print(table)
+    for name, result in results.items():
+        dropped, cut = (
+            result["metrics"].get(f"data/rows_{fate}", 0) for fate in ("dropped", "truncated")
+        )
+        if dropped or cut:
+            console.print(f"{name}: longer than the model's context: {dropped:.0f} rows left out, "
+                          f"{cut:.0f} prompts cut", highlight=False)  # fmt: skip
     console.print(f"\nstudy   {seconds:.1f} s", highlight=False)
     console.print(f"report  {page}", highlight=False, soft_wrap=True)
     console.print("servers [bold]make up[/bold] opens Prefect and MLflow on what was run")

@@ -67,8 +67,9 @@ def _import(work: Work[BaseConfig]) -> None:
     """Copies the model into the store, so that a study holds all that it was made from."""
     from models.language import load_language_model, load_tokenizer, save_language_model
 
-    source = work.config.source
-    revision = None if Path(source).is_dir() else work.config.revision
+    folder = Path(work.config.source).expanduser()
+    source = str(folder) if folder.is_dir() else work.config.source
+    revision = None if folder.is_dir() else work.config.revision
     tokenizer = load_tokenizer(source, revision=revision)
     model = load_language_model(source, revision=revision, tokenizer=tokenizer)
     save_language_model(model, tokenizer, work.output / "model")
@@ -83,9 +84,11 @@ def resolve_base(config: BaseConfig) -> BaseConfig:
         return config
     folder = Path(config.source).expanduser()
     if not folder.is_dir():
-        from models.language import resolve_revision
+        from dynolab.hub import resolve_commit
 
-        revision = resolve_revision(config.source, config.revision or "main")
+        revision = resolve_commit(
+            "model", config.source, config.revision or "main", field="base.source"
+        )
         return config.model_copy(update={"revision": revision})
     names = {
         file.name: hash_file(file).sha256 for file in sorted(folder.iterdir()) if file.is_file()
