@@ -53,6 +53,17 @@ class StudyParameters(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _has_a_model(self) -> StudyParameters:
+        if self.base.source == "builtin" and self.data.source != "world":
+            raise ConfigError(
+                "base.source",
+                self.base.source,
+                "the built-in model knows the words of the built-in world alone; with "
+                f"data.source = {self.data.source} name a model folder or a Hub name",
+            )
+        return self
+
 
 def load_parameters(kind: type[Parameters], file: Path, changes: Sequence[str] = ()) -> Parameters:
     """Reads a study file and applies changes of the form `dotted.key=value`.
@@ -74,7 +85,12 @@ def load_parameters(kind: type[Parameters], file: Path, changes: Sequence[str] =
         raise ConfigError("config", str(file), "must hold settings by name")
     for change in changes:
         _apply(content, change)
-    return validated(kind, _with_variables(content, "config"))
+    try:
+        known = _with_variables(content, "config")
+    except RecursionError as error:
+        remedy = "an anchor refers to itself; write its settings out"
+        raise ConfigError("config", str(file), remedy) from error
+    return validated(kind, known)
 
 
 def validated(kind: type[Parameters], content: Any) -> Parameters:
