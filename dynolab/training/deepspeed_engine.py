@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dynolab.likelihood import ResponseLogits
+from dynolab.training import distributed
 from dynolab.training.config import TrainConfig
 from dynolab.training.optimizer import STATE_TENSORS, build_optimizer
+
+MASTER = "master"
 
 
 def init_ranks() -> None:
@@ -95,7 +99,7 @@ class DeepSpeedEngine:
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         """The optimizer's tensors, gathered."""
-        if self.logits.global_steps == 0:
+        if not self.logits.basic_optimizer.state:
             return {}
         keys = STATE_TENSORS[self._config.optimizer.name]
         gathered = {
@@ -122,9 +126,62 @@ class DeepSpeedEngine:
         return safe_get_full_optimizer_state(parameter, key)
 
     def save(self, folder: Path) -> None:
-        """Writes this rank's shard in DeepSpeed's own format."""
-        self.logits.save_checkpoint(str(folder), tag="state", save_latest=False)
+        """Writes this rank's shard: its part of the master weights and of the optimizer state.
+
+        Tensors alone, in safetensors: DeepSpeed's own checkpoints are pickles, which could run
+        code where somebody else can write to the store.
+        """
+        tensors: dict[str, Tensor] = {}
+        for number, shard in enumerate(self._shards()):
+            tensors[f"{number}|{MASTER}"] = shard
+            state = self.logits.basic_optimizer.state.get(shard, {})
+            tensors |= {f"{number}|{key}": value for key, value in state.items()
+                        if value is not None}  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        save_file(copies, folder / f"shard-{distributed.rank()}.safetensors")
 
     def load(self, folder: Path) -> None:
-        """Reads what `save` wrote; the files' hashes were verified before they came here."""
-        self.logits.load_checkpoint(str(folder), tag="state")
+        """Reads what `save` wrote and makes the weights that forward uses follow."""
+        shards = list(self._shards())
+        state: dict[int, dict[str, Tensor]] = {}
+        stored = load_file(folder / f"shard-{distributed.rank()}.safetensors")
+        for name, tensor in stored.items():
+            digits, key = name.split("|", 1)
+            shard = shards[int(digits)]
+            if key == MASTER:
+                shard.data.copy_(tensor)
+            else:
+                # Counters live on the CPU wherever the weights are, as torch's optimizers do it.
+                place = tensor if tensor.dim() == 0 else tensor.to(shard.device)
+                state.setdefault(int(digits), {})[key] = place
+        for number, tensors in state.items():
+            self.logits.basic_optimizer.state[shards[number]] = tensors
+        self._follow_master_weights()
+
+    def _shards(self) -> list[Tensor]:
+        """The fp32 tensors that this rank's optimizer steps, in an order that never changes."""
+        zero = self.logits.optimizer
+        if self._config.engine.zero_stage == 0:
+            return list(self._named.values())
+        if self._config.engine.zero_stage == 3:
+            return list(zero.fp32_partitioned_groups_flat)
+        return list(zero.single_partition_of_fp32_groups)
+
+    def _follow_master_weights(self) -> None:
+        """Copies every rank's master weights into the weights that all ranks compute with."""
+        zero, stage = self.logits.optimizer, self._config.engine.zero_stage
+        if stage in (1, 2):
+            zero.update_lp_params()
+            if (
+                self.logits.basic_optimizer.state
+            ):  # the next step would do it; a record may come first
+                zero._lazy_init_hp_params_optimizer_state()
+        elif stage == 3:
+            zero.checkpoint_event_prologue()  # small weights are kept whole: back to their shards
+            pairs = zip(
+                zero.fp16_partitioned_groups_flat, zero.fp32_partitioned_groups_flat, strict=True
+            )
+            for working, master in pairs:
+                working.data.copy_(master.data)
+            zero.checkpoint_event_epilogue()  # and gathered again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import shutil
 from pathlib import Path
@@ -13,6 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from dynolab.training import distributed
 from dynolab.training.engine import Engine
+
+log = logging.getLogger(__name__)
 
 CARRIED = ("metrics.jsonl", "probes.jsonl", "forces")
 """Results so far, kept with the state so that a resumed run's results are whole."""
@@ -46,7 +49,14 @@ def load_state(engine: Engine, folder: Path, output: Path) -> int:
         for name in CARRIED:
             _copy(folder / "output" / name, output / name)
     distributed.barrier()
-    return int(json.loads((folder / "state.json").read_text())["step"])
+    facts = json.loads((folder / "state.json").read_text())
+    if facts["threads"] != torch.get_num_threads():
+        log.warning(
+            "this run computes on %d threads and the one before did on %d: "
+            "sums may round otherwise, so the last bits may differ",
+            torch.get_num_threads(), facts["threads"],
+        )  # fmt: skip
+    return int(facts["step"])
 
 
 def _copy(source: Path, target: Path) -> None:

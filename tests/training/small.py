@@ -90,7 +90,7 @@ def settings(**changes: Any) -> TrainConfig:
         "clip_norm": 0.5,
         "probe_every": 2,
         "checkpoint_every": 3,
-        "record_steps": [1, 4],
+        "record_steps": [0, 1, 3],
     }
     return TrainConfig.model_validate(whole | changes)
 
