@@ -17,6 +17,7 @@ from tasks.runtime.work import Work
 if TYPE_CHECKING:
     from dynolab.data.results import ReplayFacts
     from dynolab.data.rows import ProbeRow
+    from dynolab.training.record import RecordedExample
 
 
 class ForcesConfig(BaseModel):
@@ -74,7 +75,7 @@ def _measure(
     dumped = [replay.model_dump() for replay in replays]
     (work.output / "replay.json").write_text(json.dumps(dumped, indent=1))
     if records:
-        example = record.examples[0]
+        example = min(record.examples, key=_length)  # a map that a person can read
         pushes = build_token_map(
             record, policy, tokenizer,
             stage=objective, updating_id=example.id, observed_id=example.id,
@@ -82,6 +83,11 @@ def _measure(
         )  # fmt: skip
         (work.output / "token_map.json").write_text(pushes.model_dump_json())
     return replays
+
+
+def _length(example: RecordedExample) -> int:
+    sides = (example.chosen, example.rejected)
+    return sum(side.response_length for side in sides if side is not None)
 
 
 def first_pairs(rows: Sequence[ProbeRow], pairs: int) -> list[ProbeRow]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,11 +42,13 @@ class StudyFacts(Row):
 class Training:
     """One training and the analysis of its recorded steps. What was not measured is empty.
 
-    `name` is the study's name for it, `stage` its objective's.
+    `name` is the study's name for it, `stage` its objective's; `rows` counts the pairs that it
+    kept, cut and left out.
     """
 
     name: str
     stage: ObjectiveName
+    rows: Mapping[str, int] = field(default_factory=dict)
     probes: tuple[ProbeScore, ...] = ()
     metrics: tuple[MetricsLine, ...] = ()
     forces: tuple[ForceRow, ...] = ()
@@ -87,6 +90,7 @@ def read_training(name: str, trained: Path, forces: Path | None = None) -> Train
     return Training(
         name=name,
         stage=summary.objective,
+        rows=summary.rows,
         probes=rows(trained, "probes.jsonl", ProbeScore),
         metrics=rows(trained, "metrics.jsonl", MetricsLine),
         forces=rows(forces, "forces.jsonl", ForceRow),

@@ -14,7 +14,7 @@ from dynolab.figures.contrasts import contrast_section
 from dynolab.figures.curves import training_plate
 from dynolab.figures.decomposition import decomposition_plate
 from dynolab.figures.gap import gap_plate
-from dynolab.figures.inputs import ReportInputs
+from dynolab.figures.inputs import ReportInputs, Training
 from dynolab.figures.page import Html, Tile, page, page_beside, plate_section, text, tiles
 from dynolab.figures.paths import Paths, learning_path_plate, stages_of
 from dynolab.figures.prediction import prediction_plate
@@ -143,8 +143,22 @@ def _lead(inputs: ReportInputs, paths: Paths) -> Html:
         if (stage, split) in paths
     ]
     watched = f" Watched on {' and '.join(prompts)}." if prompts else ""
+    watched += "".join(map(_left_out, inputs.trainings))
     return Html(
         '<p class="lead">What training did to what the model says, and which forces did it.'
         f"{text(seed + watched)} Changes are in nats of log-probability, summed over an answer’s "
         "tokens; brackets hold 95% intervals over prompts.</p>"
+    )
+
+
+def _left_out(training: Training) -> str:
+    """What the context was too short for, which nothing else on the page would tell."""
+    dropped, cut = (training.rows.get(f"data/rows_{what}", 0) for what in ("dropped", "truncated"))
+    if not dropped and not cut:
+        return ""
+    kept = training.rows.get("data/rows_kept", 0)
+    parts = ([f"left out {dropped}"] if dropped else []) + ([f"cut {cut}"] if cut else [])
+    return (
+        f" {training.stage.upper()} {' and '.join(parts)} of {kept + dropped} pairs as longer "
+        "than the model’s context."
     )

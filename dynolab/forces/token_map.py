@@ -49,9 +49,11 @@ def build_token_map(
         observed_id=observed_id,
         updating_id=updating_id,
         learning_rate=record.facts.learning_rate,
-        observed_tokens=_strings(observed, tokenizer),
-        chosen_tokens=_strings(example.chosen, tokenizer),
-        rejected_tokens=[] if example.rejected is None else _strings(example.rejected, tokenizer),
+        observed_tokens=token_strings(observed, tokenizer),
+        chosen_tokens=token_strings(example.chosen, tokenizer),
+        rejected_tokens=[]
+        if example.rejected is None
+        else token_strings(example.rejected, tokenizer),
         force=force.tolist(),
     )
 
@@ -110,5 +112,18 @@ def _token_updates(
         yield update.along(dict(zip(leaves, gradient, strict=True)))
 
 
-def _strings(encoded: Encoded, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    return [str(tokenizer.decode([token])) for token in encoded.ids[encoded.prompt_length :]]
+def token_strings(encoded: Encoded, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The texts of a response's tokens, as a person reads them."""
+    return [_string(token, tokenizer) for token in encoded.ids[encoded.prompt_length :]]
+
+
+def _string(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A token's text: with the space that sentencepiece drops at a text's start, and as the
+    vocabulary writes it where it is a part of a character.
+    """
+    text, piece = str(tokenizer.decode([token])), str(tokenizer.convert_ids_to_tokens(token))
+    if token in tokenizer.all_special_ids:
+        return text
+    if "\ufffd" in text:
+        return piece
+    return f" {text}" if piece.startswith("▁") and not text.startswith(" ") else text

@@ -249,7 +249,9 @@ def test_kinds_say_how_they_were_made(folder: Path) -> None:
 
 def test_contrasts_stand_beside_the_studys_own_training(folder: Path) -> None:
     words = "".join(Parsed((folder / "report.html").read_text()).words)
-    assert re.search(r"y\* changes by \+\S+ in DPO of this study and \+\S+ in on-policy", words)
+    assert re.search(
+        r"y\* changes by \+\S+ nats in this study's DPO and \+\S+ nats in “on-policy”", words
+    )
 
 
 def test_a_study_without_measurements_still_has_a_page(tmp_path: Path) -> None:
@@ -341,3 +343,12 @@ def test_tokens_show_their_spaces() -> None:
     assert token_text("\x00") == "�"
     assert plotly_text("a<b>&") == "a&lt;b&gt;&amp;"
     assert len(token_text("x" * 50)) == 12
+
+
+def test_pairs_left_out_for_the_context_are_told(tmp_path: Path) -> None:
+    sft, dpo = study().trainings
+    counts = {"data/rows_kept": 340, "data/rows_dropped": 60, "data/rows_truncated": 0}
+    write_report(with_trainings(sft, replace(dpo, rows=counts)), tmp_path)
+    words = "".join(Parsed((tmp_path / "report.html").read_text()).words)
+    assert "DPO left out 60 of 400 pairs as longer than the model’s context." in words
+    assert "SFT left out" not in words

@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from dynolab.data.batches import CHOSEN, REJECTED, collate
 from dynolab.data.encode import Encoded
@@ -16,6 +18,7 @@ from dynolab.forces import (
     split_step,
     token_forces,
 )
+from dynolab.forces.token_map import token_strings
 from dynolab.objectives import DPOConfig, SFTConfig
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from tests.forces.small_models import (
@@ -192,3 +195,15 @@ def test_the_written_map_names_its_tokens():
             record, policy, Letters(), stage="dpo", updating_id="nobody", observed_id="other",
             observed=OBSERVED,
         )  # fmt: skip
+
+
+def test_tokens_are_shown_with_the_spaces_and_bytes_that_decoding_loses() -> None:
+    vocabulary = {"<unk>": 0, "</s>": 1, "▁": 2, "▁a": 3, "b": 4, "<0xE2>": 5}
+    own = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    own.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)]
+    )  # fmt: skip
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=own, eos_token="</s>", unk_token="<unk>")
+    shown = token_strings(Encoded((4, 2, 3, 4, 5, 0, 1), 1), tokenizer)
+    assert shown == [" ", " a", "b", "<0xE2>", "<unk>", "</s>"]
