@@ -21,15 +21,17 @@ _MEANING = {
 
 def contrast_section(own: Training, contrasts: Sequence[Training]) -> Html:
     """Changes of the pair, of y* and of the gap in a training and in its contrasts."""
-    named = [(f"{own.stage.upper()} of this study", learning_paths(own.probes))]
-    named += [(training.name, learning_paths(training.probes)) for training in contrasts]
+    named = [(f"this study's {own.stage.upper()}", learning_paths(own.probes))]
+    named += [(f"“{training.name}”", learning_paths(training.probes)) for training in contrasts]
     probed = [(name, paths) for name, paths in named if paths is not None]
-    told = [f"{mean_and_ends(gap)[0]} in {name}" for name, paths in probed if (gap := _gap(paths))]
-    notes = [f"{t.name}: {_MEANING[t.name]}" for t in contrasts if t.name in _MEANING]
+    told = [
+        f"{mean_and_ends(gap)[0]} nats in {name}" for name, paths in probed if (gap := _gap(paths))
+    ]
+    notes = [f"“{t.name}”: {_MEANING[t.name]}" for t in contrasts if t.name in _MEANING]
     return section(
         "contrasts",
-        "Where there is less to squeeze",
-        f"The gap from the chosen answer up to y* changes by {join(told)} (nats)."
+        "The same training under other conditions",
+        f"The gap from the chosen answer up to y* changes by {join(told)}."
         if told
         else "The gap was not measured.",
         table(

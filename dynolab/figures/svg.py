@@ -14,7 +14,9 @@ from dynolab.probes.paths import LearningPaths
 
 _PANEL_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _SPACE = 340, 330, 52, 46, 42, 84
 _CLASSES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*"}
+# The paper is painted: a page's own background need not follow the reader's colour scheme.
 _STYLE = """
+.paper { fill: #ffffff; }
 text { font: 13px system-ui, 'Segoe UI', Roboto, Arial, sans-serif; fill: #1d2733; }
 .tick { font-size: 11.5px; fill: #5d6875; } .title { font-weight: 650; font-size: 14px; }
 .grid { stroke: #e1e5ea; } .zero { stroke: #aab3bd; } .line { fill: none; stroke-width: 2.6; }
@@ -23,7 +25,8 @@ text { font: 13px system-ui, 'Segoe UI', Roboto, Arial, sans-serif; fill: #1d273
 .band.chosen, text.chosen { fill: #2468b2; stroke: none; }
 .band.rejected, text.rejected { fill: #cf4f2c; stroke: none; }
 .band.argmax, text.argmax { fill: #7d4bb5; stroke: none; }
-@media (prefers-color-scheme: dark) { text { fill: #e8ecf1; } .tick { fill: #a3adb8; }
+@media (prefers-color-scheme: dark) { .paper { fill: #171c22; }
+text { fill: #e8ecf1; } .tick { fill: #a3adb8; }
 .grid { stroke: #2b333d; } .zero { stroke: #5a6571; }
 .chosen { stroke: #5ea3ec; } .rejected { stroke: #f07f5c; } .argmax { stroke: #b58ae8; }
 .band.chosen, text.chosen { fill: #5ea3ec; } .band.rejected, text.rejected { fill: #f07f5c; }
@@ -45,7 +48,8 @@ def paths_svg(paths: Paths) -> str | None:
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT}" role="img" '
-        f'aria-label="Learning paths"><style>{_STYLE}</style>{"".join(parts)}</svg>\n'
+        f'aria-label="Learning paths"><style>{_STYLE}</style>'
+        f'<rect class="paper" width="{width}" height="{_HEIGHT}" rx="8"/>{"".join(parts)}</svg>\n'
     )
 
 
