@@ -70,4 +70,4 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     return metrics
 
 
-REPORT = Stage("report", 2, report)
+REPORT = Stage("report", 3, report)
