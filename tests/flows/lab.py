@@ -1,0 +1,140 @@
+"""The command line on homes of its own, and what it leaves there and on the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+
+from tasks.runtime.processes import marked_processes, port_in_use
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = Path(__file__).with_name("small.yaml")
+DEADLINE_SECONDS = 240.0
+
+
+def until(reached: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> Any:
+    """Waits for something true and gives it."""
+    deadline = time.monotonic() + seconds
+    while not (found := reached()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+    return found
+
+
+class Lab:
+    """One home, and commands that run on it."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder, self.home = folder, folder / "home"
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(parents=True)
+        self.marker = uuid4().hex
+        self.environment = os.environ | {
+            "DYNOLAB_HOME": str(self.home),
+            "DYNOLAB_TEST": self.marker,
+            "TMPDIR": str(self.temporary),
+            "PREFECT_HOME": str(folder / "prefect"),
+            "OMP_WAIT_POLICY": "PASSIVE",
+            **environment,
+        }
+        self._ports: set[int] = set()
+
+    def start(self, *changes: str, config: Path = SMALL) -> subprocess.Popen[str]:
+        """`dynolab study` with changes, under way."""
+        command = [sys.executable, "-m", "flows.cli", "study", "--config", str(config)]
+        for change in changes:
+            command += ["--set", change]
+        return subprocess.Popen(
+            command, cwd=ROOT, env=self.environment, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def alone(self) -> Lab:
+        """This lab with no servers but those that its commands start."""
+        for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
+            del self.environment[name]
+        return self
+
+    def study(self, *changes: str, config: Path = SMALL) -> dict[str, str]:
+        """Runs the study to its good end; stage → cached or computed."""
+        process = self.start(*changes, config=config)
+        said, complained = ended(process)
+        assert process.returncode == 0, said + complained
+        table = [line.split()[:2] for line in said.splitlines()]
+        return {row[0]: row[1] for row in table if row[1:] in (["cached"], ["computed"])}
+
+    def manifest(self, stage: str) -> dict[str, Any]:
+        """Of the one committed result of a stage."""
+        (marker,) = self.home.glob(f"store/stages/{stage}/*/COMMITTED")
+        attempt = json.loads(marker.read_text())["attempt"]
+        manifest: dict[str, Any] = json.loads(
+            next(marker.parent.glob(f"*{attempt}*/manifest.json")).read_text()
+        )
+        return manifest
+
+    def hashes(self, stage: str) -> dict[str, str]:
+        """sha256 of a result's files, but for those that hold times."""
+        files = self.manifest(stage)["files"]
+        return {name: at["sha256"] for name, at in files.items() if name != "metrics.jsonl"}
+
+    def pause_preference(self) -> int:
+        """Stops rank 1 in the middle of preference training, once a resume state is committed."""
+        state = "step-00000003"
+        until(lambda: list(self.home.glob(f"scratch/preference-*/resume/{state}")))
+        (rank,) = (pid for pid in self.processes() if _variable(pid, "RANK") == "1")
+        os.kill(rank, signal.SIGSTOP)
+        until(lambda: list(self.home.glob("store/stages/preference/*/resume/step-*/COMMITTED")))
+        assert not list(self.home.glob("store/stages/preference/*/COMMITTED"))
+        for process in map(psutil.Process, self.processes()):
+            listening = process.net_connections(kind="inet")
+            self._ports |= {at.laddr.port for at in listening if at.status == psutil.CONN_LISTEN}
+        assert self._ports
+        return rank
+
+    def processes(self) -> list[int]:
+        """All that this home's commands have started and that lives."""
+        return marked_processes(f"DYNOLAB_TEST={self.marker}")
+
+    def left_behind(self) -> list[str]:
+        """Processes, ports, build locks, work folders, claims and unsent tracking."""
+        left = [f"process {pid}" for pid in self.processes()]
+        left += [f"port {port}" for port in self._ports if port_in_use(port)]
+        # torch keeps a cache there that all processes of a user share.
+        left += [str(p) for p in self.temporary.iterdir() if "torchinductor" not in p.name]
+        for pattern in ("scratch/*", "outbox/*", "store/stages/*/*/CLAIM", "store/**/*.part"):
+            left += [str(path) for path in self.home.glob(pattern)]
+        return left
+
+    def adopt(self, finished: Lab, *, without: Sequence[str] = ()) -> Lab:
+        """This lab with the results of another home, but for those of some stages."""
+        shutil.copytree(finished.home / "store", self.home / "store")
+        for name in without:
+            shutil.rmtree(self.home / "store" / "stages" / name)
+        return self
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a command printed by its end, which is awaited."""
+    try:
+        return process.communicate(timeout=DEADLINE_SECONDS)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+
+
+def _variable(pid: int, name: str) -> str | None:
+    try:
+        return psutil.Process(pid).environ().get(name)
+    except psutil.Error:
+        return None

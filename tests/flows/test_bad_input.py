@@ -1,0 +1,147 @@
+"""What cannot work is one message with field, value and remedy, and exit code 2; nothing runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+from tasks.runtime.processes import listening_socket
+from tests.flows.lab import SMALL
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Refused]:
+    """Runs the command to its refusal in this process; gives the message."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("DYNOLAB_HOME", str(home))
+    for name in ("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "DO_NOT_TRACK", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")  # the command sets them
+        monkeypatch.delenv(name)
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["dynolab", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said, complained = capsys.readouterr()
+        assert end.value.code == 2, complained
+        assert said == ""
+        assert "Traceback" not in complained
+        assert complained.startswith("error ")
+        assert complained.count("\n") == 1, complained
+        return complained
+
+    yield run
+    assert not list(tmp_path.glob("home/store/stages/*"))
+    assert not list(tmp_path.glob("home/scratch/*"))
+
+
+def study(*changes: str, config: Path = SMALL) -> list[str]:
+    options = [word for change in changes for word in ("--set", change)]
+    return ["study", "--config", str(config), *options]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("preference.objective.name=dpoo",
+         "preference.objective.name = 'dpoo': choose one of 'sft', 'dpo'"),
+        ("preference.objective.betta=1",
+         "preference.objective.betta = 1: there is no such setting; look for a misspelling"),
+        ("preference.objective.beta=-1", "preference.objective.beta = -1: Input should be greater"),
+        ("sft.stepz=3", "sft.stepz = 3: there is no such setting"),
+        ("sft.steps=many", "sft.steps = 'many': Input should be a valid integer"),
+        ("sft.record_steps=[6]", "sft.record_steps = [6]: must lie in 0..5"),
+        ("sft.batch_size=5", "sft.batch_size = 5: must be a multiple of engine.ranks = 2"),
+        ("base.training.engine.ranks=2",
+         "base.training.engine.ranks = 2: the plain engine runs in one process; set 1"),
+        ("data.world.entities=2", "data.world.entities = 2: the pairs and 12 spare facts need"),
+        ("data.source=file", "data.path = None: give it with source: file"),
+        ("data={source: file, path: pairs.jsonl}",
+         "base.source = 'builtin': the built-in model knows the words of the built-in world alone"),
+        ("nonsense", "--set = 'nonsense': write it as key=value"),
+        ("=3", "--set = '=3': write it as key=value"),
+        ("sft..steps=3", "--set = 'sft..steps=3': write it as key=value"),
+        ("sft.steps=[", "--set = 'sft.steps=[': the value is not readable as YAML"),
+        ("seed.of.all=3", "--set = 'seed.of.all=3': seed holds a value and no settings"),
+        ("data.path=${DYNOLAB_NOWHERE}", "set the environment variable DYNOLAB_NOWHERE"),
+    ],
+)  # fmt: skip
+def test_settings(change: str, message: str, refused: Refused) -> None:
+    assert message in refused(*study(change))
+
+
+def test_a_batch_that_zero_3_cannot_share_out(refused: Refused) -> None:
+    changes = ["sft.engine.zero_stage=3", "sft.engine.ranks=3", "sft.batch_size=4"]
+    expected = "sft.batch_size = 4: must be a multiple of engine.ranks = 3"
+    assert expected in refused(*study(*changes))
+
+
+def test_study_files(tmp_path: Path, refused: Refused) -> None:
+    file = tmp_path / "study.yaml"
+    assert "no such file" in refused(*study(config=file)).lower()
+    assert "directory" in refused(*study(config=tmp_path)).lower()
+    file.write_text("sft: {steps: 3\nname: [")
+    assert "is not readable as YAML (line 2" in refused(*study(config=file))
+    file.write_bytes(b"\xff\xfe\x00")
+    assert "is not readable as YAML" in refused(*study(config=file))
+    file.write_text("- sft\n")
+    assert "must hold settings by name" in refused(*study(config=file))
+    file.write_text("&all\nsft: *all\n")
+    assert "refers to itself" in refused(*study(config=file))
+
+
+@pytest.mark.parametrize("tag", ["python/object/apply:os.system", "python/object/new:os.system"])
+def test_a_study_file_runs_nothing(tag: str, tmp_path: Path, refused: Refused) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(f"name: !!{tag} ['touch {tmp_path}/ran']\n")
+    assert "is not readable as YAML" in refused(*study(config=file))
+    assert not (tmp_path / "ran").exists()
+    assert "is not readable as YAML" in refused(*study(f"name=!!{tag} ['touch {tmp_path}/ran']"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_sources(tmp_path: Path, refused: Refused) -> None:
+    data = f"data={{source: file, path: {tmp_path}/none.jsonl}}"
+    missing = refused(*study(data, f"base.source={tmp_path}"))
+    assert "none.jsonl': no such file; name a .jsonl" in missing
+    missing = refused(*study(f"base.source={tmp_path}/none"))
+    assert f"base.source = '{tmp_path}/none': no such folder" in missing
+
+
+def test_stores(tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("DYNOLAB_STORE", f"file://{tmp_path}/file/store")
+    assert "DYNOLAB_STORE = " in (said := refused(*study()))
+    assert "name a folder that this user can write to" in said
+    monkeypatch.setenv("DYNOLAB_STORE", "gopher://store")
+    assert "DYNOLAB_STORE = 'gopher://store'" in refused(*study())
+    monkeypatch.delenv("DYNOLAB_STORE")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "somewhere")
+    assert "MLFLOW_TRACKING_URI = 'somewhere': give an address" in refused(*study())
+
+
+@pytest.mark.services
+@pytest.mark.usefixtures("aws_environment")
+def test_credentials(
+    strict_s3_server: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNOLAB_STORE", "s3://bucket/lab")
+    monkeypatch.setenv("DYNOLAB_STORE_ENDPOINT", strict_s3_server)
+    said = refused(*study())
+    assert "AWS_ACCESS_KEY_ID" in said
+    assert "secret" not in said  # the key itself
+
+
+def test_a_port_in_use(refused: Refused) -> None:
+    with listening_socket() as taken:
+        port = taken.getsockname()[1]
+        said = refused("up", "--prefect-port", str(port))
+    assert f"prefect_port = {port}: another program has this port; stop that program" in said

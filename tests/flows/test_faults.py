@@ -1,0 +1,135 @@
+"""Processes of a study are killed in the middle of preference training; nothing is lost or left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tasks.runtime.services import MLFLOW, start_services
+from tests.flows.history import History, histories
+from tests.flows.lab import Lab, ended, until
+
+pytestmark = [pytest.mark.ranks, pytest.mark.services]
+
+TRAINED, PROBED = list(range(1, 13)), [0, 6, 12]
+
+
+def goes_on_as_if_undisturbed(lab: Lab, undisturbed: Lab, project: str) -> None:
+    """Started again the study resumes, and ends as the undisturbed one."""
+    again = lab.study(f"project={project}")
+    early = {"data", "base", "sft", "sft-forces"}
+    assert {name for name, state in again.items() if state == "cached"} == early
+    assert lab.manifest("preference")["metrics"]["resumed_from"] >= 3
+    assert lab.hashes("preference") == undisturbed.hashes("preference")
+    assert lab.hashes("probe") == undisturbed.hashes("probe")
+    assert lab.left_behind() == []
+
+
+def whole_history(uri: str, project: str) -> History:
+    """The one MLflow run of preference training, which has every step of every metric once."""
+    (history,) = histories(uri, project, "preference")
+    assert history.status == "FINISHED"
+    trained = {name: steps for name, steps in history.steps.items() if name.startswith("train/")}
+    probed = {name: steps for name, steps in history.steps.items() if name.startswith("probe/")}
+    assert {"train/loss", "train/grad_norm"} <= set(trained)
+    assert probed
+    assert all(steps == TRAINED for steps in trained.values()), trained
+    assert all(steps == PROBED for steps in probed.values()), probed
+    assert all(len(set(steps)) == len(steps) for steps in history.steps.values())
+    return history
+
+
+def test_a_killed_rank_is_named_and_training_resumes(lab: Lab, undisturbed: Lab) -> None:
+    command = lab.start("project=rank")
+    os.kill(lab.pause_preference(), signal.SIGKILL)
+    _, complained = ended(command)
+    assert command.returncode == 2
+    assert complained.count("error ") == 1
+    assert "rank 1 was killed by SIGKILL; its last lines:" in complained
+    assert "Traceback" not in complained
+    assert lab.left_behind() == []
+    uri = lab.environment["MLFLOW_TRACKING_URI"]
+    (failed,) = histories(uri, "rank", "preference")
+    assert failed.status == "FAILED"
+    goes_on_as_if_undisturbed(lab, undisturbed, "rank")
+    assert whole_history(uri, "rank").run_id == failed.run_id
+
+
+@pytest.mark.faults
+def test_what_a_rank_finds_wrong_is_told_without_its_traceback(lab: Lab) -> None:
+    command = lab.start("preference.optimizer.learning_rate=1e30")
+    _, complained = ended(command)
+    assert command.returncode == 2
+    assert complained.count("error ") == 1
+    assert "training diverged on the batch of rows" in complained
+    assert "lower optimizer.learning_rate" in complained
+    assert "Traceback" not in complained
+    assert lab.left_behind() == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_ends_in_order(
+    number: signal.Signals, lab: Lab, undisturbed: Lab
+) -> None:
+    project = number.name
+    command = lab.start(f"project={project}")
+    lab.pause_preference()
+    command.send_signal(number)
+    _, complained = ended(command)
+    assert command.returncode == 130
+    assert "interrupted" in complained
+    assert "Traceback" not in complained
+    assert lab.left_behind() == []
+    uri = lab.environment["MLFLOW_TRACKING_URI"]
+    (killed,) = histories(uri, project, "preference")
+    assert killed.status == "KILLED"
+    goes_on_as_if_undisturbed(lab, undisturbed, project)
+    assert whole_history(uri, project).run_id == killed.run_id
+
+
+@pytest.mark.faults
+def test_a_killed_command_takes_all_with_it_and_the_next_takes_over(
+    lab: Lab, undisturbed: Lab
+) -> None:
+    command = lab.alone().start("project=command")
+    lab.pause_preference()
+    command.kill()
+    ended(command)
+    until(lambda: not lab.processes(), seconds=10)
+    assert list(lab.home.glob("store/stages/preference/*/CLAIM"))
+    goes_on_as_if_undisturbed(lab, undisturbed, "command")
+    with start_services(lab.home, [MLFLOW]) as services:
+        services.wait_ready()
+        whole_history(services.addresses[MLFLOW].url, "command")
+
+
+@pytest.mark.faults
+def test_training_does_without_mlflow_and_the_next_command_delivers(
+    lab: Lab, undisturbed: Lab, tmp_path: Path
+) -> None:
+    servers = tmp_path / "servers"
+    with start_services(servers, [MLFLOW]) as services:
+        services.wait_ready()
+        uri = services.addresses[MLFLOW].url
+        lab.environment["MLFLOW_TRACKING_URI"] = uri
+        command = lab.start("project=outage")
+        rank = lab.pause_preference()
+        (server,) = services.services
+        assert server.process is not None
+        os.killpg(server.process.pid, signal.SIGKILL)
+        os.kill(rank, signal.SIGCONT)
+        said, complained = ended(command)
+    assert command.returncode == 0, said + complained
+    assert lab.hashes("preference") == undisturbed.hashes("preference")
+    assert list(lab.home.glob("outbox/*.jsonl"))
+
+    port = int(uri.rpartition(":")[2])
+    with start_services(servers, [MLFLOW], ports={MLFLOW: port}) as services:
+        services.wait_ready()
+        assert set(lab.study("project=outage").values()) == {"cached"}
+        whole_history(uri, "outage")
+    assert lab.left_behind() == []
