@@ -1,0 +1,232 @@
+"""What the arms show: each seed gives its mean over training prompts, intervals are over seeds."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from dynolab.data.encode import Encoder
+from dynolab.data.results import ARGMAX, ForceRow, ProbeScore
+from dynolab.data.rows import ProbeRow, read_rows
+from dynolab.forces import PolicyFunction, step_forces
+from dynolab.probes.intervals import mean_interval
+from dynolab.probes.paths import LearningPaths, change, learning_paths
+from dynolab.probes.verdicts import CLAIMS, Quantity, unexplained
+from dynolab.training.record import StepRecord
+from models.language import context_length, load_language_model, load_tokenizer
+from tests.study.arms import (
+    ADAMW,
+    ARMS,
+    FLAT,
+    OFF_POLICY,
+    ON_POLICY,
+    SFT,
+    prepare,
+    study_parameters,
+    train_arm,
+)
+
+WORKERS = 2
+STAGES = {SFT: "sft", OFF_POLICY: "dpo"}
+"""The arms whose claims are judged and whose recorded step is explained, by objective."""
+UNEXPLAINED_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One arm of one seed; `forces` of the recorded step where they are asked for."""
+
+    paths: LearningPaths
+    forces: tuple[ForceRow, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A named number of every seed, and on which side of its bound it is expected, if on any."""
+
+    name: str
+    values: tuple[float, ...]
+    sign: Literal[1, -1] | None = None
+    bound: float = 0.0
+
+    @property
+    def quantity(self) -> Quantity:
+        """The mean with its 95% t-interval over seeds."""
+        interval = mean_interval(np.array(self.values))
+        return Quantity(self.name, self.sign or 1, interval, self.bound)
+
+    @property
+    def outcome(self) -> str:
+        """As in verdicts; empty where nothing is expected."""
+        return self.quantity.outcome if self.sign else ""
+
+    def __str__(self) -> str:
+        side = {1: f"> {self.bound:g}", -1: f"< {self.bound:g}", None: ""}[self.sign]
+        mean, low, high = (getattr(self.quantity.interval, end) for end in ("mean", "low", "high"))
+        return f"| {self.name} | {mean:+.3g} | {low:+.3g} … {high:+.3g} | {side} | {self.outcome} |"
+
+
+Findings = Mapping[str, Sequence[Finding]]
+"""By what they show: the id of a claim, `contrast/…`, `…/forces`, or the name of an arm."""
+
+
+def measure_seeds(seeds: Sequence[int], folder: Path) -> dict[str, list[Measured]]:
+    """All arms of all seeds, two processes at a time; by arm, in the seeds' order."""
+    pool = ProcessPoolExecutor(
+        WORKERS,
+        multiprocessing.get_context("spawn"),
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+    )
+    with pool:
+        for _ in pool.map(_prepare_seed, seeds, [folder] * len(seeds)):
+            pass
+        running = {
+            arm: [pool.submit(_measure_seed, arm, seed, folder) for seed in seeds] for arm in ARMS
+        }
+        return {arm: [future.result() for future in futures] for arm, futures in running.items()}
+
+
+def measure(arm: str, results: Path, probes: Path) -> Measured:
+    """Reads what an arm's training left."""
+    lines = (results / "probes.jsonl").read_text().splitlines()
+    paths = learning_paths(map(ProbeScore.model_validate_json, lines))
+    assert paths is not None
+    return Measured(paths, _forces(arm, results, probes) if arm in STAGES else ())
+
+
+def summarise(measured: Mapping[str, Sequence[Measured]]) -> Findings:
+    """Everything that is judged or reported."""
+    findings: dict[str, Sequence[Finding]] = {
+        claim.id: _over_seeds(
+            [claim.measure(one.paths) for one in measured[arm]], prefix=f"{claim.id}: "
+        )
+        for arm, stage in STAGES.items()
+        for claim in CLAIMS
+        if claim.stage == stage
+    }
+    moved = {arm: [_moved(one) for one in seeds] for arm, seeds in measured.items()}
+    for arm in (ON_POLICY, FLAT):
+        apart = [
+            ours["Δ gap"] - theirs["Δ gap"]
+            for ours, theirs in zip(moved[OFF_POLICY], moved[arm], strict=True)
+        ]
+        findings[f"contrast/{arm}"] = [Finding(f"Δ gap, {OFF_POLICY} − {arm}", tuple(apart), 1)]
+    findings[f"contrast/{ADAMW}"] = [
+        # Margins differ between the optimizers, so what y* gains is told by the nat of margin.
+        Finding(f"{arm}: Δ y*/Δ margin", tuple(one["Δ y*"] / one["Δ margin"] for one in moved[arm]))
+        for arm in (OFF_POLICY, ADAMW)
+    ]
+    for arm, stage in STAGES.items():
+        findings[f"{stage}/forces"] = _explanation(stage, [one.forces for one in measured[arm]])
+    for arm, seeds in moved.items():
+        findings[arm] = [
+            Finding(f"{arm}: {name}", tuple(one[name] for one in seeds)) for name in seeds[0]
+        ]
+    return findings
+
+
+def markdown(findings: Findings, seeds: Sequence[int]) -> str:
+    """One table, what is expected first."""
+    rows = [finding for group in findings.values() for finding in group]
+    return "\n".join(
+        [
+            f"| Over seeds {', '.join(map(str, seeds))} | mean | 95% interval | expected | found |",
+            "|---|---|---|---|---|",
+            *map(str, sorted(rows, key=lambda finding: finding.sign is None)),
+        ]
+    )
+
+
+def write_findings(file: Path, findings: Findings, seeds: Sequence[int]) -> None:
+    """The table as JSON, with every seed's number."""
+    rows = [
+        {
+            "name": one.name, "expected": one.sign, "bound": one.bound, "outcome": one.outcome,
+            **one.quantity.interval.as_dict(), "values": one.values,
+        }
+        for group in findings.values() for one in group
+    ]  # fmt: skip
+    content = {"seeds": list(seeds), "findings": rows}
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def _prepare_seed(seed: int, folder: Path) -> None:
+    prepare(study_parameters(seed), folder / f"seed-{seed}")
+
+
+def _measure_seed(arm: str, seed: int, folder: Path) -> Measured:
+    place = folder / f"seed-{seed}"
+    results = train_arm(arm, study_parameters(seed), place)
+    return measure(arm, results, place / "world" / "probes.jsonl")
+
+
+def _forces(arm: str, results: Path, probes: Path) -> tuple[ForceRow, ...]:
+    """The recorded step's forces on chosen answers, y* and rejected answers."""
+    (place,) = (results / "forces").iterdir()
+    watched = [row for row in read_rows(probes, ProbeRow) if row.kind in ("chosen", "rejected")]
+    model, tokenizer = load_language_model(results / "model"), load_tokenizer(results / "model")
+    encoder = Encoder(tokenizer, context_length(model), "error")
+    found = step_forces(
+        StepRecord.load(place), PolicyFunction(model), watched, encoder, stage=STAGES[arm]
+    )
+    return tuple(found.rows)
+
+
+def _over_seeds(
+    measured: Sequence[Iterable[tuple[str, Literal[1, -1], np.ndarray]]], prefix: str
+) -> list[Finding]:
+    """A claim's quantities: each seed's mean over pairs."""
+    findings = []
+    for seeds in zip(*measured, strict=True):
+        name, sign, _ = seeds[0]
+        means = tuple(float(values.mean()) for _, _, values in seeds)
+        findings.append(Finding(prefix + name, means, sign))
+    return findings
+
+
+def _moved(one: Measured) -> dict[str, float]:
+    """Mean changes from the first to the last probe, nats."""
+    logp = one.paths.logp
+    moved = {
+        "Δ chosen": logp["chosen"],
+        "Δ rejected": logp["rejected"],
+        "Δ y*": logp[ARGMAX],
+        "Δ gap": logp[ARGMAX] - logp["chosen"],
+        "Δ margin": logp["chosen"] - logp["rejected"],
+    }
+    return {name: float(change(path).mean()) for name, path in moved.items()}
+
+
+def _explanation(stage: str, seeds: Sequence[Sequence[ForceRow]]) -> list[Finding]:
+    """The share left unexplained on all answers, and what pushed chosen answers which way."""
+
+    def pushes(part: str) -> tuple[float, ...]:
+        return tuple(
+            float(_column([row for row in rows if row.kind == "chosen"], part).mean())
+            for rows in seeds
+        )
+
+    left = tuple(unexplained(rows).mean for rows in seeds)
+    on_chosen = f"{stage} step on chosen: "
+    findings = [
+        Finding(f"{stage} step: 1 − R²", left, -1, UNEXPLAINED_SHARE),
+        Finding(f"{on_chosen}from chosen", pushes("from_chosen"), 1),
+        Finding(f"{on_chosen}measured", pushes("measured")),
+        Finding(f"{on_chosen}predicted", pushes("predicted")),
+    ]
+    if stage == "dpo":
+        findings.append(Finding(f"{on_chosen}from rejected", pushes("from_rejected"), -1))
+    return findings
+
+
+def _column(rows: Sequence[ForceRow], part: str) -> np.ndarray:
+    return np.array([getattr(row, part) for row in rows])

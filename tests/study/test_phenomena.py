@@ -1,0 +1,59 @@
+"""The phenomena of Ren & Sutherland (arXiv 2407.10490, §4) in the built-in world, over seeds.
+
+The study's settings were found on other seeds; these have only ever been measured. What counts is
+the sign: a quantity shows where its 95% t-interval over seeds lies on the expected side.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from dynolab.probes.verdicts import CLAIMS
+from tests.study.arms import FLAT, ON_POLICY
+from tests.study.findings import Findings, markdown, measure_seeds, summarise, write_findings
+
+pytestmark = [pytest.mark.study, pytest.mark.timeout(3600)]
+
+SEEDS = (100, 101, 102, 103, 104)
+
+
+@pytest.fixture(scope="session")
+def findings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    """All arms, measured once; the table goes to the terminal and beside the results."""
+    folder, began = tmp_path_factory.mktemp("phenomena"), time.monotonic()
+    found = summarise(measure_seeds(SEEDS, folder))
+    write_findings(folder / "findings.json", found, SEEDS)
+    table = markdown(found, SEEDS)
+    (folder / "findings.md").write_text(table + "\n")
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\n\n{table}\n\n{time.monotonic() - began:.0f} s, {folder}/findings.json\n")
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(claim.id for claim in CLAIMS),
+        f"contrast/{ON_POLICY}",
+        f"contrast/{FLAT}",
+        "sft/forces",
+        "dpo/forces",
+    ],
+)
+def test_shows_over_seeds(findings: Findings, name: str) -> None:
+    expected = [finding for finding in findings[name] if finding.sign]
+    missing = [str(finding) for finding in expected if finding.outcome != "appears"]
+    assert expected
+    assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize("stage", ["sft", "dpo"])
+def test_prediction_has_the_measured_direction(findings: Findings, stage: str) -> None:
+    values = {finding.name: finding.values for finding in findings[f"{stage}/forces"]}
+    measured, predicted = (
+        values[f"{stage} step on chosen: {w}"] for w in ("measured", "predicted")
+    )
+    assert all(one * other > 0 for one, other in zip(measured, predicted, strict=True))
