@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dynolab.data.results import Answer
-from dynolab.figures.page import Html, section, table, text
+from dynolab.figures.page import Html, excerpt, section, table, text
 from dynolab.figures.style import SPLITS, join
 
 
@@ -22,8 +22,8 @@ def answer_section(answers: Sequence[Answer], titles: Mapping[str, str]) -> Html
     for answer in answers:
         asked.setdefault(answer.pair_id, {})[answer.model] = answer
     rows = [
-        [SPLITS[one.split], Html(f"<b>{text(one.prompt)}</b>"), one.chosen.strip(),
-         *(_said(said.get(model)) for model in models)]
+        [SPLITS[one.split], Html(f"<b>{text(excerpt(one.prompt, end=True))}</b>"),
+         excerpt(one.chosen), *(_said(said.get(model)) for model in models)]
         for said in asked.values()
         for one in list(said.values())[:1]
     ]  # fmt: skip

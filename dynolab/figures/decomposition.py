@@ -32,6 +32,7 @@ from dynolab.figures.style import (
 from dynolab.probes.intervals import mean_interval
 
 _STEPS_SHOWN = 4
+_ONE_SCALE = 8.0  # beyond this ratio the smaller steps' bars would vanish
 Parts = tuple[tuple[str, str, str], ...]  # field, name, colour
 _PARTS: Parts = (
     ("from_chosen", "from the chosen side", CHOSEN),
@@ -58,6 +59,7 @@ def decomposition_plate(training: Training) -> Plate | None:
                 "traceorder": "normal"},
     )  # fmt: skip
     annotations = []
+    shared = _alike(rows, steps)
     for index, (step, domain) in enumerate(
         zip(steps, columns(len(steps), 0.03), strict=True), start=1
     ):
@@ -65,7 +67,7 @@ def decomposition_plate(training: Training) -> Plate | None:
         layout[axis_key("x", index)] = {
             "domain": domain, "anchor": axis_name("y", index), "nticks": 5,
             "title": {"text": "Δ log π (nats)"}, "zerolinecolor": INK,
-            **({"matches": "x"} if index > 1 else {}),
+            **({"matches": "x"} if shared and index > 1 else {}),
         }  # fmt: skip
         layout[axis_key("y", index)] = {
             "anchor": axis_name("x", index), "showticklabels": index == 1, "showgrid": False,
@@ -95,7 +97,8 @@ def decomposition_plate(training: Training) -> Plate | None:
         _message(rows, stage),
         f"Bars: means over prompts of the first-order push by {sides}{history}, and what they "
         "leave over; stacked to the right they raise an answer, to the left they lower it. "
-        "Diamond: the measured change, the sum of all bars.",
+        "Diamond: the measured change, the sum of all bars."
+        + ("" if shared else " Every step has its own scale."),
         figure,
     )
 
@@ -121,6 +124,12 @@ def _parts(rows: Sequence[ForceRow]) -> Parts:
         for name, label, color in _PARTS
         if any(getattr(row, name) for row in rows)
     )
+
+
+def _alike(rows: Sequence[ForceRow], steps: Sequence[int]) -> bool:
+    """Whether the steps move answers far enough alike to be drawn on one scale."""
+    sizes = [np.mean([abs(row.measured) for row in rows if row.step == step]) for step in steps]
+    return bool(max(sizes) <= _ONE_SCALE * min(sizes))
 
 
 def _spread(steps: list[int], count: int) -> list[int]:

@@ -34,6 +34,14 @@ def text(value: object) -> str:
     return value.markup if isinstance(value, Html) else html.escape(str(value))
 
 
+def excerpt(value: str, limit: int = 160, *, end: bool = False) -> str:
+    """As much of a text as a table has room for: its start, or with `end` its end."""
+    words = " ".join(value.split())
+    if len(words) <= limit:
+        return words
+    return f"[…] {words[-limit:]}" if end else f"{words[:limit]} […]"
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], numeric: str = "") -> Html:
     """A table; `numeric` holds an `n` for each column of numbers and any other letter elsewhere."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from dynolab.data.results import ARGMAX, ReplayFacts
 from dynolab.data.rows import ProbeRow
 from dynolab.figures.inputs import StageFacts
-from dynolab.figures.page import Html, Tile, section, table, text
+from dynolab.figures.page import Html, Tile, excerpt, section, table, text
 from dynolab.figures.paths import Paths
 from dynolab.figures.style import in_order, mean_and_ends, number, style_of, with_interval
 from dynolab.probes.intervals import Interval
@@ -148,9 +148,9 @@ def kind_section(paths: Paths, watched: Sequence[ProbeRow]) -> Html:
     for row in watched:
         made.setdefault(row.kind, {})[row.made_by] = None
     made[ARGMAX] = {"the model's likeliest token at every position along the chosen answer": None}
-    example = {row.kind: row.response.strip() for row in watched
+    example = {row.kind: excerpt(row.response) for row in watched
                if row.pair_id == watched[0].pair_id}  # fmt: skip
-    prompt = f" The examples answer “{watched[0].prompt}”." if watched else ""
+    prompt = f" The examples answer “{excerpt(watched[0].prompt, end=True)}”." if watched else ""
     return section(
         "kinds",
         "The kinds of answers",

@@ -16,6 +16,7 @@ from dynolab.figures.inputs import (
     Training,
     read_training,
 )
+from dynolab.figures.page import excerpt
 from dynolab.figures.report import write_report
 from dynolab.figures.style import DARK, number, plotly_text, token_text
 from dynolab.figures.svg import paths_svg
@@ -190,3 +191,9 @@ def test_pairs_left_out_for_the_context_are_told(tmp_path: Path) -> None:
     words = "".join(Parsed((tmp_path / "report.html").read_text()).words)
     assert "DPO left out 60 of 400 pairs as longer than the model’s context." in words
     assert "SFT left out" not in words
+
+
+def test_long_texts_are_shortened_in_tables_at_the_end_that_says_less() -> None:
+    assert excerpt("a few\nwords") == "a few words"
+    assert excerpt("x" * 20, 5) == "xxxxx […]"
+    assert excerpt("older turns, last turn", 9, end=True) == "[…] last turn"
