@@ -19,6 +19,16 @@ app = typer.Typer(
 )  # fmt: skip
 errors = Console(stderr=True)
 
+QUIET = {
+    # Prefect's own lines go to its server, ours to the terminal.
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "DO_NOT_TRACK": "1",
+    # Threads that spin while they wait slow each other down a hundredfold on a busy machine.
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+
 INTERRUPTED = 130  # of Ctrl-C and SIGTERM
 
 Overrides = Annotated[
@@ -64,11 +74,8 @@ def up(
 
 def main() -> None:
     """Entry point: an error that Dynolab foresees is one message, and exit code 2."""
-    # Quiet by default: Prefect's own lines go to its server, ours to the terminal.
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    os.environ.setdefault("DO_NOT_TRACK", "1")
-    # Threads that spin while they wait slow each other down a hundredfold on a busy machine.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     from tasks.runtime.stack import sigterm_as_interrupt
 
     try:
