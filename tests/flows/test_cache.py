@@ -16,7 +16,7 @@ ON_BETA = {"preference", "probe", "preference-forces", "report"}
 
 
 def test_a_second_command_computes_nothing_and_needs_no_mlflow(finished: Lab) -> None:
-    assert set(finished.alone().study().values()) == {"cached"}
+    assert set(finished.alone().study("project=undisturbed").values()) == {"cached"}
     assert not (finished.home / "mlflow").exists()
     assert not list(finished.home.glob("outbox/*"))
     assert (finished.home / "reports" / "small.html").exists()
