@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from dynolab.errors import ConfigError
+
 FOREVER_SECONDS = 120.0
 
 
@@ -26,6 +28,8 @@ def write_whole(file: Path, text: str) -> None:
 def act(action: str, folder: Path, rank: str) -> None:
     if action == "raise":
         raise RuntimeError(f"rank {rank} has a bug")
+    if action == "refuse":
+        raise ConfigError("rows", rank, "give others")
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if action == "exit-7":

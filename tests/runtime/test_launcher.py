@@ -112,6 +112,14 @@ def test_an_exception_is_reported_with_its_rank_and_last_lines(tmp_path: Path) -
     assert job.left_behind() == []
 
 
+def test_a_foreseen_error_of_a_rank_is_told_in_its_own_words(tmp_path: Path) -> None:
+    job = Job(tmp_path, [["sleep"], ["wait-for-rank-0.json", "refuse"]])
+    with pytest.raises(RankFailed) as failed:
+        job.launch()
+    assert str(failed.value) == "rows = '1': give others (found by rank 1)"
+    assert failed.value.last_lines[-1].endswith("ConfigError: rows = '1': give others")
+
+
 def test_the_first_of_two_exceptions_is_reported(tmp_path: Path) -> None:
     job = Job(tmp_path, [["wait-for-left-1", "raise"], ["wait-for-rank-0.json", "raise"]])
     with pytest.raises(RankFailed, match="rank 1 has a bug"):
