@@ -24,6 +24,7 @@ def load_language_model(
     *,
     revision: str | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    device: torch.device | str = "cpu",
 ) -> PreTrainedModel:
     """A causal language model in eval mode; safetensors only, never with the source's own code.
 
@@ -33,6 +34,7 @@ def load_language_model(
     - `attention`: `sdpa` or `eager`.
     - `revision`: commit of a Hub name, see `resolve_revision`.
     - `tokenizer`: checked against the model's vocabulary where given.
+    - `device`: where the weights are put.
 
     **Raises:** `ConfigError` for an unknown folder, a folder without weights or configuration,
     and a tokenizer with ids that the model lacks.
@@ -52,6 +54,7 @@ def load_language_model(
         raise _unloadable("model", source, error) from error
     if tokenizer is not None:
         check_vocabulary(model, tokenizer)
+    torch.nn.Module.to(model, device)
     return model.eval()
 
 

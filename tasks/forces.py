@@ -25,7 +25,7 @@ class ForcesConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     pairs: int = Field(40, ge=1, description="Pairs of each split whose answers are watched.")
-    batch_tokens: int = Field(8_192, ge=1, description="Padded tokens of one forward.")
+    batch_tokens: int = Field(2_048, ge=1, description="Padded tokens of one forward.")
 
 
 def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
@@ -51,13 +51,15 @@ def _measure(
     from dynolab.data.rows import ProbeRow, read_rows
     from dynolab.forces import PolicyFunction, build_token_map, step_forces
     from dynolab.forces.metrics import force_metrics
+    from dynolab.training.distributed import device
     from dynolab.training.record import StepRecord
     from models.language import context_length, load_language_model, load_tokenizer
 
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
     probes = first_pairs(rows, work.config.pairs)
     folder = work.input_folder("trained", "model")
-    tokenizer, model = load_tokenizer(folder), load_language_model(folder)
+    tokenizer = load_tokenizer(folder)
+    model = load_language_model(folder, device=device())
     policy, encoder = PolicyFunction(model), Encoder(tokenizer, context_length(model), "drop")
     replays = []
     with (work.output / "forces.jsonl").open("w") as file:

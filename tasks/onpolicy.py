@@ -19,6 +19,7 @@ def resample(work: Work[SampleConfig]) -> dict[str, float]:
     from dynolab.data.onpolicy import with_rejected
     from dynolab.data.rows import Example, read_rows, write_rows
     from dynolab.rollouts.sample import sample_responses
+    from dynolab.training.distributed import device
     from models.language import load_language_model, load_tokenizer
 
     began, data = time.monotonic(), work.input_folder("data")
@@ -26,7 +27,7 @@ def resample(work: Work[SampleConfig]) -> dict[str, float]:
     examples = list(read_rows(data / "train.jsonl", Example))
     with work.shown():
         sampled = sample_responses(
-            load_language_model(folder),
+            load_language_model(folder, device=device()),
             load_tokenizer(folder),
             [example.prompt for example in examples],
             work.config,

@@ -57,9 +57,11 @@ def _ask(
     from dynolab.likelihood import ResponseLogits
     from dynolab.probes.score import score_probes
     from dynolab.rollouts.sample import SampleConfig, sample_responses
+    from dynolab.training.distributed import device
     from models.language import context_length, load_language_model, load_tokenizer
 
-    tokenizer, model = load_tokenizer(folder), load_language_model(folder)
+    tokenizer = load_tokenizer(folder)
+    model = load_language_model(folder, device=device())
     encoder = Encoder(tokenizer, context_length(model), "drop")
     scores = score_probes(ResponseLogits(model), rows, encoder, batch_tokens=config.batch_tokens)
     chosen = [row for row in rows if row.kind == "chosen"]
