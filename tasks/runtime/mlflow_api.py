@@ -180,6 +180,11 @@ class MlflowApi:
             return False
         return bool(answer["run"]["info"].get("lifecycle_stage", "active") == "active")
 
+    def status(self, run_id: str) -> str:
+        """The run's state, such as RUNNING or FINISHED."""
+        query = urllib.parse.urlencode({"run_id": run_id})
+        return str(self._call("GET", f"runs/get?{query}")["run"]["info"]["status"])
+
     def set_status(self, run_id: str, status: str, end_ms: int | None = None) -> None:
         """Set the run's state; `end_ms` is its end in milliseconds."""
         body: dict[str, Any] = {"run_id": run_id, "status": status}

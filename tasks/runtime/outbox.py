@@ -86,6 +86,11 @@ class Outbox:
         """Name under which the run on the server is tagged."""
         return self.path.stem
 
+    @property
+    def last_written_ms(self) -> int:
+        """When the last operation was added, in milliseconds since 1970."""
+        return self.path.stat().st_mtime_ns // 1_000_000
+
     def append(self, operation: Operation, *, sync: bool = False) -> None:
         """Add one operation; with `sync` it is on disk, not only with the kernel, on return.
 

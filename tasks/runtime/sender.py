@@ -94,9 +94,17 @@ class Sender:
             finished = self._send(box, operations) or finished
         # Nothing can follow the final status, nor what a dead process has written.
         if finished or not box.live:
+            if not finished:
+                self._end_of_dead(box)
             self._held_steps.pop(_run(box).run_id, None)
             del self.boxes[box.id]
             box.remove()
+
+    def _end_of_dead(self, box: Outbox) -> None:
+        """A run whose process was killed before it could end it does not look as if it went on."""
+        run_id = _run(box).run_id
+        if self.api.status(run_id) == "RUNNING":
+            self.api.set_status(run_id, "KILLED", box.last_written_ms)
 
     def _send(self, box: Outbox, operations: list[tuple[Operation, int]]) -> bool:
         """Send operations in their order; returns whether the final status was among them."""

@@ -104,7 +104,10 @@ def test_a_killed_command_takes_all_with_it_and_the_next_takes_over(
     goes_on_as_if_undisturbed(lab, undisturbed, "command")
     with start_services(lab.home, [MLFLOW]) as services:
         services.wait_ready()
-        whole_history(services.addresses[MLFLOW].url, "command")
+        uri = services.addresses[MLFLOW].url
+        whole_history(uri, "command")
+        ends = [study.status for study in histories(uri, "command", "small")]
+        assert sorted(ends) == ["FINISHED", "KILLED"]
 
 
 @pytest.mark.faults

@@ -124,6 +124,9 @@ def test_trouble_with_one_queue_does_not_stop_the_others(tmp_path: Path) -> None
         def find_run(self, *args: object, **options: object) -> Run | None:
             return Run("r1", "1", "")
 
+        def status(self, run_id: str) -> str:
+            return "RUNNING"
+
         def set_status(self, run_id: str, status: str, end_ms: int | None = None) -> None:
             pass
 

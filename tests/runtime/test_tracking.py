@@ -243,7 +243,7 @@ def test_next_process_sends_what_a_killed_one_left(
     assert rest.close(SECONDS) == 0
     assert list(outbox.iterdir()) == []
     (run,) = runs_of(client, "killed", outbox)
-    assert run.info.status == "RUNNING"
+    assert run.info.status == "KILLED"
     steps = [step for step, _ in history(client, run.info.run_id, "loss")]
     assert steps[: len(written)] == written
     assert steps == list(range(len(steps)))
