@@ -81,6 +81,8 @@ def _generate(
     eos = int(tokenizer.eos_token_id)
     pad = eos if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
     ids, mask = _pad_left(prompts, pad)
+    # With the end-of-sequence that encoding adds, a sampled answer still fits the context.
+    room = int(model.config.max_position_embeddings) - ids.shape[1] - 1
     warm: dict[str, float] = {"temperature": config.temperature} if config.temperature else {}
     produced = model.generate(  # type: ignore[operator]
         input_ids=ids.to(model.device),
@@ -89,7 +91,7 @@ def _generate(
         do_sample=config.temperature > 0,
         top_k=0,
         top_p=1.0,
-        max_new_tokens=config.max_new_tokens,
+        max_new_tokens=max(1, min(config.max_new_tokens, room)),
         eos_token_id=eos,
         pad_token_id=pad,
         **warm,
