@@ -2,10 +2,13 @@
 
 `PolicyFunction` is the model as a function of its weights; everything else differentiates it:
 `one_step` along a whole change of the weights, `split` along the parts of a recorded optimizer
-step, `token_map` along one update token at a time. `step_forces` and `build_token_map` go from a
-step's record to the rows that are written.
+step, `token_map` along one update token at a time. `force_map` is the push of many updating
+responses' tokens on many observed ones', `breakdown` the same by parameter block. `step_forces`
+and `build_token_map` go from a step's record to the rows that are written.
 """
 
+from dynolab.forces.breakdown import Breakdown, LastLayer, breakdown
+from dynolab.forces.force_map import ForceMap, MapFacts, force_map
 from dynolab.forces.observe import StepForces, step_forces
 from dynolab.forces.one_step import (
     OneStep,
@@ -29,16 +32,22 @@ from dynolab.forces.split import (
 from dynolab.forces.token_map import build_token_map, token_forces
 
 __all__ = [
+    "Breakdown",
+    "ForceMap",
     "FrozenUpdate",
+    "LastLayer",
+    "MapFacts",
     "OneStep",
     "PolicyFunction",
     "SideGradients",
     "StepForces",
     "UpdateSplit",
     "Weights",
+    "breakdown",
     "build_token_map",
     "central_difference",
     "change_of",
+    "force_map",
     "freeze_update",
     "measured_change",
     "midpoint",

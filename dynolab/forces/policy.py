@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError
+from dynolab.forces.precision import dtype_preserving
 from dynolab.likelihood import ResponseLogits, token_logps
 
 Weights = Mapping[str, Tensor]
@@ -37,8 +38,8 @@ class PolicyFunction:
     **Arguments:**
 
     - `model`: a causal language model of transformers; it is left as it was found.
-    - `dtype`: of weights and arithmetic. float64 is exact to rounding where the network keeps
-      its dtype (GPT-NeoX does; Llama's stock RMSNorm computes in float32).
+    - `dtype`: of weights and arithmetic. Under float64, RMSNorms and attention that would fall
+      back to float32 keep their dtype.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
@@ -65,7 +66,7 @@ class PolicyFunction:
     def logits(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, "tokens vocabulary"]:
         """Logits that predict each response token at the given weights."""
         named = {f"model.{name}": w for name, w in {**self.weights, **weights}.items()}
-        with self._differentiable():
+        with self.differentiable():
             return functional_call(self._logits, named, (batch,))
 
     def logps(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, tokens]:
@@ -123,20 +124,26 @@ class PolicyFunction:
         return vmap(along)(tangents)
 
     @contextmanager
-    def _differentiable(self) -> Iterator[None]:
+    def differentiable(self) -> Iterator[None]:
         """Eval mode and attention that has a forward-mode derivative; both are put back."""
         training = self.model.training
         attention = getattr(self.model.config, "_attn_implementation", "sdpa")
-        swap = attention not in ("sdpa", "eager")
+        exact = self.dtype == torch.float64
+        # Eager attention's softmax computes in float32 whatever it is given.
+        swap = attention not in (("sdpa",) if exact else ("sdpa", "eager"))
         if swap:
-            _log.warning("force engine: attention %s has no forward-mode derivative; "
-                         "sdpa's math kernel takes its place", attention)  # fmt: skip
+            _log.warning("force engine: attention %s has no forward-mode derivative in %s; "
+                         "sdpa's math kernel takes its place", attention, self.dtype)  # fmt: skip
             self.model.set_attn_implementation("sdpa")  # type: ignore[operator]
         self.model.eval()
         try:
-            with sdpa_kernel(SDPBackend.MATH):
+            with sdpa_kernel(SDPBackend.MATH), _exact(self.model, exact):
                 yield
         finally:
             self.model.train(training)
             if swap:
                 self.model.set_attn_implementation(attention)  # type: ignore[operator]
+
+
+def _exact(model: nn.Module, wanted: bool) -> AbstractContextManager[None]:
+    return dtype_preserving(model) if wanted else nullcontext()

@@ -9,12 +9,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, collate_examples, count_totals
+from dynolab.data.batches import (
+    CHOSEN,
+    REJECTED,
+    TokenBatch,
+    Totals,
+    collate_examples,
+    count_totals,
+)
 from dynolab.errors import ConfigError
 from dynolab.forces.one_step import change_of, norm
 from dynolab.forces.optimizers import FrozenUpdate, freeze_update
 from dynolab.forces.policy import PolicyFunction, Weights
-from dynolab.objectives import build_objective
+from dynolab.objectives import Objective, build_objective
 from dynolab.training.record import RecordedExample, StepRecord
 
 PAD_ID = 0
@@ -119,9 +126,18 @@ def record_batch(record: StepRecord, policy: PolicyFunction, examples: Sequence[
     objective = build_objective(record.facts.objective)
     totals = count_totals([one.encoded() for one in record.examples], objective.sides)
     wanted = [record.examples[number] for number in examples]
-    batch = collate_examples([one.encoded() for one in wanted], PAD_ID, objective.sides, totals)
+    return objective_batch(wanted, objective, totals, policy)
+
+
+def objective_batch(
+    examples: Sequence[RecordedExample], objective: Objective, totals: Totals,
+    policy: PolicyFunction,
+) -> TokenBatch:  # fmt: skip
+    """Examples as an objective sees them, out of a step with the given denominators."""
+    plain = [one.encoded() for one in examples]
+    batch = collate_examples(plain, PAD_ID, objective.sides, totals)
     if objective.needs_reference:
-        flat = [value for one in wanted for side in objective.sides
+        flat = [value for one in examples for side in objective.sides
                 for value in _reference(one, side)]  # fmt: skip
         batch = replace(batch, reference=torch.tensor(flat, dtype=policy.dtype))
     return batch.to(policy.device)

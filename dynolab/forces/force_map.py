@@ -1,0 +1,223 @@
+"""The token-level force map of many updating responses on many observed ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from dynolab.data.encode import Encoded
+from dynolab.errors import DynolabError
+from dynolab.forces.costs import Route, choose_route, shapes_of
+from dynolab.forces.gram import gram_tiles, plan_tiles
+from dynolab.forces.map_files import Bounds, MapFolder
+from dynolab.forces.optimizers import FrozenUpdate
+from dynolab.forces.policy import PolicyFunction, Weights
+from dynolab.forces.problem import Problem, Updating, pose
+from dynolab.objectives import Objective
+from dynolab.training.record import RecordedExample
+
+MEMORY_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class MapFacts:
+    """What a force map's numbers are.
+
+    `subspace` names the parameters that move, where they are not all.
+    """
+
+    route: str
+    dtype: str
+    attention: str
+    objective: str
+    learning_rate: float | None
+    preconditioned: bool
+    subspace: str | list[str]
+    units: str = "nats of log π(observed token) per step, through one updating token, first order"
+
+
+@dataclass(frozen=True)
+class ForceMap:
+    """`force[m, l]`: push on log π of observed token m from updating token l.
+
+    Rows are the observed responses' tokens one response after the other, columns the updating
+    ones'; block (o, u) is `force[observed_offsets[o]:observed_offsets[o+1], …]`. A map on disk is
+    mapped into memory, not read.
+    """
+
+    force: np.ndarray
+    observed: tuple[tuple[int, ...], ...]
+    updating: tuple[Updating, ...]
+    facts: MapFacts
+
+    @property
+    def observed_offsets(self) -> list[int]:
+        """Where each observed response's rows begin, and the end."""
+        return _offsets([len(tokens) for tokens in self.observed])
+
+    @property
+    def updating_offsets(self) -> list[int]:
+        """Where each updating response's columns begin, and the end."""
+        return _offsets([len(one.tokens) for one in self.updating])
+
+    def block(self, observed: int, updating: int) -> np.ndarray:
+        """M × L map of one updating response on one observed response."""
+        rows, columns = self.observed_offsets, self.updating_offsets
+        return self.force[
+            rows[observed] : rows[observed + 1], columns[updating] : columns[updating + 1]
+        ]
+
+    @classmethod
+    def open(cls, folder: Path) -> ForceMap:
+        """A complete map from disk.
+
+        **Raises:** `CorruptData` where the map is incomplete, `ConfigError` where there is none.
+        """
+        found = MapFolder.open(folder)
+        manifest = found.manifest
+        return cls(
+            found.matrix,
+            tuple(tuple(tokens) for tokens in manifest["observed"]),
+            tuple(
+                Updating(one["id"], one["side"], tuple(one["tokens"]))
+                for one in manifest["updating"]
+            ),
+            MapFacts(**manifest["facts"]),
+        )
+
+
+def force_map(
+    policy: PolicyFunction,
+    observed: Sequence[Encoded],
+    updating: Sequence[RecordedExample],
+    objective: Objective,
+    *,
+    update: float | FrozenUpdate = 1.0,
+    at: Weights | None = None,
+    route: Route | Literal["auto"] = "auto",
+    memory_bytes: int = MEMORY_BYTES,
+    folder: Path | None = None,
+) -> ForceMap:
+    """`F[m,l] = −η (e_{y_m} − π_m)ᵀ K_{m,l} G_l` of every token pair, exact to rounding.
+
+    K = J_o P J_uᵀ is the empirical tangent kernel of the logits, G_l = c_l (π_l − e_{y_l}) the
+    objective's force (Ren & Sutherland, arXiv 2407.10490, prop. 1). Computed as
+    `η c_l ⟨∇ log π_m, P ∇ log π_l⟩` by the route with the fewest counted operations:
+
+    - `columns` (A): a VJP for every l, a JVP of all observations along it;
+    - `rows` (A'): a VJP for every m, a JVP of all updates along it;
+    - `both_sides` (B): per-token gradients of both sides as factors, contracted layer by layer.
+
+    The examples in `updating` are one step's batch: the objective's denominators count them all,
+    so `Σ_l F` over all columns is the first-order change under the step.
+
+    **Arguments:**
+
+    - `updating`: with reference log-probabilities where the objective needs them.
+    - `update`: learning rate η of a gradient step (P = I), or the frozen linear map of a realised
+      step (`split_step(...).update`), whose scale is ηP, clip factor included.
+    - `at`: where both sides' derivatives are taken; the model's own weights by default.
+    - `memory_bytes`: bound of route B's factors and workspace, beside the model itself.
+    - `folder`: keeps the map on disk. A map that was interrupted there is continued.
+
+    **Returns:** nats per step; positive where the step through token l makes token m likelier.
+
+    **Raises:** `ConfigError` on responses without tokens or too long, weights that are no numbers,
+    16-bit arithmetic, or a folder that holds another map.
+    """
+    problem = pose(policy, observed, updating, objective, update=update, at=at)
+    shapes = shapes_of(problem.observed), shapes_of(problem.sequences)
+    chosen = choose_route(problem.kernel.rules, *shapes) if route == "auto" else route
+    facts = _facts(problem, chosen, objective, update)
+    shape = (sum(o.response_length for o in observed), len(problem.rates))
+    sink: _InMemory | MapFolder
+    if folder is None:
+        sink = _InMemory(np.zeros(shape, _numpy(policy)), np.zeros(shape, bool))
+    else:
+        sink = MapFolder.begin(folder, _manifest(problem, facts, shape, update, updating))
+    rows, columns = plan_tiles(problem.kernel, problem.observed, problem.sequences, memory_bytes)
+    tiles = gram_tiles(
+        problem.kernel, rows, columns, chosen,
+        wanted=lambda tile: not sink.done[tile].all(), workspace=memory_bytes // 4,
+    )  # fmt: skip
+    for tile, gram in tiles:
+        force = gram * problem.rates[tile[1]]
+        if not bool(torch.isfinite(force).all()):
+            raise DynolabError(f"force map: rows {tile[0]}, columns {tile[1]} are not finite")
+        sink.write((*_ends(tile[0]), *_ends(tile[1])), force.cpu().numpy())
+    if folder is not None:
+        return ForceMap.open(folder)
+    responses = tuple(one.ids[one.prompt_length :] for one in observed)
+    return ForceMap(sink.matrix, responses, tuple(problem.updating), facts)
+
+
+@dataclass
+class _InMemory:
+    matrix: np.ndarray
+    done: np.ndarray
+
+    def write(self, bounds: Bounds, values: np.ndarray) -> None:
+        top, bottom, first, last = bounds
+        self.matrix[top:bottom, first:last] = values
+
+
+def _facts(
+    problem: Problem, route: str, objective: Objective, update: float | FrozenUpdate
+) -> MapFacts:
+    kernel = problem.kernel
+    everything = set(kernel.policy.weights)
+    return MapFacts(
+        route=route,
+        dtype=str(_numpy(kernel.policy)),
+        attention="torch scaled_dot_product_attention, math kernel",
+        objective=f"{type(objective).__name__} {vars(objective)}",
+        learning_rate=None if isinstance(update, FrozenUpdate) else update,
+        preconditioned=isinstance(update, FrozenUpdate),
+        subspace="all" if kernel.wanted == everything else sorted(kernel.wanted),
+    )
+
+
+def _manifest(
+    problem: Problem, facts: MapFacts, shape: tuple[int, int], update: float | FrozenUpdate,
+    updating: Sequence[RecordedExample],
+) -> dict[str, Any]:  # fmt: skip
+    """What the folder says of itself, with a fingerprint of everything the numbers depend on."""
+    fingerprint = hashlib.sha256(json.dumps(asdict(facts)).encode())
+    for tensors in (problem.kernel.at, problem.kernel.scale or {}):
+        for name in sorted(tensors):
+            fingerprint.update(name.encode())
+            fingerprint.update(tensors[name].contiguous().cpu().numpy().data)
+    for sequence in problem.observed:
+        fingerprint.update(repr(sequence).encode())
+    for example in updating:
+        fingerprint.update(example.model_dump_json().encode())
+    return {
+        "fingerprint": fingerprint.hexdigest(),
+        "shape": list(shape),
+        "dtype": facts.dtype,
+        "facts": asdict(facts),
+        "observed": [list(one.ids[one.prompt_length :]) for one in problem.observed],
+        "updating": [asdict(one) for one in problem.updating],
+        "observed_offsets": _offsets([one.response_length for one in problem.observed]),
+        "updating_offsets": _offsets([len(one.tokens) for one in problem.updating]),
+    }
+
+
+def _numpy(policy: PolicyFunction) -> np.dtype:
+    return np.dtype(str(policy.dtype).removeprefix("torch."))
+
+
+def _offsets(lengths: Sequence[int]) -> list[int]:
+    return [0, *accumulate(lengths)]
+
+
+def _ends(span: slice) -> tuple[int, int]:
+    return span.start, span.stop

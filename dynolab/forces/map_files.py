@@ -1,0 +1,114 @@
+"""A force map on disk: a manifest, the matrix, and a record of the tiles that are complete."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dynolab.errors import ConfigError, CorruptData
+
+MANIFEST, MATRIX, TILES = "manifest.json", "force.bin", "tiles.jsonl"
+
+Bounds = tuple[int, int, int, int]
+"""First and last-plus-one row, first and last-plus-one column."""
+
+
+class MapFolder:
+    """A matrix that is filled tile by tile and can be continued after a kill.
+
+    `manifest.json` says what is computed and is written first; a tile's numbers are on disk
+    before its line with their hash is added to `tiles.jsonl`. A torn line, or numbers that do not
+    match their hash, are a tile that is missing.
+    """
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], mode: Literal["r", "r+"]) -> None:
+        self.folder, self.manifest = folder, manifest
+        self.matrix: np.memmap = np.memmap(
+            folder / MATRIX, dtype=manifest["dtype"], mode=mode, shape=tuple(manifest["shape"])
+        )
+        self.done = self._complete_tiles()
+
+    @classmethod
+    def begin(cls, folder: Path, manifest: dict[str, Any]) -> MapFolder:
+        """Starts a map, or continues the same one; refuses a folder that holds another.
+
+        **Raises:** `ConfigError` where the folder's map has another fingerprint.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / MANIFEST).exists():
+            found = _read_manifest(folder)
+            if found["fingerprint"] != manifest["fingerprint"]:
+                raise ConfigError(
+                    "folder", str(folder),
+                    "holds a force map of other inputs; give another folder or remove this one",
+                )  # fmt: skip
+            return cls(folder, found, "r+")
+        matrix = folder / MATRIX
+        with matrix.open("wb") as file:
+            rows, columns = manifest["shape"]
+            file.truncate(rows * columns * np.dtype(manifest["dtype"]).itemsize)
+        (folder / TILES).touch()
+        partial = folder / f"{MANIFEST}.partial"
+        partial.write_text(json.dumps(manifest, indent=1))
+        partial.replace(folder / MANIFEST)
+        return cls(folder, manifest, "r+")
+
+    @classmethod
+    def open(cls, folder: Path) -> MapFolder:
+        """A complete map.
+
+        **Raises:** `ConfigError` where there is none, `CorruptData` where it is incomplete.
+        """
+        if not (folder / MANIFEST).exists():
+            raise ConfigError("folder", str(folder), "holds no force map; give one that does")
+        found = cls(folder, _read_manifest(folder), "r")
+        if not found.done.all():
+            raise CorruptData(
+                f"{folder}: {found.done.mean():.0%} of the force map is complete; the rest was "
+                "interrupted or does not match its hash: call force_map again with this folder"
+            )
+        return found
+
+    def write(self, bounds: Bounds, values: np.ndarray) -> None:
+        """Writes a tile and then, once it is on disk, its record."""
+        top, bottom, first, last = bounds
+        self.matrix[top:bottom, first:last] = values
+        self.matrix.flush()
+        with (self.folder / TILES).open("a") as file:
+            file.write(json.dumps({"bounds": bounds, "sha256": self._hash(bounds)}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.done[top:bottom, first:last] = True
+
+    def _complete_tiles(self) -> np.ndarray:
+        done = np.zeros(self.matrix.shape, dtype=bool)
+        text = (self.folder / TILES).read_text() if (self.folder / TILES).exists() else ""
+        for line in text.splitlines():
+            try:
+                tile = json.loads(line)
+                top, bottom, first, last = tile["bounds"]
+            except (ValueError, KeyError, TypeError):
+                continue
+            if tile["sha256"] == self._hash((top, bottom, first, last)):
+                done[top:bottom, first:last] = True
+        return done
+
+    def _hash(self, bounds: Bounds) -> str:
+        top, bottom, first, last = bounds
+        tile = np.ascontiguousarray(self.matrix[top:bottom, first:last])
+        return hashlib.sha256(tile.tobytes()).hexdigest()
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / MANIFEST).read_text())
+        if {"fingerprint", "dtype", "shape"} <= set(found):
+            return dict(found)
+    except (ValueError, TypeError):
+        pass
+    raise CorruptData(f"{folder / MANIFEST} is no force map's manifest; remove the folder")
