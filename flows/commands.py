@@ -14,9 +14,9 @@ from rich.table import Table
 from dynolab.store import Store
 from flows.parameters import StudyParameters
 from tasks.runtime.chain import plan
-from tasks.runtime.progress import make_progress
 from tasks.runtime.services import PREFECT
 from tasks.runtime.settings import Settings
+from tasks.runtime.showing import make_progress
 from tasks.runtime.stack import use_services
 from tasks.runtime.stage import Platform
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from dynolab.store import Store
 from tasks.runtime.outbox import left_behind
-from tasks.runtime.progress import make_progress
 from tasks.runtime.settings import Settings
+from tasks.runtime.showing import make_progress
 from tasks.runtime.stage import Platform
 
 if TYPE_CHECKING:

@@ -46,19 +46,6 @@ class Progress(Protocol):
         ...
 
 
-def make_progress(stream: IO[str] | None = None) -> Progress:
-    """What fits here: rich lines on a terminal, else plain ones; Prefect's too in one of its runs.
-
-    `stream` is standard error where it is not given, so that results on standard output stay
-    clean.
-    """
-    stream = stream or sys.stderr
-    shown: Progress = RichProgress(stream) if stream.isatty() else PlainProgress(stream)
-    from tasks.runtime.prefect_progress import PrefectProgress, inside_run
-
-    return CombinedProgress([shown, PrefectProgress()]) if inside_run() else shown
-
-
 class StepReporter:
     """Turns lines of metrics.jsonl into progress: step, loss, steps per second of training."""
 

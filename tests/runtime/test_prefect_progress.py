@@ -14,7 +14,8 @@ from tasks.runtime.prefect_progress import (
     run_tags,
     slug,
 )
-from tasks.runtime.progress import CombinedProgress, PlainProgress, make_progress
+from tasks.runtime.progress import CombinedProgress, PlainProgress
+from tasks.runtime.showing import make_progress
 
 pytestmark = pytest.mark.services
 

@@ -11,8 +11,8 @@ from tasks.runtime.progress import (
     PlainProgress,
     RichProgress,
     StepReporter,
-    make_progress,
 )
+from tasks.runtime.showing import make_progress
 from tasks.runtime.tail import MetricLine
 
 
