@@ -29,7 +29,11 @@ class StudyParameters(BaseModel):
     """What a person chooses when starting a study."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str = Field("builtin", description="Name of the study: its parent run in MLflow.")
+    name: str = Field(
+        "builtin",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$",
+        description="Name of the study: its parent run in MLflow, and its report's file.",
+    )
     project: str = Field("dynolab", description="MLflow experiment.")
     seed: int = Field(0, ge=0, description="Of data, weights and batches alike.")
     data: DataConfig = DataConfig()

@@ -16,17 +16,23 @@ from tasks.runtime.work import StageResult
 
 
 def run_steps(
-    steps: Sequence[Step], *, study: str, project: str, tags: Mapping[str, str], fresh: bool
-) -> dict[str, dict[str, Any]]:
+    steps: Sequence[Step], *, study: str, project: str, tags: Mapping[str, str],
+    params: Mapping[str, Any], fresh: bool,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Runs the steps in order; returns their results as plain data.
+
+    In MLflow the parent run holds `params` and the last step's numbers, so that studies can be
+    compared by it alone.
 
     A step whose result is committed ends in state `Cached`. Tasks are called, not submitted: a
     cancelled flow run's signal then reaches the training that it must end.
     """
     results: dict[str, StageResult] = {}
-    with open_platform(study=study, project=project, tags=tags) as platform:
+    with open_platform(study=study, project=project, tags=tags, params=params) as platform:
         for step in steps:
             results[step.name] = _as_task(step, results, platform, fresh=fresh)
+        if platform.has_worked and platform.study is not None:
+            platform.study.metrics(0, results[steps[-1].name].metrics)
     return {name: result.model_dump(mode="json") for name, result in results.items()}
 
 

@@ -20,6 +20,7 @@ def study(parameters: StudyParameters, fresh: bool = False) -> dict[str, Any]:
     """
     known = resolved(parameters)
     return run_steps(
-        study_steps(known), study=known.name, project=known.project, fresh=fresh,
+        study_steps(known), study=known.name, project=known.project,
+        params=known.model_dump(mode="json"), fresh=fresh,
         tags={"flow": "study", "seed": str(known.seed)},
     )  # fmt: skip

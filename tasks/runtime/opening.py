@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dynolab.store import Store
 from tasks.runtime.outbox import left_behind
@@ -23,8 +23,10 @@ LAST_SENDING_SECONDS = 20.0
 
 
 @contextmanager
-def open_platform(*, study: str, project: str, tags: Mapping[str, str]) -> Iterator[Platform]:
-    """The platform of one flow run.
+def open_platform(
+    *, study: str, project: str, tags: Mapping[str, str], params: Mapping[str, Any]
+) -> Iterator[Platform]:
+    """The platform of one flow run; `tags` and `params` describe its parent run in MLflow.
 
     MLflow is the server that the environment names, else the one that runs on this home, else one
     started here as soon as a stage has work to do and ended with the flow. What could not be sent
@@ -37,7 +39,7 @@ def open_platform(*, study: str, project: str, tags: Mapping[str, str]) -> Itera
             store=Store(settings.store, cache=settings.cache, endpoint=settings.store_endpoint),
             open_tracking=lambda: _open_tracking(settings, project, services),
             progress=make_progress,
-            open_study=lambda tracking: _open_study(tracking, study, tags),
+            open_study=lambda tracking: _open_study(tracking, study, tags, params),
         )
         try:
             yield platform
@@ -58,10 +60,12 @@ def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tra
     return Tracking(uri, settings.outbox, experiment=project)
 
 
-def _open_study(tracking: Tracking, study: str, tags: Mapping[str, str]) -> RunTracker:
+def _open_study(
+    tracking: Tracking, study: str, tags: Mapping[str, str], params: Mapping[str, Any]
+) -> RunTracker:
     from tasks.runtime.prefect_progress import link_mlflow_run, run_tags
 
-    tracker = tracking.start_run(study, tags={**tags, **run_tags()}, params={})
+    tracker = tracking.start_run(study, tags={**tags, **run_tags()}, params=params)
     link_mlflow_run(tracker, study, tag_flow_run=True)
     return tracker
 
