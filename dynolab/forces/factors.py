@@ -92,12 +92,13 @@ def token_factors(
     if heads:
         one_by_one = one_by_one[:, :, None] * cotangent
     signals = torch.autograd.grad(
-        start, [call.output for call in body], one_by_one,
-        is_grads_batched=True, allow_unused=True, materialize_grads=True,
-    )  # fmt: skip
+        start, [call.output for call in body], one_by_one, is_grads_batched=True, allow_unused=True
+    )
     factors = Factors(sequence.response_length, len(sequence.ids) - 1)
     with policy.differentiable():
         for call, signal in zip(body, signals, strict=True):
+            if signal is None:
+                signal = call.output.new_zeros(len(logps), *call.output.shape)
             _add(factors, call, signal.detach(), generic)
     for call, signal in zip(heads, at_head, strict=True):
         _add_point(factors, call, signal, generic)

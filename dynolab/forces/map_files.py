@@ -47,6 +47,7 @@ class MapFolder:
                     "folder", str(folder),
                     "holds a force map of other inputs; give another folder or remove this one",
                 )  # fmt: skip
+            _end_last_line(folder / TILES)
             return cls(folder, found, "r+")
         matrix = folder / MATRIX
         with matrix.open("wb") as file:
@@ -102,6 +103,15 @@ class MapFolder:
         top, bottom, first, last = bounds
         tile = np.ascontiguousarray(self.matrix[top:bottom, first:last])
         return hashlib.sha256(tile.tobytes()).hexdigest()
+
+
+def _end_last_line(file: Path) -> None:
+    """Closes a line that a kill cut through, so that the next one begins on its own."""
+    with file.open("ab+") as tiles:
+        if tiles.tell():
+            tiles.seek(-1, os.SEEK_END)
+            if tiles.read() != b"\n":
+                tiles.write(b"\n")
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dynolab.errors import ConfigError, CorruptData
+from dynolab.forces import ForceMap, PolicyFunction, force_map
+from dynolab.forces.map_files import MapFolder
+from dynolab.objectives import DPO, DPOConfig
+from tests.forces.families import build
+from tests.forces.small_models import encoded, pairs, with_reference
+
+MEMORY = 2**19
+ROOT = Path(__file__).parents[2]
+
+
+def make(folder: Path | None, *, update: float = 0.1, route: str = "both_sides") -> ForceMap:
+    model = build("llama_tied", torch.float32)
+    policy = PolicyFunction(model)
+    observed = [encoded(n, 4, 5) for n in range(4)]
+    return force_map(
+        policy, observed, with_reference(model, pairs(2)), DPO(DPOConfig()),
+        update=update, route=route, memory_bytes=MEMORY, folder=folder,
+    )  # fmt: skip
+
+
+def tiles(folder: Path) -> list[str]:
+    return (folder / "tiles.jsonl").read_text().splitlines()
+
+
+def test_a_map_on_disk_is_the_map_in_memory(tmp_path):
+    written, held = make(tmp_path / "map"), make(None)
+    read = ForceMap.open(tmp_path / "map")
+    assert isinstance(read.force, np.memmap)
+    assert len(tiles(tmp_path / "map")) > 3
+    for one in (written, read):
+        np.testing.assert_array_equal(one.force, held.force)
+        assert (one.observed, one.updating, one.facts) == (held.observed, held.updating, held.facts)
+    assert read.block(1, 2).shape == (5, len(read.updating[2].tokens))
+    np.testing.assert_array_equal(
+        read.block(1, 2), held.force[5:10, slice(*held.updating_offsets[2:4])]
+    )
+    facts = json.loads((tmp_path / "map" / "manifest.json").read_text())["facts"]
+    assert facts["route"] == "both_sides"
+    assert facts["dtype"] == "float32"
+    assert "nats" in facts["units"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from dynolab.forces.map_files import MapFolder
+from tests.forces.test_map_files import make
+write, done = MapFolder.write, []
+
+def write_then_die(self, bounds, values):
+    if len(done) == 2:
+        self.matrix[bounds[0] : bounds[1], bounds[2] : bounds[3]] = 7.0
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(self, bounds, values)
+    done.append(bounds)
+
+MapFolder.write = write_then_die
+make(Path(sys.argv[1]))
+"""
+
+
+def test_a_killed_map_is_never_read_as_whole_and_is_continued(tmp_path, monkeypatch):
+    folder = tmp_path / "map"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(folder)], cwd=ROOT, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(tiles(folder)) == 2
+    with (folder / "tiles.jsonl").open("a") as file:
+        file.write('{"bounds": [0, 5')  # a line that the kill cut through
+    with pytest.raises(CorruptData, match="call force_map again"):
+        ForceMap.open(folder)
+
+    written: list[tuple[int, ...]] = []
+    write = MapFolder.write
+
+    def watched(self, bounds, values):  # type: ignore[no-untyped-def]
+        written.append(bounds)
+        write(self, bounds, values)
+
+    monkeypatch.setattr(MapFolder, "write", watched)
+    whole = make(None)
+    np.testing.assert_array_equal(make(folder).force, whole.force)
+    area = sum((b - a) * (d - c) for a, b, c, d in written)
+    assert 0 < area < whole.force.size
+    again = len(written)
+    make(folder)
+    assert len(written) == again
+
+
+def test_numbers_that_do_not_match_their_hash_are_missing(tmp_path):
+    folder = tmp_path / "map"
+    whole = make(folder).force.copy()
+    with (folder / "force.bin").open("r+b") as file:
+        file.seek(8)
+        file.write(b"\xff\xff")
+    with pytest.raises(CorruptData, match="does not match its hash"):
+        ForceMap.open(folder)
+    np.testing.assert_array_equal(make(folder).force, whole)
+
+
+def test_a_folder_of_another_map_is_refused(tmp_path):
+    make(tmp_path / "map")
+    with pytest.raises(ConfigError, match="other inputs"):
+        make(tmp_path / "map", update=0.2)
+    with pytest.raises(ConfigError, match="no force map"):
+        ForceMap.open(tmp_path / "nowhere")
