@@ -170,10 +170,15 @@ def test_sft_pushes_its_own_answer_up():
 
 
 class Letters:
-    """Decodes token n as <n>."""
+    """Knows token n as <n>."""
+
+    all_special_ids: tuple[int, ...] = ()
 
     def decode(self, ids: list[int]) -> str:
         return f"<{ids[0]}>"
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return f"<{token}>"
 
 
 def test_the_written_map_names_its_tokens():
