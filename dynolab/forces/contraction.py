@@ -82,31 +82,37 @@ def formed_gradients(
 ) -> None:  # fmt: skip
     """Order (i): form `g_m = Σ_s δ_{m,s} a_sᵀ` on both sides, then one matrix product.
 
-    A slice of output rows at a time, so that gradients are multiplied while they are in cache.
+    A slice of the longer of d_in and d_out at a time, so that gradients are multiplied while they
+    are in cache. `scale` is d_out × d_in.
     """
     d_in, d_out = observed[0].input.shape[-1], observed[0].signal.shape[-1]
-    tokens = out.shape[0] + out.shape[1]
-    most = max(1, SLICE // d_in)
-    width = slice_width(workspace, tokens * d_in * out.element_size(), min(most, d_out))
-    buffers = [out.new_empty(count, width * d_in) for count in out.shape]
-    for low in range(0, d_out, width):
-        high = min(low + width, d_out)
+    whole, cut = min(d_in, d_out), max(d_in, d_out)
+    metric = scale if scale is None or d_out >= d_in else scale.T
+    unit = (out.shape[0] + out.shape[1]) * whole * out.element_size()
+    width = slice_width(workspace, unit, min(cut, max(1, SLICE // whole)))
+    buffers = [out.new_empty(count, width * whole) for count in out.shape]
+    for low in range(0, cut, width):
+        part = slice(low, min(low + width, cut))
         left, right = (
-            _form(side, buffer[:, : (high - low) * d_in], low, high)
+            _form(side, buffer[:, : (part.stop - low) * whole], part, d_out >= d_in)
             for side, buffer in zip((observed, updating), buffers, strict=True)
         )
-        if scale is not None:
-            right *= scale[low:high].reshape(-1)
+        if metric is not None:
+            right *= metric[part].reshape(-1)
         out.addmm_(left, right.T)
 
 
-def _form(side: Sequence[Outer], buffer: Tensor, low: int, high: int) -> Tensor:
+def _form(side: Sequence[Outer], buffer: Tensor, part: slice, by_output: bool) -> Tensor:
+    """Gradients of a part of the outputs, outputs first, or of the inputs, inputs first."""
     start = 0
     for one in side:
         stop = start + len(one.signal)
-        place = buffer[start:stop].unflatten(1, (high - low, -1))
-        signal = one.signal[..., low:high].transpose(1, 2)
-        torch.bmm(signal, one.input.expand(len(one.signal), -1, -1), out=place)
+        place = buffer[start:stop].unflatten(1, (part.stop - part.start, -1))
+        inputs = one.input.expand(len(one.signal), -1, -1)
+        first, second = (
+            (one.signal[..., part], inputs) if by_output else (inputs[..., part], one.signal)
+        )
+        torch.bmm(first.transpose(1, 2), second, out=place)
         start = stop
     return buffer
 

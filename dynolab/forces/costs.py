@@ -126,7 +126,9 @@ def choose_route(
 
 
 def factor_bytes(rules: Sequence[Rule], shape: Shape, item: int) -> int:
-    """Bytes of one sequence's factors: inputs T d_in, signals M T d_out; the head's M (d + V)."""
+    """Bytes of one sequence's factors: a matrix' inputs T d_in and signals M T d_out, a table's
+    rows at most M T d, the head's M (d + V); a vector's gradients are formed at once, M d.
+    """
     tokens, positions = shape
     numbers = 0
     for rule in rules:
@@ -135,8 +137,9 @@ def factor_bytes(rules: Sequence[Rule], shape: Shape, item: int) -> int:
             numbers += tokens * (d_in + d_out)
         elif rule.kind == "linear":
             numbers += positions * d_in + tokens * positions * d_out
-        else:
+        elif rule.kind == "embedding":
             numbers += tokens * positions * d_out
+        numbers += tokens * d_out * (rule.kind == "norm") + tokens * d_out * (rule.bias is not None)
     return numbers * item
 
 

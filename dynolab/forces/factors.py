@@ -156,7 +156,7 @@ def _add(
         return
     value = call.input[0, : factors.positions].detach()
     if rule.kind == "norm":
-        _add_dense(factors, rule.weight, torch.einsum("msd,sd->md", delta, _normed(rule, value)))
+        _add_dense(factors, rule.weight, (delta * _normed(rule, value)).sum(1))
     elif rule.kind == "embedding":
         factors.rows[rule.weight] = _table_rows(rule.module, value, delta)
     else:

@@ -1,0 +1,341 @@
+"""The force engine against torch.func's Jacobian contraction, and against the machine's matmul.
+
+    DYNOLAB_TEST_DATA=FOLDER python -m tests.benchmarks.forces
+
+FOLDER holds `tinystories-656k`. Prints one JSON object on its last line. Times are medians of
+interleaved runs in this process; peaks of memory are of processes of their own, above what stood
+before the map was begun.
+
+- `agreement_b_vs_a`, `agreement_fp64`, `jvp_vs_difference`: relative Frobenius norms, float32
+  and float64; the last in float64.
+- `speedup_vs_tutorial`, `memory_vs_tutorial`: 16 observations × 16 updates of 32 response tokens
+  after 32 prompt tokens on the tinystories model; `…_wide`: a random Pythia-14m shape with its
+  50,304 tokens, 2 × 2 of 32.
+- `jvp_over_forward`: prediction for a probe batch over a forward of it with the same attention
+  and head positions; `jvp_over_fused_forward`: over the default attention's forward.
+- `contraction_gemm_fraction`: the contraction's executed FLOP/s over a large float32 matmul's.
+- `pair_cost_over_gemm_bound`: time = a + b (O + U) + c O U from 4 × 4 to 32 × 32; c over the time
+  that the counted operations of one pair take at the matmul's speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+from torch.func import functional_call, jacrev, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
+
+from dynolab.data.batches import collate
+from dynolab.data.encode import Encoded
+from dynolab.forces import PolicyFunction, central_difference, force_map
+from dynolab.forces.contraction import contract
+from dynolab.forces.costs import contraction_flops, shapes_of
+from dynolab.forces.gram import Kernel
+from dynolab.forces.rules import subspace
+from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.objectives import SFT, SFTConfig
+from dynolab.training.record import RecordedExample
+
+PROMPT, RESPONSE = 32, 32
+SIZES = {"tinystories": 16, "wide": 2}
+OBJECTIVE = SFT(SFTConfig())
+
+
+def load(which: str) -> PreTrainedModel:
+    if which == "tinystories":
+        folder = Path(os.environ["DYNOLAB_TEST_DATA"])
+        if (folder / "models").is_dir():
+            folder = folder / "models"
+        return AutoModelForCausalLM.from_pretrained(folder / "tinystories-656k").eval()
+    torch.manual_seed(0)
+    shape = GPTNeoXConfig(
+        vocab_size=50_304, hidden_size=128, num_hidden_layers=6, num_attention_heads=4,
+        intermediate_size=512, max_position_embeddings=2048, tie_word_embeddings=False,
+    )  # fmt: skip
+    return GPTNeoXForCausalLM(shape).eval()
+
+
+def sequences(count: int, seed: int, vocabulary: int, response: int = RESPONSE) -> list[Encoded]:
+    """Random tokens, drawn as words are: by falling frequency."""
+    random = np.random.default_rng(seed)
+    ranks = random.zipf(1.2, size=(count, 4 * (PROMPT + response)))
+    rows = [row[row < vocabulary - 3][: PROMPT + response] + 2 for row in ranks]
+    return [Encoded(tuple(int(token) for token in row), PROMPT) for row in rows]
+
+
+def examples(responses: list[Encoded]) -> list[RecordedExample]:
+    return [RecordedExample(id=str(n), chosen=one) for n, one in enumerate(responses)]
+
+
+def ours(
+    policy: PolicyFunction, observed: list[Encoded], updating: list[Encoded], **more
+) -> Tensor:  # type: ignore[no-untyped-def]
+    found = force_map(policy, observed, examples(updating), OBJECTIVE, route="both_sides", **more)
+    return torch.from_numpy(found.force)
+
+
+def tutorial(
+    model: PreTrainedModel, observed: list[Encoded], updating: list[Encoded], *, tuned: bool = False
+) -> Tensor:
+    """torch.func's NTK by Jacobian contraction: per-sample Jacobians, then an einsum a parameter.
+
+    As the tutorial writes it, `vmap(jacrev(f), (None, 0))` of all samples at once, with one
+    Jacobian row a response token: f gives realised log-probabilities alone, with the head only
+    where a response stands, and attention by the math kernel, which vmap has a rule for. `tuned`
+    adds what the tutorial lacks: a few samples at a time.
+    """
+    logits = ResponseLogits(model)
+    weights = {name: p.detach() for name, p in logits.named_parameters()}
+
+    def logps(weights: dict[str, Tensor], ids: Tensor) -> Tensor:
+        hidden = functional_call(
+            model.base_model, {k.split(".", 2)[2]: v for k, v in weights.items() if in_body(k)},
+            (ids[None],), {"use_cache": False},
+        ).last_hidden_state[0, PROMPT - 1 : -1]  # fmt: skip
+        out = hidden @ head(weights).T
+        return torch.log_softmax(out, -1).gather(-1, ids[PROMPT:, None]).squeeze(-1)
+
+    names = list(weights)
+    body = f"model.{model.base_model_prefix}."
+
+    def in_body(name: str) -> bool:
+        return name.startswith(body)
+
+    output = model.get_output_embeddings().weight
+    (head_name,) = [n for n, p in logits.named_parameters() if p is output]
+
+    def head(weights: dict[str, Tensor]) -> Tensor:
+        return weights[head_name]
+
+    def jacobians(side: list[Encoded]) -> dict[str, Tensor]:
+        ids = torch.tensor([one.ids for one in side])
+        return vmap(jacrev(logps), (None, 0), chunk_size=CHUNK if tuned else None)(weights, ids)
+
+    with sdpa_kernel(SDPBackend.MATH):
+        left, right = jacobians(observed), jacobians(updating)
+    total: Tensor | int = 0
+    for name in names:
+        one, other = (side.pop(name).flatten(2).flatten(0, 1) for side in (left, right))
+        total = total + torch.einsum("mp,lp->ml", one, other)
+    assert isinstance(total, Tensor)
+    return total / len(updating)
+
+
+CHUNK = 4
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def interleaved(*works: Callable[[], object], repeats: int) -> list[float]:
+    """Median seconds of each, run in turn after one unmeasured round."""
+    for work in works:
+        work()
+    times = [[seconds(work) for work in works] for _ in range(repeats)]
+    return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+def gemm_speed() -> float:
+    """FLOP/s of a large float32 product."""
+    one, other = torch.randn(4096, 4096), torch.randn(4096, 4096)
+    best = min(seconds(lambda: one @ other) for _ in range(5))
+    return 2 * 4096**3 / best
+
+
+def agreement() -> dict[str, float]:
+    model = load("tinystories")
+    observed, updating = (sequences(2, seed, 2048, 8) for seed in (0, 1))
+
+    def gap(policy: PolicyFunction) -> float:
+        both, columns = (
+            force_map(policy, observed, examples(updating), OBJECTIVE, route=route).force
+            for route in ("both_sides", "columns")
+        )
+        return float(np.linalg.norm(both - columns) / np.linalg.norm(columns))
+
+    exact = PolicyFunction(model, torch.float64)
+    batch = collate(observed, 0)
+    generator = torch.Generator().manual_seed(0)
+    d = {n: torch.randn(w.shape, generator=generator) * w.std() for n, w in exact.weights.items()}
+    along = exact.change_along(exact.weights, [d], batch)[0]
+    difference = central_difference(exact, exact.weights, d, batch)
+    return {
+        "agreement_b_vs_a": gap(PolicyFunction(model)),
+        "agreement_fp64": gap(exact),
+        "jvp_vs_difference": float((along - difference).norm() / difference.norm()),
+    }
+
+
+def against_tutorial(which: str, repeats: int) -> dict[str, float]:
+    model = load(which)
+    policy = PolicyFunction(model)
+    count, vocabulary = SIZES[which], model.config.vocab_size
+    observed, updating = (sequences(count, seed, vocabulary) for seed in (0, 1))
+    truth = tutorial(model, observed, updating)
+    made = ours(policy, observed, updating)
+    suffix = "" if which == "tinystories" else "_wide"
+    fast, slow, tuned = interleaved(
+        lambda: ours(policy, observed, updating, memory_bytes=MEMORY[which]),
+        lambda: tutorial(model, observed, updating),
+        lambda: tutorial(model, observed, updating, tuned=True),
+        repeats=repeats,
+    )
+    peaks = {who: peak_of(which, who) for who in ("ours", "tutorial")}
+    return {
+        f"agreement_with_tutorial{suffix}": float((made - truth).norm() / truth.norm()),
+        f"seconds{suffix}": fast,
+        f"seconds_tutorial{suffix}": slow,
+        f"speedup_vs_tutorial{suffix}": slow / fast,
+        f"speedup_vs_tuned_tutorial{suffix}": tuned / fast,
+        f"peak_mb{suffix}": peaks["ours"] / 2**20,
+        f"peak_mb_tutorial{suffix}": peaks["tutorial"] / 2**20,
+        f"memory_vs_tutorial{suffix}": peaks["ours"] / peaks["tutorial"],
+    }
+
+
+def peak_of(which: str, who: str) -> float:
+    command = [sys.executable, "-m", "tests.benchmarks.forces", "--peak", which, who]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def print_peak(which: str, who: str) -> None:
+    """Most bytes resident above those before the map."""
+    model = load(which)
+    policy = PolicyFunction(model)
+    count, vocabulary = SIZES[which], model.config.vocab_size
+    observed, updating = (sequences(count, seed, vocabulary) for seed in (0, 1))
+    process = psutil.Process()
+    start = most = process.memory_info().rss
+    ended = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not ended.wait(0.005):
+            most = max(most, process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    if who == "ours":
+        ours(policy, observed, updating, memory_bytes=MEMORY[which])
+    else:
+        tutorial(model, observed, updating)
+    ended.set()
+    watcher.join()
+    print(most - start)
+
+
+MEMORY = {"tinystories": 2**30, "wide": 2**29}
+
+
+def jvp_cost(repeats: int) -> dict[str, float]:
+    model = load("tinystories")
+    policy = PolicyFunction(model)
+    batch = collate(sequences(32, 2, 2048), 0)
+    generator = torch.Generator().manual_seed(0)
+    d = {n: torch.randn(w.shape, generator=generator) for n, w in policy.weights.items()}
+    plain = ResponseLogits(model)
+
+    @torch.no_grad()
+    def forward() -> Tensor:
+        return policy.logps(policy.weights, batch)
+
+    @torch.no_grad()
+    def fused() -> Tensor:
+        return token_logps(plain(batch), batch)
+
+    predict, forwards, default = interleaved(
+        lambda: policy.change_along(policy.weights, [d], batch), forward, fused, repeats=repeats
+    )
+    return {
+        "jvp_over_forward": predict / forwards, "jvp_over_fused_forward": predict / default,
+    }  # fmt: skip
+
+
+def contraction_speed(repeats: int) -> dict[str, float]:
+    """Contraction alone, and the cost of a further pair from a fit of whole maps."""
+    policy = PolicyFunction(load("tinystories"))
+    observed, updating = (sequences(32, seed, 2048) for seed in (0, 1))
+    kernel = Kernel.build(policy, None, subspace(policy), None, observed[0])
+    left, right = ([kernel.factors(one) for one in side[:16]] for side in (observed, updating))
+    out = torch.zeros(16 * RESPONSE, 16 * RESPONSE)
+
+    def product() -> None:
+        contract(left, right, lambda name, use: out, scale=None, workspace=2**28)
+
+    gemm = gemm_speed()
+    (took,) = interleaved(product, repeats=repeats)
+    gemm = max(gemm, gemm_speed())
+    executed = contraction_flops(kernel.rules, *(shapes_of(s[:16]) for s in (observed, updating)))
+    del left, right
+
+    sides = [(4, 4), (4, 32), (8, 8), (32, 4), (16, 16), (16, 32), (32, 16), (32, 32)]
+    times = interleaved(
+        *(
+            lambda o=o, u=u: ours(policy, observed[:o], updating[:u], memory_bytes=2**32)
+            for o, u in sides
+        ),
+        repeats=repeats,
+    )
+    design = np.array([[1, o + u, o * u] for o, u in sides])
+    # Relative residuals: a millisecond weighs more in a small map.
+    weight = 1 / np.array(times)
+    a, b, c = np.linalg.lstsq(design * weight[:, None], np.ones(len(sides)), rcond=None)[0]
+
+    def count(o: int, u: int) -> int:
+        return contraction_flops(kernel.rules, shapes_of(observed[:o]), shapes_of(updating[:u]))
+
+    # The part of the count that grows with the pairs alone.
+    pair = (count(32, 32) - count(16, 32) - count(32, 16) + count(16, 16)) / 256
+    gemm = max(gemm, gemm_speed())
+    return {
+        "gemm_gflops": gemm / 1e9,
+        "contraction_gflops": executed / took / 1e9,
+        "contraction_gemm_fraction": executed / took / gemm,
+        "fit_fixed_s": float(a), "fit_sequence_s": float(b), "fit_pair_s": float(c),
+        "pair_cost_over_gemm_bound": float(c) / (pair / gemm),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--peak", nargs=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    if arguments.peak:
+        print_peak(*arguments.peak)
+        return
+    found = {"threads": float(torch.get_num_threads())}
+    parts: list[Callable[[], dict[str, float]]] = [
+        agreement,
+        lambda: jvp_cost(4 * arguments.repeats),
+        lambda: contraction_speed(arguments.repeats),
+        lambda: against_tutorial("tinystories", arguments.repeats),
+        lambda: against_tutorial("wide", arguments.repeats),
+    ]
+    for part in parts:
+        measured = part()
+        print(json.dumps(measured), flush=True)
+        found |= measured
+    print(json.dumps({name: float(f"{value:.4g}") for name, value in found.items()}))
+
+
+if __name__ == "__main__":
+    main()
