@@ -53,7 +53,8 @@ class Rule:
 def find_rules(policy: PolicyFunction, wanted: set[str]) -> list[Rule]:
     """Rules for the modules of known kinds that hold wanted parameters.
 
-    Parameters are told apart by identity: a tied head and embedding are two rules on one name.
+    Parameters are told apart by identity: a tied head and embedding are two rules on one name. The
+    head has a rule even if none of its parameters is wanted: signals begin at its input.
     """
     names = {id(p): name for name, p in policy.model.named_parameters()}
 
@@ -68,7 +69,7 @@ def find_rules(policy: PolicyFunction, wanted: set[str]) -> list[Rule]:
         if kind is None:
             continue
         weight, bias = name_of(module.weight), name_of(getattr(module, "bias", None))
-        if weight or bias:
+        if weight or bias or module is head:
             transposed = type(module).__name__ == "Conv1D"
             rules.append(Rule(module, kind, weight, bias, transposed, module is head))
     return rules

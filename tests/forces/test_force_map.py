@@ -217,6 +217,7 @@ def test_only_parameters_that_train_move_and_the_map_says_so():
         force_map(policy, OBSERVED, examples, OBJECTIVE, route=route)
         for route in ("columns", "both_sides")
     )
+    assert not Kernel.build(policy, None, subspace(policy), None, OBSERVED[0]).generic
     assert both.facts.subspace == [trained]
     assert relative(tensor(both), tensor(columns)) < 1e-10
 
