@@ -27,29 +27,37 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from dynolab.store import hash_file
+from dynolab.store import Store, hash_file
+from flows.parameters import StudyParameters, load_parameters, resolved
+from flows.steps import study_steps
+from tasks.runtime.chain import plan
 from tasks.runtime.launcher import launch_ranks
 from tasks.runtime.processes import marked_processes
 from tasks.runtime.services import start_services
+from tasks.runtime.settings import Settings
 from tasks.runtime.stack import standing_services
+from tasks.runtime.stage import Platform
 
 ROOT = Path(__file__).parents[2]
 STUDY = ROOT / "deploy" / "studies" / "builtin.yaml"
 REPEATS = 5
+NO_CONTRASTS = "contrasts=[]"
 
 
-def command(home: Path) -> subprocess.Popen[bytes]:
+def command(home: Path, *changes: str) -> subprocess.Popen[bytes]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
     environment |= {"DYNOLAB_HOME": str(home), "DYNOLAB_STORE": f"file://{home}/store"}
     arguments = [sys.executable, "-m", "flows.cli", "study", "--config", str(STUDY)]
+    arguments += [part for change in changes for part in ("--set", change)]
     return subprocess.Popen(arguments, env=environment, cwd=ROOT)
 
 
-def study(home: Path) -> None:
-    assert command(home).wait() == 0, "the study failed; see its lines above"
+def study(home: Path, *changes: str) -> None:
+    assert command(home, *changes).wait() == 0, "the study failed; see its lines above"
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -76,24 +84,38 @@ def services(home: Path) -> None:
         started.wait_ready()
 
 
-def result_folder(home: Path, stage: str) -> Path:
-    (marker,) = (home / "store" / "stages" / stage).glob("*/COMMITTED")
-    return marker.parent / json.loads(marker.read_text())["attempt"]
+def result_folder(home: Path, step: str) -> Path:
+    """Where the store of a home keeps a step's result."""
+    store = Store(f"file://{home}/store", cache=home / "cache")
+    platform = Platform(
+        Settings.from_environment({"DYNOLAB_HOME": str(home)}), store, refuse, refuse
+    )
+    steps = study_steps(resolved(load_parameters(StudyParameters, STUDY)))
+    stage_of = {step.name: step.stage.name for step in steps}
+    for planned in plan(steps, platform):
+        if planned.step == step and planned.state == "cached" and planned.key:
+            place = home / "store" / "stages" / stage_of[step] / planned.key
+            return place / json.loads((place / "COMMITTED").read_text())["attempt"]
+    raise AssertionError(f"{step} has no result in {home}")
+
+
+def refuse() -> Any:
+    raise AssertionError("a plan computes nothing")
 
 
 def killed_and_resumed(home: Path) -> None:
     """Runs the study with a DPO rank killed once a resume state is committed, then again."""
-    running = command(home)
+    running = command(home, NO_CONTRASTS)
     states = home / "store" / "stages" / "preference"
     while not list(states.glob("*/resume/*/COMMITTED")):
         assert running.poll() is None, "the study ended before there was a resume state"
         time.sleep(0.02)
-    ranks = marked_processes("LOCAL_RANK=1")
+    ranks = set(marked_processes("LOCAL_RANK=1")) & set(marked_processes(f"DYNOLAB_HOME={home}"))
     assert ranks, "no rank is running"
     for rank in ranks:
         os.kill(rank, signal.SIGKILL)
     assert running.wait() != 0, "a study whose rank was killed must fail"
-    study(home)
+    study(home, NO_CONTRASTS)
 
 
 def resume_identical(cold: Path, folder: Path) -> bool:
