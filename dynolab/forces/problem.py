@@ -21,6 +21,9 @@ from dynolab.forces.split import objective_batch
 from dynolab.objectives import Objective
 from dynolab.training.record import RecordedExample
 
+SAMPLE_TOKENS = 4
+"""Response tokens on which the parameters' rules are tried: each has its own random weight."""
+
 
 @dataclass(frozen=True)
 class Updating:
@@ -70,7 +73,9 @@ def pose(
             raise ConfigError(
                 f"weights[{name}]", "nan or inf", "give a checkpoint before divergence"
             )
-    kernel = Kernel.build(policy, at, wanted, scale, observed[0])
+    first = observed[0]
+    sample = Encoded(first.ids[: first.prompt_length + SAMPLE_TOKENS], first.prompt_length)
+    kernel = Kernel.build(policy, at, wanted, scale, sample)
     rates = _learning_rates(kernel, updating, objective)
     return Problem(
         kernel=kernel,
