@@ -49,9 +49,9 @@ def _measure(
 ) -> list[ReplayFacts]:
     from dynolab.data.encode import Encoder
     from dynolab.data.rows import ProbeRow, read_rows
+    from dynolab.distributed import device
     from dynolab.forces import PolicyFunction, build_token_map, step_forces
     from dynolab.forces.metrics import force_metrics
-    from dynolab.training.distributed import device
     from dynolab.training.record import StepRecord
     from models.language import context_length, load_language_model, load_tokenizer
 

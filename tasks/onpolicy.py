@@ -18,8 +18,8 @@ def resample(work: Work[SampleConfig]) -> dict[str, float]:
     """
     from dynolab.data.onpolicy import with_rejected
     from dynolab.data.rows import Example, read_rows, write_rows
+    from dynolab.distributed import device
     from dynolab.rollouts.sample import sample_responses
-    from dynolab.training.distributed import device
     from models.language import load_language_model, load_tokenizer
 
     began, data = time.monotonic(), work.input_folder("data")

@@ -54,10 +54,10 @@ def _ask(
     """Scores of all rows and greedy answers to some prompts, by the model in a folder."""
     from dynolab.data.encode import Encoder
     from dynolab.data.results import Answer
+    from dynolab.distributed import device
     from dynolab.likelihood import ResponseLogits
     from dynolab.probes.score import score_probes
     from dynolab.rollouts.sample import SampleConfig, sample_responses
-    from dynolab.training.distributed import device
     from models.language import context_length, load_language_model, load_tokenizer
 
     tokenizer = load_tokenizer(folder)

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dynolab import distributed
 from dynolab.likelihood import ResponseLogits
-from dynolab.training import distributed
 from dynolab.training.config import TrainConfig
 from dynolab.training.optimizer import STATE_TENSORS, build_optimizer
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dynolab import distributed
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, collate_examples, count_totals, draw
 from dynolab.data.encode import EncodedExample
 from dynolab.data.results import MetricsLine, ProbeScore, TrainingSummary
@@ -21,7 +22,6 @@ from dynolab.likelihood import ResponseLogits, token_logps
 from dynolab.objectives import build_objective
 from dynolab.probes.score import score_probes
 from dynolab.probes.summary import mean_by_kind
-from dynolab.training import distributed
 from dynolab.training.engine import Engine, PlainEngine
 from dynolab.training.examples import load_examples, training_encoder
 from dynolab.training.job import TrainJob

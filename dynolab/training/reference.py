@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dynolab import distributed
 from dynolab.data.batches import CHOSEN, collate
 from dynolab.data.encode import EncodedExample
 from dynolab.likelihood import ResponseLogits, token_logps
-from dynolab.training import distributed
 
 SideLogps = dict[int, Float[Tensor, "tokens"]]
 

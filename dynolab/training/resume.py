@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from dynolab.training import distributed
+from dynolab import distributed
 from dynolab.training.engine import Engine
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynolab.training import distributed
+from dynolab import distributed
 from dynolab.training.deepspeed_engine import init_ranks
 
 if __name__ == "__main__":

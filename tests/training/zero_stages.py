@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from dynolab.training import distributed
+from dynolab import distributed
 from dynolab.training.config import TrainConfig
 from dynolab.training.deepspeed_engine import init_ranks
 from dynolab.training.loop import train

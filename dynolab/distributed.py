@@ -1,4 +1,4 @@
-"""The few collective operations that training needs; trivial where there is one process."""
+"""The few collective operations that training and analysis need; trivial for one process."""
 
 from __future__ import annotations
 
