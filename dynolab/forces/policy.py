@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dynolab.data.batches import TokenBatch
+from dynolab.data.batches import TokenBatch, collate
+from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.precision import dtype_preserving
 from dynolab.likelihood import ResponseLogits, token_logps
@@ -62,6 +63,12 @@ class PolicyFunction:
                     else f"the model's has shape {tuple(own.shape)}; give the record's own model",
                 )  # fmt: skip
         return {name: w.detach().to(self.device, self.dtype) for name, w in weights.items()}
+
+    def batch(self, sequences: Sequence[Encoded]) -> tuple[TokenBatch, list[int]]:
+        """Sequences as one batch on the policy's device, with the response tokens of each."""
+        # Padding stands right of every response and is masked: any id of the vocabulary serves.
+        batch = collate(sequences, pad_id=0).to(self.device)
+        return batch, [one.response_length for one in sequences]
 
     def logits(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, "tokens vocabulary"]:
         """Logits that predict each response token at the given weights."""

@@ -62,7 +62,7 @@ def pose(
     plain = [_side(one, side) for one, side in sides]
     for what, responses in (("observed", observed), ("updating", plain)):
         for number, one in enumerate(responses):
-            _check(f"{what}[{number}]", one, policy)
+            check_response(f"{what}[{number}]", one, policy)
     if isinstance(update, FrozenUpdate):
         wanted, scale, rate = set(update.scale), update.scale, 1.0
     else:
@@ -115,7 +115,8 @@ def _response(sequence: Encoded) -> tuple[int, ...]:
     return sequence.ids[sequence.prompt_length :]
 
 
-def _check(what: str, sequence: Encoded, policy: PolicyFunction) -> None:
+def check_response(what: str, sequence: Encoded, policy: PolicyFunction) -> None:
+    """Refuses a sequence that the model cannot score, naming it as `what`."""
     config = policy.model.config
     context = getattr(config, "max_position_embeddings", None)
     vocabulary = policy.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
