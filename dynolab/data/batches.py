@@ -52,6 +52,11 @@ class TokenBatch:
         """Side of every response token."""
         return self.side[self.sequence]
 
+    @property
+    def sequence_length(self) -> Int[Tensor, sequences]:
+        """Response tokens of every sequence."""
+        return self.sequence_sum(torch.ones_like(self.sequence))
+
     def sequence_sum(self, values: Float[Tensor, tokens]) -> Float[Tensor, sequences]:
         """Sum of a per-token quantity over each sequence's response."""
         zeros = values.new_zeros(len(self.side))

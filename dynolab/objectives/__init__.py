@@ -1,20 +1,39 @@
 """Objectives: one small object per loss that both trains and is analysed.
 
-To add one: write a file here with a config and a class as in `dpo.py`, and name it in
+To add one: write a file here with a config and a class as in `simpo.py`, and name it in
 `registry.py`. The trainer, the force engine and the forms take it from there.
 """
 
-from dynolab.objectives.base import Objective
-from dynolab.objectives.dpo import DPO, DPOConfig
+from dynolab.objectives.base import Objective, force
+from dynolab.objectives.dpo import DPO, DPOConfig, RobustDPO, RobustDPOConfig
+from dynolab.objectives.hinge import Hinge, HingeConfig, SLiC, SLiCConfig
+from dynolab.objectives.ipo import IPO, IPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, build_objective
-from dynolab.objectives.sft import SFT, SFTConfig
+from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
+from dynolab.objectives.simpo import SimPO, SimPOConfig
+from dynolab.objectives.sppo import SPPO, SPPOConfig
 
 __all__ = [
     "DPO",
+    "IPO",
     "SFT",
+    "SPPO",
     "DPOConfig",
+    "Hinge",
+    "HingeConfig",
+    "IPOConfig",
     "Objective",
     "ObjectiveConfig",
+    "RobustDPO",
+    "RobustDPOConfig",
     "SFTConfig",
+    "SFTExtended",
+    "SFTExtendedConfig",
+    "SLiC",
+    "SLiCConfig",
+    "SPPOConfig",
+    "SimPO",
+    "SimPOConfig",
     "build_objective",
+    "force",
 ]

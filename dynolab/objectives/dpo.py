@@ -1,76 +1,90 @@
-"""Direct preference optimisation."""
+"""Direct preference optimisation, with labels taken as certain or as noisy."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from pydantic import Field
 
-from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
+from dynolab.objectives.pairs import PairConfig, PairObjective, Pairs
 
 
-class DPOConfig(BaseModel):
-    """Settings of direct preference optimisation."""
+class DPOConfig(PairConfig):
+    """Settings of direct preference optimisation.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: Literal["dpo"] = "dpo"
-    beta: float = Field(0.1, gt=0, description="Inverse temperature β of the implicit reward.")
-
-
-class DPO:
-    """`L = −log σ(β d)`, `d = h_c − h_r`, h the response's log-ratio of policy to reference.
-
-    Rafailov et al., arXiv 2305.18290, eq. 7. Force (Ren & Sutherland, arXiv 2407.10490, eq. 8):
-    `c_l = +β(1 − σ(β d))` on chosen and `−β(1 − σ(β d))` on rejected tokens, over the step's
-    pairs; β(1 − σ) is the response-level dynamic learning rate.
+    SPIN (arXiv 2401.01335) is this loss with other data, not another loss: each of its iterations
+    is a training from the previous policy, whose own samples are the rejected answers
+    (`dynolab.data.onpolicy.with_rejected`); the reference is always the policy that a training
+    starts from, as SPIN asks.
     """
 
-    sides: ClassVar[tuple[int, ...]] = (CHOSEN, REJECTED)
-    needs_reference: ClassVar[bool] = True
+    name: Literal["dpo"] = "dpo"
+    beta: float = Field(0.1, gt=0, description="Inverse temperature β of the implicit reward.")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=0.5, description="Share ε of pairs taken to be labelled the wrong way round."
+    )
 
-    def __init__(self, config: DPOConfig) -> None:
-        self.config = config
 
-    def _rewards(
-        self, logps: Float[Tensor, tokens], batch: TokenBatch
-    ) -> tuple[Float[Tensor, pairs], Float[Tensor, pairs]]:
-        """Implicit rewards β·h of the chosen and the rejected response of each pair."""
-        assert batch.reference is not None, "the trainer scores the reference before the first step"
-        log_ratio = self.config.beta * batch.sequence_sum(logps - batch.reference)
-        return log_ratio[batch.side == CHOSEN], log_ratio[batch.side == REJECTED]
+class DPO(PairObjective[DPOConfig]):
+    """`φ = −(1 − ε) log σ(β d) − ε log σ(−β d)`, `d = h_c − h_r`, h the response's log-ratio.
 
-    def loss(self, logps: Float[Tensor, tokens], batch: TokenBatch) -> Float[Tensor, ""]:
-        """The batch's share of the step's mean −log σ(β d)."""
-        chosen, rejected = self._rewards(logps, batch)
-        return -F.logsigmoid(chosen - rejected).sum() / batch.totals.examples
+    Rafailov et al., arXiv 2305.18290, eq. 7; smoothed, it is conservative DPO (Mitchell, 2023).
+    Force (Ren & Sutherland, arXiv 2407.10490, eq. 8): `c_l = +β(1 − ε − σ(β d))` on chosen and
+    its negative on rejected tokens, over the step's pairs. With ε = 0 the response-level dynamic
+    learning rate is β(1 − σ) and never turns; with ε > 0 it turns where σ passes 1 − ε.
+    """
 
-    def learning_rates(
-        self, logps: Float[Tensor, tokens], batch: TokenBatch
-    ) -> Float[Tensor, tokens]:
-        """c_l = ±β(1 − σ(β d))/pairs, plus for chosen and minus for rejected tokens."""
-        chosen, rejected = self._rewards(logps, batch)
-        rate = self.config.beta * torch.sigmoid(rejected - chosen) / batch.totals.examples
-        sign = 1.0 - 2.0 * (batch.token_side == REJECTED).to(logps.dtype)
-        return sign * rate[batch.example[batch.sequence]]
+    @property
+    def reward_scale(self) -> float:
+        """β: the implicit reward is β h."""
+        return self.config.beta
 
-    def metrics(
-        self, logps: Float[Tensor, tokens], batch: TokenBatch
-    ) -> dict[str, Float[Tensor, ""]]:
-        """Rewards, margin, accuracy, both sides' log-probabilities and β(1 − σ)."""
-        logps = logps.detach()
-        chosen, rejected = self._rewards(logps, batch)
-        total = batch.sequence_sum(logps)
-        margin = chosen - rejected
-        return {
-            "train/margin": margin.sum(),
-            "train/accuracy": (margin > 0).to(logps.dtype).sum(),
-            "train/reward_chosen": chosen.sum(),
-            "train/reward_rejected": rejected.sum(),
-            "train/chosen_logp": total[batch.side == CHOSEN].sum(),
-            "train/rejected_logp": total[batch.side == REJECTED].sum(),
-            "train/dynamic_learning_rate": (self.config.beta * torch.sigmoid(-margin)).sum(),
-        }
+    def pair_loss(self, chosen: Pairs, rejected: Pairs) -> Pairs:
+        """−(1 − ε) log σ(β d) − ε log σ(−β d)."""
+        margin, noise = self.config.beta * (chosen - rejected), self.config.label_smoothing
+        return -(1 - noise) * F.logsigmoid(margin) - noise * F.logsigmoid(-margin)
+
+    def pair_rates(self, chosen: Pairs, rejected: Pairs) -> tuple[Pairs, Pairs]:
+        """β(1 − ε − σ(β d)) on both sides."""
+        margin, noise = self.config.beta * (chosen - rejected), self.config.label_smoothing
+        # 1 − ε − σ written without the difference from one, which rounds away at large margins.
+        pull = (1 - noise) * torch.sigmoid(-margin) - noise * torch.sigmoid(margin)
+        return self.config.beta * pull, self.config.beta * pull
+
+
+class RobustDPOConfig(PairConfig):
+    """Settings of robust direct preference optimisation."""
+
+    name: Literal["robust_dpo"] = "robust_dpo"
+    beta: float = Field(0.1, gt=0, description="Inverse temperature β of the implicit reward.")
+    label_smoothing: float = Field(
+        0.1, ge=0, lt=0.5, description="Known share ε of pairs labelled the wrong way round."
+    )
+
+
+class RobustDPO(PairObjective[RobustDPOConfig]):
+    """`φ = (−(1 − ε) log σ(β d) + ε log σ(−β d)) / (1 − 2ε)`: unbiased under flipped labels.
+
+    Chowdhury et al., arXiv 2403.00409. Force: `c_l = ±β((1 − ε)(1 − σ) + εσ)/(1 − 2ε)`,
+    plus on chosen and minus on rejected tokens: it never falls below βε/(1 − 2ε).
+    """
+
+    @property
+    def reward_scale(self) -> float:
+        """β: the implicit reward is β h."""
+        return self.config.beta
+
+    def pair_loss(self, chosen: Pairs, rejected: Pairs) -> Pairs:
+        """(−(1 − ε) log σ(β d) + ε log σ(−β d)) / (1 − 2ε)."""
+        margin, noise = self.config.beta * (chosen - rejected), self.config.label_smoothing
+        clean, flipped = -F.logsigmoid(margin), -F.logsigmoid(-margin)
+        return ((1 - noise) * clean - noise * flipped) / (1 - 2 * noise)
+
+    def pair_rates(self, chosen: Pairs, rejected: Pairs) -> tuple[Pairs, Pairs]:
+        """β((1 − ε)(1 − σ) + εσ)/(1 − 2ε) on both sides."""
+        margin, noise = self.config.beta * (chosen - rejected), self.config.label_smoothing
+        pull = (1 - noise) * torch.sigmoid(-margin) + noise * torch.sigmoid(margin)
+        rate = self.config.beta * pull / (1 - 2 * noise)
+        return rate, rate

@@ -8,14 +8,39 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from dynolab.objectives.base import Objective
-from dynolab.objectives.dpo import DPO, DPOConfig
-from dynolab.objectives.sft import SFT, SFTConfig
+from dynolab.objectives.dpo import DPO, DPOConfig, RobustDPO, RobustDPOConfig
+from dynolab.objectives.hinge import Hinge, HingeConfig, SLiC, SLiCConfig
+from dynolab.objectives.ipo import IPO, IPOConfig
+from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
+from dynolab.objectives.simpo import SimPO, SimPOConfig
+from dynolab.objectives.sppo import SPPO, SPPOConfig
 
-ObjectiveConfig = Annotated[SFTConfig | DPOConfig, Field(discriminator="name")]
+AnyConfig = (
+    SFTConfig
+    | SFTExtendedConfig
+    | DPOConfig
+    | RobustDPOConfig
+    | IPOConfig
+    | SLiCConfig
+    | HingeConfig
+    | SimPOConfig
+    | SPPOConfig
+)
+ObjectiveConfig = Annotated[AnyConfig, Field(discriminator="name")]
 
-_CLASSES: dict[str, Callable[[Any], Objective]] = {"sft": SFT, "dpo": DPO}
+_CLASSES: dict[str, Callable[[Any], Objective]] = {
+    "sft": SFT,
+    "sft_extended": SFTExtended,
+    "dpo": DPO,
+    "robust_dpo": RobustDPO,
+    "ipo": IPO,
+    "slic": SLiC,
+    "hinge": Hinge,
+    "simpo": SimPO,
+    "sppo": SPPO,
+}
 
 
-def build_objective(config: SFTConfig | DPOConfig) -> Objective:
+def build_objective(config: AnyConfig) -> Objective:
     """The objective that a config names."""
     return _CLASSES[config.name](config)

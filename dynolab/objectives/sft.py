@@ -1,4 +1,4 @@
-"""Supervised finetuning on the preferred answer."""
+"""Supervised finetuning on the preferred answer, or on both answers of a pair."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, TokenBatch
+from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
 
 
 class SFTConfig(BaseModel):
@@ -19,13 +19,25 @@ class SFTConfig(BaseModel):
     name: Literal["sft"] = "sft"
     normalise: Literal["sequence_sum", "token_mean"] = Field(
         "sequence_sum",
-        description="Sum over a response's tokens, averaged over examples (the papers' choice), "
+        description="Sum over a response's tokens, averaged over responses (the papers' choice), "
+        "or mean over all tokens of the step.",
+    )
+
+
+class SFTExtendedConfig(BaseModel):
+    """Settings of supervised finetuning on both answers of every pair."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: Literal["sft_extended"] = "sft_extended"
+    normalise: Literal["sequence_sum", "token_mean"] = Field(
+        "sequence_sum",
+        description="Sum over a response's tokens, averaged over responses (the papers' choice), "
         "or mean over all tokens of the step.",
     )
 
 
 class SFT:
-    """`L = −Σ_l log π(y_l | x, y_<l)`, divided by the step's examples or tokens.
+    """`L = −Σ_l log π(y_l | x, y_<l)`, divided by the step's responses or tokens.
 
     Force: `c_l = 1/denominator`, so `G_l = (π_l − e_{y_l})/denominator`
     (Ren & Sutherland, arXiv 2407.10490, eq. 4).
@@ -34,12 +46,12 @@ class SFT:
     sides: ClassVar[tuple[int, ...]] = (CHOSEN,)
     needs_reference: ClassVar[bool] = False
 
-    def __init__(self, config: SFTConfig) -> None:
+    def __init__(self, config: SFTConfig | SFTExtendedConfig) -> None:
         self.config = config
 
     def _denominator(self, batch: TokenBatch) -> int:
         by_token = self.config.normalise == "token_mean"
-        return batch.totals.tokens if by_token else batch.totals.examples
+        return batch.totals.tokens if by_token else batch.totals.examples * len(self.sides)
 
     def loss(self, logps: Float[Tensor, tokens], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's negative log-likelihood."""
@@ -55,4 +67,17 @@ class SFT:
         self, logps: Float[Tensor, tokens], batch: TokenBatch
     ) -> dict[str, Float[Tensor, ""]]:
         """Log-probability of the answers trained on."""
-        return {"train/chosen_logp": logps.detach().sum()}
+        total = batch.sequence_sum(logps.detach())
+        names = {CHOSEN: "train/chosen_logp", REJECTED: "train/rejected_logp"}
+        return {names[side]: total[batch.side == side].sum() for side in self.sides}
+
+
+class SFTExtended(SFT):
+    """SFT on two rows per pair, `(x, y⁺)` and `(x, y⁻)`: the papers' `extend`.
+
+    Before preference training it lifts the rejected answers out of the valley in which a negative
+    gradient would squeeze (Ren & Sutherland, arXiv 2407.10490). A step of as many pairs
+    has twice as many responses.
+    """
+
+    sides: ClassVar[tuple[int, ...]] = (CHOSEN, REJECTED)

@@ -7,22 +7,47 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, collate_examples, count_totals
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.likelihood import ResponseLogits, token_logps
-from dynolab.objectives import DPOConfig, SFTConfig, build_objective
+from dynolab.objectives import (
+    DPOConfig,
+    HingeConfig,
+    IPOConfig,
+    RobustDPOConfig,
+    SFTConfig,
+    SFTExtendedConfig,
+    SimPOConfig,
+    SLiCConfig,
+    SPPOConfig,
+    build_objective,
+)
 from dynolab.objectives.base import force
+from dynolab.objectives.pairs import PairObjective
 
-CONFIGS = [
-    SFTConfig(),
-    SFTConfig(normalise="token_mean"),
-    DPOConfig(beta=0.1),
-    DPOConfig(beta=2.0),
-]
-NAMES = ["sft", "sft-token-mean", "dpo", "dpo-steep"]
+BY_NAME = {
+    "sft": SFTConfig(),
+    "sft-token-mean": SFTConfig(normalise="token_mean"),
+    "sft-extended": SFTExtendedConfig(),
+    "sft-extended-token-mean": SFTExtendedConfig(normalise="token_mean"),
+    "dpo": DPOConfig(beta=0.1),
+    "dpo-steep": DPOConfig(beta=2.0),
+    "dpo-smoothed": DPOConfig(beta=0.5, label_smoothing=0.2),
+    "dpo-robust": RobustDPOConfig(beta=0.5, label_smoothing=0.2),
+    "ipo-sum": IPOConfig(beta=0.2),
+    "ipo-mean": IPOConfig(beta=0.2, normalise="mean"),
+    "slic": SLiCConfig(margin=2.0, sft_weight=0.3),
+    "slic-without-sft": SLiCConfig(margin=3.0, sft_weight=0.0),
+    "hinge": HingeConfig(beta=0.3),
+    "simpo": SimPOConfig(),
+    "sppo": SPPOConfig(beta=0.05),
+}
+NAMES, CONFIGS = list(BY_NAME), list(BY_NAME.values())
 VOCABULARY = 20
 
 
@@ -110,10 +135,67 @@ def test_a_force_with_one_token_shifted_or_a_side_flipped_is_not_the_gradient(co
         force(rates, logits.detach(), replace(batch, token=batch.token.roll(1))),
         force(rates, logits.detach().roll(1, dims=0), batch),
     ]
-    if REJECTED in objective.sides:
+    if (rates < 0).any():
         mutants.append(force(rates.abs(), logits.detach(), batch))
     for mutant in mutants:
         assert (mutant - truth).norm() / truth.norm() > 0.1
+
+
+PAIRED = [config for config in CONFIGS if isinstance(build_objective(config), PairObjective)]
+MARGINS = st.floats(-2000, 2000)
+
+
+@pytest.mark.parametrize("config", PAIRED, ids=lambda config: repr(config))
+@given(scores=st.lists(st.tuples(MARGINS, MARGINS), min_size=1, max_size=8))
+def test_weights_of_pairs_are_the_gradient_however_wide_the_margin(config, scores):
+    objective = build_objective(config)
+    pairs = torch.tensor(scores, dtype=torch.float64).T.requires_grad_()
+    (gradient,) = torch.autograd.grad(objective.pair_loss(*pairs).sum(), pairs)
+    up, down = objective.pair_rates(*pairs.detach())
+    torch.testing.assert_close(torch.stack([-up, down]), gradient, rtol=1e-9, atol=1e-300)
+
+
+@pytest.mark.parametrize("config", PAIRED, ids=lambda config: repr(config))
+def test_a_batch_reports_its_pairs_weights_and_rewards(config):
+    objective, batch = build_objective(config), batch_of(config)
+    logps = token_logps(random_logits(batch), batch)
+    named = objective.metrics(logps, batch)
+    assert all(not value.requires_grad for value in named.values())
+    rates = objective.learning_rates(logps.detach(), batch)
+    lengths = torch.bincount(batch.sequence) if objective.averages else torch.ones(12).double()
+    first = torch.cat([torch.tensor([0]), torch.bincount(batch.sequence).cumsum(0)[:-1]])
+    weight = rates[first] * lengths * len(EXAMPLES)
+    for side, name, sign in ((CHOSEN, "", 1), (REJECTED, "_rejected", -1)):
+        torch.testing.assert_close(
+            named[f"train/dynamic_learning_rate{name}"], sign * weight[batch.side == side].sum()
+        )
+    torch.testing.assert_close(
+        named["train/margin"], named["train/reward_chosen"] - named["train/reward_rejected"]
+    )
+
+
+def test_smoothed_dpo_turns_its_force_where_the_label_is_surer_than_it_may_be():
+    objective = build_objective(DPOConfig(beta=1.0, label_smoothing=0.25))
+    turn = torch.tensor([3.0], dtype=torch.float64).log()
+    zero = torch.zeros(1, dtype=torch.float64)
+    assert float(objective.pair_rates(turn - 0.1, zero)[0]) > 0
+    assert abs(float(objective.pair_rates(turn, zero)[0])) < 1e-15
+    assert float(objective.pair_rates(turn + 0.1, zero)[0]) < 0
+
+
+def test_extended_sft_is_sft_on_two_rows_per_pair():
+    pairs = batch_of(SFTExtendedConfig())
+    rows = [
+        EncodedExample(f"{one.id}{side}", answer, None)
+        for one in EXAMPLES
+        for side, answer in (("+", one.chosen), ("-", one.rejected))
+    ]
+    single = collate_examples(rows, 0, (CHOSEN,), count_totals(rows, (CHOSEN,)))
+    logps = token_logps(random_logits(pairs), pairs)
+    for normalise in ("sequence_sum", "token_mean"):
+        both = build_objective(SFTExtendedConfig(normalise=normalise)).loss(logps, pairs)
+        one = build_objective(SFTConfig(normalise=normalise)).loss(logps, single)
+        torch.testing.assert_close(both, one, rtol=1e-12, atol=0)
 
 
 def test_dpo_pushes_both_sides_alike_with_opposite_signs():

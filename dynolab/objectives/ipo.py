@@ -1,0 +1,54 @@
+"""Identity preference optimisation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from dynolab.objectives.pairs import PairConfig, PairObjective, Pairs
+
+
+class IPOConfig(PairConfig):
+    """Settings of identity preference optimisation."""
+
+    name: Literal["ipo"] = "ipo"
+    beta: float = Field(
+        0.1, gt=0, description="Strength of the regularisation, τ in the paper; target 1/(2β)."
+    )
+    normalise: Literal["sum", "mean"] = Field(
+        "sum",
+        description="Log-ratios summed over a response's tokens (the paper's equation), or "
+        "averaged over them (TRL's form): then β means another thing.",
+    )
+
+
+class IPO(PairObjective[IPOConfig]):
+    """`φ = (d − 1/(2β))²`, `d = h_c − h_r`, h a response's log-ratio, summed or averaged.
+
+    Azar et al., arXiv 2310.12036, eq. 17. Force: `c_l = ±2(1/(2β) − d)`, plus on chosen and minus
+    on rejected tokens (over n where averaged), over pairs. It turns once the margin is reached:
+    then chosen falls and rejected rises.
+    """
+
+    @property
+    def averages(self) -> bool:
+        """Whether log-ratios are averaged over tokens."""
+        return self.config.normalise == "mean"
+
+    @property
+    def reward_scale(self) -> float:
+        """β."""
+        return self.config.beta
+
+    def _missing(self, chosen: Pairs, rejected: Pairs) -> Pairs:
+        return 1 / (2 * self.config.beta) - (chosen - rejected)
+
+    def pair_loss(self, chosen: Pairs, rejected: Pairs) -> Pairs:
+        """(d − 1/(2β))²."""
+        return self._missing(chosen, rejected).square()
+
+    def pair_rates(self, chosen: Pairs, rejected: Pairs) -> tuple[Pairs, Pairs]:
+        """2(1/(2β) − d) on both sides."""
+        rate = 2 * self._missing(chosen, rejected)
+        return rate, rate

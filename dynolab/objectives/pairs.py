@@ -1,0 +1,103 @@
+"""What every loss on pairs of a chosen and a rejected answer shares."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+from jaxtyping import Float
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
+
+Pairs = Float[Tensor, "pairs"]
+
+
+class PairConfig(BaseModel):
+    """Base of the settings of a loss on pairs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Config = TypeVar("Config", bound=PairConfig)
+
+
+class PairObjective(ABC, Generic[Config]):
+    """`L = mean over pairs of φ(s_c, s_r)`, s one number per response, its score.
+
+    A response's score is the sum over its tokens of `log π`, less `log π_ref` where the loss has
+    a reference, divided by the number of tokens n where the loss averages. One loss differs from
+    another in φ alone. Its force weights are `c_l = −∂φ/∂s_c` on chosen and `−∂φ/∂s_r` on rejected
+    tokens, over n where averaged, over the step's pairs.
+    """
+
+    sides: ClassVar[tuple[int, ...]] = (CHOSEN, REJECTED)
+    needs_reference: ClassVar[bool] = True
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @property
+    def averages(self) -> bool:
+        """Whether a response's score is a mean over its tokens instead of a sum."""
+        return False
+
+    @property
+    @abstractmethod
+    def reward_scale(self) -> float:
+        """What a score is multiplied with to be the implicit reward that is logged."""
+
+    @abstractmethod
+    def pair_loss(self, chosen: Pairs, rejected: Pairs) -> Pairs:
+        """φ of every pair's two scores."""
+
+    @abstractmethod
+    def pair_rates(self, chosen: Pairs, rejected: Pairs) -> tuple[Pairs, Pairs]:
+        """How hard chosen is pushed up, `−∂φ/∂s_c`, and rejected down, `+∂φ/∂s_r`."""
+
+    def _scores(self, logps: Float[Tensor, tokens], batch: TokenBatch) -> tuple[Pairs, Pairs]:
+        """Scores of the chosen and of the rejected response of each pair."""
+        if self.needs_reference:
+            assert batch.reference is not None, "the reference is scored before the first step"
+            logps = logps - batch.reference
+        score = batch.sequence_sum(logps)
+        if self.averages:
+            score = score / batch.sequence_length
+        return score[batch.side == CHOSEN], score[batch.side == REJECTED]
+
+    def loss(self, logps: Float[Tensor, tokens], batch: TokenBatch) -> Float[Tensor, ""]:
+        """The batch's share of the step's mean φ."""
+        return self.pair_loss(*self._scores(logps, batch)).sum() / batch.totals.examples
+
+    def learning_rates(
+        self, logps: Float[Tensor, tokens], batch: TokenBatch
+    ) -> Float[Tensor, tokens]:
+        """c_l = −∂φ/∂s of the token's response, over its tokens where averaged, over pairs."""
+        up, down = self.pair_rates(*self._scores(logps, batch))
+        rate = logps.new_zeros(len(batch.side))
+        rate[batch.side == CHOSEN], rate[batch.side == REJECTED] = up, -down
+        if self.averages:
+            rate = rate / batch.sequence_length
+        return rate[batch.sequence] / batch.totals.examples
+
+    @torch.no_grad()
+    def metrics(
+        self, logps: Float[Tensor, tokens], batch: TokenBatch
+    ) -> dict[str, Float[Tensor, ""]]:
+        """Rewards, margin, accuracy, both sides' log-probabilities and both sides' weights."""
+        scores = self._scores(logps, batch)
+        chosen, rejected = (self.reward_scale * score for score in scores)
+        up, down = self.pair_rates(*scores)
+        total = batch.sequence_sum(logps)
+        return {
+            "train/margin": (chosen - rejected).sum(),
+            "train/accuracy": (chosen > rejected).to(logps.dtype).sum(),
+            "train/reward_chosen": chosen.sum(),
+            "train/reward_rejected": rejected.sum(),
+            "train/chosen_logp": total[batch.side == CHOSEN].sum(),
+            "train/rejected_logp": total[batch.side == REJECTED].sum(),
+            "train/dynamic_learning_rate": up.sum(),
+            "train/dynamic_learning_rate_rejected": down.sum(),
+        }
