@@ -30,6 +30,7 @@ from dynolab.forces.split import (
     split_step,
 )
 from dynolab.forces.token_map import build_token_map, token_forces
+from dynolab.forces.views import View
 
 __all__ = [
     "Breakdown",
@@ -42,6 +43,7 @@ __all__ = [
     "SideGradients",
     "StepForces",
     "UpdateSplit",
+    "View",
     "Weights",
     "breakdown",
     "build_token_map",

@@ -120,8 +120,9 @@ def _observe(
 ) -> dict[str, Float[Tensor, answers]]:
     """Measured change, and first order along every direction, of each answer."""
     place = midpoint(record.before, record.after)
-    moved = policy.logps(policy.cast(record.after), watched.batch) - watched.start
-    along = policy.change_along(place, directions.values(), watched.batch)
+    batch, view = watched.batch, watched.view
+    moved = policy.observed(policy.cast(record.after), batch, view) - watched.start
+    along = policy.change_along(place, directions.values(), batch, view=view)
     nothing = torch.zeros_like(moved)
     tokens = {"measured": moved, "from_chosen": nothing, "from_rejected": nothing,
               "from_history": nothing, **dict(zip(directions, along, strict=True))}  # fmt: skip

@@ -10,52 +10,60 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.forces.policy import PolicyFunction, Weights
+from dynolab.forces.views import View
 
 
 @dataclass(frozen=True)
 class OneStep:
-    """Δ log π of every response token of a batch over one change of the weights, in nats."""
+    """Δ log π at every response position of a batch over one change of the weights, in nats.
 
-    measured: Float[Tensor, tokens]
-    predicted: Float[Tensor, tokens]
+    Without a view there is one number a position, that of the realised token.
+    """
+
+    measured: Float[Tensor, "tokens ..."]
+    predicted: Float[Tensor, "tokens ..."]
 
     @property
-    def residual(self) -> Float[Tensor, tokens]:
+    def residual(self) -> Float[Tensor, "tokens ..."]:
         """What the first order leaves unexplained, measured − predicted."""
         return self.measured - self.predicted
 
 
 def one_step(
     policy: PolicyFunction, before: Weights, after: Weights, batch: TokenBatch,
-    *, at: Weights | None = None,
+    *, at: Weights | None = None, view: View | None = None,
 ) -> OneStep:  # fmt: skip
-    """Measured and predicted change of every response token between two states.
+    """Measured and predicted change at every response position between two states.
 
     Prediction: `Δ log π = ∂ log π/∂θ · (after − before)`, the derivative taken at the midpoint
     unless `at` names another place. With d = O(η), the residual is O(η²) at `before` and O(η³)
     at the midpoint, where the second order cancels, at the same cost.
+
+    **Arguments:** `view`: the tokens observed at every position; default: the realised one.
     """
     d = change_of(before, after)
     place = midpoint(before, after) if at is None else at
     return OneStep(
-        measured=measured_change(policy, before, after, batch),
-        predicted=policy.change_along(place, [d], batch)[0],
+        measured=measured_change(policy, before, after, batch, view=view),
+        predicted=policy.change_along(place, [d], batch, view=view)[0],
     )
 
 
 @torch.no_grad()
 def measured_change(
-    policy: PolicyFunction, before: Weights, after: Weights, batch: TokenBatch
-) -> Float[Tensor, tokens]:
-    """`log π_after − log π_before` of every response token, in nats."""
-    start = policy.logps(policy.cast(before), batch)
-    return policy.logps(policy.cast(after), batch) - start
+    policy: PolicyFunction, before: Weights, after: Weights, batch: TokenBatch,
+    *, view: View | None = None,
+) -> Float[Tensor, "tokens ..."]:  # fmt: skip
+    """`log π_after − log π_before` at every response position, in nats."""
+    start = policy.observed(policy.cast(before), batch, view)
+    return policy.observed(policy.cast(after), batch, view) - start
 
 
 @torch.no_grad()
 def central_difference(
-    policy: PolicyFunction, at: Weights, change: Weights, batch: TokenBatch
-) -> Float[Tensor, tokens]:
+    policy: PolicyFunction, at: Weights, change: Weights, batch: TokenBatch,
+    *, view: View | None = None,
+) -> Float[Tensor, "tokens ..."]:  # fmt: skip
     """`[log π(θ + h d) − log π(θ − h d)] / 2h`: the same derivative by an independent route.
 
     It needs forwards only. h makes the perturbation `ε^{1/3} ‖θ‖`, which balances truncation
@@ -65,7 +73,9 @@ def central_difference(
     reach = torch.finfo(policy.dtype).eps ** (1 / 3)
     h = float(reach * norm({name: place[name] for name in d}) / norm(d))
     forth, back = (
-        policy.logps({**place, **{name: place[name] + s * h * d[name] for name in d}}, batch)
+        policy.observed(
+            {**place, **{name: place[name] + s * h * d[name] for name in d}}, batch, view
+        )
         for s in (1, -1)
     )
     return (forth - back) / (2 * h)

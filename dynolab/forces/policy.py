@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 
@@ -17,6 +17,7 @@ from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.precision import dtype_preserving
+from dynolab.forces.views import View
 from dynolab.likelihood import ResponseLogits, token_logps
 
 Weights = Mapping[str, Tensor]
@@ -80,28 +81,55 @@ class PolicyFunction:
         """`log π(y_l | x, y_<l)` of every response token at the given weights, in nats."""
         return token_logps(self.logits(weights, batch), batch)
 
-    @torch.no_grad()
-    def change_along(
-        self, at: Weights, directions: Iterable[Weights], batch: TokenBatch
-    ) -> Float[Tensor, "directions tokens"]:
-        """`∂ log π/∂θ · d` of every response token for each direction d (forward-mode JVP).
+    def observed(
+        self, weights: Weights, batch: TokenBatch, view: View | None = None
+    ) -> Float[Tensor, "tokens ..."]:
+        """log π of what is observed: the realised tokens [tokens], or a view's [tokens, k]."""
+        if view is None:
+            return self.logps(weights, batch)
+        return view.logps(self.logits(weights, batch))
 
-        Directions share the pass through the primal network a few at a time; they may come from
-        a generator and are held no longer than that.
+    def change_along(
+        self, at: Weights, directions: Iterable[Weights], batch: TokenBatch,
+        *, view: View | None = None,
+    ) -> Float[Tensor, "directions tokens ..."]:  # fmt: skip
+        """`∂ log π/∂θ · d` at every response position for each direction d (forward-mode JVP).
 
         **Arguments:**
 
         - `at`: where the derivative is taken.
         - `directions`: changes of the weights; a parameter missing in one does not move there.
+        - `view`: the tokens observed at every position; default: the realised one.
 
-        **Returns:** first-order change of `log π` in nats, one row per direction.
+        **Returns:** first-order change of `log π` in nats, one entry per direction, with a last
+        axis over the view's tokens where there is a view.
+        """
+        together = self.tangents_together
+        if view is not None and view.tokens is None:
+            # Primal, tangent and result of every direction are tokens × vocabulary here.
+            together = max(1, min(together, _TANGENT_BYTES // (4 * self._logits_bytes(batch))))
+        return self.derivatives(
+            lambda weights: self.observed(weights, batch, view), at, directions, together=together
+        )
+
+    @torch.no_grad()
+    def derivatives(
+        self, function: Callable[[Weights], Tensor], at: Weights, directions: Iterable[Weights],
+        *, together: int | None = None,
+    ) -> Float[Tensor, "directions ..."]:  # fmt: skip
+        """`∂f/∂θ · d` of any function of the weights for each direction d (forward-mode JVP).
+
+        Directions share the pass through the primal network `together` at a time (default:
+        `tangents_together`); they may come from a generator and are held no longer than that.
         """
         at = self.cast(at)
         waiting: Iterator[Weights] = iter(directions)
-        rows = [torch.empty(0, len(batch.token), dtype=self.dtype, device=self.device)]
-        while together := list(islice(waiting, self.tangents_together)):
-            rows.append(self._jvps(at, [self.cast(one) for one in together], batch))
-        return torch.cat(rows)
+        rows = []
+        while some := list(islice(waiting, together or self.tangents_together)):
+            rows.append(self._jvps(function, at, [self.cast(one) for one in some]))
+        if not rows:
+            return function(at)[None][:0]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     @property
     def tangents_together(self) -> int:
@@ -109,9 +137,13 @@ class PolicyFunction:
         size = sum(w.numel() * w.element_size() for w in self.weights.values())
         return max(1, min(_MOST_TANGENTS, _TANGENT_BYTES // size))
 
+    def _logits_bytes(self, batch: TokenBatch) -> int:
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
+        return max(1, len(batch.token)) * vocabulary * self.dtype.itemsize
+
     def _jvps(
-        self, at: Weights, directions: Sequence[Weights], batch: TokenBatch
-    ) -> Float[Tensor, "directions tokens"]:
+        self, function: Callable[[Weights], Tensor], at: Weights, directions: Sequence[Weights]
+    ) -> Float[Tensor, "directions ..."]:
         moving = {name for one in directions for name in one}
         primal = {name: at.get(name, self.weights[name]) for name in moving}
         fixed = {name: w for name, w in at.items() if name not in moving}
@@ -120,11 +152,11 @@ class PolicyFunction:
             for name, w in primal.items()
         }
 
-        def logps(weights: Weights) -> Tensor:
-            return self.logps({**fixed, **weights}, batch)
+        def moved(weights: Weights) -> Tensor:
+            return function({**fixed, **weights})
 
         def along(tangent: Weights) -> Tensor:
-            return jvp(logps, (primal,), (tangent,))[1]
+            return jvp(moved, (primal,), (tangent,))[1]
 
         if len(directions) == 1:
             return along({name: t[0] for name, t in tangents.items()})[None]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, collate
@@ -15,27 +15,28 @@ from dynolab.data.results import ARGMAX
 from dynolab.data.rows import ProbeRow
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.split import PAD_ID
-from dynolab.likelihood import argmax_view, token_logps
+from dynolab.forces.views import View
 
 
 @dataclass(frozen=True)
 class Watched:
     """A batch of answers with y* of the chosen ones as further answers on the same sequences.
 
-    Answer a is of kind `kind[a]` and belongs to row `row[a]`; token n counts towards answer
-    `answer[n]`. `start` is log π before the step.
+    Answer a is of kind `kind[a]` and belongs to row `row[a]`. `view` holds the realised token and
+    y* of every position, `start` their log π before the step.
     """
 
     batch: TokenBatch
-    answer: Int[Tensor, tokens]
+    view: View
     row: list[int]
     kind: list[str]
-    start: Float[Tensor, tokens]
+    start: Float[Tensor, "tokens 2"]
 
-    def sums(self, values: Float[Tensor, tokens]) -> Float[Tensor, answers]:
-        """Sums of a per-token quantity over each answer."""
-        zeros = torch.zeros(len(self.row), dtype=torch.float64, device=values.device)
-        return zeros.index_add(0, self.answer, values.double())
+    def sums(self, values: Float[Tensor, "tokens 2"]) -> Float[Tensor, answers]:
+        """Sums over each answer of a quantity of the view's tokens."""
+        realised, best = (self.batch.sequence_sum(one) for one in values.double().unbind(1))
+        chosen = self.row[len(realised) :]
+        return torch.cat([realised, best[chosen]])
 
 
 @torch.no_grad()
@@ -45,25 +46,13 @@ def watch(
     """The batch of some rows, their log π and their argmax tokens at the weights before a step."""
     batch = collate([one for _, one in rows], PAD_ID).to(policy.device)
     logits = policy.logits(policy.cast(before), batch)
-    best = argmax_view(logits)
-    row, kind = list(range(len(rows))), [probe.kind for probe, _ in rows]
-    chosen = [number for number, (probe, _) in enumerate(rows) if probe.kind == "chosen"]
-    answer_of = torch.full((len(rows),), -1, device=policy.device)
-    for number in chosen:
-        answer_of[number] = len(row)
-        row.append(number)
-        kind.append(ARGMAX)
-    again = answer_of[batch.sequence] >= 0
-    both = replace(
-        batch,
-        sequence=torch.cat([batch.sequence, batch.sequence[again]]),
-        position=torch.cat([batch.position, batch.position[again]]),
-        token=torch.cat([batch.token, best.token[again]]),
-    )
+    view = View.realised(batch).beside(View.argmax(logits))
+    kinds = [probe.kind for probe, _ in rows]
+    chosen = [number for number, kind in enumerate(kinds) if kind == "chosen"]
     return Watched(
-        batch=both,
-        answer=torch.cat([batch.sequence, answer_of[batch.sequence][again]]),
-        row=row,
-        kind=kind,
-        start=torch.cat([token_logps(logits, batch), best.logp[again]]),
+        batch=batch,
+        view=view,
+        row=[*range(len(rows)), *chosen],
+        kind=[*kinds, *[ARGMAX] * len(chosen)],
+        start=view.logps(logits),
     )
