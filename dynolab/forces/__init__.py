@@ -29,6 +29,13 @@ from dynolab.forces.split import (
     side_gradients,
     split_step,
 )
+from dynolab.forces.terms import (
+    TokenTerms,
+    UpdatingTerms,
+    response_terms,
+    step_terms,
+    token_terms,
+)
 from dynolab.forces.token_map import build_token_map, token_forces
 from dynolab.forces.views import View
 
@@ -42,7 +49,9 @@ __all__ = [
     "PolicyFunction",
     "SideGradients",
     "StepForces",
+    "TokenTerms",
     "UpdateSplit",
+    "UpdatingTerms",
     "View",
     "Weights",
     "breakdown",
@@ -56,9 +65,12 @@ __all__ = [
     "one_step",
     "record_batch",
     "replay_error",
+    "response_terms",
     "rounding_floor",
     "side_gradients",
     "split_step",
     "step_forces",
+    "step_terms",
     "token_forces",
+    "token_terms",
 ]

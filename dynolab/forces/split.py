@@ -107,7 +107,7 @@ def side_gradients(
         side: {name: torch.zeros_like(w) for name, w in leaves.items()}
         for side in (CHOSEN, REJECTED)
     }
-    for examples in _micro_batches(record, objective.sides, batch_tokens):
+    for examples in micro_batches(record, objective.sides, batch_tokens):
         batch = record_batch(record, policy, examples)
         logps = policy.logps(leaves, batch)
         rates = objective.learning_rates(logps.detach(), batch)
@@ -184,7 +184,7 @@ def _accumulate(
         total += gradient
 
 
-def _micro_batches(
+def micro_batches(
     record: StepRecord, sides: Sequence[int], batch_tokens: int
 ) -> Iterator[list[int]]:
     """Example numbers whose padded sequences stay within a number of tokens."""

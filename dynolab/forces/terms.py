@@ -1,0 +1,155 @@
+"""The A and G of the decomposition, token by token: their exact norms, energy and entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dynolab.data.batches import CHOSEN, by_length
+from dynolab.data.encode import Encoded
+from dynolab.forces.policy import PolicyFunction, Weights
+from dynolab.forces.problem import Updating
+from dynolab.forces.split import micro_batches, record_batch
+from dynolab.likelihood import token_logps
+from dynolab.objectives import build_objective
+from dynolab.training.record import StepRecord
+
+
+@dataclass(frozen=True)
+class TokenTerms:
+    """What response tokens bring to `Δ log π_m = −η Σ_l A_m K_{m,l} G_l`, one number a token.
+
+    With `A = I − 1πᵀ` (V×V) and `G = c(π − e_y)` (Ren & Sutherland, arXiv 2407.10490, prop. 1):
+
+    - `logp`: log π_y in nats.
+    - `a_frobenius`: `‖A‖_F`, from `‖A‖²_F = V‖π‖² + V − 2`.
+    - `a_spectral`: `‖A‖₂ = √V ‖π‖₂`. A projects along 1 (Aᵀπ = 0 and A² = A), and an oblique
+      projection has the norm of its complement 1πᵀ. It is at least 1, for uniform π exactly.
+    - `energy`: 1 − π_y. `force_size`: `‖π − e_y‖₂`.
+    - `entropy`: `−Σ_v π_v log π_v` in nats.
+    - `learning_rate`: c, the dynamic learning rate; 1 where nothing is trained on the token, so
+      that G is then the force of −log π itself.
+
+    Energy, force size and entropy keep their digits as π_y → 1.
+    """
+
+    logp: Float[Tensor, tokens]
+    a_frobenius: Float[Tensor, tokens]
+    a_spectral: Float[Tensor, tokens]
+    energy: Float[Tensor, tokens]
+    force_size: Float[Tensor, tokens]
+    entropy: Float[Tensor, tokens]
+    learning_rate: Float[Tensor, tokens]
+
+    @property
+    def g_norm(self) -> Float[Tensor, tokens]:
+        """`‖G‖₂ = |c| ‖π − e_y‖₂`."""
+        return self.learning_rate.abs() * self.force_size
+
+    def split(self, lengths: Sequence[int]) -> list[TokenTerms]:
+        """The same terms, apart by consecutive responses of these lengths."""
+        parts = {name: values.split(list(lengths)) for name, values in vars(self).items()}
+        return [
+            TokenTerms(**dict(zip(parts, one, strict=True)))
+            for one in zip(*parts.values(), strict=True)
+        ]
+
+
+@torch.no_grad()
+def token_terms(
+    logits: Float[Tensor, "tokens vocabulary"],
+    token: Int[Tensor, tokens],
+    learning_rates: Float[Tensor, tokens] | None = None,
+) -> TokenTerms:
+    """Terms of the tokens y that these logits predict.
+
+    **Arguments:** `learning_rates`: c of every token (`Objective.learning_rates`); default: 1.
+    """
+    vocabulary = logits.shape[-1]
+    logps = torch.log_softmax(logits, dim=-1)
+    at = token[:, None]
+    # 1 − π_y and its like from the other tokens' logsumexp: subtracted from one they round away.
+    others = logps.scatter(-1, at, float("-inf"))
+    log_energy = torch.logsumexp(others, dim=-1)
+    log_square = torch.logsumexp(2 * others, dim=-1)
+    mass = torch.logsumexp(2 * logps, dim=-1).exp()
+    return TokenTerms(
+        logp=logps.gather(-1, at).squeeze(-1),
+        a_frobenius=(vocabulary * mass + vocabulary - 2).sqrt(),
+        a_spectral=(vocabulary * mass).sqrt(),
+        energy=log_energy.exp(),
+        force_size=(torch.logaddexp(log_square, 2 * log_energy) / 2).exp(),
+        entropy=_entropy(logps),
+        learning_rate=torch.ones_like(log_energy) if learning_rates is None else learning_rates,
+    )
+
+
+def _entropy(logps: Float[Tensor, "tokens vocabulary"]) -> Float[Tensor, tokens]:
+    """`−Σ π log π`, with log π of the likeliest token as log1p of minus the others' mass."""
+    top = logps.argmax(-1, keepdim=True)
+    rest = logps.scatter(-1, top, float("-inf"))
+    sure = torch.log1p(-torch.logsumexp(rest, dim=-1, keepdim=True).exp())
+    exact = logps.scatter(-1, top, sure).clamp(min=torch.finfo(logps.dtype).min)
+    return -(exact.exp() * exact).sum(-1)
+
+
+@torch.no_grad()
+def response_terms(
+    policy: PolicyFunction, sequences: Sequence[Encoded],
+    *, at: Weights | None = None, batch_tokens: int = 4_096,
+) -> list[TokenTerms]:  # fmt: skip
+    """Terms of every response's tokens at some weights, c = 1, in the sequences' order.
+
+    **Arguments:**
+
+    - `at`: the weights; default: the policy's own.
+    - `batch_tokens`: bound of sequences × padded length of one forward.
+    """
+    place = policy.cast(at or {})
+    found: dict[int, TokenTerms] = {}
+    for members in by_length(sequences, batch_tokens):
+        batch, lengths = policy.batch([sequences[number] for number in members])
+        terms = token_terms(policy.logits(place, batch), batch.token)
+        found.update(zip(members, terms.split(lengths), strict=True))
+    return [found[number] for number in range(len(sequences))]
+
+
+@dataclass(frozen=True)
+class UpdatingTerms:
+    """One response that a step trained on, with the terms of its tokens before the step."""
+
+    updating: Updating
+    terms: TokenTerms
+
+
+@torch.no_grad()
+def step_terms(
+    record: StepRecord, policy: PolicyFunction, *, batch_tokens: int = 4_096
+) -> list[UpdatingTerms]:
+    """Terms of every token that a recorded step trained on, with its dynamic learning rate c_l.
+
+    Taken at the weights before the step, where its gradient was; chosen and rejected responses
+    follow each other example by example. c_l holds the step's denominators, not its learning
+    rate or clip factor (`record.facts`).
+    """
+    objective = build_objective(record.facts.objective)
+    place = policy.cast(record.before)
+    made: list[UpdatingTerms] = []
+    for examples in micro_batches(record, objective.sides, batch_tokens):
+        batch = record_batch(record, policy, examples)
+        logits = policy.logits(place, batch)
+        rates = objective.learning_rates(token_logps(logits, batch), batch)
+        lengths = torch.bincount(batch.sequence, minlength=len(batch.side)).tolist()
+        parts = token_terms(logits, batch.token, rates).split(lengths)
+        for number, terms in enumerate(parts):
+            updating = Updating(
+                id=batch.ids[int(batch.example[number])],
+                side="chosen" if int(batch.side[number]) == CHOSEN else "rejected",
+                tokens=tuple(batch.token[batch.sequence == number].tolist()),
+            )
+            made.append(UpdatingTerms(updating, terms))
+    return made
