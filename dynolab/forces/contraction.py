@@ -143,7 +143,7 @@ def _table(
     name: str, observed: Sequence[Factors], updating: Sequence[Factors], into: Into,
     scale: Tensor | None, workspace: int,
 ) -> None:  # fmt: skip
-    """A vocabulary-sized matrix, used as embedding, as head, or as both."""
+    """A matrix of rank-one gradients, as the head's, or an embedding, or both in one."""
     embeds, heads = name in observed[0].rows, name in observed[0].point
     if heads:
         left, right = _joined(name, observed), _joined(name, updating)
@@ -162,15 +162,19 @@ def _table(
 
 def _joined(name: str, side: Sequence[Factors]) -> Point:
     points = [f.point[name] for f in side]
-    return Point(torch.cat([p.input for p in points]), torch.cat([p.signal for p in points]))
+    return Point(
+        torch.cat([p.input for p in points]), torch.cat([p.signal for p in points]),
+        points[0].transposed,
+    )  # fmt: skip
 
 
 def _scaled_points(left: Point, right: Point, out: Tensor, scale: Tensor, workspace: int) -> None:
     """`Σ_{v,i} δ_m[v] h_m[i] P[v,i] δ_l[v] h_l[i]`: P breaks rank one, so rows v are formed."""
-    vocabulary, d = scale.shape
+    scale = scale.T if left.transposed else scale
+    outputs, d = scale.shape
     tokens = out.shape[0] + out.shape[1]
-    width = slice_width(workspace, tokens * d * out.element_size(), vocabulary)
-    for low in range(0, vocabulary, width):
+    width = slice_width(workspace, tokens * d * out.element_size(), outputs)
+    for low in range(0, outputs, width):
         rows = slice(low, low + width)
         ours, theirs = (p.signal[:, rows, None] * p.input[:, None, :] for p in (left, right))
         out.addmm_(ours.flatten(1), (theirs * scale[rows]).flatten(1).T)

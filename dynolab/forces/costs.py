@@ -78,9 +78,11 @@ def _orders(
 def contraction_flops(
     rules: Sequence[Rule], observed: Sequence[Shape], updating: Sequence[Shape]
 ) -> int:
-    """Operations of route B's contraction: every matrix in the order that it is contracted in, the
-    head's two products `2 ΣM ΣL (d + V)`, norms and biases `2 ΣM ΣL d`. A table's rows that both
-    sequences hold depend on the text and are left out.
+    """Operations of route B's contraction.
+
+    Every matrix in the order that it is contracted in, a local one's two products
+    `2 ΣM ΣL (d_in + d_out)`, norms and biases `2 ΣM ΣL d`. A table's rows that both sequences hold
+    depend on the text and are left out.
     """
     M, L = (sum(tokens for tokens, _ in side) for side in (observed, updating))
     total = 0
@@ -88,7 +90,7 @@ def contraction_flops(
         d_in, d_out = rule.sizes
         if rule.kind == "linear" and rule.weight is not None:
             total += (
-                2 * M * L * (d_in + d_out) if rule.head
+                2 * M * L * (d_in + d_out) if rule.local
                 else matrix_flops(observed, updating, d_in, d_out)
             )  # fmt: skip
         total += 2 * M * L * d_out * (rule.bias is not None)
@@ -104,9 +106,12 @@ def route_flops(
     - columns (A): for every l a VJP on its sequence, `4 N T_u`, and a JVP on all observations,
       `6 N ΣT_o`;
     - rows (A'): the same with the sides exchanged;
-    - both sides (B): signals alone, `2 N T` for every token of either side, and the contraction.
+    - both sides (B): signals alone, `2 N T` for every token of either side, or once for all
+      tokens of a response where they are local, and the contraction.
     """
-    N = sum(math.prod(rule.sizes) for rule in rules if rule.kind == "linear" and not rule.head)
+    matrices = [rule for rule in rules if rule.kind == "linear" and not rule.head]
+    N = sum(math.prod(rule.sizes) for rule in matrices)
+    N_local = sum(math.prod(rule.sizes) for rule in matrices if rule.local)
     (M, T_o, MT_o), (L, T_u, LT_u) = (
         (sum(m for m, _ in side), sum(t for _, t in side), sum(m * t for m, t in side))
         for side in (observed, updating)
@@ -114,7 +119,9 @@ def route_flops(
     return {
         "columns": N * (4 * LT_u + 6 * L * T_o),
         "rows": N * (4 * MT_o + 6 * M * T_u),
-        "both_sides": 2 * N * (MT_o + LT_u) + contraction_flops(rules, observed, updating),
+        "both_sides": 2 * (N - N_local) * (MT_o + LT_u)
+        + 2 * N_local * (T_o + T_u)
+        + contraction_flops(rules, observed, updating),
     }
 
 
@@ -133,7 +140,7 @@ def factor_bytes(rules: Sequence[Rule], shape: Shape, item: int) -> int:
     numbers = 0
     for rule in rules:
         d_in, d_out = rule.sizes
-        if rule.head:
+        if rule.kind == "linear" and rule.local:
             numbers += tokens * (d_in + d_out)
         elif rule.kind == "linear":
             numbers += positions * d_in + tokens * positions * d_out

@@ -1,9 +1,8 @@
-"""Per-token gradients of log π as factors, by one batched backward pass per group of sequences."""
+"""Per-token gradients of log π as factors: what a module was given times what came back to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +14,7 @@ from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.rules import Rule
+from dynolab.forces.signals import Signal, Tail, token_signals
 from dynolab.forces.split import PAD_ID
 
 
@@ -37,13 +37,15 @@ class Rows:
 
 @dataclass(frozen=True)
 class Point:
-    """An output head: token m's gradient is rank one, `signal[m] input[m]ᵀ`.
+    """A matrix behind the last attention, such as the output head: token m's gradient is rank one.
 
-    Its signal e_{y_m} − π_m lives at the position that predicts m and nowhere else.
+    It is `signal[m] input[m]ᵀ`, at the position that predicts m, transposed where it says so. The
+    head's signal is e_{y_m} − π_m.
     """
 
-    input: Float[Tensor, "tokens d"]
-    signal: Float[Tensor, "tokens vocabulary"]
+    input: Float[Tensor, "tokens d_in"]
+    signal: Float[Tensor, "tokens d_out"]
+    transposed: bool
 
 
 @dataclass(frozen=True)
@@ -61,117 +63,47 @@ class Factors:
     dense: dict[str, Float[Tensor, "tokens size"]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Call:
-    rule: Rule
-    input: Tensor
-    output: Tensor
-
-
 def token_factors(
-    policy: PolicyFunction, at: Weights, rules: Sequence[Rule], generic: set[str],
-    sequence: Encoded,
+    policy: PolicyFunction, at: Weights, rules: Sequence[Rule], tail: Tail | None,
+    generic: set[str], sequence: Encoded,
 ) -> Factors:  # fmt: skip
     """Factors of ∇ log π_m for every response token of a sequence.
-
-    One forward pass; one backward from Σ log π to the head's input, whose rows are each one
-    token's own; then one backward, batched over the tokens, down to every module's output.
 
     **Arguments:**
 
     - `at`: all weights, already cast to the policy.
+    - `tail`: where positions are no longer mixed (`find_tail`).
     - `generic`: parameters whose per-token gradients are taken whole, by plain autograd.
     """
-    batch = collate([sequence], PAD_ID).to(policy.device)
-    with _recorded(rules) as calls, torch.enable_grad():
-        logps = policy.logps(at, batch)
-    heads = [call for call in calls if call.rule.head]
-    body = [call for call in calls if not call.rule.head and call.output.dim() == 3]
-    start, cotangent, *at_head = _start(logps, heads)
-    one_by_one = torch.eye(len(logps), dtype=logps.dtype, device=logps.device)
-    if heads:
-        one_by_one = one_by_one[:, :, None] * cotangent
-    signals = torch.autograd.grad(
-        start, [call.output for call in body], one_by_one, is_grads_batched=True, allow_unused=True
-    )
     factors = Factors(sequence.response_length, len(sequence.ids) - 1)
+    signals = token_signals(policy, at, rules, tail, sequence)
     with policy.differentiable():
-        for call, signal in zip(body, signals, strict=True):
-            if signal is None:
-                signal = call.output.new_zeros(len(logps), *call.output.shape)
-            _add(factors, call, signal.detach(), generic)
-    for call, signal in zip(heads, at_head, strict=True):
-        _add_point(factors, call, signal, generic)
+        for signal in signals:
+            _add(factors, signal, generic)
     if generic:
         factors.dense.update(_whole(policy, at, generic, sequence))
     return factors
 
 
-@contextmanager
-def _recorded(rules: Sequence[Rule]) -> Iterator[list[_Call]]:
-    """Every call of the rules' modules, with outputs that autograd can be asked about."""
-    calls: list[_Call] = []
-
-    def hook(rule: Rule):  # type: ignore[no-untyped-def]
-        def record(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-            # Weights are constants here, so the graph begins at the embeddings' outputs.
-            if not output.requires_grad:
-                output.requires_grad_()
-            calls.append(_Call(rule, arguments[0], output))
-
-        return record
-
-    handles = [rule.module.register_forward_hook(hook(rule)) for rule in rules]
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _start(logps: Tensor, heads: Sequence[_Call]) -> list[Tensor]:
-    """Where the batched backward starts, its cotangent, and the signal at every head's output.
-
-    Logits row m is token m's alone, so one backward of Σ log π gives every token's own signal
-    there, of any head (with bias, scale or soft cap), and its cotangent on the head's input.
-    """
-    if len(heads) != 1:
-        return [logps, torch.ones_like(logps)]
-    (head,) = heads
-    signal, cotangent = torch.autograd.grad(
-        logps.sum(), [head.output, head.input], retain_graph=True
-    )
-    return [head.input, cotangent, signal]
-
-
-def _add(
-    factors: Factors, call: _Call, signal: Float[Tensor, "tokens 1 length d_out"],
-    generic: set[str],
-) -> None:  # fmt: skip
+def _add(factors: Factors, signal: Signal, generic: set[str]) -> None:
     """Enters one call of a module; further calls of it add up."""
-    rule, delta = call.rule, signal[:, 0, : factors.positions]
+    rule, value = signal.rule, signal.input
+    weight = None if rule.weight in generic else rule.weight
     if rule.bias is not None and rule.bias not in generic:
-        _add_dense(factors, rule.bias, delta.sum(1))
-    if rule.weight is None or rule.weight in generic:
+        _add_dense(factors, rule.bias, signal.summed())
+    if weight is None:
         return
-    value = call.input[0, : factors.positions].detach()
     if rule.kind == "norm":
-        _add_dense(factors, rule.weight, (delta * _normed(rule, value)).sum(1))
+        _add_dense(factors, weight, signal.summed(_normed(rule, value)))
+    elif rule.local:
+        factors.point[weight] = Point(value, signal.delta, rule.transposed)
     elif rule.kind == "embedding":
-        factors.rows[rule.weight] = _table_rows(rule.module, value, delta)
+        factors.rows[weight] = _table_rows(rule.module, value, signal.delta)
     else:
-        old = factors.outer.get(rule.weight)
+        delta, old = signal.delta, factors.outer.get(weight)
         if old is not None:
             value, delta = torch.cat([old.input, value]), torch.cat([old.signal, delta], dim=1)
-        factors.outer[rule.weight] = Outer(value, delta, rule.transposed)
-
-
-def _add_point(factors: Factors, call: _Call, signal: Tensor, generic: set[str]) -> None:
-    rule = call.rule
-    if rule.bias is not None and rule.bias not in generic:
-        _add_dense(factors, rule.bias, signal)
-    if rule.weight is not None and rule.weight not in generic:
-        factors.point[rule.weight] = Point(call.input.detach(), signal)
+        factors.outer[weight] = Outer(value, delta, rule.transposed)
 
 
 def _add_dense(factors: Factors, name: str, gradient: Tensor) -> None:
@@ -218,8 +150,8 @@ def _gradients(value: Tensor, leaves: Weights) -> dict[str, Tensor]:
 
 
 def without_rule(
-    policy: PolicyFunction, at: Weights, rules: Sequence[Rule], wanted: set[str],
-    sequence: Encoded,
+    policy: PolicyFunction, at: Weights, rules: Sequence[Rule], tail: Tail | None,
+    wanted: set[str], sequence: Encoded,
 ) -> set[str]:  # fmt: skip
     """Wanted parameters whose factors do not give autograd's gradient of `Σ_m w_m log π_m`.
 
@@ -233,7 +165,7 @@ def without_rule(
     with torch.enable_grad():
         logps = policy.logps({**at, **leaves}, collate([sequence], PAD_ID).to(policy.device))
     truth = _gradients(w @ logps, leaves)
-    made = _summed(token_factors(policy, at, rules, set(), sequence), w, truth)
+    made = _summed(token_factors(policy, at, rules, tail, set(), sequence), w, truth)
     floor = 1e-6 * max(float(g.norm()) for g in truth.values())
     return {
         name for name, g in truth.items()
@@ -253,6 +185,7 @@ def _summed(factors: Factors, w: Tensor, like: Weights) -> dict[str, Tensor]:
         sums[name][rows.ids] = torch.einsum("m,mvd->vd", w, rows.rows)
     for name, point in factors.point.items():
         g = (point.signal * w[:, None]).T @ point.input
+        g = g.T if point.transposed else g
         sums[name] = sums[name] + g if name in sums else g
     for name, dense in factors.dense.items():
         sums[name] = (w @ dense).view_as(like[name])

@@ -16,6 +16,7 @@ from dynolab.forces.costs import Route, factor_bytes, shapes_of, split_to_fit
 from dynolab.forces.factors import Factors, token_factors, without_rule
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.rules import Rule, find_rules
+from dynolab.forces.signals import Tail, find_tail
 from dynolab.forces.split import PAD_ID
 
 Tile = tuple[slice, slice]
@@ -26,7 +27,8 @@ Tile = tuple[slice, slice]
 class Kernel:
     """Where gradients are taken, in which parameters, and in which metric P.
 
-    `rules` say which parameters have factors; those in `generic` have none and are taken whole.
+    `rules` say which parameters have factors, `tail` where their signals keep to one position;
+    those in `generic` have none and are taken whole.
     """
 
     policy: PolicyFunction
@@ -34,6 +36,7 @@ class Kernel:
     wanted: frozenset[str]
     scale: dict[str, Tensor] | None
     rules: list[Rule]
+    tail: Tail | None
     generic: frozenset[str]
 
     @classmethod
@@ -43,14 +46,20 @@ class Kernel:
     ) -> Kernel:  # fmt: skip
         """Finds the parameters' rules, and tries them against autograd on one sequence."""
         place = {**policy.weights, **({} if at is None else policy.cast(at))}
-        rules = find_rules(policy, wanted)
-        generic = without_rule(policy, place, rules, wanted, sample)
         cast = None if scale is None else policy.cast(scale)
-        return cls(policy, place, frozenset(wanted), cast, rules, frozenset(generic))
+        plain = find_rules(policy, wanted)
+        rules, tail = find_tail(policy, place, plain, sample)
+        generic = without_rule(policy, place, rules, tail, wanted, sample)
+        if generic and tail is not None:
+            rules, tail = plain, None
+            generic = without_rule(policy, place, rules, tail, wanted, sample)
+        return cls(policy, place, frozenset(wanted), cast, rules, tail, frozenset(generic))
 
     def factors(self, sequence: Encoded) -> Factors:
         """Per-token gradients of a sequence as factors."""
-        return token_factors(self.policy, self.at, self.rules, set(self.generic), sequence)
+        return token_factors(
+            self.policy, self.at, self.rules, self.tail, set(self.generic), sequence
+        )
 
     def bytes_of(self, sequence: Encoded) -> int:
         """Bytes of a sequence's factors."""

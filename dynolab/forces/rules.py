@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from dynolab.errors import ConfigError
+from dynolab.forces.logit_function import LogitFunction
 from dynolab.forces.policy import PolicyFunction
 from dynolab.forces.precision import is_rms_norm
 
@@ -24,6 +26,7 @@ class Rule:
     - norm: ∂/∂w = Σ_s δ_s ⊙ n_s and ∂/∂b = Σ_s δ_s, n the normed input before its scale.
 
     `weight` and `bias` are parameter names, None where the module has none or it is not wanted.
+    `local`: a token's signal lives at the position that predicts it and nowhere else.
     """
 
     module: nn.Module
@@ -32,6 +35,7 @@ class Rule:
     bias: str | None
     transposed: bool = False
     head: bool = False
+    local: bool = False
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -62,7 +66,7 @@ def find_rules(policy: PolicyFunction, wanted: set[str]) -> list[Rule]:
         name = names.get(id(parameter))
         return name if name in wanted else None
 
-    head = policy.model.get_output_embeddings()  # type: ignore[operator]
+    head = _head(policy.causal)
     rules = []
     for module in policy.model.modules():
         kind = _kind(module)
@@ -71,15 +75,34 @@ def find_rules(policy: PolicyFunction, wanted: set[str]) -> list[Rule]:
         weight, bias = name_of(module.weight), name_of(getattr(module, "bias", None))
         if weight or bias or module is head:
             transposed = type(module).__name__ == "Conv1D"
-            rules.append(Rule(module, kind, weight, bias, transposed, module is head))
+            rules.append(
+                Rule(module, kind, weight, bias, transposed, module is head, module is head)
+            )
     return rules
 
 
-def subspace(policy: PolicyFunction) -> set[str]:
-    """Parameters that move: those that require a gradient (adapters alone under LoRA)."""
-    named = list(policy.model.named_parameters())
+def subspace(function: LogitFunction) -> set[str]:
+    """Parameters that move: those that require a gradient (adapters alone under LoRA).
+
+    Where none does, all move, as in a model that was loaded to look at.
+
+    **Raises:** `ConfigError` for adapters that do not train: no training moves them with the rest.
+    """
+    named = list(function.model.named_parameters())
     trained = {name for name, p in named if p.requires_grad}
+    if not trained and any(hasattr(one, "merged_adapters") for one in function.model.modules()):
+        raise ConfigError(
+            "model", "its adapters do not train",
+            "load them with is_trainable=True, or call merge_and_unload() to move all weights",
+        )  # fmt: skip
     return trained or {name for name, _ in named}
+
+
+def _head(causal: nn.Module) -> nn.Module:
+    """The module that makes the logits; of a head that peft trains whole, its active copy."""
+    head = causal.get_output_embeddings()  # type: ignore[operator]
+    copies = getattr(head, "modules_to_save", None)
+    return copies[head.active_adapters[0]] if copies else head
 
 
 def _kind(module: nn.Module) -> Kind | None:
