@@ -94,7 +94,7 @@ class TangentKernel:
     ) -> Float[Tensor, "directions left_positions classes"]:  # fmt: skip
         """`K v` of several v: one VJP through `pull`'s side and one JVP on the left one each."""
         room = self.together(left_positions, vectors.shape[-1])
-        images = [self.push(left, pull(part)) for part in vectors.split(room)]
+        images = [self.push(left, pull(part)) for part in vectors.split(room) if len(part)]
         empty = vectors.new_empty(0, left_positions, vectors.shape[-1])
         return torch.cat([empty, *images])
 
