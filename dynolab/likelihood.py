@@ -9,6 +9,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dynolab.data.batches import TokenBatch
+from dynolab.errors import ConfigError
+
+
+def causal_model(model: nn.Module) -> nn.Module:
+    """The causal language model inside peft's wrapper; another model is its own.
+
+    **Raises:** `ConfigError` for prompt tuning, whose wrapper adds tokens that its model lacks.
+    """
+    inside = getattr(model, "get_base_model", None)
+    if inside is None:
+        return model
+    config = getattr(model, "active_peft_config", None)
+    if getattr(config, "is_prompt_learning", False):
+        raise ConfigError(
+            "model", type(config).__name__,
+            "virtual prompt tokens have no place in a batch; use adapters in the layers (LoRA)",
+        )  # fmt: skip
+    return inside()
 
 
 class ResponseLogits(nn.Module):
@@ -16,22 +34,24 @@ class ResponseLogits(nn.Module):
 
     The transformer runs over all positions; the head, whose output is batch × length × vocabulary
     where it is not restrained, runs only on the positions that predict a response token. The
-    logits are float32 whatever the weights are.
+    logits are float32 whatever the weights are. The model may hold adapters (peft).
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        causal_model(model)
 
     def forward(self, batch: TokenBatch) -> Float[Tensor, "tokens vocabulary"]:
         """Logits that predict each response token of the batch."""
-        hidden = self.model.base_model(  # type: ignore[operator]
+        causal = causal_model(self.model)
+        hidden = causal.base_model(  # type: ignore[operator]
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,
             position_ids=batch.position_ids,
             use_cache=False,
         ).last_hidden_state
-        head = self.model.get_output_embeddings()  # type: ignore[operator]
+        head = causal.get_output_embeddings()  # type: ignore[operator]
         logits = head(hidden[batch.sequence, batch.position])
         return logits if logits.dtype == torch.float64 else logits.float()
 

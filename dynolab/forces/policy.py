@@ -16,12 +16,31 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
+from dynolab.forces.checks import check_batch, check_finite, check_model
 from dynolab.forces.precision import dtype_preserving
 from dynolab.forces.views import View
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.likelihood import ResponseLogits, causal_model, token_logps
 
 Weights = Mapping[str, Tensor]
 """Tensors by parameter name; tied weights stand once, under their first name."""
+
+
+def cast_like(own: Weights, weights: Weights) -> dict[str, Tensor]:
+    """Weights on the device and in the dtype of a function's own, with its names and shapes.
+
+    **Raises:** `ConfigError` for what the function has not, nan and inf.
+    """
+    for name, tensor in weights.items():
+        mine = own.get(name)
+        if mine is None or mine.shape != tensor.shape:
+            raise ConfigError(
+                f"weights[{name}]", tuple(tensor.shape),
+                "the model has no such parameter" if mine is None
+                else f"the model's has shape {tuple(mine.shape)}; give the record's own model",
+            )  # fmt: skip
+    check_finite("weights", weights)
+    return {name: w.detach().to(own[name].device, own[name].dtype) for name, w in weights.items()}
+
 
 _TANGENT_BYTES = 2**28
 _MOST_TANGENTS = 8
@@ -39,13 +58,18 @@ class PolicyFunction:
 
     **Arguments:**
 
-    - `model`: a causal language model of transformers; it is left as it was found.
+    - `model`: a causal language model of transformers, plain or with LoRA adapters (peft); it is
+      left as it was found.
     - `dtype`: of weights and arithmetic. Under float64, RMSNorms and attention that would fall
       back to float32 keep their dtype.
+
+    **Raises:** `ConfigError` for a model that has no forces as it stands (`checks.check_model`).
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+        check_model(model)
         self.model, self.dtype = model, dtype
+        self.causal = causal_model(model)
         self._logits = ResponseLogits(model)
         self.weights: dict[str, Tensor] = {
             name: parameter.detach().to(dtype) for name, parameter in model.named_parameters()
@@ -54,16 +78,8 @@ class PolicyFunction:
         _log.info("force engine: attention on SDPA's math kernel (forward-mode derivatives)")
 
     def cast(self, weights: Weights) -> dict[str, Tensor]:
-        """Weights on the policy's device in its dtype; refuses names or shapes it has not."""
-        for name, tensor in weights.items():
-            own = self.weights.get(name)
-            if own is None or own.shape != tensor.shape:
-                raise ConfigError(
-                    f"weights[{name}]", tuple(tensor.shape),
-                    "the model has no such parameter" if own is None
-                    else f"the model's has shape {tuple(own.shape)}; give the record's own model",
-                )  # fmt: skip
-        return {name: w.detach().to(self.device, self.dtype) for name, w in weights.items()}
+        """Weights on the policy's device in its dtype; what the model has not is refused."""
+        return cast_like(self.weights, weights)
 
     def batch(self, sequences: Sequence[Encoded]) -> tuple[TokenBatch, list[int]]:
         """Sequences as one batch on the policy's device, with the response tokens of each."""
@@ -104,6 +120,7 @@ class PolicyFunction:
         **Returns:** first-order change of `log π` in nats, one entry per direction, with a last
         axis over the view's tokens where there is a view.
         """
+        check_batch(batch, self)
         together = self.tangents_together
         if view is not None and view.tokens is None:
             # Primal, tangent and result of every direction are tokens × vocabulary here.
@@ -138,7 +155,7 @@ class PolicyFunction:
         return max(1, min(_MOST_TANGENTS, _TANGENT_BYTES // size))
 
     def _logits_bytes(self, batch: TokenBatch) -> int:
-        vocabulary = self.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
+        vocabulary = self.causal.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
         return max(1, len(batch.token)) * vocabulary * self.dtype.itemsize
 
     def _jvps(
@@ -165,23 +182,24 @@ class PolicyFunction:
     @contextmanager
     def differentiable(self) -> Iterator[None]:
         """Eval mode and attention that has a forward-mode derivative; both are put back."""
-        training = self.model.training
-        attention = getattr(self.model.config, "_attn_implementation", "sdpa")
+        training = {module: module.training for module in self.model.modules()}
+        attention = getattr(self.causal.config, "_attn_implementation", "sdpa")
         exact = self.dtype == torch.float64
         # Eager attention's softmax computes in float32 whatever it is given.
         swap = attention not in (("sdpa",) if exact else ("sdpa", "eager"))
         if swap:
             _log.warning("force engine: attention %s has no forward-mode derivative in %s; "
                          "sdpa's math kernel takes its place", attention, self.dtype)  # fmt: skip
-            self.model.set_attn_implementation("sdpa")  # type: ignore[operator]
+            self.causal.set_attn_implementation("sdpa")  # type: ignore[operator]
         self.model.eval()
         try:
             with sdpa_kernel(SDPBackend.MATH), _exact(self.model, exact):
                 yield
         finally:
-            self.model.train(training)
+            for module, mode in training.items():
+                module.training = mode
             if swap:
-                self.model.set_attn_implementation(attention)  # type: ignore[operator]
+                self.causal.set_attn_implementation(attention)  # type: ignore[operator]
 
 
 def _exact(model: nn.Module, wanted: bool) -> AbstractContextManager[None]:

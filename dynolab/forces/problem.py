@@ -13,6 +13,7 @@ from torch import Tensor
 from dynolab.data.batches import CHOSEN, count_totals
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
+from dynolab.forces.checks import check_arithmetic, check_response
 from dynolab.forces.gram import Kernel
 from dynolab.forces.optimizers import FrozenUpdate
 from dynolab.forces.policy import PolicyFunction, Weights
@@ -50,11 +51,7 @@ def pose(
     objective: Objective, *, update: float | FrozenUpdate, at: Weights | None,
 ) -> Problem:  # fmt: skip
     """Checks a force map's arguments (`force_map`) and scores its updating responses."""
-    if policy.dtype not in (torch.float32, torch.float64):
-        raise ConfigError(
-            "policy.dtype", str(policy.dtype),
-            "products of gradients of 8 significant bits have no sign; use float32 or float64",
-        )  # fmt: skip
+    check_arithmetic(policy, "products of gradients of 8 significant bits have no sign")
     if not observed or not updating:
         empty = "updating" if observed else "observed"
         raise ConfigError(empty, [], "give at least one response")
@@ -67,12 +64,6 @@ def pose(
         wanted, scale, rate = set(update.scale), update.scale, 1.0
     else:
         wanted, scale, rate = subspace(policy), None, update
-    place = policy.weights if at is None else at
-    for name, weight in place.items():
-        if not bool(torch.isfinite(weight).all()):
-            raise ConfigError(
-                f"weights[{name}]", "nan or inf", "give a checkpoint before divergence"
-            )
     first = observed[0]
     sample = Encoded(first.ids[: first.prompt_length + SAMPLE_TOKENS], first.prompt_length)
     kernel = Kernel.build(policy, at, wanted, scale, sample)
@@ -113,21 +104,3 @@ def _side(example: RecordedExample, side: int) -> Encoded:
 
 def _response(sequence: Encoded) -> tuple[int, ...]:
     return sequence.ids[sequence.prompt_length :]
-
-
-def check_response(what: str, sequence: Encoded, policy: PolicyFunction) -> None:
-    """Refuses a sequence that the model cannot score, naming it as `what`."""
-    config = policy.model.config
-    context = getattr(config, "max_position_embeddings", None)
-    vocabulary = policy.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    if sequence.response_length < 1:
-        raise ConfigError(what, sequence.ids, "has no response tokens; give a response")
-    if sequence.prompt_length < 1:
-        raise ConfigError(what, sequence.ids, "has no prompt token to predict the first one from")
-    if context is not None and len(sequence.ids) > context:
-        raise ConfigError(what, f"{len(sequence.ids)} tokens", f"the context holds {context}")
-    if not 0 <= min(sequence.ids) <= max(sequence.ids) < vocabulary:
-        raise ConfigError(
-            what, max(sequence.ids),
-            f"the model's vocabulary has {vocabulary} tokens; encode with the model's tokenizer",
-        )  # fmt: skip
