@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dynolab.data.batches import TokenBatch
+from dynolab.data.batches import TokenBatch, TopTokens
 from dynolab.errors import ConfigError
 
 
@@ -59,8 +59,33 @@ class ResponseLogits(nn.Module):
 def token_logps(
     logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
 ) -> Float[Tensor, tokens]:
-    """`log π(y_l | x, y_<l)` of every response token, in nats."""
-    return torch.log_softmax(logits, dim=-1).gather(-1, batch.token[:, None]).squeeze(-1)
+    """`log π(y_l | x, y_<l)` of every response token at the batch's temperature, in nats."""
+    return _log_softmax(logits, batch).gather(-1, batch.token[:, None]).squeeze(-1)
+
+
+def target_logps(
+    logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
+) -> Float[Tensor, "tokens targets"]:
+    """`log π` of every response token and, beside it, of its position's `batch.top` tokens."""
+    return _log_softmax(logits, batch).gather(-1, batch.targets)
+
+
+def top_tokens(
+    logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch, ranks: int
+) -> TopTokens:
+    """Every position's `ranks` likeliest tokens and its entropy, at the batch's temperature."""
+    logps = _log_softmax(logits, batch)
+    best = logps.topk(ranks, dim=-1)
+    # An impossible token has no share in the entropy: 0 · −inf is none.
+    entropy = -(logps.exp() * logps.clamp_min(torch.finfo(logps.dtype).min)).sum(-1)
+    return TopTokens(best.indices, best.values, entropy)
+
+
+def _log_softmax(
+    logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
+) -> Float[Tensor, "tokens vocabulary"]:
+    scaled = logits if batch.temperature == 1 else logits / batch.temperature
+    return torch.log_softmax(scaled, dim=-1)
 
 
 @dataclass(frozen=True)

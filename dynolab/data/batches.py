@@ -19,11 +19,30 @@ CHOSEN, REJECTED = 0, 1
 class Totals:
     """Global denominators of one optimizer step, over all ranks and micro-batches.
 
-    Dividing by these makes loss and gradient independent of micro-batch, padding and ranks.
+    Dividing by these makes loss and gradient independent of micro-batch, padding and ranks. An
+    example has one sequence per side trained on, or is a group with one per completion.
     """
 
     examples: int
     tokens: int
+    sequences: int
+
+
+@dataclass(frozen=True)
+class TopTokens:
+    """The likeliest tokens of the sampling policy at every response position.
+
+    `token[:, k]` has rank k + 1 and log-probability `logp[:, k]` under the policy that sampled;
+    `entropy` is that policy's, in nats.
+    """
+
+    token: Int[Tensor, "tokens ranks"]
+    logp: Float[Tensor, "tokens ranks"]
+    entropy: Float[Tensor, tokens]
+
+    def to(self, device: torch.device | str) -> TopTokens:
+        """The same on another device."""
+        return TopTokens(self.token.to(device), self.logp.to(device), self.entropy.to(device))
 
 
 @dataclass(frozen=True)
@@ -33,6 +52,11 @@ class TokenBatch:
     Response token n is `token[n]`, predicted by the logits of sequence `sequence[n]` at position
     `position[n]` (the position before the token's own). Sequence b is side `side[b]` (0 chosen,
     1 rejected) of example `example[b]` of this batch.
+
+    Likelihoods are those of `softmax(logits / temperature)`. What only some objectives read, per
+    response token: `reference`, the reference's log-probability; `advantage`, what the token is
+    pushed with; `old`, its log-probability under the policy that sampled it (None: the policy at
+    hand, as in the first update after sampling); `top`, that policy's likeliest tokens.
     """
 
     input_ids: Int[Tensor, "sequences length"]
@@ -46,6 +70,16 @@ class TokenBatch:
     ids: tuple[str, ...]
     totals: Totals
     reference: Float[Tensor, tokens] | None = None
+    advantage: Float[Tensor, tokens] | None = None
+    old: Float[Tensor, tokens] | None = None
+    top: TopTokens | None = None
+    temperature: float = 1.0
+
+    @property
+    def targets(self) -> Int[Tensor, "tokens targets"]:
+        """Response tokens in the first column, then the likeliest tokens where there are any."""
+        own = self.token[:, None]
+        return own if self.top is None else torch.cat([own, self.top.token], dim=1)
 
     @property
     def token_side(self) -> Int[Tensor, tokens]:
@@ -67,7 +101,7 @@ class TokenBatch:
         moved: dict[str, Any] = {
             name: value.to(device)
             for name, value in vars(self).items()
-            if isinstance(value, torch.Tensor)
+            if isinstance(value, torch.Tensor | TopTokens)
         }
         return replace(self, **moved)
 
@@ -106,7 +140,7 @@ def collate(
         example=torch.tensor(list(example or range(len(sequences))), dtype=torch.long),
         side=torch.tensor(list(side or [CHOSEN] * len(sequences)), dtype=torch.long),
         ids=tuple(ids),
-        totals=totals or Totals(len(sequences), sum(one.response_length for one in sequences)),
+        totals=totals or _own_totals(len(sequences), sequences),
     )
 
 
@@ -126,8 +160,12 @@ def collate_examples(
 
 def count_totals(examples: Sequence[EncodedExample], sides: Sequence[int]) -> Totals:
     """Global denominators of one optimizer step on these examples."""
-    tokens = sum(_side(one, which).response_length for one in examples for which in sides)
-    return Totals(examples=len(examples), tokens=tokens)
+    return _own_totals(len(examples), [_side(one, which) for one in examples for which in sides])
+
+
+def _own_totals(examples: int, sequences: Sequence[Encoded]) -> Totals:
+    tokens = sum(one.response_length for one in sequences)
+    return Totals(examples=examples, tokens=tokens, sequences=len(sequences))
 
 
 def _side(example: EncodedExample, side: int) -> Encoded:

@@ -4,8 +4,10 @@ To add one: write a file here with a config and a class as in `simpo.py`, and na
 `registry.py`. The trainer, the force engine and the forms take it from there.
 """
 
-from dynolab.objectives.base import Objective, force
+from dynolab.objectives.advantages import group_advantages
+from dynolab.objectives.base import Objective, force, read_logps
 from dynolab.objectives.dpo import DPO, DPOConfig, RobustDPO, RobustDPOConfig
+from dynolab.objectives.grpo import GRPO, GRPOConfig
 from dynolab.objectives.hinge import Hinge, HingeConfig, SLiC, SLiCConfig
 from dynolab.objectives.ipo import IPO, IPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, build_objective
@@ -15,10 +17,12 @@ from dynolab.objectives.sppo import SPPO, SPPOConfig
 
 __all__ = [
     "DPO",
+    "GRPO",
     "IPO",
     "SFT",
     "SPPO",
     "DPOConfig",
+    "GRPOConfig",
     "Hinge",
     "HingeConfig",
     "IPOConfig",
@@ -36,4 +40,6 @@ __all__ = [
     "SimPOConfig",
     "build_objective",
     "force",
+    "group_advantages",
+    "read_logps",
 ]

@@ -5,22 +5,29 @@ from __future__ import annotations
 from typing import ClassVar, Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
+from dynolab.likelihood import target_logps, token_logps
 
 
 class Objective(Protocol):
-    """A loss on per-token log-probabilities with its closed-form force.
+    """A loss on log-probabilities of response tokens with its closed-form force.
 
-    `loss` divides by the batch's global totals, so that micro-batches and ranks add up.
+    `loss` divides by the batch's global totals, so that micro-batches and ranks add up. A `dense`
+    objective reads and weighs several tokens per position (`target_logps`, shape
+    "tokens targets"); any other the response tokens alone (`token_logps`, shape "tokens").
     """
 
     sides: ClassVar[tuple[int, ...]]
     """Which sides of an example it trains on."""
-    needs_reference: ClassVar[bool]
-    """Whether `batch.reference` must hold the reference policy's log-probabilities."""
+    dense: ClassVar[bool]
+    """Whether it also reads each position's likeliest tokens, `batch.top`."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether `batch.reference` must hold the reference policy's log-probabilities."""
 
     def loss(self, logps: Float[Tensor, tokens], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's loss."""
@@ -36,19 +43,38 @@ class Objective(Protocol):
         """Named sums over the batch's examples; the trainer divides by the step's examples."""
 
 
+def read_logps(
+    objective: Objective, logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
+) -> Float[Tensor, "tokens ..."]:
+    """The log-probabilities that an objective reads, in nats."""
+    return target_logps(logits, batch) if objective.dense else token_logps(logits, batch)
+
+
 def force(
-    learning_rates: Float[Tensor, tokens],
+    learning_rates: Float[Tensor, "tokens ..."],
     logits: Float[Tensor, "tokens vocabulary"],
     batch: TokenBatch,
 ) -> Float[Tensor, "tokens vocabulary"]:
-    """Force on the logits, `G_l = ∂loss/∂z_l = c_l (π_l − e_{y_l})`.
+    """Force on the logits, `G_l = ∂loss/∂z_l = Σ_j c_{l,j} (π_l − e_{t_{l,j}}) / T`.
 
-    Holds for every loss that depends on the logits through the realised tokens' log-probabilities
-    alone (Ren & Sutherland, arXiv 2407.10490, eq. 3 and its DPO counterpart). Its entries sum to
-    zero: adding a constant to all logits changes nothing.
+    The sum has one term, the response token's, unless the objective is dense; T is the batch's
+    temperature, at which π is taken. Holds for every loss that depends on the logits through these
+    tokens' log-probabilities alone (Ren & Sutherland, arXiv 2407.10490, eq. 3 and its DPO
+    counterpart). Its entries sum to zero: adding a constant to all logits changes nothing.
     """
-    target = batch.token[:, None]
+    warm = logits if batch.temperature == 1 else logits / batch.temperature
+    policy = torch.softmax(warm, dim=-1)
+    total = torch.zeros_like(policy)
+    columns = learning_rates.reshape(len(logits), -1) / batch.temperature
+    for rate, target in zip(columns.T, batch.targets.T, strict=False):
+        total += rate[:, None] * _pull(policy, target[:, None])
+    return total
+
+
+def _pull(
+    policy: Float[Tensor, "tokens vocabulary"], target: Int[Tensor, "tokens 1"]
+) -> Float[Tensor, "tokens vocabulary"]:
+    """π − e_y."""
     # 1 − π_y as the others' sum: subtracted from one it would round away where π_y is close to it.
-    others = torch.softmax(logits, dim=-1).scatter(-1, target, 0.0)
-    pull = others.scatter(-1, target, -others.sum(-1, keepdim=True))
-    return learning_rates[:, None] * pull
+    others = policy.scatter(-1, target, 0.0)
+    return others.scatter(-1, target, -others.sum(-1, keepdim=True))

@@ -34,6 +34,7 @@ class PairObjective(ABC, Generic[Config]):
     """
 
     sides: ClassVar[tuple[int, ...]] = (CHOSEN, REJECTED)
+    dense: ClassVar[bool] = False
     needs_reference: ClassVar[bool] = True
 
     def __init__(self, config: Config) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from dynolab.objectives.base import Objective
 from dynolab.objectives.dpo import DPO, DPOConfig, RobustDPO, RobustDPOConfig
+from dynolab.objectives.grpo import GRPO, GRPOConfig
 from dynolab.objectives.hinge import Hinge, HingeConfig, SLiC, SLiCConfig
 from dynolab.objectives.ipo import IPO, IPOConfig
 from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
@@ -25,6 +26,7 @@ AnyConfig = (
     | HingeConfig
     | SimPOConfig
     | SPPOConfig
+    | GRPOConfig
 )
 ObjectiveConfig = Annotated[AnyConfig, Field(discriminator="name")]
 
@@ -38,6 +40,7 @@ _CLASSES: dict[str, Callable[[Any], Objective]] = {
     "hinge": Hinge,
     "simpo": SimPO,
     "sppo": SPPO,
+    "grpo": GRPO,
 }
 
 

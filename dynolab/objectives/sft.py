@@ -44,6 +44,7 @@ class SFT:
     """
 
     sides: ClassVar[tuple[int, ...]] = (CHOSEN,)
+    dense: ClassVar[bool] = False
     needs_reference: ClassVar[bool] = False
 
     def __init__(self, config: SFTConfig | SFTExtendedConfig) -> None:

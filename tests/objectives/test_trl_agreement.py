@@ -121,5 +121,5 @@ def test_sft_token_mean_is_trl_s_loss(tmp_path, examples):
         gradient(policy, ours), gradient(trainer.model, theirs), rtol=1e-4, atol=1e-6
     )
     tokens = sum(one.response_length for one in chosen)
-    summed = SFT(SFTConfig()).loss(logps, replace(batch, totals=Totals(3, tokens)))
+    summed = SFT(SFTConfig()).loss(logps, replace(batch, totals=Totals(3, tokens, 3)))
     torch.testing.assert_close(summed, theirs * tokens / 3)

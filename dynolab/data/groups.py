@@ -1,0 +1,98 @@
+"""Groups: several sampled completions of one prompt, as batches for policy-gradient objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, TopTokens, Totals, collate
+from dynolab.data.encode import Encoded
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled response with what its objective reads, per response token.
+
+    `advantage` is what each token is pushed with; `old` and `reference` are log-probabilities in
+    nats under the policy that sampled and under the reference, at the temperature of the sampling.
+    """
+
+    encoded: Encoded
+    advantage: Float[Tensor, response]
+    old: Float[Tensor, response] | None = None
+    reference: Float[Tensor, response] | None = None
+    top: TopTokens | None = None
+
+    @property
+    def side(self) -> int:
+        """Chosen where the completion is pushed up, rejected where down, as in a pair."""
+        return REJECTED if bool((self.advantage < 0).any()) else CHOSEN
+
+
+@dataclass(frozen=True)
+class Group:
+    """The completions of one prompt; a batch's example."""
+
+    id: str
+    completions: tuple[Completion, ...]
+
+
+def collate_groups(
+    groups: Sequence[Group], pad_id: int, totals: Totals, *, temperature: float = 1.0
+) -> TokenBatch:
+    """Batch of groups, a group's completions one after another.
+
+    A completion stands on the chosen side where its advantage pushes it up and on the rejected
+    side where it pushes it down, so that forces split into the two as they do for pairs.
+
+    **Arguments:**
+
+    - `totals`: the step's (`count_group_totals` of all its groups, here and elsewhere).
+    - `temperature`: of the sampling; the policy's likelihoods are taken at it too.
+    """
+    all_of = [one for group in groups for one in group.completions]
+    batch = collate(
+        [one.encoded for one in all_of],
+        pad_id,
+        example=[number for number, group in enumerate(groups) for _ in group.completions],
+        side=[one.side for one in all_of],
+        ids=[group.id for group in groups],
+        totals=totals,
+    )
+    return replace(
+        batch,
+        advantage=torch.cat([one.advantage for one in all_of]),
+        old=_joined(all_of, lambda one: one.old),
+        reference=_joined(all_of, lambda one: one.reference),
+        top=_joined_top([one.top for one in all_of]),
+        temperature=temperature,
+    )
+
+
+def count_group_totals(groups: Sequence[Group]) -> Totals:
+    """Global denominators of one optimizer step on these groups."""
+    lengths = [one.encoded.response_length for group in groups for one in group.completions]
+    return Totals(examples=len(groups), tokens=sum(lengths), sequences=len(lengths))
+
+
+def _joined(
+    completions: Sequence[Completion], part: Callable[[Completion], Tensor | None]
+) -> Tensor | None:
+    """A per-token part of all completions, None where any lacks it."""
+    parts = [values for one in completions if (values := part(one)) is not None]
+    return torch.cat(parts) if len(parts) == len(completions) else None
+
+
+def _joined_top(tops: Sequence[TopTokens | None]) -> TopTokens | None:
+    parts = [top for top in tops if top is not None]
+    if len(parts) < len(tops):
+        return None
+    return TopTokens(
+        torch.cat([top.token for top in parts]),
+        torch.cat([top.logp for top in parts]),
+        torch.cat([top.entropy for top in parts]),
+    )

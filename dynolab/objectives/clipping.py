@@ -1,0 +1,119 @@
+"""What clipped policy gradients on sampled groups share: ratios, clipping, KL, denominators."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from dynolab.data.batches import TokenBatch
+from dynolab.errors import ConfigError
+
+Tokens = Float[Tensor, "tokens"]
+
+
+class ClippedConfig(BaseModel):
+    """Base of the settings of a clipped policy gradient."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    clip_low: float = Field(0.2, gt=0, lt=1, description="The ratio counts down to 1 − this.")
+    clip_high: float = Field(0.2, gt=0, description="The ratio counts up to 1 + this.")
+    kl: float = Field(0.0, ge=0, description="Weight β of the divergence from the reference.")
+    scale_by_std: bool = Field(
+        True, description="Divide a group's centred rewards by their standard deviation."
+    )
+    aggregation: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(
+        "dapo",
+        description="grpo: mean over completions of their token means. dapo and bnpo: mean over "
+        "all tokens of the step (bnpo's mean is taken per batch, and a step is one batch here). "
+        "dr_grpo: sum over tokens, over completions and max_tokens.",
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, description="Longest completion that sampling allows; dr_grpo divides by it."
+    )
+
+    @model_validator(mode="after")
+    def _names_its_length(self) -> ClippedConfig:
+        if self.aggregation == "dr_grpo" and self.max_tokens is None:
+            raise ConfigError(
+                "max_tokens", None, "dr_grpo divides by it: set what the sampling's limit is"
+            )
+        return self
+
+
+def advantages(batch: TokenBatch) -> Tokens:
+    """What each token is pushed with.
+
+    **Raises:** `ConfigError` for a batch that holds no sampled groups.
+    """
+    if batch.advantage is None:
+        raise ConfigError(
+            "objective", "a policy gradient",
+            "it learns from sampled groups (collate_groups), not from rows of preferred answers",
+        )  # fmt: skip
+    return batch.advantage
+
+
+def token_weights(config: ClippedConfig, batch: TokenBatch, like: Tokens) -> Tokens:
+    """What each token's term is multiplied with: one over its denominator."""
+    totals = batch.totals
+    if config.aggregation == "grpo":
+        return 1 / (totals.sequences * batch.sequence_length[batch.sequence]).to(like)
+    if config.aggregation == "dr_grpo":
+        assert config.max_tokens is not None
+        return torch.full_like(like, 1 / (totals.sequences * config.max_tokens))
+    return torch.full_like(like, 1 / totals.tokens)
+
+
+def clipped(config: ClippedConfig, ratio: Tokens, advantage: Tokens) -> Tokens:
+    """`min(ρÂ, clip(ρ, 1 − ε_low, 1 + ε_high)Â)`, Schulman et al., arXiv 1707.06347, eq. 7."""
+    bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    return torch.minimum(ratio * advantage, bounded * advantage)
+
+
+def live(config: ClippedConfig, ratio: Tokens, advantage: Tokens) -> Bool[Tensor, tokens]:
+    """Where `clipped` still has a slope: ρ ≤ 1 + ε_high if Â > 0, ρ ≥ 1 − ε_low if Â < 0.
+
+    Clipping is one-sided: a ratio that went the wrong way is brought back however far it is.
+    """
+    up, down = ratio <= 1 + config.clip_high, ratio >= 1 - config.clip_low
+    return torch.where(advantage > 0, up, down)
+
+
+def divergence(logps: Tokens, batch: TokenBatch) -> Tokens:
+    """k3 of each token, `e^{ref − π} − (ref − π) − 1`: its mean over samples estimates the KL.
+
+    Schulman, *Approximating KL divergence* (2020); Shao et al., arXiv 2402.03300, eq. 4.
+    """
+    gap = _gap(logps, batch)
+    return torch.expm1(gap) - gap
+
+
+def divergence_rate(logps: Tokens, batch: TokenBatch) -> Tokens:
+    """`−∂k3/∂log π = e^{ref − π} − 1`."""
+    return torch.expm1(_gap(logps, batch))
+
+
+def _gap(logps: Tokens, batch: TokenBatch) -> Tokens:
+    assert batch.reference is not None, "objectives with kl > 0 say that they need a reference"
+    return batch.reference - logps
+
+
+def report(
+    config: ClippedConfig, logps: Tokens, ratio: Tokens, batch: TokenBatch
+) -> dict[str, Float[Tensor, ""]]:
+    """Means over the step's tokens, as sums per example: ratio, clipped share, log-prob, KL."""
+    advantage = advantages(batch)
+    named = {
+        "train/ratio": ratio,
+        "train/clip_fraction": (~live(config, ratio, advantage)).to(ratio) * (advantage != 0),
+        "train/logp_per_token": logps,
+        "train/advantage_size": advantage.abs(),
+    }
+    if config.kl:
+        named["train/kl"] = divergence(logps, batch)
+    share = batch.totals.examples / batch.totals.tokens
+    return {name: values.detach().sum() * share for name, values in named.items()}

@@ -1,0 +1,167 @@
+"""Group relative policy optimisation: its force, its clipping and its denominators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynolab.data.batches import CHOSEN, REJECTED
+from dynolab.data.groups import collate_groups, count_group_totals
+from dynolab.errors import ConfigError
+from dynolab.likelihood import token_logps
+from dynolab.objectives import GRPOConfig, build_objective, group_advantages
+from dynolab.objectives.base import force
+from dynolab.objectives.clipping import clipped, live
+from tests.objectives.sampled import GROUPS, VOCABULARY, batch_of
+
+CONFIGS = [
+    GRPOConfig(aggregation="grpo"),
+    GRPOConfig(aggregation="grpo", ratio="sequence", clip_low=0.05, clip_high=0.08, kl=0.1),
+    GRPOConfig(aggregation="dapo", clip_high=0.28),
+    GRPOConfig(aggregation="bnpo", kl=0.05),
+    GRPOConfig(aggregation="dr_grpo", max_tokens=9, kl=2.0),
+]
+
+
+def label(config: GRPOConfig) -> str:
+    return f"{config.aggregation}-{config.ratio}-{config.kl}"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+@pytest.mark.parametrize("config", CONFIGS, ids=label)
+def test_the_force_is_the_loss_s_gradient_by_the_logits_at_any_temperature(config, temperature):
+    objective = build_objective(config)
+    batch, logits = batch_of(temperature=temperature)
+    logps = token_logps(logits, batch)
+    loss = objective.loss(logps, batch)
+    by_logps, by_logits = torch.autograd.grad(loss, (logps, logits))
+    rates = objective.learning_rates(logps.detach(), batch)
+    torch.testing.assert_close(rates, -by_logps, rtol=1e-10, atol=1e-15)
+    closed = force(rates, logits.detach(), batch)
+    torch.testing.assert_close(closed, by_logits, rtol=1e-9, atol=1e-14)
+    assert closed.sum(-1).abs().max() <= VOCABULARY * 2**-52 * closed.abs().max()
+    cold = force(rates, logits.detach(), replace(batch, temperature=1.0))
+    assert temperature == 1 or (cold - by_logits).norm() / by_logits.norm() > 0.1
+
+
+LOG_RATIO = st.floats(-30, 30)
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+@given(
+    drift=st.lists(LOG_RATIO, min_size=3, max_size=3),
+    advantage=st.lists(st.floats(-5, 5), min_size=3, max_size=3),
+)
+def test_weights_are_the_gradient_however_far_the_policy_went(ratio, drift, advantage):
+    """A sequence's tokens may have their own advantages; ratios of e^±30 are clipped or not."""
+    objective = build_objective(GRPOConfig(ratio=ratio, kl=0.1))
+    batch, _ = batch_of(GROUPS[:1])
+    three = torch.arange(len(batch.token)) % 3
+    batch = replace(batch, advantage=torch.tensor(advantage, dtype=torch.float64)[three])
+    moved = batch.old + torch.tensor(drift, dtype=torch.float64)[three]
+    logps = moved.requires_grad_()
+    (gradient,) = torch.autograd.grad(objective.loss(logps, batch), logps)
+    rates = objective.learning_rates(logps.detach(), batch)
+    torch.testing.assert_close(rates, -gradient, rtol=1e-9, atol=1e-13)
+
+
+def test_clipping_is_one_sided():
+    """A two-sided indicator would leave alone the tokens that must be brought back."""
+    config = GRPOConfig()
+    ratio = torch.tensor([0.5, 1.0, 1.5, 0.5, 1.0, 1.5], dtype=torch.float64).requires_grad_()
+    advantage = torch.tensor([1.0, 1, 1, -1, -1, -1], dtype=torch.float64)
+    (slope,) = torch.autograd.grad(clipped(config, ratio, advantage).sum(), ratio)
+    mask = live(config, ratio, advantage)
+    assert mask.tolist() == [True, True, False, False, True, True]
+    torch.testing.assert_close(slope, advantage * mask)
+
+
+@pytest.mark.parametrize("edge", [1 + 0.2, 1 - 0.2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_very_edge_of_the_clip_has_autograd_s_slope(edge, dtype, sign):
+    config = GRPOConfig()
+    ratio = torch.tensor([edge], dtype=dtype).requires_grad_()
+    advantage = torch.tensor([sign], dtype=dtype)
+    (slope,) = torch.autograd.grad(clipped(config, ratio, advantage).sum(), ratio)
+    torch.testing.assert_close(slope, advantage * live(config, ratio, advantage))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=label)
+def test_micro_batches_of_groups_add_up(config):
+    objective = build_objective(config)
+    batch, logits = batch_of()
+    whole = objective.loss(token_logps(logits, batch), batch)
+    names = objective.metrics(token_logps(logits, batch), batch)
+    parts, sums = [], dict.fromkeys(names, 0.0)
+    for size in ([GROUPS[0]], GROUPS[1:]):
+        part, part_logits = batch_of(size)
+        logps = token_logps(part_logits, part)
+        parts.append(objective.loss(logps, part))
+        for name, value in objective.metrics(logps, part).items():
+            sums[name] += float(value)
+    torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=0)
+    assert sums == pytest.approx({name: float(value) for name, value in names.items()})
+
+
+def test_the_first_update_after_sampling_needs_no_old_log_probabilities():
+    objective = build_objective(GRPOConfig(aggregation="grpo"))
+    batch, logits = batch_of(drift=0.0)
+    logps = token_logps(logits, batch)
+    (told,) = torch.autograd.grad(objective.loss(logps, batch), logps, retain_graph=True)
+    fresh = replace(batch, old=None)
+    (own,) = torch.autograd.grad(objective.loss(logps, fresh), logps)
+    torch.testing.assert_close(own, told)
+    torch.testing.assert_close(objective.learning_rates(logps.detach(), fresh), -own)
+
+
+def test_a_completion_stands_on_the_side_its_advantage_pushes_it_to():
+    batch, _ = batch_of()
+    assert bool((batch.advantage[batch.token_side == CHOSEN] >= 0).all())
+    assert bool((batch.advantage[batch.token_side == REJECTED] < 0).all())
+    assert len(batch.side) == sum(len(group.completions) for group in GROUPS)
+    assert [batch.ids[number] for number in batch.example.tolist()] == [
+        group.id for group in GROUPS for _ in group.completions
+    ]
+    assert batch.totals.sequences == len(batch.side)
+
+
+def test_a_batch_of_groups_moves_whole():
+    batch, _ = batch_of(temperature=0.5)
+    moved = batch.to("meta")
+    assert moved.top.token.is_meta and moved.advantage.is_meta and moved.old.is_meta
+    assert moved.temperature == 0.5
+
+
+def test_groups_without_a_reference_are_collated_without_one():
+    bare = [
+        replace(one, completions=tuple(replace(c, reference=None) for c in one.completions))
+        for one in GROUPS
+    ]
+    batch = collate_groups(bare, 0, count_group_totals(bare))
+    assert batch.reference is None and batch.old is None and batch.top is None
+
+
+def test_advantages_of_known_rewards():
+    got = group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64))
+    size = 0.5 / (3**-0.5 + 1e-4)  # Bessel's deviation of half ones is 1/√3
+    torch.testing.assert_close(got, size * torch.tensor([1.0, -1, -1, 1], dtype=torch.float64))
+    raw = group_advantages(torch.tensor([1.0, 0.0]), scale_by_std=False)
+    assert raw.tolist() == [0.5, -0.5]
+    assert group_advantages(torch.full((4,), 0.7)).abs().max() < 1e-3
+
+
+def test_bad_settings_are_named():
+    with pytest.raises(ConfigError, match="max_tokens"):
+        GRPOConfig(aggregation="dr_grpo")
+    with pytest.raises(ConfigError, match="group size"):
+        group_advantages(torch.tensor([1.0]))
+    batch, logits = batch_of()
+    with pytest.raises(ConfigError, match="sampled groups"):
+        build_objective(GRPOConfig()).loss(
+            token_logps(logits, batch), replace(batch, advantage=None)
+        )
