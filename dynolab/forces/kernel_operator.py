@@ -57,6 +57,8 @@ class TangentKernel:
         place = {**function.weights, **({} if at is None else function.cast(at))}
         metric = None if scale is None else function.cast(scale)
         moving = frozenset(subspace(function) if metric is None else metric)
+        if not moving:
+            raise ConfigError("scale", {}, "name the parameters that move, at least one")
         return cls(function, place, moving, metric, memory_bytes)
 
     def pullback(self, batch: Any) -> tuple[Float[Tensor, "positions classes"], Pullback]:

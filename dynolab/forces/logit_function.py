@@ -49,6 +49,8 @@ class ModuleFunction:
         self.weights: dict[str, Tensor] = {
             name: parameter.detach().to(dtype) for name, parameter in model.named_parameters()
         }
+        if not self.weights:
+            raise ConfigError("model", type(model).__name__, "it has no parameters to move")
         self.device = next(iter(self.weights.values())).device
 
     def cast(self, weights: Weights) -> dict[str, Tensor]:

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev
+
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+from dynolab.forces import PolicyFunction, force_map
+from dynolab.forces.kernel_operator import TangentKernel, kernel_blocks, response_token
+from dynolab.forces.kernel_size import KernelSizes, kernel_sizes
+from dynolab.forces.logit_function import ModuleFunction
+from dynolab.objectives import SFT, SFTConfig
+from tests.forces.linear_softmax import LinearSoftmax
+from tests.forces.small_models import VOCABULARY, encoded, llama, neox, pair, relative
+
+OBSERVED = [encoded(1, 4, 3), encoded(2, 2, 4), encoded(5, 6, 2)]
+UPDATING = [encoded(3, 4, 3), encoded(4, 3, 2)]
+HEAD = "lm_head.weight"
+REAL = os.environ.get("DYNOLAB_TEST_DATA")
+
+
+class Classifier(nn.Module):
+    """With what must not matter: dropout, running statistics, and a bias common to all classes."""
+
+    def __init__(self, classes: int = 4, width: int = 6, shift: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(
+            nn.Linear(3, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.5),
+            nn.Linear(width, classes),
+        )  # fmt: skip
+        self.common, self.shift = nn.Linear(3, 1), shift
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + self.shift * self.common(x)
+
+
+def features(count: int) -> list[Tensor]:
+    return list(torch.randn(count, 3, generator=torch.Generator().manual_seed(1)).double())
+
+
+def jacobian(function, item) -> Tensor:
+    """∂ logits/∂θ by autograd's own reverse-mode Jacobian, positions × classes × parameters."""
+    batch, _ = function.batch([item])
+    jacobians = jacrev(lambda w: function.logits(w, batch))(function.weights)
+    return torch.cat([jacobians[name].flatten(2) for name in function.weights], dim=-1)
+
+
+def dense(function, o, u, scale=None) -> Tensor:
+    metric = 1.0 if scale is None else torch.cat([scale[n].flatten() for n in function.weights])
+    return torch.einsum("mip,ljp->mlij", jacobian(function, o) * metric, jacobian(function, u))
+
+
+def random_scale(function, low: float = 0.1) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    return {
+        name: low + torch.rand(w.shape, generator=generator, dtype=torch.float64)
+        for name, w in function.weights.items()
+    }
+
+
+def exact_norms(function, observed, updating) -> dict[str, np.ndarray]:
+    blocks = [[kernel_blocks(function, o, u) for u in updating] for o in observed]
+    C = torch.eye(blocks[0][0].shape[-1], dtype=torch.float64)
+    C -= 1 / len(C)
+    return {
+        "raw": np.array([[float(K.norm()) for K in row] for row in blocks]),
+        "centred": np.array([[float((C @ K @ C).norm()) for K in row] for row in blocks]),
+    }
+
+
+@pytest.fixture(scope="module")
+def policy() -> PolicyFunction:
+    return PolicyFunction(neox(), torch.float64)
+
+
+@pytest.fixture(scope="module")
+def truth(policy) -> dict[str, np.ndarray]:
+    return exact_norms(policy, OBSERVED, UPDATING)
+
+
+@pytest.mark.parametrize("build", [neox, llama])
+@pytest.mark.parametrize("preconditioned", [False, True])
+def test_blocks_are_products_of_autograd_s_jacobians(build, preconditioned):
+    function = PolicyFunction(build(dtype=torch.float64), torch.float64)
+    scale = random_scale(function) if preconditioned else None
+    o, u = encoded(1, 4, 2), encoded(2, 2, 3)
+    found = kernel_blocks(function, o, u, scale=scale)
+    assert found.shape == (2, 3, VOCABULARY, VOCABULARY)
+    assert relative(found, dense(function, o, u, scale)) < 1e-12
+
+
+def test_a_scale_s_names_are_the_parameters_that_move(policy):
+    everything = random_scale(policy)
+    head = {name: s for name, s in everything.items() if name == HEAD}
+    rest = {name: s for name, s in everything.items() if name not in head}
+    o, u = encoded(1, 4, 2), encoded(2, 2, 3)
+    whole, *parts = (kernel_blocks(policy, o, u, scale=s) for s in (everything, head, rest))
+    assert relative(parts[0] + parts[1], whole) < 1e-12
+    assert min(float(part.norm()) for part in parts) > 0.01 * float(whole.norm())
+
+
+def test_the_linear_softmax_model_s_blocks_are_the_paper_s():
+    model = LinearSoftmax().double()
+    function = PolicyFunction(model, torch.float64)
+    o, u = encoded(4, 3, 6), encoded(5, 4, 7)
+    one_hot = torch.eye(VOCABULARY, dtype=torch.float64)
+    columns = [model.kernel_times(o, u, e.expand(7, -1)) for e in one_hot]
+    assert relative(kernel_blocks(function, o, u), torch.stack(columns, dim=-1)) < 1e-12
+
+
+def test_minus_eta_a_k_g_is_the_force_map(policy):
+    o, example, eta = encoded(1, 4, 3), pair(7, chosen=4), 0.3
+    K = kernel_blocks(policy, o, example.chosen)
+    batch, _ = policy.batch([o])
+    p_o = policy.logits({}, batch).softmax(-1)
+    p_u = policy.logits({}, policy.batch([example.chosen])[0]).softmax(-1)
+    y_o, y_u = (torch.tensor(one.ids[one.prompt_length :]) for one in (o, example.chosen))
+    A = torch.eye(VOCABULARY) - p_o[:, None, :]
+    G = p_u - nn.functional.one_hot(y_u, VOCABULARY)
+    push = -eta * torch.einsum("mvi,mlij,lj->mlv", A, K, G)
+    found = force_map(policy, [o], [example], SFT(SFTConfig()), update=eta)
+    assert relative(torch.tensor(found.force), push[torch.arange(3), :, y_o]) < 1e-11
+
+
+def test_the_transposed_product_is_the_product_with_the_sides_exchanged(policy):
+    kernel = TangentKernel.build(policy, scale=random_scale(policy))
+    (left, (M,)), (right, (L,)) = (policy.batch([one]) for one in (encoded(1), encoded(2, 3, 4)))
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(40, L, VOCABULARY, generator=generator, dtype=torch.float64)
+    w = torch.randn(40, M, VOCABULARY, generator=generator, dtype=torch.float64)
+    forth = kernel.product(left, kernel.pullback(right)[1], v, M)
+    back = kernel.product(right, kernel.pullback(left)[1], w, L)
+    assert relative(forth.flatten(1) @ w.flatten(1).T, v.flatten(1) @ back.flatten(1).T) < 1e-12
+    assert kernel.together(M, VOCABULARY) < 40, "the directions went in more than one pass"
+
+
+def test_norms_are_exact_where_the_directions_span_the_logits(policy, truth):
+    found = kernel_sizes(policy, OBSERVED, UPDATING, rank=3 * VOCABULARY)
+    for name in ("raw", "centred"):
+        np.testing.assert_allclose(getattr(found, name), truth[name], rtol=1e-10)
+        assert (getattr(found, f"{name}_error") == 0).all()
+        low, high = found.interval(name)
+        np.testing.assert_allclose(low, high)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_squares_are_unbiased_and_intervals_cover(policy, truth, rank):
+    """Over seeds; each seed's mistakes are shared by the observed responses, so few count."""
+    runs = [
+        kernel_sizes(policy, OBSERVED, UPDATING, rank=rank, probes=6, seed=seed)
+        for seed in range(40)
+    ]
+    for name in ("raw", "centred"):
+        values = np.array([getattr(run, name) ** 2 for run in runs]) / truth[name] ** 2
+        error = values.std(0, ddof=1) / len(runs) ** 0.5
+        assert (np.abs(values.mean(0) - 1) < 4 * error).all()
+        ends = np.array([run.interval(name) for run in runs])
+        covered = (ends[:, 0] <= truth[name]) & (truth[name] <= ends[:, 1])
+        # 95% of 80 independent columns: four standard deviations below are 85%.
+        assert covered.mean() > 0.85
+        # The stated variance is that of the seeds: no interval is wide for safety.
+        stated = np.mean([run.squares(name).variance for run in runs], axis=0) / truth[name] ** 4
+        assert 0.6 < float((stated / values.var(0, ddof=1)).mean()) < 1.6
+
+
+def test_deflation_makes_the_error_smaller(policy):
+    errors = [
+        kernel_sizes(policy, OBSERVED, UPDATING, rank=rank, seed=1).centred_error.mean()
+        for rank in (0, 4, 16)
+    ]
+    assert errors[0] > 1.5 * errors[1] > 1.5 * 1.5 * errors[2]
+
+
+def test_vectors_depend_on_the_seed_and_not_on_weights_or_precision(policy):
+    sizes = [
+        kernel_sizes(function, OBSERVED, UPDATING, seed=seed)
+        for function, seed in (
+            (policy, 0), (PolicyFunction(neox(), torch.float32), 0), (policy, 1),
+        )
+    ]  # fmt: skip
+    np.testing.assert_allclose(sizes[0].centred, sizes[1].centred, rtol=1e-4)
+    assert np.abs(sizes[0].centred / sizes[2].centred - 1).max() > 1e-3
+    twice = {name: 2 * torch.ones_like(w) for name, w in policy.weights.items()}
+    doubled = kernel_sizes(policy, OBSERVED, UPDATING, scale=twice)
+    np.testing.assert_allclose(doubled.centred, 2 * sizes[0].centred, rtol=1e-8)
+
+
+def test_the_company_of_other_responses_and_the_memory_change_nothing(policy):
+    together = kernel_sizes(policy, OBSERVED, UPDATING[:1])
+    for number, one in enumerate(OBSERVED):
+        alone = kernel_sizes(policy, [one], UPDATING[:1])
+        for name in ("raw", "centred", "raw_error", "centred_error"):
+            np.testing.assert_allclose(
+                getattr(alone, name), getattr(together, name)[[number]], rtol=1e-9
+            )
+    few_bytes = 4 * 16 * 4 * VOCABULARY * 8
+    split = kernel_sizes(policy, OBSERVED, UPDATING[:1], memory_bytes=few_bytes)
+    np.testing.assert_allclose(split.centred, together.centred, rtol=1e-9)
+
+
+def test_one_token_pair_is_a_pair_of_responses(policy):
+    o, u = encoded(1, 4, 3), encoded(2, 2, 4)
+    whole = kernel_blocks(policy, o, u)
+    block = kernel_blocks(policy, response_token(o, 1), response_token(u, -1))
+    assert relative(block[0, 0], whole[1, 3]) < 1e-12
+    size = kernel_sizes(policy, [response_token(o, 1)], [response_token(u, -1)], rank=VOCABULARY)
+    assert float(size.raw[0, 0]) == pytest.approx(float(whole[1, 3].norm()), rel=1e-10)
+
+
+def test_the_kernel_is_taken_where_at_says(policy):
+    moved = {name: 1.1 * w for name, w in policy.weights.items()}
+    other = neox()
+    other.load_state_dict(moved)
+    o, u = OBSERVED[0], UPDATING[0]
+    there = kernel_blocks(PolicyFunction(other, torch.float64), o, u)
+    assert relative(kernel_blocks(policy, o, u, at=moved), there) < 1e-12
+    assert relative(kernel_blocks(policy, o, u), there) > 0.01
+
+
+def test_a_classifier_s_norms_are_exact_and_the_module_is_left_as_it_was():
+    model = Classifier()
+    model.body[1].running_mean.normal_()
+    function, items = ModuleFunction(model, torch.float64), features(5)
+    sizes = kernel_sizes(function, items, items[:2])
+    norms = exact_norms(function, items, items[:2])
+    for name in ("raw", "centred"):
+        np.testing.assert_allclose(getattr(sizes, name), norms[name], rtol=1e-10)
+        assert (getattr(sizes, f"{name}_error") == 0).all()
+    assert model.training and model.body[1].training
+    K = dense(function, items[0], items[1])
+    assert relative(kernel_blocks(function, items[0], items[1]), K) < 1e-12
+    with torch.no_grad():
+        direct = functional_call(model.double().eval(), function.weights, (torch.stack(items),))
+    assert relative(function.logits({}, function.batch(items)[0]), direct) < 1e-12
+
+
+@pytest.mark.parametrize("options", [{}, {"rank": 2, "probes": 2}])
+def test_a_shift_of_all_logits_counts_in_the_raw_norm_alone(options):
+    items = features(4)
+    plain, shifted = (
+        kernel_sizes(
+            ModuleFunction(Classifier(12, shift=shift), torch.float64), items, items[1:], **options
+        )
+        for shift in (0.0, 1.0)
+    )
+    np.testing.assert_allclose(shifted.centred, plain.centred, rtol=1e-9)
+    # K gains (x_o·x_u + 1) 11ᵀ, whose norm is V |x_o·x_u + 1|.
+    assert np.abs(shifted.raw / plain.raw - 1).max() > 0.5
+
+
+def test_a_kernel_without_coupling_has_no_size():
+    function = ModuleFunction(Classifier(), torch.float64)
+    none = {name: torch.zeros_like(w) for name, w in function.weights.items()}
+    sizes = kernel_sizes(function, features(2), features(2), scale=none, rank=1, probes=2)
+    assert isinstance(sizes, KernelSizes)
+    assert (sizes.raw == 0).all() and (sizes.raw_error == 0).all()
+
+
+def test_what_does_not_fit_says_how_many_bytes_it_takes(policy):
+    needed = 8 * (3 * 3 * VOCABULARY**2 + (3 * VOCABULARY) ** 2)
+    with pytest.raises(ConfigError, match=f"take {needed} bytes"):
+        kernel_blocks(policy, OBSERVED[0], UPDATING[0], memory_bytes=needed - 1)
+    kernel_blocks(policy, OBSERVED[0], UPDATING[0], memory_bytes=needed)
+    with pytest.raises(ConfigError, match=r"observed\[0\].*bytes"):
+        kernel_sizes(policy, OBSERVED, UPDATING, memory_bytes=10_000)
+
+
+def test_bad_questions_are_refused(policy):
+    with pytest.raises(ConfigError, match="probes"):
+        kernel_sizes(policy, OBSERVED, UPDATING, probes=1)
+    with pytest.raises(ConfigError, match="updating"):
+        kernel_sizes(policy, OBSERVED, [])
+    with pytest.raises(ConfigError, match=r"observed\[1\]"):
+        kernel_sizes(policy, [OBSERVED[0], Encoded((3, 4), 2)], UPDATING)
+    with pytest.raises(ConfigError, match="no such parameter"):
+        kernel_sizes(policy, OBSERVED, UPDATING, scale={"other": torch.ones(1)})
+    with pytest.raises(ConfigError, match="float32 or float64"):
+        kernel_sizes(PolicyFunction(neox(), torch.bfloat16), OBSERVED, UPDATING)
+    with pytest.raises(ConfigError, match="scale"):
+        kernel_sizes(policy, OBSERVED, UPDATING, scale={})
+    with pytest.raises(ConfigError, match="no parameters"):
+        ModuleFunction(nn.Tanh())
+    flat = nn.Sequential(nn.Linear(3, 4), nn.Flatten(0))
+    with pytest.raises(ConfigError, match="examples × classes"):
+        kernel_sizes(ModuleFunction(flat, torch.float64), features(3), features(2))
+
+
+@pytest.mark.skipif(not REAL, reason="DYNOLAB_TEST_DATA names no folder of real models")
+def test_the_defaults_know_a_real_model_s_norms_to_a_few_percent():
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(str(REAL))
+    folder = folder / "models" if (folder / "models").is_dir() else folder
+    model = AutoModelForCausalLM.from_pretrained(folder / "tinystories-656k")
+    function, responses = PolicyFunction(model), [encoded(seed, 6, 5) for seed in range(3)]
+    found = kernel_sizes(function, responses, responses)
+    better = kernel_sizes(function, responses, responses, rank=80, probes=40, seed=1)
+    low, high = found.interval("centred")
+    assert (better.centred_error / better.centred).max() < 0.005
+    assert np.mean((low <= better.centred) & (better.centred <= high)) > 0.6
+    assert np.abs(found.centred / better.centred - 1).max() < 0.2
