@@ -4,11 +4,16 @@
 `one_step` along a whole change of the weights, `split` along the parts of a recorded optimizer
 step, `token_map` along one update token at a time. `force_map` is the push of many updating
 responses' tokens on many observed ones', `breakdown` the same by parameter block. `step_forces`
-and `build_token_map` go from a step's record to the rows that are written.
+and `build_token_map` go from a step's record to the rows that are written. `kernel_sizes` says how
+strongly responses (or a classifier's examples, through `ModuleFunction`) are coupled,
+`kernel_stability` whether the same pairs stay strongly coupled.
 """
 
 from dynolab.forces.breakdown import Breakdown, LastLayer, breakdown
 from dynolab.forces.force_map import ForceMap, MapFacts, force_map
+from dynolab.forces.kernel_operator import TangentKernel, kernel_blocks, response_token
+from dynolab.forces.kernel_size import KernelSizes, kernel_sizes
+from dynolab.forces.logit_function import LogitFunction, ModuleFunction
 from dynolab.forces.observe import StepForces, step_forces
 from dynolab.forces.one_step import (
     OneStep,
@@ -29,6 +34,7 @@ from dynolab.forces.split import (
     side_gradients,
     split_step,
 )
+from dynolab.forces.stability import KernelStability, kernel_stability
 from dynolab.forces.terms import (
     TokenTerms,
     UpdatingTerms,
@@ -43,12 +49,17 @@ __all__ = [
     "Breakdown",
     "ForceMap",
     "FrozenUpdate",
+    "KernelSizes",
+    "KernelStability",
     "LastLayer",
+    "LogitFunction",
     "MapFacts",
+    "ModuleFunction",
     "OneStep",
     "PolicyFunction",
     "SideGradients",
     "StepForces",
+    "TangentKernel",
     "TokenTerms",
     "UpdateSplit",
     "UpdatingTerms",
@@ -60,12 +71,16 @@ __all__ = [
     "change_of",
     "force_map",
     "freeze_update",
+    "kernel_blocks",
+    "kernel_sizes",
+    "kernel_stability",
     "measured_change",
     "midpoint",
     "one_step",
     "record_batch",
     "replay_error",
     "response_terms",
+    "response_token",
     "rounding_floor",
     "side_gradients",
     "split_step",
