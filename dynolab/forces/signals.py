@@ -200,9 +200,9 @@ def find_tail(
         return list(rules), None
     read = mixing[-1].input
     readers = [call for call in body if call.input is read]
-    norms = [call for call in body if call.output is read]
+    norms = [call for call in body if call.output is read and call.rule.kind == "norm"]
     behind = [call for call in body[body.index(mixing[-1]) + 1 :] if call.input is not read]
-    if len(norms) != 1 or not behind:
+    if len(norms) != 1 or not behind or not norms[0].input.requires_grad:
         return list(rules), None
     local &= {id(call.rule) for call in [*readers, *behind]}
     marked = {id(r): replace(r, local=r.head or id(r) in local) for r in rules}

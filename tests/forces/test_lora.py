@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model, inject_adapter_in_model
+
+from dynolab.data.encode import Encoder
+from dynolab.errors import ConfigError
+from dynolab.forces import (
+    PolicyFunction,
+    breakdown,
+    central_difference,
+    force_map,
+    one_step,
+    split_step,
+    step_forces,
+    token_forces,
+)
+from dynolab.forces.gram import Kernel
+from dynolab.forces.rules import subspace
+from dynolab.objectives import DPO, DPOConfig
+from dynolab.training.config import OptimizerConfig, TrainConfig
+from tests.forces.families import build, dense_logps
+from tests.forces.lora import TARGETS, adapted, fill_b
+from tests.forces.small_models import encoded, pairs, relative, train_steps, with_reference
+from tests.forces.test_observe import PROBES, Numbers
+
+OBSERVED = [encoded(1, 4, 6), encoded(2, 5, 3)]
+OBJECTIVE = DPO(DPOConfig())
+ETA = 0.1
+ROUTES = ("columns", "rows", "both_sides")
+
+
+def maps(model, routes=ROUTES, dtype=torch.float64):
+    policy = PolicyFunction(model, dtype)
+    examples = with_reference(model.eval(), pairs(2))
+    return [
+        force_map(policy, OBSERVED, examples, OBJECTIVE, update=ETA, route=route)
+        for route in routes
+    ]
+
+
+def matrix(found):
+    return torch.tensor(found.force)
+
+
+@pytest.mark.parametrize("family", TARGETS)
+def test_three_routes_agree_on_adapters(family):
+    model = adapted(family)
+    columns, rows, both = maps(model)
+    assert relative(matrix(rows), matrix(columns)) < 1e-10
+    assert relative(matrix(both), matrix(columns)) < 1e-10
+    trained = sorted(name for name, p in model.named_parameters() if p.requires_grad)
+    assert both.facts.subspace == trained
+    assert all("lora_" in name for name in trained)
+
+
+@pytest.mark.parametrize("family", TARGETS)
+def test_a_step_of_the_adapters_on_one_token_is_its_column(family):
+    model = adapted(family)
+    (found,) = maps(model, ["both_sides"])
+    policy = PolicyFunction(model, torch.float64)
+    example = with_reference(model, pairs(2))[0]
+    margin = sum(
+        sign * 0.1 * (dense_logps(policy, {}, one).sum() - sum(reference))
+        for sign, one, reference in (
+            (1, example.chosen, example.chosen_reference),
+            (-1, example.rejected, example.rejected_reference),
+        )
+    )
+    rate = 0.1 * (1 - torch.sigmoid(margin)) / 2
+    names = sorted(subspace(policy))
+    leaves = {name: policy.weights[name].clone().requires_grad_() for name in names}
+    batch, _ = policy.batch(OBSERVED[:1])
+    block = torch.tensor(found.block(0, 1))
+    for token, logp in enumerate(dense_logps(policy, leaves, example.rejected)):
+        gradient = torch.autograd.grad(logp, list(leaves.values()), retain_graph=True)
+        step = {name: -ETA * rate * g for name, g in zip(names, gradient, strict=True)}
+        truth = central_difference(policy, policy.weights, step, batch)
+        assert relative(block[:, token], truth) < 1e-6
+
+
+@pytest.mark.parametrize("family", ["llama_tied", "gpt2"])
+def test_where_b_is_zero_only_b_moves(family):
+    """∂L/∂A = 0 at B = 0: the map is that of the B matrices alone."""
+    model = adapted(family, zero=True)
+    whole = maps(model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_A" in name)
+    for of_a in maps(model):
+        assert not of_a.force.any()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_B" in name)
+    for both, of_b in zip(whole, maps(model), strict=True):
+        assert relative(matrix(both), matrix(of_b)) < 1e-12
+        assert both.facts.subspace != of_b.facts.subspace
+
+
+def test_the_adapters_kernel_is_not_the_kernel_of_all_weights():
+    """The same function with merged weights has another map, and its facts say which it is."""
+    model = adapted("llama_tied")
+    (of_adapters,) = maps(model, ["both_sides"])
+    merged = model.merge_and_unload().requires_grad_(True)
+    columns, both = maps(merged, ["columns", "both_sides"])
+    assert relative(matrix(both), matrix(columns)) < 1e-10
+    assert relative(matrix(both), matrix(of_adapters)) > 0.1
+    assert both.facts.subspace == "all"
+    assert of_adapters.facts.subspace != "all"
+
+
+def test_injected_adapters_are_adapters():
+    wrapped = adapted("llama_tied")
+    model = build("llama_tied")
+    inject_adapter_in_model(LoraConfig(r=3, lora_alpha=6, target_modules=TARGETS["llama_tied"]),
+                            model)  # fmt: skip
+    inner = {n.removeprefix("base_model.model."): p for n, p in wrapped.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(inner[name])
+    for one, other in zip(maps(wrapped), maps(model), strict=True):
+        assert relative(matrix(one), matrix(other)) < 1e-12
+
+
+def test_a_recorded_step_of_adapters_is_replayed_and_split():
+    """Records hold the adapters alone; rows, parts and token map are of their step."""
+    model = adapted("gpt_neox").eval()
+    config = TrainConfig(
+        objective=DPOConfig(), optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3),
+        engine={"kind": "plain", "ranks": 1},
+    )  # fmt: skip
+    record = train_steps(model, config, with_reference(model, pairs(2)), steps=2).records[-1]
+    assert all("lora_" in name for name in record.before)
+    policy = PolicyFunction(model, torch.float64)
+    made = step_forces(record, policy, PROBES, Encoder(Numbers(), 32, "drop"), stage="dpo")
+    assert made.replay.replay_error < 1e-9
+    assert made.replay.closure_error < 1e-9
+    for row in made.rows:
+        assert row.residual == pytest.approx(0, abs=1e-3 * abs(row.measured) + 1e-7)
+    update = split_step(record, policy).update
+    truth = token_forces(record, policy, update, 0, OBSERVED[0], at=record.before)
+    for route in ROUTES:
+        found = force_map(
+            policy, OBSERVED[:1], record.examples, OBJECTIVE, update=update, at=record.before,
+            route=route,
+        )  # fmt: skip
+        blocks = [torch.tensor(found.block(0, side)) for side in (0, 1)]
+        assert relative(torch.cat(blocks, dim=1), truth) < 1e-10
+    batch, _ = policy.batch(OBSERVED)
+    step = one_step(policy, record.before, record.after, batch)
+    assert relative(step.predicted, step.measured) < 1e-3
+
+
+@pytest.mark.parametrize("family", ["llama_tied", "gpt2"])
+def test_blocks_of_adapters_add_up(family):
+    model = adapted(family)
+    (whole,) = maps(model, ["columns"])
+    examples = with_reference(model, pairs(2))
+    parts = breakdown(
+        PolicyFunction(model, torch.float64), OBSERVED, examples, OBJECTIVE, update=ETA
+    )
+    assert relative(parts.force, matrix(whole)) < 1e-10
+    assert set(parts.parts) <= {"attention.q", "attention.v", "attention.qkv", "attention.o", "mlp"}
+
+
+def test_dropout_of_adapters_is_off_and_modes_are_put_back():
+    model = adapted("llama_tied")
+    still = [matrix(one) for one in maps(model)]
+    model.train()
+    model.base_model.model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    policy = PolicyFunction(model, torch.float64)
+    examples = with_reference(adapted("llama_tied").eval(), pairs(2))
+    for truth, route in zip(still, ROUTES, strict=True):
+        found = force_map(policy, OBSERVED, examples, OBJECTIVE, update=ETA, route=route)
+        assert relative(matrix(found), truth) < 1e-12
+    assert [module.training for module in model.modules()] == modes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"modules_to_save": ["lm_head"]},
+        {"modules_to_save": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": ["q_proj"], "bias": "all"},
+        {"target_modules": ["q_proj"], "modules_to_save": ["norm"]},
+    ],
+    ids=str,
+)
+def test_heads_and_tables_beside_adapters(changes):
+    """A head or embedding trained whole, or adapted itself, of a model that tied both."""
+    columns, rows, both = maps(adapted("llama_tied", **changes))
+    assert relative(matrix(rows), matrix(columns)) < 1e-10
+    assert relative(matrix(both), matrix(columns)) < 1e-10
+
+
+def test_a_head_trained_whole_has_rank_one_factors():
+    model = adapted("llama_tied", modules_to_save=["lm_head"])
+    policy = PolicyFunction(model, torch.float64)
+    kernel = Kernel.build(policy, None, subspace(policy), None, OBSERVED[0])
+    assert not kernel.generic
+    assert any("lm_head" in name for name in kernel.factors(OBSERVED[0]).point)
+
+
+def test_adapters_that_are_off_merged_or_of_another_kind_are_refused():
+    model = adapted("gpt2", torch.float32)
+    model.merge_adapter()
+    with pytest.raises(ConfigError, match=r"are merged.*unmerge_adapter"):
+        PolicyFunction(model)
+    model.unmerge_adapter()
+    with model.disable_adapter(), pytest.raises(ConfigError, match="switched off"):
+        PolicyFunction(model)
+    with pytest.raises(ConfigError, match=r"only plain LoRA has forces.*merge_and_unload"):
+        PolicyFunction(adapted("gpt2", torch.float32, use_dora=True))
+    prompts = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    with pytest.raises(ConfigError, match="virtual prompt tokens"):
+        PolicyFunction(get_peft_model(build("gpt2", torch.float32), prompts))
+
+
+def test_adapters_that_do_not_train_have_no_subspace():
+    model = adapted("gpt2", torch.float32).requires_grad_(False)
+    with pytest.raises(ConfigError, match="is_trainable=True"):
+        maps(model, ["columns"], torch.float32)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_under_adapters_is_switched_and_put_back(attention):
+    model = adapted("llama_tied")
+    truth = matrix(maps(model, ["rows"])[0])
+    inner = model.get_base_model()
+    inner.set_attn_implementation(attention)
+    (found,) = maps(model, ["rows"])
+    assert relative(matrix(found), truth) < 1e-7  # references alone: eager scores in float32
+    assert inner.config._attn_implementation == attention
+    fill_b(model)
