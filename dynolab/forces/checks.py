@@ -15,6 +15,7 @@ from dynolab.errors import ConfigError
 if TYPE_CHECKING:
     from dynolab.forces.logit_function import LogitFunction
     from dynolab.forces.policy import PolicyFunction
+    from dynolab.training.record import StepRecord
 
 
 def check_model(model: nn.Module) -> None:
@@ -88,10 +89,23 @@ def check_batch(batch: TokenBatch, policy: PolicyFunction) -> None:
     first = {row: len(ids) for row, ids in enumerate(batch.input_ids)}
     for row, position in zip(batch.sequence.tolist(), batch.position.tolist(), strict=True):
         first[row] = min(first[row], position + 1)
-    lengths = batch.attention_mask.sum(1).tolist()
-    for row, (ids, length) in enumerate(zip(batch.input_ids.tolist(), lengths, strict=True)):
-        sequence = Encoded(tuple(ids[:length]), min(first[row], length))
+    real = batch.attention_mask.bool()
+    for row, (ids, mask) in enumerate(zip(batch.input_ids, real, strict=True)):
+        prompt = int(mask[: first[row]].sum())
+        sequence = Encoded(tuple(ids[mask].tolist()), prompt)
         check_response(f"batch sequence {row}", sequence, policy)
+
+
+def check_record(record: StepRecord, policy: PolicyFunction) -> None:
+    """Refuses a record with responses that the model cannot score, or with nan or inf."""
+    for example in record.examples:
+        check_response(f"record example {example.id}.chosen", example.chosen, policy)
+        if example.rejected is not None:
+            check_response(f"record example {example.id}.rejected", example.rejected, policy)
+    check_finite("record.before", record.before)
+    check_finite("record.after", record.after)
+    for name, state in record.state.items():
+        check_finite(f"record.state[{name}]", state)
 
 
 def check_arithmetic(policy: LogitFunction, why: str) -> None:

@@ -17,9 +17,9 @@ from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.checks import check_batch, check_finite, check_model
-from dynolab.forces.precision import dtype_preserving
+from dynolab.forces.precision import dtype_preserving, log_softmax
 from dynolab.forces.views import View
-from dynolab.likelihood import ResponseLogits, causal_model, token_logps
+from dynolab.likelihood import ResponseLogits, causal_model
 
 Weights = Mapping[str, Tensor]
 """Tensors by parameter name; tied weights stand once, under their first name."""
@@ -95,7 +95,9 @@ class PolicyFunction:
 
     def logps(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, tokens]:
         """`log π(y_l | x, y_<l)` of every response token at the given weights, in nats."""
-        return token_logps(self.logits(weights, batch), batch)
+        logits = self.logits(weights, batch)
+        warm = logits if batch.temperature == 1 else logits / batch.temperature
+        return log_softmax(warm).gather(-1, batch.token[:, None]).squeeze(-1)
 
     def observed(
         self, weights: Weights, batch: TokenBatch, view: View | None = None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError
+from dynolab.forces.precision import log_softmax
 
 
 @dataclass(frozen=True)
@@ -59,5 +60,5 @@ class View:
         Its derivative along dz is `A dz = dz − (π·dz) 1` at the observed entries: O(V), the
         V×V matrix A = I − 1πᵀ is never formed.
         """
-        logps = torch.log_softmax(logits, dim=-1)
+        logps = log_softmax(logits)
         return logps if self.tokens is None else logps.gather(-1, self.tokens)
