@@ -65,7 +65,9 @@ class TangentKernel:
         """Logits of a batch, and `v ↦ P Jᵀ v` for any number of cotangents v at once (VJP)."""
         fixed = {name: w for name, w in self.at.items() if name not in self.moving}
         primal = {name: self.at[name] for name in sorted(self.moving)}
-        logits, back = vjp(lambda w: self.function.logits({**fixed, **w}, batch), primal)
+        logits, back = vjp(  # type: ignore[misc]
+            lambda w: self.function.logits({**fixed, **w}, batch), primal
+        )
 
         def pull(cotangents: Tensor) -> dict[str, Tensor]:
             (gradients,) = vmap(back)(cotangents)

@@ -157,9 +157,11 @@ def kernel_sizes(
     - `at`: where the derivatives are taken; the function's own weights by default.
     - `scale`: diagonal of P by parameter name, an optimizer's for instance; identity by default.
     - `rank`, `probes`: dimension of W, and of random vectors beside it (at least 2).
-    - `memory_bytes`: bound of the directions, their images and tangents, beside the model.
+    - `memory_bytes`: bound of the directions, their images and tangents, beside the model and
+      the activations of one pass.
 
-    **Returns:** norms [observed, updating] in squared logits per unit of P.
+    **Returns:** norms [observed, updating]. K turns a force into a change of the logits: with a
+    scale that holds the learning rate, norms are in logits per unit of force.
 
     **Raises:** `ConfigError` on empty or unusable responses, too few probes, too little memory.
     """
@@ -172,7 +174,11 @@ def kernel_sizes(
     with torch.no_grad():
         first, _ = function.batch(observed[:1])
         classes = function.logits(kernel.at, first).shape[-1]
-    groups = list(_groups(function, observed, rank + probes, classes, memory_bytes // 4))
+    bytes_each = (rank + probes) * classes * function.dtype.itemsize
+    groups, _ = (
+        list(_groups(function, side, items, bytes_each, memory_bytes // 4))
+        for side, items in (("observed", observed), ("updating", updating))
+    )
     columns = []
     for number, item in enumerate(updating):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
@@ -280,19 +286,19 @@ def _of_images(
 
 
 def _groups(
-    function: LogitFunction, items: Sequence[Any], directions: int, classes: int, room: int
+    function: LogitFunction, side: str, items: Sequence[Any], bytes_each: int, room: int
 ) -> Iterator[list[Any]]:
-    """Observed items whose images under all directions fit into the memory together."""
+    """Items whose vectors or images, `bytes_each` a position, fit into the memory together."""
     group: list[Any] = []
     taken = 0
     for number, item in enumerate(items):
         (positions,) = function.batch([item])[1]
-        size = directions * positions * classes * function.dtype.itemsize
+        size = positions * bytes_each
         if size > room:
             raise ConfigError(
                 "memory_bytes", 4 * room,
-                f"observed[{number}] with {positions} positions, {classes} classes and "
-                f"{directions} directions takes {4 * size} bytes; give as much or fewer probes",
+                f"{side}[{number}] with {positions} positions takes {4 * size} bytes; give as "
+                "much, or a lower rank and fewer probes",
             )  # fmt: skip
         if group and taken + size > room:
             yield group

@@ -106,6 +106,18 @@ def test_a_scale_s_names_are_the_parameters_that_move(policy):
     assert min(float(part.norm()) for part in parts) > 0.01 * float(whole.norm())
 
 
+def test_frozen_parameters_carry_nothing():
+    model = neox()
+    model.requires_grad_(False).lm_head.weight.requires_grad_()
+    function = PolicyFunction(model, torch.float64)
+    o, u = encoded(1, 4, 2), encoded(2, 2, 3)
+    head = {HEAD: torch.ones_like(function.weights[HEAD])}
+    assert relative(kernel_blocks(function, o, u), kernel_blocks(function, o, u, scale=head)) == 0
+    # The head's block is (h_o · h_u) I: it has no entry off the diagonal.
+    blocks = kernel_blocks(function, o, u)
+    assert (blocks - torch.diag_embed(blocks.diagonal(dim1=-2, dim2=-1))).abs().max() < 1e-12
+
+
 def test_the_linear_softmax_model_s_blocks_are_the_paper_s():
     model = LinearSoftmax().double()
     function = PolicyFunction(model, torch.float64)
@@ -268,8 +280,11 @@ def test_what_does_not_fit_says_how_many_bytes_it_takes(policy):
     with pytest.raises(ConfigError, match=f"take {needed} bytes"):
         kernel_blocks(policy, OBSERVED[0], UPDATING[0], memory_bytes=needed - 1)
     kernel_blocks(policy, OBSERVED[0], UPDATING[0], memory_bytes=needed)
-    with pytest.raises(ConfigError, match=r"observed\[0\].*bytes"):
-        kernel_sizes(policy, OBSERVED, UPDATING, memory_bytes=10_000)
+    needed = 4 * 8 * 16 * 4 * VOCABULARY
+    with pytest.raises(ConfigError, match=rf"observed\[1\] .* {needed} bytes"):
+        kernel_sizes(policy, OBSERVED, UPDATING, memory_bytes=needed - 4)
+    with pytest.raises(ConfigError, match=rf"updating\[1\] .* {needed} bytes"):
+        kernel_sizes(policy, OBSERVED[:1], OBSERVED, memory_bytes=needed - 4)
 
 
 def test_bad_questions_are_refused(policy):
