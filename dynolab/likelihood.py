@@ -44,15 +44,25 @@ class ResponseLogits(nn.Module):
 
     def forward(self, batch: TokenBatch) -> Float[Tensor, "tokens vocabulary"]:
         """Logits that predict each response token of the batch."""
-        causal = causal_model(self.model)
-        hidden = causal.base_model(  # type: ignore[operator]
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            position_ids=batch.position_ids,
-            use_cache=False,
-        ).last_hidden_state
-        head = causal.get_output_embeddings()  # type: ignore[operator]
-        logits = head(hidden[batch.sequence, batch.position])
+        return self.head(self.hidden(batch))
+
+    def hidden(self, batch: TokenBatch) -> Float[Tensor, "tokens features"]:
+        """Last hidden states, the head's input, from which each response token is predicted."""
+        hidden = (
+            causal_model(self.model)
+            .base_model(  # type: ignore[operator]
+                input_ids=batch.input_ids,
+                attention_mask=batch.attention_mask,
+                position_ids=batch.position_ids,
+                use_cache=False,
+            )
+            .last_hidden_state
+        )
+        return hidden[batch.sequence, batch.position]
+
+    def head(self, hidden: Float[Tensor, "tokens features"]) -> Float[Tensor, "tokens vocabulary"]:
+        """Logits of hidden states."""
+        logits = causal_model(self.model).get_output_embeddings()(hidden)  # type: ignore[operator]
         return logits if logits.dtype == torch.float64 else logits.float()
 
 

@@ -4,7 +4,7 @@ To add one: write a file here with a config and a class as in `simpo.py`, and na
 `registry.py`. The trainer, the force engine and the forms take it from there.
 """
 
-from dynolab.objectives.advantages import group_advantages
+from dynolab.objectives.advantages import AdvantageRuleConfig, group_advantages, rewrite_advantages
 from dynolab.objectives.base import Objective, force, read_logps
 from dynolab.objectives.dpo import DPO, DPOConfig, RobustDPO, RobustDPOConfig
 from dynolab.objectives.grpo import GRPO, GRPOConfig
@@ -12,6 +12,7 @@ from dynolab.objectives.hinge import Hinge, HingeConfig, SLiC, SLiCConfig
 from dynolab.objectives.ipo import IPO, IPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, build_objective
 from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
+from dynolab.objectives.simko import SimKO, SimKOConfig
 from dynolab.objectives.simpo import SimPO, SimPOConfig
 from dynolab.objectives.sppo import SPPO, SPPOConfig
 
@@ -21,6 +22,7 @@ __all__ = [
     "IPO",
     "SFT",
     "SPPO",
+    "AdvantageRuleConfig",
     "DPOConfig",
     "GRPOConfig",
     "Hinge",
@@ -36,10 +38,13 @@ __all__ = [
     "SLiC",
     "SLiCConfig",
     "SPPOConfig",
+    "SimKO",
+    "SimKOConfig",
     "SimPO",
     "SimPOConfig",
     "build_objective",
     "force",
     "group_advantages",
     "read_logps",
+    "rewrite_advantages",
 ]

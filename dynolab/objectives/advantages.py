@@ -1,11 +1,18 @@
-"""Advantages of a group's completions from their rewards."""
+"""Advantages of a group's completions from their rewards, and rules that rewrite them by token."""
 
 from __future__ import annotations
 
-from jaxtyping import Float
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError
+
+Tokens = Float[Tensor, "tokens"]
 
 
 def group_advantages(
@@ -24,3 +31,115 @@ def group_advantages(
         )
     centred = rewards - rewards.mean()
     return centred / (rewards.std() + 1e-4) if scale_by_std else centred
+
+
+class AdvantageRuleConfig(BaseModel):
+    """How a group's advantages are rewritten token by token before training."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: Literal["none", "nthr", "positives_only", "random_tokens"] = Field(
+        "none",
+        description="nthr: tokens of wrong answers that drag right ones down are scaled. Its "
+        "controls: no wrong answer pushes at all, or as many tokens drawn at random are scaled.",
+    )
+    threshold: float = Field(
+        1.0, ge=0, description="β of nthr: more scales fewer tokens. Also counts for random_tokens."
+    )
+    factor: float | None = Field(
+        None, ge=0, le=1, description="What scaled tokens keep; default 2|0.5 − pass rate|."
+    )
+
+
+def rewrite_advantages(
+    config: AdvantageRuleConfig,
+    batch: TokenBatch,
+    correct: Bool[Tensor, sequences],
+    logits: Float[Tensor, "tokens vocabulary"],
+    hidden: Float[Tensor, "tokens features"],
+    *,
+    seed: int = 0,
+) -> Tokens:
+    """The batch's advantages after a rule, group by group; they keep their signs.
+
+    NTHR (Deng et al., arXiv 2505.18830): tokens of a wrong completion whose influence on the
+    right ones (`influence`) exceeds τ = β · (the least mean influence that a right completion's
+    own tokens have) keep 2|0.5 − p| of their advantage, p the group's pass rate. Groups that are
+    all right or all wrong stay as they are.
+
+    **Arguments:**
+
+    - `batch`: whole groups, with their advantages.
+    - `correct`: whether each completion is right.
+    - `logits`, `hidden`: the sampling policy's, at every response token (`ResponseLogits.hidden`).
+    - `seed`: of the tokens that `random_tokens` draws.
+    """
+    if batch.advantage is None:
+        raise ConfigError("batch.advantage", None, "collate sampled groups (collate_groups)")
+    if config.name == "none":
+        return batch.advantage
+    if config.name == "positives_only":
+        return batch.advantage.clamp(min=0)
+    rewritten = batch.advantage.clone()
+    generator = torch.Generator().manual_seed(seed)
+    for group in batch.example.unique().tolist():
+        members = batch.example == group
+        rate = float(correct[members].double().mean())
+        if rate in (0.0, 1.0):
+            continue
+        tokens = torch.nonzero(members[batch.sequence]).squeeze(1)
+        completion, token = batch.sequence[tokens], batch.token[tokens]
+        strength = influence(
+            logits[tokens] / batch.temperature, hidden[tokens], token, correct[completion]
+        )
+        chosen = _harmful(strength, completion, correct, config.threshold)
+        if config.name == "random_tokens":
+            chosen = _shuffled(chosen, completion, generator)
+        kept = abs(1 - 2 * rate) if config.factor is None else config.factor
+        rewritten[tokens[chosen]] *= kept
+    return rewritten
+
+
+def influence(
+    logits: Float[Tensor, "tokens vocabulary"], hidden: Float[Tensor, "tokens features"],
+    token: Int[Tensor, tokens], right: Bool[Tensor, tokens], *, present_only: bool = True,
+) -> Tokens:  # fmt: skip
+    """`s_k = Σ_j ⟨g_j, g_k⟩⟨h_j, h_k⟩` over the tokens j of right completions, `g = e_y − π`.
+
+    Deng et al., arXiv 2505.18830. `g hᵀ` is the gradient of a token's log-probability by the
+    output head, so s_k says how far pushing token k down pushes the right answers down through
+    the head. Computed as `gᵀMh` with `M = Σ_j g_j h_jᵀ`.
+
+    **Arguments:** `present_only`: g has the entries of the tokens that occur in the group alone,
+    as the authors compute it, for a fraction of the memory; else of the whole vocabulary.
+    """
+    policy = torch.softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+    columns, own = token.unique(return_inverse=True)
+    if not present_only:
+        columns, own = torch.arange(logits.shape[1], device=token.device), token
+    pull = -policy[:, columns]
+    pull[torch.arange(len(token), device=token.device), own] += 1
+    hidden = hidden.to(pull.dtype)
+    moment = pull[right].T @ hidden[right]
+    return ((pull @ moment) * hidden).sum(-1)
+
+
+def _harmful(
+    strength: Tokens, completion: Int[Tensor, tokens], correct: Bool[Tensor, sequences],
+    threshold: float,
+) -> Bool[Tensor, tokens]:  # fmt: skip
+    """Tokens of wrong completions above τ; a right completion's mean counts itself in M."""
+    right = correct[completion]
+    means = [strength[completion == one].mean() for one in completion[right].unique()]
+    return ~right & (strength > threshold * torch.stack(means).min())
+
+
+def _shuffled(
+    chosen: Bool[Tensor, tokens], completion: Int[Tensor, tokens], generator: torch.Generator
+) -> Bool[Tensor, tokens]:
+    """As many tokens of each completion, drawn at random."""
+    drawn = torch.zeros_like(chosen)
+    for one in completion[chosen].unique():
+        places = torch.nonzero(completion == one).squeeze(1)
+        order = torch.randperm(len(places), generator=generator).to(places.device)
+        drawn[places[order[: int(chosen[places].sum())]]] = True
+    return drawn

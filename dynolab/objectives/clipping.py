@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError
+from dynolab.objectives.advantages import AdvantageRuleConfig
 
 Tokens = Float[Tensor, "tokens"]
 
@@ -25,6 +26,7 @@ class ClippedConfig(BaseModel):
     scale_by_std: bool = Field(
         True, description="Divide a group's centred rewards by their standard deviation."
     )
+    advantage_rule: AdvantageRuleConfig = AdvantageRuleConfig()
     aggregation: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(
         "dapo",
         description="grpo: mean over completions of their token means. dapo and bnpo: mean over "

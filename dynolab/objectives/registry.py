@@ -13,6 +13,7 @@ from dynolab.objectives.grpo import GRPO, GRPOConfig
 from dynolab.objectives.hinge import Hinge, HingeConfig, SLiC, SLiCConfig
 from dynolab.objectives.ipo import IPO, IPOConfig
 from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
+from dynolab.objectives.simko import SimKO, SimKOConfig
 from dynolab.objectives.simpo import SimPO, SimPOConfig
 from dynolab.objectives.sppo import SPPO, SPPOConfig
 
@@ -27,6 +28,7 @@ AnyConfig = (
     | SimPOConfig
     | SPPOConfig
     | GRPOConfig
+    | SimKOConfig
 )
 ObjectiveConfig = Annotated[AnyConfig, Field(discriminator="name")]
 
@@ -41,6 +43,7 @@ _CLASSES: dict[str, Callable[[Any], Objective]] = {
     "simpo": SimPO,
     "sppo": SPPO,
     "grpo": GRPO,
+    "simko": SimKO,
 }
 
 
