@@ -10,6 +10,18 @@ strongly responses (or a classifier's examples, through `ModuleFunction`) are co
 """
 
 from dynolab.forces.breakdown import Breakdown, LastLayer, breakdown
+from dynolab.forces.features import (
+    Consistency,
+    FeatureChange,
+    FeatureForce,
+    FeatureStep,
+    consistency,
+    feature_change,
+    feature_change_along,
+    feature_forces,
+    feature_step,
+    hidden_states,
+)
 from dynolab.forces.force_map import ForceMap, MapFacts, force_map
 from dynolab.forces.kernel_operator import TangentKernel, kernel_blocks, response_token
 from dynolab.forces.kernel_size import KernelSizes, kernel_sizes
@@ -47,6 +59,10 @@ from dynolab.forces.views import View
 
 __all__ = [
     "Breakdown",
+    "Consistency",
+    "FeatureChange",
+    "FeatureForce",
+    "FeatureStep",
     "ForceMap",
     "FrozenUpdate",
     "KernelSizes",
@@ -69,8 +85,14 @@ __all__ = [
     "build_token_map",
     "central_difference",
     "change_of",
+    "consistency",
+    "feature_change",
+    "feature_change_along",
+    "feature_forces",
+    "feature_step",
     "force_map",
     "freeze_update",
+    "hidden_states",
     "kernel_blocks",
     "kernel_sizes",
     "kernel_stability",
