@@ -52,9 +52,30 @@ def study(
 
     parameters = resolved(load_parameters(StudyParameters, config, changes or []))
     if plan:
-        commands.show_plan(parameters)
+        commands.plan_study(parameters)
     else:
         commands.run_study(parameters, fresh=fresh)
+
+
+@app.command()
+def forces(
+    config: Annotated[Path, typer.Option(help="Analysis file (YAML).")] = Path(
+        "deploy/studies/forces_builtin.yaml"
+    ),
+    changes: Overrides = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would run.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")] = False,
+) -> None:
+    """Measure which token pushes which, at checkpoints of the store, of a folder or of the Hub."""
+    from flows import commands
+    from flows.forces_parameters import ForcesParameters
+    from flows.parameters import load_parameters
+
+    parameters = load_parameters(ForcesParameters, config, changes or [])
+    if plan:
+        commands.plan_forces(parameters)
+    else:
+        commands.run_forces(parameters, fresh=fresh)
 
 
 @app.command()

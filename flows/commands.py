@@ -1,10 +1,11 @@
-"""What the command line does with a study: plan it, or run it and show the way to its results."""
+"""What the command line does with a flow: plan it, or run it and show the way to its results."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,61 @@ from rich.console import Console
 from rich.table import Table
 
 from dynolab.store import Store
+from flows.forces_parameters import ForcesParameters, resolved_forces
+from flows.forces_steps import forces_steps
 from flows.parameters import StudyParameters
-from tasks.runtime.chain import plan
+from flows.steps import study_steps
+from tasks.runtime.chain import Step, plan
+from tasks.runtime.opening import open_store, planning_platform
 from tasks.runtime.services import PREFECT
 from tasks.runtime.settings import Settings
-from tasks.runtime.showing import make_progress
 from tasks.runtime.stack import use_services
-from tasks.runtime.stage import Platform
+from tasks.runtime.work import StageResult
 
 console = Console()
 
 LAST_WORDS_SECONDS = 5.0
 
+Results = dict[str, dict[str, Any]]
 
-def show_plan(parameters: StudyParameters) -> None:
-    """Prints every stage with its key, and whether its result is there already."""
-    from flows.steps import study_steps
 
+def plan_study(parameters: StudyParameters) -> None:
+    """Says of every stage of a study whether its result is there already."""
+    _show_plan(study_steps(parameters), {})
+
+
+def plan_forces(parameters: ForcesParameters) -> None:
+    """Says of every stage of a force analysis whether its result is there already."""
+    known, given = resolved_forces(parameters, planning_platform())
+    _show_plan(forces_steps(known, given), given)
+
+
+def run_study(parameters: StudyParameters, *, fresh: bool) -> None:
+    """Runs the study flow on the servers at hand, or on its own for as long as it takes."""
+
+    def run() -> Results:
+        from flows.study import study  # Prefect reads its settings at import
+
+        return study(parameters, fresh=fresh)
+
+    _run("study", run, page="report", file="report.html", name=parameters.name)
+
+
+def run_forces(parameters: ForcesParameters, *, fresh: bool) -> None:
+    """Runs the flow `forces` on the servers at hand, or on its own for as long as it takes."""
+    resolved_forces(parameters, planning_platform())  # what cannot work ends before any server
+
+    def run() -> Results:
+        from flows.forces import forces
+
+        return forces(parameters, fresh=fresh)
+
+    _run("forces", run, page="force-page", file="forces.html", name=parameters.name)
+
+
+def _show_plan(steps: Sequence[Step], given: Mapping[str, StageResult]) -> None:
     table = Table("stage", "state", "key")
-    for planned in plan(study_steps(parameters), _planning_platform(Settings.from_environment())):
+    for planned in plan(steps, planning_platform(), given):
         table.add_row(
             planned.step,
             planned.state,
@@ -39,22 +76,20 @@ def show_plan(parameters: StudyParameters) -> None:
     console.print(table)
 
 
-def run_study(parameters: StudyParameters, *, fresh: bool) -> None:
-    """Runs the study flow on the servers at hand, or on its own for as long as it takes."""
+def _run(flow: str, run: Callable[[], Results], *, page: str, file: str, name: str) -> None:
+    """Runs a flow and copies a file of one of its results to where a person finds it."""
     settings, began = Settings.from_environment(), time.monotonic()
-    store = Store(settings.store, cache=settings.cache, endpoint=settings.store_endpoint)
+    store = open_store(settings)
     store.check_writable()
     servers = [] if settings.prefect_api_url else [PREFECT]
     with use_services(settings.home, servers) as services:
         os.environ.update(services.environment())
-        from flows.study import study  # Prefect reads its settings at import
-
         try:
-            results = study(parameters, fresh=fresh)
+            results = run()
         finally:
             _send_last_words()
-        page = _friendly_copy(store, results["report"], settings.home, parameters.name)
-    _show(results, page, time.monotonic() - began)
+        copy = _friendly_copy(store, results[page], file, settings.home, name)
+    _show(flow, results, copy, time.monotonic() - began)
 
 
 def _send_last_words() -> None:
@@ -66,24 +101,16 @@ def _send_last_words() -> None:
     EventsWorker.drain_all(timeout=LAST_WORDS_SECONDS)
 
 
-def _planning_platform(settings: Settings) -> Platform:
-    def no_tracking() -> Any:
-        raise AssertionError("a plan computes nothing")
-
-    store = Store(settings.store, cache=settings.cache, endpoint=settings.store_endpoint)
-    return Platform(settings, store, no_tracking, make_progress)
-
-
-def _friendly_copy(store: Store, report: dict[str, Any], home: Path, name: str) -> Path:
-    """The report where a person finds it: `<home>/reports/<study>.html`."""
-    source = store.folder(report["address"], report["digest"]) / "report.html"
+def _friendly_copy(store: Store, result: dict[str, Any], file: str, home: Path, name: str) -> Path:
+    """The page where a person finds it: `<home>/reports/<name>.html`."""
+    source = store.folder(result["address"], result["digest"]) / file
     page = home / "reports" / f"{name}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, page)
     return page
 
 
-def _show(results: dict[str, dict[str, Any]], page: Path, seconds: float) -> None:
+def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
     table = Table("stage", "", "seconds", "key", box=None, pad_edge=False)
     for name, result in results.items():
         took = result["metrics"].get("seconds")
@@ -101,6 +128,6 @@ def _show(results: dict[str, dict[str, Any]], page: Path, seconds: float) -> Non
         if dropped or cut:
             console.print(f"{name}: longer than the model's context: {dropped:.0f} rows left out, "
                           f"{cut:.0f} prompts cut", highlight=False)  # fmt: skip
-    console.print(f"\nstudy   {seconds:.1f} s", highlight=False)
+    console.print(f"\n{flow:7} {seconds:.1f} s", highlight=False)
     console.print(f"report  {page}", highlight=False, soft_wrap=True)
     console.print("servers [bold]make up[/bold] opens Prefect and MLflow on what was run")

@@ -6,10 +6,17 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from dynolab.data.sources import DataConfig, resolve_data
 from dynolab.errors import ConfigError
@@ -21,6 +28,7 @@ from tasks.probe import ProbeConfig
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
 Contrast = Literal["on_policy", "flat_world"]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")]
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
@@ -29,10 +37,8 @@ class StudyParameters(BaseModel):
     """What a person chooses when starting a study."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str = Field(
-        "builtin",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$",
-        description="Name of the study: its parent run in MLflow, and its report's file.",
+    name: Name = Field(
+        "builtin", description="Name of the study: its parent run in MLflow, and its report's file."
     )
     project: str = Field("dynolab", description="MLflow experiment.")
     seed: int = Field(0, ge=0, description="Of data, weights and batches alike.")

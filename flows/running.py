@@ -17,23 +17,24 @@ from tasks.runtime.work import StageResult
 
 def run_steps(
     steps: Sequence[Step], *, study: str, project: str, tags: Mapping[str, str],
-    params: Mapping[str, Any], fresh: bool,
+    params: Mapping[str, Any], fresh: bool, given: Mapping[str, StageResult] | None = None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Runs the steps in order; returns their results as plain data.
 
     In MLflow the parent run holds `params` and the last step's numbers, so that studies can be
-    compared by it alone.
+    compared by it alone. `given` are results that are there without a step, under the names that
+    steps read them by.
 
     A step whose result is committed ends in state `Cached`. Tasks are called, not submitted: a
     cancelled flow run's signal then reaches the training that it must end.
     """
-    results: dict[str, StageResult] = {}
+    results = dict(given or {})
     with open_platform(study=study, project=project, tags=tags, params=params) as platform:
         for step in steps:
             results[step.name] = _as_task(step, results, platform, fresh=fresh)
         if platform.has_worked and platform.study is not None:
             platform.study.metrics(0, results[steps[-1].name].metrics)
-    return {name: result.model_dump(mode="json") for name, result in results.items()}
+    return {step.name: results[step.name].model_dump(mode="json") for step in steps}
 
 
 def _as_task(

@@ -129,12 +129,14 @@ class TokenMap(Row):
     """`force[m][l]`: push on log π of observed token m from update token l, in nats, first order.
 
     Columns are the updating example's chosen tokens, then its rejected ones. A positive entry
-    means that the step, through token l, made token m likelier.
+    means that the step, through token l, made token m likelier. `step` is None for a gradient step
+    that nobody took.
     """
 
     stage: ObjectiveName
-    step: int
+    step: int | None
     observed_id: str
+    observed_kind: str = "chosen"
     updating_id: str
     learning_rate: float
     observed_tokens: list[str]

@@ -13,9 +13,10 @@ from dynolab.figures.answers import answer_section
 from dynolab.figures.contrasts import contrast_section
 from dynolab.figures.curves import training_plate
 from dynolab.figures.decomposition import decomposition_plate
+from dynolab.figures.files import write_plates, write_text
 from dynolab.figures.gap import gap_plate
 from dynolab.figures.inputs import ReportInputs, Training
-from dynolab.figures.page import Html, Tile, page, page_beside, plate_section, text, tiles
+from dynolab.figures.page import Html, Tile, page, plate_section, text, tiles
 from dynolab.figures.paths import Paths, learning_path_plate, stages_of
 from dynolab.figures.prediction import prediction_plate
 from dynolab.figures.sections import (
@@ -58,25 +59,12 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
     headline = headline_tiles([t.stage for t in trainings], changes, summary, verdicts)
     body = _body(inputs, paths, verdicts, plates, headline)
     title = f"Dynolab: {inputs.facts.name}"
-    _write(folder / "report.html", page(title, body, plotly_js))
-    _write(folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    write_text(folder / "report.html", page(title, body, plotly_js))
+    write_text(folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
     if drawing := paths_svg(paths):
-        _write(folder / "paths.svg", drawing)
-    _write_plates(plates, folder / "figures", plotly_js)
+        write_text(folder / "paths.svg", drawing)
+    write_plates(plates, folder / "figures", plotly_js)
     return summary
-
-
-def _write(path: Path, content: str) -> None:
-    path.write_text(content, encoding="utf-8", newline="\n")
-
-
-def _write_plates(plates: Sequence[Plate], folder: Path, plotly_js: str) -> None:
-    folder.mkdir(exist_ok=True)
-    _write(folder / "plotly.min.js", plotly_js)
-    for plate in plates:
-        _write(folder / f"{plate.name}.json", plate.figure.to_json())
-        body = [Html("<main>"), plate_section(plate), Html("</main>")]
-        _write(folder / f"{plate.name}.html", page_beside(plate.title, body, "plotly.min.js"))
 
 
 def _all_paths(inputs: ReportInputs) -> Paths:

@@ -17,6 +17,7 @@ from dynolab.figures.style import (
     base_layout,
     number,
     panel_title,
+    plotly_text,
     token_text,
 )
 
@@ -25,9 +26,27 @@ _LABEL = 10  # characters of a token that an axis has room for
 
 
 def token_map_plate(found: TokenMap | None) -> Plate | None:
-    """Rows: observed chosen answer; columns: updating y⁺ then y⁻; margins: sums of either side."""
+    """Rows: observed answer; columns: updating y⁺ then y⁻; margins: sums of either side."""
     if found is None or not found.observed_tokens:
         return None
+    return Plate(
+        "token-map",
+        "Which token pushed which",
+        token_map_message(found),
+        f"{_step(found)}: the update by “{found.updating_id}” on {_whose(found)} "
+        f"{found.observed_kind} answer. {READING}",
+        token_map_figure(found),
+    )
+
+
+READING = (
+    "A cell: first-order push on the row's token from the column's token. Green raises, brown "
+    "lowers; bars add up the chosen and the rejected side apart, diamonds both."
+)
+
+
+def token_map_figure(found: TokenMap) -> go.Figure:
+    """The map's cells, and bars for the sums of its columns and rows."""
     force = np.array(found.force, dtype=float)
     split = len(found.chosen_tokens)
     columns = np.arange(force.shape[1]) + _GAP * (np.arange(force.shape[1]) >= split)
@@ -49,7 +68,8 @@ def token_map_plate(found: TokenMap | None) -> Plate | None:
         yaxis={"domain": [0, 0.74], "anchor": "x", "tickvals": rows,
                "ticktext": [token_text(t, _LABEL) for t in found.observed_tokens],
                "range": [len(rows) - 0.4, -0.6],
-               "title": {"text": "observed chosen answer"}, **ticks},
+               "title": {"text": f"observed {plotly_text(found.observed_kind, 24)} answer"},
+               **ticks},
         xaxis2={"domain": [0, 0.66], "matches": "x", "anchor": "y2", "showticklabels": False,
                 "showgrid": False, "ticks": ""},
         yaxis2={"domain": [0.79, 1], "anchor": "x2", "title": {"text": "column sums"}, "nticks": 4},
@@ -69,16 +89,14 @@ def token_map_plate(found: TokenMap | None) -> Plate | None:
     layout["annotations"] = _headings(found, columns, split)
     layout["shapes"] = [] if split == len(columns) else [_separator(split)]
     figure.update_layout(**layout)
-    return Plate(
-        "token-map",
-        "Which token pushed which",
-        _message(found, force, split),
-        f"{found.stage.upper()} step {found.step}, learning rate {number(found.learning_rate)}: "
-        f"the update by “{found.updating_id}” on {_whose(found)} chosen answer. "
-        "A cell: first-order push on the row's token from the column's token. Green raises, brown "
-        "lowers; bars add up the chosen and the rejected side apart, diamonds both.",
-        figure,
-    )
+    return figure
+
+
+def _step(found: TokenMap) -> str:
+    rate = f"learning rate {number(found.learning_rate)}"
+    if found.step is None:
+        return f"A gradient step of {found.stage.upper()}, {rate}"
+    return f"{found.stage.upper()} step {found.step}, {rate}"
 
 
 def _whose(found: TokenMap) -> str:
@@ -169,11 +187,14 @@ def _separator(split: int) -> dict:
     }  # fmt: skip
 
 
-def _message(found: TokenMap, force: np.ndarray, split: int) -> str:
+def token_map_message(found: TokenMap) -> str:
+    """What either side of the pair does, and the token that is moved most."""
+    force, split = np.array(found.force, dtype=float), len(found.chosen_tokens)
     plus, minus = float(np.nansum(force[:, :split])), float(np.nansum(force[:, split:]))
     rows = np.nansum(force, axis=1)
     most = int(np.argmax(np.abs(rows)))
-    text = f"The pair's y⁺ pushes {_whose(found)} chosen answer by {number(plus, sign=True)} nats"
+    answer = f"{_whose(found)} {found.observed_kind} answer"
+    text = f"The pair's y⁺ pushes {answer} by {number(plus, sign=True)} nats"
     if split < force.shape[1]:
         text += f", its y⁻ by {number(minus, sign=True)} nats"
     token = found.observed_tokens[most].strip() or "␣"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,12 +32,16 @@ def load_examples(
     where the encoder is to refuse them, and where no row is left.
     """
     rows = list(read_rows(file, Example))
-    if REJECTED in sides:
-        bare = [row.id for row in rows if row.rejected is None]
-        if bare:
-            raise ConfigError(
-                "data.rejected", None,
-                f"objective {objective} needs a rejected answer in every row; "
-                f"{len(bare)} rows have none, the first is {bare[0]}",
-            )  # fmt: skip
+    check_sides(rows, sides, objective)
     return encoder.examples(rows)
+
+
+def check_sides(rows: Sequence[Example], sides: Collection[int], objective: str) -> None:
+    """Refuses rows without an answer that the objective needs."""
+    bare = [row.id for row in rows if row.rejected is None] if REJECTED in sides else []
+    if bare:
+        raise ConfigError(
+            "data.rejected", None,
+            f"objective {objective} needs a rejected answer in every row; "
+            f"{len(bare)} rows have none, the first is {bare[0]}",
+        )  # fmt: skip

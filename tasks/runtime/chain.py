@@ -35,15 +35,32 @@ class Planned:
     key: str | None
 
 
-def plan(steps: Sequence[Step], platform: Platform) -> Iterator[Planned]:
-    """Says for every step, in order, whether its result is committed already."""
-    results: dict[str, StageResult] = {}
+def plan(
+    steps: Sequence[Step], platform: Platform, given: Mapping[str, StageResult] | None = None
+) -> Iterator[Planned]:
+    """Says for every step, in order, whether its result is committed already.
+
+    `given` are results that are there without a step, under the names that steps read them by.
+    """
+    for planned, _ in _walk(steps, platform, given or {}):
+        yield planned
+
+
+def finished(steps: Sequence[Step], platform: Platform) -> dict[str, StageResult]:
+    """The committed results among those of some steps, by step."""
+    walked = _walk(steps, platform, {})
+    return {planned.step: found for planned, found in walked if found is not None}
+
+
+def _walk(
+    steps: Sequence[Step], platform: Platform, given: Mapping[str, StageResult]
+) -> Iterator[tuple[Planned, StageResult | None]]:
+    results = dict(given)
     for step in steps:
         if not set(step.inputs.values()) <= set(results):
-            yield Planned(step.name, "to run", None)
+            yield Planned(step.name, "to run", None), None
             continue
-        sources = step.sources(results)
-        key = plan_key(step.stage, step.config, sources)
+        key = plan_key(step.stage, step.config, step.sources(results))
         if (found := lookup(step.stage, key, platform)) is not None:
             results[step.name] = found
-        yield Planned(step.name, "cached" if found else "to run", key)
+        yield Planned(step.name, "cached" if found else "to run", key), found

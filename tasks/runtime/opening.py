@@ -22,6 +22,21 @@ log = logging.getLogger(__name__)
 LAST_SENDING_SECONDS = 20.0
 
 
+def open_store(settings: Settings) -> Store:
+    """The store that the environment names."""
+    return Store(settings.store, cache=settings.cache, endpoint=settings.store_endpoint)
+
+
+def planning_platform() -> Platform:
+    """A platform on which results are looked up and nothing is computed."""
+
+    def no_tracking() -> Tracking:
+        raise AssertionError("a plan computes nothing")
+
+    settings = Settings.from_environment()
+    return Platform(settings, open_store(settings), no_tracking, make_progress)
+
+
 @contextmanager
 def open_platform(
     *, study: str, project: str, tags: Mapping[str, str], params: Mapping[str, Any]
@@ -36,7 +51,7 @@ def open_platform(
     with ExitStack() as services:
         platform = Platform(
             settings=settings,
-            store=Store(settings.store, cache=settings.cache, endpoint=settings.store_endpoint),
+            store=open_store(settings),
             open_tracking=lambda: _open_tracking(settings, project, services),
             progress=make_progress,
             open_study=lambda tracking: _open_study(tracking, study, tags, params),

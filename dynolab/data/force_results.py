@@ -1,0 +1,145 @@
+"""The rows of a force analysis: what was asked, pair totals, and the parts by parameter block."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field, JsonValue
+
+from dynolab.data.rows import Row, Split
+
+
+class Measured(Row):
+    """A row whose numbers may be undefined: where no token feels any force, shares are 0/0."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+
+class PairForce(Row):
+    """First-order push of one updating pair on one observed answer, in nats: sums over F[m, l].
+
+    `from_chosen` goes through the pair's chosen tokens (the pull up), `from_rejected` through its
+    rejected ones (the push down); their sum is the pair's share of the step. `from_head` is what
+    the last layer alone predicts of that sum.
+    """
+
+    observed_id: str
+    split: Split
+    kind: str
+    tokens: int
+    updating_id: str
+    from_chosen: float
+    from_rejected: float
+    from_head: float
+
+    @property
+    def total(self) -> float:
+        """Push through all of the pair's tokens."""
+        return self.from_chosen + self.from_rejected
+
+
+class BlockPart(Measured):
+    """A parameter block's part F_b of a force map F: `share` = ‖F_b‖/‖F‖, `projection` =
+    ⟨F_b, F⟩/‖F‖². Projections add up to one, shares need not: parts can oppose each other.
+    """
+
+    block: str
+    share: float
+    projection: float
+
+
+class LastLayerFit(Measured):
+    """The last layer's map F_h against the whole: cos(F_h, F), ‖F_h‖/‖F‖, share of equal signs."""
+
+    cosine: float
+    norm_ratio: float
+    sign_agreement: float
+
+
+class AnalysisFacts(Measured):
+    """What a checkpoint was asked, and how it was computed: `analysis.json`.
+
+    `step` is the recorded step whose realised optimizer step was analysed, None for a plain
+    gradient step of `learning_rate`. `left_out` counts responses longer than the model's context.
+    `block_error` = ‖Σ_b F_b − F‖/‖F‖, two ways to one map.
+    """
+
+    objective: str
+    objective_settings: dict[str, JsonValue]
+    learning_rate: float
+    step: int | None
+    route: str
+    dtype: str
+    observed_answers: int
+    observed_tokens: int
+    updating_pairs: int
+    updating_tokens: int
+    left_out: int
+    blocks: tuple[BlockPart, ...] = Field(description="By falling share.")
+    last_layer: LastLayerFit
+    block_error: float
+
+
+class ResponseTermsRow(Row):
+    """The terms A and G of one response, token by token: `terms.jsonl`.
+
+    `kind` is an observed answer's kind, or an updating one's side. `a_norm` is ‖A‖_F, `energy`
+    1 − π_y, `force_size` ‖π − e_y‖, `learning_rate` the dynamic learning rate c (1 on observed
+    answers), so that ‖G‖ = |c|·force_size.
+    """
+
+    role: Literal["observed", "updating"]
+    id: str
+    kind: str
+    tokens: list[str]
+    logp: list[float]
+    a_norm: list[float]
+    energy: list[float]
+    force_size: list[float]
+    learning_rate: list[float]
+
+
+class KernelSizeRow(Row):
+    """‖K‖_F and ‖CKC‖_F of an observed answer and an updating one, with standard errors.
+
+    In squared logits; `low` and `high` are the 95% interval of `centred`.
+    """
+
+    label: str
+    observed_id: str
+    split: Split
+    kind: str
+    updating_id: str
+    raw: float
+    raw_error: float
+    centred: float
+    centred_error: float
+    low: float
+    high: float
+
+
+class AgreementRow(Measured):
+    """Rank correlation of ‖CKC‖_F over the same pairs at two checkpoints, with 95% interval.
+
+    `ceiling` is what estimation noise leaves of a perfect one; `growth` the median of
+    ‖K‖_second/‖K‖_first − 1.
+    """
+
+    first: str
+    second: str
+    correlation: float
+    low: float
+    high: float
+    ceiling: float
+    verdict: Literal["holds", "breaks down", "unclear"]
+    growth: float
+
+
+class KernelFindings(Measured):
+    """Whether the pairs that are strongly coupled stay so: `kernel.json`."""
+
+    labels: tuple[str, ...]
+    threshold: float
+    rank: int
+    probes: int
+    agreements: tuple[AgreementRow, ...]

@@ -1,0 +1,134 @@
+"""Stage `analysis`: the force map of many observed answers and updating pairs at one checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.registry import ObjectiveConfig
+from tasks.runtime.stage import Stage
+from tasks.runtime.tables import log_tables
+from tasks.runtime.work import Work
+from tasks.selection import SelectionConfig, observed_answers, updating_rows
+
+if TYPE_CHECKING:
+    from dynolab.data.encode import EncodedExample, Encoder
+    from dynolab.forces.analysis import Question
+    from dynolab.training.reference import SideLogps
+
+PARTS = 4  # of the stage's progress
+
+
+class AnalysisConfig(SelectionConfig):
+    """What is observed, what updates, and by which step."""
+
+    objective: ObjectiveConfig = Field(DPOConfig(), description="Whose force it is.")
+    learning_rate: float = Field(
+        1e-2, gt=0, description="η of the gradient step on the updating pairs."
+    )
+    token_maps: int = Field(4, ge=0, description="Pairs whose map is shown token by token.")
+    memory_bytes: int = Field(2**30, ge=2**20, description="Of factors, beside the model itself.")
+    batch_tokens: int = Field(4_096, ge=1, description="Padded tokens of one forward.")
+    reference_batch: int = Field(8, ge=1, description="Examples of one forward of the reference.")
+
+
+class AnalysisJob(AnalysisConfig):
+    """The analysis of one checkpoint."""
+
+    step: int | None = Field(
+        None, ge=0,
+        description="A recorded step of the checkpoint: at its weights, and in the metric of its "
+        "realised optimizer step (learning rate, clipping, Adam's preconditioner).",
+    )  # fmt: skip
+
+
+def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
+    """Reads inputs `model`, `data`, and `reference` where the objective needs one.
+
+    Results: `map/` (the force map as a memory-mapped matrix with its manifest), `totals.jsonl`,
+    `terms.jsonl`, `analysis.json`, `token_maps.jsonl`.
+    """
+    from dynolab.data.rows import write_rows
+    from dynolab.forces.analysis import analyse
+    from dynolab.forces.map_examples import token_maps
+
+    began, config = time.monotonic(), work.config
+    with work.shown(PARTS) as progress:
+        question = _question(work)
+        progress.update(1, "force map")
+        answer = analyse(question, work.output / "map", memory_bytes=config.memory_bytes)
+        progress.update(3, "tables")
+        write_rows(work.output / "totals.jsonl", answer.totals)
+        write_rows(work.output / "terms.jsonl", answer.terms)
+        (work.output / "analysis.json").write_text(answer.facts.model_dump_json(indent=1))
+        maps = token_maps(question, answer.force_map, config.token_maps)
+        write_rows(work.output / "token_maps.jsonl", maps)
+        progress.update(PARTS)
+    metrics = answer.metrics()
+    work.tracker.metrics(config.step or 0, metrics)
+    work.tracker.artifact(work.output / "map" / "manifest.json", "forces")
+    work.tracker.artifact(work.output / "analysis.json", "forces")
+    log_tables(work.tracker, {"totals": answer.totals, "blocks": answer.facts.blocks}, work.scratch)
+    return metrics | {"seconds": time.monotonic() - began}
+
+
+def _question(work: Work[AnalysisJob]) -> Question:
+    """The question with everything that it needs; what cannot be question is refused here."""
+    from dynolab import distributed
+    from dynolab.data.encode import Encoder
+    from dynolab.forces import PolicyFunction, split_step
+    from dynolab.forces.analysis import Question, recorded
+    from dynolab.objectives import build_objective
+    from dynolab.training.record import StepRecord
+    from models.language import folder_context, load_language_model, load_tokenizer
+
+    config, data = work.config, work.input_folder("data")
+    folder = work.input_folder("model", "model")
+    tokenizer = load_tokenizer(folder)
+    encoder = Encoder(tokenizer, folder_context(folder), "drop")
+    observed = observed_answers(data, config, encoder)
+    updating = encoder.examples(updating_rows(data, config, config.objective))
+    objective = build_objective(config.objective)
+    reference = _reference(work, encoder, updating) if objective.needs_reference else {}
+    policy = PolicyFunction(load_language_model(folder, device=distributed.device()))
+    question = Question(
+        policy, tokenizer, observed, recorded(updating, reference), config.objective,
+        update=config.learning_rate, learning_rate=config.learning_rate,
+        left_out=encoder.counts.dropped,
+    )  # fmt: skip
+    if config.step is None:
+        return question
+    step = work.input_folder("model", f"forces/step-{config.step:08d}")
+    record = StepRecord.load(step)
+    split = split_step(record, policy, batch_tokens=config.batch_tokens)
+    return question.in_metric_of(record, split.update)
+
+
+def _reference(
+    work: Work[AnalysisJob], encoder: Encoder, updating: Sequence[EncodedExample]
+) -> dict[str, SideLogps]:
+    """Log-probabilities of the updating pairs under the reference, which reads the same tokens."""
+    from dynolab import distributed
+    from dynolab.likelihood import ResponseLogits
+    from dynolab.objectives import build_objective
+    from dynolab.training.reference import score_reference
+    from models.language import load_language_model
+
+    model = load_language_model(
+        work.input_folder("reference", "model"), tokenizer=encoder.tokenizer,
+        device=distributed.device(),
+    )  # fmt: skip
+    return score_reference(
+        ResponseLogits(model), updating, build_objective(work.config.objective).sides,
+        pad_id=encoder.tokenizer.pad_token_id, batch=work.config.reference_batch,
+    )  # fmt: skip
+
+
+ANALYSIS = Stage(
+    "analysis", 1, analyse_forces,
+    operational=frozenset({"memory_bytes", "batch_tokens", "reference_batch"}),
+)  # fmt: skip

@@ -1,0 +1,190 @@
+"""Stage `kernel`: how strongly answers are coupled at each checkpoint, and whether that stays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from tasks.runtime.stage import Stage
+from tasks.runtime.tables import log_tables
+from tasks.runtime.work import Work
+from tasks.selection import SelectionConfig, observed_rows, updating_rows
+
+if TYPE_CHECKING:
+    from dynolab.data.encode import Encoded
+    from dynolab.data.force_results import AgreementRow, KernelFindings, KernelSizeRow
+    from dynolab.data.rows import Example, ProbeRow
+    from dynolab.forces.kernel_size import KernelSizes
+
+MODEL = "model_"
+
+
+class KernelConfig(SelectionConfig):
+    """Whose coupling is measured, how exactly, and what counts as stable."""
+
+    observed_pairs: int = Field(
+        6, ge=1, description="Pairs of each split whose answers are observed: the first ones."
+    )
+    kinds: tuple[str, ...] = Field(
+        ("chosen",), min_length=1, description="Kinds of answers that are observed."
+    )
+    updating_pairs: int = Field(
+        12, ge=1, description="Training pairs whose chosen answers update: the first ones."
+    )
+    threshold: float = Field(
+        0.8, gt=0, lt=1, description="Rank correlation above which the order counts as kept."
+    )
+    rank: int = Field(8, ge=0, description="Leading directions of K that are measured exactly.")
+    probes: int = Field(8, ge=2, description="Random vectors for the rest.")
+    seed: int = Field(0, ge=0, description="Of the random vectors.")
+    memory_bytes: int = Field(2**30, ge=2**20, description="Of directions and their images.")
+
+
+class KernelJob(KernelConfig):
+    """The kernel at these checkpoints: by label the recorded step, None for the trained model."""
+
+    steps: dict[str, int | None]
+    labels: tuple[str, ...] = Field(description="The checkpoints in their order.")
+
+
+def measure_kernel(work: Work[KernelJob]) -> dict[str, float]:
+    """Reads inputs `data` and a `model_<label>` for every checkpoint.
+
+    Results: `sizes.jsonl`, ‖K‖ of every pair at every checkpoint, and `kernel.json`, the rank
+    correlations between checkpoints with their verdicts.
+    """
+    from dynolab.data.rows import write_rows
+
+    began, config, data = time.monotonic(), work.config, work.input_folder("data")
+    observed = observed_rows(data, config)
+    updating = updating_rows(data, config)
+    with work.shown(len(config.labels)) as progress:
+        observed, updating, encoded = _common(work, observed, updating)
+        sizes: dict[str, KernelSizes] = {}
+        for number, label in enumerate(config.labels, start=1):
+            sizes[label] = _sizes(work, label, *encoded[label])
+            progress.update(number, label)
+        rows = [
+            row for label, one in sizes.items() for row in _rows(label, one, observed, updating)
+        ]
+        found = _findings(config, sizes)
+        write_rows(work.output / "sizes.jsonl", rows)
+        (work.output / "kernel.json").write_text(found.model_dump_json(indent=1))
+    metrics = _metrics(sizes, found.agreements)
+    work.tracker.metrics(0, metrics)
+    work.tracker.artifact(work.output / "kernel.json", "forces")
+    log_tables(work.tracker, {"kernel": rows, "stability": found.agreements}, work.scratch)
+    return metrics | {"seconds": time.monotonic() - began}
+
+
+def _common(
+    work: Work[KernelJob], observed: Sequence[ProbeRow], updating: Sequence[Example]
+) -> tuple[list[ProbeRow], list[Example], dict[str, tuple[list[Encoded], list[Encoded]]]]:
+    """The rows that fit every checkpoint's context, and each checkpoint's encoding of them."""
+    from dynolab.data.encode import Encoder
+    from dynolab.errors import ConfigError
+    from models.language import folder_context, load_tokenizer
+
+    sides = {}
+    for label in work.config.labels:
+        folder = work.input_folder(MODEL + label, "model")
+        encoder = Encoder(load_tokenizer(folder), folder_context(folder), "drop")
+        left = [encoder.response(row.pair_id, row.prompt, row.response) for row in observed]
+        right = [encoder.response(row.id, row.prompt, row.chosen) for row in updating]
+        sides[label] = (left, right)
+    kept = [
+        [at for at in range(len(rows)) if all(one[side][at] is not None for one in sides.values())]
+        for side, rows in enumerate((observed, updating))
+    ]
+    if not all(kept):
+        raise ConfigError(
+            "kernel", [len(part) for part in kept],
+            "every answer is longer than a model's context; take more pairs",
+        )  # fmt: skip
+    encoded = {
+        label: (
+            [one for at in kept[0] if (one := left[at]) is not None],
+            [one for at in kept[1] if (one := right[at]) is not None],
+        )
+        for label, (left, right) in sides.items()
+    }
+    return [observed[at] for at in kept[0]], [updating[at] for at in kept[1]], encoded
+
+
+def _sizes(
+    work: Work[KernelJob], label: str, observed: list[Encoded], updating: list[Encoded]
+) -> KernelSizes:
+    from dynolab import distributed
+    from dynolab.forces import PolicyFunction
+    from dynolab.forces.kernel_size import kernel_sizes
+    from dynolab.training.record import StepRecord
+    from models.language import load_language_model
+
+    config, step = work.config, work.config.steps.get(label)
+    folder = work.input_folder(MODEL + label, "model")
+    policy = PolicyFunction(load_language_model(folder, device=distributed.device()))
+    at = None
+    if step is not None:
+        at = StepRecord.load(work.input_folder(MODEL + label, f"forces/step-{step:08d}")).before
+    return kernel_sizes(
+        policy, observed, updating, at=at, rank=config.rank, probes=config.probes,
+        seed=config.seed, memory_bytes=config.memory_bytes,
+    )  # fmt: skip
+
+
+def _rows(
+    label: str, sizes: KernelSizes, observed: Sequence[ProbeRow], updating: Sequence[Example]
+) -> list[KernelSizeRow]:
+    from dynolab.data.force_results import KernelSizeRow
+
+    low, high = sizes.interval("centred")
+    return [
+        KernelSizeRow(
+            label=label, observed_id=row.pair_id, split=row.split, kind=row.kind,
+            updating_id=other.id,
+            raw=float(sizes.raw[o, u]), raw_error=float(sizes.raw_error[o, u]),
+            centred=float(sizes.centred[o, u]), centred_error=float(sizes.centred_error[o, u]),
+            low=float(low[o, u]), high=float(high[o, u]),
+        )
+        for o, row in enumerate(observed)
+        for u, other in enumerate(updating)
+    ]  # fmt: skip
+
+
+def _findings(config: KernelJob, sizes: Mapping[str, KernelSizes]) -> KernelFindings:
+    from dynolab.data.force_results import AgreementRow, KernelFindings
+    from dynolab.forces.stability import kernel_stability
+
+    pairs = next(iter(sizes.values())).raw.size
+    compared = len(sizes) > 1 and pairs > 2
+    found = kernel_stability(sizes, threshold=config.threshold).agreements if compared else ()
+    return KernelFindings(
+        labels=config.labels, threshold=config.threshold, rank=config.rank, probes=config.probes,
+        agreements=tuple(
+            AgreementRow(
+                first=one.first, second=one.second, correlation=one.correlation,
+                low=one.low, high=one.high, ceiling=one.ceiling, verdict=one.verdict,
+                growth=float(np.median(one.growth)),
+            )
+            for one in found
+        ),
+    )  # fmt: skip
+
+
+def _metrics(
+    sizes: Mapping[str, KernelSizes], agreements: Sequence[AgreementRow]
+) -> dict[str, float]:
+    """Each checkpoint's geometric mean of ‖CKC‖, each two's rank correlation, and the lowest."""
+    found = {f"kernel/size/{label}": float(np.exp(np.log(one.centred).mean()))
+             for label, one in sizes.items()}  # fmt: skip
+    between = {f"kernel/rank_correlation/{one.first}-{one.second}": one.correlation
+               for one in agreements}  # fmt: skip
+    lowest = {"kernel/rank_correlation": min(between.values())} if between else {}
+    return found | between | lowest
+
+
+KERNEL = Stage("kernel", 1, measure_kernel, operational=frozenset({"memory_bytes"}))

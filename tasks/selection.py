@@ -1,0 +1,79 @@
+"""Which answers a force analysis observes, and which pairs update: the first ones of the data."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.forces import first_pairs
+
+if TYPE_CHECKING:
+    from dynolab.data.encode import Encoded, Encoder
+    from dynolab.data.rows import Example, ProbeRow
+    from dynolab.objectives import ObjectiveConfig
+
+
+class SelectionConfig(BaseModel):
+    """How many of the data's answers and pairs; no draw decides which."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    observed_pairs: int = Field(
+        4, ge=1, description="Pairs of each split whose answers are observed: the first ones."
+    )
+    kinds: tuple[str, ...] = Field(
+        ("chosen", "rejected"), min_length=1, description="Kinds of answers that are observed."
+    )
+    updating_pairs: int = Field(
+        8, ge=1, description="Training pairs that update: the first ones, as one step's batch."
+    )
+
+
+def observed_answers(
+    data: Path, config: SelectionConfig, encoder: Encoder
+) -> list[tuple[ProbeRow, Encoded]]:
+    """The observed answers of a data stage's result, encoded; those too long are left out.
+
+    **Raises** `ConfigError` as `observed_rows` does, and where no answer is left.
+    """
+    from dynolab.errors import ConfigError
+
+    rows = observed_rows(data, config)
+    encoded = [(row, encoder.response(row.pair_id, row.prompt, row.response)) for row in rows]
+    kept = [(row, one) for row, one in encoded if one is not None]
+    if not kept:
+        raise ConfigError(
+            "observed_pairs", config.observed_pairs,
+            "every observed answer is longer than the model's context; observe more pairs",
+        )  # fmt: skip
+    return kept
+
+
+def observed_rows(data: Path, config: SelectionConfig) -> list[ProbeRow]:
+    """The answers to observe; **Raises** `ConfigError` for a kind that the data lack."""
+    from dynolab.data.rows import ProbeRow, read_rows
+    from dynolab.errors import ConfigError
+
+    rows = list(read_rows(data / "probes.jsonl", ProbeRow))
+    known = list(dict.fromkeys(row.kind for row in rows))
+    for kind in config.kinds:
+        if kind not in known:
+            there = f"has {', '.join(known)}" if known else "has none; raise data.probe_pairs"
+            raise ConfigError("kinds", kind, f"the data's probe set {there}")
+    return first_pairs([row for row in rows if row.kind in config.kinds], config.observed_pairs)
+
+
+def updating_rows(
+    data: Path, config: SelectionConfig, objective: ObjectiveConfig | None = None
+) -> list[Example]:
+    """The pairs that update; **Raises** `ConfigError` for ones without a side that is needed."""
+    from dynolab.data.rows import Example, read_rows
+    from dynolab.objectives import build_objective
+    from dynolab.training.examples import check_sides
+
+    rows = list(islice(read_rows(data / "train.jsonl", Example), config.updating_pairs))
+    if objective is not None:
+        check_sides(rows, build_objective(objective).sides, objective.name)
+    return rows
