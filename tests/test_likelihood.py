@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoder
-from dynolab.likelihood import ResponseLogits, argmax_view, token_logps
+from dynolab.likelihood import (
+    ResponseLogits,
+    argmax_view,
+    target_logps,
+    token_logps,
+    top_tokens,
+)
 from tests.training.small import make_policy, make_rows, make_tokenizer
 
 
@@ -58,3 +65,40 @@ def test_the_mass_outside_the_argmax_survives_certainty() -> None:
     torch.testing.assert_close(view.logp.double(), exact.max(-1).values, atol=1e-6, rtol=1e-6)
     # log1p(−exp(logp)) would be −inf here: in float32 the argmax's probability rounds to one.
     assert view.outside_logmass[0] == pytest.approx(-40 + math.log(49), abs=1e-4)
+
+
+@torch.no_grad()
+def test_hidden_states_are_those_the_head_reads(encoded) -> None:
+    policy = make_policy(make_tokenizer())
+    batch = collate(encoded, pad_id=0)
+    hidden = ResponseLogits(policy).hidden(batch)
+    for number, one in enumerate(encoded):
+        alone = policy(input_ids=torch.tensor([one.ids]), output_hidden_states=True)
+        expected = alone.hidden_states[-1][0, one.prompt_length - 1 : -1]
+        torch.testing.assert_close(hidden[batch.sequence == number], expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_likelihoods_and_likeliest_tokens_are_taken_at_the_batch_s_temperature(encoded) -> None:
+    logits = ResponseLogits(make_policy(make_tokenizer()))(collate(encoded, pad_id=0)).double()
+    batch = replace(collate(encoded, pad_id=0), temperature=0.4)
+    exact = torch.log_softmax(logits / 0.4, -1)
+    own = exact[torch.arange(len(batch.token)), batch.token]
+    torch.testing.assert_close(token_logps(logits, batch), own)
+    top = top_tokens(logits, batch, 3)
+    ranked = exact.sort(dim=-1, descending=True)
+    torch.testing.assert_close(top.logp, ranked.values[:, :3])
+    assert torch.equal(top.token, ranked.indices[:, :3])
+    entropy = torch.distributions.Categorical(logits=exact).entropy()
+    torch.testing.assert_close(top.entropy, entropy)
+    dense = target_logps(logits, replace(batch, top=top))
+    torch.testing.assert_close(dense, torch.cat([own[:, None], top.logp], dim=1))
+
+
+def test_an_impossible_token_has_no_share_in_the_entropy(encoded) -> None:
+    batch = collate(encoded[:1], pad_id=0)
+    logits = torch.zeros(len(batch.token), 5)
+    logits[:, 2:] = -math.inf
+    assert top_tokens(logits, batch, 1).entropy.tolist() == pytest.approx(
+        [math.log(2)] * len(batch.token)
+    )

@@ -2,6 +2,10 @@
 
 To add one: write a file here with a config and a class as in `simpo.py`, and name it in
 `registry.py`. The trainer, the force engine and the forms take it from there.
+
+A loss on pairs of answers is three short methods on `PairObjective`; a policy gradient on groups
+of sampled completions reads what `dynolab.data.groups` puts into its batch. SPIN has no file: it
+is `dpo` with other data (`DPOConfig`).
 """
 
 from dynolab.objectives.advantages import AdvantageRuleConfig, group_advantages, rewrite_advantages
@@ -10,7 +14,12 @@ from dynolab.objectives.dpo import DPO, DPOConfig, RobustDPO, RobustDPOConfig
 from dynolab.objectives.grpo import GRPO, GRPOConfig
 from dynolab.objectives.hinge import Hinge, HingeConfig, SLiC, SLiCConfig
 from dynolab.objectives.ipo import IPO, IPOConfig
-from dynolab.objectives.registry import ObjectiveConfig, build_objective
+from dynolab.objectives.registry import (
+    GroupObjectiveConfig,
+    ObjectiveConfig,
+    RowObjectiveConfig,
+    build_objective,
+)
 from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
 from dynolab.objectives.simko import SimKO, SimKOConfig
 from dynolab.objectives.simpo import SimPO, SimPOConfig
@@ -25,6 +34,7 @@ __all__ = [
     "AdvantageRuleConfig",
     "DPOConfig",
     "GRPOConfig",
+    "GroupObjectiveConfig",
     "Hinge",
     "HingeConfig",
     "IPOConfig",
@@ -32,6 +42,7 @@ __all__ = [
     "ObjectiveConfig",
     "RobustDPO",
     "RobustDPOConfig",
+    "RowObjectiveConfig",
     "SFTConfig",
     "SFTExtended",
     "SFTExtendedConfig",

@@ -17,7 +17,7 @@ from dynolab.objectives.simko import SimKO, SimKOConfig
 from dynolab.objectives.simpo import SimPO, SimPOConfig
 from dynolab.objectives.sppo import SPPO, SPPOConfig
 
-AnyConfig = (
+RowConfig = (
     SFTConfig
     | SFTExtendedConfig
     | DPOConfig
@@ -27,10 +27,15 @@ AnyConfig = (
     | HingeConfig
     | SimPOConfig
     | SPPOConfig
-    | GRPOConfig
-    | SimKOConfig
 )
-ObjectiveConfig = Annotated[AnyConfig, Field(discriminator="name")]
+GroupConfig = GRPOConfig | SimKOConfig
+
+RowObjectiveConfig = Annotated[RowConfig, Field(discriminator="name")]
+"""Objectives that train on rows of answers (`collate_examples`)."""
+GroupObjectiveConfig = Annotated[GroupConfig, Field(discriminator="name")]
+"""Objectives that train on groups of sampled completions (`collate_groups`)."""
+ObjectiveConfig = Annotated[RowConfig | GroupConfig, Field(discriminator="name")]
+"""Every objective."""
 
 _CLASSES: dict[str, Callable[[Any], Objective]] = {
     "sft": SFT,
@@ -47,6 +52,6 @@ _CLASSES: dict[str, Callable[[Any], Objective]] = {
 }
 
 
-def build_objective(config: AnyConfig) -> Objective:
+def build_objective(config: RowConfig | GroupConfig) -> Objective:
     """The objective that a config names."""
     return _CLASSES[config.name](config)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.encode import Overlong
 from dynolab.errors import ConfigError
-from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.objectives.registry import RowObjectiveConfig
 from dynolab.objectives.sft import SFTConfig
 
 
@@ -42,7 +42,7 @@ class TrainConfig(BaseModel):
     """One training stage."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    objective: ObjectiveConfig = SFTConfig()
+    objective: RowObjectiveConfig = SFTConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     engine: EngineConfig = EngineConfig()
     steps: int = Field(60, ge=1, description="Optimizer steps.")

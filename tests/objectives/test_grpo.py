@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.groups import collate_groups, count_group_totals
@@ -16,6 +17,7 @@ from dynolab.likelihood import token_logps
 from dynolab.objectives import GRPOConfig, build_objective, group_advantages
 from dynolab.objectives.base import force
 from dynolab.objectives.clipping import clipped, live
+from dynolab.training.config import TrainConfig
 from tests.objectives.sampled import GROUPS, VOCABULARY, batch_of
 
 CONFIGS = [
@@ -153,6 +155,11 @@ def test_advantages_of_known_rewards():
     raw = group_advantages(torch.tensor([1.0, 0.0]), scale_by_std=False)
     assert raw.tolist() == [0.5, -0.5]
     assert group_advantages(torch.full((4,), 0.7)).abs().max() < 1e-3
+
+
+def test_training_on_rows_refuses_objectives_of_groups_when_it_is_configured():
+    with pytest.raises(ValidationError, match=r"expected tags.*'sft'"):
+        TrainConfig.model_validate({"objective": {"name": "grpo"}})
 
 
 def test_bad_settings_are_named():
