@@ -23,6 +23,14 @@ from dynolab.forces.features import (
     hidden_states,
 )
 from dynolab.forces.force_map import ForceMap, MapFacts, force_map
+from dynolab.forces.influence import (
+    Influence,
+    PaperInfluence,
+    accumulated_influence,
+    kernel_lower_bound,
+    moving_average,
+    paper_influence,
+)
 from dynolab.forces.kernel_operator import TangentKernel, kernel_blocks, response_token
 from dynolab.forces.kernel_size import KernelSizes, kernel_sizes
 from dynolab.forces.logit_function import LogitFunction, ModuleFunction
@@ -65,6 +73,7 @@ __all__ = [
     "FeatureStep",
     "ForceMap",
     "FrozenUpdate",
+    "Influence",
     "KernelSizes",
     "KernelStability",
     "LastLayer",
@@ -72,6 +81,7 @@ __all__ = [
     "MapFacts",
     "ModuleFunction",
     "OneStep",
+    "PaperInfluence",
     "PolicyFunction",
     "SideGradients",
     "StepForces",
@@ -81,6 +91,7 @@ __all__ = [
     "UpdatingTerms",
     "View",
     "Weights",
+    "accumulated_influence",
     "breakdown",
     "build_token_map",
     "central_difference",
@@ -94,11 +105,14 @@ __all__ = [
     "freeze_update",
     "hidden_states",
     "kernel_blocks",
+    "kernel_lower_bound",
     "kernel_sizes",
     "kernel_stability",
     "measured_change",
     "midpoint",
+    "moving_average",
     "one_step",
+    "paper_influence",
     "record_batch",
     "replay_error",
     "response_terms",
