@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import (
@@ -16,11 +20,14 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from dynolab.data.batches import CHOSEN, collate
+from dynolab.data.batches import CHOSEN, TokenBatch, collate, count_totals
 from dynolab.data.encode import Encoded
-from dynolab.forces import PolicyFunction, central_difference
+from dynolab.forces import FrozenUpdate, PolicyFunction, Weights, central_difference, force_map
+from dynolab.forces.split import objective_batch
+from dynolab.likelihood import token_logps, top_tokens
+from dynolab.objectives import DPO, DPOConfig, Objective
 from dynolab.training.record import RecordedExample
-from tests.forces.small_models import COMMON, llama, neox
+from tests.forces.small_models import COMMON, encoded, llama, neox, pairs, with_reference
 
 GROUPED = {**COMMON, "num_key_value_heads": 2}
 
@@ -49,36 +56,141 @@ def build(family: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     return FAMILIES[family]().to(dtype).eval()
 
 
-def dpo_map_by_differences(
-    policy: PolicyFunction, observed: Encoded, example: RecordedExample, *, beta: float, eta: float
-) -> Tensor:
+ROUTES = ("columns", "rows", "both_sides")
+OBSERVED = (encoded(1, 4, 6), encoded(2, 5, 3))
+ETA = 0.1
+BETA = 0.1
+DPO_LOSS = DPO(DPOConfig(beta=BETA))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A policy, and one step's batch of pairs with a reference."""
+
+    policy: PolicyFunction
+    examples: Sequence[RecordedExample]
+
+    def map(
+        self, *, objective: Objective = DPO_LOSS, update: float | FrozenUpdate = ETA,
+        observed: Sequence[Encoded] = OBSERVED, route: str = "both_sides",
+        examples: Sequence[RecordedExample] | None = None, **more: Any,
+    ) -> Tensor:  # fmt: skip
+        """The force map of the batch, or of other examples, on watched responses."""
+        updating = self.examples if examples is None else examples
+        found = force_map(
+            self.policy, observed, updating, objective, update=update, route=route, **more
+        )
+        return torch.tensor(found.force)
+
+    def batch(self, objective: Objective, temperature: float = 1.0) -> TokenBatch:
+        """The examples as a step's batch, with all that some loss reads.
+
+        To a policy gradient a pair is a group of two completions, sampled by a policy that differs
+        a little from the one at hand.
+        """
+        totals = count_totals([one.encoded() for one in self.examples], objective.sides)
+        batch = objective_batch(self.examples, objective, totals, self.policy)
+        batch = replace(batch, temperature=temperature)
+        logits = self.policy.logits({}, batch)
+        drift = 0.1 * torch.sin(torch.arange(len(logits), dtype=logits.dtype))
+        top = top_tokens(logits, batch, 3)
+        return replace(
+            batch,
+            advantage=torch.where(batch.token_side == CHOSEN, 0.9, -0.6).to(logits),
+            old=token_logps(logits, batch) + drift,
+            top=replace(top, logp=top.logp + drift[:, None]),
+        )
+
+    def descent(self, objective: Objective) -> dict[str, Tensor]:
+        """The change of the weights −η ∇loss, by autograd of the loss that trains."""
+        batch = self.batch(objective)
+        leaves = {name: w.clone().requires_grad_() for name, w in self.policy.weights.items()}
+        loss = objective.loss(self.policy.logps(leaves, batch), batch)
+        return plain_descent(
+            dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+        )
+
+
+def case(family: str, dtype: torch.dtype = torch.float64, *, count: int = 2) -> Case:
+    model = build(family, dtype)
+    return Case(PolicyFunction(model, dtype), with_reference(model, pairs(count)))
+
+
+def plain_descent(gradient: Weights) -> dict[str, Tensor]:
+    return {name: -ETA * g for name, g in gradient.items()}
+
+
+def dpo_columns_by_differences(
+    policy: PolicyFunction, observed: Encoded, example: RecordedExample, *,
+    along: Callable[[Weights], Weights] = plain_descent, at: Weights | None = None,
+    place: Weights | None = None, pairs: int = 1,
+) -> Tensor:  # fmt: skip
     """A step on one loss token at a time, by forwards of moved weights alone.
 
-    The gradient is autograd's of a dense log-softmax, c_l is written out for DPO, and the push is
-    a central difference: nothing of it is shared with the engine's routes.
+    The gradient is autograd's of a dense log-softmax at `at`, c_l is written out for DPO on so
+    many pairs, and the push is a central difference at `place`: nothing of it is shared with the
+    engine's routes.
     """
-    margin = sum(
-        sign * beta * (dense_logps(policy, {}, one).detach().sum() - sum(reference))
-        for sign, one, reference in (
-            (1, example.chosen, example.chosen_reference),
-            (-1, example.rejected, example.rejected_reference),
+    start = policy.weights if at is None else at
+    rates = _dpo_rates(policy, start, example) / pairs
+    batch = collate([observed], 0)
+    gradients = [
+        gradient
+        for one in (example.chosen, example.rejected)
+        for gradient in _token_gradients(policy, start, one)
+    ]
+    return torch.stack(
+        [
+            central_difference(
+                policy, start if place is None else place,
+                along({name: -rate * g for name, g in gradient.items()}), batch,
+            )
+            for rate, gradient in zip(rates, gradients, strict=True)
+        ],
+        dim=1,
+    )  # fmt: skip
+
+
+def dpo_rows_by_differences(
+    policy: PolicyFunction, observed: Encoded, example: RecordedExample
+) -> Tensor:
+    """The weights moved along one observed token's gradient at a time, under plain descent.
+
+    The kernel is symmetric: what l's step does to m is what m's gradient does to l, times η c_l.
+    """
+    batch = collate([example.chosen, example.rejected], 0)
+    rows = [
+        central_difference(policy, policy.weights, gradient, batch)
+        for gradient in _token_gradients(policy, policy.weights, observed)
+    ]
+    return ETA * torch.stack(rows) * _dpo_rates(policy, policy.weights, example)
+
+
+def _dpo_rates(policy: PolicyFunction, at: Weights, example: RecordedExample) -> Tensor:
+    """`+β(1 − σ)` on chosen and `−β(1 − σ)` on rejected tokens."""
+    with torch.no_grad():
+        chosen, rejected = (
+            dense_logps(policy, at, one).sum() - sum(reference)
+            for one, reference in (
+                (example.chosen, example.chosen_reference),
+                (example.rejected, example.rejected_reference),
+            )
         )
-    )
-    rate = beta * (1 - torch.sigmoid(margin))
-    columns = []
-    for side, one in enumerate((example.chosen, example.rejected)):
-        leaves = {name: w.clone().requires_grad_() for name, w in policy.weights.items()}
-        sign = 1 if side == CHOSEN else -1
-        for logp in dense_logps(policy, leaves, one):
-            loss = -sign * rate * logp
-            gradient = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True)
-            step = {name: -eta * g for name, g in zip(leaves, gradient, strict=True)}
-            batch = collate([observed], 0)
-            columns.append(central_difference(policy, policy.weights, step, batch))
-    return torch.stack(columns, dim=1)
+    rate = BETA * (1 - torch.sigmoid(BETA * (chosen - rejected)))
+    lengths = example.chosen.response_length, example.rejected.response_length
+    return torch.cat([rate.expand(lengths[0]), -rate.expand(lengths[1])])
 
 
-def dense_logps(policy: PolicyFunction, weights: dict[str, Tensor], one: Encoded) -> Tensor:
+def _token_gradients(policy: PolicyFunction, at: Weights, one: Encoded) -> list[Weights]:
+    leaves = {name: w.requires_grad_() for name, w in policy.cast(at).items()}
+    return [
+        dict(zip(leaves, gradient, strict=True))
+        for logp in dense_logps(policy, leaves, one)
+        for gradient in [torch.autograd.grad(logp, list(leaves.values()), retain_graph=True)]
+    ]
+
+
+def dense_logps(policy: PolicyFunction, weights: Weights, one: Encoded) -> Tensor:
     logits = policy.logits(weights, collate([one], 0))
     dense = logits - logits.exp().sum(-1, keepdim=True).log()
     return torch.stack([dense[n, t] for n, t in enumerate(one.ids[one.prompt_length :])])

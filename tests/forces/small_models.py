@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args, get_origin
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from dynolab.data.batches import CHOSEN, collate, collate_examples, count_totals
 from dynolab.data.encode import Encoded
 from dynolab.likelihood import ResponseLogits, token_logps
-from dynolab.objectives import build_objective
-from dynolab.training.config import EngineConfig, TrainConfig
+from dynolab.objectives import DPOConfig, ObjectiveConfig, build_objective
+from dynolab.training.config import EngineConfig, OptimizerConfig, TrainConfig
 from dynolab.training.engine import PlainEngine
 from dynolab.training.optimizer import clip_factor
 from dynolab.training.record import RecordedExample, StepFacts, StepRecord
@@ -67,6 +69,15 @@ def pairs(count: int) -> list[RecordedExample]:
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def direction(module: nn.Module, size: float, seed: int = 5) -> dict[str, Tensor]:
+    """A random change of a module's weights."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: size * torch.randn(w.shape, generator=generator, dtype=torch.float64).to(w.dtype)
+        for name, w in weights(module).items()
+    }
 
 
 def relative(value: Tensor, truth: Tensor) -> float:
@@ -141,3 +152,39 @@ def _logps(engine: PlainEngine, sides: Sequence[int], examples: Sequence[Recorde
         ]
         batch = replace(batch, reference=torch.tensor(flat, dtype=logps.dtype))
     return logps, batch
+
+
+ADAMW = OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=0.1)
+
+
+def recorded(
+    model: nn.Module, optimizer: OptimizerConfig = ADAMW, objective: Any = None, *,
+    count: int = 2, steps: int = 2,
+) -> StepRecord:  # fmt: skip
+    """The last of some real steps on pairs, of DPO where no other objective is named."""
+    config = TrainConfig(
+        objective=objective or DPOConfig(), optimizer=optimizer,
+        engine=EngineConfig(kind="plain", ranks=1),
+    )  # fmt: skip
+    examples = with_reference(model, pairs(count))
+    return train_steps(model, config, examples, steps=steps).records[-1]
+
+
+def every_objective() -> list[BaseModel]:
+    """Every registered objective under its defaults, and under each of its other choices.
+
+    Weights that are zero by default (a KL's, a label noise) are turned on one by one.
+    """
+    union, *_ = get_args(ObjectiveConfig)
+    configs: list[BaseModel] = []
+    for kind in get_args(union):
+        fixed = {"max_tokens": 8} if "max_tokens" in kind.model_fields else {}
+        configs.append(kind(**fixed))
+        for name, field in kind.model_fields.items():
+            others: list[Any] = []
+            if get_origin(field.annotation) is Literal:
+                others = [one for one in get_args(field.annotation) if one != field.default]
+            elif field.annotation is float and field.default == 0:
+                others = [0.2]
+            configs += [kind(**fixed, **{name: other}) for other in others]
+    return configs

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import (
@@ -12,75 +11,26 @@ from dynolab.forces import (
     FrozenUpdate,
     PolicyFunction,
     force_map,
-    side_gradients,
     split_step,
     token_forces,
 )
 from dynolab.forces.costs import choose_route, kernel_flops, route_flops
 from dynolab.forces.gram import Kernel
 from dynolab.forces.rules import find_rules, subspace
-from dynolab.objectives import DPO, SFT, DPOConfig, SFTConfig
-from dynolab.training.config import OptimizerConfig, TrainConfig
-from tests.forces.families import FAMILIES, build, dpo_map_by_differences
+from dynolab.objectives import SFT, SFTConfig
+from tests.forces.families import DPO_LOSS, ETA, OBSERVED, build
 from tests.forces.small_models import (
     encoded,
     pair,
     pairs,
+    recorded,
     relative,
-    train_steps,
     with_reference,
 )
-
-OBSERVED = [encoded(1, 4, 6), encoded(2, 5, 3)]
-OBJECTIVE = DPO(DPOConfig())
-ETA = 0.1
 
 
 def tensor(found: ForceMap) -> torch.Tensor:
     return torch.tensor(found.force)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-def test_three_routes_agree(family, dtype, bound):
-    model = build(family, dtype)
-    policy = PolicyFunction(model, dtype)
-    examples = with_reference(model, pairs(2))
-
-    def by(route: str, **more: int) -> torch.Tensor:
-        return tensor(
-            force_map(policy, OBSERVED, examples, OBJECTIVE, update=ETA, route=route, **more)
-        )
-
-    columns = by("columns")
-    assert columns.dtype == dtype
-    assert relative(by("rows"), columns) < bound
-    assert relative(by("both_sides"), columns) < bound
-    # Memory for little more than one sequence: groups and spans of responses.
-    assert relative(by("both_sides", memory_bytes=2**19 * dtype.itemsize // 4), columns) < bound
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_on_one_token_alone_is_its_column(family):
-    model = build(family)
-    policy = PolicyFunction(model, torch.float64)
-    examples = with_reference(model, pairs(1))
-    found = force_map(policy, OBSERVED[:1], examples, OBJECTIVE, update=ETA, route="both_sides")
-    truth = dpo_map_by_differences(policy, OBSERVED[0], examples[0], beta=0.1, eta=ETA)
-    assert relative(tensor(found), truth) < 1e-6
-
-
-def test_columns_sum_to_the_derivative_along_the_step():
-    model = build("llama_tied")
-    record = recorded(model)
-    policy = PolicyFunction(model, torch.float64)
-    found = force_map(
-        policy, OBSERVED, record.examples, OBJECTIVE, update=ETA, at=record.before,
-    )  # fmt: skip
-    gradient = side_gradients(record, policy).total()
-    step = {name: -ETA * g for name, g in gradient.items()}
-    along = policy.change_along(record.before, [step], collate(OBSERVED, 0))[0]
-    assert relative(tensor(found).sum(1), along) < 1e-10
 
 
 @pytest.mark.parametrize("family", ["llama_tied", "gpt2", "gpt_neox"])
@@ -92,7 +42,7 @@ def test_an_optimizer_s_scale_is_the_metric(family):
     update = split_step(record, policy).update
     made = {
         route: force_map(
-            policy, OBSERVED[:1], record.examples, OBJECTIVE, update=update, at=record.before,
+            policy, OBSERVED[:1], record.examples, DPO_LOSS, update=update, at=record.before,
             route=route, memory_bytes=memory,
         )
         for route, memory in (("both_sides", 2**30), ("rows", 2**30), ("columns", 2**30))
@@ -102,67 +52,6 @@ def test_an_optimizer_s_scale_is_the_metric(family):
         for found in made.values():
             both = [torch.tensor(found.block(0, 2 * number + side)) for side in (0, 1)]
             assert relative(torch.cat(both, dim=1), truth) < 1e-10
-
-
-def recorded(model):
-    optimizer = OptimizerConfig(name="adamw", learning_rate=1e-3)
-    config = TrainConfig(
-        objective=DPOConfig(), optimizer=optimizer, engine={"kind": "plain", "ranks": 1}
-    )
-    return train_steps(model, config, with_reference(model, pairs(2)), steps=2).records[-1]
-
-
-def test_cutting_a_response_leaves_what_stands_before_alone():
-    model = build("qwen2")
-    policy = PolicyFunction(model, torch.float64)
-    whole, cut = pair(3, chosen=6), pair(3, chosen=6)
-    cut = cut.model_copy(update={"chosen": Encoded(cut.chosen.ids[:-2], 4)})
-    shorter = Encoded(OBSERVED[0].ids[:-2], OBSERVED[0].prompt_length)
-    objective = SFT(SFTConfig())
-    full = tensor(force_map(policy, OBSERVED[:1], [whole], objective, route="both_sides"))
-    part = tensor(force_map(policy, [shorter], [cut], objective, route="both_sides"))
-    assert relative(part, full[:-2, :-2]) < 1e-10
-
-
-def test_maps_add_over_the_batch_and_do_not_see_their_neighbours():
-    """Denominators aside, a block is the same whatever stands beside it, and however long."""
-    model = build("llama_untied")
-    policy = PolicyFunction(model, torch.float64)
-    examples = with_reference(model, pairs(3))
-    for route in ("columns", "rows", "both_sides"):
-        whole = force_map(policy, OBSERVED, examples, OBJECTIVE, route=route)
-        for o, observed in enumerate(OBSERVED):
-            for e, example in enumerate(examples):
-                alone = force_map(policy, [observed], [example], OBJECTIVE, route=route)
-                for side in (0, 1):
-                    block = torch.tensor(whole.block(o, 2 * e + side))
-                    assert relative(3 * block, torch.tensor(alone.block(0, side))) < 1e-10
-
-
-def test_one_token_of_prompt_and_response():
-    model = build("gpt2")
-    policy = PolicyFunction(model, torch.float64)
-    observed, example = encoded(5, 1, 1), pair(6, prompt=1, chosen=1, rejected=1)
-    examples = with_reference(model, [example])
-    made = [
-        tensor(force_map(policy, [observed], examples, OBJECTIVE, route=route))
-        for route in ("columns", "rows", "both_sides")
-    ]
-    assert made[0].shape == (1, 2)
-    assert relative(made[1], made[0]) < 1e-10
-    assert relative(made[2], made[0]) < 1e-10
-
-
-def test_sft_on_its_own_response_pushes_it_up_by_the_gradient_s_square():
-    model = build("mistral")
-    policy = PolicyFunction(model, torch.float64)
-    example = pair(8)
-    found = force_map(policy, [example.chosen], [example], SFT(SFTConfig()), update=ETA)
-    leaves = {name: w.clone().requires_grad_() for name, w in policy.weights.items()}
-    total = policy.logps(leaves, collate([example.chosen], 0)).sum()
-    g = torch.autograd.grad(total, list(leaves.values()))
-    square = sum(float(one.square().sum()) for one in g)
-    assert found.force.sum() == pytest.approx(ETA * square, rel=1e-10)
 
 
 class Scaled(nn.Module):
@@ -188,7 +77,7 @@ def test_parameters_of_unknown_modules_are_kept_by_the_generic_route():
     assert kernel.generic == {f"{place}.gain", f"{place}.inner.weight"}
     examples = with_reference(model, pairs(1))
     columns, both = (
-        tensor(force_map(policy, OBSERVED, examples, OBJECTIVE, route=route))
+        tensor(force_map(policy, OBSERVED, examples, DPO_LOSS, route=route))
         for route in ("columns", "both_sides")
     )
     assert relative(both, columns) < 1e-10
@@ -201,7 +90,7 @@ def test_a_module_called_twice_counts_twice():
     examples = with_reference(model, pairs(1))
     assert not Kernel.build(policy, None, subspace(policy), None, OBSERVED[0]).generic
     columns, both = (
-        tensor(force_map(policy, OBSERVED, examples, OBJECTIVE, route=route))
+        tensor(force_map(policy, OBSERVED, examples, DPO_LOSS, route=route))
         for route in ("columns", "both_sides")
     )
     assert relative(both, columns) < 1e-10
@@ -214,7 +103,7 @@ def test_only_parameters_that_train_move_and_the_map_says_so():
     policy = PolicyFunction(model, torch.float64)
     examples = with_reference(model, pairs(1))
     columns, both = (
-        force_map(policy, OBSERVED, examples, OBJECTIVE, route=route)
+        force_map(policy, OBSERVED, examples, DPO_LOSS, route=route)
         for route in ("columns", "both_sides")
     )
     assert not Kernel.build(policy, None, subspace(policy), None, OBSERVED[0]).generic
@@ -271,7 +160,7 @@ def test_a_frozen_scale_of_ones_is_plain_descent():
     policy = PolicyFunction(model, torch.float64)
     examples = with_reference(model, pairs(1))
     ones = FrozenUpdate({name: torch.full_like(w, ETA) for name, w in policy.weights.items()}, {})
-    scaled = force_map(policy, OBSERVED, examples, OBJECTIVE, update=ones)
-    plain = force_map(policy, OBSERVED, examples, OBJECTIVE, update=ETA)
+    scaled = force_map(policy, OBSERVED, examples, DPO_LOSS, update=ones)
+    plain = force_map(policy, OBSERVED, examples, DPO_LOSS, update=ETA)
     assert scaled.facts.preconditioned
     assert relative(tensor(scaled), tensor(plain)) < 1e-10

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from dynolab.data.batches import CHOSEN, REJECTED, collate
-from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import (
     PolicyFunction,
@@ -177,36 +176,6 @@ def test_chosen_lifts_and_rejected_lowers_their_own_answers():
     )
     assert chosen[batch.token_side == CHOSEN].sum() > 0
     assert rejected[batch.token_side == REJECTED].sum() < 0
-
-
-def test_a_prefix_shared_by_both_answers_cancels_under_dpo():
-    """Equal tokens after equal prefixes push with +β(1−σ) and −β(1−σ): nothing is left."""
-    model = neox()
-    one = pair(1, chosen=6, rejected=6)
-    shared = one.chosen.ids[: one.chosen.prompt_length + 3]
-    assert one.rejected is not None
-    rejected = Encoded(shared + one.rejected.ids[len(shared) :], one.chosen.prompt_length)
-    one = one.model_copy(update={"rejected": rejected})
-    config = TrainConfig(
-        objective=DPOConfig(), optimizer=OPTIMIZERS["sgd"], engine={"kind": "plain", "ranks": 1}
-    )
-    record = train_steps(model, config, with_reference(model, [one]), steps=1).records[0]
-    policy = PolicyFunction(model, torch.float64)
-    batch = record_batch(record, policy, [0])
-    leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
-    logps = policy.logps(leaves, batch)
-    rates = build_objective(record.facts.objective).learning_rates(logps.detach(), batch)
-    prefix = batch.position < len(shared) - 1
-    assert int(prefix.sum()) == 6
-
-    def gradient_through(tokens):
-        pulled = torch.autograd.grad(
-            (rates * logps)[tokens].sum(), list(leaves.values()), retain_graph=True
-        )
-        return torch.cat([g.flatten() for g in pulled]).norm()
-
-    assert gradient_through(prefix & (batch.token_side == CHOSEN)) > 1e-3
-    assert gradient_through(prefix) < 1e-12
 
 
 @pytest.mark.parametrize("wrong", ["sign", "clip", "rate", "state", "reference", "step"])

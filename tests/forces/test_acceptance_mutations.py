@@ -1,0 +1,136 @@
+"""Wrong engines, each of which the comparison with independent differences catches.
+
+The truth is a step on one loss token at a time by forwards of moved weights, computed before an
+engine is broken; the unbroken engine meets it to 1e-6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dynolab.data.batches import collate
+from dynolab.forces import contraction, factors, gram, policy, problem, signals
+from dynolab.objectives import GRPO, GRPOConfig, base
+from tests.forces.families import OBSERVED, ROUTES, case, dpo_columns_by_differences
+from tests.forces.small_models import relative
+
+every_route = pytest.mark.parametrize("route", ROUTES)
+
+
+@pytest.fixture(scope="module")
+def setting():
+    """A tied model with one pair, and the true map of the pair on an observed response."""
+    here = case("llama_tied", count=1)
+    return here, dpo_columns_by_differences(here.policy, OBSERVED[0], here.examples[0])
+
+
+def error(setting, route: str = "both_sides") -> float:
+    here, truth = setting
+    return relative(here.map(observed=OBSERVED[:1], route=route), truth)
+
+
+@every_route
+def test_unbroken(setting, route):
+    assert error(setting, route) < 1e-6
+
+
+@every_route
+def test_sign(setting, route, monkeypatch):
+    rates = problem._learning_rates
+    monkeypatch.setattr(problem, "_learning_rates", lambda *a: -rates(*a))
+    assert error(setting, route) == pytest.approx(2)
+
+
+@every_route
+def test_a_transposed(setting, route, monkeypatch):
+    """Aᵀ = I − π 1ᵀ in A's place: the gradient e_y − π_y 1 for e_y − π."""
+
+    def wrong(logits):  # type: ignore[no-untyped-def]
+        value = torch.log_softmax(logits, -1).detach()
+        shifted = logits - value.exp() * logits.sum(-1, keepdim=True)
+        return shifted - shifted.detach() + value
+
+    monkeypatch.setattr(policy, "log_softmax", wrong)
+    assert error(setting, route) > 0.01
+
+
+@every_route
+def test_shift_by_one(setting, route, monkeypatch):
+    def shifted(*arguments):  # type: ignore[no-untyped-def]
+        batch = collate(*arguments)
+        return replace(batch, position=batch.position - 1)
+
+    for module in (factors, gram, signals):
+        monkeypatch.setattr(module, "collate", shifted)
+    assert error(setting, route) > 0.1
+
+
+@pytest.mark.parametrize("axis", [0, 1], ids=["rows", "columns"])
+def test_shift_by_one_in_the_finished_map(setting, axis):
+    """Sums along the other axis cannot see it."""
+    here, truth = setting
+    found = here.map(observed=OBSERVED[:1])
+    assert relative(found.roll(1, axis), truth) > 0.1
+
+
+def test_embedding_dropped(setting, monkeypatch):
+    monkeypatch.setattr(contraction, "_tables", lambda *a: None)
+    assert error(setting) > 0.05
+
+
+def test_tied_cross_terms_dropped(setting, monkeypatch):
+    monkeypatch.setattr(contraction, "_crossed", lambda *a: None)
+    assert error(setting) > 0.01
+
+
+def test_norms_dropped(setting, monkeypatch):
+    add = factors._add_dense
+    monkeypatch.setattr(factors, "_add_dense", lambda f, name, g: add(f, name, 0 * g))
+    monkeypatch.setattr(gram, "without_rule", lambda *a: set())
+    assert error(setting) > 1e-3
+
+
+@pytest.mark.parametrize("missing", ["factor", "softmax"])
+def test_one_over_t_missing(setting, missing):
+    """G without its factor 1/T, or with π at T = 1, against autograd of GRPO at T = 0.7."""
+    (here, _), objective = setting, GRPO(GRPOConfig())
+    batch = here.batch(objective, 0.7)
+    logits = here.policy.logits({}, batch).detach().requires_grad_()
+    logps = base.read_logps(objective, logits, batch)
+    (truth,) = torch.autograd.grad(objective.loss(logps, batch), logits)
+    rates, fixed = objective.learning_rates(logps.detach(), batch), logits.detach()
+    assert relative(base.force(rates, fixed, batch), truth) < 1e-12
+    cold = replace(batch, temperature=1.0)
+    wrong = (
+        0.7 * base.force(rates, fixed, batch)
+        if missing == "factor"
+        else base.force(rates / 0.7, fixed, cold)
+    )
+    assert relative(wrong, truth) > 0.01
+
+
+@every_route
+def test_attention_detached(setting, route, monkeypatch):
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def detached(query, key, value, **more):  # type: ignore[no-untyped-def]
+        return attend(query.detach(), key.detach(), value, **more)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", detached)
+    assert error(setting, route) > 1e-3
+
+
+@pytest.mark.parametrize("broken", ["_table_rows", "_normed"])
+def test_a_wrong_rule_is_found_and_its_parameters_taken_whole(setting, broken, monkeypatch):
+    """The engine tries its rules against autograd before it trusts them."""
+    true = getattr(factors, broken)
+
+    def wrong(*arguments):  # type: ignore[no-untyped-def]
+        found = true(*arguments)
+        return replace(found, rows=2 * found.rows) if broken == "_table_rows" else 2 * found
+
+    monkeypatch.setattr(factors, broken, wrong)
+    assert error(setting) < 1e-6
