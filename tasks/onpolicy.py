@@ -41,4 +41,4 @@ def resample(work: Work[SampleConfig]) -> dict[str, float]:
     }
 
 
-ONPOLICY = Stage("onpolicy", 1, resample)
+ONPOLICY = Stage("onpolicy", 2, resample)

@@ -96,6 +96,11 @@ class Encoder:
         sides = self._sides(name, prompt, [response])
         return None if sides is None else sides[0]
 
+    def prompt(self, name: str, prompt: str, room: int) -> tuple[int, ...] | None:
+        """A prompt that a response of `room` tokens can follow; None where it is dropped."""
+        kept = self._fitted(name, self._prompt_ids(name, prompt), room)
+        return None if kept is None else tuple(kept)
+
     def examples(self, rows: Iterable[Example]) -> list[EncodedExample]:
         """All rows that the overlong rule keeps; refuses an empty result."""
         encoded = [one for row in rows if (one := self.example(row)) is not None]
@@ -107,24 +112,29 @@ class Encoder:
         return encoded
 
     def _sides(self, name: str, prompt: str, responses: Sequence[str]) -> list[Encoded] | None:
-        prompt_ids = list(self.tokenizer(prompt)["input_ids"])
-        if prompt_ids and prompt_ids[-1] == self.tokenizer.eos_token_id:
-            prompt_ids = prompt_ids[:-1]  # some tokenizers close every text; the response does that
-        if not prompt_ids:
+        prompt_ids = self._prompt_ids(name, prompt)
+        tails = [[*self._response_ids(text), self.tokenizer.eos_token_id] for text in responses]
+        kept = self._fitted(name, prompt_ids, max(map(len, tails)))
+        return None if kept is None else [Encoded((*kept, *tail), len(kept)) for tail in tails]
+
+    def _prompt_ids(self, name: str, prompt: str) -> list[int]:
+        ids = encode_prompt(self.tokenizer, prompt)
+        if not ids:
             raise ConfigError(
                 f"prompt of row {name}", prompt, "it has no tokens; give every row a prompt"
             )
-        tails = [[*self._response_ids(text), self.tokenizer.eos_token_id] for text in responses]
-        excess = len(prompt_ids) + max(map(len, tails)) - self.max_length
-        if excess > 0:
-            kept = self._shorten(name, prompt_ids, excess)
-            if kept is None:
-                self.counts.dropped += 1
-                self.counts.dropped_ids.append(name)
-                return None
-            prompt_ids = kept
-        self.counts.kept += 1
-        return [Encoded((*prompt_ids, *tail), len(prompt_ids)) for tail in tails]
+        return ids
+
+    def _fitted(self, name: str, prompt_ids: list[int], room: int) -> list[int] | None:
+        """The prompt as the overlong rule leaves it before a response of `room` tokens."""
+        excess = len(prompt_ids) + room - self.max_length
+        kept = self._shorten(name, prompt_ids, excess) if excess > 0 else prompt_ids
+        if kept is None:
+            self.counts.dropped += 1
+            self.counts.dropped_ids.append(name)
+        else:
+            self.counts.kept += 1
+        return kept
 
     def _response_ids(self, text: str) -> list[int]:
         """The tokens of the response's own characters."""
@@ -146,10 +156,22 @@ class Encoder:
             )
         if self.overlong == "drop":
             return None
-        bos = self.tokenizer.bos_token_id
-        head = prompt_ids[:1] if bos is not None and prompt_ids[0] == bos else []
-        body = prompt_ids[len(head) :]
-        if excess >= len(body) and not (head and excess == len(body)):
+        kept = cut_left(self.tokenizer, prompt_ids, excess)
+        if not kept:
             return None  # the response alone does not fit
         self.counts.truncated += 1
-        return head + body[excess:]
+        return kept
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """Tokens of a prompt: some tokenizers close every text; the response does that."""
+    ids = list(tokenizer(prompt)["input_ids"])
+    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+
+
+def cut_left(tokenizer: PreTrainedTokenizerBase, prompt: list[int], excess: int) -> list[int]:
+    """A prompt without its `excess` oldest tokens, begin-of-sequence kept; empty if too short."""
+    bos = tokenizer.bos_token_id
+    head = prompt[:1] if bos is not None and prompt[0] == bos else []
+    body = prompt[len(head) :]
+    return head + body[excess:] if excess <= len(body) else []

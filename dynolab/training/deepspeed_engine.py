@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,29 @@ class DeepSpeedEngine:
             name: safe_get_full_fp32_param(p).detach().to("cpu", copy=True)
             for name, p in self._named.items()
         }
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """All weights on every rank; forwards within it gather and free nothing by themselves.
+
+        ZeRO-3's hooks are collective: without them ranks may run unlike numbers of forwards.
+        """
+        if self._config.engine.zero_stage != 3:
+            yield
+            return
+        import deepspeed
+
+        offload = self.logits.optimizer.parameter_offload
+        parameters = list(offload.module.parameters())
+        with deepspeed.zero.GatheredParameters(parameters):
+            for parameter in parameters:
+                parameter.ds_active_sub_modules.clear()
+            offload._remove_module_hooks()
+            offload.forward_hooks, offload.backward_hooks = [], []
+            try:
+                yield
+            finally:
+                offload.setup_zero_stage3_hooks()
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         """The optimizer's tensors, gathered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +31,9 @@ class Engine(Protocol):
 
     def master_weights(self) -> dict[str, Tensor]:
         """The fp32 weights on the CPU by parameter name, whole, on every rank."""
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Within it the model's weights are whole on every rank, and each rank can sample alone."""
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         """The optimizer's tensors by parameter and state name; empty before a first step."""
@@ -66,6 +70,10 @@ class PlainEngine:
     def master_weights(self) -> dict[str, Tensor]:
         """The weights on the CPU."""
         return {name: p.detach().to("cpu", copy=True) for name, p in self._named.items()}
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """The weights are whole."""
+        return nullcontext()
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         """The optimizer's tensors that have the shape of their parameter."""

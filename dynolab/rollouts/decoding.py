@@ -1,0 +1,189 @@
+"""The generator on transformers: any causal language model in this process, with its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+from dynolab.likelihood import causal_model
+from dynolab.rollouts.generator import (
+    SampleConfig,
+    Sampled,
+    check_prompts,
+    end_token,
+    read_response,
+    uniforms,
+)
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass
+class _Draft:
+    """A response that grows."""
+
+    prompt: Sequence[int]
+    limit: int
+    random: Sequence[float]
+    ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    finished: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether it ended itself or is as long as it may be."""
+        return self.finished or len(self.ids) == self.limit
+
+
+class ModelGenerator:
+    """Draws responses token by token from a model in this process.
+
+    **Arguments:**
+
+    - `model`: its weights must be whole on this rank (`Engine.gathered`).
+    - `tokenizer`: the model's.
+    - `context`: longest prompt with response, in tokens; by default the model's own.
+
+    Token l of a response is the inverse of the cumulative distribution at its uniform number
+    u_l: the first token whose cumulated probability, in float64, exceeds u_l. All of a
+    response's numbers follow from its keys (`uniforms`), so neither batch nor rank changes it,
+    up to the rounding of the logits.
+
+    **Raises:** `ConfigError` for a tokenizer without an end-of-sequence token.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+        context: int | None = None,
+    ) -> None:  # fmt: skip
+        self._model, self._tokenizer = model, tokenizer
+        self._eos = end_token(tokenizer)
+        self._unseen = frozenset(tokenizer.all_special_ids)
+        shape = causal_model(model).config.get_text_config()  # type: ignore[union-attr,operator]
+        self._context = int(context or shape.max_position_embeddings)
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[Sequence[int]], config: SampleConfig, *,
+        samples: int = 1, step: int = 0, numbers: Sequence[int] | None = None,
+    ) -> list[list[Sampled]]:  # fmt: skip
+        """As `Generator.generate`; the model's mode is left as it was."""
+        check_prompts(prompts, self._context)
+        names = range(len(prompts)) if numbers is None else numbers
+        drafts = []
+        for prompt, name in zip(prompts, names, strict=True):
+            limit = min(config.max_new_tokens, self._context - len(prompt))
+            drafts += [
+                _Draft(prompt, limit, uniforms(config.seed, step, name, sample, limit).tolist())
+                for sample in range(samples)
+            ]
+        training = self._model.training
+        self._model.eval()
+        try:
+            # Longest first: little padding, and what does not fit the memory fails at once.
+            order = sorted(drafts, key=lambda draft: -len(draft.prompt))
+            for start in range(0, len(order), config.batch_size):
+                self._grow(order[start : start + config.batch_size], config)
+        finally:
+            self._model.train(training)
+        sampled = [self._read(draft, config) for draft in drafts]
+        return [sampled[start : start + samples] for start in range(0, len(sampled), samples)]
+
+    def _grow(self, drafts: list[_Draft], config: SampleConfig) -> None:
+        """Draws tokens until every draft is done; what is done leaves the batch."""
+        # Drafts of one prompt share its reading.
+        prompts = list({id(draft.prompt): draft.prompt for draft in drafts}.values())
+        place = {id(prompt): row for row, prompt in enumerate(prompts)}
+        ids, mask = _pad_left(prompts, self._eos)
+        logits, cache = self._forward(ids, mask, None)
+        rows = [place[id(draft.prompt)] for draft in drafts]
+        logits, mask = logits[rows], mask[rows]
+        cache.batch_select_indices(torch.tensor(rows, device=logits.device))
+        while True:
+            self._draw(logits, drafts, config)
+            rows = [row for row, draft in enumerate(drafts) if not draft.done]
+            if not rows:
+                return
+            if len(rows) < len(drafts):
+                cache.batch_select_indices(torch.tensor(rows, device=logits.device))
+                drafts, mask = [drafts[row] for row in rows], mask[rows]
+            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+            last = torch.tensor([[draft.ids[-1]] for draft in drafts])
+            logits, cache = self._forward(last, mask, cache)
+
+    def _forward(
+        self, ids: Int[Tensor, "rows new"], mask: Int[Tensor, "rows length"], cache: Cache | None
+    ) -> tuple[Float[Tensor, "rows vocabulary"], Cache]:
+        """Logits that predict the next token, and the cache with the new tokens in it."""
+        causal = causal_model(self._model)
+        place = causal.get_input_embeddings().weight.device  # type: ignore[operator,union-attr]
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        read = causal.base_model(  # type: ignore[operator]
+            input_ids=ids.to(place),
+            attention_mask=mask.to(place),
+            position_ids=positions.to(place),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        head = causal.get_output_embeddings()  # type: ignore[operator]
+        return head(read.last_hidden_state[:, -1]), read.past_key_values
+
+    def _draw(
+        self, logits: Float[Tensor, "rows vocabulary"], drafts: list[_Draft], config: SampleConfig
+    ) -> None:
+        """Adds one token to every draft."""
+        logps = torch.log_softmax(logits.double() / (config.temperature or 1.0), dim=-1)
+        if config.temperature:
+            cumulated = logps.exp().cumsum(-1)
+            uniform = [draft.random[len(draft.ids)] for draft in drafts]
+            level = torch.tensor(uniform, dtype=torch.float64, device=logits.device)[:, None]
+            # Below the total even where rounding would lift it there: some token exceeds it.
+            total = cumulated[:, -1:]
+            level = torch.minimum(level * total, torch.nextafter(total, torch.zeros_like(total)))
+            tokens = torch.searchsorted(cumulated, level, right=True)
+        else:
+            tokens = logps.argmax(-1, keepdim=True)
+        if not bool(logps.amax(-1).isfinite().all()):
+            raise ConfigError(
+                "model", "logits that are no numbers",
+                "nothing can be sampled from it; its training diverged",
+            )  # fmt: skip
+        drawn = logps.gather(-1, tokens)
+        pairs = zip(tokens[:, 0].tolist(), drawn[:, 0].tolist(), strict=True)
+        for draft, (token, logp) in zip(drafts, pairs, strict=True):
+            draft.ids.append(token)
+            draft.logps.append(logp)
+            draft.finished = token == self._eos or self._stops(draft.ids, config.stop)
+
+    def _stops(self, ids: Sequence[int], stop: Sequence[str]) -> bool:
+        """Whether a stop text has just come up; it lies in as many last tokens as it has bytes."""
+        if not stop:
+            return False
+        seen = [token for token in ids if token not in self._unseen]
+        tail = seen[-max(len(one.encode()) for one in stop) :]
+        return read_response(self._tokenizer, tail, stop)[1]
+
+    def _read(self, draft: _Draft, config: SampleConfig) -> Sampled:
+        text, _ = read_response(self._tokenizer, draft.ids, config.stop)
+        encoded = Encoded((*draft.prompt, *draft.ids), len(draft.prompt))
+        return Sampled(encoded, text, draft.finished, tuple(draft.logps))
+
+
+def _pad_left(
+    rows: Sequence[Sequence[int]], pad: int
+) -> tuple[Int[Tensor, "rows length"], Int[Tensor, "rows length"]]:
+    length = max(map(len, rows))
+    ids = torch.full((len(rows), length), pad, dtype=torch.long)
+    mask = torch.zeros((len(rows), length), dtype=torch.long)
+    for number, row in enumerate(rows):
+        ids[number, length - len(row) :] = torch.tensor(row, dtype=torch.long)
+        mask[number, length - len(row) :] = 1
+    return ids, mask
