@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,16 +10,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, REJECTED
-from dynolab.data.groups import collate_groups, count_group_totals
+from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
+from dynolab.data.groups import Group, collate_groups, count_group_totals
 from dynolab.errors import ConfigError
-from dynolab.likelihood import token_logps
-from dynolab.objectives import GRPOConfig, build_objective, group_advantages
+from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.objectives import (
+    GRPOConfig,
+    SimKOConfig,
+    build_objective,
+    group_advantages,
+    read_logps,
+)
 from dynolab.objectives.base import force
 from dynolab.objectives.clipping import clipped, live
 from dynolab.training.config import TrainConfig
 from tests.objectives.sampled import GROUPS, VOCABULARY, batch_of
+from tests.objectives.small_llama import gradient, model
 
 CONFIGS = [
     GRPOConfig(aggregation="grpo"),
@@ -108,6 +117,31 @@ def test_micro_batches_of_groups_add_up(config):
             sums[name] += float(value)
     torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=0)
     assert sums == pytest.approx({name: float(value) for name, value in names.items()})
+
+
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], SimKOConfig(share=0.3)], ids=repr)
+def test_a_model_s_gradient_knows_neither_micro_batches_nor_padding(config):
+    objective, policy = build_objective(config), model(0).double()
+
+    def batch(groups: Sequence[Group], more: int = 0) -> TokenBatch:
+        plain, _ = batch_of(groups, temperature=0.8)
+        longer = {
+            name: torch.nn.functional.pad(getattr(plain, name), (0, more), value=fill)
+            for name, fill in (("input_ids", 5), ("attention_mask", 0), ("position_ids", 0))
+        }
+        return replace(plain, **longer)
+
+    def whole(*batches: TokenBatch) -> Tensor:
+        losses = [
+            objective.loss(read_logps(objective, ResponseLogits(policy)(one), one), one)
+            for one in batches
+        ]
+        return gradient(policy, sum(losses))
+
+    once = whole(batch(GROUPS))
+    assert once.norm() > 1e-3
+    torch.testing.assert_close(whole(*(batch([one]) for one in GROUPS)), once)
+    torch.testing.assert_close(whole(batch(GROUPS, more=4)), once)
 
 
 def test_the_first_update_after_sampling_needs_no_old_log_probabilities():

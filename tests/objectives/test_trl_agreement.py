@@ -11,7 +11,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from trl import DPOConfig as TrlDPOConfig
 from trl import DPOTrainer, SFTTrainer
 from trl import SFTConfig as TrlSFTConfig
@@ -21,6 +21,7 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example
 from dynolab.likelihood import ResponseLogits, token_logps
 from dynolab.objectives import DPO, SFT, DPOConfig, SFTConfig
+from tests.objectives.small_llama import gradient, model
 
 WORDS = ["<pad>", "<eos>", "<unk>", *"abcdefghijklmnop"]
 ROWS = [
@@ -44,22 +45,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
     )
-
-
-def model(seed: int) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, intermediate_size=32, max_position_embeddings=32,
-        pad_token_id=0, eos_token_id=1, bos_token_id=None, initializer_range=0.2,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
-
-
-def gradient(one: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:
-    one.zero_grad()
-    loss.backward()
-    return torch.cat([p.grad.flatten() for p in one.parameters() if p.grad is not None])
 
 
 @pytest.fixture

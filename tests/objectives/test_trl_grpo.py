@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +11,13 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 from trl import GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
 
 from dynolab.data.batches import TokenBatch
-from dynolab.likelihood import token_logps
+from dynolab.likelihood import ResponseLogits, token_logps
 from dynolab.objectives import GRPOConfig, build_objective
 from tests.objectives.sampled import batch_of
+from tests.objectives.small_llama import gradient, model
 
 LIMIT = 9
 CONFIGS = [
@@ -33,11 +36,9 @@ def padded(values: Tensor, batch: TokenBatch) -> Tensor:
     return table.index_put((batch.sequence, column), values)
 
 
-def trainer_loss(config: GRPOConfig, logps: Tensor, batch: TokenBatch) -> Tensor:
-    """`GRPOTrainer._compute_loss` of a trainer that was given the few attributes it reads."""
+def bare_trainer(config: GRPOConfig) -> GRPOTrainer:
+    """A trainer that was given the few attributes its loss reads, and no data or model."""
     trainer = object.__new__(GRPOTrainer)
-    table = padded(logps, batch)
-    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (table, table.detach(), None)
     trainer.model = SimpleNamespace(training=True)
     trainer.accelerator = Accelerator(cpu=True)
     trainer.args = SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1)
@@ -50,20 +51,28 @@ def trainer_loss(config: GRPOConfig, logps: Tensor, batch: TokenBatch) -> Tensor
     trainer.use_vllm = trainer.vllm_importance_sampling_correction = False
     trainer.aux_loss_enabled = trainer._entropy_bonus_enabled = False
     trainer._metrics = {"train": defaultdict(list)}
+    return trainer
 
-    mask = padded(torch.ones_like(logps), batch).long()
-    first = batch.sequence_length.cumsum(0) - batch.sequence_length
-    inputs = {
-        "prompt_ids": mask[:, :1],
-        "prompt_mask": mask[:, :1],
-        "completion_ids": mask,
+
+def inputs_of(batch: TokenBatch) -> dict[str, Tensor]:
+    """The batch as TRL lays it out: prompts padded on the left, completions on the right."""
+    mask = padded(torch.ones_like(batch.token), batch)
+    lengths = batch.attention_mask.sum(1) - batch.sequence_length
+    prompts = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.long)
+    prompt_mask = torch.zeros_like(prompts)
+    for row, length in enumerate(lengths.tolist()):
+        prompts[row, prompts.shape[1] - length :] = batch.input_ids[row, :length]
+        prompt_mask[row, prompts.shape[1] - length :] = 1
+    return {
+        "prompt_ids": prompts,
+        "prompt_mask": prompt_mask,
+        "completion_ids": padded(batch.token, batch),
         "completion_mask": mask,
-        "advantages": batch.advantage[first],
+        "advantages": batch.advantage[batch.sequence_length.cumsum(0) - batch.sequence_length],
         "old_per_token_logps": padded(batch.old, batch),
         "ref_per_token_logps": padded(batch.reference, batch),
         "num_items_in_batch": mask.sum(),
     }
-    return trainer._compute_loss(trainer.model, inputs)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +82,33 @@ def test_loss_and_weights_are_trl_s(config):
     objective = build_objective(config)
     batch, logits = batch_of()
     logps = token_logps(logits, batch).detach().requires_grad_()
-    oracle = trainer_loss(config, logps, batch)
+    trainer, table = bare_trainer(config), padded(logps, batch)
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (table, table.detach(), None)
+    oracle = trainer._compute_loss(trainer.model, inputs_of(batch))
     (gradient,) = torch.autograd.grad(oracle, logps)
     torch.testing.assert_close(objective.loss(logps, batch), oracle, rtol=1e-10, atol=1e-14)
     rates = objective.learning_rates(logps.detach(), batch)
     torch.testing.assert_close(rates, -gradient, rtol=1e-10, atol=1e-14)
     assert config.kl or 0 < int((gradient == 0).sum()) < len(gradient)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_a_model_s_gradient_at_a_temperature_is_trl_s(temperature):
+    """From token ids to the weights' gradient: collation and temperature included."""
+    config = GRPOConfig(aggregation="dapo", kl=0.1)
+    batch, _ = batch_of(temperature=temperature)
+    ours = model(0)
+    with torch.no_grad():
+        scored = {
+            name: token_logps(ResponseLogits(model(seed))(batch), batch)
+            for name, seed in (("old", 1), ("reference", 2))
+        }
+    batch = replace(batch, advantage=batch.advantage.float(), **scored)
+    loss = build_objective(config).loss(token_logps(ResponseLogits(ours)(batch), batch), batch)
+
+    theirs, trainer = model(0), bare_trainer(config)
+    add_fused_lm_head(theirs, temperature=temperature, outputs=("log_probs", "entropy"))
+    oracle = trainer._compute_loss(theirs, inputs_of(batch))
+    torch.testing.assert_close(loss, oracle, rtol=1e-5, atol=1e-6)
+    gradients = [gradient(ours, loss), gradient(theirs, oracle)]
+    assert (gradients[0] - gradients[1]).norm() / gradients[1].norm() < 1e-5
