@@ -1,5 +1,4 @@
-"""What a run did to an answer, summed over its steps: by first-order forces and by the paper's
-ratios."""
+"""What a run did to an answer, summed over its steps: its forces, and the paper's ratios."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def at_layer(policy: PolicyFunction, layer: int, see: Callable[[Tensor], Tensor]
 def _blocks(causal: nn.Module) -> nn.ModuleList:
     """The list of decoder blocks, whatever its family calls it."""
     count = causal.config.num_hidden_layers  # type: ignore[union-attr]
-    for child in causal.base_model.children():  # type: ignore[union-attr, operator]
+    for child in causal.base_model.children():  # type: ignore[union-attr]
         if isinstance(child, nn.ModuleList) and len(child) == count:
             return child
     raise ConfigError(

@@ -164,6 +164,9 @@ class PolicyFunction:
         self, function: Callable[[Weights], Tensor], at: Weights, directions: Sequence[Weights]
     ) -> Float[Tensor, "directions ..."]:
         moving = {name for one in directions for name in one}
+        if not moving:
+            still = torch.zeros_like(function(at))
+            return still.expand(len(directions), *still.shape)
         primal = {name: at.get(name, self.weights[name]) for name in moving}
         fixed = {name: w for name, w in at.items() if name not in moving}
         tangents = {

@@ -22,10 +22,12 @@ from dynolab.forces.split import objective_batch
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from tests.forces.families import FAMILIES, build
+from tests.forces.lora import adapted
 from tests.forces.small_models import (
     encoded,
     llama,
     neox,
+    pair,
     pairs,
     relative,
     train_steps,
@@ -36,6 +38,13 @@ from tests.forces.small_models import (
 BLOCKS, ETA = 2, 1e-3
 OBSERVED = [encoded(1), pairs(1)[0].chosen]
 DPO = build_objective(DPOConfig())
+REFERENCES = {
+    one.id: {
+        "chosen_reference": [-3.0] * one.chosen.response_length,
+        "rejected_reference": [-3.5] * one.rejected.response_length,
+    }
+    for one in pairs(2)
+}
 
 
 def loss_gradient(policy, examples, objective=DPO):
@@ -107,8 +116,9 @@ def test_the_formula_is_the_derivative_along_the_loss_gradient(family, layer):
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_the_kernel_times_the_force_formed_densely(layer):
     """`K = J_h(o) J_h(n)ᵀ` and f_n from Jacobians, position by position, on one example."""
-    policy, examples, batch = parts("gpt_neox")
-    one = examples[0]
+    policy = PolicyFunction(neox(), torch.float64)
+    (one,) = with_reference(policy.model, [pair(0, prompt=2, chosen=2, rejected=1)])
+    batch, _ = policy.batch([one.chosen])
     (force,) = feature_forces(policy, [one], DPO, layer)
     totals = count_totals([one.encoded()], DPO.sides)
     updating = objective_batch([one], DPO, totals, policy)
@@ -278,6 +288,24 @@ def test_padding_and_later_positions_feel_no_force():
         for row, sequence in enumerate((one.chosen, one.rejected)):
             assert not force.cotangent[row, len(sequence.ids) - 1 :].any()
             assert force.cotangent[row, : len(sequence.ids) - 1].any()
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_adapters_alone_move_the_features(layer):
+    """Under LoRA, K is the adapters' own; no block lies below layer 0, so nothing moves there."""
+    model = adapted("llama_tied")
+    policy = PolicyFunction(model, torch.float64)
+    batch, _ = policy.batch(OBSERVED)
+    examples = [one.model_copy(update=REFERENCES[one.id]) for one in pairs(2)]
+    change = feature_change(policy, batch, examples, DPO, layer, update=ETA)
+    if layer == 0:
+        assert not change.total.any()
+        return
+    gradient = loss_gradient(policy, examples)
+    d = {name: w for name, w in step_along(gradient).items() if "lora" in name}
+    (along,) = feature_change_along(policy, {}, [d], batch, layer)
+    assert relative(change.total, along) < 1e-11
+    assert not change.shared.any()
 
 
 def test_llama_in_float32_agrees_with_float64():

@@ -150,6 +150,12 @@ def test_no_direction_gives_no_row_of_the_view_s_shape(policy):
     assert policy.change_along({}, [], BATCH, view=view).shape == (0, TOKENS, VOCABULARY)
 
 
+def test_a_direction_that_moves_no_weight_changes_nothing(policy):
+    along = policy.change_along({}, [{}, {}], BATCH, view=View.vocabulary())
+    assert along.shape == (2, TOKENS, VOCABULARY)
+    assert not along.any()
+
+
 def test_a_view_that_cannot_be_is_refused(logits):
     for k in (0, VOCABULARY + 1):
         with pytest.raises(ConfigError, match=f"k = {k}"):
