@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
+
+from dynolab.errors import DynolabError
 
 Item = TypeVar("Item")
 
@@ -51,3 +55,33 @@ def device() -> torch.device:
 
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
+
+
+def share_of(sizes: Sequence[int]) -> slice:
+    """This rank's items: contiguous runs in rank order, as even in their sizes as whole items are.
+
+    An item belongs to the rank in whose even part of the total its middle lies; a rank may have
+    none.
+    """
+    middles = [end - size / 2 for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    first, last = (
+        sum(middle * world_size() < sum(sizes) * edge for middle in middles)
+        for edge in (rank(), rank() + 1)
+    )
+    return slice(first, last)
+
+
+def rank_zero_first(make: Callable[[], Item]) -> Item:
+    """Rank 0 makes, then the others, and all have made; what stops rank 0 stops all."""
+    made: Item | DynolabError | None = None
+    if rank() == 0:
+        try:
+            made = make()
+        except DynolabError as error:
+            made = error
+    stopped = gather(made if isinstance(made, DynolabError) else None)[0]
+    if stopped is not None:
+        raise stopped
+    mine = cast(Item, made) if rank() == 0 else make()
+    barrier()
+    return mine

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
@@ -13,10 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from dynolab import distributed
 from dynolab.data.encode import Encoded
 from dynolab.errors import DynolabError
 from dynolab.forces.costs import Route, choose_route, shapes_of
-from dynolab.forces.gram import gram_tiles, plan_tiles
+from dynolab.forces.gram import Tile, gram_tiles, plan_tiles
 from dynolab.forces.map_files import Bounds, MapFolder
 from dynolab.forces.optimizers import FrozenUpdate
 from dynolab.forces.policy import PolicyFunction, Weights
@@ -105,6 +107,7 @@ def force_map(
     route: Route | Literal["auto"] = "auto",
     memory_bytes: int = MEMORY_BYTES,
     folder: Path | None = None,
+    over_ranks: bool = False,
 ) -> ForceMap:
     """`F[m,l] = −η (e_{y_m} − π_m)ᵀ K_{m,l} G_l` of every token pair, exact to rounding.
 
@@ -126,7 +129,11 @@ def force_map(
       step (`split_step(...).update`), whose scale is ηP, clip factor included.
     - `at`: where both sides' derivatives are taken; the model's own weights by default.
     - `memory_bytes`: bound of route B's factors and workspace, beside the model itself.
-    - `folder`: keeps the map on disk. A map that was interrupted there is continued.
+    - `folder`: keeps the map on disk. A map that was interrupted there is continued, by as many
+      ranks as there are then.
+    - `over_ranks`: shares the observed responses out over torch.distributed's ranks, in runs of
+      about as many tokens. Every rank calls it with the same arguments, and has the whole map. It
+      is one process' map but for rounding, as matrix products of other sizes round otherwise.
 
     **Returns:** nats per step; positive where the step through token l makes token m likelier.
 
@@ -137,36 +144,61 @@ def force_map(
     shapes = shapes_of(problem.observed), shapes_of(problem.sequences)
     chosen = choose_route(problem.kernel.rules, *shapes) if route == "auto" else route
     facts = _facts(problem, chosen, objective, update)
-    shape = (sum(o.response_length for o in observed), len(problem.rates))
-    sink: _InMemory | MapFolder
+    lengths = [one.response_length for one in observed]
+    mine = distributed.share_of(lengths) if over_ranks else slice(0, len(observed))
+    rows = slice(sum(lengths[: mine.start]), sum(lengths[: mine.stop]))
+    shape = (sum(lengths), len(problem.rates))
     if folder is None:
-        sink = _InMemory(np.zeros(shape, _numpy(policy)), np.zeros(shape, bool))
-    else:
-        sink = MapFolder.begin(folder, _manifest(problem, facts, shape, update, updating))
-    rows, columns = plan_tiles(problem.kernel, problem.observed, problem.sequences, memory_bytes)
+        part = np.zeros((rows.stop - rows.start, shape[1]), _numpy(policy))
+        _fill(_InMemory(part, rows.start), problem, mine, rows.start, chosen, memory_bytes)
+        parts = distributed.gather(part) if over_ranks else [part]
+        responses = tuple(one.ids[one.prompt_length :] for one in observed)
+        return ForceMap(np.concatenate(parts), responses, tuple(problem.updating), facts)
+    begin = partial(MapFolder.begin, folder, _manifest(problem, facts, shape, update, updating))
+    sink = distributed.rank_zero_first(begin) if over_ranks else begin()
+    _fill(sink, problem, mine, rows.start, chosen, memory_bytes)
+    if over_ranks:
+        distributed.barrier()
+    return ForceMap.open(folder)
+
+
+def _fill(
+    sink: _InMemory | MapFolder, problem: Problem, observed: slice, top: int, route: Route,
+    memory_bytes: int,
+) -> None:  # fmt: skip
+    """Writes the tiles that are missing of some observed responses, whose rows begin at `top`."""
+    kernel, ours = problem.kernel, problem.observed[observed]
+    if not ours:
+        return
+    rows, columns = plan_tiles(kernel, ours, problem.sequences, memory_bytes)
+
+    def bounds(tile: Tile) -> Bounds:
+        return tile[0].start + top, tile[0].stop + top, tile[1].start, tile[1].stop
+
     tiles = gram_tiles(
-        problem.kernel, rows, columns, chosen,
-        wanted=lambda tile: not sink.done[tile].all(), workspace=memory_bytes // 4,
+        kernel, rows, columns, route,
+        wanted=lambda tile: not sink.holds(bounds(tile)), workspace=memory_bytes // 4,
     )  # fmt: skip
     for tile, gram in tiles:
         force = gram * problem.rates[tile[1]]
         if not bool(torch.isfinite(force).all()):
-            raise DynolabError(f"force map: rows {tile[0]}, columns {tile[1]} are not finite")
-        sink.write((*_ends(tile[0]), *_ends(tile[1])), force.cpu().numpy())
-    if folder is not None:
-        return ForceMap.open(folder)
-    responses = tuple(one.ids[one.prompt_length :] for one in observed)
-    return ForceMap(sink.matrix, responses, tuple(problem.updating), facts)
+            raise DynolabError(f"force map: rows and columns {bounds(tile)} are not finite")
+        sink.write(bounds(tile), force.cpu().numpy())
 
 
 @dataclass
 class _InMemory:
+    """Some rows of a map, from row `top` on."""
+
     matrix: np.ndarray
-    done: np.ndarray
+    top: int
+
+    def holds(self, bounds: Bounds) -> bool:
+        return False
 
     def write(self, bounds: Bounds, values: np.ndarray) -> None:
         top, bottom, first, last = bounds
-        self.matrix[top:bottom, first:last] = values
+        self.matrix[top - self.top : bottom - self.top, first:last] = values
 
 
 def _facts(
@@ -217,7 +249,3 @@ def _numpy(policy: PolicyFunction) -> np.dtype:
 
 def _offsets(lengths: Sequence[int]) -> list[int]:
     return [0, *accumulate(lengths)]
-
-
-def _ends(span: slice) -> tuple[int, int]:
-    return span.start, span.stop

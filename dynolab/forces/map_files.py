@@ -75,10 +75,20 @@ class MapFolder:
             )
         return found
 
-    def write(self, bounds: Bounds, values: np.ndarray) -> None:
-        """Writes a tile and then, once it is on disk, its record."""
+    def holds(self, bounds: Bounds) -> bool:
+        """Whether these numbers are complete."""
         top, bottom, first, last = bounds
-        self.matrix[top:bottom, first:last] = values
+        return bool(self.done[top:bottom, first:last].all())
+
+    def write(self, bounds: Bounds, values: np.ndarray) -> None:
+        """Writes a tile and then, once it is on disk, its record.
+
+        What is complete stays to the bit: a run of other tiles, which round otherwise, may have
+        made it, and its hash is on record.
+        """
+        top, bottom, first, last = bounds
+        missing = ~self.done[top:bottom, first:last]
+        self.matrix[top:bottom, first:last][missing] = values[missing]
         self.matrix.flush()
         with (self.folder / TILES).open("a") as file:
             file.write(json.dumps({"bounds": bounds, "sha256": self._hash(bounds)}) + "\n")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dynolab import distributed
 from dynolab.data.batches import by_length
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.results import ForceRow, ReplayFacts
@@ -38,6 +40,7 @@ def step_forces(
     *,
     stage: str,
     batch_tokens: int = 4_096,
+    over_ranks: bool = False,
 ) -> StepForces:
     """Measures and predicts what a recorded step did to every probe row.
 
@@ -51,22 +54,29 @@ def step_forces(
       its counts are left alone.
     - `batch_tokens`: bound of sequences × padded length of one forward; up to four derivatives
       run beside it.
+    - `over_ranks`: shares the probe rows out over torch.distributed's ranks. Every rank calls it
+      with the same arguments, replays the step, and has all rows; they are one process' rows but
+      for rounding.
 
     **Raises:** `ConfigError` where no probe row is left to watch.
     """
     answers = _encode(probes, encoder)
+    lengths = [len(one.ids) for _, one in answers]
+    mine = answers[distributed.share_of(lengths)] if over_ranks else answers
     split = split_step(record, policy, batch_tokens=batch_tokens)
     directions: dict[str, Weights] = {"predicted": change_of(record.before, record.after)}
     directions |= {name: part for name, part in split.parts().items() if _moves(part)}
 
-    rows: list[list[ForceRow]] = [[] for _ in answers]
-    for members in by_length([one for _, one in answers], batch_tokens):
-        watched = watch([answers[member] for member in members], record.before, policy)
+    rows: list[list[ForceRow]] = [[] for _ in mine]
+    for members in by_length([one for _, one in mine], batch_tokens):
+        watched = watch([mine[member] for member in members], record.before, policy)
         sums = _observe(watched, record, directions, policy)
         for index, (number, kind) in enumerate(zip(watched.row, watched.kind, strict=True)):
             values = {name: float(total[index]) for name, total in sums.items()}
             member = members[number]
-            rows[member].append(_row(record, stage, *answers[member], kind, values))
+            rows[member].append(_row(record, stage, *mine[member], kind, values))
+    if over_ranks:
+        rows = list(chain.from_iterable(distributed.gather(rows)))
     flat = [row for group in rows for row in group]
     return StepForces(flat, _replay(record, split, stage, flat))
 

@@ -9,8 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
+from dynolab.forces.checks import check_arithmetic, check_batch
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.views import View
+
+DIFFERENCES = "differences of 16-bit log-probabilities are off by 12 to 80 % and more"
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ def measured_change(
     *, view: View | None = None,
 ) -> Float[Tensor, "tokens ..."]:  # fmt: skip
     """`log π_after − log π_before` at every response position, in nats."""
+    check_arithmetic(policy, DIFFERENCES)
+    check_batch(batch, policy)
     start = policy.observed(policy.cast(before), batch, view)
     return policy.observed(policy.cast(after), batch, view) - start
 
@@ -69,6 +74,8 @@ def central_difference(
     It needs forwards only. h makes the perturbation `ε^{1/3} ‖θ‖`, which balances truncation
     O(h²) against rounding O(ε/h): about 1e-8 relative in float64, 1e-3 in float32.
     """
+    check_arithmetic(policy, DIFFERENCES)
+    check_batch(batch, policy)
     place, d = policy.cast(at), policy.cast(change)
     reach = torch.finfo(policy.dtype).eps ** (1 / 3)
     h = float(reach * norm({name: place[name] for name in d}) / norm(d))

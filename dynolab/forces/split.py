@@ -18,6 +18,7 @@ from dynolab.data.batches import (
     count_totals,
 )
 from dynolab.errors import ConfigError
+from dynolab.forces.checks import check_record
 from dynolab.forces.one_step import change_of, norm
 from dynolab.forces.optimizers import FrozenUpdate, freeze_update
 from dynolab.forces.policy import PolicyFunction, Weights
@@ -78,7 +79,10 @@ def split_step(
 
     - `policy`: the recorded model; its own weights count only where the record has none.
     - `batch_tokens`: bound of sequences × padded length of one forward.
+
+    **Raises:** `ConfigError` where the model cannot score an example, and for states with nan.
     """
+    check_record(record, policy)
     gradients = side_gradients(record, policy, batch_tokens=batch_tokens)
     state = {
         name: {key: tensor.to(policy.device, policy.dtype) for key, tensor in tensors.items()}

@@ -21,13 +21,15 @@ MEMORY = 2**19
 ROOT = Path(__file__).parents[2]
 
 
-def make(folder: Path | None, *, update: float = 0.1, route: str = "both_sides") -> ForceMap:
+def make(
+    folder: Path | None, *, update: float = 0.1, route: str = "both_sides", memory: int = MEMORY
+) -> ForceMap:
     model = build("llama_tied", torch.float32)
     policy = PolicyFunction(model)
     observed = [encoded(n, 4, 5) for n in range(4)]
     return force_map(
         policy, observed, with_reference(model, pairs(2)), DPO(DPOConfig()),
-        update=update, route=route, memory_bytes=MEMORY, folder=folder,
+        update=update, route=route, memory_bytes=memory, folder=folder,
     )  # fmt: skip
 
 
@@ -97,6 +99,18 @@ def test_a_killed_map_is_never_read_as_whole_and_is_continued(tmp_path, monkeypa
     again = len(written)
     make(folder)
     assert len(written) == again
+
+
+def test_a_map_is_continued_in_tiles_of_another_size(tmp_path):
+    """Tiles that overlap complete ones leave those as they are, so that all hashes hold."""
+    folder = tmp_path / "map"
+    whole = make(folder).force.copy()
+    kept = tiles(folder)
+    assert len(kept) > 3
+    for number in range(len(kept)):
+        (folder / "tiles.jsonl").write_text(kept[number] + "\n")
+        continued = make(folder, memory=2 * MEMORY).force
+        assert np.linalg.norm(continued - whole) < 1e-6 * np.linalg.norm(whole)
 
 
 def test_numbers_that_do_not_match_their_hash_are_missing(tmp_path):

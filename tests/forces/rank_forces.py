@@ -1,0 +1,61 @@
+"""A rank program: force maps and step forces shared out over the ranks, saved by rank 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch.distributed as dist
+
+from dynolab import distributed
+from dynolab.errors import ConfigError
+from dynolab.forces import ForceMap
+from dynolab.forces.map_files import Bounds, MapFolder
+from tests.forces.shared_cases import MAPS, make_map, make_rows
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    folder = Path(job["folder"])
+    dist.init_process_group("gloo")
+    if job["killed"]:
+        die_after_one_tile()
+        make_map("on_disk", folder / "killed", over_ranks=True)
+    for name in MAPS:
+        found = make_map(name, over_ranks=True)
+        everywhere = distributed.gather(found.force)
+        assert all(np.array_equal(found.force, other) for other in everywhere)
+        written = make_map(name, folder / name, over_ranks=True)
+        if distributed.rank() == 0:
+            np.save(folder / f"{name}.npy", found.force)
+            assert isinstance(written, ForceMap)
+    rows = [row.model_dump() for row in make_rows(over_ranks=True).rows]
+    try:
+        make_map("on_disk", folder / "even", over_ranks=True)
+    except ConfigError as error:
+        refused = str(error)
+    said = distributed.gather(refused)
+    if distributed.rank() == 0:
+        (folder / "rows.json").write_text(json.dumps({"rows": rows, "refused": said}))
+    dist.destroy_process_group()
+
+
+def die_after_one_tile() -> None:
+    """The last rank is killed as it writes its second tile."""
+    write, written = MapFolder.write, []
+
+    def watched(self: MapFolder, bounds: Bounds, values: np.ndarray) -> None:
+        if written and distributed.rank() == distributed.world_size() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(self, bounds, values)
+        written.append(bounds)
+
+    MapFolder.write = watched  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()

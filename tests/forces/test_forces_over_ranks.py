@@ -1,0 +1,85 @@
+"""Observations shared out over real ranks give one process' numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynolab import distributed
+from dynolab.errors import CorruptData, RankFailed
+from dynolab.forces import ForceMap
+from tasks.runtime.launcher import launch_ranks
+from tests.forces.shared_cases import MAPS, make_map, make_rows
+
+ROOT = Path(__file__).parents[2]
+
+# Matrix products of other sizes round otherwise: equal to float32's rounding, not to the bit.
+BOUND = 1e-6
+
+
+def launch(folder: Path, ranks: int, *, killed: bool = False) -> None:
+    file = folder / "job.json"
+    file.write_text(json.dumps({"folder": str(folder), "killed": killed}))
+    launch_ranks(
+        "tests.forces.rank_forces", file, ranks=ranks, logs=folder / "logs",
+        environment={"PYTHONPATH": str(ROOT)}, while_running=lambda: None,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(f"ranks-{request.param}")
+    launch(folder, request.param)
+    return folder
+
+
+@pytest.mark.ranks
+def test_maps_and_rows_of_all_ranks_are_those_of_one_process(shared: Path) -> None:
+    for name in MAPS:  # "rows" and "columns" have fewer responses than there are three ranks
+        alone = make_map(name)
+        together, written = np.load(shared / f"{name}.npy"), ForceMap.open(shared / name)
+        size = np.linalg.norm(alone.force)
+        assert np.linalg.norm(together - alone.force) < BOUND * size
+        np.testing.assert_array_equal(written.force, together)
+        assert written.facts == alone.facts
+        assert (written.observed, written.updating) == (alone.observed, alone.updating)
+    alone_rows = [row.model_dump() for row in make_rows().rows]
+    found = json.loads((shared / "rows.json").read_text())
+    size = max(abs(row["measured"]) for row in alone_rows)
+    for one, other in zip(alone_rows, found["rows"], strict=True):
+        for key, value in one.items():
+            if isinstance(value, float):
+                # Differences of log-probabilities of about 10 nats, in float32.
+                assert other[key] == pytest.approx(value, abs=1e-4 * size)
+            else:
+                assert other[key] == value
+    assert all("other inputs" in said for said in found["refused"])
+
+
+@pytest.mark.ranks
+def test_a_shared_map_whose_rank_was_killed_is_continued_by_one_process(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="SIGKILL"):
+        launch(tmp_path, 2, killed=True)
+    with pytest.raises(CorruptData, match="call force_map again"):
+        ForceMap.open(tmp_path / "killed")
+    lines = len((tmp_path / "killed" / "tiles.jsonl").read_text().splitlines())
+    assert lines >= 1
+    whole = make_map("on_disk")
+    found = make_map("on_disk", tmp_path / "killed")
+    assert np.linalg.norm(found.force - whole.force) < BOUND * np.linalg.norm(whole.force)
+
+
+@pytest.mark.parametrize("sizes", [[5, 5, 5, 5], [100, 1, 1, 1], [1, 1, 1, 100], [7], []])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_shares_are_contiguous_complete_and_no_worse_than_an_item_off(sizes, ranks, monkeypatch):
+    monkeypatch.setattr(distributed, "world_size", lambda: ranks)
+    shared = []
+    for number in range(ranks):
+        monkeypatch.setattr(distributed, "rank", lambda number=number: number)
+        share = sizes[distributed.share_of(sizes)]
+        assert sum(share) <= sum(sizes) / ranks + max(sizes, default=0)
+        shared += share
+    assert shared == sizes
