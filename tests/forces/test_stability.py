@@ -7,7 +7,7 @@ import torch
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.forces.kernel_size import KernelSizes, Squares, kernel_sizes
-from dynolab.forces.stability import kernel_stability, rank_correlation
+from dynolab.forces.stability import _drawn, kernel_stability, rank_correlation
 from dynolab.objectives import SFTConfig
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from tests.forces.small_models import encoded, neox, pairs, train_steps
@@ -110,6 +110,14 @@ def test_the_diagonal_is_left_out_on_request():
     kept = ~np.eye(15, dtype=bool)
     assert off.correlation == pytest.approx(rank_correlation(first[kept], second[kept]))
     assert off.correlation < whole.correlation - 0.1
+
+
+def test_one_set_of_responses_is_redrawn_on_both_sides_together():
+    for rows, columns in _drawn((6, 6), True, 50, 0):
+        assert set(rows) == set(columns) and (rows != columns).all()
+    apart = _drawn((6, 6), False, 50, 0)
+    assert any(set(rows) != set(columns) for rows, columns in apart)
+    assert all(len(rows) == 36 for rows, _ in apart)
 
 
 def test_a_few_steps_keep_the_ranks_better_than_another_model_does():
