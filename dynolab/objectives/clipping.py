@@ -26,7 +26,9 @@ class ClippedConfig(BaseModel):
     scale_by_std: bool = Field(
         True, description="Divide a group's centred rewards by their standard deviation."
     )
-    advantage_rule: AdvantageRuleConfig = AdvantageRuleConfig()
+    advantage_rule: AdvantageRuleConfig = Field(
+        AdvantageRuleConfig(), description="Rewrites advantages by token before training."
+    )
     aggregation: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(
         "dapo",
         description="grpo: mean over completions of their token means. dapo and bnpo: mean over "

@@ -12,28 +12,27 @@ from torch import Tensor
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
 
 
-class SFTConfig(BaseModel):
+class LikelihoodConfig(BaseModel):
+    """Base of the settings of supervised finetuning."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    normalise: Literal["sequence_sum", "token_mean"] = Field(
+        "sequence_sum",
+        description="Sum over a response's tokens, averaged over responses (the papers' choice), "
+        "or mean over all tokens of the step.",
+    )
+
+
+class SFTConfig(LikelihoodConfig):
     """Settings of supervised finetuning."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     name: Literal["sft"] = "sft"
-    normalise: Literal["sequence_sum", "token_mean"] = Field(
-        "sequence_sum",
-        description="Sum over a response's tokens, averaged over responses (the papers' choice), "
-        "or mean over all tokens of the step.",
-    )
 
 
-class SFTExtendedConfig(BaseModel):
+class SFTExtendedConfig(LikelihoodConfig):
     """Settings of supervised finetuning on both answers of every pair."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     name: Literal["sft_extended"] = "sft_extended"
-    normalise: Literal["sequence_sum", "token_mean"] = Field(
-        "sequence_sum",
-        description="Sum over a response's tokens, averaged over responses (the papers' choice), "
-        "or mean over all tokens of the step.",
-    )
 
 
 class SFT:
@@ -47,7 +46,7 @@ class SFT:
     dense: ClassVar[bool] = False
     needs_reference: ClassVar[bool] = False
 
-    def __init__(self, config: SFTConfig | SFTExtendedConfig) -> None:
+    def __init__(self, config: LikelihoodConfig) -> None:
         self.config = config
 
     def _denominator(self, batch: TokenBatch) -> int:

@@ -30,7 +30,7 @@ _TINY = 1e-8
 
 
 class SimKOConfig(ClippedConfig):
-    """Settings of SimKO; the likeliest tokens are as many as the batch carries (the paper: 3)."""
+    """Settings of SimKO; the defaults are the paper's."""
 
     name: Literal["simko"] = "simko"
     share: float = Field(
