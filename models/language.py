@@ -36,9 +36,10 @@ def load_language_model(
     - `tokenizer`: checked against the model's vocabulary where given.
     - `device`: where the weights are put.
 
-    **Raises:** `ConfigError` for an unknown folder, a folder without weights or configuration,
-    and a tokenizer with ids that the model lacks.
+    **Raises:** `ConfigError` for an unknown folder, a folder without weights or configuration, one
+    that holds the ranks' shards of a model, and a tokenizer with ids that the model lacks.
     """
+    _check_shards(Path(source))
     _check_folder(source, "config.json", "model configuration")
     if Path(source).is_dir() and not list(Path(source).glob("*.safetensors")):
         raise ConfigError(
@@ -114,6 +115,20 @@ def save_language_model(
 def resolve_revision(name: str, revision: str = "main") -> str:
     """The commit that a branch or tag of a Hub model stands at now."""
     return resolve_commit("model", name, revision, field="model")
+
+
+_SHARDS = ("global_step*", "zero_pp_rank_*", "*_optim_states.pt", "shard-*.safetensors")
+"""What DeepSpeed's ranks and a training's resume states leave in a folder: parts of tensors."""
+
+
+def _check_shards(folder: Path) -> None:
+    shards = sorted(one.name for pattern in _SHARDS for one in folder.glob(pattern))
+    if shards and not list(folder.glob("model*.safetensors")):
+        raise ConfigError(
+            "model", str(folder),
+            f"the folder holds ranks' shards ({shards[0]}), no whole weights; give the training's "
+            "`model/` folder, or gather the shards (DeepSpeed's zero_to_fp32) and save a model",
+        )  # fmt: skip
 
 
 def _check_folder(source: str | Path, needed: str, what: str) -> None:

@@ -196,6 +196,10 @@ class PolicyFunction:
             _log.warning("force engine: attention %s has no forward-mode derivative in %s; "
                          "sdpa's math kernel takes its place", attention, self.dtype)  # fmt: skip
             self.causal.set_attn_implementation("sdpa")  # type: ignore[operator]
+        # Gradient checkpointing's hook on the embeddings, which functorch cannot transform.
+        hooked = bool(getattr(self.causal, "_require_grads_hooks", None))
+        if hooked:
+            self.causal.disable_input_require_grads()  # type: ignore[operator]
         self.model.eval()
         try:
             with sdpa_kernel(SDPBackend.MATH), _exact(self.model, exact):
@@ -203,6 +207,8 @@ class PolicyFunction:
         finally:
             for module, mode in training.items():
                 module.training = mode
+            if hooked:
+                self.causal.enable_input_require_grads()  # type: ignore[operator]
             if swap:
                 self.causal.set_attn_implementation(attention)  # type: ignore[operator]
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from dynolab.data.batches import collate
+from dynolab.forces import PolicyFunction, force_map, one_step, split_step
+from dynolab.objectives import build_objective
 from dynolab.training.loop import train
 from dynolab.training.record import StepRecord
 from models.language import load_language_model, load_tokenizer
@@ -101,6 +105,31 @@ def test_records_hold_whole_tensors_at_every_stage(runs: Path) -> None:
                 if name != "bf16":
                     error = (record.state[parameter][key] - tensor).norm() / tensor.norm()
                     assert error < 1e-3, (name, parameter, key)
+
+
+def test_a_zero2_record_has_the_forces_of_one_process(runs: Path) -> None:
+    """Weights and moments differ by float32's rounding, and so by little more do the forces.
+
+    Adam's scale is the inverse root of a squared gradient, which rounding moves most where the
+    gradient is next to nothing; 1e-3 of the map's norm is the bound of the records' moments.
+    """
+    found = {}
+    for name in ("plain", "zero2/whole"):
+        folder = runs / name / "output" / "forces" / "step-00000003"
+        record = StepRecord.load(folder)
+        policy = PolicyFunction(load_language_model(runs / "model"))
+        update = split_step(record, policy).update
+        observed = [one.chosen for one in record.examples[:3]]
+        objective = build_objective(record.facts.objective)
+        found[name] = (
+            force_map(policy, observed, record.examples, objective, at=record.before).force,
+            force_map(
+                policy, observed, record.examples, objective, update=update, at=record.before
+            ).force,
+            one_step(policy, record.before, record.after, collate(observed, 0)).predicted.numpy(),
+        )
+    for one, other in zip(*found.values(), strict=True):
+        assert np.linalg.norm(one - other) < 1e-3 * np.linalg.norm(one)
 
 
 def test_bf16_follows_fp32_at_its_own_precision(runs: Path) -> None:

@@ -1,0 +1,178 @@
+"""What cannot be analysed is refused before work starts: by name, value and remedy."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dynolab.data.batches import collate
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+from dynolab.forces import (
+    PolicyFunction,
+    central_difference,
+    force_map,
+    measured_change,
+    one_step,
+    split_step,
+    token_forces,
+)
+from dynolab.objectives import SFT, SFTConfig
+from dynolab.training.config import OptimizerConfig, TrainConfig
+from models.language import load_language_model
+from tests.forces.families import build
+from tests.forces.small_models import encoded, pair, pairs, relative, train_steps
+
+SFT_STEP = SFT(SFTConfig())
+BAD = [
+    (Encoded((3, 4, 5), 3), "no response tokens; give a response"),
+    (Encoded((3, 4, 5), 0), "no prompt token.*give a prompt"),
+    (encoded(1, 20, 20), "40 tokens.*context holds 32"),
+    (Encoded((3, 4, 5000), 2), "5000.*vocabulary has 50 tokens.*model's tokenizer"),
+]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return PolicyFunction(build("llama_untied", torch.float32))
+
+
+@pytest.fixture(scope="module")
+def record():
+    config = TrainConfig(
+        objective=SFTConfig(), optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3),
+        engine={"kind": "plain", "ranks": 1},
+    )  # fmt: skip
+    examples = [one.model_copy(update={"rejected": None}) for one in pairs(2)]
+    model = build("llama_untied", torch.float32)
+    return train_steps(model, config, examples, steps=2).records[-1]
+
+
+@pytest.mark.parametrize(("bad", "message"), BAD)
+def test_observed_responses_are_checked_wherever_they_enter(policy, record, bad, message):
+    batch = collate([encoded(2), bad], 0)
+    before, after = record.before, record.after
+    step = {"model.norm.weight": torch.ones(32)}
+    for ask in (
+        lambda: one_step(policy, before, after, batch),
+        lambda: measured_change(policy, before, after, batch),
+        lambda: central_difference(policy, before, step, batch),
+        lambda: policy.change_along(before, [step], batch),
+    ):
+        with pytest.raises(ConfigError, match=rf"batch sequence 1 = .*{message}"):
+            ask()
+    with pytest.raises(ConfigError, match=message):
+        token_forces(record, policy, split_step(record, policy).update, 0, bad)
+    with pytest.raises(ConfigError, match=rf"observed\[1\] = .*{message}"):
+        force_map(policy, [encoded(2), bad], [pair(1)], SFT_STEP)
+
+
+@pytest.mark.parametrize(("bad", "message"), BAD)
+def test_updating_responses_are_checked_wherever_they_enter(policy, record, bad, message):
+    example = pair(1).model_copy(update={"chosen": bad})
+    with pytest.raises(ConfigError, match=rf"updating\[0\] = .*{message}"):
+        force_map(policy, [encoded(2)], [example], SFT_STEP)
+    with pytest.raises(ConfigError, match=rf"record example pair-1\.chosen = .*{message}"):
+        split_step(replace(record, examples=(example,)), policy)
+
+
+def poisoned(weights, value=float("nan")):
+    name = next(iter(weights))
+    spoilt = weights[name].clone()
+    spoilt.view(-1)[-1] = value
+    return {**weights, name: spoilt}
+
+
+def test_a_diverged_model_is_refused_by_the_name_of_the_parameter():
+    model = build("gpt2", torch.float32)
+    with torch.no_grad():
+        model.transformer.ln_f.weight[0] = float("inf")
+    with pytest.raises(ConfigError, match=r"ln_f\.weight\] = 'nan or inf'.*before divergence"):
+        PolicyFunction(model)
+
+
+def test_diverged_states_are_refused_wherever_they_enter(policy, record):
+    batch, good, bad = collate([encoded(2)], 0), record.before, poisoned(record.before)
+    for ask in (
+        lambda: one_step(policy, bad, record.after, batch),
+        lambda: one_step(policy, good, poisoned(record.after), batch),
+        lambda: policy.change_along(bad, [good], batch),
+        lambda: force_map(policy, [encoded(2)], [pair(1)], SFT_STEP, at=bad),
+        lambda: split_step(replace(record, before=bad), policy),
+        lambda: split_step(replace(record, after=poisoned(record.after, float("inf"))), policy),
+        lambda: split_step(
+            replace(record, state={n: poisoned(s) for n, s in record.state.items()}), policy
+        ),
+    ):
+        with pytest.raises(ConfigError, match=r"= 'nan or inf': training diverged"):
+            ask()
+
+
+def test_placeholders_of_zero_3_are_refused_with_where_the_weights_are():
+    model = build("gpt2", torch.float32)
+    model.transformer.h[0].mlp.c_fc.weight.data = torch.empty(0)
+    with pytest.raises(ConfigError, match=r"c_fc\.weight = .*ZeRO-3.*`model/`.*master_weights"):
+        PolicyFunction(model)
+
+
+def test_quantised_weights_are_refused():
+    model = build("gpt2", torch.float32)
+    layer = model.transformer.h[0].mlp.c_fc
+    layer.weight = torch.nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
+    with pytest.raises(ConfigError, match=r"int8.*dequantise"):
+        PolicyFunction(model)
+
+
+@pytest.mark.parametrize(
+    "shard", ["global_step10/mp_rank_00_model_states.pt",
+              "zero_pp_rank_0_mp_rank_00_model_states.pt", "shard-0.safetensors"],
+)  # fmt: skip
+def test_a_folder_of_shards_is_refused_with_where_the_model_is(tmp_path, shard):
+    (tmp_path / shard).parent.mkdir(exist_ok=True)
+    (tmp_path / shard).touch()
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"ranks' shards .*`model/` folder"):
+        load_language_model(tmp_path)
+
+
+def test_16_bits_are_refused_where_their_rounding_hides_the_result(record):
+    policy = PolicyFunction(build("llama_untied", torch.float32), torch.bfloat16)
+    batch = collate([encoded(2)], 0)
+    for ask in (
+        lambda: one_step(policy, record.before, record.after, batch),
+        lambda: central_difference(policy, record.before, record.after, batch),
+    ):
+        with pytest.raises(ConfigError, match=r"bfloat16.*12 to 80 %.*use float32 or float64"):
+            ask()
+    with pytest.raises(ConfigError, match=r"no sign; use float32"):
+        force_map(policy, [encoded(2)], [pair(1)], SFT_STEP)
+    assert policy.change_along(record.before, [record.after], batch).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_training_model_is_analysed_as_it_evaluates_and_left_as_it_was(dtype, caplog):
+    """Dropout, gradient checkpointing, cache and eager attention change no number."""
+    caplog.set_level(logging.WARNING)
+    still, busy = build("gpt2", dtype), build("gpt2", dtype)
+    busy.gradient_checkpointing_enable()
+    busy.config.use_cache = True
+    busy.set_attn_implementation("eager")
+    busy.train()
+    assert busy.transformer.drop.p > 0
+    busy.transformer.h[0].eval()
+    modes = [module.training for module in busy.modules()]
+    for route in ("columns", "rows", "both_sides"):
+        one, other = (
+            force_map(PolicyFunction(model, dtype), [encoded(2)], [pair(1)], SFT_STEP, route=route)
+            for model in (still, busy)
+        )
+        bound = 1e-5 if dtype == torch.float32 else 1e-12
+        assert relative(torch.tensor(other.force), torch.tensor(one.force)) < bound
+    assert [module.training for module in busy.modules()] == modes
+    assert busy.config._attn_implementation == "eager"
+    # Eager attention has a derivative in float32; in float64 its softmax loses half the digits.
+    switched = [one.getMessage() for one in caplog.records if "sdpa's math kernel" in one.message]
+    assert bool(switched) == (dtype == torch.float64)
