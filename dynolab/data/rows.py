@@ -28,6 +28,14 @@ class Example(Row):
     rejected: str | None = None
 
 
+class PromptRow(Row):
+    """A prompt to sample responses to, with the answer that checks them where there is one."""
+
+    id: str
+    prompt: str
+    answer: str | None = None
+
+
 class ProbeRow(Row):
     """One answer of a given kind whose likelihood is watched during training."""
 

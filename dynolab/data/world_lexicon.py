@@ -56,6 +56,14 @@ def question(fact: Fact) -> str:
     return f"what is the {fact.attribute} of {fact.entity} ?"
 
 
+def asked(text: str) -> tuple[str, str] | None:
+    """Attribute and entity that a question asks for; None for any other text."""
+    match text.split():
+        case ["what", "is", "the", attribute, "of", entity, "?"] if attribute in ATTRIBUTES:
+            return attribute, entity
+    return None
+
+
 def plain_words(fact: Fact) -> list[str]:
     """The fact as the training answers put it."""
     return [fact.entity, "has", fact.attribute, fact.value]
@@ -69,6 +77,19 @@ def rephrased_words(fact: Fact) -> list[str]:
 def answer(fact_words: Sequence[str], style: Sequence[str]) -> str:
     """`s s <fact> s s s .`"""
     return " ".join([*style[:SLOTS_BEFORE], *fact_words, *style[SLOTS_BEFORE:], "."])
+
+
+def in_form(text: str) -> bool:
+    """Whether a text is `s s <fact> s s s .`, each style word in its slot."""
+    match text.split():
+        case [first, second, _, "has", attribute, value, *after, "."]:
+            style = [first, second, *after]
+            return (
+                len(style) == len(SLOTS)
+                and all(word in slot for word, slot in zip(style, SLOTS, strict=True))
+                and value in ATTRIBUTES.get(attribute, ())
+            )
+    return False
 
 
 def tale(rng: random.Random) -> str:

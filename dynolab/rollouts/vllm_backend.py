@@ -47,7 +47,13 @@ class VLLMGenerator:
             ) from error  # fmt: skip
         self._parameters = SamplingParams
         self._tokenizer, self._context = tokenizer, context
-        self._engine = LLM(str(folder), max_model_len=context, trust_remote_code=False, **settings)
+        self._engine = LLM(
+            str(folder),
+            max_model_len=context,
+            trust_remote_code=False,
+            logprobs_mode="processed_logprobs",
+            **settings,
+        )
 
     def generate(
         self, prompts: Sequence[Sequence[int]], config: SampleConfig, *,

@@ -1,0 +1,31 @@
+"""pass@k: the share of prompts that k samples solve, estimated without bias from n of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dynolab.errors import ConfigError
+from dynolab.probes.intervals import Interval, mean_interval
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """`1 − C(n−c, k)/C(n, k)`, the chance that k of n samples, c correct, hold a correct one.
+
+    Chen et al., arXiv 2107.03374, eq. 1, as the product `1 − Π_{i=n−c+1}^{n} (1 − k/i)`.
+
+    **Raises:** `ConfigError` for k beyond the samples, and for impossible counts.
+    """
+    if not 1 <= k <= samples:
+        raise ConfigError("k", k, f"must lie in 1..{samples}, the samples of a prompt")
+    if not 0 <= correct <= samples:
+        raise ConfigError("correct samples", correct, f"must lie in 0..{samples}")
+    if samples - correct < k:
+        return 1.0
+    return float(1 - np.prod(1 - k / np.arange(samples - correct + 1, samples + 1)))
+
+
+def pass_interval(correct: Sequence[Sequence[bool]], k: int) -> Interval:
+    """Mean pass@k over prompts with its 95% interval; `correct` holds each prompt's samples."""
+    return mean_interval(np.array([pass_at_k(len(one), sum(one), k) for one in correct]))

@@ -1,0 +1,165 @@
+"""Rewards: plain callables `(prompt, completions, row) -> one number per completion`."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from numbers import Real
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dynolab.data import world_lexicon as lexicon
+from dynolab.data.rows import PromptRow
+from dynolab.errors import ConfigError
+from dynolab.rollouts.numbers import FINAL, final_number
+
+Reward = Callable[[str, Sequence[str], PromptRow], Sequence[float]]
+
+ALLOWED = "DYNOLAB_REWARD_MODULES"
+"""Environment variable: modules, with commas between, whose functions may be named as rewards."""
+
+
+class RewardConfig(BaseModel):
+    """One part of the reward."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str = Field(
+        description="exact, world_answer, world_form, gsm8k, gsm8k_form, think_form, or the "
+        f"dotted path of a function in a module that {ALLOWED} lists."
+    )
+    weight: float = Field(1.0, allow_inf_nan=False)
+
+
+class Rewards:
+    """The weighted sum of rewards, `r = Σ_j w_j r_j`, with every part checked.
+
+    **Raises:** `ConfigError` for a name that is no reward, and for a function outside the modules
+    that the environment allows; nothing is imported before that is known.
+    """
+
+    def __init__(self, configs: Sequence[RewardConfig]) -> None:
+        if not configs:
+            raise ConfigError("rewards", [], "name at least one reward")
+        self._parts = [(one.name, one.weight, resolve_reward(one.name)) for one in configs]
+
+    def __call__(self, prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+        """The reward of every completion.
+
+        **Raises:** `ConfigError` that names the part which returned anything but one finite
+        number per completion.
+        """
+        total = [0.0] * len(completions)
+        for name, weight, reward in self._parts:
+            values = checked(name, reward(prompt, completions, row), len(completions), row.id)
+            total = [sum_ + weight * value for sum_, value in zip(total, values, strict=True)]
+        return total
+
+
+def resolve_reward(name: str) -> Reward:
+    """A reward by its name or, in allowed modules, by its dotted path."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    module, _, function = name.rpartition(".")
+    allowed = [one.strip() for one in os.environ.get(ALLOWED, "").split(",") if one.strip()]
+    if module not in allowed:
+        raise ConfigError(
+            "reward", name,
+            f"use one of {', '.join(BUILT_IN)}, or list the function's module in the environment "
+            f"variable {ALLOWED} (it holds: {', '.join(allowed) or 'nothing'})",
+        )  # fmt: skip
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except ImportError as error:
+        raise ConfigError("reward", name, f"module {module} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ConfigError("reward", name, f"module {module} has no function {function!r}")
+    reward: Reward = found
+    return reward
+
+
+def checked(name: str, values: object, count: int, row: str) -> list[float]:
+    """A reward's values as floats, one per completion, all finite."""
+    where, wanted = f"reward {name} of row {row}", "it must return one finite number per completion"
+    tolist = getattr(values, "tolist", None)  # arrays and tensors
+    listed = tolist() if tolist is not None else values
+    if not isinstance(listed, Sequence) or isinstance(listed, str) or len(listed) != count:
+        size = f"{len(listed)} values" if isinstance(listed, Sequence) else type(values).__name__
+        raise ConfigError(where, size, f"{wanted}, here {count}")
+    for value in listed:
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise ConfigError(where, value, wanted)
+    return [float(value) for value in listed]
+
+
+def reward_metrics(groups: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Mean and spread of the rewards, and how many groups teach nothing: all rewards equal."""
+    every = [reward for group in groups for reward in group]
+    mean = sum(every) / len(every)
+    return {
+        "rollout/reward": mean,
+        "rollout/reward_std": math.sqrt(sum((one - mean) ** 2 for one in every) / len(every)),
+        "rollout/equal_groups": float(sum(min(group) == max(group) for group in groups)),
+    }
+
+
+def exact(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """1 where the completion is the row's answer, spaces around it aside."""
+    answer = _answer("exact", row).strip()
+    return [float(text.strip() == answer) for text in completions]
+
+
+def world_answer(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """1 where a completion states one fact about what the built-in world's question asks for, and
+    that fact has the row's value."""
+    asked = lexicon.asked(prompt)
+    if asked is None:
+        raise ConfigError("reward world_answer", prompt, "it is no question of the built-in world")
+    attribute, entity = asked
+    truth = [lexicon.Fact(entity, attribute, _answer("world_answer", row))]
+    return [float(lexicon.facts_in(text, frozenset({entity})) == truth) for text in completions]
+
+
+def world_form(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """1 where a completion has the form of the built-in world's answers, whatever it states."""
+    return [float(lexicon.in_form(text)) for text in completions]
+
+
+def gsm8k(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """1 where the completion's final number is that of the row's answer."""
+    answer = _answer("gsm8k", row)
+    truth = final_number(answer)
+    if truth is None:
+        raise ConfigError(f"answer of row {row.id}", answer, "reward gsm8k needs a number in it")
+    return [float(final_number(text) == truth) for text in completions]
+
+
+def gsm8k_form(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """1 where a completion ends in `#### ` and a number, and has that mark once."""
+    return [float(text.count(FINAL) == 1 and bool(_LAST_LINE.search(text))) for text in completions]
+
+
+def think_form(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """1 where a completion is `<think>…</think><answer>…</answer>` (DeepSeek-R1,
+    arXiv 2501.12948, §2.2.2), each tag once."""
+    return [
+        float(all(text.count(tag) == 1 for tag in _TAGS) and bool(_THOUGHT.fullmatch(text)))
+        for text in completions
+    ]
+
+
+_LAST_LINE = re.compile(r"^#### ?-?\$?[\d,]*\.?\d+\s*\Z", re.MULTILINE)
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_THOUGHT = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
+
+BUILT_IN: dict[str, Reward] = {
+    one.__name__: one for one in (exact, world_answer, world_form, gsm8k, gsm8k_form, think_form)
+}
+
+
+def _answer(reward: str, row: PromptRow) -> str:
+    if row.answer is None:
+        raise ConfigError(f"answer of row {row.id}", None, f"reward {reward} compares with it")
+    return row.answer
