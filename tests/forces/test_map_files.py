@@ -109,7 +109,7 @@ def test_a_map_is_continued_in_tiles_of_another_size(tmp_path):
     assert len(kept) > 3
     for number in range(len(kept)):
         (folder / "tiles.jsonl").write_text(kept[number] + "\n")
-        continued = make(folder, memory=2 * MEMORY).force
+        continued = make(folder, memory=3 * MEMORY // 4).force
         assert np.linalg.norm(continued - whole) < 1e-6 * np.linalg.norm(whole)
 
 
