@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dynolab.data.batches import TokenBatch, TopTokens
 from dynolab.errors import ConfigError
+from dynolab.packed import Reading, attention_mask, read_parts
 
 
 def causal_model(model: nn.Module) -> nn.Module:
@@ -42,23 +43,31 @@ class ResponseLogits(nn.Module):
         self.model = model
         causal_model(model)
 
-    def forward(self, batch: TokenBatch) -> Float[Tensor, "tokens vocabulary"]:
-        """Logits that predict each response token of the batch."""
-        return self.head(self.hidden(batch))
+    def forward(self, batch: TokenBatch, read: Reading | None = None) -> Tensor:
+        """Logits `[tokens, vocabulary]` that predict each response token, or what is read of them.
+
+        **Arguments:**
+
+        - `batch`: its rows may share prompts (`share_prompts`).
+        - `read`: what is wanted of the logits, say `token_logps`. Few of them then exist at a
+          time, in the backward pass too.
+        """
+        hidden = self.hidden(batch)
+        if read is None:
+            return self.head(hidden)
+        vocabulary = causal_model(self.model).config.get_text_config().vocab_size  # type: ignore
+        return read_parts(self.head, hidden, vocabulary, batch, read)
 
     def hidden(self, batch: TokenBatch) -> Float[Tensor, "tokens features"]:
         """Last hidden states, the head's input, from which each response token is predicted."""
-        hidden = (
-            causal_model(self.model)
-            .base_model(  # type: ignore[operator]
-                input_ids=batch.input_ids,
-                attention_mask=batch.attention_mask,
-                position_ids=batch.position_ids,
-                use_cache=False,
-            )
-            .last_hidden_state
-        )
-        return hidden[batch.sequence, batch.position]
+        causal = causal_model(self.model)
+        hidden = causal.base_model(  # type: ignore[operator]
+            input_ids=batch.input_ids,
+            attention_mask=attention_mask(causal, batch),
+            position_ids=batch.position_ids,
+            use_cache=False,
+        ).last_hidden_state
+        return hidden[batch.token_row, batch.position]
 
     def head(self, hidden: Float[Tensor, "tokens features"]) -> Float[Tensor, "tokens vocabulary"]:
         """Logits of hidden states."""

@@ -82,6 +82,11 @@ class TokenBatch:
         return own if self.top is None else torch.cat([own, self.top.token], dim=1)
 
     @property
+    def token_row(self) -> Int[Tensor, tokens]:
+        """Row of `input_ids` in which every response token is predicted."""
+        return self.sequence
+
+    @property
     def token_side(self) -> Int[Tensor, tokens]:
         """Side of every response token."""
         return self.side[self.sequence]

@@ -1,0 +1,119 @@
+"""The transformer on rows with shared prompts, and its head on response tokens, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dynolab.data.batches import TokenBatch, TopTokens
+from dynolab.data.packing import PackedBatch
+from dynolab.errors import ConfigError
+
+LOGITS_BYTES = 2**28
+"""Of float32 logits that exist at one time where they are read part by part."""
+
+Reading = Callable[[Float[Tensor, "tokens vocabulary"], TokenBatch], Tensor]
+"""What is wanted of logits: one value or more per response token, each from its own logits."""
+
+_MASKED = ("sdpa", "eager")
+
+
+def shares_prompts(model: nn.Module) -> bool:
+    """Whether a causal language model of transformers sees packed rows as they are meant.
+
+    Its attention must take a mask of its own, tell places by `position_ids` and see all tokens
+    before or a window of them.
+    """
+    config: Any = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    local = "local" in (getattr(config, "attention_layers", None) or [])  # GPT-Neo: by place in row
+    biased = getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt")
+    return (
+        config._attn_implementation in _MASKED
+        and kinds <= {"full_attention", "sliding_attention"}
+        and not (local or biased)
+    )
+
+
+def attention_mask(model: nn.Module, batch: TokenBatch) -> Tensor | dict[str, Tensor]:
+    """What a model of transformers takes as the mask of a batch.
+
+    A mask of four dimensions is used as it stands in every layer, a model's sliding window
+    forgotten: it is made part of the mask. Models with layers of both kinds take a mask for each.
+
+    **Raises:** `ConfigError` for packed rows and a model that cannot see them as they are meant.
+    """
+    if not isinstance(batch, PackedBatch):
+        return batch.attention_mask
+    config: Any = model.config
+    if not shares_prompts(model):
+        raise ConfigError(
+            "model.attention", config._attn_implementation,
+            f"{config.model_type} cannot share prompts between responses with it; "
+            "use sdpa or eager, or rows of one sequence each",
+        )  # fmt: skip
+    additive = config._attn_implementation == "eager"
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+    masks = {
+        kind: _as_mask(batch.visible(window if kind == "sliding_attention" else None), additive)
+        for kind in sorted(kinds)
+    }
+    return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _as_mask(visible: Tensor, additive: bool) -> Tensor:
+    """Eager attention adds its mask to the scores; no row of it is −∞ throughout."""
+    if not additive:
+        return visible
+    return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, float("-inf"))
+
+
+def read_parts(
+    head: Callable[[Tensor], Tensor], hidden: Float[Tensor, "tokens features"],
+    vocabulary: int, batch: TokenBatch, read: Reading,
+) -> Tensor:  # fmt: skip
+    """`read` of all response tokens' logits, of which few exist at a time.
+
+    Where several parts are needed, backward computes each part's logits again: for a
+    log-probability its cotangent is `c (e_y − p)`, formed and used up part by part.
+
+    **Arguments:**
+
+    - `head`: from hidden states to logits.
+    - `vocabulary`: classes of a logit row.
+
+    **Returns:** the readings, one row per response token.
+    """
+    size = max(1, LOGITS_BYTES // (4 * vocabulary))
+    if len(hidden) <= size:
+        return read(head(hidden), batch)
+    starts = range(0, len(hidden), size)
+
+    def part(rows: Tensor, start: int) -> Tensor:
+        return read(head(rows), _tokens(batch, slice(start, start + size)))
+
+    parts = hidden.split(size)
+    if not (torch.is_grad_enabled() and hidden.requires_grad):
+        return torch.cat([part(*one) for one in zip(parts, starts, strict=True)])
+    return torch.cat([
+        checkpoint(part, *one, use_reentrant=False) for one in zip(parts, starts, strict=True)
+    ])  # fmt: skip
+
+
+def _tokens(batch: TokenBatch, which: slice) -> TokenBatch:
+    """The batch with some of its response tokens."""
+
+    def cut(values: Any) -> Any:
+        if isinstance(values, TopTokens):
+            return TopTokens(values.token[which], values.logp[which], values.entropy[which])
+        return None if values is None else values[which]
+
+    names = ("sequence", "position", "token", "reference", "advantage", "old", "top")
+    return replace(batch, **{name: cut(getattr(batch, name)) for name in names})

@@ -1,0 +1,125 @@
+"""Rows with shared prompts: what stands where, who sees whom, which rows are made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dynolab.data.batches import collate
+from dynolab.data.encode import Encoded
+from dynolab.data.packing import (
+    PADDING,
+    PackedBatch,
+    packed_length,
+    plan_rows,
+    rows_by_length,
+    share_prompts,
+)
+
+A, B = (5, 6, 7), (8,)
+
+
+def answer(prompt: tuple[int, ...], *response: int) -> Encoded:
+    return Encoded(prompt + response, len(prompt))
+
+
+SEQUENCES = [
+    answer(A, 10, 11), answer(B, 12, 13, 14), answer(A, 15), answer(B, 16, 2), answer(A, 17, 18, 2),
+]  # fmt: skip
+
+
+def test_a_row_is_a_prompt_and_its_responses_without_their_last_tokens() -> None:
+    batch = share_prompts(collate(SEQUENCES, 0), [[0, 2, 4], [1, 3]])
+    assert isinstance(batch, PackedBatch)
+    assert batch.input_ids.tolist() == [[5, 6, 7, 10, 17, 18], [8, 12, 13, 16, 0, 0]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 3, 4], [0, 1, 2, 1, 0, 0]]
+    assert batch.segment.tolist() == [[0, 0, 0, 1, 3, 3], [0, 1, 1, 2, PADDING, PADDING]]
+    assert batch.row.tolist() == [0, 1, 0, 1, 0]
+
+
+def test_what_is_listed_per_token_and_sequence_keeps_its_order() -> None:
+    values = torch.arange(11.0)
+    plain = collate(SEQUENCES, 0, example=[0, 1, 0, 1, 2], side=[0, 0, 1, 1, 0], ids="abc")
+    plain = replace(plain, reference=values)
+    batch = share_prompts(plain, [[0, 2, 4], [1, 3]])
+    for name in ("sequence", "token", "example", "side", "reference"):
+        assert getattr(batch, name).tolist() == getattr(plain, name).tolist()
+    assert (batch.ids, batch.totals) == (plain.ids, plain.totals)
+    assert batch.sequence_sum(values).tolist() == plain.sequence_sum(values).tolist()
+
+
+def test_every_token_is_predicted_by_the_one_before_it_in_its_own_sequence() -> None:
+    plain = collate(SEQUENCES, 0)
+    batch = share_prompts(plain, [[0, 2, 4], [1, 3]])
+    assert isinstance(batch, PackedBatch)
+    row = batch.row[batch.sequence]
+    before = plain.input_ids[plain.sequence, plain.position]
+    assert torch.equal(batch.input_ids[row, batch.position], before)
+    assert torch.equal(batch.position_ids[row, batch.position], plain.position)
+
+
+def test_a_token_listed_twice_is_predicted_at_the_same_place() -> None:
+    plain = collate(SEQUENCES, 0)
+    twice = {name: getattr(plain, name).repeat(2) for name in ("sequence", "position", "token")}
+    once = share_prompts(plain, [[0, 2, 4], [1, 3]])
+    again = share_prompts(replace(plain, **twice), [[0, 2, 4], [1, 3]])
+    assert torch.equal(again.input_ids, once.input_ids)
+    assert torch.equal(again.position, once.position.repeat(2))
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 3])
+def test_a_token_sees_what_it_would_see_alone(window: int | None) -> None:
+    batch = share_prompts(collate(SEQUENCES, 0), [[0, 2, 4], [1, 3]])
+    assert isinstance(batch, PackedBatch)
+    visible = batch.visible(window)[:, 0]
+    for row, (segments, places) in enumerate(
+        zip(batch.segment.tolist(), batch.position_ids.tolist(), strict=True)
+    ):
+        for query, own in enumerate(segments):
+            if own == PADDING:
+                assert visible[row, query, query]  # a softmax over nothing is no number
+                continue
+            seen = [
+                key
+                for key, other in enumerate(segments)
+                if other in (0, own) and places[key] <= places[query]
+                and (window is None or places[query] - places[key] < window)
+            ]  # fmt: skip
+            assert visible[row, query].nonzero().flatten().tolist() == seen
+
+
+def test_sequences_of_different_prompts_never_share_a_row() -> None:
+    assert plan_rows(SEQUENCES, width=512) == [[0, 2, 4], [1, 3]]
+
+
+def test_a_batch_without_shared_prompts_stays_as_it_is() -> None:
+    batch = collate(SEQUENCES[:2], 0)
+    assert share_prompts(batch, plan_rows(SEQUENCES[:2], width=512)) is batch
+
+
+def test_long_responses_share_a_short_prompt_only_in_a_wide_model() -> None:
+    # Behind a prompt of 30, each of 300 saves 30 tokens and is paired with all the others.
+    sequences = [Encoded((*range(30), *range(300)), 30) for _ in range(4)]
+    assert plan_rows(sequences, width=64) == [[0], [1], [2], [3]]
+    assert plan_rows(sequences, width=8192) == [[0, 1, 2, 3]]
+
+
+def test_rows_and_batches_keep_to_their_bounds_and_lose_no_sequence() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 30, (60, 2), generator=generator).tolist()
+    sequences = [
+        Encoded((*range(p + k % 4), *range(r)), p + k % 4)
+        for k, (p, r) in enumerate((lengths[k // 6][0], r) for k, (_, r) in enumerate(lengths))
+    ]
+    bound = 70
+    rows = plan_rows(sequences, 512, bound)
+    assert sorted(number for row in rows for number in row) == list(range(60))
+    assert all(packed_length(sequences, row) <= bound for row in rows)
+    batches = list(rows_by_length(sequences, rows, 3 * bound))
+    assert sorted(row for batch in batches for row in batch) == sorted(rows)
+    for batch in batches:
+        longest = max(packed_length(sequences, row) for row in batch)
+        assert longest == packed_length(sequences, batch[0])
+        assert len(batch) * longest <= 3 * bound
