@@ -107,11 +107,14 @@ class PolicyFunction:
             return self.logps(weights, batch)
         return view.logps(self.logits(weights, batch))
 
+    @torch.no_grad()
     def change_along(
         self, at: Weights, directions: Iterable[Weights], batch: TokenBatch,
         *, view: View | None = None,
     ) -> Float[Tensor, "directions tokens ..."]:  # fmt: skip
-        """`∂ log π/∂θ · d` at every response position for each direction d (forward-mode JVP).
+        """`∂ log π/∂θ · d` at every response position for each direction d.
+
+        A forward-mode derivative of the logits, and A of the view on top of it.
 
         **Arguments:**
 
@@ -123,13 +126,18 @@ class PolicyFunction:
         axis over the view's tokens where there is a view.
         """
         check_batch(batch, self)
-        together = self.tangents_together
-        if view is not None and view.tokens is None:
-            # Primal, tangent and result of every direction are tokens × vocabulary here.
-            together = max(1, min(together, _TANGENT_BYTES // (4 * self._logits_bytes(batch))))
-        return self.derivatives(
-            lambda weights: self.observed(weights, batch, view), at, directions, together=together
-        )
+        what = View.realised(batch) if view is None else view
+        # Tangents of the logits, and what A makes of them, are tokens × vocabulary a direction.
+        room = _TANGENT_BYTES // (4 * self._logits_bytes(batch))
+        changes = [
+            what.changes(logits / batch.temperature, moved / batch.temperature)
+            for logits, moved in self._linearised(
+                lambda weights: self.logits(weights, batch), at, directions,
+                together=max(1, min(self.tangents_together, room)),
+            )
+        ]  # fmt: skip
+        found = _joined(changes) if changes else self.observed(at, batch, what)[None][:0]
+        return found.squeeze(-1) if view is None else found
 
     @torch.no_grad()
     def derivatives(
@@ -141,14 +149,18 @@ class PolicyFunction:
         Directions share the pass through the primal network `together` at a time (default:
         `tangents_together`); they may come from a generator and are held no longer than that.
         """
+        rows = [moved for _, moved in self._linearised(function, at, directions, together)]
+        return _joined(rows) if rows else function(self.cast(at))[None][:0]
+
+    def _linearised(
+        self, function: Callable[[Weights], Tensor], at: Weights, directions: Iterable[Weights],
+        together: int | None = None,
+    ) -> Iterator[tuple[Tensor, Float[Tensor, "some ..."]]]:  # fmt: skip
+        """The function's value, and its derivative along some directions after others."""
         at = self.cast(at)
         waiting: Iterator[Weights] = iter(directions)
-        rows = []
         while some := list(islice(waiting, together or self.tangents_together)):
-            rows.append(self._jvps(function, at, [self.cast(one) for one in some]))
-        if not rows:
-            return function(at)[None][:0]
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
+            yield self._jvps(function, at, [self.cast(one) for one in some])
 
     @property
     def tangents_together(self) -> int:
@@ -162,11 +174,11 @@ class PolicyFunction:
 
     def _jvps(
         self, function: Callable[[Weights], Tensor], at: Weights, directions: Sequence[Weights]
-    ) -> Float[Tensor, "directions ..."]:
+    ) -> tuple[Tensor, Float[Tensor, "directions ..."]]:
         moving = {name for one in directions for name in one}
         if not moving:
-            still = torch.zeros_like(function(at))
-            return still.expand(len(directions), *still.shape)
+            value = function(at)
+            return value, torch.zeros_like(value).expand(len(directions), *value.shape)
         primal = {name: at.get(name, self.weights[name]) for name in moving}
         fixed = {name: w for name, w in at.items() if name not in moving}
         tangents = {
@@ -177,12 +189,14 @@ class PolicyFunction:
         def moved(weights: Weights) -> Tensor:
             return function({**fixed, **weights})
 
-        def along(tangent: Weights) -> Tensor:
-            return jvp(moved, (primal,), (tangent,))[1]
+        def along(tangent: Weights) -> tuple[Tensor, Tensor]:
+            value, change = jvp(moved, (primal,), (tangent,))
+            return value, change
 
         if len(directions) == 1:
-            return along({name: t[0] for name, t in tangents.items()})[None]
-        return vmap(along)(tangents)
+            value, change = along({name: t[0] for name, t in tangents.items()})
+            return value, change[None]
+        return vmap(along, out_dims=(None, 0))(tangents)
 
     @contextmanager
     def differentiable(self) -> Iterator[None]:
@@ -211,6 +225,10 @@ class PolicyFunction:
                 self.causal.enable_input_require_grads()  # type: ignore[operator]
             if swap:
                 self.causal.set_attn_implementation(attention)  # type: ignore[operator]
+
+
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 
 def _exact(model: nn.Module, wanted: bool) -> AbstractContextManager[None]:

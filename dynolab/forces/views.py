@@ -55,10 +55,22 @@ class View:
         return View(torch.cat([self.tokens, other.tokens], dim=-1))
 
     def logps(self, logits: Float[Tensor, "tokens vocabulary"]) -> Float[Tensor, "tokens k"]:
-        """`log π` of the observed tokens, in nats.
-
-        Its derivative along dz is `A dz = dz − (π·dz) 1` at the observed entries: O(V), the
-        V×V matrix A = I − 1πᵀ is never formed.
-        """
+        """`log π` of the observed tokens, in nats."""
         logps = log_softmax(logits)
         return logps if self.tokens is None else logps.gather(-1, self.tokens)
+
+    def changes(
+        self, logits: Float[Tensor, "tokens vocabulary"],
+        moved: Float[Tensor, "... tokens vocabulary"],
+    ) -> Float[Tensor, "... tokens k"]:  # fmt: skip
+        """`A dz = dz − (π·dz) 1` of the observed tokens, in nats, for logits that move by dz.
+
+        O(V): the V×V matrix A = I − 1πᵀ is never formed. As A1 = 0, dz may be taken against that
+        of the likeliest token: where π nears one nothing of the rest is rounded away then.
+        """
+        top = logits.argmax(-1, keepdim=True)
+        against = moved - moved.gather(-1, top.expand(*moved.shape[:-1], 1))
+        mean = torch.einsum("tv,...tv->...t", torch.softmax(logits, dim=-1), against)
+        if self.tokens is not None:
+            against = against.gather(-1, self.tokens.expand(*moved.shape[:-1], -1))
+        return against - mean[..., None]

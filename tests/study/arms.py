@@ -51,7 +51,7 @@ def prepare(parameters: StudyParameters, folder: Path) -> None:
         resume_out=folder / "base-resume",
     )
     run(job)
-    _finetune(parameters.sft, folder / "base", world, folder / SFT)
+    finetune(parameters.sft, folder / "base", world, folder / SFT)
 
 
 def train_arm(arm: str, parameters: StudyParameters, folder: Path) -> Path:
@@ -68,8 +68,8 @@ def train_arm(arm: str, parameters: StudyParameters, folder: Path) -> Path:
         world = _write_world(_without_preference(parameters.data), folder / "flat-world")
         # The preference touches answers alone: both worlds have one base model.
         assert _same_bytes(world, folder / "world", "corpus.jsonl")
-        start = _finetune(parameters.sft, folder / "base", world, folder / "flat-sft")
-    return _finetune(preference, start, world, output)
+        start = finetune(parameters.sft, folder / "base", world, folder / "flat-sft")
+    return finetune(preference, start, world, output)
 
 
 def _write_world(config: DataConfig, folder: Path) -> Path:
@@ -84,7 +84,8 @@ def _write_world(config: DataConfig, folder: Path) -> Path:
     return folder
 
 
-def _finetune(config: TrainConfig, start: Path, world: Path, output: Path) -> Path:
+def finetune(config: TrainConfig, start: Path, world: Path, output: Path) -> Path:
+    """Trains on a world's pairs from the model of an earlier training; returns `output`."""
     changes = {
         "engine": {"kind": "plain", "ranks": 1},
         "probe_every": PROBE_EVERY,

@@ -13,6 +13,7 @@ import pytest
 from dynolab.probes.verdicts import CLAIMS
 from tests.study.arms import FLAT, ON_POLICY
 from tests.study.findings import Findings, markdown, measure_seeds, summarise, write_findings
+from tests.study.kernels import kernel_findings
 
 pytestmark = [pytest.mark.study, pytest.mark.timeout(3600)]
 
@@ -23,7 +24,8 @@ SEEDS = (100, 101, 102, 103, 104)
 def findings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Findings:
     """All arms, measured once; the table goes to the terminal and beside the results."""
     folder, began = tmp_path_factory.mktemp("phenomena"), time.monotonic()
-    found = summarise(measure_seeds(SEEDS, folder))
+    found = dict(summarise(measure_seeds(SEEDS, folder)))
+    found["kernel"] = kernel_findings(SEEDS, folder)
     write_findings(folder / "findings.json", found, SEEDS)
     table = markdown(found, SEEDS)
     (folder / "findings.md").write_text(table + "\n")
@@ -57,3 +59,10 @@ def test_prediction_has_the_measured_direction(findings: Findings, stage: str) -
         values[f"{stage} step on chosen: {w}"] for w in ("measured", "predicted")
     )
     assert all(one * other > 0 for one, other in zip(measured, predicted, strict=True))
+
+
+def test_ranks_of_the_kernel_are_reported(findings: Findings) -> None:
+    """Where they hold and where they break down is found, not expected."""
+    values = [value for finding in findings["kernel"] for value in finding.values]
+    assert len(values) == 7 * len(SEEDS)
+    assert all(-1 <= value <= 1 for value in values)
