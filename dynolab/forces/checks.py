@@ -45,7 +45,7 @@ def check_model(model: nn.Module) -> None:
         if getattr(module, "_disable_adapters", False):
             raise ConfigError(name, "adapters are switched off", "switch them on, or unload them")
         if getattr(module, "lora_variant", None):
-            kinds = sorted({type(one).__name__ for one in module.lora_variant.values()})  # type: ignore[operator, union-attr]
+            kinds = sorted({type(one).__name__ for one in module.lora_variant.values()})
             raise ConfigError(
                 name, kinds,
                 "only plain LoRA has forces: DoRA's gradient holds its norm constant, so it is no "
