@@ -1,11 +1,12 @@
 """What a force engine must meet before its numbers are believed, item by item.
 
-Three items have their own files:
+Items with files of their own:
 
 - estimators are unbiased and their intervals cover:
   `test_kernel_size.py::test_squares_are_unbiased_and_intervals_cover`;
 - LoRA at B = 0: `test_lora.py::test_where_b_is_zero_only_b_moves`;
-- many ranks compute what one process does:
+- a ZeRO-2 snapshot is one process', and many ranks compute what one process does:
+  `../training/test_ranks.py::test_a_zero2_record_has_the_forces_of_one_process`,
   `test_forces_over_ranks.py::test_maps_and_rows_of_all_ranks_are_those_of_one_process`.
 
 Wrong engines, each caught by a named test: `test_acceptance_mutations.py`.
