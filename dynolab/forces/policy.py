@@ -190,13 +190,13 @@ class PolicyFunction:
             return function({**fixed, **weights})
 
         def along(tangent: Weights) -> tuple[Tensor, Tensor]:
-            value, change = jvp(moved, (primal,), (tangent,))
-            return value, change
+            found = jvp(moved, (primal,), (tangent,))
+            return found[0], found[1]
 
         if len(directions) == 1:
             value, change = along({name: t[0] for name, t in tangents.items()})
             return value, change[None]
-        return vmap(along, out_dims=(None, 0))(tangents)
+        return vmap(along, out_dims=(None, 0))(tangents)  # type: ignore[arg-type]
 
     @contextmanager
     def differentiable(self) -> Iterator[None]:
