@@ -24,6 +24,7 @@ from dynolab.objectives.dpo import DPOConfig
 from dynolab.training.config import TrainConfig
 from tasks.base import BaseConfig, resolve_base
 from tasks.forces import ForcesConfig
+from tasks.kernel import KernelConfig
 from tasks.probe import ProbeConfig
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
@@ -48,6 +49,7 @@ class StudyParameters(BaseModel):
     preference: TrainConfig = TrainConfig(objective=DPOConfig())
     probe: ProbeConfig = ProbeConfig()
     forces: ForcesConfig = ForcesConfig()
+    kernel: KernelConfig = KernelConfig()
     contrasts: tuple[Contrast, ...] = Field(
         (),
         description="The same preference training where squeezing should not show: rejected "

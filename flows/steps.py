@@ -10,6 +10,7 @@ from flows.parameters import StudyParameters
 from tasks.base import BASE
 from tasks.data import DATA
 from tasks.forces import FORCES
+from tasks.kernel import KERNEL, KernelJob
 from tasks.onpolicy import ONPOLICY
 from tasks.probe import PROBE
 from tasks.report import REPORT, ReportConfig
@@ -26,6 +27,7 @@ def study_steps(parameters: StudyParameters) -> list[Step]:
     )
     models = {"base": "base", "sft": "sft", "preference": "preference"}
     forces = {"sft_forces": "sft-forces", "preference_forces": "preference-forces"}
+    kernel = KernelJob(**dict(parameters.kernel), labels=tuple(models))
     contrasts = [_CONTRASTS[name](parameters) for name in parameters.contrasts]
     contrasted = {f"contrast_{steps[-1].name}": steps[-1].name for steps in contrasts}
     return [
@@ -37,9 +39,12 @@ def study_steps(parameters: StudyParameters) -> list[Step]:
         Step("sft-forces", FORCES, parameters.forces, {"data": "data", "trained": "sft"}),
         Step("preference-forces", FORCES, parameters.forces,
              {"data": "data", "trained": "preference"}),
+        Step("kernel", KERNEL, kernel,
+             {"data": "data", **{f"model_{label}": label for label in models}}),
         *(step for steps in contrasts for step in steps),
         Step("report", REPORT, report,
-             {"data": "data", "probe": "probe", **models, **forces, **contrasted}),
+             {"data": "data", "probe": "probe", "kernel": "kernel", **models, **forces,
+              **contrasted}),
     ]  # fmt: skip
 
 

@@ -26,9 +26,9 @@ def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
     Results: `forces.html` and `figures/`; both go to MLflow as well. Returns the analyses'
     numbers.
     """
-    from dynolab.figures.force_inputs import ForcePageInputs, read_checkpoint, read_kernel
+    from dynolab.figures.force_inputs import ForcePageInputs, read_checkpoint
     from dynolab.figures.force_page import write_force_page
-    from dynolab.figures.inputs import StageFacts
+    from dynolab.figures.inputs import StageFacts, read_kernel
 
     config = work.config
     with work.shown():

@@ -24,16 +24,13 @@ MODEL = "model_"
 
 
 class KernelConfig(SelectionConfig):
-    """Whose coupling is measured, how exactly, and what counts as stable."""
+    """Whose coupling is measured, how exactly, and what counts as stable.
 
-    observed_pairs: int = Field(
-        6, ge=1, description="Pairs of each split whose answers are observed: the first ones."
-    )
+    Of the updating pairs it is the chosen answers.
+    """
+
     kinds: tuple[str, ...] = Field(
         ("chosen",), min_length=1, description="Kinds of answers that are observed."
-    )
-    updating_pairs: int = Field(
-        12, ge=1, description="Training pairs whose chosen answers update: the first ones."
     )
     threshold: float = Field(
         0.8, gt=0, lt=1, description="Rank correlation above which the order counts as kept."
@@ -41,14 +38,17 @@ class KernelConfig(SelectionConfig):
     rank: int = Field(8, ge=0, description="Leading directions of K that are measured exactly.")
     probes: int = Field(8, ge=2, description="Random vectors for the rest.")
     seed: int = Field(0, ge=0, description="Of the random vectors.")
-    memory_bytes: int = Field(2**30, ge=2**20, description="Of directions and their images.")
+    memory_bytes: int = Field(
+        2**30, ge=2**20,
+        description="Of directions and their images; raised to what the longest answer needs.",
+    )  # fmt: skip
 
 
 class KernelJob(KernelConfig):
-    """The kernel at these checkpoints: by label the recorded step, None for the trained model."""
+    """The kernel at these checkpoints: a recorded step's, or the trained model's."""
 
-    steps: dict[str, int | None]
     labels: tuple[str, ...] = Field(description="The checkpoints in their order.")
+    steps: dict[str, int | None] = Field({}, description="Recorded steps that are measured.")
 
 
 def measure_kernel(work: Work[KernelJob]) -> dict[str, float]:
@@ -127,12 +127,15 @@ def _sizes(
     config, step = work.config, work.config.steps.get(label)
     folder = work.input_folder(MODEL + label, "model")
     policy = PolicyFunction(load_language_model(folder, device=distributed.device()))
+    vocabulary = policy.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    longest = max(one.response_length for one in observed)
+    image = (config.rank + config.probes) * longest * vocabulary * policy.dtype.itemsize
     at = None
     if step is not None:
         at = StepRecord.load(work.input_folder(MODEL + label, f"forces/step-{step:08d}")).before
     return kernel_sizes(
         policy, observed, updating, at=at, rank=config.rank, probes=config.probes,
-        seed=config.seed, memory_bytes=config.memory_bytes,
+        seed=config.seed, memory_bytes=max(config.memory_bytes, 4 * image),
     )  # fmt: skip
 
 

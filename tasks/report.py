@@ -20,7 +20,7 @@ class ReportConfig(BaseModel):
 
 
 def report(work: Work[ReportConfig]) -> dict[str, float]:
-    """Reads inputs `data`, `probe`, every training with its `<training>_forces`, and
+    """Reads inputs `data`, `probe`, `kernel`, every training with its `<training>_forces`, and
     `contrast_<name>`s.
 
     Results: `report.html`, `summary.json`, `paths.svg` and `figures/`; all go to MLflow as well.
@@ -28,7 +28,13 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     """
     from dynolab.data.results import Answer
     from dynolab.data.rows import ProbeRow, read_rows
-    from dynolab.figures.inputs import ReportInputs, StageFacts, StudyFacts, read_training
+    from dynolab.figures.inputs import (
+        ReportInputs,
+        StageFacts,
+        StudyFacts,
+        read_kernel,
+        read_training,
+    )
     from dynolab.figures.report import write_report
 
     with work.shown():
@@ -58,6 +64,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
                 for name in work.inputs
                 if name.startswith(CONTRAST)
             ),
+            kernel=read_kernel(work.input_folder("kernel")),
             answers=tuple(read_rows(work.input_folder("probe") / "answers.jsonl", Answer)),
             watched=tuple(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow)),
         )
@@ -67,7 +74,8 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     for file in sorted((work.output / "figures").glob("*.html")):
         work.tracker.artifact(file, "plots")
     metrics: dict[str, float] = summary["metrics"]
-    return metrics
+    kernel = work.inputs["kernel"].metrics
+    return metrics | {name: value for name, value in kernel.items() if name.startswith("kernel/")}
 
 
-REPORT = Stage("report", 3, report)
+REPORT = Stage("report", 4, report)

@@ -24,7 +24,6 @@ from dynolab.figures.style import (
     base_layout,
     columns,
     join,
-    number,
     panel_title,
     plotly_text,
 )
@@ -58,7 +57,8 @@ def block_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
         **base_layout(
             400, barmode="group", scattermode="group", bargap=0.3,
             yaxis={"tickformat": ".0%", "title": {"text": "part of the map"}},
-            legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
+            legend={"orientation": "h", "x": 0.8, "xanchor": "right", "y": 1.02,
+                    "yanchor": "bottom"},
         )
     )  # fmt: skip
     return Plate(
@@ -75,19 +75,16 @@ def block_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
 def _block_message(checkpoints: Sequence[CheckpointForces]) -> str:
     parts = []
     for one in checkpoints:
-        first, *_ = sorted(one.facts.blocks, key=lambda part: -part.projection)
-        head = next((p.projection for p in one.facts.blocks if p.block == "head"), 0.0)
-        parts.append(
-            f"at {one.label} {first.block} brings most of the map ({first.projection:.0%}), "
-            f"the last layer {head:.0%}".replace("-", "−")
-        )
-    return f"{'; '.join(parts)}.".replace("at ", "At ", 1)
+        most = sorted(one.facts.blocks, key=lambda part: -part.projection)[:2]
+        said = [f"{part.block} ({part.projection:.0%})".replace("-", "−") for part in most]
+        parts.append(f"at {one.label} {join(said)}")
+    return f"Most of the force comes through these blocks: {'; '.join(parts)}."
 
 
 def last_layer_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
     """Pair totals as the last layer alone predicts them, against the whole network's."""
     figure = go.Figure()
-    layout = base_layout(430, margin={"l": 64, "r": 24, "t": 48, "b": 56})
+    layout = base_layout(450, margin={"l": 64, "r": 24, "t": 72, "b": 56})
     annotations = []
     for index, (one, domain) in enumerate(
         zip(checkpoints, columns(len(checkpoints), 0.06), strict=True), start=1
@@ -119,12 +116,12 @@ def last_layer_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
         annotations.append(panel_title(plotly_text(one.label, 32), domain[0], 1.02))
     layout["yaxis"]["title"] = {"text": "last layer alone (nats)"}
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.03,
+    layout["legend"] = {"orientation": "h", "x": 0.8, "xanchor": "right", "y": 1.08,
                         "yanchor": "bottom"}  # fmt: skip
     figure.update_layout(**layout)
     fits = [(one.label, one.facts.last_layer) for one in checkpoints]
     said = join(
-        [f"{number(fit.cosine, 2)} at {label} ({fit.norm_ratio:.0%} of its size, "
+        [f"{fit.cosine:.3f} at {label} ({fit.norm_ratio:.0%} of its size, "
          f"{fit.sign_agreement:.0%} of its signs)" for label, fit in fits]
     )  # fmt: skip
     return Plate(

@@ -7,14 +7,12 @@ from pathlib import Path
 
 from dynolab.data.force_results import (
     AnalysisFacts,
-    KernelFindings,
-    KernelSizeRow,
     PairForce,
     ResponseTermsRow,
 )
 from dynolab.data.results import TokenMap
 from dynolab.data.rows import read_rows, read_value
-from dynolab.figures.inputs import StageFacts
+from dynolab.figures.inputs import Kernel, StageFacts
 
 
 @dataclass(frozen=True)
@@ -26,14 +24,6 @@ class CheckpointForces:
     totals: tuple[PairForce, ...]
     terms: tuple[ResponseTermsRow, ...]
     token_maps: tuple[TokenMap, ...] = ()
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """Sizes of K at every checkpoint and their rank correlations."""
-
-    findings: KernelFindings
-    sizes: tuple[KernelSizeRow, ...]
 
 
 @dataclass(frozen=True)
@@ -56,12 +46,4 @@ def read_checkpoint(label: str, folder: Path) -> CheckpointForces:
         tuple(read_rows(folder / "totals.jsonl", PairForce)),
         tuple(read_rows(folder / "terms.jsonl", ResponseTermsRow)),
         tuple(read_rows(folder / "token_maps.jsonl", TokenMap)),
-    )
-
-
-def read_kernel(folder: Path) -> Kernel:
-    """Reads the result of a kernel stage."""
-    return Kernel(
-        read_value(folder / "kernel.json", KernelFindings),
-        tuple(read_rows(folder / "sizes.jsonl", KernelSizeRow)),
     )

@@ -43,7 +43,7 @@ def write_force_page(inputs: ForcePageInputs, folder: Path) -> None:
 
 def _plates(inputs: ForcePageInputs) -> list[Plate]:
     checkpoints = inputs.checkpoints
-    maps = [(one.label, found) for one in reversed(checkpoints) for found in one.token_maps]
+    maps = [(one.label, found) for one in checkpoints for found in one.token_maps]
     made = (
         pair_matrix_plate(checkpoints),
         token_map_choice_plate(maps),

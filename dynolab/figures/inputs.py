@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from dynolab.data.force_results import KernelFindings, KernelSizeRow
 from dynolab.data.results import (
     Answer,
     ForceRow,
@@ -57,16 +58,26 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """Sizes of the kernel K at several checkpoints, and their rank correlations."""
+
+    findings: KernelFindings
+    sizes: tuple[KernelSizeRow, ...]
+
+
+@dataclass(frozen=True)
 class ReportInputs:
     """All that a report shows: the study's trainings in their order, one per objective.
 
-    `contrasts` are trainings beside the study's own, under other conditions; `answers` is what
-    the models say, `watched` the answers whose likelihood was probed.
+    `contrasts` are trainings beside the study's own, under other conditions; `kernel` is measured
+    at the study's models; `answers` is what they say, `watched` the answers whose likelihood was
+    probed.
     """
 
     facts: StudyFacts
     trainings: tuple[Training, ...] = ()
     contrasts: tuple[Training, ...] = ()
+    kernel: Kernel | None = None
     answers: tuple[Answer, ...] = ()
     watched: tuple[ProbeRow, ...] = ()
 
@@ -96,4 +107,12 @@ def read_training(name: str, trained: Path, forces: Path | None = None) -> Train
         forces=rows(forces, "forces.jsonl", ForceRow),
         replay=read_value(replay, tuple[ReplayFacts, ...]) if replay and replay.exists() else (),
         token_map=read_value(pushes, TokenMap) if pushes and pushes.exists() else None,
+    )
+
+
+def read_kernel(folder: Path) -> Kernel:
+    """Reads the result of a kernel stage."""
+    return Kernel(
+        read_value(folder / "kernel.json", KernelFindings),
+        tuple(read_rows(folder / "sizes.jsonl", KernelSizeRow)),
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 
 from dynolab.data.force_results import AgreementRow, KernelSizeRow
-from dynolab.figures.force_inputs import Kernel
+from dynolab.figures.inputs import Kernel
 from dynolab.figures.style import (
     CHOSEN,
     FLAT,
@@ -26,6 +27,7 @@ from dynolab.figures.style import (
 
 _SCALE = [[0.0, FLAT], [1.0, CHOSEN]]
 _MARKS = {"holds": "✓", "breaks down": "✗", "unclear": "?"}
+_SAID = {"holds": "holds", "breaks down": "breaks down", "unclear": "is unclear"}
 
 
 def kernel_size_plate(kernel: Kernel) -> Plate:
@@ -65,11 +67,11 @@ def kernel_size_plate(kernel: Kernel) -> Plate:
         }  # fmt: skip
         annotations.append(panel_title(plotly_text(label, 32), domain[0], 1.01))
     logs = np.log10([row.centred for row in kernel.sizes])
-    decades = np.arange(np.floor(logs.min() * 2) / 2, logs.max() + 0.5, 0.5)
+    marks = _marks(float(logs.min()), float(logs.max()))
     layout["coloraxis"] = {
         "colorscale": _SCALE, "cmin": float(logs.min()), "cmax": float(logs.max()),
         "colorbar": {"title": {"text": "‖CKC‖", "side": "top"}, "thickness": 12,
-                     "tickvals": decades, "ticktext": [number(10**d, 2) for d in decades]},
+                     "tickvals": np.log10(marks), "ticktext": [number(mark) for mark in marks]},
     }  # fmt: skip
     layout["annotations"] = annotations
     figure.update_layout(**layout)
@@ -128,6 +130,13 @@ def stability_plate(kernel: Kernel) -> Plate | None:
     )
 
 
+def _marks(low: float, high: float) -> list[float]:
+    """Round numbers, 1, 2 and 5 of every decade, from 10^low to 10^high."""
+    decades = range(math.floor(low), math.ceil(high) + 1)
+    every = [mantissa * 10.0**decade for decade in decades for mantissa in (1, 2, 3, 5)]
+    return [mark for mark in every if low <= math.log10(mark) <= high]
+
+
 def _answer(row: KernelSizeRow) -> tuple[str, str, str]:
     return row.kind, row.split, row.observed_id
 
@@ -157,22 +166,32 @@ def _size_message(kernel: Kernel, by_label: dict[str, list[KernelSizeRow]]) -> s
     for label, rows in by_label.items():
         own = [row.centred for row in rows if row.observed_id == row.updating_id]
         others = [row.centred for row in rows if row.observed_id != row.updating_id]
-        text = f"at {label} two answers' kernel has size {number(float(np.median(others)), 2)}"
+        text = f"at {label} two answers' kernel has size {_rounded(others)}"
         if own:
-            text += f" (median; an answer's with itself {number(float(np.median(own)), 2)})"
+            text += f" (median; an answer's with itself {_rounded(own)})"
         parts.append(text)
     error = np.median([row.centred_error / row.centred for row in kernel.sizes])
     text = f"{'; '.join(parts)}. The median standard error is {error:.1%}."
     return text.replace("at ", "At ", 1)
 
 
+def _rounded(sizes: Sequence[float]) -> str:
+    """Their median to two digits."""
+    return number(float(f"{np.median(sizes):.2g}"), 2)
+
+
 def _stability_message(agreements: Sequence[AgreementRow], threshold: float) -> str:
     said = [
-        f"{one.verdict} from {one.first} to {one.second} ({number(one.correlation, 2)} "
+        f"{_SAID[one.verdict]} from {one.first} to {one.second} ({number(one.correlation, 2)} "
         f"[{number(one.low, 2)}, {number(one.high, 2)}], sizes {_growth(one.growth)})"
         for one in agreements
     ]
-    return f"Against a threshold of {number(threshold)}, the order {join(said)}."
+    noise = (
+        " Where it is unclear, the sizes at one of the two differ by little more than their noise."
+        if any(one.verdict == "unclear" and one.ceiling < threshold for one in agreements)
+        else ""
+    )
+    return f"Against a threshold of {number(threshold)}, the order of coupling {join(said)}.{noise}"
 
 
 def _growth(growth: float) -> str:

@@ -13,7 +13,6 @@ from dynolab.figures.force_inputs import CheckpointForces
 from dynolab.figures.style import (
     DIVERGING,
     MONO,
-    SPLITS,
     Plate,
     axis_key,
     axis_name,
@@ -38,7 +37,7 @@ def pair_matrix_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
     figure = go.Figure()
     answers = list(dict.fromkeys(_answer(row) for row in checkpoints[0].totals))
     height = 190 + max(220, 20 * len(answers))
-    layout = base_layout(height, margin={"l": 170, "r": 24, "t": 84, "b": 96})
+    layout = base_layout(height, margin={"l": 170, "r": 24, "t": 96, "b": 96})
     grids = {part: [_grid(one.totals, value) for one in checkpoints]
              for part, value in _PARTS.items()}  # fmt: skip
     annotations = []
@@ -77,7 +76,7 @@ def pair_matrix_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
                     {"coloraxis.cmin": -limits[part], "coloraxis.cmax": limits[part]}])
             for part, found in grids.items()
         ]  # fmt: skip
-        layout["updatemenus"] = [buttons(shown, 1.045)]
+        layout["updatemenus"] = [buttons(shown, 1.06)]
     figure.update_layout(**layout)
     return Plate(
         "pairs",
@@ -109,8 +108,8 @@ def _names(rows: Sequence[PairForce]) -> tuple[list[str], list[str]]:
 
 def _in_order(answers: dict[tuple[str, str, str], None]) -> list[tuple[str, str, str]]:
     """Kind after kind, in each the training answers first."""
-    kinds, splits = list(dict.fromkeys(kind for kind, _, _ in answers)), list(SPLITS)
-    return sorted(answers, key=lambda at: (kinds.index(at[0]), splits.index(at[1])))
+    kinds = list(dict.fromkeys(kind for kind, _, _ in answers))
+    return sorted(answers, key=lambda at: (kinds.index(at[0]), at[1] == "heldout"))
 
 
 def _grid(rows: Sequence[PairForce], value: Callable[[PairForce], float]) -> ndarray:

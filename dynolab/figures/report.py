@@ -16,6 +16,7 @@ from dynolab.figures.decomposition import decomposition_plate
 from dynolab.figures.files import write_plates, write_text
 from dynolab.figures.gap import gap_plate
 from dynolab.figures.inputs import ReportInputs, Training
+from dynolab.figures.kernel import kernel_size_plate, stability_plate
 from dynolab.figures.page import Html, Tile, page, plate_section, text, tiles
 from dynolab.figures.paths import Paths, learning_path_plate, stages_of
 from dynolab.figures.prediction import prediction_plate
@@ -86,6 +87,8 @@ def _plates(inputs: ReportInputs, paths: Paths) -> list[Plate]:
         prediction_plate(trainings),
         *(decomposition_plate(training) for training in reversed(trainings)),
         token_map_plate(maps[-1] if maps else None),
+        kernel_size_plate(inputs.kernel) if inputs.kernel else None,
+        stability_plate(inputs.kernel) if inputs.kernel else None,
     )
     return [plate for plate in made if plate is not None]
 

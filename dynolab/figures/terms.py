@@ -36,7 +36,7 @@ _POINTS = 400  # of one box
 def terms_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
     """Boxes over tokens, by checkpoint and kind of answer."""
     figure = go.Figure()
-    layout = base_layout(400, boxmode="group", boxgap=0.25, margin={"l": 64, "r": 24, "t": 60,
+    layout = base_layout(420, boxmode="group", boxgap=0.25, margin={"l": 64, "r": 24, "t": 76,
                                                                     "b": 48})  # fmt: skip
     annotations, shown = [], set[str]()
     for index, ((role, title, value), domain) in enumerate(
@@ -63,7 +63,7 @@ def terms_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
         layout[axis_key("y", index)] = {"anchor": axis_name("x", index), "nticks": 6}
         annotations.append(panel_title(title, domain[0], 1.02))
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.1,
+    layout["legend"] = {"orientation": "h", "x": 0.8, "xanchor": "right", "y": 1.1,
                         "yanchor": "bottom"}  # fmt: skip
     figure.update_layout(**layout)
     return Plate(

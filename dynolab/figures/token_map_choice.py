@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from dynolab.data.results import TokenMap
-from dynolab.figures.style import INK, MUTED, PAPER, ZERO, Plate, plotly_text
+from dynolab.figures.style import INK, MUTED, PAPER, ZERO, Plate, join, number, plotly_text
 from dynolab.figures.token_map import READING, token_map_figure, token_map_message
 
 _CHANGING = {  # what of the layout belongs to one map
@@ -25,16 +25,16 @@ def token_map_choice_plate(maps: Sequence[tuple[str, TokenMap]]) -> Plate | None
     single = [token_map_figure(found) for _, found in maps]
     figure = go.Figure()
     owner = []
-    for number, one in enumerate(single):
+    for at, one in enumerate(single):
         for trace in one.data:
-            trace.visible = number == 0
+            trace.visible = at == 0
             figure.add_trace(trace)
-            owner.append(number)
+            owner.append(at)
     figure.update_layout(single[0].layout)
     tallest = max(one.layout.height for one in single)
     choices = []
-    for number, ((label, found), one) in enumerate(zip(maps, single, strict=True)):
-        shown = {"visible": [of == number for of in owner]}
+    for at, ((label, found), one) in enumerate(zip(maps, single, strict=True)):
+        shown = {"visible": [of == at for of in owner]}
         text = f"{label}: “{found.updating_id}” on {found.observed_kind} of “{found.observed_id}”"
         choices.append(
             {"label": plotly_text(text, 70), "method": "update",
@@ -50,14 +50,32 @@ def token_map_choice_plate(maps: Sequence[tuple[str, TokenMap]]) -> Plate | None
              "font": {"size": 13, "color": INK}, "showactive": False}
         ],
     )  # fmt: skip
-    label, first = maps[0]
     return Plate(
         "token-maps",
         "Which token pushes which",
-        f"At {label}: {token_map_message(first)}",
+        _message(maps),
         f"Choose a checkpoint, an updating pair and an observed answer above. {READING}",
         figure,
     )
+
+
+def _message(maps: Sequence[tuple[str, TokenMap]]) -> str:
+    """The first map's sum at every checkpoint that has this map."""
+    first = maps[0][1]
+    sums = [
+        f"{number(sum(map(sum, found.force)), 2, sign=True)} at {label}"
+        for label, found in maps
+        if _question(found) == _question(first)
+    ]
+    return (
+        f"All tokens of the pair “{first.updating_id}” push the {first.observed_kind} answer of "
+        f"“{first.observed_id}” by {join(sums)} nats; {len(maps)} maps show from which token to "
+        "which."
+    )
+
+
+def _question(found: TokenMap) -> tuple[str, str, str]:
+    return found.updating_id, found.observed_id, found.observed_kind
 
 
 def _title(found: TokenMap) -> dict[str, Any]:

@@ -127,9 +127,14 @@ def analyse(question: Question, folder: Path, *, memory_bytes: int = MEMORY_BYTE
     """
     objective = build_objective(question.objective)
     encoded = [one for _, one in question.observed]
-    rest = {"update": question.update, "at": question.at, "memory_bytes": memory_bytes}
-    found = force_map(question.policy, encoded, question.updating, objective, folder=folder, **rest)
-    parts = breakdown(question.policy, encoded, question.updating, objective, **rest)
+    found = force_map(
+        question.policy, encoded, question.updating, objective, update=question.update,
+        at=question.at, memory_bytes=memory_bytes, folder=folder,
+    )  # fmt: skip
+    parts = breakdown(
+        question.policy, encoded, question.updating, objective, update=question.update,
+        at=question.at, memory_bytes=memory_bytes,
+    )  # fmt: skip
     return Analysis(
         found, _totals(question, found, parts), _terms(question), _facts(question, found, parts)
     )
