@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dynolab.data.batches import TokenBatch, TopTokens
 from dynolab.errors import ConfigError
-from dynolab.packed import Reading, attention_mask, read_parts
+from dynolab.packed import Reading, attention_mask, read_parts, shares_prompts
 
 
 def causal_model(model: nn.Module) -> nn.Module:
@@ -43,6 +43,12 @@ class ResponseLogits(nn.Module):
         self.model = model
         causal_model(model)
 
+    @property
+    def packing_width(self) -> int | None:
+        """Hidden size of a model that can see packed rows, for `plan_rows`; None of others."""
+        causal = causal_model(self.model)
+        return int(causal.config.hidden_size) if shares_prompts(causal) else None  # type: ignore
+
     def forward(self, batch: TokenBatch, read: Reading | None = None) -> Tensor:
         """Logits `[tokens, vocabulary]` that predict each response token, or what is read of them.
 
@@ -55,7 +61,7 @@ class ResponseLogits(nn.Module):
         hidden = self.hidden(batch)
         if read is None:
             return self.head(hidden)
-        vocabulary = causal_model(self.model).config.get_text_config().vocab_size  # type: ignore
+        vocabulary = causal_model(self.model).config.vocab_size  # type: ignore[union-attr]
         return read_parts(self.head, hidden, vocabulary, batch, read)
 
     def hidden(self, batch: TokenBatch) -> Float[Tensor, "tokens features"]:

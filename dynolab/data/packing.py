@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dynolab.data.batches import TokenBatch
+from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 
 PROMPT, PADDING = 0, -1
@@ -57,17 +57,19 @@ class PackedBatch(TokenBatch):
 
 
 def plan_rows(
-    sequences: Sequence[Encoded], width: int, row_tokens: int | None = None
+    sequences: Sequence[Encoded], width: int | None, row_tokens: int | None = None
 ) -> list[Row]:  # fmt: skip
     """Which sequences share a row: those of one prompt, as long as that costs less.
 
     **Arguments:**
 
-    - `width`: hidden size of the model.
+    - `width`: hidden size of the model; None where it cannot see packed rows.
     - `row_tokens`: bound on a row's length; a longer sequence has a row alone.
 
     **Returns:** rows in the order of their first sequences, each sequence in exactly one.
     """
+    if width is None:
+        return [[number] for number in range(len(sequences))]
     by_prompt: dict[tuple[int, ...], list[Row]] = {}
     length: dict[int, int] = {}
     for number, one in enumerate(sequences):
@@ -115,6 +117,14 @@ def rows_by_length(
         yield batch
 
 
+def collate_rows(sequences: Sequence[Encoded], rows: Sequence[Row], pad_id: int) -> TokenBatch:
+    """Batch of the sequences of some rows, row by row, with their prompts shared."""
+    members = [number for row in rows for number in row]
+    place = iter(range(len(members)))
+    local = [[next(place) for _ in row] for row in rows]
+    return share_prompts(collate([sequences[number] for number in members], pad_id), local)
+
+
 def share_prompts(batch: TokenBatch, rows: Sequence[Row]) -> TokenBatch:
     """The same sequences with their prompts shared row by row.
 
@@ -127,44 +137,43 @@ def share_prompts(batch: TokenBatch, rows: Sequence[Row]) -> TokenBatch:
     """
     if len(rows) == len(batch.side):
         return batch
-    first, ends = _prompt_ends(batch)
-    ids: list[Tensor] = []
-    places: list[Tensor] = []
-    segments: list[Tensor] = []
-    row_of = torch.empty_like(batch.side)
-    shift = torch.empty_like(batch.side)
+    sequences = sequences_of(batch)
+    ids, places, segments = [], [], []
+    row_of, shift = [0] * len(sequences), [0] * len(sequences)
     for number, row in enumerate(rows):
-        prompt = first[row[0]]
-        parts = [(batch.input_ids[row[0], :prompt], 0, PROMPT)]
-        length = prompt
-        for segment, sequence in enumerate(row, start=1):
-            row_of[sequence], shift[sequence] = number, length - prompt
-            own = batch.input_ids[sequence, prompt : ends[sequence]]
-            parts.append((own, prompt, segment))
-            length += len(own)
-        ids.append(torch.cat([own for own, _, _ in parts]))
-        places.append(torch.cat([start + torch.arange(len(own)) for own, start, _ in parts]))
-        segments.append(torch.cat([torch.full((len(own),), which) for own, _, which in parts]))
-    segment = _pad(segments, PADDING)
-    behind = batch.position >= torch.tensor(first)[batch.sequence]
+        prompt = sequences[row[0]].prompt_length
+        tokens = list(sequences[row[0]].ids[:prompt])
+        place, segment = list(range(prompt)), [PROMPT] * prompt
+        for which, sequence in enumerate(row, start=1):
+            own = sequences[sequence].ids[prompt:-1]
+            row_of[sequence], shift[sequence] = number, len(tokens) - prompt
+            tokens += own
+            place += range(prompt, prompt + len(own))
+            segment += [which] * len(own)
+        ids.append(tokens)
+        places.append(place)
+        segments.append(segment)
+    prompts = torch.tensor([one.prompt_length for one in sequences])[batch.sequence]
+    behind = batch.position >= prompts
+    padded = _pad(segments, PADDING)
     fields = vars(batch) | {
         "input_ids": _pad(ids, 0),
-        "attention_mask": (segment != PADDING).long(),
+        "attention_mask": (padded != PADDING).long(),
         "position_ids": _pad(places, 0),
-        "position": batch.position + shift[batch.sequence] * behind,
+        "position": batch.position + torch.tensor(shift)[batch.sequence] * behind,
     }
-    return PackedBatch(**fields, row=row_of, segment=segment)
+    return PackedBatch(**fields, row=torch.tensor(row_of), segment=padded)
 
 
-def _prompt_ends(batch: TokenBatch) -> tuple[list[int], list[int]]:
-    """Per sequence: its prompt's length, and where the last token that predicts one ends."""
-    count = len(batch.side)
-    first = torch.full((count,), batch.input_ids.shape[1])
-    first = first.scatter_reduce(0, batch.sequence, batch.position + 1, "amin")
-    ends = torch.zeros(count, dtype=torch.long)
-    ends = ends.scatter_reduce(0, batch.sequence, batch.position + 1, "amax")
-    return first.tolist(), ends.tolist()
+def sequences_of(batch: TokenBatch) -> list[Encoded]:
+    """The sequences that a batch with rows of their own was made of."""
+    first = torch.full((len(batch.side),), batch.input_ids.shape[1])
+    first = first.scatter_reduce(0, batch.sequence, batch.position + 1, "amin").tolist()
+    lengths = batch.attention_mask.sum(1).tolist()
+    rows = zip(batch.input_ids.tolist(), lengths, first, strict=True)
+    return [Encoded(tuple(ids[:length]), prompt) for ids, length, prompt in rows]
 
 
-def _pad(rows: Sequence[Tensor], value: int) -> Int[Tensor, "rows length"]:
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+def _pad(rows: Sequence[Sequence[int]], value: int) -> Int[Tensor, "rows length"]:
+    length = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows])

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from dynolab.data.batches import TokenBatch, by_length, collate
+from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded, Encoder
+from dynolab.data.packing import collate_rows, plan_rows, rows_by_length
 from dynolab.data.results import Score
 from dynolab.data.rows import ProbeRow
 from dynolab.likelihood import argmax_view, token_logps
@@ -34,7 +36,8 @@ def score_probes(
 
     - `model`: a `ResponseLogits`, or what an engine wrapped around one.
     - `encoder`: how rows are encoded; its counts are left alone.
-    - `batch_tokens`: bound of sequences × padded length of one forward; a longer row goes alone.
+    - `batch_tokens`: bound of rows × padded length of one forward; a longer row goes alone.
+      Responses of one prompt share a row.
     - `share`: `(rank, world)`: only this rank's run of rows is scored here; the ranks' results
       joined in rank order are in the rows' order.
     - `device`: where the model computes; by default where its first parameter lies.
@@ -49,9 +52,12 @@ def score_probes(
     training = model.training
     model.eval()
     try:
-        for members in by_length([one for _, one in kept], batch_tokens):
+        sequences = [one for _, one in kept]
+        plan = plan_rows(sequences, model.packing_width, batch_tokens)
+        for rows_of_batch in rows_by_length(sequences, plan, batch_tokens):
+            members = [number for row in rows_of_batch for number in row]
             batch = [kept[member] for member in members]
-            tokens = collate([one for _, one in batch], int(pad_id)).to(where)
+            tokens = collate_rows(sequences, rows_of_batch, int(pad_id)).to(where)
             scores |= dict(zip(members, _score(model, batch, tokens), strict=True))
     finally:
         model.train(training)
@@ -66,13 +72,8 @@ def _share(items: list[Item], rank: int, world: int) -> list[Item]:
 def _score(
     model: nn.Module, rows: Sequence[tuple[ProbeRow, Encoded]], batch: TokenBatch
 ) -> list[Score]:
-    logits = model(batch)
-    logps = batch.sequence_sum(token_logps(logits, batch)).tolist()
-    top = argmax_view(logits)
-    best = batch.sequence_sum(top.logp).tolist()
-    outside = batch.sequence_sum(top.outside_logmass).tolist()
-    mass = batch.sequence_sum(top.outside_logmass.exp()).tolist()
-    equal = batch.sequence_sum((top.token == batch.token).to(logits.dtype)).tolist()
+    sums = [batch.sequence_sum(column).tolist() for column in model(batch, _read).unbind(1)]
+    logps, best, outside, mass, equal = sums
     scores = []
     for number, (row, encoded) in enumerate(rows):
         tokens = encoded.response_length
@@ -90,3 +91,16 @@ def _score(
             )
         scores.append(score)
     return scores
+
+
+def _read(logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch) -> Tensor:
+    """Per response token what a score sums: of the token itself, then of the argmax."""
+    top = argmax_view(logits)
+    columns = (
+        token_logps(logits, batch),
+        top.logp,
+        top.outside_logmass,
+        top.outside_logmass.exp(),
+        (top.token == batch.token).to(logits.dtype),
+    )
+    return torch.stack(columns, dim=1)

@@ -12,9 +12,11 @@ from dynolab.data.encode import Encoded
 from dynolab.data.packing import (
     PADDING,
     PackedBatch,
+    collate_rows,
     packed_length,
     plan_rows,
     rows_by_length,
+    sequences_of,
     share_prompts,
 )
 
@@ -97,6 +99,22 @@ def test_sequences_of_different_prompts_never_share_a_row() -> None:
 def test_a_batch_without_shared_prompts_stays_as_it_is() -> None:
     batch = collate(SEQUENCES[:2], 0)
     assert share_prompts(batch, plan_rows(SEQUENCES[:2], width=512)) is batch
+
+
+def test_a_batch_of_rows_lists_its_sequences_row_by_row() -> None:
+    batch = collate_rows(SEQUENCES, [[1, 3], [2, 4]], 0)
+    assert isinstance(batch, PackedBatch)
+    assert batch.input_ids.tolist() == [[8, 12, 13, 16, 0], [5, 6, 7, 17, 18]]
+    assert batch.row.tolist() == [0, 0, 1, 1]
+    assert batch.token.tolist() == [12, 13, 14, 16, 2, 15, 17, 18, 2]
+
+
+def test_the_sequences_of_a_batch_come_back() -> None:
+    assert sequences_of(collate(SEQUENCES, 0)) == SEQUENCES
+
+
+def test_a_model_that_cannot_see_packed_rows_gets_rows_of_one_sequence() -> None:
+    assert plan_rows(SEQUENCES, width=None) == [[0], [1], [2], [3], [4]]
 
 
 def test_long_responses_share_a_short_prompt_only_in_a_wide_model() -> None:

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
+from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.data.world import WorldConfig, build_world
@@ -100,15 +101,24 @@ def test_the_ranks_shares_join_to_the_whole(
 def test_no_forward_exceeds_the_bound_on_padded_tokens(
     model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder
 ) -> None:
-    sizes: list[tuple[int, int]] = []
-    hook = model.register_forward_pre_hook(
-        lambda _, inputs: sizes.append(tuple(inputs[0].input_ids.shape))
-    )
+    batches: list[TokenBatch] = []
+    hook = model.register_forward_pre_hook(lambda _, inputs: batches.append(inputs[0]))
     score_probes(model, rows, encoder, batch_tokens=200)
     hook.remove()
-    assert sum(count for count, _ in sizes) == len(rows)
-    assert all(count * length <= 200 or count == 1 for count, length in sizes)
-    assert len(sizes) < len(rows) / 2
+    assert sum(len(batch.side) for batch in batches) == len(rows)
+    assert all(batch.input_ids.numel() <= 200 or len(batch.input_ids) == 1 for batch in batches)
+    assert len(batches) < len(rows) / 2
+
+
+def test_a_prompt_runs_once_for_all_its_responses(
+    model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder
+) -> None:
+    forwarded: list[torch.Tensor] = []
+    hook = model.register_forward_pre_hook(lambda _, inputs: forwarded.append(inputs[0].input_ids))
+    score_probes(model, rows, encoder, batch_tokens=100_000)
+    hook.remove()
+    prompts = {row.prompt for row in rows}
+    assert sum(len(ids) for ids in forwarded) == len(prompts) < len(rows)
 
 
 @pytest.mark.parametrize("training", [True, False])
