@@ -101,12 +101,13 @@ class Analysis:
 
 
 def recorded(
-    examples: Sequence[EncodedExample], reference: Mapping[str, Mapping[int, Tensor]]
+    examples: Sequence[EncodedExample],
+    reference: Mapping[str, Mapping[int, Tensor]] | None = None,
 ) -> list[RecordedExample]:
     """Examples with their reference log-probabilities by id and side, where there are any."""
 
     def scores(name: str, side: int) -> list[float] | None:
-        values = reference.get(name, {}).get(side)
+        values = (reference or {}).get(name, {}).get(side)
         return None if values is None else values.tolist()
 
     return [

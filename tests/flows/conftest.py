@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.runtime.services import MLFLOW, PREFECT, start_services
+from tests.flows.analysed import Analysed
 from tests.flows.lab import Lab
 
 
@@ -29,6 +30,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: dict[str, str
     assert set(lab.study("project=undisturbed").values()) == {"computed"}
     assert lab.left_behind() == []
     return lab
+
+
+@pytest.fixture(scope="session")
+def analysed(tmp_path_factory: pytest.TempPathFactory) -> Analysed:
+    """Small results for force analyses, made in this process."""
+    return Analysed(tmp_path_factory.mktemp("analysed") / "home")
 
 
 @pytest.fixture

@@ -37,8 +37,8 @@ SMALL = {"observed_pairs": 2, "updating_pairs": 3}
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Analysed:
-    return Analysed(tmp_path_factory.mktemp("analysed") / "home")
+def lab(analysed: Analysed) -> Analysed:
+    return analysed
 
 
 @pytest.fixture(scope="module")
