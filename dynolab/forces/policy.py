@@ -17,7 +17,7 @@ from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.checks import check_batch, check_finite, check_model
-from dynolab.forces.precision import dtype_preserving, log_softmax
+from dynolab.forces.precision import dtype_preserving
 from dynolab.forces.views import View
 from dynolab.likelihood import ResponseLogits, causal_model
 
@@ -95,17 +95,23 @@ class PolicyFunction:
 
     def logps(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, tokens]:
         """`log π(y_l | x, y_<l)` of every response token at the given weights, in nats."""
+        return self.observed(weights, batch)
+
+    def _warm_logits(
+        self, weights: Weights, batch: TokenBatch
+    ) -> Float[Tensor, "tokens vocabulary"]:
+        """Logits at the batch's temperature."""
         logits = self.logits(weights, batch)
-        warm = logits if batch.temperature == 1 else logits / batch.temperature
-        return log_softmax(warm).gather(-1, batch.token[:, None]).squeeze(-1)
+        return logits if batch.temperature == 1 else logits / batch.temperature
 
     def observed(
         self, weights: Weights, batch: TokenBatch, view: View | None = None
     ) -> Float[Tensor, "tokens ..."]:
         """log π of what is observed: the realised tokens [tokens], or a view's [tokens, k]."""
+        logits = self._warm_logits(weights, batch)
         if view is None:
-            return self.logps(weights, batch)
-        return view.logps(self.logits(weights, batch))
+            return View.realised(batch).logps(logits).squeeze(-1)
+        return view.logps(logits)
 
     @torch.no_grad()
     def change_along(
@@ -130,9 +136,9 @@ class PolicyFunction:
         # Tangents of the logits, and what A makes of them, are tokens × vocabulary a direction.
         room = _TANGENT_BYTES // (4 * self._logits_bytes(batch))
         changes = [
-            what.changes(logits / batch.temperature, moved / batch.temperature)
+            what.changes(logits, moved)
             for logits, moved in self._linearised(
-                lambda weights: self.logits(weights, batch), at, directions,
+                lambda weights: self._warm_logits(weights, batch), at, directions,
                 together=max(1, min(self.tangents_together, room)),
             )
         ]  # fmt: skip

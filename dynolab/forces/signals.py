@@ -10,11 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dynolab.data.batches import collate
+from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.rules import Rule
 from dynolab.forces.split import PAD_ID
+from dynolab.objectives.base import force
 
 
 @dataclass(frozen=True)
@@ -71,22 +72,32 @@ def token_signals(
     batch = collate([sequence], PAD_ID).to(policy.device)
     cut = {id(rule.module) for rule in tail.readers} if tail else set()
     with _recorded(rules, cut) as calls, torch.enable_grad():
-        logps = policy.logps(at, batch)
+        scores = _scores(policy, at, batch)
     if tail is None:
-        return _from_the_head(logps, calls, batch.position)
-    return _from_the_last_attention(logps, calls, tail, batch.position)
+        return _from_the_head(scores, calls, batch.position)
+    return _from_the_last_attention(scores, calls, tail, batch.position)
 
 
-def _from_the_head(logps: Tensor, calls: Sequence[_Call], position: Tensor) -> list[Signal]:
+def _scores(policy: PolicyFunction, at: Weights, batch: TokenBatch) -> Float[Tensor, tokens]:
+    """`(e_y − π)·z` of every response token with the factor held: its gradient is log π's.
+
+    e_y − π is the force of −log π with its sign turned, which keeps its digits near certainty.
+    """
+    logits = policy.logits(at, batch)
+    pull = force(-torch.ones_like(logits[:, 0]), logits.detach(), batch)
+    return (pull * logits).sum(-1)
+
+
+def _from_the_head(scores: Tensor, calls: Sequence[_Call], position: Tensor) -> list[Signal]:
     """Logits row m is token m's alone: of any head (with bias, scale or soft cap)."""
     heads = [call for call in calls if call.rule.head]
     body = _in_place(calls)
-    one_by_one = torch.eye(len(logps), dtype=logps.dtype, device=logps.device)
-    start, at_heads = logps, []
+    one_by_one = torch.eye(len(scores), dtype=scores.dtype, device=scores.device)
+    start, at_heads = scores, []
     if len(heads) == 1:
         (head,) = heads
         delta, cotangent = torch.autograd.grad(
-            logps.sum(), [head.output, head.input], retain_graph=True
+            scores.sum(), [head.output, head.input], retain_graph=True
         )
         start, one_by_one = head.input, one_by_one[:, :, None] * cotangent
         at_heads = [Signal(head.rule, head.input.detach(), delta)]
@@ -96,7 +107,7 @@ def _from_the_head(logps: Tensor, calls: Sequence[_Call], position: Tensor) -> l
 
 
 def _from_the_last_attention(
-    logps: Tensor, calls: Sequence[_Call], tail: Tail, position: Tensor
+    scores: Tensor, calls: Sequence[_Call], tail: Tail, position: Tensor
 ) -> list[Signal]:
     """Behind the last attention by one backward, through it and below token by token.
 
@@ -107,7 +118,7 @@ def _from_the_last_attention(
     readers = [_call_of(rule, calls) for rule in tail.readers]
     local = [call for call in calls if call.rule.local]
     *own, mixed, residual = torch.autograd.grad(
-        logps.sum(), [*(call.output for call in local), merge.input, norm.input],
+        scores.sum(), [*(call.output for call in local), merge.input, norm.input],
         retain_graph=True, materialize_grads=True,
     )  # fmt: skip
 
@@ -185,14 +196,14 @@ def find_tail(
     """
     batch = collate([sample], PAD_ID).to(policy.device)
     with _recorded(rules, set()) as calls, torch.enable_grad():
-        logps = policy.logps(at, batch)
+        scores = _scores(policy, at, batch)
     body = [call for call in _in_place(calls) if call.rule.kind != "embedding"]
     once = len({id(call.rule) for call in calls}) == len(calls)
     if not once or len(sample.ids) < 3:
         return list(rules), None
     local = {
         id(signal.rule)
-        for signal in _from_the_head(logps, calls, batch.position)
+        for signal in _from_the_head(scores, calls, batch.position)
         if not signal.rule.local and _keeps_to(signal.delta, batch.position)
     }
     mixing = [call for call in body if id(call.rule) not in local]

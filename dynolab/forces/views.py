@@ -66,10 +66,13 @@ class View:
         """`A dz = dz − (π·dz) 1` of the observed tokens, in nats, for logits that move by dz.
 
         O(V): the V×V matrix A = I − 1πᵀ is never formed. As A1 = 0, dz may be taken against that
-        of the likeliest token: where π nears one nothing of the rest is rounded away then.
+        of one token: of the observed one, or the likeliest where there are several. Where π nears
+        one nothing of the rest is rounded away then.
         """
-        top = logits.argmax(-1, keepdim=True)
-        against = moved - moved.gather(-1, top.expand(*moved.shape[:-1], 1))
+        several = self.tokens is None or self.tokens.shape[-1] > 1
+        anchor = logits.argmax(-1, keepdim=True) if several else self.tokens
+        assert anchor is not None
+        against = moved - moved.gather(-1, anchor.expand(*moved.shape[:-1], 1))
         mean = torch.einsum("tv,...tv->...t", torch.softmax(logits, dim=-1), against)
         if self.tokens is not None:
             against = against.gather(-1, self.tokens.expand(*moved.shape[:-1], -1))

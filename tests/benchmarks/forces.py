@@ -213,7 +213,8 @@ def jvp_cost(repeats: int) -> dict[str, float]:
 
     @torch.no_grad()
     def forward() -> Tensor:
-        return policy.logps(policy.weights, batch)
+        with policy.differentiable():
+            return token_logps(plain(batch), batch)
 
     @torch.no_grad()
     def fused() -> Tensor:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dynolab.data.batches import collate
-from dynolab.forces import contraction, factors, gram, policy, problem, signals
+from dynolab.forces import contraction, factors, gram, problem, signals, views
 from dynolab.objectives import GRPO, GRPOConfig, base
 from tests.forces.families import OBSERVED, ROUTES, case, dpo_columns_by_differences
 from tests.forces.small_models import relative
@@ -48,12 +48,22 @@ def test_sign(setting, route, monkeypatch):
 def test_a_transposed(setting, route, monkeypatch):
     """Aᵀ = I − π 1ᵀ in A's place: the gradient e_y − π_y 1 for e_y − π."""
 
-    def wrong(logits):  # type: ignore[no-untyped-def]
+    def backward(logits):  # type: ignore[no-untyped-def]
         value = torch.log_softmax(logits, -1).detach()
         shifted = logits - value.exp() * logits.sum(-1, keepdim=True)
         return shifted - shifted.detach() + value
 
-    monkeypatch.setattr(policy, "log_softmax", wrong)
+    def forward(view, logits, moved):  # type: ignore[no-untyped-def]
+        change = moved - logits.softmax(-1) * moved.sum(-1, keepdim=True)
+        return change.gather(-1, view.tokens.expand(*moved.shape[:-1], -1))
+
+    def signal(rates, logits, batch):  # type: ignore[no-untyped-def]
+        own = torch.zeros_like(logits).scatter(-1, batch.token[:, None], 1.0)
+        return own - logits.softmax(-1).gather(-1, batch.token[:, None])
+
+    monkeypatch.setattr(views, "log_softmax", backward)
+    monkeypatch.setattr(views.View, "changes", forward)
+    monkeypatch.setattr(signals, "force", signal)
     assert error(setting, route) > 0.01
 
 
