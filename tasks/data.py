@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dynolab.data.sources import DataConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
@@ -20,7 +25,7 @@ def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
 
     began = time.monotonic()
     with work.shown():
-        data = load_data(work.config)
+        data = load_data(work.config, chat_tokenizer(work.config))
         counts = {
             "data/train_pairs": write_rows(work.output / "train.jsonl", data.pairs),
             "data/heldout_pairs": write_rows(work.output / "heldout.jsonl", data.heldout),
@@ -32,5 +37,17 @@ def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
     return {**data.counts, **counts, "seconds": time.monotonic() - began}
 
 
+def chat_tokenizer(config: DataConfig) -> PreTrainedTokenizerBase | None:
+    """The tokenizer whose chat template writes the data's messages, where one is named."""
+    if config.chat_model is None:
+        return None
+    from models.language import load_tokenizer
+
+    folder = Path(config.chat_model).expanduser()
+    if folder.is_dir():  # a folder's revision is its template's digest
+        return load_tokenizer(folder)
+    return load_tokenizer(config.chat_model, revision=config.chat_revision)
+
+
 # A file is known by its content's hash, wherever it lies.
-DATA = Stage("data", 1, freeze_data, operational=frozenset({"path"}))
+DATA = Stage("data", 1, freeze_data, operational=frozenset({"path", "chat_model"}))

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dynolab.data.rows import Example, ProbeRow, Split, spaced
+from dynolab.data.chat import Message, Write, messages_of
+from dynolab.data.rows import Example, ProbeRow, PromptRow, Split, spaced
 from dynolab.errors import ConfigError
 
 Record = Mapping[str, Any]
@@ -35,7 +36,32 @@ STORED_KINDS = {
 
 
 def read_records(file: Path) -> Iterator[dict[str, Any]]:
-    """Objects of a JSON-lines file, plain or gzipped; a bad line is named with its number."""
+    """Rows of a Parquet file, or objects of a JSON-lines file, plain or gzipped."""
+    return _table(file) if file.suffix == ".parquet" else _lines(file)
+
+
+def _table(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigError(
+            "data.path", file.name, "Parquet needs pyarrow; pip install dynolab[train]"
+        ) from error
+    try:
+        with parquet.ParquetFile(file) as table:
+            for batch in table.iter_batches():
+                yield from batch.to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ConfigError(
+            "data.path", file.name,
+            f"cannot be read as Parquet ({_first_line(error)}); write it again, or give a .jsonl "
+            "file",
+        ) from error  # fmt: skip
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Objects of JSON lines; a bad line is named with its number."""
     number = 0
     try:
         with (
@@ -56,7 +82,7 @@ def read_records(file: Path) -> Iterator[dict[str, Any]]:
     except (OSError, EOFError, ValueError) as error:
         raise ConfigError(
             "data.path", f"{file.name} line {number + isinstance(error, OSError)}",
-            f"cannot be read as JSON lines ({error}); give a .jsonl or .jsonl.gz file",
+            f"cannot be read as JSON lines ({error}); give a .jsonl, .jsonl.gz or .parquet file",
         ) from error  # fmt: skip
 
 
@@ -104,6 +130,90 @@ def transcripts(records: Iterable[Record], origin: str) -> Iterator[Example | No
         )
 
 
+def conversations(records: Iterable[Record], origin: str, write: Write) -> Iterator[Example | None]:
+    """Chat records: `chosen` and `rejected` messages, or `messages` alone, the last one an answer.
+
+    `prompt` may hold the messages before them (TRL's form); as a text it only repeats them
+    (UltraFeedback's) and is not read. None stands for a record whose two sides differ before
+    their answers.
+    """
+    for number, record in enumerate(records):
+        where = f"{origin} row {number}"
+        columns = ["chosen", "rejected"] if "chosen" in record else ["messages"]
+        if record.get("rejected") is None:
+            columns = columns[:1]
+        before = record.get("prompt")
+        head = messages_of(before, f"{where}, column prompt") if isinstance(before, list) else []
+        sides = [_turns(record, column, head, where) for column in columns]
+        prompts = [prompt for prompt, _ in sides]
+        if prompts[0] != prompts[-1]:
+            yield None
+            continue
+        yield Example(
+            id=str(record.get("id", row_name(number))),
+            prompt=write(prompts[0], where),
+            chosen=answer(sides[0][1]),
+            rejected=answer(sides[1][1]) if len(sides) == 2 else None,
+        )
+
+
+def _turns(
+    record: Record, column: str, head: list[Message], where: str
+) -> tuple[list[Message], str]:
+    """The messages before an answer, and the answer."""
+    if column not in record:
+        raise ConfigError(
+            where, sorted(record),
+            "needs messages in columns chosen (and rejected) or messages; set data.format to what "
+            "the file is",
+        )  # fmt: skip
+    turns = [*head, *messages_of(record[column], f"{where}, column {column}")]
+    roles = [one["role"] for one in turns]
+    if len(turns) < 2 or roles[-1] != "assistant":
+        raise ConfigError(
+            f"{where}, column {column}", roles, "a question must come first and an answer of the "
+            "assistant last",
+        )  # fmt: skip
+    return turns[:-1], str(turns[-1]["content"])
+
+
+def prompts(records: Iterable[Record], origin: str, write: Write) -> Iterator[PromptRow]:
+    """Records with a `prompt`, a text or messages, and where there is one its `answer`."""
+    for number, record in enumerate(records):
+        where = f"{origin} row {number}"
+        asked, known = record.get("prompt"), record.get("answer")
+        if isinstance(asked, list):
+            text = write(messages_of(asked, f"{where}, column prompt"), where)
+        else:
+            text = _text(record, "prompt", origin, number)
+        if isinstance(known, bool) or not isinstance(known, str | int | float | None):
+            raise ConfigError(f"{where}, column answer", known, "must be a text or a number")
+        yield PromptRow(
+            id=str(record.get("id", row_name(number))),
+            prompt=text,
+            answer=None if known is None else str(known),
+        )
+
+
+def word_problems(
+    records: Iterable[Record], origin: str, write: Write | None
+) -> Iterator[PromptRow]:
+    """GSM8K's records: a `question`, and as `answer` a solution that ends in `#### ` and a number.
+
+    Without a writer of messages the prompt is `Question: …\nAnswer:`, as evaluations put it.
+    """
+    for number, record in enumerate(records):
+        question = _text(record, "question", origin, number)
+        turn = {"role": "user", "content": question}
+        yield PromptRow(
+            id=row_name(number),
+            prompt=write([turn], f"{origin} row {number}")
+            if write
+            else f"Question: {question}\nAnswer:",
+            answer=_text(record, "answer", origin, number),
+        )
+
+
 def stored_probes(
     record: Record, example: Example, split: Split, trained: frozenset[str]
 ) -> list[ProbeRow]:
@@ -137,6 +247,10 @@ def row_name(number: int) -> str:
 def answer(text: str) -> str:
     """A response with its one leading space; an empty one stays empty: it says the end at once."""
     return spaced(text) if text.strip() else ""
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _text(record: Record, column: str, origin: str, number: int) -> str:

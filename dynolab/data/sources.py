@@ -2,64 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynolab.data import readers
-from dynolab.data.rows import Example, ProbeRow
-from dynolab.data.world import World, WorldConfig, build_world
+from dynolab.data.chat import Message, Write, plain_writer, template_writer
+from dynolab.data.data_config import NO_WRITER, DataConfig, hub_commit, local_file, resolve_data
+from dynolab.data.rows import Example, ProbeRow, PromptRow
+from dynolab.data.world import World, build_world
 from dynolab.errors import ConfigError
-from dynolab.hub import resolve_commit
 from dynolab.probes.build import build_probes, disjoint
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-class DataConfig(BaseModel):
-    """The pairs of a study and the probes made from them."""
+__all__ = ["DataConfig", "LoadedData", "LoadedPrompts", "load_data", "load_prompts", "resolve_data"]
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    source: Literal["world", "file", "hub"] = Field(
-        "world", description="The built-in world, a local file, or a data set of the Hub."
-    )
-    world: WorldConfig = Field(WorldConfig(), description="Of source `world`.")
-    path: str | None = Field(None, description="Of source `file`: a .jsonl or .jsonl.gz file.")
-    hub_name: str | None = Field(None, description="Of source `hub`: owner/name.")
-    hub_folder: str | None = Field(None, description="Folder inside the Hub data set.")
-    hub_split: str = Field("train", description="Split of the Hub data set.")
-    format: Literal["pairs", "hh", "probe_file"] = Field(
-        "pairs",
-        description="Of a file or Hub data set. `pairs`: prompt, chosen, rejected. `hh`: raw "
-        "Anthropic transcripts. `probe_file`: pairs with stored responses of every kind.",
-    )
-    revision: str | None = Field(
-        None, description="Hub: branch, tag or commit. File: the sha256 of its content."
-    )
-    rows: int | None = Field(None, ge=2, description="First rows to use; default: all.")
-    heldout_rows: int = Field(100, ge=0, description="Of these, drawn by seed, never trained on.")
-    probe_pairs: int = Field(100, ge=0, description="Pairs of either part that are probed.")
-    seed: int = Field(0, ge=0, description="Of the held-out draw and of the probes.")
+AnyAsked = TypeVar("AnyAsked", Example, PromptRow)
 
-    @model_validator(mode="after")
-    def _names_its_source(self) -> DataConfig:
-        for source, field in (("file", "path"), ("hub", "hub_name")):
-            given = getattr(self, field)
-            if (given is not None) != (self.source == source):
-                raise ConfigError(
-                    f"data.{field}", given, f"give it with source: {source}, and only there"
-                )
-        return self
 
-    @property
-    def origin(self) -> str:
-        """Short name of the source, for messages."""
-        return Path(self.path).name if self.path else self.hub_name or self.source
+@dataclass(frozen=True)
+class LoadedPrompts:
+    """Prompts to sample responses to; none of `heldout` also stands in `train`."""
+
+    train: list[PromptRow]
+    heldout: list[PromptRow]
+    counts: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -73,33 +45,16 @@ class LoadedData:
     world: World | None = None
 
 
-def resolve_data(config: DataConfig) -> DataConfig:
-    """The config with the revision that its content stands at.
-
-    A Hub branch becomes its commit, a file the sha256 of its bytes; a revision that a file does
-    not have is refused.
-    """
-    if config.source == "world":
-        return config
-    if config.hub_name is not None:
-        revision = _commit(config.hub_name, config.revision)
-    else:
-        file = _local_file(config)
-        with file.open("rb") as content:
-            revision = hashlib.file_digest(content, "sha256").hexdigest()
-        if config.revision not in (None, revision):
-            raise ConfigError(
-                "data.revision", config.revision,
-                f"{file.name} now has sha256 {revision}; restore the file, or clear the revision",
-            )  # fmt: skip
-    return config.model_copy(update={"revision": revision})
-
-
-def load_data(config: DataConfig) -> LoadedData:
+def load_data(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> LoadedData:
     """Training rows, held-out rows and probe rows of a source.
 
     `counts` says what was left out: records whose two transcripts share no prompt, held-out rows
-    whose prompt or answer also stands in training rows; and how many answers are empty.
+    whose prompt or answer also stands in training rows; and how many answers are empty, and how
+    many pairs have two equal ones.
+
+    **Arguments:**
+
+    - `tokenizer`: of `config.chat_model`, where that is given.
 
     **Raises:** `ConfigError` for an unknown file, a broken line, a missing column, doubled ids, or
     too few rows.
@@ -108,10 +63,7 @@ def load_data(config: DataConfig) -> LoadedData:
         world = build_world(config.world)
         return LoadedData(world.pairs, world.heldout, world.probes, {}, world)
     records = list(islice(_records(config), config.rows))
-    if config.format == "hh":
-        read: list[Example | None] = list(readers.transcripts(records, config.origin))
-    else:
-        read = list(readers.pairs(records, config.origin))
+    read = list(_examples(config, records, _writer(config, tokenizer)))
     examples = [one for one in read if one is not None]
     _check(examples, config)
     train, heldout = _split(examples, config)
@@ -122,8 +74,96 @@ def load_data(config: DataConfig) -> LoadedData:
         "data/empty_answers": float(
             sum("" in (one.chosen, one.rejected) for one in [*train, *fresh])
         ),
+        "data/equal_answers": float(sum(one.chosen == one.rejected for one in [*train, *fresh])),
     }
     return LoadedData(train, fresh, _probes(config, records, train, fresh), counts)
+
+
+def load_prompts(
+    config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = None
+) -> LoadedPrompts:
+    """Prompts of a source, each with the answer that checks responses where there is one.
+
+    The answer is the built-in world's fact, a solution of GSM8K as it stands, or of other formats
+    the `answer` or the chosen answer. Arguments, counts and errors are those of `load_data`.
+    """
+    if config.source == "world":
+        world = build_world(config.world)
+        parts = [[_asked(world, one) for one in rows] for rows in (world.pairs, world.heldout)]
+        return LoadedPrompts(*parts, {})
+    records = list(islice(_records(config), config.rows))
+    write = _writer(config, tokenizer)
+    if config.format in _PROMPTS:
+        read: list[PromptRow | None] = list(_prompts(config, records, write))
+    else:
+        read = [one and _unpaired(one) for one in _examples(config, records, write)]
+    rows = [one for one in read if one is not None]
+    _check(rows, config)
+    train, heldout = _split(rows, config)
+    known = {" ".join(one.prompt.split()) for one in train}
+    fresh = [one for one in heldout if " ".join(one.prompt.split()) not in known]
+    return LoadedPrompts(train, fresh, {
+        "data/rows_without_common_prompt": float(len(read) - len(rows)),
+        "data/heldout_rows_in_training": float(len(heldout) - len(fresh)),
+        "data/prompts_without_answer": float(sum(one.answer is None for one in [*train, *fresh])),
+    })  # fmt: skip
+
+
+_PROMPTS = ("prompts", "gsm8k")
+
+
+def _prompts(
+    config: DataConfig, records: Sequence[dict[str, Any]], write: Write | None
+) -> Iterator[PromptRow]:
+    if config.format == "gsm8k":
+        return readers.word_problems(records, config.origin, write)
+    return readers.prompts(records, config.origin, write or _refuse)
+
+
+def _examples(
+    config: DataConfig, records: Sequence[dict[str, Any]], write: Write | None
+) -> Iterator[Example | None]:
+    if config.format == "hh":
+        return readers.transcripts(records, config.origin)
+    if config.format == "chat":
+        return readers.conversations(records, config.origin, write or _refuse)
+    if config.format in _PROMPTS:
+        return (_answered(one, config) for one in _prompts(config, records, write))
+    return readers.pairs(records, config.origin)
+
+
+def _answered(row: PromptRow, config: DataConfig) -> Example:
+    if row.answer is None:
+        raise ConfigError(
+            f"{config.origin} row {row.id}", None,
+            "it has no answer to train on; give every row one, or only sample from these prompts",
+        )  # fmt: skip
+    return Example(id=row.id, prompt=row.prompt, chosen=readers.answer(row.answer))
+
+
+def _unpaired(example: Example) -> PromptRow:
+    return PromptRow(id=example.id, prompt=example.prompt, answer=example.chosen.strip())
+
+
+def _asked(world: World, example: Example) -> PromptRow:
+    fact = world.fact_of(example.chosen)
+    assert fact is not None, "every chosen answer of the world states its fact"
+    return PromptRow(id=example.id, prompt=example.prompt, answer=fact.value)
+
+
+def _writer(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> Write | None:
+    """How messages become text; None where nothing says it."""
+    if config.chat == "plain":
+        return plain_writer
+    if config.chat_model is None:
+        return None
+    if tokenizer is None:
+        raise ConfigError("data.chat_model", config.chat_model, "pass its tokenizer with it")
+    return template_writer(tokenizer, config.chat_model)
+
+
+def _refuse(messages: Sequence[Message], row: str) -> str:
+    raise ConfigError("data.chat_model", None, f"{row} holds chat messages: {NO_WRITER}")
 
 
 def _probes(
@@ -146,7 +186,7 @@ def _probes(
     return rows
 
 
-def _split(examples: list[Example], config: DataConfig) -> tuple[list[Example], list[Example]]:
+def _split(examples: list[AnyAsked], config: DataConfig) -> tuple[list[AnyAsked], list[AnyAsked]]:
     """Training and held-out rows, each in the source's order."""
     if config.heldout_rows > len(examples) - 2:
         raise ConfigError(
@@ -160,7 +200,7 @@ def _split(examples: list[Example], config: DataConfig) -> tuple[list[Example], 
     return train, [examples[number] for number in sorted(out)]
 
 
-def _check(examples: list[Example], config: DataConfig) -> None:
+def _check(examples: Sequence[Example | PromptRow], config: DataConfig) -> None:
     if not examples:
         raise ConfigError("data", config.origin, "holds no rows; give a source with rows")
     name, count = Counter(one.id for one in examples).most_common(1)[0]
@@ -172,24 +212,21 @@ def _check(examples: list[Example], config: DataConfig) -> None:
 
 def _records(config: DataConfig) -> Iterator[dict[str, Any]]:
     if config.hub_name is None:
-        return readers.read_records(_local_file(config))
+        return readers.read_records(local_file(config))
     from datasets import load_dataset
 
-    table = load_dataset(
-        config.hub_name,
-        data_dir=config.hub_folder,
-        split=config.hub_split,
-        revision=_commit(config.hub_name, config.revision),
-    )
+    try:
+        table = load_dataset(
+            config.hub_name,
+            data_dir=config.hub_folder,
+            split=config.hub_split,
+            revision=hub_commit(config.hub_name, config.revision),
+        )
+    except (OSError, ValueError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(
+            "data.hub_name", config.hub_name,
+            f"cannot be loaded with hub_folder = {config.hub_folder!r} and hub_split = "
+            f"{config.hub_split!r}: {reason}",
+        ) from error  # fmt: skip
     return (dict(record) for record in table)
-
-
-def _local_file(config: DataConfig) -> Path:
-    file = Path(config.path or "").expanduser()
-    if not file.is_file():
-        raise ConfigError("data.path", config.path, "no such file; name a .jsonl or .jsonl.gz file")
-    return file
-
-
-def _commit(name: str, revision: str | None) -> str:
-    return resolve_commit("dataset", name, revision or "main", field="data.hub_name")
