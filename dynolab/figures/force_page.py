@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from dynolab.figures.sections import stage_section
 from dynolab.figures.style import Plate, join, number
 from dynolab.figures.terms import terms_plate
 from dynolab.figures.token_map_choice import token_map_choice_plate
+
+FIRST_ORDER_NATS = 0.5  # a token; the second order is a large part of the change from there on
 
 
 def write_force_page(inputs: ForcePageInputs, folder: Path) -> None:
@@ -70,8 +73,24 @@ def _lead(inputs: ForcePageInputs) -> Html:
             f"{first.observed_answers} observed answers ({first.observed_tokens} tokens) under "
             f"{first.objective.upper()}, token by token, at {labels}, by {join(steps)}."
             f"{reference}{overlong} First-order changes of log-probability, in nats."
+            f"{_too_far(inputs)}"
         )
         + "</p>"
+    )
+
+
+def _too_far(inputs: ForcePageInputs) -> str:
+    """A warning where the whole step would move an answer further than first order reaches."""
+    moved: dict[tuple[str, str, str, str], float] = defaultdict(float)
+    for one in inputs.checkpoints:
+        for row in one.totals:
+            moved[one.label, row.kind, row.split, row.observed_id] += row.total / row.tokens
+    most = max(map(abs, moved.values()))
+    if most <= FIRST_ORDER_NATS:
+        return ""
+    return (
+        f" The step would move an answer by up to {number(most, 2)} nats a token, where first "
+        "order no longer holds: read the numbers as proportions, or lower the learning rate."
     )
 
 
