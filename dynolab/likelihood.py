@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from dynolab.data.batches import TokenBatch, TopTokens
 from dynolab.errors import ConfigError
-from dynolab.packed import Reading, attention_mask, read_parts, shares_prompts
+from dynolab.packed import Reading, attention_mask, count_parts, read_parts, shares_prompts
 
 
 def causal_model(model: nn.Module) -> nn.Module:
@@ -43,12 +44,6 @@ class ResponseLogits(nn.Module):
         self.model = model
         causal_model(model)
 
-    @property
-    def packing_width(self) -> int | None:
-        """Hidden size of a model that can see packed rows, for `plan_rows`; None of others."""
-        causal = causal_model(self.model)
-        return int(causal.config.hidden_size) if shares_prompts(causal) else None  # type: ignore
-
     def forward(self, batch: TokenBatch, read: Reading | None = None) -> Tensor:
         """Logits `[tokens, vocabulary]` that predict each response token, or what is read of them.
 
@@ -61,8 +56,8 @@ class ResponseLogits(nn.Module):
         hidden = self.hidden(batch)
         if read is None:
             return self.head(hidden)
-        vocabulary = causal_model(self.model).config.vocab_size  # type: ignore[union-attr]
-        return read_parts(self.head, hidden, vocabulary, batch, read)
+        parts = count_parts(causal_model(self.model), len(hidden))
+        return read_parts(self.head, hidden, batch, read, parts)
 
     def hidden(self, batch: TokenBatch) -> Float[Tensor, "tokens features"]:
         """Last hidden states, the head's input, from which each response token is predicted."""
@@ -79,6 +74,17 @@ class ResponseLogits(nn.Module):
         """Logits of hidden states."""
         logits = causal_model(self.model).get_output_embeddings()(hidden)  # type: ignore[operator]
         return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def packing_width(logits: nn.Module) -> int | None:
+    """Hidden size of a model that can see packed rows, for `plan_rows`; None of others.
+
+    **Arguments:**
+
+    - `logits`: a `ResponseLogits`, or what an engine wrapped around one.
+    """
+    causal: Any = causal_model(logits.model)  # type: ignore[arg-type]
+    return int(causal.config.hidden_size) if shares_prompts(causal) else None
 
 
 def token_logps(

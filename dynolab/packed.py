@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dynolab import distributed
 from dynolab.data.batches import TokenBatch, TopTokens
 from dynolab.data.packing import PackedBatch
 from dynolab.errors import ConfigError
@@ -75,45 +77,52 @@ def _as_mask(visible: Tensor, additive: bool) -> Tensor:
     return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, float("-inf"))
 
 
+def count_parts(model: nn.Module, tokens: int) -> int:
+    """In how many parts logits of that many tokens are to be read.
+
+    ZeRO-3 gathers the head's weights from all ranks for every part, so all ranks make as many.
+    """
+    vocabulary: int = model.config.vocab_size  # type: ignore[union-attr, assignment]
+    parts = max(1, math.ceil(4 * vocabulary * tokens / LOGITS_BYTES))
+    partitioned = any(hasattr(weights, "ds_id") for weights in model.parameters())
+    return max(distributed.gather(parts)) if partitioned else parts
+
+
 def read_parts(
     head: Callable[[Tensor], Tensor], hidden: Float[Tensor, "tokens features"],
-    vocabulary: int, batch: TokenBatch, read: Reading,
+    batch: TokenBatch, read: Reading, parts: int,
 ) -> Tensor:  # fmt: skip
-    """`read` of all response tokens' logits, of which few exist at a time.
+    """`read` of all response tokens' logits, of which one part exists at a time.
 
-    Where several parts are needed, backward computes each part's logits again: for a
-    log-probability its cotangent is `c (e_y − p)`, formed and used up part by part.
+    Of several parts, backward computes each one's logits again: for a log-probability their
+    cotangent is `c (e_y − p)`, formed and used up part by part.
 
     **Arguments:**
 
     - `head`: from hidden states to logits.
-    - `vocabulary`: classes of a logit row.
 
     **Returns:** the readings, one row per response token.
     """
-    size = max(1, LOGITS_BYTES // (4 * vocabulary))
-    if len(hidden) <= size:
+    if parts == 1:
         return read(head(hidden), batch)
-    starts = range(0, len(hidden), size)
 
-    def part(rows: Tensor, start: int) -> Tensor:
-        return read(head(rows), _tokens(batch, slice(start, start + size)))
+    def of_part(rows: Tensor, tokens: Tensor) -> Tensor:
+        return read(head(rows), _only(batch, tokens))
 
-    parts = hidden.split(size)
-    if not (torch.is_grad_enabled() and hidden.requires_grad):
-        return torch.cat([part(*one) for one in zip(parts, starts, strict=True)])
-    return torch.cat([
-        checkpoint(part, *one, use_reentrant=False) for one in zip(parts, starts, strict=True)
-    ])  # fmt: skip
+    numbers = torch.arange(len(hidden), device=hidden.device).tensor_split(parts)
+    split = zip(hidden.tensor_split(parts), numbers, strict=True)
+    if torch.is_grad_enabled() and hidden.requires_grad:
+        return torch.cat([checkpoint(of_part, *one, use_reentrant=False) for one in split])
+    return torch.cat([of_part(*one) for one in split])
 
 
-def _tokens(batch: TokenBatch, which: slice) -> TokenBatch:
+def _only(batch: TokenBatch, tokens: Tensor) -> TokenBatch:
     """The batch with some of its response tokens."""
 
     def cut(values: Any) -> Any:
         if isinstance(values, TopTokens):
-            return TopTokens(values.token[which], values.logp[which], values.entropy[which])
-        return None if values is None else values[which]
+            return TopTokens(values.token[tokens], values.logp[tokens], values.entropy[tokens])
+        return None if values is None else values[tokens]
 
     names = ("sequence", "position", "token", "reference", "advantage", "old", "top")
     return replace(batch, **{name: cut(getattr(batch, name)) for name in names})

@@ -167,10 +167,10 @@ def share_prompts(batch: TokenBatch, rows: Sequence[Row]) -> TokenBatch:
 
 def sequences_of(batch: TokenBatch) -> list[Encoded]:
     """The sequences that a batch with rows of their own was made of."""
-    first = torch.full((len(batch.side),), batch.input_ids.shape[1])
-    first = first.scatter_reduce(0, batch.sequence, batch.position + 1, "amin").tolist()
-    lengths = batch.attention_mask.sum(1).tolist()
-    rows = zip(batch.input_ids.tolist(), lengths, first, strict=True)
+    longest = torch.full((len(batch.side),), batch.input_ids.shape[1])
+    prompts = longest.scatter_reduce(0, batch.sequence, batch.position + 1, "amin")
+    lengths = batch.attention_mask.sum(1)
+    rows = zip(batch.input_ids.tolist(), lengths.tolist(), prompts.tolist(), strict=True)
     return [Encoded(tuple(ids[:length]), prompt) for ids, length, prompt in rows]
 
 

@@ -14,7 +14,7 @@ from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.packing import collate_rows, plan_rows, rows_by_length
 from dynolab.data.results import Score
 from dynolab.data.rows import ProbeRow
-from dynolab.likelihood import argmax_view, token_logps
+from dynolab.likelihood import argmax_view, packing_width, token_logps
 
 Item = TypeVar("Item")
 
@@ -53,7 +53,7 @@ def score_probes(
     model.eval()
     try:
         sequences = [one for _, one in kept]
-        plan = plan_rows(sequences, model.packing_width, batch_tokens)
+        plan = plan_rows(sequences, packing_width(model), batch_tokens)
         for rows_of_batch in rows_by_length(sequences, plan, batch_tokens):
             members = [number for row in rows_of_batch for number in row]
             batch = [kept[member] for member in members]

@@ -15,10 +15,11 @@ from torch import Tensor
 from dynolab import distributed
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, collate_examples, count_totals, draw
 from dynolab.data.encode import EncodedExample
+from dynolab.data.packing import plan_rows, sequences_of, share_prompts
 from dynolab.data.results import MetricsLine, ProbeScore, TrainingSummary
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import NonFiniteLoss
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.likelihood import ResponseLogits, packing_width, token_logps
 from dynolab.objectives import build_objective
 from dynolab.probes.score import score_probes
 from dynolab.probes.summary import mean_by_kind
@@ -127,9 +128,10 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         for start in range(0, len(mine), config.micro_examples):
             micro = mine[start : start + config.micro_examples]
-            tokens = collate_examples(micro, self.pad_id, sides, totals)
-            tokens = self._with_reference(tokens).to(self.device)
-            logps = token_logps(engine.logits(tokens), tokens)
+            tokens = self._with_reference(collate_examples(micro, self.pad_id, sides, totals))
+            rows = plan_rows(sequences_of(tokens), packing_width(engine.logits))
+            tokens = share_prompts(tokens, rows).to(self.device)
+            logps = engine.logits(tokens, token_logps)
             loss = self.objective.loss(logps, tokens)
             engine.backward(loss)
             named = {"train/loss": loss.detach(), **self.objective.metrics(logps, tokens)}

@@ -1,8 +1,10 @@
-"""Reference log-probabilities: scored once, before the first step."""
+"""Log-probabilities under weights that do not learn: of the reference, and of the policy that
+sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -11,8 +13,10 @@ from torch import Tensor
 
 from dynolab import distributed
 from dynolab.data.batches import CHOSEN, collate
-from dynolab.data.encode import EncodedExample
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.data.encode import Encoded, EncodedExample
+from dynolab.data.packing import plan_rows, share_prompts
+from dynolab.likelihood import ResponseLogits, packing_width, token_logps
+from dynolab.packed import Reading
 
 SideLogps = dict[int, Float[Tensor, "tokens"]]
 
@@ -23,25 +27,43 @@ def score_reference(
 ) -> dict[str, SideLogps]:  # fmt: skip
     """Per-token log-probabilities of every example's sides under the given weights.
 
-    The examples are shared out over the ranks; every rank returns all of them.
+    The examples are shared out over the ranks, `batch` to a forward; every rank returns all.
 
     **Returns:** example id → side → log-probabilities in nats, one per response token.
     """
-    mine = examples[distributed.rank() :: distributed.world_size()]
-    rows: list[tuple[str, int, Tensor]] = []
-    device = distributed.device()
-    with torch.no_grad():
-        for start in range(0, len(mine), batch):
-            part = mine[start : start + batch]
-            keys = [(one.id, side) for one in part for side in sides]
-            sequences = [
-                one.chosen if side == CHOSEN else one.rejected for one in part for side in sides
-            ]
-            tokens = collate([one for one in sequences if one is not None], pad_id).to(device)
-            logps = token_logps(logits(tokens), tokens).cpu()
-            for number, (name, side) in enumerate(keys):
-                rows.append((name, side, logps[(tokens.sequence == number).cpu()]))
-    scored: dict[str, SideLogps] = {}
-    for name, side, values in chain.from_iterable(distributed.gather(rows)):
-        scored.setdefault(name, {})[side] = values
-    return scored
+    found = score_sides(logits, examples, sides, pad_id, batch)
+    return {one.id: scores for one, scores in zip(examples, found, strict=True)}
+
+
+def score_sides(
+    logits: ResponseLogits, examples: Sequence[EncodedExample], sides: Sequence[int],
+    pad_id: int, batch: int,
+) -> list[SideLogps]:  # fmt: skip
+    """As `score_reference`, in the order of the examples, whose ids may be alike."""
+    answers = [one.chosen if side == CHOSEN else one.rejected for one in examples for side in sides]
+    known = [one for one in answers if one is not None]
+    logps = iter(score_responses(logits, known, pad_id, batch * len(sides)))
+    return [{side: next(logps) for side in sides} for _ in examples]
+
+
+@torch.no_grad()
+def score_responses(
+    logits: ResponseLogits, sequences: Sequence[Encoded], pad_id: int, batch: int,
+    read: Reading = token_logps, *, temperature: float = 1.0,
+) -> list[Float[Tensor, "response ..."]]:  # fmt: skip
+    """What is read of each sequence's response tokens under the given weights, on the CPU.
+
+    Runs of `batch` sequences are shared out over the ranks; every rank returns all. By default
+    log-probabilities in nats, at a temperature.
+    """
+    runs = [sequences[start : start + batch] for start in range(0, len(sequences), batch)]
+    ranks, device = distributed.world_size(), distributed.device()
+    mine: list[list[Tensor]] = []
+    for run in runs[distributed.rank() :: ranks]:
+        tokens = replace(collate(run, pad_id), temperature=temperature)
+        shared = share_prompts(tokens, plan_rows(run, packing_width(logits))).to(device)
+        values = logits(shared, read).cpu()
+        parts = values.split([one.response_length for one in run])
+        mine.append([part.clone() for part in parts])  # apart: a view would drag all along
+    shares = distributed.gather(mine)
+    return list(chain.from_iterable(shares[n % ranks][n // ranks] for n in range(len(runs))))

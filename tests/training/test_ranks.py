@@ -22,7 +22,9 @@ pytestmark = pytest.mark.ranks
 CASES = {
     **{f"zero{stage}": {"zero_stage": stage} for stage in (0, 1, 2, 3)},
     "bf16": {"zero_stage": 1, "dtype": "bf16"},
+    "zero3-parts": {"zero_stage": 3},
 }
+LOGITS_BYTES = {"zero3-parts": 2_000}  # a dozen tokens: the ranks' micro-batches need several parts
 MOMENTUM = {"name": "sgd", "learning_rate": 1e-2, "momentum": 0.9}  # state without a step counter
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +40,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cases |= {f"momentum-{name}": case | {"optimizer": MOMENTUM}
               for name, case in cases.items() if name in ("zero2", "zero3")}  # fmt: skip
     file = folder / "job.json"
-    file.write_text(json.dumps({"inputs": str(folder), "cases": cases}))
+    job = {"inputs": str(folder), "cases": cases, "logits_bytes": LOGITS_BYTES}
+    file.write_text(json.dumps(job))
     launch_ranks(
         "tests.training.zero_stages",
         file,

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from dynolab import distributed
+from dynolab import distributed, packed
 from dynolab.training.config import TrainConfig
 from dynolab.training.deepspeed_engine import init_ranks
 from dynolab.training.loop import train
@@ -15,10 +15,12 @@ from tests.training.small import make_job
 
 
 def main() -> None:
-    inputs = Path(json.loads(Path(sys.argv[1]).read_text())["inputs"])
-    cases = json.loads(Path(sys.argv[1]).read_text())["cases"]
+    job = json.loads(Path(sys.argv[1]).read_text())
+    inputs = Path(job["inputs"])
     init_ranks()
-    for name, settings in cases.items():
+    bound = packed.LOGITS_BYTES
+    for name, settings in job["cases"].items():
+        packed.LOGITS_BYTES = job["logits_bytes"].get(name, bound)
         config = TrainConfig.model_validate(settings)
         folder = inputs / name
         whole = make_job(inputs, folder / "whole", config)
