@@ -10,6 +10,7 @@ from pydantic import Field
 
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import ObjectiveConfig
+from tasks.runtime.launcher import launch_ranks
 from tasks.runtime.stage import Stage
 from tasks.runtime.tables import log_tables
 from tasks.runtime.work import Work
@@ -33,6 +34,7 @@ class AnalysisConfig(SelectionConfig):
     token_maps: int = Field(4, ge=0, description="Pairs whose map is shown token by token.")
     memory_bytes: int = Field(2**30, ge=2**20, description="Of factors, beside the model itself.")
     batch_tokens: int = Field(4_096, ge=1, description="Padded tokens of one forward.")
+    ranks: int = Field(1, ge=1, description="Processes that share the observed answers.")
     reference_batch: int = Field(8, ge=1, description="Examples of one forward of the reference.")
 
 
@@ -60,6 +62,8 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
     with work.shown(PARTS) as progress:
         question = _question(work)
         progress.update(1, "force map")
+        if config.ranks > 1:
+            _fill_by_ranks(work, question)
         answer = analyse(question, work.output / "map", memory_bytes=config.memory_bytes)
         progress.update(3, "tables")
         write_rows(work.output / "totals.jsonl", answer.totals)
@@ -74,6 +78,23 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
     work.tracker.artifact(work.output / "analysis.json", "forces")
     log_tables(work.tracker, {"totals": answer.totals, "blocks": answer.facts.blocks}, work.scratch)
     return metrics | {"seconds": time.monotonic() - began}
+
+
+def _fill_by_ranks(work: Work[AnalysisJob], question: Question) -> None:
+    """Fills the map's folder by ranks; whoever then asks for this map finds it complete."""
+    from dynolab.forces.map_job import MapJob
+
+    work.world_size = work.config.ranks
+    job = MapJob.of(
+        question, model=work.input_folder("model", "model"), folder=work.output / "map",
+        tensors=work.scratch / "update.safetensors", memory_bytes=work.config.memory_bytes,
+    )  # fmt: skip
+    file = work.scratch / "job.json"
+    file.write_text(job.model_dump_json())
+    launch_ranks(
+        "tasks.ranks.force_map", file, ranks=work.config.ranks, logs=work.logs, environment={},
+        while_running=lambda: None,
+    )  # fmt: skip
 
 
 def _question(work: Work[AnalysisJob]) -> Question:
@@ -130,5 +151,5 @@ def _reference(
 
 ANALYSIS = Stage(
     "analysis", 1, analyse_forces,
-    operational=frozenset({"memory_bytes", "batch_tokens", "reference_batch"}),
+    operational=frozenset({"memory_bytes", "batch_tokens", "reference_batch", "ranks"}),
 )  # fmt: skip

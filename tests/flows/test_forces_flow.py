@@ -129,11 +129,24 @@ def test_a_recorded_step_brings_its_weights_and_its_metric(lab: Analysed) -> Non
     assert (facts.step, facts.learning_rate) == (3, record.facts.learning_rate)
 
 
+@pytest.mark.ranks
+@pytest.mark.parametrize("step", [None, 3])
+def test_ranks_share_the_map_out(lab: Analysed, step: int | None) -> None:
+    alone = AnalysisJob(objective=SFTConfig(), step=step, **SMALL)
+    inputs = {"data": lab.data, "model": lab.sft}
+    one = ForceMap.open(lab.folder(lab.run(ANALYSIS, alone, **inputs), "map"))
+    shared = alone.model_copy(update={"ranks": 2})
+    again = run_stage(ANALYSIS, shared, inputs, lab.platform, fresh=True)
+    two = ForceMap.open(lab.folder(again, "map"))
+    assert lab.platform.store.manifest(again.address, again.digest).world_size == 2
+    assert np.linalg.norm(two.force - one.force) < 1e-6 * np.linalg.norm(one.force)
+
+
 def test_what_does_not_change_the_numbers_does_not_change_the_key(lab: Analysed) -> None:
     inputs = {"data": lab.data, "model": lab.sft}
     config = AnalysisJob(**SMALL)
     key = plan_key(ANALYSIS, config, inputs)
-    same = {"memory_bytes": 2**24, "batch_tokens": 64, "reference_batch": 1}
+    same = {"memory_bytes": 2**24, "batch_tokens": 64, "reference_batch": 1, "ranks": 2}
     assert plan_key(ANALYSIS, config.model_copy(update=same), inputs) == key
     assert plan_key(ANALYSIS, config.model_copy(update={"learning_rate": 0.5}), inputs) != key
     assert plan_key(ANALYSIS, config, inputs | {"reference": lab.base}) != key

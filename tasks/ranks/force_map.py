@@ -1,0 +1,31 @@
+"""What every rank of a force map runs: `python -m tasks.ranks.force_map job.json` by torchrun."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dynolab import distributed
+from dynolab.forces import PolicyFunction
+from dynolab.forces.map_job import MapJob, fill_map
+from models.language import load_language_model
+
+
+def main() -> None:
+    """Reads the job file named on the command line and computes this rank's share."""
+    job = MapJob.model_validate_json(Path(sys.argv[1]).read_text())
+    device = distributed.device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        fill_map(job, PolicyFunction(load_language_model(job.model, device=device)))
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
