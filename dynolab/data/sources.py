@@ -89,14 +89,17 @@ def load_prompts(
     """
     if config.source == "world":
         world = build_world(config.world)
-        parts = [[_asked(world, one) for one in rows] for rows in (world.pairs, world.heldout)]
-        return LoadedPrompts(*parts, {})
+        train, heldout = ([_asked(world, one) for one in part]
+                          for part in (world.pairs, world.heldout))  # fmt: skip
+        return LoadedPrompts(train, heldout, {})
     records = list(islice(_records(config), config.rows))
     write = _writer(config, tokenizer)
     if config.format in _PROMPTS:
         read: list[PromptRow | None] = list(_prompts(config, records, write))
     else:
-        read = [one and _unpaired(one) for one in _examples(config, records, write)]
+        read = [
+            None if one is None else _unpaired(one) for one in _examples(config, records, write)
+        ]
     rows = [one for one in read if one is not None]
     _check(rows, config)
     train, heldout = _split(rows, config)

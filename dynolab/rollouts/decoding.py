@@ -19,8 +19,8 @@ from dynolab.rollouts.generator import (
     check_prompts,
     end_token,
     read_response,
-    uniforms,
 )
+from dynolab.rollouts.noise import gumbel, position_keys
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
@@ -32,7 +32,7 @@ class _Draft:
 
     prompt: Sequence[int]
     limit: int
-    random: Sequence[float]
+    keys: Sequence[int]
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     finished: bool = False
@@ -52,12 +52,12 @@ class ModelGenerator:
     - `tokenizer`: the model's.
     - `context`: longest prompt with response, in tokens; by default the model's own.
 
-    Token l of a response is the inverse of the cumulative distribution at its uniform number
-    u_l: the first token whose cumulated probability, in float64, exceeds u_l. All of a
-    response's numbers follow from its keys (`uniforms`), so neither batch nor rank changes it,
-    up to the rounding of the logits.
+    A token is `argmax_v log π(v)/T + g_v`, g the Gumbel noise of its response and its place
+    (`position_keys`, `gumbel`). Neither batch nor rank changes it, unless rounding of the logits
+    decides between two tokens.
 
-    **Raises:** `ConfigError` for a tokenizer without an end-of-sequence token.
+    **Raises:** `ConfigError` for a tokenizer without an end-of-sequence token, and for a model
+    that names no context where none is given.
     """
 
     def __init__(
@@ -68,7 +68,10 @@ class ModelGenerator:
         self._eos = end_token(tokenizer)
         self._unseen = frozenset(tokenizer.all_special_ids)
         shape = causal_model(model).config.get_text_config()  # type: ignore[union-attr,operator]
-        self._context = int(context or shape.max_position_embeddings)
+        known = context or getattr(shape, "max_position_embeddings", None)
+        if known is None:
+            raise ConfigError("context", None, "the model's configuration names none; give one")
+        self._context = int(known)
 
     @torch.no_grad()
     def generate(
@@ -82,7 +85,9 @@ class ModelGenerator:
         for prompt, name in zip(prompts, names, strict=True):
             limit = min(config.max_new_tokens, self._context - len(prompt))
             drafts += [
-                _Draft(prompt, limit, uniforms(config.seed, step, name, sample, limit).tolist())
+                _Draft(
+                    prompt, limit, position_keys(config.seed, step, name, sample, limit).tolist()
+                )
                 for sample in range(samples)
             ]
         training = self._model.training
@@ -124,7 +129,7 @@ class ModelGenerator:
     ) -> tuple[Float[Tensor, "rows vocabulary"], Cache]:
         """Logits that predict the next token, and the cache with the new tokens in it."""
         causal = causal_model(self._model)
-        place = causal.get_input_embeddings().weight.device  # type: ignore[operator,union-attr]
+        place = causal.get_input_embeddings().weight.device  # type: ignore[operator]
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         read = causal.base_model(  # type: ignore[operator]
             input_ids=ids.to(place),
@@ -142,13 +147,9 @@ class ModelGenerator:
         """Adds one token to every draft."""
         logps = torch.log_softmax(logits.double() / (config.temperature or 1.0), dim=-1)
         if config.temperature:
-            cumulated = logps.exp().cumsum(-1)
-            uniform = [draft.random[len(draft.ids)] for draft in drafts]
-            level = torch.tensor(uniform, dtype=torch.float64, device=logits.device)[:, None]
-            # Below the total even where rounding would lift it there: some token exceeds it.
-            total = cumulated[:, -1:]
-            level = torch.minimum(level * total, torch.nextafter(total, torch.zeros_like(total)))
-            tokens = torch.searchsorted(cumulated, level, right=True)
+            keys = torch.tensor([draft.keys[len(draft.ids)] for draft in drafts])
+            noise = gumbel(keys.to(logits.device), logits.shape[-1])
+            tokens = (logps + noise).argmax(-1, keepdim=True)
         else:
             tokens = logps.argmax(-1, keepdim=True)
         if not bool(logps.amax(-1).isfinite().all()):

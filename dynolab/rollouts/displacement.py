@@ -97,8 +97,8 @@ def one_update(objective: Objective, optimizer: OptimizerConfig) -> Update:
         for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
             weight.grad = gradient
         build_optimizer(optimizer, weights).step()
-        for weight, gradient in zip(weights, found, strict=True):
-            weight.grad = gradient
+        for weight, own in zip(weights, found, strict=True):
+            weight.grad = own
 
     return update
 

@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from jaxtyping import Float
-from numpy import ndarray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dynolab import distributed
@@ -99,19 +96,6 @@ def generate_on_ranks(
     )  # fmt: skip
     shares = distributed.gather(mine)
     return [shares[number % ranks][number // ranks] for number in range(len(prompts))]
-
-
-def uniforms(
-    seed: int, step: int, prompt: int, sample: int, count: int
-) -> Float[ndarray, count]:  # fmt: skip
-    """The random numbers in [0, 1) of one response, one per token.
-
-    Philox is counter-based: a response's numbers follow from its own four keys alone (Salmon et
-    al., *Parallel random numbers: as easy as 1, 2, 3*, 2011), and a longer response begins with
-    a shorter one's.
-    """
-    keys = np.random.SeedSequence([seed, step, prompt, sample])
-    return np.random.Generator(np.random.Philox(keys)).random(count)
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], context: int) -> None:

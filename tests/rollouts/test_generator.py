@@ -19,7 +19,9 @@ from dynolab.data.batches import collate
 from dynolab.errors import ConfigError
 from dynolab.likelihood import ResponseLogits, token_logps
 from dynolab.rollouts.decoding import ModelGenerator
-from dynolab.rollouts.generator import SampleConfig, flat, uniforms
+from dynolab.rollouts.generator import SampleConfig, flat
+from dynolab.rollouts.noise import position_keys
+from tests.rollouts.test_noise import splitmix
 from tests.training.small import make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -93,22 +95,22 @@ def test_the_cache_and_the_padding_change_nothing(
     for number, (prompt, (one,)) in enumerate(zip(asked, drawn, strict=True)):
         limit = min(config.max_new_tokens, CONTEXT - len(prompt))
         assert list(one.response) == _obvious(
-            model, prompt, temperature, uniforms(1, 4, number, 0, limit)
+            model, prompt, temperature, position_keys(1, 4, number, 0, limit).tolist()
         )
         assert one.finished == (one.response[-1] == TOKENIZER.eos_token_id)
 
 
 @torch.no_grad()
 def _obvious(
-    model: PreTrainedModel, prompt: list[int], temperature: float, random: np.ndarray
+    model: PreTrainedModel, prompt: list[int], temperature: float, keys: list[int]
 ) -> list[int]:
     """One forward over everything for every token, no cache, no padding."""
     ids = list(prompt)
-    for uniform in random:
+    for key in keys:
         logits = model(torch.tensor([ids])).logits[0, -1].double()
         if temperature:
-            cumulated = torch.softmax(logits / temperature, -1).cumsum(0).numpy()
-            ids.append(int(np.argmax(cumulated > uniform)))
+            noise = -np.log(-np.log(splitmix(key, len(logits))))
+            ids.append(int((logits / temperature + torch.from_numpy(noise)).argmax()))
         else:
             ids.append(int(logits.argmax()))
         if ids[-1] == TOKENIZER.eos_token_id:
@@ -175,11 +177,3 @@ def test_a_diverged_model_is_refused(model: PreTrainedModel) -> None:
             ModelGenerator(model, TOKENIZER).generate(
                 prompts(1), SampleConfig(temperature=temperature)
             )
-
-
-def test_a_longer_response_begins_with_a_shorter_ones_random_numbers() -> None:
-    long = uniforms(1, 2, 3, 4, 100)
-    assert (uniforms(1, 2, 3, 4, 7) == long[:7]).all()
-    keys = [(1, 2, 3, 4), (2, 2, 3, 4), (1, 3, 3, 4), (1, 2, 4, 4), (1, 2, 3, 5)]
-    assert len({tuple(uniforms(*key, 3)) for key in keys}) == len(keys)
-    assert ((long >= 0) & (long < 1)).all()
