@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from dynolab.objectives.dpo import DPOConfig
-from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.objectives.registry import RowObjectiveConfig
 from tasks.runtime.launcher import launch_ranks
 from tasks.runtime.stage import Stage
 from tasks.runtime.tables import log_tables
@@ -27,7 +27,7 @@ PARTS = 4  # of the stage's progress
 class AnalysisConfig(SelectionConfig):
     """What is observed, what updates, and by which step."""
 
-    objective: ObjectiveConfig = Field(DPOConfig(), description="Whose force it is.")
+    objective: RowObjectiveConfig = Field(DPOConfig(), description="Whose force it is.")
     learning_rate: float = Field(
         1e-2, gt=0, description="η of the gradient step on the updating pairs."
     )

@@ -13,7 +13,7 @@ from tasks.forces import first_pairs
 if TYPE_CHECKING:
     from dynolab.data.encode import Encoded, Encoder
     from dynolab.data.rows import Example, ProbeRow
-    from dynolab.objectives import ObjectiveConfig
+    from dynolab.objectives.registry import RowObjectiveConfig
 
 
 class SelectionConfig(BaseModel):
@@ -66,7 +66,7 @@ def observed_rows(data: Path, config: SelectionConfig) -> list[ProbeRow]:
 
 
 def updating_rows(
-    data: Path, config: SelectionConfig, objective: ObjectiveConfig | None = None
+    data: Path, config: SelectionConfig, objective: RowObjectiveConfig | None = None
 ) -> list[Example]:
     """The pairs that update; **Raises** `ConfigError` for ones without a side that is needed."""
     from dynolab.data.rows import Example, read_rows

@@ -31,7 +31,8 @@ from dynolab.forces.terms import TokenTerms, response_terms, token_terms
 from dynolab.forces.token_map import token_strings
 from dynolab.forces.totals import block_sums, pair_totals
 from dynolab.likelihood import token_logps
-from dynolab.objectives import ObjectiveConfig, build_objective
+from dynolab.objectives import build_objective
+from dynolab.objectives.registry import RowObjectiveConfig
 from dynolab.training.record import RecordedExample, StepRecord
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Question:
     tokenizer: PreTrainedTokenizerBase
     observed: Sequence[tuple[ProbeRow, Encoded]]
     updating: Sequence[RecordedExample]
-    objective: ObjectiveConfig
+    objective: RowObjectiveConfig
     update: float | FrozenUpdate
     learning_rate: float
     at: Weights | None = None

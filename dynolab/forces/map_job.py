@@ -13,7 +13,8 @@ from dynolab.forces.analysis import Question
 from dynolab.forces.force_map import ForceMap, force_map
 from dynolab.forces.optimizers import FrozenUpdate
 from dynolab.forces.policy import PolicyFunction, Weights
-from dynolab.objectives import ObjectiveConfig, build_objective
+from dynolab.objectives import build_objective
+from dynolab.objectives.registry import RowObjectiveConfig
 from dynolab.training.record import RecordedExample
 
 
@@ -28,7 +29,7 @@ class MapJob(BaseModel):
     model: Path
     observed: list[Encoded]
     updating: list[RecordedExample]
-    objective: ObjectiveConfig
+    objective: RowObjectiveConfig
     learning_rate: float
     tensors: Path | None
     memory_bytes: int

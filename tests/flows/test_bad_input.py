@@ -146,3 +146,21 @@ def test_a_port_in_use(refused: Refused) -> None:
         port = taken.getsockname()[1]
         said = refused("up", "--prefect-port", str(port))
     assert f"prefect_port = {port}: another program has this port; stop that program" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("name=x", "checkpoints.sft.result = 'sft': is no finished step of the study; run its"),
+        ("checkpoints.sft.result=sft/0123456789ab", "has no such result; it has results of: none"),
+        ("checkpoints.SFT.result=sft", "checkpoints.SFT"),
+        ("checkpoints={}", "checkpoints = {}"),
+        ("analysis.objective.name=grpo", "analysis.objective.name = 'grpo': choose one of 'sft'"),
+        ("analysis.ranks=0", "analysis.ranks = 0: Input should be greater"),
+        ("kernel.threshold=2", "kernel.threshold = 2: Input should be less"),
+    ],
+)
+def test_analyses(change: str, message: str, tmp_path: Path, refused: Refused) -> None:
+    file = tmp_path / "forces.yaml"
+    file.write_text(f"study: {SMALL}\ncheckpoints: {{sft: {{result: sft}}}}\n")
+    assert message in refused("forces", "--config", str(file), "--set", change)
