@@ -24,6 +24,19 @@ def test_the_oldest_tokens_of_a_long_prompt_go_first() -> None:
     assert encoder.counts.truncated == 1
 
 
+def test_a_prompt_to_sample_from_leaves_room_for_its_response() -> None:
+    words = "w1 w2 w3 w4"
+    whole = make_encoder(7, "error").prompt("a", words, 2)
+    assert whole is not None and len(whole) == 5
+    cut = make_encoder(7, "truncate_left").prompt("a", words, 4)
+    assert cut == (1, *whole[-2:])
+    dropping = make_encoder(7, "drop")
+    assert dropping.prompt("a", words, 3) is None
+    assert dropping.counts.dropped_ids == ["a"]
+    with pytest.raises(ConfigError, match=r"row a exceeds the model's context of 7 tokens by 1"):
+        make_encoder(7, "error").prompt("a", words, 3)
+
+
 def test_a_response_that_alone_is_too_long_is_dropped_and_counted() -> None:
     encoder = make_encoder(4, "truncate_left")
     assert encoder.response("a", "w1 w2", " w3 w4 w5 w6") is None

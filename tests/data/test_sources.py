@@ -115,6 +115,19 @@ def test_loading_local_data_needs_no_hub_library() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_hub_data_that_cannot_be_loaded_are_named() -> None:
+    code = """
+from dynolab.data.sources import DataConfig, load_data
+load_data(DataConfig(source="hub", hub_name="a/b", revision="0" * 40, hub_folder="main"))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    last = ended.stderr.strip().splitlines()[-1]
+    assert "ConfigError: data.hub_name = 'a/b'" in last and "hub_folder = 'main'" in last
+
+
 def test_rejected_answers_are_replaced_one_by_one(tmp_path: Path) -> None:
     source = write(tmp_path / "rows.jsonl", numbered(3))
     train = load_data(DataConfig(source="file", path=source, heldout_rows=0, probe_pairs=0)).pairs

@@ -84,3 +84,14 @@ def test_mode_is_put_back_and_a_tokenizer_without_end_is_refused(model: torch.nn
     endless.eos_token = None
     with pytest.raises(ConfigError, match="eos_token"):
         sample_responses(model, endless, PROMPTS[:1], SampleConfig())
+
+
+def test_a_prompt_that_fills_the_context_loses_its_oldest_tokens(model: torch.nn.Module) -> None:
+    long = " ".join(["say", ":"] * 50)
+    config = SampleConfig(max_new_tokens=8)
+    one, other = sample_responses(model, TOKENIZER, [long, "say :"], config)
+    ids, cut = one.encoded.ids, one.encoded.prompt_length
+    assert cut == 64 - 1 - 8 and len(ids) < 64
+    assert ids[0] == TOKENIZER.bos_token_id
+    assert list(ids[1:cut]) == TOKENIZER(long)["input_ids"][-(cut - 1) :]
+    assert [other] == sample_responses(model, TOKENIZER, ["x", "say :"], config)[1:]
