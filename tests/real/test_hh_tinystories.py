@@ -23,7 +23,10 @@ from tests.runtime.conftest import MlflowServer
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "deploy/studies/hh_tinystories.yaml"
-STAGES = {"data", "base", "sft", "preference", "probe", "sft-forces", "preference-forces", "report"}
+STAGES = {
+    "data", "base", "sft", "preference", "probe", "sft-forces", "preference-forces", "kernel",
+    "report",
+}  # fmt: skip
 KINDS = {
     "chosen", "chosen_initial", "chosen_selfr", "chosen_gptsemantic", "chosen_gptformat",
     "rejected", "reject_gptsemantic", "reject_gptformat", "irr_train", "irr_test", "irr_hum",
