@@ -186,9 +186,11 @@ def _stability_message(agreements: Sequence[AgreementRow], threshold: float) -> 
         f"[{number(one.low, 2)}, {number(one.high, 2)}], sizes {_growth(one.growth)})"
         for one in agreements
     ]
+    noisy = [f"{one.first} and {one.second}" for one in agreements if one.ceiling < threshold]
     noise = (
-        " Where it is unclear, the sizes at one of the two differ by little more than their noise."
-        if any(one.verdict == "unclear" and one.ceiling < threshold for one in agreements)
+        f" Between {join(noisy)} nothing can be told: at one of the two the sizes differ by little "
+        "more than their estimation noise."
+        if noisy
         else ""
     )
     return f"Against a threshold of {number(threshold)}, the order of coupling {join(said)}.{noise}"

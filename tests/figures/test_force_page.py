@@ -77,6 +77,17 @@ def test_a_single_checkpoint_has_no_stability() -> None:
     assert kernel_size_plate(inputs.kernel).message.startswith("At only")
 
 
+def test_sizes_that_noise_hides_are_said_to_tell_nothing() -> None:
+    kernel = analysis(labels=("a", "b", "c")).kernel
+    first, *others = kernel.findings.agreements
+    hidden = first.model_copy(update={"ceiling": 0.1, "verdict": "unclear"})
+    findings = kernel.findings.model_copy(update={"agreements": (hidden, *others)})
+    message = stability_plate(dataclasses.replace(kernel, findings=findings)).message
+    assert "is unclear from a to b" in message
+    assert "holds from a to c" in message
+    assert "Between a and b nothing can be told" in message
+
+
 def test_shares_of_no_force_are_shown_as_none(tmp_path: Path) -> None:
     inputs = analysis()
     facts = inputs.checkpoints[0].facts
