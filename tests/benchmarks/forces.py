@@ -27,13 +27,11 @@ import os
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
@@ -49,6 +47,7 @@ from dynolab.likelihood import ResponseLogits, token_logps
 from dynolab.objectives import SFT, SFTConfig
 from dynolab.training.record import RecordedExample
 from tests.benchmarks.ntk_tutorial import tutorial
+from tests.benchmarks.resident import peak_above_start
 
 PROMPT, RESPONSE = 32, 32
 SIZES = {"tinystories": 16, "wide": 2}
@@ -180,24 +179,11 @@ def print_peak(which: str, who: str) -> None:
     policy = PolicyFunction(model)
     count, vocabulary = SIZES[which], model.config.vocab_size
     observed, updating = (sequences(count, seed, vocabulary) for seed in (0, 1))
-    process = psutil.Process()
-    start = most = process.memory_info().rss
-    ended = threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not ended.wait(0.005):
-            most = max(most, process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    if who == "ours":
-        ours(policy, observed, updating, memory_bytes=MEMORY[which])
-    else:
-        tutorial(model, observed, updating)
-    ended.set()
-    watcher.join()
-    print(most - start)
+    routes = {
+        "ours": lambda: ours(policy, observed, updating, memory_bytes=MEMORY[which]),
+        "tutorial": lambda: tutorial(model, observed, updating),
+    }
+    print(peak_above_start(routes[who]))
 
 
 MEMORY = {"tinystories": 2**30, "wide": 2**29}
