@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.encode import Overlong
 from dynolab.errors import ConfigError
-from dynolab.objectives.registry import RowObjectiveConfig
+from dynolab.objectives.grpo import GRPOConfig
+from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
 from dynolab.objectives.sft import SFTConfig
+from dynolab.rollouts.generator import SampleConfig
+from dynolab.rollouts.rewards import RewardConfig
 
 
 class OptimizerConfig(BaseModel):
@@ -38,11 +41,11 @@ class EngineConfig(BaseModel):
     attention: Literal["sdpa", "eager"] = "sdpa"
 
 
-class TrainConfig(BaseModel):
-    """One training stage."""
+class LoopConfig(BaseModel):
+    """What every training has, whatever its examples are made of."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    objective: RowObjectiveConfig = SFTConfig()
+    objective: ObjectiveConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     engine: EngineConfig = EngineConfig()
     steps: int = Field(60, ge=1, description="Optimizer steps.")
@@ -61,7 +64,7 @@ class TrainConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _fits_together(self) -> TrainConfig:
+    def _fits_together(self) -> Self:
         share, rest = divmod(self.batch_size, self.engine.ranks)
         if rest:
             raise ConfigError(
@@ -116,3 +119,64 @@ class TrainConfig(BaseModel):
         """Whether a resume state is due after the update that follows `step` others."""
         done = step + 1
         return self.checkpoint_every > 0 and done % self.checkpoint_every == 0 and done < self.steps
+
+
+class TrainConfig(LoopConfig):
+    """One training stage on rows of answers."""
+
+    objective: RowObjectiveConfig = SFTConfig()
+
+
+class GroupTrainConfig(LoopConfig):
+    """One training stage on groups of completions that the policy samples as it learns.
+
+    An example, as `batch_size` and `micro_batch_size` count them, is a prompt with its
+    completions. An objective on rows trains on pairs: of each group the completion of the highest
+    reward, and that of the lowest as the rejected one.
+    """
+
+    objective: ObjectiveConfig = GRPOConfig()
+    rewards: tuple[RewardConfig, ...] = Field(
+        (RewardConfig(name="exact"),), description="Their weighted sum is the reward."
+    )
+    completions: int = Field(8, description="Sampled to each prompt: a group.")
+    temperature: float = Field(1.0, gt=0, description="Of the sampling.")
+    max_new_tokens: int = Field(64, ge=1, description="Longest completion.")
+    stop: tuple[str, ...] = Field((), description="Texts that end a completion.")
+    sample_batch_size: int = Field(64, ge=1, description="Completions that grow side by side.")
+    updates_per_rollout: int = Field(
+        1, ge=1, description="Optimizer steps between samplings; each has prompts of its own."
+    )
+    right_from: float = Field(
+        1.0, description="A completion counts as right from this reward on: accuracy, pass@k, nthr."
+    )
+
+    @model_validator(mode="after")
+    def _compares(self) -> Self:
+        if self.completions < 2:
+            raise ConfigError(
+                "completions", self.completions, "a reward is compared within a group: sample two "
+                "or more to each prompt",
+            )  # fmt: skip
+        if self.seed < 0:
+            raise ConfigError("seed", self.seed, "sampling needs a seed of 0 or more")
+        if not self.rewards:
+            raise ConfigError("rewards", [], "name at least one reward")
+        longest = getattr(self.objective, "max_tokens", None)
+        if longest not in (None, self.max_new_tokens):
+            raise ConfigError(
+                "objective.max_tokens", longest,
+                f"must be max_new_tokens = {self.max_new_tokens}, the sampling's limit",
+            )  # fmt: skip
+        return self
+
+    @property
+    def sampling(self) -> SampleConfig:
+        """How completions are drawn."""
+        return SampleConfig(
+            temperature=self.temperature,
+            max_new_tokens=self.max_new_tokens,
+            batch_size=self.sample_batch_size,
+            seed=self.seed,
+            stop=self.stop,
+        )

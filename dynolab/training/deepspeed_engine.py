@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dynolab import distributed
 from dynolab.likelihood import ResponseLogits
-from dynolab.training.config import TrainConfig
+from dynolab.training.config import LoopConfig
 from dynolab.training.optimizer import STATE_TENSORS, build_optimizer
 
 MASTER = "master"
@@ -33,7 +33,7 @@ def init_ranks() -> None:
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
 
 
-def deepspeed_settings(config: TrainConfig) -> dict[str, Any]:
+def deepspeed_settings(config: LoopConfig) -> dict[str, Any]:
     """DeepSpeed's own configuration for a training run."""
     return {
         "train_batch_size": config.batch_size,
@@ -50,7 +50,7 @@ def deepspeed_settings(config: TrainConfig) -> dict[str, Any]:
 class DeepSpeedEngine:
     """ZeRO 0–3 on the ranks that torchrun started."""
 
-    def __init__(self, logits: ResponseLogits, config: TrainConfig) -> None:
+    def __init__(self, logits: ResponseLogits, config: LoopConfig) -> None:
         import deepspeed
 
         named = {name: p for name, p in logits.model.named_parameters() if p.requires_grad}

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dynolab.likelihood import ResponseLogits
-from dynolab.training.config import TrainConfig
+from dynolab.training.config import LoopConfig
 from dynolab.training.optimizer import STATE_TENSORS, build_optimizer
 
 
@@ -48,7 +48,7 @@ class Engine(Protocol):
 class PlainEngine:
     """One process, torch alone: the reference that DeepSpeed's numbers are compared with."""
 
-    def __init__(self, logits: ResponseLogits, config: TrainConfig) -> None:
+    def __init__(self, logits: ResponseLogits, config: LoopConfig) -> None:
         self.logits = logits
         self._config = config
         self._named = {name: p for name, p in logits.model.named_parameters() if p.requires_grad}

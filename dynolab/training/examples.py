@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from dynolab.data.batches import REJECTED
 from dynolab.data.encode import EncodedExample, Encoder
-from dynolab.data.rows import Example, read_rows
+from dynolab.data.rows import Example, PromptRow, read_rows
 from dynolab.errors import ConfigError
-from dynolab.training.config import TrainConfig
+from dynolab.training.config import LoopConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 def training_encoder(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, context: int
+    config: LoopConfig, tokenizer: PreTrainedTokenizerBase, context: int
 ) -> Encoder:
     """Encoder of a run's rows; `context` is the model's, in tokens."""
     return Encoder(tokenizer, min(config.max_length or context, context), config.overlong)
@@ -34,6 +34,26 @@ def load_examples(
     rows = list(read_rows(file, Example))
     check_sides(rows, sides, objective)
     return encoder.examples(rows)
+
+
+def load_prompts(
+    file: Path, encoder: Encoder, max_new_tokens: int
+) -> list[tuple[PromptRow, tuple[int, ...]]]:
+    """The prompts of a file with their tokens: those that leave room for a completion.
+
+    **Raises** `ConfigError` for overlong prompts where the encoder is to refuse them, and where no
+    prompt is left.
+    """
+    rows = list(read_rows(file, PromptRow))
+    found = [(row, encoder.prompt(row.id, row.prompt, max_new_tokens)) for row in rows]
+    prompts = [(row, tokens) for row, tokens in found if tokens is not None]
+    if not prompts:
+        raise ConfigError(
+            "data", f"0 of {len(rows)} prompts kept",
+            "give prompts that leave room for max_new_tokens in the model's context, or set "
+            "overlong: truncate_left",
+        )  # fmt: skip
+    return prompts
 
 
 def check_sides(rows: Sequence[Example], sides: Collection[int], objective: str) -> None:

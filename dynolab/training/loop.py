@@ -5,31 +5,34 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import chain
+from functools import partial
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from dynolab import distributed
-from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, collate_examples, count_totals, draw
-from dynolab.data.encode import EncodedExample
+from dynolab.data.batches import TokenBatch, Totals
 from dynolab.data.packing import plan_rows, sequences_of, share_prompts
 from dynolab.data.results import MetricsLine, ProbeScore, TrainingSummary
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import NonFiniteLoss
-from dynolab.likelihood import ResponseLogits, packing_width, token_logps
-from dynolab.objectives import build_objective
+from dynolab.likelihood import ResponseLogits, packing_width
+from dynolab.objectives import build_objective, read_logps
 from dynolab.probes.score import score_probes
 from dynolab.probes.summary import mean_by_kind
+from dynolab.training.config import GroupTrainConfig
 from dynolab.training.engine import Engine, PlainEngine
-from dynolab.training.examples import load_examples, training_encoder
+from dynolab.training.examples import load_examples, load_prompts, training_encoder
 from dynolab.training.job import TrainJob
+from dynolab.training.online import Online
 from dynolab.training.optimizer import clip_factor, learning_rate
-from dynolab.training.record import RecordedExample, StepFacts, StepRecord
-from dynolab.training.reference import SideLogps, score_reference
+from dynolab.training.record import StepFacts, StepRecord
+from dynolab.training.recorded import recorded
 from dynolab.training.resume import load_state, save_state
+from dynolab.training.source import Offline, Source
+from dynolab.training.step_batch import StepExample, collate_step, count_step
+from dynolab.training.strengths import quantiles, strengths
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -63,16 +66,13 @@ class Trainer:
         self.policy = policy.eval()  # no dropout: a probe and a step see the same function
         self.objective = build_objective(job.config.objective)
         self.device = distributed.device()
-        context = int(policy.config.max_position_embeddings)
-        self.encoder = training_encoder(job.config, tokenizer, context)
-        self.examples = load_examples(
-            job.examples, self.encoder, self.objective.sides, job.config.objective.name
-        )
+        self.length = int(policy.config.max_position_embeddings)
+        self.encoder = training_encoder(job.config, tokenizer, self.length)
         self.pad_id = int(
             tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         )
+        self.source = self._build_source()
         self.probes = list(read_rows(job.probes, ProbeRow)) if job.probes else []
-        self.reference: dict[str, SideLogps] = {}
 
     def run(self) -> None:
         """The whole run."""
@@ -80,78 +80,95 @@ class Trainer:
         if distributed.rank() == 0:
             job.output.mkdir(parents=True, exist_ok=True)
         logits = ResponseLogits(self.policy.to(self.device))
-        if self.objective.needs_reference:
-            self.reference = score_reference(
-                logits, self.examples, self.objective.sides, self.pad_id, config.micro_examples
-            )
+        self.source.begin(logits)
         engine = self._build_engine(logits)
-        start = load_state(engine, job.resume_from, job.output) if job.resume_from else 0
+        start = 0
+        if job.resume_from:
+            start = load_state(engine, self.source, job.resume_from, job)
 
         for step in range(start, config.steps):
             if config.probes_at(step):
                 self._probe(engine, step)
             self._step(engine, step)
             if config.checkpoints_after(step):
-                save_state(engine, step + 1, job.output, job.resume_out / f"step-{step + 1:08d}")
+                save_state(engine, self.source, step + 1, job)
         if config.probes_at(config.steps):
             self._probe(engine, config.steps)
         self._finish(engine)
 
     def _step(self, engine: Engine, step: int) -> None:
-        """One optimizer step on one drawn batch."""
+        """One optimizer step on the examples that the source has for it."""
         config, began = self.config, time.perf_counter()
-        rows = draw(step, config.batch_size, len(self.examples), config.seed)
-        batch = [self.examples[row] for row in rows]
-        recorded = step in config.record_steps
-        before = self._snapshot(engine) if recorded else None
-
-        sums = self._accumulate(engine, batch)
-        rate = learning_rate(config.optimizer, config.warmup_steps, step)
-        norm = engine.step(rate)
-
-        if before is not None:
-            self._record(engine, step, rate, norm, batch, *before)
-        values = {name: value / config.batch_size for name, value in sums.items()}
-        values["train/loss"] = sums["train/loss"]
-        values |= {
-            "train/grad_norm": norm,
-            "train/learning_rate": rate,
-            "train/examples_per_s": config.batch_size / (time.perf_counter() - began),
-        }
+        drawn = self.source.draw(engine, step)
+        values = dict(drawn.metrics)
+        if drawn.examples:
+            values |= self._learn(engine, step, drawn.examples)
+        values["train/examples_per_s"] = config.batch_size / (time.perf_counter() - began)
         self._log(step + 1, values)
 
-    def _accumulate(self, engine: Engine, batch: Sequence[EncodedExample]) -> dict[str, float]:
-        """Gradients of all micro-batches of this rank; returns sums over all ranks."""
-        config, sides = self.config, self.objective.sides
-        totals = count_totals(batch, sides)
-        mine = batch[distributed.rank() :: distributed.world_size()]
+    def _learn(
+        self, engine: Engine, step: int, examples: Sequence[StepExample]
+    ) -> dict[str, float]:
+        """One update of the weights; returns what is logged of it."""
+        config = self.config
+        before = self._snapshot(engine) if step in config.record_steps else None
+        sums, pushes = self._accumulate(engine, examples)
+        rate = learning_rate(config.optimizer, config.warmup_steps, step)
+        norm = engine.step(rate)
+        if before is not None:
+            self._record(engine, step, rate, norm, examples, *before)
+        means = {name: value / len(examples) for name, value in sums.items()}
+        return {
+            **means,
+            **pushes,
+            "train/loss": sums["train/loss"],
+            "train/grad_norm": norm,
+            "train/learning_rate": rate,
+        }
+
+    def _accumulate(
+        self, engine: Engine, examples: Sequence[StepExample]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Gradients of this rank's examples; returns sums over all ranks, and quantiles."""
+        totals = count_step(examples, self.objective.sides)
         sums: dict[str, Tensor] = {}
-        for start in range(0, len(mine), config.micro_examples):
-            micro = mine[start : start + config.micro_examples]
-            tokens = self._with_reference(collate_examples(micro, self.pad_id, sides, totals))
-            rows = plan_rows(sequences_of(tokens), packing_width(engine.logits))
-            tokens = share_prompts(tokens, rows).to(self.device)
-            logps = engine.logits(tokens, token_logps)
+        pushes: list[Tensor] = []
+        for micro in self._micro_batches(examples):
+            tokens = self._tokens(engine, micro or examples[:1], totals)
+            logps = engine.logits(tokens, partial(read_logps, self.objective))
             loss = self.objective.loss(logps, tokens)
+            if not micro:
+                engine.backward(0 * loss)
+                continue
             engine.backward(loss)
             named = {"train/loss": loss.detach(), **self.objective.metrics(logps, tokens)}
             for name, value in named.items():
                 sums[name] = sums[name] + value if name in sums else value
-        summed = distributed.sum_over_ranks(torch.stack([v.double() for v in sums.values()]))
-        result = dict(zip(sums, summed.tolist(), strict=True))
+            if (pushed := strengths(self.objective, logps.detach(), tokens)) is not None:
+                pushes.append(pushed)
+        result = _summed(sums)
         if not math.isfinite(result["train/loss"]):
-            raise NonFiniteLoss(result["train/loss"], [one.id for one in batch])
-        return result
+            raise NonFiniteLoss(result["train/loss"], [one.id for one in examples])
+        return result, quantiles(pushes)
 
-    def _with_reference(self, tokens: TokenBatch) -> TokenBatch:
-        """The batch with the reference's log-probabilities, in the order of its tokens."""
-        if not self.objective.needs_reference:
-            return tokens
-        parts = [
-            self.reference[tokens.ids[example]][side]
-            for example, side in zip(tokens.example.tolist(), tokens.side.tolist(), strict=True)
-        ]
-        return replace(tokens, reference=torch.cat(parts))
+    def _micro_batches(self, examples: Sequence[StepExample]) -> list[Sequence[StepExample]]:
+        """This rank's examples, forward by forward: as many forwards on all ranks in every step.
+
+        Engines count on that; some are empty where the source has left examples out.
+        """
+        mine = examples[distributed.rank() :: distributed.world_size()]
+        count = self.config.accumulation
+        edges = [len(mine) * number // count for number in range(count + 1)]
+        return [mine[start:stop] for start, stop in pairwise(edges)]
+
+    def _tokens(
+        self, engine: Engine, examples: Sequence[StepExample], totals: Totals
+    ) -> TokenBatch:
+        tokens = collate_step(
+            examples, self.objective, totals, self.pad_id, temperature=self.source.temperature
+        )
+        rows = plan_rows(sequences_of(tokens), packing_width(engine.logits))
+        return share_prompts(tokens, rows).to(self.device)
 
     def _probe(self, engine: Engine, step: int) -> None:
         """Scores every probe row; the ranks share the work."""
@@ -177,7 +194,7 @@ class Trainer:
 
     def _record(
         self, engine: Engine, step: int, rate: float, norm: float,
-        batch: Sequence[EncodedExample], before: dict[str, Tensor],
+        batch: Sequence[StepExample], before: dict[str, Tensor],
         state: dict[str, dict[str, Tensor]],
     ) -> None:  # fmt: skip
         """Writes the record of the step just made."""
@@ -192,20 +209,10 @@ class Trainer:
             objective=self.config.objective,
             optimizer=self.config.optimizer,
         )
-        examples = tuple(self._recorded(one) for one in batch)
+        sides, temperature = self.objective.sides, self.source.temperature
+        examples = tuple(recorded(one, sides, temperature) for one in batch)
         record = StepRecord(facts, examples, before, after, state)
         record.save(self.job.output / "forces" / f"step-{step:08d}")
-
-    def _recorded(self, example: EncodedExample) -> RecordedExample:
-        reference = self.reference.get(example.id, {})
-        chosen, rejected = reference.get(CHOSEN), reference.get(REJECTED)
-        return RecordedExample(
-            id=example.id,
-            chosen=example.chosen,
-            rejected=example.rejected if REJECTED in self.objective.sides else None,
-            chosen_reference=None if chosen is None else chosen.tolist(),
-            rejected_reference=None if rejected is None else rejected.tolist(),
-        )
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         if distributed.rank() != 0:
@@ -240,3 +247,21 @@ class Trainer:
         from dynolab.training.deepspeed_engine import DeepSpeedEngine
 
         return DeepSpeedEngine(logits, self.config)
+
+    def _build_source(self) -> Source:
+        job, objective = self.job, self.objective
+        if isinstance(job.config, GroupTrainConfig):
+            prompts = load_prompts(job.examples, self.encoder, job.config.max_new_tokens)
+            return Online(
+                prompts, objective, job.config, self.policy, self.tokenizer,
+                length=self.encoder.max_length, pad_id=self.pad_id,
+            )  # fmt: skip
+        rows = load_examples(job.examples, self.encoder, objective.sides, job.config.objective.name)
+        return Offline(rows, objective, job.config, self.pad_id)
+
+
+def _summed(sums: dict[str, Tensor]) -> dict[str, float]:
+    """Named sums over all ranks. A rank without examples has none of its own."""
+    shares = distributed.gather({name: float(value) for name, value in sums.items()})
+    names = dict.fromkeys(chain.from_iterable(shares))
+    return {name: math.fsum(share.get(name, 0.0) for share in shares) for name in names}

@@ -11,9 +11,11 @@ from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.training.config import OptimizerConfig
+from dynolab.training.recorded import Recorded, RecordedExample, RecordedGroup, read_recorded
+
+__all__ = ["Recorded", "RecordedExample", "RecordedGroup", "StepFacts", "StepRecord"]
 
 
 class StepFacts(BaseModel):
@@ -32,21 +34,6 @@ class StepFacts(BaseModel):
     optimizer: OptimizerConfig
 
 
-class RecordedExample(BaseModel):
-    """An example of the recorded batch, as tokens, with the reference's log-probabilities."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    id: str
-    chosen: Encoded
-    rejected: Encoded | None = None
-    chosen_reference: list[float] | None = None
-    rejected_reference: list[float] | None = None
-
-    def encoded(self) -> EncodedExample:
-        """The example as batches take it."""
-        return EncodedExample(self.id, self.chosen, self.rejected)
-
-
 @dataclass(frozen=True)
 class StepRecord:
     """One optimizer step.
@@ -58,7 +45,7 @@ class StepRecord:
     """
 
     facts: StepFacts
-    examples: tuple[RecordedExample, ...]
+    examples: tuple[Recorded, ...]
     before: dict[str, Tensor]
     after: dict[str, Tensor]
     state: dict[str, dict[str, Tensor]]
@@ -88,7 +75,7 @@ class StepRecord:
         lines = (folder / "batch.jsonl").read_text().splitlines()
         return cls(
             facts=StepFacts.model_validate_json((folder / "step.json").read_text()),
-            examples=tuple(RecordedExample.model_validate_json(line) for line in lines),
+            examples=tuple(read_recorded(line) for line in lines),
             before=load_file(folder / "before.safetensors"),
             after=load_file(folder / "after.safetensors"),
             state=state,

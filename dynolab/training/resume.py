@@ -6,14 +6,21 @@ import json
 import logging
 import random
 import shutil
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors.torch import load_file, save_file
 
 from dynolab import distributed
+from dynolab.errors import ConfigError
+from dynolab.store import hash_file
 from dynolab.training.engine import Engine
+from dynolab.training.job import TrainJob
+from dynolab.training.source import Source
 
 log = logging.getLogger(__name__)
 
@@ -21,42 +28,124 @@ CARRIED = ("metrics.jsonl", "probes.jsonl", "forces")
 """Results so far, kept with the state so that a resumed run's results are whole."""
 
 
-def save_state(engine: Engine, step: int, output: Path, folder: Path) -> None:
+FREE = {"steps", "probe_every", "probe_batch_tokens", "checkpoint_every", "record_steps"}
+"""Settings that may change on the way: no update before them would have been another."""
+
+
+class StateFacts(BaseModel):
+    """What a resume state belongs to; `inputs` are the sha256 of initial weights and examples."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    step: int
+    ranks: int
+    threads: int
+    settings: dict[str, Any]
+    inputs: dict[str, str]
+
+    @classmethod
+    def of(cls, job: TrainJob, step: int) -> StateFacts:
+        """The facts of a job after `step` optimizer steps, on rank 0."""
+        files = [job.examples, *sorted(job.model.glob("*.safetensors"))]
+        return cls(
+            step=step,
+            ranks=distributed.world_size(),
+            threads=torch.get_num_threads(),
+            settings=job.config.model_dump(mode="json", exclude=FREE),
+            inputs={file.name: _digest(file, file.stat().st_mtime_ns) for file in files},
+        )
+
+
+@cache
+def _digest(file: Path, written: int) -> str:
+    """A file's sha256, computed once as long as it is not written anew."""
+    return hash_file(file).sha256
+
+
+def save_state(engine: Engine, source: Source, step: int, job: TrainJob) -> None:
     """Writes a resume state; it appears under its final name only when every rank is done."""
+    folder = job.resume_out / f"step-{step:08d}"
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     if distributed.rank() == 0:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
     distributed.barrier()
     engine.save(unfinished / "engine")
+    source.save(step, unfinished / "source")
     _save_random(unfinished / f"random-{distributed.rank()}")
     if distributed.rank() == 0:
         for name in CARRIED:
-            _copy(output / name, unfinished / "output" / name)
-        facts = {"step": step, "ranks": distributed.world_size(),
-                 "threads": torch.get_num_threads()}  # fmt: skip
-        (unfinished / "state.json").write_text(json.dumps(facts))
+            _copy(job.output / name, unfinished / "output" / name)
+        (unfinished / "state.json").write_text(StateFacts.of(job, step).model_dump_json(indent=1))
     distributed.barrier()
     if distributed.rank() == 0:
         unfinished.rename(folder)
 
 
-def load_state(engine: Engine, folder: Path, output: Path) -> int:
-    """Reads a resume state; returns how many steps had been done."""
+def load_state(engine: Engine, source: Source, folder: Path, job: TrainJob) -> int:
+    """Reads a resume state; returns how many steps had been done.
+
+    **Raises:** `ConfigError` for the state of another training, and for another number of ranks.
+    """
+    facts = distributed.rank_zero_first(lambda: _own_facts(folder, job))
     engine.load(folder / "engine")
+    source.load(facts.step, folder / "source")
     _load_random(folder / f"random-{distributed.rank()}")
     if distributed.rank() == 0:
         for name in CARRIED:
-            _copy(folder / "output" / name, output / name)
+            _copy(folder / "output" / name, job.output / name)
     distributed.barrier()
-    facts = json.loads((folder / "state.json").read_text())
-    if facts["threads"] != torch.get_num_threads():
+    if facts.threads != torch.get_num_threads():
         log.warning(
             "this run computes on %d threads and the one before did on %d: "
             "sums may round otherwise, so the last bits may differ",
-            torch.get_num_threads(), facts["threads"],
+            torch.get_num_threads(), facts.threads,
         )  # fmt: skip
-    return int(facts["step"])
+    return facts.step
+
+
+def _own_facts(folder: Path, job: TrainJob) -> StateFacts:
+    """A state's facts, where it belongs to the job; rank 0 alone hashes files."""
+    try:
+        facts = StateFacts.model_validate_json((folder / "state.json").read_text())
+    except (OSError, ValidationError) as error:
+        raise ConfigError(
+            "resume_from", str(folder), "holds no resume state that this version reads; start anew"
+        ) from error
+    if distributed.rank() != 0:
+        return facts
+    now = StateFacts.of(job, facts.step)
+    if facts.ranks != now.ranks:
+        raise ConfigError(
+            "engine.ranks", now.ranks,
+            f"the resume state holds the shards of {facts.ranks} ranks; resume with as many, or "
+            "train on from a finished training's model/ with any number",
+        )  # fmt: skip
+    before, after = _flat(facts), _flat(now)
+    # What both have first: a name of an objective before settings that only one of them knows.
+    names = sorted(
+        before.keys() | after.keys(), key=lambda n: (n not in before or n not in after, n)
+    )
+    for name in names:
+        if before.get(name) != after.get(name):
+            raise ConfigError(
+                name, after.get(name),
+                f"the resume state belongs to a training with {before.get(name)!r}; "
+                "resume with that, or start anew",
+            )  # fmt: skip
+    return facts
+
+
+def _flat(facts: StateFacts) -> dict[str, Any]:
+    """Settings by dotted name, and the inputs' digests."""
+    flat: dict[str, Any] = {f"input {name}": digest for name, digest in facts.inputs.items()}
+    waiting: list[tuple[str, Any]] = list(facts.settings.items())
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(f"{name}.{inner}", one) for inner, one in value.items()]
+        else:
+            flat[name] = value
+    return flat
 
 
 def _copy(source: Path, target: Path) -> None:

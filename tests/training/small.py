@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
-from dynolab.data.rows import Example, ProbeRow, spaced, write_rows
-from dynolab.training.config import TrainConfig
+from dynolab.data.rows import Example, ProbeRow, PromptRow, spaced, write_rows
+from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.job import TrainJob
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -34,8 +34,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_policy(tokenizer: PreTrainedTokenizerFast) -> GPTNeoXForCausalLM:
-    torch.manual_seed(0)
+def make_policy(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> GPTNeoXForCausalLM:
+    torch.manual_seed(seed)
     shape = GPTNeoXConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
@@ -61,13 +61,15 @@ def make_rows(count: int = 24) -> list[Example]:
     ]
 
 
-def make_files(folder: Path) -> None:
-    """Writes `model/`, `train.jsonl` and `probes.jsonl`."""
+def make_files(folder: Path, seed: int = 0) -> None:
+    """Writes `model/`, `train.jsonl`, `prompts.jsonl` and `probes.jsonl`."""
     tokenizer = make_tokenizer()
-    make_policy(tokenizer).save_pretrained(folder / "model")
+    make_policy(tokenizer, seed).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     rows = make_rows()
     write_rows(folder / "train.jsonl", rows)
+    prompts = [PromptRow(id=row.id, prompt=row.prompt, answer=row.chosen) for row in rows]
+    write_rows(folder / "prompts.jsonl", prompts)
     probes = [
         ProbeRow(pair_id=row.id, split="train", kind=kind, prompt=row.prompt, response=text or "",
                  made_by="data")
@@ -95,14 +97,34 @@ def settings(**changes: Any) -> TrainConfig:
     return TrainConfig.model_validate(whole | changes)
 
 
+def group_settings(**changes: Any) -> GroupTrainConfig:
+    """GRPO on rollouts of two steps, with a divergence from the reference."""
+    whole: dict[str, Any] = {
+        "objective": {"name": "grpo", "kl": 0.05},
+        "rewards": [{"name": "tests.training.rewards.low_words"}],
+        "optimizer": {"name": "adamw", "learning_rate": 1e-3},
+        "engine": {"kind": "plain", "ranks": 1},
+        "steps": 5,
+        "batch_size": 4,
+        "micro_batch_size": 2,
+        "completions": 4,
+        "max_new_tokens": 6,
+        "updates_per_rollout": 2,
+        "checkpoint_every": 3,
+    }
+    return GroupTrainConfig.model_validate(whole | changes)
+
+
 def make_job(
-    inputs: Path, folder: Path, config: TrainConfig, resume_from: Path | None = None
-) -> TrainJob:
+    inputs: Path, folder: Path, config: TrainConfig | GroupTrainConfig,
+    resume_from: Path | None = None,
+) -> TrainJob:  # fmt: skip
     (folder / "resume").mkdir(parents=True, exist_ok=True)
+    sampled = isinstance(config, GroupTrainConfig)
     return TrainJob(
         config=config,
         model=inputs / "model",
-        examples=inputs / "train.jsonl",
+        examples=inputs / ("prompts.jsonl" if sampled else "train.jsonl"),
         probes=inputs / "probes.jsonl",
         output=folder / "output",
         resume_out=folder / "resume",

@@ -1,0 +1,152 @@
+"""Examples of a step as JSON, exact to the bit: in records and in resume states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+from torch import Tensor
+
+from dynolab.data.batches import CHOSEN, REJECTED, TopTokens
+from dynolab.data.encode import Encoded, EncodedExample
+from dynolab.data.groups import Completion, Group
+from dynolab.errors import ConfigError
+from dynolab.training.step_batch import ScoredRow, StepExample
+
+
+class _Recorded(BaseModel):
+    # Infinities (the log-probability of an impossible token) stay what they are.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+class RecordedExample(_Recorded):
+    """A row of the recorded batch, as tokens, with the reference's log-probabilities."""
+
+    temperature: ClassVar[float] = 1.0
+
+    id: str
+    chosen: Encoded
+    rejected: Encoded | None = None
+    chosen_reference: list[float] | None = None
+    rejected_reference: list[float] | None = None
+
+    def encoded(self) -> EncodedExample:
+        """The example as batches take it."""
+        return EncodedExample(self.id, self.chosen, self.rejected)
+
+    def responses(self, sides: Sequence[int]) -> list[tuple[int, Encoded]]:
+        """The responses trained on with their sides, in the order of a batch.
+
+        **Raises:** `ConfigError` where a side has none.
+        """
+        of = {CHOSEN: self.chosen, REJECTED: self.rejected}
+        found = [(side, sequence) for side in sides if (sequence := of[side]) is not None]
+        if len(found) < len(sides):
+            raise ConfigError(
+                f"updating example {self.id}", None, "its objective needs a rejected response"
+            )
+        return found
+
+    def scored(self, dtype: torch.dtype) -> ScoredRow:
+        """The example as a step takes it."""
+        known = {CHOSEN: self.chosen_reference, REJECTED: self.rejected_reference}
+        reference = {side: torch.tensor(values, dtype=dtype)
+                     for side, values in known.items() if values is not None}  # fmt: skip
+        return ScoredRow(self.encoded(), reference)
+
+
+class RecordedTop(_Recorded):
+    """The likeliest tokens of the policy that sampled (`TopTokens`)."""
+
+    token: list[list[int]]
+    logp: list[list[float]]
+    entropy: list[float]
+
+
+class RecordedCompletion(_Recorded):
+    """A sampled response with what its objective reads per token (`Completion`)."""
+
+    encoded: Encoded
+    advantage: list[float]
+    old: list[float] | None = None
+    reference: list[float] | None = None
+    top: RecordedTop | None = None
+
+    @property
+    def side(self) -> int:
+        """Rejected where the completion is pushed down, as `Completion.side`."""
+        return REJECTED if min(self.advantage) < 0 else CHOSEN
+
+
+class RecordedGroup(_Recorded):
+    """A group of the recorded batch: the completions of one prompt that taught the policy."""
+
+    id: str
+    temperature: float = 1.0
+    completions: tuple[RecordedCompletion, ...]
+
+    def responses(self, sides: Sequence[int]) -> list[tuple[int, Encoded]]:
+        """The completions with their sides, in the order of a batch."""
+        return [(one.side, one.encoded) for one in self.completions if one.side in sides]
+
+    def scored(self, dtype: torch.dtype) -> Group:
+        """The group as a step takes it."""
+
+        def numbers(values: list[float] | list[list[float]] | None) -> Any:
+            return None if values is None else torch.tensor(values, dtype=dtype)
+
+        return Group(self.id, tuple(
+            Completion(
+                one.encoded, numbers(one.advantage), numbers(one.old), numbers(one.reference),
+                None if one.top is None else TopTokens(
+                    torch.tensor(one.top.token), numbers(one.top.logp), numbers(one.top.entropy)
+                ),
+            )
+            for one in self.completions
+        ))  # fmt: skip
+
+
+Recorded = RecordedExample | RecordedGroup
+_ANY: TypeAdapter[Recorded] = TypeAdapter(Recorded)
+
+
+def read_recorded(line: str) -> Recorded:
+    """An example from its line of JSON."""
+    return _ANY.validate_json(line)
+
+
+def recorded(example: StepExample, sides: Sequence[int], temperature: float = 1.0) -> Recorded:
+    """An example of a step as it is recorded: the sides trained on."""
+    if isinstance(example, Group):
+        return _group(example, temperature)
+    encoded, reference = example.encoded, example.reference
+    return RecordedExample(
+        id=encoded.id,
+        chosen=encoded.chosen,
+        rejected=encoded.rejected if REJECTED in sides else None,
+        chosen_reference=_listed(reference.get(CHOSEN)),
+        rejected_reference=_listed(reference.get(REJECTED)),
+    )
+
+
+def _group(group: Group, temperature: float) -> RecordedGroup:
+    return RecordedGroup(id=group.id, temperature=temperature, completions=tuple(
+        RecordedCompletion(
+            encoded=one.encoded,
+            advantage=one.advantage.tolist(),
+            old=_listed(one.old),
+            reference=_listed(one.reference),
+            top=None if one.top is None else RecordedTop(
+                token=one.top.token.tolist(),
+                logp=one.top.logp.tolist(),
+                entropy=one.top.entropy.tolist(),
+            ),
+        )
+        for one in group.completions
+    ))  # fmt: skip
+
+
+def _listed(values: Tensor | None) -> list[float] | None:
+    return None if values is None else values.tolist()

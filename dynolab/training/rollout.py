@@ -1,0 +1,214 @@
+"""A rollout: the policy answers prompts, rewards judge, answers are compared within their group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dynolab import distributed
+from dynolab.data.batches import TokenBatch, TopTokens
+from dynolab.data.encode import EncodedExample
+from dynolab.data.groups import Completion, Group, collate_groups, count_group_totals
+from dynolab.data.packing import plan_rows, share_prompts
+from dynolab.data.rows import PromptRow
+from dynolab.likelihood import ResponseLogits, packing_width, token_logps, top_tokens
+from dynolab.objectives import group_advantages, rewrite_advantages
+from dynolab.objectives.clipping import ClippedConfig
+from dynolab.objectives.simko import SimKOConfig
+from dynolab.rollouts.generator import Generator, SampleConfig, Sampled, generate_on_ranks
+from dynolab.rollouts.passes import pass_at_k
+from dynolab.rollouts.rewards import Rewards, reward_metrics
+from dynolab.training.reference import score_responses, score_sides
+from dynolab.training.step_batch import ScoredRow
+
+Prompt = tuple[PromptRow, tuple[int, ...]]
+"""A row with its prompt's tokens."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the policy said to one prompt, and the reward of each."""
+
+    id: str
+    sampled: tuple[Sampled, ...]
+    rewards: tuple[float, ...]
+
+    @property
+    def differ(self) -> bool:
+        """Whether there is anything to compare."""
+        return min(self.rewards) < max(self.rewards)
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """The policy that sampled and the reference, where one is needed; weights whole."""
+
+    policy: ResponseLogits
+    reference: ResponseLogits | None
+    pad_id: int
+    batch: int
+    """Sequences of one forward."""
+
+
+def answer_prompts(
+    generator: Generator, rewards: Rewards, prompts: Sequence[Prompt], config: SampleConfig, *,
+    samples: int, step: int,
+) -> list[Answers]:  # fmt: skip
+    """Samples to every prompt with their rewards, on every rank; each rank makes its share."""
+    sampled = generate_on_ranks(
+        generator, [tokens for _, tokens in prompts], config, samples=samples, step=step
+    )
+    rank, ranks = distributed.rank(), distributed.world_size()
+    mine = [
+        _judge(rewards, prompts[number][0], sampled[number])
+        for number in range(rank, len(prompts), ranks)
+    ]
+    shares = distributed.gather(mine)
+    return [
+        Answers(row.id, tuple(sampled[number]), tuple(shares[number % ranks][number // ranks]))
+        for number, (row, _) in enumerate(prompts)
+    ]
+
+
+def _judge(rewards: Rewards, row: PromptRow, sampled: Sequence[Sampled]) -> list[float]:
+    try:
+        return rewards(row.prompt, [one.text for one in sampled], row)
+    except Exception as error:
+        error.add_note(f"while rewarding the completions of prompt {row.id}")
+        raise
+
+
+def answer_metrics(answers: Sequence[Answers], right_from: float) -> dict[str, float]:
+    """Rewards, pass@k, length in tokens, share that ended, and the policy's entropy per token.
+
+    pass@1 is the accuracy. The entropy is the mean of −log π over sampled tokens, whose
+    expectation it is.
+    """
+    every = [one for group in answers for one in group.sampled]
+    size = len(answers[0].rewards)
+    right = [sum(reward >= right_from for reward in group.rewards) for group in answers]
+    return {
+        **reward_metrics([group.rewards for group in answers]),
+        **{f"rollout/pass_at_{k}": sum(pass_at_k(size, one, k) for one in right) / len(right)
+           for k in (1, size)},
+        "rollout/length": sum(len(one.response) for one in every) / len(every),
+        "rollout/finished": sum(one.finished for one in every) / len(every),
+        "rollout/entropy": -sum(sum(one.logps) for one in every)
+        / sum(len(one.logps) for one in every),
+    }  # fmt: skip
+
+
+def make_pairs(answers: Sequence[Answers], scorer: Scorer, sides: Sequence[int]) -> list[ScoredRow]:
+    """Of each prompt's answers one of the highest reward, and one of the lowest as rejected."""
+    pairs = []
+    for one in answers:
+        best = one.sampled[one.rewards.index(max(one.rewards))]
+        worst = one.sampled[one.rewards.index(min(one.rewards))]
+        pairs.append(EncodedExample(one.id, best.encoded, worst.encoded))
+    if scorer.reference is None:
+        return [ScoredRow(pair) for pair in pairs]
+    scored = score_sides(scorer.reference, pairs, sides, scorer.pad_id, scorer.batch)
+    return [ScoredRow(pair, logps) for pair, logps in zip(pairs, scored, strict=True)]
+
+
+@torch.no_grad()
+def make_groups(
+    answers: Sequence[Answers], scorer: Scorer, config: ClippedConfig, *,
+    temperature: float, right_from: float, seed: int,
+) -> list[Group]:  # fmt: skip
+    """Groups with advantages, and log-probabilities under the policy that sampled and reference.
+
+    **Arguments:**
+
+    - `right_from`: reward from which a completion counts as right where advantages are rewritten.
+    - `seed`: of a rule that draws tokens.
+    """
+    sequences = [one.encoded for group in answers for one in group.sampled]
+    ranks = config.ranks if isinstance(config, SimKOConfig) else 0
+    read = partial(_own_and_top, ranks=ranks)
+    seen = iter(score_responses(
+        scorer.policy, sequences, scorer.pad_id, scorer.batch, read, temperature=temperature
+    ))  # fmt: skip
+    reference: list[Tensor] | None = None
+    if scorer.reference is not None:
+        reference = score_responses(
+            scorer.reference, sequences, scorer.pad_id, scorer.batch, temperature=temperature
+        )
+    known = iter(reference or [None] * len(sequences))
+    groups = []
+    for one in answers:
+        rewards = torch.tensor(one.rewards, dtype=torch.float64)
+        pushes = group_advantages(rewards, scale_by_std=config.scale_by_std).float()
+        groups.append(Group(one.id, tuple(
+            _completion(sampled, push, next(seen), next(known), ranks)
+            for sampled, push in zip(one.sampled, pushes, strict=True)
+        )))  # fmt: skip
+    if config.advantage_rule.name == "none":
+        return groups
+    right = [[reward >= right_from for reward in one.rewards] for one in answers]
+    return _rewritten(groups, right, scorer, config, temperature, seed)
+
+
+def _own_and_top(
+    logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch, *, ranks: int
+) -> Float[Tensor, "tokens columns"]:
+    """log π of the token, and the likeliest tokens' ids and log π with the entropy, if wanted."""
+    own = token_logps(logits, batch)[:, None]
+    if not ranks:
+        return own
+    top = top_tokens(logits, batch, ranks)
+    # In float64, which holds an id and a float32 exactly.
+    return torch.cat([own.double(), top.entropy[:, None], top.token, top.logp], dim=1)
+
+
+def _completion(
+    sampled: Sampled, push: Tensor, seen: Tensor, reference: Tensor | None, ranks: int
+) -> Completion:
+    """A completion with what `_own_and_top` has read."""
+    old = seen[:, 0].float()
+    top = None
+    if ranks:
+        entropy, token, logp = seen[:, 1], seen[:, 2 : 2 + ranks], seen[:, 2 + ranks :]
+        top = TopTokens(token.long(), logp.float(), entropy.float())
+    return Completion(sampled.encoded, push.expand(len(old)), old, reference, top)
+
+
+def _rewritten(
+    groups: Sequence[Group], right: Sequence[Sequence[bool]], scorer: Scorer,
+    config: ClippedConfig, temperature: float, seed: int,
+) -> list[Group]:  # fmt: skip
+    """The groups with their advantages after the config's rule; each rank rewrites its share."""
+    rank, ranks = distributed.rank(), distributed.world_size()
+    mine = [
+        _rewrite(groups[number], right[number], scorer, config, temperature, seed + number)
+        for number in range(rank, len(groups), ranks)
+    ]
+    shares = distributed.gather(mine)
+    return [shares[number % ranks][number // ranks] for number in range(len(groups))]
+
+
+def _rewrite(
+    group: Group, right: Sequence[bool], scorer: Scorer, config: ClippedConfig,
+    temperature: float, seed: int,
+) -> Group:  # fmt: skip
+    bare = collate_groups(
+        [group], scorer.pad_id, count_group_totals([group]), temperature=temperature
+    )
+    sequences = [one.encoded for one in group.completions]
+    device = distributed.device()
+    batch = share_prompts(bare, plan_rows(sequences, packing_width(scorer.policy))).to(device)
+    hidden = scorer.policy.hidden(batch)
+    pushes = rewrite_advantages(
+        config.advantage_rule, batch, torch.tensor(right, device=device),
+        scorer.policy.head(hidden), hidden, seed=seed,
+    ).cpu()  # fmt: skip
+    parts = pushes.split([one.response_length for one in sequences])
+    return Group(group.id, tuple(
+        Completion(one.encoded, part.clone(), one.old, one.reference, one.top)
+        for one, part in zip(group.completions, parts, strict=True)
+    ))  # fmt: skip

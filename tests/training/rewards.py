@@ -1,0 +1,29 @@
+"""A reward that an untrained policy already earns in part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynolab.data.rows import PromptRow
+
+
+def low_words(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """1 where more than half of the words have numbers below 20."""
+    return [float(2 * sum(map(_low, text.split())) > len(text.split())) for text in completions]
+
+
+def fourth_fails(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    if row.id == "r3":
+        raise ZeroDivisionError("no words")
+    return low_words(prompt, completions, row)
+
+
+def same_for_most(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """Compares completions in few groups only."""
+    return (
+        low_words(prompt, completions, row) if row.id in ("r1", "r7") else [0.0] * len(completions)
+    )
+
+
+def _low(word: str) -> bool:
+    return word.startswith("w") and int(word[1:]) < 20
