@@ -71,8 +71,10 @@ def share_of(sizes: Sequence[int]) -> slice:
     return slice(first, last)
 
 
-def rank_zero_first(make: Callable[[], Item]) -> Item:
-    """Rank 0 makes, then the others, and all have made; what stops rank 0 stops all."""
+def rank_zero_first(
+    make: Callable[[], Item], then: Callable[[], Item] | None = None
+) -> Item:  # fmt: skip
+    """Rank 0 makes, then the others do `then` or make too; what stops rank 0 stops all."""
     made: Item | DynolabError | None = None
     if rank() == 0:
         try:
@@ -82,6 +84,6 @@ def rank_zero_first(make: Callable[[], Item]) -> Item:
     stopped = gather(made if isinstance(made, DynolabError) else None)[0]
     if stopped is not None:
         raise stopped
-    mine = cast(Item, made) if rank() == 0 else make()
+    mine = cast(Item, made) if rank() == 0 else (then or make)()
     barrier()
     return mine

@@ -155,7 +155,9 @@ def force_map(
         responses = tuple(one.ids[one.prompt_length :] for one in observed)
         return ForceMap(np.concatenate(parts), responses, tuple(problem.updating), facts)
     begin = partial(MapFolder.begin, folder, _manifest(problem, facts, shape, update, updating))
-    sink = distributed.rank_zero_first(begin) if over_ranks else begin()
+    # Ranks that replayed a step may differ in its last bits, which make another fingerprint.
+    join = partial(MapFolder.join, folder)
+    sink = distributed.rank_zero_first(begin, join) if over_ranks else begin()
     _fill(sink, problem, mine, rows.start, chosen, memory_bytes)
     if over_ranks:
         distributed.barrier()

@@ -60,6 +60,11 @@ class MapFolder:
         return cls(folder, manifest, "r+")
 
     @classmethod
+    def join(cls, folder: Path) -> MapFolder:
+        """A map that another rank has begun, to be filled beside it."""
+        return cls(folder, _read_manifest(folder), "r+")
+
+    @classmethod
     def open(cls, folder: Path) -> MapFolder:
         """A complete map.
 
