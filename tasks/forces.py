@@ -17,7 +17,7 @@ from tasks.runtime.work import Work
 if TYPE_CHECKING:
     from dynolab.data.results import ReplayFacts
     from dynolab.data.rows import ProbeRow
-    from dynolab.training.record import RecordedExample
+    from dynolab.training.record import Recorded
 
 
 class ForcesConfig(BaseModel):
@@ -81,15 +81,14 @@ def _measure(
         pushes = build_token_map(
             record, policy, tokenizer,
             stage=objective, updating_id=example.id, observed_id=example.id,
-            observed=example.chosen,
+            observed=next(iter(example.named().values())),
         )  # fmt: skip
         (work.output / "token_map.json").write_text(pushes.model_dump_json())
     return replays
 
 
-def _length(example: RecordedExample) -> int:
-    sides = (example.chosen, example.rejected)
-    return sum(side.response_length for side in sides if side is not None)
+def _length(example: Recorded) -> int:
+    return sum(one.response_length for one in example.named().values())
 
 
 def first_pairs(rows: Sequence[ProbeRow], pairs: int) -> list[ProbeRow]:

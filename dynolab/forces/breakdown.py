@@ -18,7 +18,7 @@ from dynolab.forces.optimizers import FrozenUpdate
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.problem import pose
 from dynolab.objectives import Objective
-from dynolab.training.record import RecordedExample
+from dynolab.training.record import Recorded
 
 HEAD, EMBEDDING, TIED = "head", "embedding", "tied"
 
@@ -72,7 +72,7 @@ class LastLayer:
 def breakdown(
     policy: PolicyFunction,
     observed: Sequence[Encoded],
-    updating: Sequence[RecordedExample],
+    updating: Sequence[Recorded],
     objective: Objective,
     *,
     update: float | FrozenUpdate = 1.0,

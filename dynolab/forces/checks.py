@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +15,8 @@ from dynolab.errors import ConfigError
 if TYPE_CHECKING:
     from dynolab.forces.logit_function import LogitFunction
     from dynolab.forces.policy import PolicyFunction
-    from dynolab.training.record import StepRecord
+    from dynolab.objectives import Objective
+    from dynolab.training.record import Recorded, StepRecord
 
 
 def check_model(model: nn.Module) -> None:
@@ -99,13 +100,24 @@ def check_batch(batch: TokenBatch, policy: PolicyFunction) -> None:
 def check_record(record: StepRecord, policy: PolicyFunction) -> None:
     """Refuses a record with responses that the model cannot score, or with nan or inf."""
     for example in record.examples:
-        check_response(f"record example {example.id}.chosen", example.chosen, policy)
-        if example.rejected is not None:
-            check_response(f"record example {example.id}.rejected", example.rejected, policy)
+        for name, sequence in example.named().items():
+            check_response(f"record example {example.id}.{name}", sequence, policy)
     check_finite("record.before", record.before)
     check_finite("record.after", record.after)
     for name, state in record.state.items():
         check_finite(f"record.state[{name}]", state)
+
+
+def check_one_token(examples: Sequence[Recorded], objective: Objective) -> None:
+    """Refuses steps whose force on a position is not `c (π − e_y)` of its own token."""
+    warm = {one.temperature for one in examples} - {1.0}
+    if objective.dense or warm:
+        what = type(objective).__name__ if objective.dense else f"a temperature of {warm.pop()}"
+        raise ConfigError(
+            "updating", what,
+            "it pushes other tokens than a response's own, or divides its logits; measure its "
+            "recorded step with split_step and token_forces, which are exact for it too",
+        )  # fmt: skip
 
 
 def check_arithmetic(policy: LogitFunction, why: str) -> None:

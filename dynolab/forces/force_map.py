@@ -24,7 +24,7 @@ from dynolab.forces.optimizers import FrozenUpdate
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.problem import Problem, Updating, pose
 from dynolab.objectives import Objective
-from dynolab.training.record import RecordedExample
+from dynolab.training.record import Recorded
 
 MEMORY_BYTES = 2**30
 
@@ -99,7 +99,7 @@ class ForceMap:
 def force_map(
     policy: PolicyFunction,
     observed: Sequence[Encoded],
-    updating: Sequence[RecordedExample],
+    updating: Sequence[Recorded],
     objective: Objective,
     *,
     update: float | FrozenUpdate = 1.0,
@@ -221,7 +221,7 @@ def _facts(
 
 def _manifest(
     problem: Problem, facts: MapFacts, shape: tuple[int, int], update: float | FrozenUpdate,
-    updating: Sequence[RecordedExample],
+    updating: Sequence[Recorded],
 ) -> dict[str, Any]:  # fmt: skip
     """What the folder says of itself, with a fingerprint of everything the numbers depend on."""
     fingerprint = hashlib.sha256(json.dumps(asdict(facts)).encode())

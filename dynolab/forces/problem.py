@@ -10,17 +10,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, count_totals
+from dynolab.data.batches import CHOSEN
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
-from dynolab.forces.checks import check_arithmetic, check_response
+from dynolab.forces.checks import check_arithmetic, check_one_token, check_response
 from dynolab.forces.gram import Kernel
 from dynolab.forces.optimizers import FrozenUpdate
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.rules import subspace
-from dynolab.forces.split import objective_batch
+from dynolab.forces.split import objective_batch, step_totals
 from dynolab.objectives import Objective
-from dynolab.training.record import RecordedExample
+from dynolab.training.record import Recorded
 
 SAMPLE_TOKENS = 4
 """Response tokens on which the parameters' rules are tried: each has its own random weight."""
@@ -47,7 +47,7 @@ class Problem:
 
 
 def pose(
-    policy: PolicyFunction, observed: Sequence[Encoded], updating: Sequence[RecordedExample],
+    policy: PolicyFunction, observed: Sequence[Encoded], updating: Sequence[Recorded],
     objective: Objective, *, update: float | FrozenUpdate, at: Weights | None,
 ) -> Problem:  # fmt: skip
     """Checks a force map's arguments (`force_map`) and scores its updating responses."""
@@ -55,8 +55,9 @@ def pose(
     if not observed or not updating:
         empty = "updating" if observed else "observed"
         raise ConfigError(empty, [], "give at least one response")
-    sides = [(one, side) for one in updating for side in objective.sides]
-    plain = [_side(one, side) for one, side in sides]
+    check_one_token(updating, objective)
+    trained = [(one.id, *pushed) for one in updating for pushed in one.responses(objective.sides)]
+    plain = [sequence for *_, sequence in trained]
     for what, responses in (("observed", observed), ("updating", plain)):
         for number, one in enumerate(responses):
             check_response(f"{what}[{number}]", one, policy)
@@ -72,8 +73,8 @@ def pose(
         kernel=kernel,
         observed=list(observed),
         updating=[
-            Updating(one.id, "chosen" if side == CHOSEN else "rejected", _response(sequence))
-            for (one, side), sequence in zip(sides, plain, strict=True)
+            Updating(name, "chosen" if side == CHOSEN else "rejected", _response(sequence))
+            for name, side, sequence in trained
         ],
         sequences=plain,
         rates=rate * rates,
@@ -82,24 +83,15 @@ def pose(
 
 @torch.no_grad()
 def _learning_rates(
-    kernel: Kernel, updating: Sequence[RecordedExample], objective: Objective
+    kernel: Kernel, updating: Sequence[Recorded], objective: Objective
 ) -> Float[Tensor, updating]:
     """c_l of every updating token, one example at a time."""
-    totals = count_totals([one.encoded() for one in updating], objective.sides)
+    totals = step_totals(updating, objective)
     rates = []
     for one in updating:
         batch = objective_batch([one], objective, totals, kernel.policy)
         rates.append(objective.learning_rates(kernel.policy.logps(kernel.at, batch), batch))
     return torch.cat(rates)
-
-
-def _side(example: RecordedExample, side: int) -> Encoded:
-    sequence = example.chosen if side == CHOSEN else example.rejected
-    if sequence is None:
-        raise ConfigError(
-            f"updating example {example.id}", None, "its objective needs a rejected response"
-        )
-    return sequence
 
 
 def _response(sequence: Encoded) -> tuple[int, ...]:

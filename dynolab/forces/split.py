@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -14,16 +14,16 @@ from dynolab.data.batches import (
     REJECTED,
     TokenBatch,
     Totals,
-    collate_examples,
-    count_totals,
 )
 from dynolab.errors import ConfigError
 from dynolab.forces.checks import check_record
 from dynolab.forces.one_step import change_of, norm
 from dynolab.forces.optimizers import FrozenUpdate, freeze_update
 from dynolab.forces.policy import PolicyFunction, Weights
+from dynolab.forces.views import View
 from dynolab.objectives import Objective, build_objective
-from dynolab.training.record import RecordedExample, StepRecord
+from dynolab.training.record import Recorded, StepRecord
+from dynolab.training.step_batch import collate_step
 
 PAD_ID = 0
 """Padding stands right of every response and is masked, so any id of the vocabulary serves."""
@@ -113,7 +113,7 @@ def side_gradients(
     }
     for examples in micro_batches(record, objective.sides, batch_tokens):
         batch = record_batch(record, policy, examples)
-        logps = policy.logps(leaves, batch)
+        logps = objective_logps(policy, leaves, batch, objective)
         rates = objective.learning_rates(logps.detach(), batch)
         for side in objective.sides:
             surrogate = -(rates * logps)[batch.token_side == side].sum()
@@ -128,23 +128,41 @@ def record_batch(record: StepRecord, policy: PolicyFunction, examples: Sequence[
     **Arguments:** `examples`: positions in `record.examples`.
     """
     objective = build_objective(record.facts.objective)
-    totals = count_totals([one.encoded() for one in record.examples], objective.sides)
+    totals = step_totals(record.examples, objective)
     wanted = [record.examples[number] for number in examples]
     return objective_batch(wanted, objective, totals, policy)
 
 
 def objective_batch(
-    examples: Sequence[RecordedExample], objective: Objective, totals: Totals,
-    policy: PolicyFunction,
-) -> TokenBatch:  # fmt: skip
+    examples: Sequence[Recorded], objective: Objective, totals: Totals, policy: PolicyFunction
+) -> TokenBatch:
     """Examples as an objective sees them, out of a step with the given denominators."""
-    plain = [one.encoded() for one in examples]
-    batch = collate_examples(plain, PAD_ID, objective.sides, totals)
-    if objective.needs_reference:
-        flat = [value for one in examples for side in objective.sides
-                for value in _reference(one, side)]  # fmt: skip
-        batch = replace(batch, reference=torch.tensor(flat, dtype=policy.dtype))
+    for one in examples:
+        one.responses(objective.sides)  # says which example lacks a side
+    scored = [one.scored(policy.dtype) for one in examples]
+    batch = collate_step(scored, objective, totals, PAD_ID, temperature=examples[0].temperature)
+    if objective.needs_reference and batch.reference is None:
+        raise ConfigError(
+            f"record example {examples[0].id}", None,
+            "its objective needs the reference's log-probabilities; record them with the step",
+        )  # fmt: skip
     return batch.to(policy.device)
+
+
+def step_totals(examples: Sequence[Recorded], objective: Objective) -> Totals:
+    """Denominators of a step on these examples."""
+    trained = [sequence for one in examples for _, sequence in one.responses(objective.sides)]
+    tokens = sum(sequence.response_length for sequence in trained)
+    return Totals(examples=len(examples), tokens=tokens, sequences=len(trained))
+
+
+def objective_logps(
+    policy: PolicyFunction, weights: Weights, batch: TokenBatch, objective: Objective
+) -> Float[Tensor, "tokens ..."]:
+    """The log-probabilities that an objective reads, in nats: `read_logps` at given weights."""
+    if objective.dense:
+        return policy.observed(weights, batch, View(batch.targets))
+    return policy.logps(weights, batch)
 
 
 def replay_error(split: UpdateSplit, record: StepRecord) -> float:
@@ -193,25 +211,15 @@ def micro_batches(
 ) -> Iterator[list[int]]:
     """Example numbers whose padded sequences stay within a number of tokens."""
     batch: list[int] = []
-    longest = 0
+    waiting: list[int] = []
     for number, one in enumerate(record.examples):
-        lengths = [len(s.ids) for s in (one.chosen, one.rejected) if s is not None]
-        longest = max(longest, *lengths)
-        if batch and (len(batch) + 1) * len(sides) * longest > batch_tokens:
+        lengths = [len(sequence.ids) for _, sequence in one.responses(sides)]
+        if batch and len(waiting + lengths) * max(waiting + lengths) > batch_tokens:
             yield batch
-            batch, longest = [], max(lengths)
+            batch, waiting = [], []
         batch.append(number)
+        waiting += lengths
     yield batch
-
-
-def _reference(example: RecordedExample, side: int) -> list[float]:
-    values = example.chosen_reference if side == CHOSEN else example.rejected_reference
-    if values is None:
-        raise ConfigError(
-            f"record example {example.id}", None,
-            "its objective needs the reference's log-probabilities; record them with the step",
-        )  # fmt: skip
-    return values
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, by_length
 from dynolab.data.encode import Encoded
+from dynolab.forces.checks import check_one_token
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.problem import Updating
 from dynolab.forces.split import micro_batches, record_batch
@@ -137,6 +138,7 @@ def step_terms(
     rate or clip factor (`record.facts`).
     """
     objective = build_objective(record.facts.objective)
+    check_one_token(record.examples, objective)
     place = policy.cast(record.before)
     made: list[UpdatingTerms] = []
     for examples in micro_batches(record, objective.sides, batch_tokens):

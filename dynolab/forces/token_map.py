@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, collate
+from dynolab.data.batches import CHOSEN, REJECTED, collate
 from dynolab.data.encode import Encoded
 from dynolab.data.results import TokenMap
 from dynolab.errors import ConfigError
 from dynolab.forces.one_step import midpoint
 from dynolab.forces.optimizers import FrozenUpdate
 from dynolab.forces.policy import PolicyFunction, Weights
-from dynolab.forces.split import PAD_ID, record_batch, split_step
+from dynolab.forces.split import PAD_ID, objective_logps, record_batch, split_step
 from dynolab.objectives import build_objective
 from dynolab.training.record import StepRecord
 
@@ -42,7 +42,10 @@ def build_token_map(
     update = split_step(record, policy).update
     force = token_forces(record, policy, update, updating, observed)
 
-    example = record.examples[updating]
+    tokens: dict[int, list[str]] = {CHOSEN: [], REJECTED: []}
+    sides = build_objective(record.facts.objective).sides
+    for side, sequence in record.examples[updating].responses(sides):
+        tokens[side] += token_strings(sequence, tokenizer)
     return TokenMap(
         stage=stage,
         step=record.facts.step,
@@ -50,10 +53,8 @@ def build_token_map(
         updating_id=updating_id,
         learning_rate=record.facts.learning_rate,
         observed_tokens=token_strings(observed, tokenizer),
-        chosen_tokens=token_strings(example.chosen, tokenizer),
-        rejected_tokens=[]
-        if example.rejected is None
-        else token_strings(example.rejected, tokenizer),
+        chosen_tokens=tokens[CHOSEN],
+        rejected_tokens=tokens[REJECTED],
         force=force.tolist(),
     )
 
@@ -82,7 +83,8 @@ def token_forces(
     - `updating`: position of the updating example in `record.examples`.
     - `at`: where the observed response is differentiated; default: the midpoint of the step.
 
-    **Returns:** nats; columns are the example's chosen tokens, then its rejected ones.
+    **Returns:** nats; columns are the example's chosen tokens, then its rejected ones; of a group
+    those of the completions that were pushed up, then of the others.
     """
     place = midpoint(record.before, record.after) if at is None else at
     columns = _token_updates(record, policy, update, updating)
@@ -96,10 +98,11 @@ def _token_updates(
     """Change of the weights that each token of one example makes, one after the other."""
     leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
     batch = record_batch(record, policy, [updating])
+    objective = build_objective(record.facts.objective)
     with torch.enable_grad():
-        logps = policy.logps(leaves, batch)
+        logps = objective_logps(policy, leaves, batch, objective)
         one_by_one = logps.unbind()
-    rates = build_objective(record.facts.objective).learning_rates(logps.detach(), batch)
+    rates = objective.learning_rates(logps.detach(), batch)
     order = torch.argsort(batch.token_side != CHOSEN, stable=True)
     for token in order.tolist():
         gradient = torch.autograd.grad(

@@ -49,6 +49,11 @@ class RecordedExample(_Recorded):
             )
         return found
 
+    def named(self) -> dict[str, Encoded]:
+        """Every response by its place in the example."""
+        both = {"chosen": self.chosen, "rejected": self.rejected}
+        return {name: one for name, one in both.items() if one is not None}
+
     def scored(self, dtype: torch.dtype) -> ScoredRow:
         """The example as a step takes it."""
         known = {CHOSEN: self.chosen_reference, REJECTED: self.rejected_reference}
@@ -90,6 +95,10 @@ class RecordedGroup(_Recorded):
     def responses(self, sides: Sequence[int]) -> list[tuple[int, Encoded]]:
         """The completions with their sides, in the order of a batch."""
         return [(one.side, one.encoded) for one in self.completions if one.side in sides]
+
+    def named(self) -> dict[str, Encoded]:
+        """Every response by its place in the example."""
+        return {f"completions[{n}]": one.encoded for n, one in enumerate(self.completions)}
 
     def scored(self, dtype: torch.dtype) -> Group:
         """The group as a step takes it."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 
 import torch
 from jaxtyping import Float
@@ -134,12 +135,11 @@ def make_groups(
     seen = iter(score_responses(
         scorer.policy, sequences, scorer.pad_id, scorer.batch, read, temperature=temperature
     ))  # fmt: skip
-    reference: list[Tensor] | None = None
+    known: Iterator[Tensor | None] = repeat(None)
     if scorer.reference is not None:
-        reference = score_responses(
+        known = iter(score_responses(
             scorer.reference, sequences, scorer.pad_id, scorer.batch, temperature=temperature
-        )
-    known = iter(reference or [None] * len(sequences))
+        ))  # fmt: skip
     groups = []
     for one in answers:
         rewards = torch.tensor(one.rewards, dtype=torch.float64)

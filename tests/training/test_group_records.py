@@ -1,0 +1,142 @@
+"""Recorded steps on sampled groups replay from their closed form, and have forces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dynolab.data.batches import CHOSEN, REJECTED
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+from dynolab.forces import (
+    PolicyFunction,
+    force_map,
+    record_batch,
+    replay_error,
+    rounding_floor,
+    split_step,
+    step_terms,
+    token_forces,
+)
+from dynolab.objectives import build_objective
+from dynolab.rollouts.rewards import ALLOWED
+from dynolab.training.loop import train
+from dynolab.training.record import RecordedGroup, StepRecord
+from models.language import load_language_model, load_tokenizer
+from tests.training.small import group_settings, make_files, make_job
+
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": {"objective": {"name": "grpo", "kl": 0.05}},
+    "warm": {"objective": {"name": "grpo"}, "temperature": 0.7},
+    "sequence": {"objective": {"name": "grpo", "ratio": "sequence", "aggregation": "grpo"}},
+    "nthr": {"objective": {"name": "grpo", "advantage_rule": {"name": "nthr"}}},
+    "simko": {"objective": {"name": "simko", "share": 0.2, "kl": 0.05}},
+    "pairs": {"objective": {"name": "dpo"}},
+}
+# Momentum: history has a part. Step 1 is the second of its rollout: the policy has moved on.
+CHANGES = {
+    "optimizer": {"name": "sgd", "learning_rate": 0.3, "momentum": 0.5},
+    "steps": 2, "record_steps": [1], "checkpoint_every": 0, "clip_norm": 0.5,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("records")
+    make_files(made)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ALLOWED, "tests.training.rewards")
+        for name, case in CASES.items():
+            job = make_job(made, made / name, group_settings(**CHANGES, **case))
+            train(job, load_language_model(job.model), load_tokenizer(job.model))
+    return made
+
+
+def load(folder: Path, name: str) -> tuple[StepRecord, PolicyFunction]:
+    record = StepRecord.load(folder / name / "output" / "forces" / "step-00000001")
+    return record, PolicyFunction(load_language_model(folder / "model"), torch.float64)
+
+
+def observed(record: StepRecord) -> Encoded:
+    (_, first), *_ = record.examples[0].responses((CHOSEN, REJECTED))
+    return first
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_recorded_step_is_the_sum_of_its_sides(folder: Path, name: str) -> None:
+    record, policy = load(folder, name)
+    split = split_step(record, policy)
+    assert replay_error(split, record) < 1e-5 + 2 * rounding_floor(record)
+    for part in split.parts().values():
+        assert any(bool(change.any()) for change in part.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_record_is_read_as_it_was_written(folder: Path, tmp_path: Path, name: str) -> None:
+    record, _ = load(folder, name)
+    record.save(tmp_path)
+    assert StepRecord.load(tmp_path).examples == record.examples
+
+
+@pytest.mark.parametrize("name", ["grpo", "warm", "simko"])
+def test_columns_add_up_to_the_step(folder: Path, name: str) -> None:
+    record, policy = load(folder, name)
+    split, watched = split_step(record, policy), observed(record)
+    by_token = [
+        token_forces(record, policy, split.update, number, watched, at=record.before)
+        for number in range(len(record.examples))
+    ]
+    batch, _ = policy.batch([watched])
+    parts = policy.change_along(record.before, [split.from_chosen, split.from_rejected], batch)
+    borders = [
+        sum(s.response_length for side, s in one.responses((CHOSEN, REJECTED)) if side == CHOSEN)
+        for one in record.examples
+    ]
+    up = sum(f[:, :border].sum(1) for f, border in zip(by_token, borders, strict=True))
+    down = sum(f[:, border:].sum(1) for f, border in zip(by_token, borders, strict=True))
+    assert distance(up, parts[0]) < 1e-9
+    assert distance(down, parts[1]) < 1e-9
+
+
+def test_what_is_pushed_up_is_chosen_and_what_is_pushed_down_rejected(folder: Path) -> None:
+    record, policy = load(folder, "warm")
+    batch = record_batch(record, policy, range(len(record.examples)))
+    objective = build_objective(record.facts.objective)
+    rates = objective.learning_rates(policy.logps(record.before, batch), batch)
+    assert batch.temperature == 0.7
+    assert bool((rates[batch.token_side == CHOSEN] >= 0).all())
+    assert bool((rates[batch.token_side == REJECTED] <= 0).all())
+
+
+@pytest.mark.parametrize("route", ["columns", "rows", "both_sides"])
+def test_a_force_map_of_a_group_is_its_token_forces(folder: Path, route: Any) -> None:
+    record, policy = load(folder, "grpo")
+    update, watched = split_step(record, policy).update, observed(record)
+    objective = build_objective(record.facts.objective)
+    found = force_map(
+        policy, [watched], record.examples, objective, update=update, at=record.before, route=route
+    )
+    for number, example in enumerate(record.examples):
+        assert isinstance(example, RecordedGroup)
+        columns = [at for at, one in enumerate(found.updating) if one.id == example.id]
+        order = sorted(columns, key=lambda at: found.updating[at].side != "chosen")
+        ours = torch.cat([torch.from_numpy(found.block(0, at)) for at in order], dim=1)
+        exact = token_forces(record, policy, update, number, watched, at=record.before)
+        assert distance(ours, exact) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["simko", "warm"])
+def test_forces_on_more_than_a_response_s_own_tokens_have_no_map(folder: Path, name: str) -> None:
+    record, policy = load(folder, name)
+    objective = build_objective(record.facts.objective)
+    with pytest.raises(ConfigError, match="token_forces"):
+        force_map(policy, [observed(record)], record.examples, objective)
+    with pytest.raises(ConfigError, match="token_forces"):
+        step_terms(record, policy)
