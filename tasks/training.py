@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
+from pathlib import Path
+from typing import TypeVar
 
 from dynolab.data.results import TrainingSummary
 from dynolab.data.rows import read_value
-from dynolab.training.config import TrainConfig
+from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig
 from dynolab.training.job import TrainJob
 from tasks.ranks.train import run
 from tasks.runtime.launcher import launch_ranks
@@ -15,21 +17,27 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.supervisor import Supervisor
 from tasks.runtime.work import Work
 
+Config = TypeVar("Config", bound=LoopConfig)
+
 
 def train(work: Work[TrainConfig]) -> dict[str, float]:
-    """Trains input `model` on input `data`, resuming from the newest state there is.
+    """Trains input `model` on the rows of input `data`."""
+    return run_training(work, work.input_folder("data") / "train.jsonl")
+
+
+def run_training(work: Work[Config], examples: Path) -> dict[str, float]:
+    """Trains input `model`, resuming from the newest state there is; probes are input `data`'s.
 
     Results: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/`, `summary.json`.
     """
     config, began = work.config, time.monotonic()
-    data = work.input_folder("data")
     resume = work.newest_resume()
     states = work.scratch / "resume"
     job = TrainJob(
         config=config,
         model=work.input_folder("model", "model"),
-        examples=data / "train.jsonl",
-        probes=data / "probes.jsonl" if config.probe_every else None,
+        examples=examples,
+        probes=work.input_folder("data") / "probes.jsonl" if config.probe_every else None,
         output=work.output,
         resume_out=states,
         resume_from=resume[1] if resume else None,
@@ -50,17 +58,23 @@ def train(work: Work[TrainConfig]) -> dict[str, float]:
 
 
 def check_rows(job: TrainJob) -> None:
-    """Refuses, before any rank is started, rows that no rank could train on."""
+    """Refuses, before any rank is started, rows and rewards that no rank could train with."""
     from dynolab.objectives import build_objective
-    from dynolab.training.examples import load_examples, training_encoder
+    from dynolab.rollouts.rewards import Rewards
+    from dynolab.training.examples import load_examples, load_prompts, training_encoder
     from models.language import folder_context, load_tokenizer
 
-    objective = build_objective(job.config.objective)
-    encoder = training_encoder(job.config, load_tokenizer(job.model), folder_context(job.model))
-    load_examples(job.examples, encoder, objective.sides, job.config.objective.name)
+    config = job.config
+    encoder = training_encoder(config, load_tokenizer(job.model), folder_context(job.model))
+    if isinstance(config, GroupTrainConfig):
+        Rewards(config.rewards)
+        load_prompts(job.examples, encoder, config.max_new_tokens)
+    else:
+        sides = build_objective(config.objective).sides
+        load_examples(job.examples, encoder, sides, config.objective.name)
 
 
-def start(job: TrainJob, work: Work[TrainConfig], supervisor: Supervisor) -> None:
+def start(job: TrainJob, work: Work[Config], supervisor: Supervisor) -> None:
     """Runs the job: by torchrun where the engine needs ranks, else here."""
     if job.config.engine.kind == "plain":
         run(job)

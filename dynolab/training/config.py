@@ -137,7 +137,7 @@ class GroupTrainConfig(LoopConfig):
 
     objective: ObjectiveConfig = GRPOConfig()
     rewards: tuple[RewardConfig, ...] = Field(
-        (RewardConfig(name="exact"),), description="Their weighted sum is the reward."
+        (RewardConfig(name="world_answer"),), description="Their weighted sum is the reward."
     )
     completions: int = Field(8, description="Sampled to each prompt: a group.")
     temperature: float = Field(1.0, gt=0, description="Of the sampling.")

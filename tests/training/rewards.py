@@ -25,5 +25,10 @@ def same_for_most(prompt: str, completions: Sequence[str], row: PromptRow) -> li
     )
 
 
+def words_of_four(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """How many words of four letters there are."""
+    return [float(sum(len(word) == 4 for word in text.split())) for text in completions]
+
+
 def _low(word: str) -> bool:
     return word.startswith("w") and int(word[1:]) < 20

@@ -1,0 +1,40 @@
+"""Stages `prompts` and `group`: training on completions that the policy samples as it learns."""
+
+from __future__ import annotations
+
+import time
+
+from dynolab.data.sources import DataConfig
+from dynolab.training.config import GroupTrainConfig
+from tasks.data import chat_tokenizer
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import Work
+from tasks.training import run_training
+
+
+def freeze_prompts(work: Work[DataConfig]) -> dict[str, float]:
+    """Reads no inputs.
+
+    Results: `train.jsonl` and `heldout.jsonl`, prompts with the answers that check completions.
+    """
+    from dynolab.data.rows import write_rows
+    from dynolab.data.sources import load_prompts
+
+    began = time.monotonic()
+    with work.shown():
+        prompts = load_prompts(work.config, chat_tokenizer(work.config))
+        counts = {
+            "data/train_prompts": write_rows(work.output / "train.jsonl", prompts.train),
+            "data/heldout_prompts": write_rows(work.output / "heldout.jsonl", prompts.heldout),
+        }
+    return {**prompts.counts, **counts, "seconds": time.monotonic() - began}
+
+
+def train_on_groups(work: Work[GroupTrainConfig]) -> dict[str, float]:
+    """Trains input `model` on the prompts of input `prompts`; probes are input `data`'s."""
+    return run_training(work, work.input_folder("prompts") / "train.jsonl")
+
+
+# A file is known by its content's hash, wherever it lies.
+PROMPTS = Stage("prompts", 1, freeze_prompts, operational=frozenset({"path", "chat_model"}))
+GROUP = Stage("group", 1, train_on_groups)
