@@ -41,11 +41,26 @@ class EngineConfig(BaseModel):
     attention: Literal["sdpa", "eager"] = "sdpa"
 
 
+class LoraConfig(BaseModel):
+    """Low-rank adapters: `W + (alpha/rank) B A`, of which A and B alone are trained."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    rank: int = Field(8, ge=1)
+    alpha: float = Field(16.0, gt=0)
+    target: tuple[str, ...] = Field(
+        (),
+        description="Names of the layers that get one; default: every linear layer but the head.",
+    )
+
+
 class LoopConfig(BaseModel):
     """What every training has, whatever its examples are made of."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     objective: ObjectiveConfig
+    lora: LoraConfig | None = Field(
+        None, description="Train adapters in place of the weights; the result is merged."
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
     engine: EngineConfig = EngineConfig()
     steps: int = Field(60, ge=1, description="Optimizer steps.")

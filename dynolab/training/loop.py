@@ -21,6 +21,7 @@ from dynolab.likelihood import ResponseLogits, packing_width
 from dynolab.objectives import build_objective, read_logps
 from dynolab.probes.score import score_probes
 from dynolab.probes.summary import mean_by_kind
+from dynolab.training.adapters import add_adapters, save_merged
 from dynolab.training.config import GroupTrainConfig
 from dynolab.training.engine import Engine, PlainEngine
 from dynolab.training.examples import load_examples, load_prompts, training_encoder
@@ -63,6 +64,8 @@ class Trainer:
         self, job: TrainJob, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         self.job, self.config, self.tokenizer = job, job.config, tokenizer
+        if job.config.lora is not None:
+            policy = add_adapters(policy, job.config.lora, job.config.seed)
         self.policy = policy.eval()  # no dropout: a probe and a step see the same function
         self.objective = build_objective(job.config.objective)
         self.device = distributed.device()
@@ -228,17 +231,21 @@ class Trainer:
 
     def _finish(self, engine: Engine) -> None:
         """Saves the trained model as a folder that `from_pretrained` loads."""
-        weights = engine.master_weights()
+        weights, output = engine.master_weights(), self.job.output
+        if self.config.lora is not None:
+            with engine.gathered():
+                if distributed.rank() == 0:
+                    save_merged(self.policy, weights, output)
+        elif distributed.rank() == 0:
+            self.policy.save_pretrained(output / "model", state_dict=weights)
         if distributed.rank() == 0:
-            folder = self.job.output / "model"
-            self.policy.save_pretrained(folder, state_dict=weights)
-            self.tokenizer.save_pretrained(folder)
+            self.tokenizer.save_pretrained(output / "model")
             summary = TrainingSummary(
                 steps=self.config.steps,
                 objective=self.config.objective.name,
                 rows=self.encoder.counts.as_metrics(),
             )
-            (self.job.output / "summary.json").write_text(summary.model_dump_json(indent=1))
+            (output / "summary.json").write_text(summary.model_dump_json(indent=1))
         distributed.barrier()
 
     def _build_engine(self, logits: ResponseLogits) -> Engine:

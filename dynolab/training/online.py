@@ -17,6 +17,7 @@ from dynolab.objectives import Objective
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.rewards import Rewards
+from dynolab.training.adapters import WithoutAdapters
 from dynolab.training.config import GroupTrainConfig
 from dynolab.training.engine import Engine
 from dynolab.training.recorded import read_recorded, recorded
@@ -63,10 +64,17 @@ class Online:
         self._rollout: list[Sequence[StepExample]] = []
 
     def begin(self, logits: ResponseLogits) -> None:
-        """Keeps a copy of the initial weights where they are the reference."""
-        if self._objective.needs_reference:
+        """Keeps a copy of the initial weights where they are the reference.
+
+        Under adapters the weights stay what they were, and no copy is needed.
+        """
+        if not self._objective.needs_reference:
+            return
+        if self._config.lora is not None:
+            reference: ResponseLogits = WithoutAdapters(logits.model)
+        else:
             reference = copy.deepcopy(logits).requires_grad_(False)
-            self._scorer = replace(self._scorer, reference=reference)
+        self._scorer = replace(self._scorer, reference=reference)
 
     def draw(self, engine: Engine, step: int) -> Drawn:
         """The step's groups or pairs, out of a new rollout where it begins one."""

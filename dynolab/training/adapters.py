@@ -1,0 +1,77 @@
+"""Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685) through peft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dynolab.data.batches import TokenBatch
+from dynolab.errors import ConfigError
+from dynolab.likelihood import ResponseLogits, causal_model
+from dynolab.packed import Reading
+from dynolab.training.config import LoraConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def add_adapters(policy: PreTrainedModel, config: LoraConfig, seed: int) -> PreTrainedModel:
+    """The policy with adapters that alone are trained; at first they change nothing.
+
+    **Arguments:** `seed`: of their random half, so that every rank begins with the same.
+
+    **Raises:** `ConfigError` where peft is missing, and where no layer has a target's name.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigError("lora", config.rank, "needs peft; pip install dynolab[train]") from error
+    settings = peft.LoraConfig(
+        r=config.rank, lora_alpha=config.alpha, task_type="CAUSAL_LM",
+        target_modules="all-linear" if not config.target else list(config.target),
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            adapted = peft.get_peft_model(policy, settings)
+        except ValueError as error:
+            raise ConfigError(
+                "lora.target", list(config.target), f"name layers of the model: {error}"
+            ) from error
+    return cast("PreTrainedModel", adapted)
+
+
+class WithoutAdapters(ResponseLogits):
+    """The model as it was before its adapters: the reference, at no memory of its own."""
+
+    def forward(
+        self, batch: TokenBatch, read: Reading | None = None
+    ) -> Float[Tensor, "tokens ..."]:
+        """As `ResponseLogits.forward`, the adapters switched off."""
+        with self.model.disable_adapter():  # type: ignore[operator,union-attr]
+            return super().forward(batch, read)
+
+
+def save_merged(policy: torch.nn.Module, adapters: dict[str, Tensor], folder: Path) -> None:
+    """Writes a plain model into `model/`, adapters added to its weights, and `adapter/` beside it.
+
+    **Arguments:**
+
+    - `policy`: with its weights whole on this process.
+    - `adapters`: the adapters' fp32 weights by parameter name.
+    """
+    import peft
+
+    live: Any = policy
+    inner: Any = causal_model(policy)
+    # A model of its own: the engine goes on holding the live one, whose parameters it has changed.
+    fresh = peft.get_peft_model(type(inner)(inner.config), live.active_peft_config)
+    weights = {name: p.detach().to("cpu", torch.float32) for name, p in policy.named_parameters()}
+    unknown = fresh.load_state_dict(weights | adapters, strict=False).unexpected_keys
+    assert not unknown, unknown
+    fresh.save_pretrained(folder / "adapter")
+    fresh.merge_and_unload().save_pretrained(folder / "model")
