@@ -38,6 +38,7 @@ def run_training(work: Work[Config], examples: Path) -> dict[str, float]:
         model=work.input_folder("model", "model"),
         examples=examples,
         probes=work.input_folder("data") / "probes.jsonl" if config.probe_every else None,
+        reference_cache=work.cache / "reference",
         output=work.output,
         resume_out=states,
         resume_from=resume[1] if resume else None,

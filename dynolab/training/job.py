@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dynolab.store import hash_file
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 
 
@@ -16,6 +18,8 @@ class TrainJob(BaseModel):
     `examples`: rows of answers (`Example`), or of prompts (`PromptRow`) for training on groups.
     `output`: folder of the results. `resume_out`: where resume states appear, each under its
     final name only when whole. `resume_from`: a resume state to continue from.
+    `reference_cache`: folder that keeps the reference's log-probabilities for later trainings on
+    the same rows and model.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -26,3 +30,16 @@ class TrainJob(BaseModel):
     output: Path
     resume_out: Path
     resume_from: Path | None = None
+    reference_cache: Path | None = None
+
+    def input_digests(self) -> dict[str, str]:
+        """Sha256 of the examples and of the initial model's files by their names."""
+        model = [*self.model.glob("*.safetensors"), *self.model.glob("config.json")]
+        return {file.name: _digest(file, file.stat().st_mtime_ns)
+                for file in (self.examples, *sorted(model))}  # fmt: skip
+
+
+@cache
+def _digest(file: Path, written: int) -> str:
+    """A file's sha256, computed once as long as it is not written anew."""
+    return hash_file(file).sha256

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from dynolab import distributed
@@ -69,8 +70,8 @@ class Trainer:
         self.policy = policy.eval()  # no dropout: a probe and a step see the same function
         self.objective = build_objective(job.config.objective)
         self.device = distributed.device()
-        self.length = int(policy.config.max_position_embeddings)
-        self.encoder = training_encoder(job.config, tokenizer, self.length)
+        context = int(policy.config.max_position_embeddings)
+        self.encoder = training_encoder(job.config, tokenizer, context)
         self.pad_id = int(
             tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         )
@@ -264,11 +265,12 @@ class Trainer:
                 length=self.encoder.max_length, pad_id=self.pad_id,
             )  # fmt: skip
         rows = load_examples(job.examples, self.encoder, objective.sides, job.config.objective.name)
-        return Offline(rows, objective, job.config, self.pad_id)
+        return Offline(rows, objective, job, self.pad_id)
 
 
 def _summed(sums: dict[str, Tensor]) -> dict[str, float]:
     """Named sums over all ranks. A rank without examples has none of its own."""
-    shares = distributed.gather({name: float(value) for name, value in sums.items()})
+    values = torch.stack([value.double() for value in sums.values()]).tolist() if sums else []
+    shares = distributed.gather(dict(zip(sums, values, strict=True)))
     names = dict.fromkeys(chain.from_iterable(shares))
     return {name: math.fsum(share.get(name, 0.0) for share in shares) for name in names}

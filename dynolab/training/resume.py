@@ -6,7 +6,6 @@ import json
 import logging
 import random
 import shutil
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 from dynolab import distributed
 from dynolab.errors import ConfigError
-from dynolab.store import hash_file
 from dynolab.training.engine import Engine
 from dynolab.training.job import TrainJob
 from dynolab.training.source import Source
@@ -45,20 +43,13 @@ class StateFacts(BaseModel):
     @classmethod
     def of(cls, job: TrainJob, step: int) -> StateFacts:
         """The facts of a job after `step` optimizer steps, on rank 0."""
-        files = [job.examples, *sorted(job.model.glob("*.safetensors"))]
         return cls(
             step=step,
             ranks=distributed.world_size(),
             threads=torch.get_num_threads(),
             settings=job.config.model_dump(mode="json", exclude=FREE),
-            inputs={file.name: _digest(file, file.stat().st_mtime_ns) for file in files},
+            inputs=job.input_digests(),
         )
-
-
-@cache
-def _digest(file: Path, written: int) -> str:
-    """A file's sha256, computed once as long as it is not written anew."""
-    return hash_file(file).sha256
 
 
 def save_state(engine: Engine, source: Source, step: int, job: TrainJob) -> None:

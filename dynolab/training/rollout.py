@@ -113,7 +113,8 @@ def make_pairs(answers: Sequence[Answers], scorer: Scorer, sides: Sequence[int])
         pairs.append(EncodedExample(one.id, best.encoded, worst.encoded))
     if scorer.reference is None:
         return [ScoredRow(pair) for pair in pairs]
-    scored = score_sides(scorer.reference, pairs, sides, scorer.pad_id, scorer.batch)
+    size = max(1, scorer.batch // len(sides))
+    scored = score_sides(scorer.reference, pairs, sides, scorer.pad_id, size)
     return [ScoredRow(pair, logps) for pair, logps in zip(pairs, scored, strict=True)]
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from dynolab import distributed
 from dynolab.data.batches import draw
 from dynolab.data.encode import EncodedExample
 from dynolab.likelihood import ResponseLogits
 from dynolab.objectives import Objective
-from dynolab.training.config import LoopConfig
 from dynolab.training.engine import Engine
+from dynolab.training.job import TrainJob
 from dynolab.training.reference import SideLogps, score_sides
+from dynolab.training.reference_cache import kept_reference
 from dynolab.training.step_batch import ScoredRow, StepExample
 
 
@@ -21,7 +24,7 @@ from dynolab.training.step_batch import ScoredRow, StepExample
 class Drawn:
     """The examples of one optimizer step, and what is to be logged of their making.
 
-    There are none where the step has nothing to learn from.
+    There are none where the step has nothing to learn from: it then moves no weight.
     """
 
     examples: Sequence[StepExample]
@@ -54,20 +57,28 @@ class Offline:
     temperature = 1.0
 
     def __init__(
-        self, examples: Sequence[EncodedExample], objective: Objective, config: LoopConfig,
-        pad_id: int,
-    ) -> None:  # fmt: skip
-        self._examples, self._objective, self._config = examples, objective, config
+        self, examples: Sequence[EncodedExample], objective: Objective, job: TrainJob, pad_id: int
+    ) -> None:
+        self._examples, self._objective = examples, objective
+        self._job, self._config = job, job.config
         self._pad_id = pad_id
         self._reference: list[SideLogps] = [{} for _ in examples]
 
     def begin(self, logits: ResponseLogits) -> None:
         """Scores the reference, which is the initial policy."""
-        if self._objective.needs_reference:
-            self._reference = score_sides(
-                logits, self._examples, self._objective.sides, self._pad_id,
-                self._config.micro_examples,
-            )  # fmt: skip
+        if not self._objective.needs_reference:
+            return
+        sides, batch = self._objective.sides, self._config.micro_examples
+        score = partial(score_sides, logits, self._examples, sides, self._pad_id, batch)
+        folder = self._job.reference_cache
+        if folder is None:
+            self._reference = score()
+            return
+        weights = distributed.gather(
+            self._job.input_digests() if distributed.rank() == 0 else {}
+        )[0]  # fmt: skip
+        made_by = {**weights, "batch": batch, "attention": self._config.engine.attention}
+        self._reference = kept_reference(folder, score, self._examples, sides, made_by)
 
     def draw(self, engine: Engine, step: int) -> Drawn:
         """The step's rows; weights do not matter."""

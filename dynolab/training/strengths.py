@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -46,7 +47,6 @@ def quantiles(mine: Sequence[Float[Tensor, pushes]]) -> dict[str, float]:
     every = list(chain.from_iterable(distributed.gather([one.cpu() for one in mine])))
     if not every:
         return {}
-    levels = torch.tensor(QUANTILES, dtype=torch.float64) / 100
-    found = torch.quantile(torch.cat(every).double(), levels).tolist()
+    found = np.percentile(torch.cat(every).double().numpy(), QUANTILES).tolist()
     return {f"train/dynamic_learning_rate/q{q:02d}": value
             for q, value in zip(QUANTILES, found, strict=True)}  # fmt: skip

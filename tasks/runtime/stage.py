@@ -180,6 +180,7 @@ def _compute(
                 inputs,
                 version=stage.version,
                 scratch=scratch,
+                cache=platform.settings.cache,
                 store=platform.store,
                 place=place,
                 tracker=tracker,

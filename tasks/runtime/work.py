@@ -57,7 +57,7 @@ class Work(Generic[Config]):
     `name` is how people know it. The body reads `config` and `input_folder`, writes its result
     under `output` and its logs under `logs`, reports to `tracker` and `progress`, and keeps
     resume states. What it knows of the run's shape it leaves in `step`, `world_size` and
-    `zero_stage` for the manifest.
+    `zero_stage` for the manifest. `cache` is this machine's folder of what can be made again.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Work(Generic[Config]):
         *,
         version: int,
         scratch: Path,
+        cache: Path,
         store: Store,
         place: Place,
         tracker: RunTracker,
@@ -76,6 +77,7 @@ class Work(Generic[Config]):
         self.name, self.config, self.inputs = name, config, inputs
         self.tracker, self.progress = tracker, progress
         self.scratch, self.output, self.logs = scratch, scratch / "output", scratch / "logs"
+        self.cache = cache
         self.step: int | None = None
         self.world_size: int | None = None
         self.zero_stage: int | None = None

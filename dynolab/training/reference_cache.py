@@ -1,0 +1,55 @@
+"""Reference log-probabilities kept on disk by the content that they follow from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from dynolab import distributed
+from dynolab.data.encode import EncodedExample
+from dynolab.training.reference import SideLogps
+
+Score = Callable[[], list[SideLogps]]
+
+
+def kept_reference(
+    folder: Path, score: Score, examples: Sequence[EncodedExample], sides: Sequence[int],
+    made_by: Mapping[str, object],
+) -> list[SideLogps]:  # fmt: skip
+    """The scores that the folder holds, or new ones, which it then holds. Collective.
+
+    **Arguments:**
+
+    - `score`: computes them, in the examples' order.
+    - `made_by`: all that scores depend on beside the tokens: the weights' digests, the arithmetic.
+    """
+    file = folder / f"{_key(examples, sides, made_by)}.safetensors"
+    # Hosts may have unlike folders, and scoring needs every rank.
+    if all(distributed.gather(file.exists())):
+        stored = load_file(file)
+        return [{side: stored[f"{n}|{side}"] for side in sides} for n in range(len(examples))]
+    scores = score()
+    if distributed.rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+        flat = {f"{n}|{side}": one[side] for n, one in enumerate(scores) for side in sides}
+        save_file(flat, unfinished)
+        unfinished.rename(file)
+    return scores
+
+
+def _key(
+    examples: Sequence[EncodedExample], sides: Sequence[int], made_by: Mapping[str, object]
+) -> str:
+    content = hashlib.sha256(repr((sorted(made_by.items()), sides, torch.__version__)).encode())
+    for example in examples:
+        for one in (example.chosen, example.rejected):
+            ids = () if one is None else (one.prompt_length, *one.ids)
+            content.update(np.array([len(ids), *ids], dtype=np.int64).tobytes())
+    return content.hexdigest()
