@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
@@ -73,5 +75,18 @@ def save_merged(policy: torch.nn.Module, adapters: dict[str, Tensor], folder: Pa
     weights = {name: p.detach().to("cpu", torch.float32) for name, p in policy.named_parameters()}
     unknown = fresh.load_state_dict(weights | adapters, strict=False).unexpected_keys
     assert not unknown, unknown
-    fresh.save_pretrained(folder / "adapter")
+    _save_adapter(fresh, folder / "adapter")
     fresh.merge_and_unload().save_pretrained(folder / "model")
+
+
+def _save_adapter(adapted: Any, folder: Path) -> None:
+    """As peft writes it, but the same bytes on every machine: no paths, names in order."""
+    import peft
+
+    settings = copy.copy(adapted.active_peft_config)
+    settings.base_model_name_or_path = None
+    settings.target_modules = sorted(settings.target_modules)
+    settings.save_pretrained(str(folder))
+    weights = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    save_file({name: w.contiguous() for name, w in weights.items()},
+              folder / "adapter_model.safetensors")  # fmt: skip

@@ -67,6 +67,8 @@ def test_the_result_is_a_plain_model_with_the_adapters_in_it(inputs: Path, tmp_p
     tokenizer = load_tokenizer(tmp_path / "output" / "model")
     probes = list(read_rows(inputs / "probes.jsonl", ProbeRow))
     last = list(read_rows(tmp_path / "output" / "probes.jsonl", ProbeScore))[-len(probes) :]
+    described = (tmp_path / "output" / "adapter" / "adapter_config.json").read_text()
+    assert str(tmp_path) not in described and str(inputs) not in described
     apart = PeftModel.from_pretrained(
         load_language_model(inputs / "model"), tmp_path / "output" / "adapter"
     )
