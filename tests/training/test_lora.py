@@ -15,11 +15,13 @@ from dynolab.data.encode import Encoder
 from dynolab.data.results import ProbeScore
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import ConfigError
+from dynolab.forces import PolicyFunction, replay_error, rounding_floor, split_step
 from dynolab.likelihood import ResponseLogits
 from dynolab.probes.score import score_probes
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.loop import train
+from dynolab.training.record import StepRecord
 from models.language import load_language_model, load_tokenizer
 from tests.training.small import (
     distance,
@@ -98,6 +100,18 @@ def test_the_reference_is_the_model_without_its_adapters(inputs: Path, tmp_path:
     assert first["train/kl"] < 1e-6 < second["train/kl"]
     adapters = load_file(tmp_path / "output" / "adapter" / "adapter_model.safetensors")
     assert all(bool(w.any()) for w in adapters.values())
+
+
+def test_a_recorded_step_of_the_adapters_replays(inputs: Path, tmp_path: Path) -> None:
+    sgd = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.5}
+    changes = {**LORA, "optimizer": sgd, "record_steps": [1]}
+    run(inputs, tmp_path, group_settings(**changes, steps=2))
+    record = StepRecord.load(tmp_path / "output" / "forces" / "step-00000001")
+    adapted = PeftModel.from_pretrained(
+        load_language_model(inputs / "model"), tmp_path / "output" / "adapter", is_trainable=True
+    )
+    split = split_step(record, PolicyFunction(adapted, torch.float64))
+    assert replay_error(split, record) < 1e-5 + 2 * rounding_floor(record)
 
 
 def test_layers_that_the_model_lacks_are_named(inputs: Path, tmp_path: Path) -> None:
