@@ -79,6 +79,27 @@ def forces(
 
 
 @app.command()
+def grpo(
+    config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = Path(
+        "deploy/studies/grpo_builtin.yaml"
+    ),
+    changes: Overrides = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would run.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")] = False,
+) -> None:
+    """Compare trainings on groups of the model's own answers: GRPO and its relatives."""
+    from flows import commands
+    from flows.grpo_parameters import GrpoParameters, resolved_grpo
+    from flows.parameters import load_parameters
+
+    parameters = resolved_grpo(load_parameters(GrpoParameters, config, changes or []))
+    if plan:
+        commands.plan_grpo(parameters)
+    else:
+        commands.run_grpo(parameters, fresh=fresh)
+
+
+@app.command()
 def up(
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,

@@ -15,6 +15,8 @@ from rich.table import Table
 from dynolab.store import Store
 from flows.forces_parameters import ForcesParameters, resolved_forces
 from flows.forces_steps import forces_steps
+from flows.grpo_parameters import GrpoParameters
+from flows.grpo_steps import grpo_steps
 from flows.parameters import StudyParameters
 from flows.steps import study_steps
 from tasks.runtime.chain import Step, plan
@@ -42,6 +44,11 @@ def plan_forces(parameters: ForcesParameters) -> None:
     _show_plan(forces_steps(known, given), given)
 
 
+def plan_grpo(parameters: GrpoParameters) -> None:
+    """Says of every stage of a comparison whether its result is there already."""
+    _show_plan(grpo_steps(parameters), {})
+
+
 def run_study(parameters: StudyParameters, *, fresh: bool) -> None:
     """Runs the study flow on the servers at hand, or on its own for as long as it takes."""
 
@@ -63,6 +70,17 @@ def run_forces(parameters: ForcesParameters, *, fresh: bool) -> None:
         return forces(parameters, fresh=fresh)
 
     _run("forces", run, page="force-page", file="forces.html", name=parameters.name)
+
+
+def run_grpo(parameters: GrpoParameters, *, fresh: bool) -> None:
+    """Runs the flow `grpo` on the servers at hand, or on its own for as long as it takes."""
+
+    def run() -> Results:
+        from flows.grpo import grpo
+
+        return grpo(parameters, fresh=fresh)
+
+    _run("grpo", run, page="grpo-page", file="grpo.html", name=parameters.name)
 
 
 def _show_plan(steps: Sequence[Step], given: Mapping[str, StageResult]) -> None:

@@ -27,7 +27,7 @@ from dynolab.figures.style import (
     panel_title,
 )
 
-_WINDOW = 9
+WINDOW = 9
 _UNITS = {"sft": "nats", "dpo": "−log σ(margin)"}
 _REWARDS = (
     ("train/reward_chosen", "chosen", CHOSEN),
@@ -76,7 +76,7 @@ def training_plate(trainings: Sequence[Training]) -> Plate | None:
         "training",
         "Loss and margin",
         _training_message(trainings),
-        f"Thin: the step's own batch; thick: running mean over {_WINDOW} steps, which the "
+        f"Thin: the step's own batch; thick: running mean over {WINDOW} steps, which the "
         "sentence above quotes.",
         figure,
     )
@@ -101,7 +101,7 @@ def _series(
     return np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs], dtype=float)
 
 
-def _running_mean(y: Float[ndarray, steps], window: int = _WINDOW) -> Float[ndarray, steps]:
+def running_mean(y: Float[ndarray, steps], window: int = WINDOW) -> Float[ndarray, steps]:
     """Centred mean over at most `window` steps, fewer at the ends."""
     half = min(window, y.size) // 2
     return np.array([y[max(0, i - half) : i + half + 1].mean() for i in range(y.size)])
@@ -116,7 +116,7 @@ def _add_curve(
         showlegend=False, hoverinfo="skip", **axes,
     )  # fmt: skip
     figure.add_scatter(
-        x=x, y=_running_mean(y).round(6), mode="lines", line={"color": color, "width": 2.5},
+        x=x, y=running_mean(y).round(6), mode="lines", line={"color": color, "width": 2.5},
         name=label, showlegend=legend, customdata=y,
         hovertemplate=f"{label}, step %{{x}}: %{{customdata:.4g}} (mean %{{y:.4g}})<extra></extra>",
         **axes,
@@ -129,7 +129,7 @@ def _training_message(trainings: Sequence[Training]) -> str:
         for name, what in (("train/loss", "loss"), ("train/margin", "reward margin")):
             y = _series(training.metrics, name)[1]
             if y.size:
-                smooth = _running_mean(y)
+                smooth = running_mean(y)
                 ends = f"from {number(smooth[0])} to {number(smooth[-1])}"
                 parts.append(f"{training.stage.upper()}'s {what} goes {ends}")
     return join(parts) + "."

@@ -60,8 +60,17 @@ def _force_tile(stages: Sequence[str], metrics: dict[str, float]) -> Tile:
     return Tile("Unexplained by forces", f"≤ {number(max(left.values()), 2)}", f"1 − R²: {each}")
 
 
-def verdict_section(verdicts: Sequence[Verdict]) -> Html:
-    """Claim, expectation, measurement and verdict."""
+_CLAIMS = (
+    "Claims on chosen, rejected and unrelated answers follow Ren & Sutherland, Learning "
+    "Dynamics of LLM Finetuning (arXiv 2407.10490), on training prompts; those on forces check "
+    "the analysis, on all prompts that it watched. Appears: every interval lies on the "
+    "expected side; does not: one lies wholly on the other side; unclear: neither. A peak's "
+    "step is chosen on the other half of the prompts, so that noise makes no peak."
+)
+
+
+def verdict_section(verdicts: Sequence[Verdict], note: str = _CLAIMS) -> Html:
+    """Claim, expectation, measurement and verdict; `note` says whose claims they are."""
     counts = {mark: sum(v.outcome == mark for v in verdicts) for mark in _MARKS}
     words = {"appears": "appear", "does not": "do not"}
     message = ", ".join(f"{n} {words.get(o, o)}" for o, n in counts.items() if n)
@@ -86,11 +95,7 @@ def verdict_section(verdicts: Sequence[Verdict]) -> Html:
         if verdicts
         else "No claim is known of these trainings.",
         table(("stage", "claim", "expected", "measured [95%]", "n", "verdict"), rows, "ssssns"),
-        note="Claims on chosen, rejected and unrelated answers follow Ren & Sutherland, Learning "
-        "Dynamics of LLM Finetuning (arXiv 2407.10490), on training prompts; those on forces check "
-        "the analysis, on all prompts that it watched. Appears: every interval lies on the "
-        "expected side; does not: one lies wholly on the other side; unclear: neither. A peak's "
-        "step is chosen on the other half of the prompts, so that noise makes no peak.",
+        note=note,
     )
 
 

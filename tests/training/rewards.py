@@ -30,5 +30,10 @@ def words_of_four(prompt: str, completions: Sequence[str], row: PromptRow) -> li
     return [float(sum(len(word) == 4 for word in text.split())) for text in completions]
 
 
+def some_words(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """1 where the letters of the words are even in number: what any policy earns in part."""
+    return [float(sum(map(len, text.split())) % 2 == 0) for text in completions]
+
+
 def _low(word: str) -> bool:
     return word.startswith("w") and int(word[1:]) < 20

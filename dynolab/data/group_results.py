@@ -1,0 +1,67 @@
+"""The rows of an evaluation by sampling, and of the test for lazy likelihood displacement."""
+
+from __future__ import annotations
+
+from dynolab.data.encode import Encoded
+from dynolab.data.rows import Row, Split
+
+
+class PromptScore(Row):
+    """What a policy's sampled answers to one prompt are worth: `prompts.jsonl`.
+
+    `right`, `distinct` and `finished` count answers: right ones, different texts, and those that
+    ended themselves. `entropy` is the mean of −log π(y|x) over the samples, in nats, whose
+    expectation is the entropy of whole answers; `tokens` is their mean length.
+    """
+
+    id: str
+    split: Split
+    samples: int
+    right: int
+    distinct: int
+    finished: int
+    entropy: float
+    tokens: float
+
+
+class RightAnswer(Row):
+    """A right answer that a policy gave, and its log-probability there in nats: `right.jsonl`."""
+
+    id: str
+    split: Split
+    encoded: Encoded
+    logp: float
+
+
+class LikelihoodChange(Row):
+    """Mean log-probability of one prompt's right answers before and after: `likelihood.jsonl`.
+
+    They are `answers` samples of the policy before, in nats, summed over their tokens.
+    """
+
+    id: str
+    split: Split
+    answers: int
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float:
+        """Mean change over the answers."""
+        return self.after - self.before
+
+
+class QuestionDisplacement(Row):
+    """What one update on one question did to its right answers: `displacement.jsonl`.
+
+    `changes` are Δ log π of every right answer, in nats.
+    """
+
+    id: str
+    samples: int
+    changes: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean change over the right answers."""
+        return sum(self.changes) / len(self.changes)

@@ -1,0 +1,119 @@
+"""What the page of a comparison is made of: every arm's runs, seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+from dynolab.data.group_results import LikelihoodChange, PromptScore, QuestionDisplacement
+from dynolab.data.results import MetricsLine
+from dynolab.data.rows import Row, read_rows
+from dynolab.figures.inputs import StageFacts
+from dynolab.objectives.registry import GroupConfig, RowConfig
+from dynolab.probes.arms import START, ArmTable, displacement_figures, evaluation_figures
+from dynolab.probes.intervals import Interval
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One model's evaluation; `likelihood` of a trained one."""
+
+    prompts: tuple[PromptScore, ...]
+    likelihood: tuple[LikelihoodChange, ...] = ()
+
+    def figures(self) -> dict[str, float]:
+        """Means over prompts (`evaluation_figures`)."""
+        return _means(evaluation_figures(self.prompts, self.likelihood))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm with one seed; `displaced` is None where the objective is not one on groups."""
+
+    evaluated: Evaluated
+    metrics: tuple[MetricsLine, ...]
+    displaced: tuple[QuestionDisplacement, ...] | None = None
+
+    def figures(self, epsilon: float) -> dict[str, float]:
+        """The run's figures, one number each."""
+        tested = displacement_figures(self.displaced or (), epsilon)
+        return self.evaluated.figures() | _means(tested)
+
+
+@dataclass(frozen=True)
+class GroupPageInputs:
+    """All that the page shows.
+
+    `arms` are objectives by label, `baseline` one of the labels; `starts` the evaluations of the
+    models that each seed's arms start from; `runs` every arm with every seed.
+    """
+
+    name: str
+    arms: Mapping[str, RowConfig | GroupConfig]
+    baseline: str
+    epsilon: float
+    starts: Mapping[int, Evaluated]
+    runs: Mapping[tuple[str, int], Run]
+    settings: str = ""
+    stages: tuple[StageFacts, ...] = ()
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds in their order."""
+        return list(self.starts)
+
+    def of_arm(self, arm: str) -> list[Run]:
+        """An arm's runs, seed by seed."""
+        return [self.runs[arm, seed] for seed in self.seeds]
+
+    def table(self) -> ArmTable:
+        """Every arm's figures, and those of the models that the arms start from."""
+        before = {START: [one.figures() for one in self.starts.values()]}
+        return ArmTable(
+            before
+            | {arm: [run.figures(self.epsilon) for run in self.of_arm(arm)] for arm in self.arms}
+        )
+
+
+def curve(runs: Sequence[Run], name: str) -> tuple[
+    Int[ndarray, steps], Float[ndarray, "steps seeds"]
+]:  # fmt: skip
+    """A logged metric over the steps that all of an arm's runs have it at."""
+    logged = [
+        {line.step: line.metrics[name] for line in run.metrics if name in line.metrics}
+        for run in runs
+    ]
+    steps = sorted(set.intersection(*map(set, logged))) if logged else []
+    values = np.array([[one[step] for one in logged] for step in steps], dtype=float)
+    return np.array(steps, dtype=int), values.reshape(len(steps), len(runs))
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+def read_evaluated(folder: Path) -> Evaluated:
+    """Reads the result of an `evaluate` stage."""
+    return Evaluated(
+        _rows(folder / "prompts.jsonl", PromptScore),
+        _rows(folder / "likelihood.jsonl", LikelihoodChange),
+    )
+
+
+def read_run(trained: Path, evaluated: Path, displaced: Path | None) -> Run:
+    """Reads the results of an arm with one seed."""
+    found = displaced and _rows(displaced / "displacement.jsonl", QuestionDisplacement)
+    return Run(read_evaluated(evaluated), _rows(trained / "metrics.jsonl", MetricsLine), found)
+
+
+def _rows(file: Path, kind: type[AnyRow]) -> tuple[AnyRow, ...]:
+    return tuple(read_rows(file, kind)) if file.exists() else ()
+
+
+def _means(figures: Mapping[str, Interval]) -> dict[str, float]:
+    return {name: one.mean for name, one in figures.items() if one.n}

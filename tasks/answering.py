@@ -1,0 +1,97 @@
+"""How models of a stage's inputs answer prompts: as the training that is looked into does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dynolab.data.encode import Overlong
+from dynolab.rollouts.generator import SampleConfig
+from dynolab.rollouts.rewards import RewardConfig
+from dynolab.training.config import GroupTrainConfig
+from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from dynolab.data.rows import Split
+    from dynolab.likelihood import ResponseLogits
+    from dynolab.training.rollout import Answers
+
+
+class AnsweringConfig(BaseModel):
+    """How prompts are answered and answers judged: a training's settings of the same names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    rewards: tuple[RewardConfig, ...] = GroupTrainConfig().rewards
+    right_from: float = 1.0
+    temperature: float = Field(1.0, gt=0)
+    max_new_tokens: int = Field(64, ge=1)
+    stop: tuple[str, ...] = ()
+    sample_batch_size: int = Field(64, ge=1)
+    overlong: Overlong = "error"
+    max_length: int | None = None
+    seed: int = Field(0, ge=0)
+
+    @classmethod
+    def of(cls, training: GroupTrainConfig) -> dict[str, Any]:
+        """A training's settings, by field."""
+        return {name: getattr(training, name) for name in AnsweringConfig.model_fields}
+
+    @property
+    def sampling(self) -> SampleConfig:
+        """How answers are drawn."""
+        return SampleConfig(
+            temperature=self.temperature, max_new_tokens=self.max_new_tokens,
+            batch_size=self.sample_batch_size, seed=self.seed, stop=self.stop,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """The model of input `model`, ready to answer the prompts of input `prompts`."""
+
+    logits: ResponseLogits
+    tokenizer: Any
+    config: AnsweringConfig
+
+    @classmethod
+    def of(cls, work: Work[Any]) -> Answerer:
+        """Loads the model."""
+        from dynolab import distributed
+        from dynolab.likelihood import ResponseLogits
+        from models.language import load_language_model, load_tokenizer
+
+        folder = work.input_folder("model", "model")
+        tokenizer = load_tokenizer(folder)
+        model = load_language_model(folder, tokenizer=tokenizer, device=distributed.device())
+        return cls(ResponseLogits(model), tokenizer, work.config)
+
+    @property
+    def pad_id(self) -> int:
+        """The padding token."""
+        return int(self.tokenizer.pad_token_id)
+
+    def answer(
+        self, work: Work[Any], split: Split, *, samples: int, step: int, prompts: int | None
+    ) -> list[Answers]:
+        """Rewarded samples to the first prompts of a split; to none where it has none."""
+        from dynolab.data.encode import Encoder
+        from dynolab.rollouts.decoding import ModelGenerator
+        from dynolab.rollouts.rewards import Rewards
+        from dynolab.training.examples import load_prompts
+        from dynolab.training.rollout import answer_prompts
+        from models.language import context_length
+
+        config, file = self.config, work.input_folder("prompts") / f"{split}.jsonl"
+        if not file.stat().st_size:
+            return []
+        model: Any = self.logits.model
+        context = context_length(model)
+        length = min(config.max_length or context, context)
+        encoder = Encoder(self.tokenizer, length, config.overlong)
+        rows = load_prompts(file, encoder, config.max_new_tokens)[:prompts]
+        return answer_prompts(
+            ModelGenerator(model, self.tokenizer, length), Rewards(config.rewards),
+            rows, config.sampling, samples=samples, step=step,
+        )  # fmt: skip

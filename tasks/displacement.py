@@ -1,0 +1,106 @@
+"""Stage `displacement`: does one update on a question lift its right answers at all?"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dynolab.objectives.grpo import GRPOConfig
+from dynolab.objectives.registry import GroupObjectiveConfig
+from dynolab.training.config import OptimizerConfig
+from tasks.answering import Answerer, AnsweringConfig
+from tasks.runtime.stage import Stage
+from tasks.runtime.tables import log_tables
+from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from dynolab.rollouts.displacement import Question
+
+
+class DisplacementConfig(BaseModel):
+    """How many questions are tested, and what counts as displaced."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    questions: int = Field(
+        40, ge=1,
+        description="Training prompts that are asked: the first ones. Of them those count whose "
+        "answers are partly right.",
+    )  # fmt: skip
+    epsilon: float = Field(
+        0.0, ge=0, description="Mean rise of the right answers, in nats, that is none yet."
+    )
+
+
+class DisplacementJob(DisplacementConfig, AnsweringConfig):
+    """The test of one objective."""
+
+    objective: GroupObjectiveConfig = GRPOConfig()
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Of the one update.")
+    completions: int = Field(8, ge=2, description="Sampled to each question.")
+
+
+def displace(work: Work[DisplacementJob]) -> dict[str, float]:
+    """Reads inputs `prompts` and `model`, from whose weights every question's update starts.
+
+    Results: `displacement.jsonl`, what the update did to each right answer of its question.
+    """
+    from dynolab.data.group_results import QuestionDisplacement
+    from dynolab.data.rows import write_rows
+    from dynolab.objectives import build_objective
+    from dynolab.probes.arms import displacement_figures
+    from dynolab.rollouts.displacement import likelihood_displacement, one_update
+
+    began, config = time.monotonic(), work.config
+    with work.shown():
+        answerer = Answerer.of(work)
+        found = likelihood_displacement(
+            answerer.logits, _questions(work, answerer),
+            one_update(build_objective(config.objective), config.optimizer),
+        )  # fmt: skip
+        rows = [
+            QuestionDisplacement(id=one.id, samples=config.completions, changes=one.changes)
+            for one in found
+        ]
+        write_rows(work.output / "displacement.jsonl", rows)
+    figures = displacement_figures(rows, config.epsilon)
+    means = {name: one.mean for name, one in figures.items() if one.n}
+    work.tracker.metrics(0, means)
+    log_tables(work.tracker, {"displacement": rows}, work.scratch)
+    return means | {"questions": float(len(rows)), "seconds": time.monotonic() - began}
+
+
+def _questions(work: Work[DisplacementJob], answerer: Answerer) -> list[Question]:
+    """Every question's sampled answers with their advantages, as training's first step has them."""
+    import torch
+
+    from dynolab.data.groups import collate_groups, count_group_totals
+    from dynolab.rollouts.displacement import Question
+    from dynolab.training.rollout import Scorer, make_groups
+
+    config = work.config
+    answers = answerer.answer(
+        work, "train", samples=config.completions, step=0, prompts=config.questions
+    )
+    telling = [one for one in answers if one.differ]
+    reference = answerer.logits if config.objective.kl else None
+    scorer = Scorer(answerer.logits, reference, answerer.pad_id, config.sample_batch_size)
+    groups = make_groups(
+        telling, scorer, config.objective, temperature=config.temperature,
+        right_from=config.right_from, seed=config.seed,
+    )  # fmt: skip
+    device = next(answerer.logits.parameters()).device
+    return [
+        Question(
+            collate_groups(
+                [group], answerer.pad_id, count_group_totals([group]),
+                temperature=config.temperature,
+            ).to(device),
+            torch.tensor([reward >= config.right_from for reward in one.rewards], device=device),
+        )
+        for one, group in zip(telling, groups, strict=True)
+    ]  # fmt: skip
+
+
+DISPLACEMENT = Stage("displacement", 1, displace)

@@ -1,0 +1,99 @@
+"""Stage `evaluate`: what a model's samples are worth, and what has become of right answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.answering import Answerer, AnsweringConfig
+from tasks.runtime.stage import Stage
+from tasks.runtime.tables import log_tables
+from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from dynolab.data.group_results import LikelihoodChange
+    from dynolab.data.rows import Split
+
+SPLITS: tuple[Split, ...] = ("train", "heldout")
+PARTS = 4  # of the stage's progress
+
+
+class EvaluationConfig(BaseModel):
+    """How much is asked of each model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    samples: int = Field(16, ge=1, description="Answers to each prompt: the largest k of pass@k.")
+    prompts: int | None = Field(
+        None, ge=1, description="Prompts of each split: the first ones; default: all."
+    )
+
+
+class EvaluationJob(EvaluationConfig, AnsweringConfig):
+    """The evaluation of one model."""
+
+
+def evaluate(work: Work[EvaluationJob]) -> dict[str, float]:
+    """Reads inputs `prompts` and `model`, and of a trained model `start`, the evaluation of the
+    one that it was trained from.
+
+    Results: `prompts.jsonl`, every prompt's score; `right.jsonl`, the right answers with their
+    log-probability; with `start` also `likelihood.jsonl`, what has become of its right answers.
+    """
+    from dynolab.data.rows import write_rows
+    from dynolab.probes.arms import evaluation_figures
+    from dynolab.rollouts.evaluation import EVALUATION, right_answers, score_prompt
+
+    began, config = time.monotonic(), work.config
+    with work.shown(PARTS) as progress:
+        answerer = Answerer.of(work)
+        answers = []
+        for number, split in enumerate(SPLITS, start=1):
+            found = answerer.answer(
+                work, split, samples=config.samples, step=EVALUATION, prompts=config.prompts
+            )
+            answers += [(one, split) for one in found]
+            progress.update(number, split)
+        scores = [score_prompt(one, split, config.right_from) for one, split in answers]
+        reading = _reading(answerer)
+        right = right_answers(answerer.logits, answers, config.right_from, **reading)
+        write_rows(work.output / "prompts.jsonl", scores)
+        write_rows(work.output / "right.jsonl", right)
+        progress.update(3, "likelihood")
+        changes = _changes(work, answerer, reading)
+        progress.update(PARTS)
+    figures = evaluation_figures(scores, changes)
+    work.tracker.metrics(0, {f"eval/{name}": one.mean for name, one in figures.items()})
+    log_tables(work.tracker, {"prompts": scores, "likelihood": changes}, work.scratch)
+    means = {name: one.mean for name, one in figures.items() if one.n}
+    return means | {"seconds": time.monotonic() - began}
+
+
+def _reading(answerer: Answerer) -> dict[str, Any]:
+    """How answers' log-probabilities are read: at the temperature that draws them."""
+    config = answerer.config
+    return {
+        "pad_id": answerer.pad_id, "batch": config.sample_batch_size,
+        "temperature": config.temperature,
+    }  # fmt: skip
+
+
+def _changes(
+    work: Work[EvaluationJob], answerer: Answerer, reading: dict[str, Any]
+) -> Sequence[LikelihoodChange]:
+    """What has become of the right answers of the model before, where there is one."""
+    from dynolab.data.group_results import RightAnswer
+    from dynolab.data.rows import read_rows, write_rows
+    from dynolab.rollouts.evaluation import likelihood_changes
+
+    if "start" not in work.inputs:
+        return []
+    before = list(read_rows(work.input_folder("start") / "right.jsonl", RightAnswer))
+    changes = likelihood_changes(answerer.logits, before, **reading)
+    write_rows(work.output / "likelihood.jsonl", changes)
+    return changes
+
+
+EVALUATE = Stage("evaluate", 1, evaluate)

@@ -1,0 +1,95 @@
+"""Stage `group-page`: the page that compares trainings on sampled groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from dynolab.objectives.registry import ObjectiveConfig
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import Work
+
+
+def start_of(seed: int) -> str:
+    """Input with the evaluation of the model that a seed's arms start from."""
+    return f"start-{seed}"
+
+
+def training_of(arm: str, seed: int) -> str:
+    """Input with an arm's training."""
+    return f"{arm}-{seed}"
+
+
+def evaluation_of(arm: str, seed: int) -> str:
+    """Input with the evaluation of an arm's model."""
+    return f"{arm}-{seed}-evaluation"
+
+
+def displacement_of(arm: str, seed: int) -> str:
+    """Input with the test of one update by an arm's objective."""
+    return f"{arm}-{seed}-displacement"
+
+
+class GroupPageConfig(BaseModel):
+    """What the page says of the comparison itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str
+    seeds: tuple[int, ...]
+    arms: dict[str, ObjectiveConfig]
+    baseline: str
+    epsilon: float
+    settings: str
+
+
+def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
+    """Reads of every seed the start's evaluation, and of every arm and seed its training, its
+    evaluation and, where there is one, its test of displacement.
+
+    Results: `grpo.html`, `summary.json` and `figures/`; all go to MLflow as well. Returns each
+    arm's figures, means over seeds.
+    """
+    from dynolab.figures.group_inputs import GroupPageInputs, read_evaluated, read_run
+    from dynolab.figures.group_page import write_group_page
+    from dynolab.figures.inputs import StageFacts
+
+    config = work.config
+
+    def folder(name: str) -> Path | None:
+        return work.input_folder(name) if name in work.inputs else None
+
+    with work.shown():
+        inputs = GroupPageInputs(
+            name=config.name,
+            arms=config.arms,
+            baseline=config.baseline,
+            epsilon=config.epsilon,
+            starts={seed: read_evaluated(work.input_folder(start_of(seed)))
+                    for seed in config.seeds},
+            runs={
+                (arm, seed): read_run(
+                    work.input_folder(training_of(arm, seed)),
+                    work.input_folder(evaluation_of(arm, seed)),
+                    folder(displacement_of(arm, seed)),
+                )
+                for arm in config.arms for seed in config.seeds
+            },
+            settings=config.settings,
+            stages=tuple(
+                StageFacts(
+                    stage=name, key=source.key, seconds=source.metrics.get("seconds"),
+                    mlflow_run_id=source.mlflow_run_id,
+                )
+                for name, source in work.inputs.items()
+            ),
+        )  # fmt: skip
+        metrics = write_group_page(inputs, work.output)
+    for file in sorted(work.output.glob("*.*")):
+        work.tracker.artifact(file, "report")
+    for file in sorted((work.output / "figures").glob("*.html")):
+        work.tracker.artifact(file, "plots")
+    return metrics
+
+
+GROUP_PAGE = Stage("group-page", 1, group_page)

@@ -1,0 +1,126 @@
+"""The page that compares arms: what it says follows the data, and no text of others is obeyed."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynolab.figures.arm_curves import arm_curve_plate
+from dynolab.figures.arm_plates import diversity_plate, likelihood_plate
+from dynolab.figures.group_inputs import Evaluated, GroupPageInputs, curve
+from dynolab.figures.group_page import write_group_page
+from dynolab.figures.pass_at_k import pass_plate
+from dynolab.figures.style import DARK, Plate
+from dynolab.objectives import DPOConfig
+from dynolab.probes.arm_verdicts import assess_arms
+from dynolab.probes.arms import START
+from dynolab.probes.intervals import mean_interval
+from dynolab.rollouts.passes import pass_at_k
+from tests.figures.groups import SAMPLES, comparison
+from tests.figures.parsed import Parsed
+
+CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
+
+
+def plates(inputs: GroupPageInputs) -> list[Plate | None]:
+    table = inputs.table()
+    return [
+        arm_curve_plate(inputs), pass_plate(inputs, table),
+        likelihood_plate(inputs, table), diversity_plate(inputs, table),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])
+def test_every_figure_says_something_and_how_it_is_read(seeds: tuple[int, ...]) -> None:
+    for plate in plates(comparison(seeds=seeds)):
+        assert plate is not None
+        assert plate.message.endswith(".")
+        assert plate.note.endswith(".")
+        assert "nan" not in plate.message
+        colours = set(re.findall(r"#[0-9a-f]{6}", json.dumps(json.loads(plate.figure.to_json()))))
+        assert colours <= set(DARK)
+
+
+def test_figures_are_means_over_prompts_then_over_seeds() -> None:
+    inputs = comparison()
+    table = inputs.table()
+    per_seed = [
+        np.mean([pass_at_k(SAMPLES, one.right, 4) for one in inputs.runs["simko", seed]
+                 .evaluated.prompts if one.split == "heldout"])
+        for seed in inputs.seeds
+    ]  # fmt: skip
+    assert table.mean("simko", "heldout/pass_at_4") == mean_interval(np.array(per_seed))
+    before = [one.figures()["heldout/pass_at_4"] for one in inputs.starts.values()]
+    assert table.difference("simko", START, "heldout/pass_at_4") == mean_interval(
+        np.array(per_seed) - np.array(before)
+    )
+
+
+def test_curves_take_the_steps_that_all_seeds_have() -> None:
+    runs = comparison().of_arm("grpo")
+    steps, values = curve(
+        [runs[0], replace(runs[1], metrics=runs[1].metrics[:5])], "rollout/entropy"
+    )
+    assert steps.tolist() == [1, 2, 3, 4, 5]
+    assert values.shape == (5, 2)
+    assert curve(runs, "rollout/none")[1].shape == (0, 3)
+
+
+def test_claims_appear_where_they_hold_and_not_where_they_do_not() -> None:
+    inputs = comparison()
+    found = {one.id: one.outcome for one in assess_arms(inputs.arms, "grpo", inputs.table())}
+    assert set(found.values()) == {"appears"}
+    assert len(found) == 9
+    swapped = replace(
+        inputs,
+        runs=inputs.runs
+        | {("nthr", seed): inputs.runs["grpo", seed] for seed in inputs.seeds}
+        | {("grpo", seed): inputs.runs["nthr", seed] for seed in inputs.seeds},
+    )
+    found = {one.id: one.outcome for one in assess_arms(inputs.arms, "grpo", swapped.table())}
+    assert found["nthr/displaces_fewer_than_grpo"] == "does not"
+    single = comparison(seeds=(0,))
+    found = {one.id: one.outcome for one in assess_arms(single.arms, "grpo", single.table())}
+    assert set(found.values()) == {"unclear"}
+
+
+def test_the_page_has_every_arm_and_its_difference_to_the_baseline(tmp_path: Path) -> None:
+    metrics = write_group_page(comparison(), tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert metrics == summary["metrics"]
+    assert metrics["claims/appears"] == 9
+    assert metrics["grpo/train/pass_at_1"] == summary["means"]["grpo/train/pass_at_1"]["mean"]
+    assert "nthr/displaced/share" in summary["differences"]
+    words = " ".join(Parsed((tmp_path / "grpo.html").read_text()).words)
+    assert "4 arms with 3 seeds" in words
+    assert "One update displaces fewer questions than under random" in words
+
+
+def test_what_was_not_measured_leaves_the_others(tmp_path: Path) -> None:
+    inputs = comparison()
+    bare = {
+        at: replace(run, displaced=None, metrics=(), evaluated=Evaluated(
+            tuple(one for one in run.evaluated.prompts if one.split == "train")))
+        for at, run in inputs.runs.items()
+    }  # fmt: skip
+    starts = {seed: Evaluated(bare["grpo", seed].evaluated.prompts) for seed in inputs.seeds}
+    left = replace(inputs, runs=bare, starts=starts, arms={"grpo": inputs.arms["grpo"],
+                                                           "nthr": DPOConfig()})  # fmt: skip
+    assert plates(left)[0] is None and plates(left)[2] is None
+    metrics = write_group_page(left, tmp_path)
+    assert metrics["claims/not_measured"] == 1
+
+
+def test_no_text_becomes_markup(tmp_path: Path) -> None:
+    write_group_page(comparison(CANARY), tmp_path)
+    for file in (tmp_path / "grpo.html", *(tmp_path / "figures").glob("*.html")):
+        found = Parsed(file.read_text())
+        assert not [tag for tag, _ in found.elements if tag == "img"]
+        assert all("canary" not in text or "application/json" in attributes.get("type", "")
+                   for attributes, text in found.scripts)  # fmt: skip
+        assert "default-src 'none'" in found.policy

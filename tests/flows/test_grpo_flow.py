@@ -1,0 +1,203 @@
+"""The comparison of arms as a flow: what its stages compute, share and refuse."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dynolab.data.group_results import (
+    LikelihoodChange,
+    PromptScore,
+    QuestionDisplacement,
+    RightAnswer,
+)
+from dynolab.data.rows import PromptRow, read_rows
+from dynolab.errors import ConfigError
+from dynolab.likelihood import ResponseLogits
+from dynolab.rollouts.rewards import ALLOWED
+from dynolab.training.reference import score_responses
+from flows.grpo_parameters import GrpoParameters
+from flows.grpo_steps import grpo_steps
+from flows.parameters import load_parameters, validated
+from models.language import load_language_model
+from tasks.evaluate import EVALUATE
+from tasks.runtime.chain import plan
+from tasks.runtime.work import StageResult
+from tests.flows.analysed import Analysed
+from tests.flows.lab import ROOT
+
+PLAIN = {"kind": "plain", "ranks": 1}
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "seeds": [0, 1],
+    "data": {"world": {"entities": 20, "train_pairs": 12, "heldout_pairs": 6, "corpus_rows": 64}},
+    "base": {"training": {"engine": PLAIN, "steps": 2, "batch_size": 4}},
+    "sft": {"engine": PLAIN, "steps": 2, "batch_size": 4},
+    "training": {
+        "rewards": [{"name": "tests.training.rewards.some_words"}], "engine": PLAIN, "steps": 2,
+        "batch_size": 4, "completions": 4, "max_new_tokens": 4,
+    },
+    "arms": {
+        "grpo": {"name": "grpo"},
+        "nthr": {"name": "grpo", "kl": 0.1, "advantage_rule": {"name": "nthr"}},
+        "pairs": {"name": "dpo"},
+    },
+    "evaluation": {"samples": 4, "prompts": 5},
+    "displacement": {"questions": 4},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def allowed() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ALLOWED, "tests.training.rewards")
+        yield
+
+
+def parameters(**changes: Any) -> GrpoParameters:
+    return validated(GrpoParameters, SMALL | changes)
+
+
+@pytest.fixture(scope="module")
+def results(analysed: Analysed) -> dict[str, StageResult]:
+    """Every stage's result, by step."""
+    found: dict[str, StageResult] = {}
+    for step in grpo_steps(parameters()):
+        found[step.name] = analysed.run(step.stage, step.config, step.name, **step.sources(found))
+    return found
+
+
+def test_arms_share_their_start_and_nothing_is_computed_twice(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    steps = grpo_steps(parameters())
+    assert {one.state for one in plan(steps, analysed.platform)} == {"cached"}
+    reads = {step.name: dict(step.inputs) for step in steps}
+    for arm in SMALL["arms"]:
+        assert reads[f"{arm}-1"] == {"prompts": "prompts-1", "model": "sft-1"}
+    more = grpo_steps(parameters(arms=SMALL["arms"] | {"simko": {"name": "simko"}}))
+    new = {one.step for one in plan(more, analysed.platform) if one.state == "to run"}
+    assert new == {f"simko-{seed}{part}" for seed in (0, 1)
+                   for part in ("", "-evaluation", "-displacement")} | {"grpo-page"}  # fmt: skip
+
+
+def test_an_evaluation_counts_what_a_reward_says(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    folder = analysed.folder(results["start-0"])
+    scores = list(read_rows(folder / "prompts.jsonl", PromptScore))
+    asked = [row.id for split in ("train", "heldout") for row in list(read_rows(
+        analysed.folder(results["prompts-0"]) / f"{split}.jsonl", PromptRow))[:5]]  # fmt: skip
+    assert [one.id for one in scores] == asked
+    assert [one.samples for one in scores] == [4] * 10
+    right = list(read_rows(folder / "right.jsonl", RightAnswer))
+    assert len(right) == sum(one.right for one in scores) > 0
+    share = np.mean([one.right / 4 for one in scores if one.split == "heldout"])
+    assert results["start-0"].metrics["heldout/pass_at_1"] == pytest.approx(share)
+
+
+def test_right_answers_are_followed_into_the_trained_model(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    folder = analysed.folder(results["grpo-1-evaluation"])
+    right = list(read_rows(analysed.folder(results["start-1"]) / "right.jsonl", RightAnswer))
+    changes = list(read_rows(folder / "likelihood.jsonl", LikelihoodChange))
+    assert sum(one.answers for one in changes) == len(right)
+    models = [load_language_model(analysed.folder(results[name], "model"))
+              for name in ("sft-1", "grpo-1")]  # fmt: skip
+    before, after = (
+        [float(one.sum()) for one in
+         score_responses(ResponseLogits(model), [one.encoded for one in right], 0, 1)]
+        for model in models
+    )  # fmt: skip
+    assert [one.logp for one in right] == pytest.approx(before, abs=1e-4)
+    first = [at for at, one in enumerate(right) if one.id == changes[0].id]
+    assert changes[0].before == pytest.approx(np.mean([before[at] for at in first]), abs=1e-4)
+    assert changes[0].after == pytest.approx(np.mean([after[at] for at in first]), abs=1e-4)
+
+
+def test_the_model_itself_has_not_displaced_anything(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    step = next(one for one in grpo_steps(parameters()) if one.name == "grpo-0-evaluation")
+    same = analysed.run(EVALUATE, step.config, prompts=results["prompts-0"],
+                        model=results["sft-0"], start=results["start-0"])  # fmt: skip
+    assert same.metrics["train/right_change"] == pytest.approx(0, abs=1e-6)
+    assert same.metrics["train/pass_at_1"] == results["start-0"].metrics["train/pass_at_1"]
+
+
+def test_displacement_is_tested_where_answers_are_partly_right(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    assert "pairs-0-displacement" not in results  # its objective is not one on groups
+    for name in ("grpo-0-displacement", "nthr-1-displacement"):
+        rows = list(read_rows(analysed.folder(results[name]) / "displacement.jsonl",
+                              QuestionDisplacement))  # fmt: skip
+        assert 0 < len(rows) <= 4
+        assert all(0 < len(row.changes) < row.samples for row in rows)
+        share = np.mean([row.mean <= 0 for row in rows])
+        assert results[name].metrics["displaced/share"] == pytest.approx(share)
+
+
+def test_the_page_and_mlflow_have_every_arm(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    page = results["grpo-page"]
+    for arm in ("before", *SMALL["arms"]):
+        for split in ("train", "heldout"):
+            assert 0 <= page.metrics[f"{arm}/{split}/pass_at_4"] <= 1
+    runs = {run.name: run for run in analysed.tracking.runs}
+    assert {"report/grpo.html", "report/summary.json", "plots/accuracy.html",
+            "plots/pass-at-k.html"} <= set(runs["grpo-page"].artifacts)  # fmt: skip
+    table = json.loads(runs["grpo-0-evaluation"].artifacts["tables/prompts.json"])
+    assert set(table["columns"]) == set(PromptScore.model_fields)
+    logged = {name for _, values in runs["start-0"].values for name in values}
+    assert {"eval/train/pass_at_1", "eval/heldout/entropy"} <= logged
+
+
+def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Any) -> None:
+    given = parameters(
+        data={"source": "file", "path": str(tmp_path / "rows.jsonl"), "format": "prompts"},
+        base={"source": str(tmp_path)}, sft=None,
+    )  # fmt: skip
+    steps = {step.name: step for step in grpo_steps(given)}
+    assert not [name for name in steps if name.startswith(("sft", "data"))]
+    assert steps["prompts-0"].config == steps["prompts-1"].config
+    assert steps["base-0"].config == steps["base-1"].config
+    assert steps["grpo-0"].config != steps["grpo-1"].config
+    assert steps["grpo-0"].inputs["model"] == "base-0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": []}, "seeds = "),
+        ({"seeds": [1, 1]}, "seeds = [1, 1]: name every seed once"),
+        ({"seeds": [-1]}, "seeds.0 = -1"),
+        ({"baseline": "dpo"}, "baseline = 'dpo': name an arm: grpo, nthr, pairs"),
+        ({"arms": {}}, "arms = {}"),
+        ({"arms": {"start": {"name": "grpo"}}}, "a shared stage has this name"),
+        ({"arms": {"a b": {"name": "grpo"}}}, "arms.a b"),
+        ({"arms": {"x": {"name": "grop"}}}, "arms.x.name = 'grop': choose one of"),
+        ({"arms": {"x": {"name": "grpo", "aggregation": "dr_grpo", "max_tokens": 9}}},
+         "arms.x = 9: must be max_new_tokens = 4"),
+        ({"training": {"objective": {"name": "grpo"}}}, "training.objective = 'grpo': arms have"),
+        ({"training": {"rewards": [{"name": "os.system"}]}}, "reward = 'os.system': use one of"),
+        ({"data": {"source": "file", "path": "x.jsonl"}}, "base.source = 'builtin'"),
+        ({"evaluation": {"samples": 0}}, "evaluation.samples = 0"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_refused_first(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parameters(**changes)
+    assert message in str(refused.value)
+
+
+def test_the_built_in_comparison_is_a_plan() -> None:
+    known = load_parameters(GrpoParameters, ROOT / "deploy/studies/grpo_builtin.yaml")
+    names = [step.name for step in grpo_steps(known)]
+    assert len(names) == len(set(names))
+    assert names[-1] == "grpo-page"
