@@ -54,7 +54,7 @@ class WithoutAdapters(ResponseLogits):
         self, batch: TokenBatch, read: Reading | None = None
     ) -> Float[Tensor, "tokens ..."]:
         """As `ResponseLogits.forward`, the adapters switched off."""
-        with self.model.disable_adapter():  # type: ignore[operator,union-attr]
+        with self.model.disable_adapter():  # type: ignore[operator]
             return super().forward(batch, read)
 
 
