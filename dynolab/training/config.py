@@ -46,7 +46,7 @@ class LoraConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     rank: int = Field(8, ge=1)
-    alpha: float = Field(16.0, gt=0)
+    alpha: int = Field(16, ge=1)
     target: tuple[str, ...] = Field(
         (),
         description="Names of the layers that get one; default: every linear layer but the head.",
