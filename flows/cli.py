@@ -46,7 +46,7 @@ def study(
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would run.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")] = False,
 ) -> None:
-    """Run the study: data, base, SFT, DPO, probe, forces, report."""
+    """Run the study: data, base, SFT, preference training, probe, forces, report."""
     from flows import commands
     from flows.parameters import StudyParameters, load_parameters, resolved
 

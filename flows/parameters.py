@@ -66,6 +66,16 @@ class StudyParameters(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _tells_trainings_apart(self) -> StudyParameters:
+        if self.sft.objective.name == self.preference.objective.name:
+            raise ConfigError(
+                "preference.objective.name", self.preference.objective.name,
+                "sft trains with it already, and a report tells trainings by their objectives; "
+                "choose another",
+            )  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
     def _has_a_model(self) -> StudyParameters:
         if self.base.source == "builtin" and self.data.source != "world":
             raise ConfigError(

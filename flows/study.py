@@ -1,4 +1,4 @@
-"""The study: data → base → SFT → DPO → probe → forces → report."""
+"""The study: data → base → SFT → preference training → probe → forces → report."""
 
 from __future__ import annotations
 

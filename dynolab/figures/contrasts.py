@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dynolab.data.results import ARGMAX
 from dynolab.figures.inputs import Training
 from dynolab.figures.page import Html, section, table
-from dynolab.figures.style import join, mean_and_ends, style_of, with_interval
+from dynolab.figures.style import join, mean_and_ends, objective_name, style_of, with_interval
 from dynolab.probes.intervals import Interval, mean_interval
 from dynolab.probes.paths import LearningPaths, change, learning_paths
 
@@ -21,7 +21,7 @@ _MEANING = {
 
 def contrast_section(own: Training, contrasts: Sequence[Training]) -> Html:
     """Changes of the pair, of y* and of the gap in a training and in its contrasts."""
-    named = [(f"this study's {own.stage.upper()}", learning_paths(own.probes))]
+    named = [(f"this study's {objective_name(own.stage)}", learning_paths(own.probes))]
     named += [(f"“{training.name}”", learning_paths(training.probes)) for training in contrasts]
     probed = [(name, paths) for name, paths in named if paths is not None]
     told = [

@@ -24,11 +24,13 @@ from dynolab.figures.style import (
     columns,
     join,
     number,
+    objective_name,
     panel_title,
 )
 
 WINDOW = 9
-_UNITS = {"sft": "nats", "dpo": "−log σ(margin)"}
+_UNITS = {"sft": "nats", "sft_extended": "nats", "dpo": "−log σ(margin)"}
+_REWARD_UNITS = {"slic": "log π (nats)", "simpo": "β · log π per token"}
 _REWARDS = (
     ("train/reward_chosen", "chosen", CHOSEN),
     ("train/reward_rejected", "rejected", REJECTED),
@@ -84,11 +86,12 @@ def training_plate(trainings: Sequence[Training]) -> Plate | None:
 
 def _panels(training: Training) -> list[_Panel]:
     stage, lines = training.stage, training.metrics
+    name = objective_name(stage)
     found = [
-        _Panel(f"{stage.upper()} loss", _UNITS.get(stage, "loss"), lines,
+        _Panel(f"{name} loss", _UNITS.get(stage, "loss"), lines,
                (("train/loss", "loss", INK),)),
-        _Panel(f"{stage.upper()} implicit rewards", "β · log-ratio to the reference", lines,
-               _REWARDS),
+        _Panel(f"{name} implicit rewards",
+               _REWARD_UNITS.get(stage, "β · log-ratio to the reference"), lines, _REWARDS),
     ]  # fmt: skip
     return [p for p in found if any(_series(lines, name)[0].size for name, _, _ in p.curves)]
 
@@ -131,5 +134,5 @@ def _training_message(trainings: Sequence[Training]) -> str:
             if y.size:
                 smooth = running_mean(y)
                 ends = f"from {number(smooth[0])} to {number(smooth[-1])}"
-                parts.append(f"{training.stage.upper()}'s {what} goes {ends}")
+                parts.append(f"{objective_name(training.stage)}'s {what} goes {ends}")
     return join(parts) + "."

@@ -25,6 +25,7 @@ from dynolab.figures.style import (
     in_order,
     join,
     number,
+    objective_name,
     panel_title,
     style_of,
     with_interval,
@@ -93,7 +94,7 @@ def decomposition_plate(training: Training) -> Plate | None:
     history = " and by the optimizer's history" if any(row.from_history for row in rows) else ""
     return Plate(
         f"decomposition-{stage}",
-        f"Who pushed: forces of single {stage.upper()} steps",
+        f"Who pushed: forces of single {objective_name(stage)} steps",
         _message(rows, stage),
         f"Bars: means over prompts of the first-order push by {sides}{history}, and what they "
         "leave over; stacked to the right they raise an answer, to the left they lower it. "
@@ -195,6 +196,6 @@ def _message(rows: Sequence[ForceRow], stage: str) -> str:
         sides["from_chosen"] = "from the batch's answers"
     told = [f"{mean(part)} {sides[part]}" for part, _, _ in _parts(rows)]
     return (
-        f"A recorded {stage.upper()} step moves the chosen answer by {mean('measured')} nats on "
-        f"average over all watched prompts: {join(told)}."
+        f"A recorded {objective_name(stage)} step moves the chosen answer by {mean('measured')} "
+        f"nats on average over all watched prompts: {join(told)}."
     )

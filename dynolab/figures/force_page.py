@@ -15,7 +15,7 @@ from dynolab.figures.kernel import kernel_size_plate, stability_plate
 from dynolab.figures.page import Html, Tile, page, plate_section, section, table, text, tiles
 from dynolab.figures.pair_matrix import pair_matrix_plate
 from dynolab.figures.sections import stage_section
-from dynolab.figures.style import Plate, join, number
+from dynolab.figures.style import Plate, join, number, objective_name
 from dynolab.figures.terms import terms_plate
 from dynolab.figures.token_map_choice import token_map_choice_plate
 
@@ -71,7 +71,7 @@ def _lead(inputs: ForcePageInputs) -> Html:
         + text(
             f"What {first.updating_pairs} pairs ({first.updating_tokens} tokens) would do to "
             f"{first.observed_answers} observed answers ({first.observed_tokens} tokens) under "
-            f"{first.objective.upper()}, token by token, at {labels}, by {join(steps)}."
+            f"{objective_name(first.objective)}, token by token, at {labels}, by {join(steps)}."
             f"{reference}{overlong} First-order changes of log-probability, in nats."
             f"{_too_far(inputs)}"
         )
@@ -134,7 +134,7 @@ def _facts_section(checkpoints: Sequence[CheckpointForces]) -> Html:
     """What was computed at each checkpoint, and how exactly."""
     rows = [
         (
-            one.label, one.facts.objective.upper(), number(one.facts.learning_rate),
+            one.label, objective_name(one.facts.objective), number(one.facts.learning_rate),
             "–" if one.facts.step is None else one.facts.step,
             f"{one.facts.observed_tokens} × {one.facts.updating_tokens}",
             one.facts.route, number(one.facts.block_error, 2),

@@ -14,6 +14,7 @@ from dynolab.figures.style import (
     axis_name,
     base_layout,
     columns,
+    objective_name,
     panel_title,
     stage_title,
     style_of,
@@ -104,5 +105,5 @@ def _gap_message(paths: Paths) -> str:
             verb = "widens" if moved.mean > 0 else "narrows"
         start, end = mean_interval(found.gap[0]).mean, mean_interval(found.gap[-1]).mean
         ends = f"from {start:.1f} to {end:.1f} nats ({with_interval(moved)})"
-        parts.append(f"{stage.upper()} {verb} the gap {ends}")
+        parts.append(f"{objective_name(stage)} {verb} the gap {ends}")
     return "; ".join(parts) + "."

@@ -22,6 +22,7 @@ from dynolab.figures.style import (
     in_order,
     join,
     mean_and_ends,
+    objective_name,
     panel_title,
     rank_of,
     stage_title,
@@ -159,7 +160,7 @@ def _paths_message(paths: Paths) -> str:
             if found is not None and kind in found.logp
         ]  # fmt: skip
         if moved:
-            parts.append(f"{stage.upper()} moves {join(moved)}.")
+            parts.append(f"{objective_name(stage)} moves {join(moved)}.")
     if not parts:
         return "No training probed the pairs' own answers."
     return " ".join([*parts, "All in nats, means over training prompts."])

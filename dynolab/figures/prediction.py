@@ -19,6 +19,7 @@ from dynolab.figures.style import (
     columns,
     in_order,
     join,
+    objective_name,
     panel_title,
     plotly_text,
     rank_of,
@@ -117,7 +118,7 @@ def _message(trainings: Sequence[Training]) -> str:
         rows, steps = training.forces, len({row.step for row in training.forces})
         left = with_interval(unexplained(rows), sign=False)
         parts.append(
-            f"{left} under {training.stage.upper()} ({len(rows)} changes of answers at "
+            f"{left} under {objective_name(training.stage)} ({len(rows)} changes of answers at "
             f"{steps} recorded step{'s' if steps > 1 else ''})"
         )
     return f"Of the squared change of log π, first-order forces leave unexplained {join(parts)}."

@@ -27,7 +27,7 @@ from dynolab.figures.sections import (
     stage_section,
     verdict_section,
 )
-from dynolab.figures.style import SPLITS, Plate
+from dynolab.figures.style import SPLITS, Plate, objective_name
 from dynolab.figures.summary import changes_since_start, summarise
 from dynolab.figures.svg import paths_svg
 from dynolab.figures.token_map import token_map_plate
@@ -102,7 +102,7 @@ def _body(
 ) -> list[Html]:
     facts, trainings = inputs.facts, inputs.trainings
     contrasts = [contrast_section(trainings[-1], inputs.contrasts)] if inputs.contrasts else []
-    titles = {training.name: training.stage.upper() for training in trainings}
+    titles = {training.name: objective_name(training.stage) for training in trainings}
     replay = [row for training in trainings for row in training.replay]
     return [
         Html(f"<header><h1>{text(facts.name)}</h1>{_lead(inputs, paths).markup}"),
@@ -150,6 +150,6 @@ def _left_out(training: Training) -> str:
     kept = training.rows.get("data/rows_kept", 0)
     parts = ([f"left out {dropped}"] if dropped else []) + ([f"cut {cut}"] if cut else [])
     return (
-        f" {training.stage.upper()} {' and '.join(parts)} of {kept + dropped} pairs as longer "
-        "than the model’s context."
+        f" {objective_name(training.stage)} {' and '.join(parts)} of {kept + dropped} pairs as "
+        "longer than the model’s context."
     )

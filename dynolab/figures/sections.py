@@ -10,7 +10,14 @@ from dynolab.data.rows import ProbeRow
 from dynolab.figures.inputs import StageFacts
 from dynolab.figures.page import Html, Tile, excerpt, section, table, text
 from dynolab.figures.paths import Paths
-from dynolab.figures.style import in_order, mean_and_ends, number, style_of, with_interval
+from dynolab.figures.style import (
+    in_order,
+    mean_and_ends,
+    number,
+    objective_name,
+    style_of,
+    with_interval,
+)
 from dynolab.probes.intervals import Interval
 from dynolab.probes.verdicts import Verdict
 
@@ -27,9 +34,9 @@ def headline_tiles(
 ) -> list[Tile]:
     """The changes that a reader wants first, the force check and the claims."""
     found = [
-        _change_tile(f"{stage.upper()}: {_HEADLINES[kind]}", changes.get(f"{stage}/{kind}"))
+        _change_tile(f"{objective_name(stage)}: {_HEADLINES[kind]}", changes.get(f"{stage}/{kind}"))
         for stage in stages
-        for kind in (("chosen", "gap") if stage == "sft" else _HEADLINES)
+        for kind in (("chosen", "gap") if stage.startswith("sft") else _HEADLINES)
     ]
     found.append(_force_tile(stages, summary["metrics"]))
     judged = [v for v in verdicts if v.outcome != "not measured"]
@@ -56,16 +63,17 @@ def _force_tile(stages: Sequence[str], metrics: dict[str, float]) -> Tile:
     }
     if not left:
         return Tile("Unexplained by forces", "–", "not measured")
-    each = ", ".join(f"{stage.upper()} {number(value, 2)}" for stage, value in left.items())
+    each = ", ".join(f"{objective_name(stage)} {number(value, 2)}" for stage, value in left.items())
     return Tile("Unexplained by forces", f"≤ {number(max(left.values()), 2)}", f"1 − R²: {each}")
 
 
 _CLAIMS = (
     "Claims on chosen, rejected and unrelated answers follow Ren & Sutherland, Learning "
-    "Dynamics of LLM Finetuning (arXiv 2407.10490), on training prompts; those on forces check "
-    "the analysis, on all prompts that it watched. Appears: every interval lies on the "
-    "expected side; does not: one lies wholly on the other side; unclear: neither. A peak's "
-    "step is chosen on the other half of the prompts, so that noise makes no peak."
+    "Dynamics of LLM Finetuning (arXiv 2407.10490), on training prompts: made of SFT and DPO, and "
+    "judged of their relatives too; those on forces check the analysis, on all prompts that it "
+    "watched. Appears: every interval lies on the expected side; does not: one lies wholly on the "
+    "other side; unclear: neither. A peak's step is chosen on the other half of the prompts, so "
+    "that noise makes no peak."
 )
 
 
@@ -76,7 +84,7 @@ def verdict_section(verdicts: Sequence[Verdict], note: str = _CLAIMS) -> Html:
     message = ", ".join(f"{n} {words.get(o, o)}" for o, n in counts.items() if n)
     rows = [
         (
-            verdict.stage.upper(),
+            objective_name(verdict.stage),
             verdict.claim,
             verdict.expected,
             _quantities(verdict),
@@ -128,8 +136,8 @@ def replay_section(rows: Sequence[ReplayFacts]) -> Html:
             ("stage", "step", "learning rate", "gradient norm", "clip factor", "replay error",
              "rounding floor", "closure error"),
             [
-                (row.stage.upper(), row.step, number(row.learning_rate), number(row.grad_norm),
-                 number(row.clip_factor), number(row.replay_error, 2),
+                (objective_name(row.stage), row.step, number(row.learning_rate),
+                 number(row.grad_norm), number(row.clip_factor), number(row.replay_error, 2),
                  number(row.rounding_floor, 2), number(row.closure_error, 2))
                 for row in rows
             ],
@@ -143,7 +151,7 @@ def replay_section(rows: Sequence[ReplayFacts]) -> Html:
 
 
 def _where(row: ReplayFacts) -> str:
-    return f"{row.stage.upper()} step {row.step}"
+    return f"{objective_name(row.stage)} step {row.step}"
 
 
 def kind_section(paths: Paths, watched: Sequence[ProbeRow]) -> Html:

@@ -70,13 +70,26 @@ def style_of(kind: str) -> KindStyle:
     return KINDS.get(kind) or KindStyle(plotly_text(kind, 24), "Other", _NOISE, "longdashdot")
 
 
-STAGE_TITLES = {"sft": "Supervised fine-tuning"}
+OBJECTIVES = {
+    "sft_extended": "Extended SFT", "robust_dpo": "Robust DPO", "slic": "SLiC", "hinge": "Hinge",
+    "simpo": "SimPO", "simko": "SimKO",
+}  # fmt: skip
+TITLES = {
+    "sft": "Supervised fine-tuning",
+    "sft_extended": "Supervised fine-tuning on both answers",
+    "hinge": "Hinge on DPO's margin",
+}
 SPLITS: dict[Split, str] = {"train": "training", "heldout": "held-out"}
+
+
+def objective_name(stage: str) -> str:
+    """How an objective is called in a sentence."""
+    return OBJECTIVES.get(stage, stage.upper())
 
 
 def stage_title(stage: str) -> str:
     """What a panel about a training is headed with, by its objective."""
-    return STAGE_TITLES.get(stage, stage.upper())
+    return TITLES.get(stage) or objective_name(stage)
 
 
 def rank_of(kind: str) -> int:

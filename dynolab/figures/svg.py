@@ -9,6 +9,7 @@ import numpy as np
 
 from dynolab.data.results import ARGMAX
 from dynolab.figures.paths import Paths, stages_of
+from dynolab.figures.style import objective_name
 from dynolab.probes.intervals import band
 from dynolab.probes.paths import LearningPaths
 
@@ -36,7 +37,7 @@ text { fill: #e8ecf1; } .tick { fill: #a3adb8; }
 
 def paths_svg(paths: Paths) -> str | None:
     """Δ log π of chosen, rejected and y* over each training with 95% bands, training prompts."""
-    panels = [(stage.upper(), found) for stage in stages_of(paths)
+    panels = [(objective_name(stage), found) for stage in stages_of(paths)
               if (found := paths.get((stage, "train"))) is not None]  # fmt: skip
     panels = [(name, found) for name, found in panels if any(k in found.logp for k in _CLASSES)]
     if not panels:

@@ -16,6 +16,7 @@ from dynolab.figures.style import (
     Plate,
     base_layout,
     number,
+    objective_name,
     panel_title,
     plotly_text,
     token_text,
@@ -95,8 +96,8 @@ def token_map_figure(found: TokenMap) -> go.Figure:
 def _step(found: TokenMap) -> str:
     rate = f"learning rate {number(found.learning_rate)}"
     if found.step is None:
-        return f"A gradient step of {found.stage.upper()}, {rate}"
-    return f"{found.stage.upper()} step {found.step}, {rate}"
+        return f"A gradient step of {objective_name(found.stage)}, {rate}"
+    return f"{objective_name(found.stage)} step {found.step}, {rate}"
 
 
 def _whose(found: TokenMap) -> str:

@@ -12,6 +12,7 @@ from dynolab.objectives.dpo import DPO, DPOConfig, RobustDPO, RobustDPOConfig
 from dynolab.objectives.grpo import GRPO, GRPOConfig
 from dynolab.objectives.hinge import Hinge, HingeConfig, SLiC, SLiCConfig
 from dynolab.objectives.ipo import IPO, IPOConfig
+from dynolab.objectives.pairs import PairObjective
 from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
 from dynolab.objectives.simko import SimKO, SimKOConfig
 from dynolab.objectives.simpo import SimPO, SimPOConfig
@@ -50,6 +51,14 @@ _CLASSES: dict[str, Callable[[Any], Objective]] = {
     "grpo": GRPO,
     "simko": SimKO,
 }
+
+
+PAIR_OBJECTIVES = frozenset(
+    name
+    for name, one in _CLASSES.items()
+    if isinstance(one, type) and issubclass(one, PairObjective)
+)
+"""Names of the losses that compare a chosen with a rejected answer."""
 
 
 def build_objective(config: RowConfig | GroupConfig) -> Objective:

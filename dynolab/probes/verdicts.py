@@ -8,7 +8,7 @@ not if one lies wholly on the other side, and is unclear otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.data.results import ARGMAX, ForceRow
+from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.intervals import Interval, mean_interval, unexplained_share
 from dynolab.probes.paths import LearningPaths, change, peak_change
 
@@ -158,6 +159,29 @@ CLAIMS: tuple[Claim, ...] = (
 )  # fmt: skip
 
 
+_OF_BOTH = frozenset({"sft/rejected"})
+"""Claims that fail by design where both answers of a pair are trained on."""
+
+
+def claims_of(objective: str) -> tuple[Claim, ...]:
+    """The claims to judge of a training by its objective.
+
+    Those on DPO are judged of every loss on pairs, though the papers make them of DPO alone; those
+    on SFT of SFT on both answers too, but for the fall of the rejected ones.
+    """
+    if objective in PAIR_OBJECTIVES:
+        made_of, left_out = "dpo", frozenset[str]()
+    elif objective == "sft_extended":
+        made_of, left_out = "sft", _OF_BOTH
+    else:
+        made_of, left_out = objective, frozenset()
+    return tuple(
+        replace(claim, id=f"{objective}/{claim.id.partition('/')[2]}", stage=objective)
+        for claim in CLAIMS
+        if claim.stage == made_of and claim.id not in left_out
+    )
+
+
 def assess(
     trainings: Mapping[str, LearningPaths | None], forces: Sequence[ForceRow] = ()
 ) -> tuple[Verdict, ...]:
@@ -167,10 +191,7 @@ def assess(
     not probed.
     """
     return tuple(
-        judge(claim, paths)
-        for stage, paths in trainings.items()
-        for claim in CLAIMS
-        if claim.stage == stage
+        judge(claim, paths) for stage, paths in trainings.items() for claim in claims_of(stage)
     ) + tuple(prediction_explains(stage, forces) for stage in trainings)
 
 

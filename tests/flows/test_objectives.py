@@ -1,0 +1,57 @@
+"""The study with every objective on rows as its preference training."""
+
+from __future__ import annotations
+
+import json
+from typing import get_args
+
+import pytest
+
+from dynolab.errors import ConfigError
+from dynolab.objectives.registry import RowConfig
+from flows.parameters import StudyParameters, load_parameters, resolved
+from flows.steps import study_steps
+from tasks.runtime.work import StageResult
+from tests.figures.parsed import Parsed
+from tests.flows.analysed import Analysed
+from tests.flows.lab import ROOT, SMALL
+
+OBJECTIVES = [one.model_fields["name"].default for one in get_args(RowConfig)]
+PLAIN = [f"{stage}.engine={{kind: plain, ranks: 1}}" for stage in ("sft", "preference")]
+QUICK = ["base.training.steps=2", "sft.steps=2", "preference.steps=2", "kernel.rank=1",
+         "kernel.probes=2"]  # fmt: skip
+
+
+@pytest.mark.parametrize("objective", [name for name in OBJECTIVES if name != "sft"])
+def test_the_built_in_study_takes_it(objective: str) -> None:
+    change = f"preference.objective={{name: {objective}}}"
+    file = ROOT / "deploy/studies/builtin.yaml"
+    steps = study_steps(resolved(load_parameters(StudyParameters, file, [change])))
+    trained = [step.config.objective.name for step in steps if step.name in ("preference",
+               "on-policy", "flat-world")]  # fmt: skip
+    assert trained == [objective] * 3
+
+
+def test_two_trainings_of_one_objective_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"preference\.objective\.name = 'sft': sft trains"):
+        load_parameters(StudyParameters, SMALL, ["preference.objective={name: sft}"])
+    extended = ["sft.objective={name: sft_extended}", "preference.objective={name: sft}"]
+    load_parameters(StudyParameters, SMALL, extended)
+
+
+@pytest.mark.parametrize(("objective", "called"), [("ipo", "IPO"), ("simpo", "SimPO")])
+def test_it_runs_to_its_report(analysed: Analysed, objective: str, called: str) -> None:
+    changes = [*PLAIN, *QUICK, f"preference.objective={{name: {objective}}}"]
+    results: dict[str, StageResult] = {}
+    for step in study_steps(resolved(load_parameters(StudyParameters, SMALL, changes))):
+        results[step.name] = analysed.run(
+            step.stage, step.config, step.name, **step.sources(results)
+        )
+    folder = analysed.folder(results["report"])
+    summary = json.loads((folder / "summary.json").read_text())
+    stages = {verdict["id"].split("/")[0] for verdict in summary["verdicts"]}
+    assert stages == {"sft", objective}
+    assert "not measured" not in {one["outcome"] for one in summary["verdicts"]}
+    words = " ".join(Parsed((folder / "report.html").read_text()).words)
+    assert f"{called}: chosen" in words
+    assert "DPO:" not in words
