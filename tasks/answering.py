@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from tasks.runtime.work import Work
 if TYPE_CHECKING:
     from dynolab.data.rows import Split
     from dynolab.likelihood import ResponseLogits
+    from dynolab.probes.intervals import Interval
     from dynolab.training.rollout import Answers
 
 
@@ -95,3 +98,16 @@ class Answerer:
             ModelGenerator(model, self.tokenizer, length), Rewards(config.rewards),
             rows, config.sampling, samples=samples, step=step,
         )  # fmt: skip
+
+
+def tell_figures(work: Work[Any], figures: Mapping[str, Interval], group: str) -> dict[str, float]:
+    """Writes figures with their intervals over prompts as `figures.json`, and shows them in MLflow.
+
+    **Returns** the means.
+    """
+    file = work.output / "figures.json"
+    file.write_text(json.dumps({name: one.as_dict() for name, one in figures.items()}, indent=1))
+    means = {name: one.mean for name, one in figures.items() if one.n}
+    work.tracker.metrics(0, {f"{group}/{name}": value for name, value in means.items()})
+    work.tracker.artifact(file, group)
+    return means

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import GroupObjectiveConfig
 from dynolab.training.config import OptimizerConfig
-from tasks.answering import Answerer, AnsweringConfig
+from tasks.answering import Answerer, AnsweringConfig, tell_figures
 from tasks.runtime.stage import Stage
 from tasks.runtime.tables import log_tables
 from tasks.runtime.work import Work
@@ -44,7 +44,8 @@ class DisplacementJob(DisplacementConfig, AnsweringConfig):
 def displace(work: Work[DisplacementJob]) -> dict[str, float]:
     """Reads inputs `prompts` and `model`, from whose weights every question's update starts.
 
-    Results: `displacement.jsonl`, what the update did to each right answer of its question.
+    Results: `displacement.jsonl`, what the update did to each right answer of its question, and
+    `figures.json`, the share of questions displaced and the mean change, with 95% intervals.
     """
     from dynolab.data.group_results import QuestionDisplacement
     from dynolab.data.rows import write_rows
@@ -64,9 +65,7 @@ def displace(work: Work[DisplacementJob]) -> dict[str, float]:
             for one in found
         ]
         write_rows(work.output / "displacement.jsonl", rows)
-    figures = displacement_figures(rows, config.epsilon)
-    means = {name: one.mean for name, one in figures.items() if one.n}
-    work.tracker.metrics(0, means)
+    means = tell_figures(work, displacement_figures(rows, config.epsilon), "displacement")
     log_tables(work.tracker, {"displacement": rows}, work.scratch)
     return means | {"questions": float(len(rows)), "seconds": time.monotonic() - began}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.answering import Answerer, AnsweringConfig
+from tasks.answering import Answerer, AnsweringConfig, tell_figures
 from tasks.runtime.stage import Stage
 from tasks.runtime.tables import log_tables
 from tasks.runtime.work import Work
@@ -40,7 +40,8 @@ def evaluate(work: Work[EvaluationJob]) -> dict[str, float]:
     one that it was trained from.
 
     Results: `prompts.jsonl`, every prompt's score; `right.jsonl`, the right answers with their
-    log-probability; with `start` also `likelihood.jsonl`, what has become of its right answers.
+    log-probability; with `start` also `likelihood.jsonl`, what has become of its right answers;
+    `figures.json`, means over the prompts of each split with 95% intervals.
     """
     from dynolab.data.rows import write_rows
     from dynolab.probes.arms import evaluation_figures
@@ -52,7 +53,11 @@ def evaluate(work: Work[EvaluationJob]) -> dict[str, float]:
         answers = []
         for number, split in enumerate(SPLITS, start=1):
             found = answerer.answer(
-                work, split, samples=config.samples, step=EVALUATION, prompts=config.prompts
+                work,
+                split,
+                samples=config.samples,
+                step=EVALUATION + number,
+                prompts=config.prompts,
             )
             answers += [(one, split) for one in found]
             progress.update(number, split)
@@ -64,10 +69,8 @@ def evaluate(work: Work[EvaluationJob]) -> dict[str, float]:
         progress.update(3, "likelihood")
         changes = _changes(work, answerer, reading)
         progress.update(PARTS)
-    figures = evaluation_figures(scores, changes)
-    work.tracker.metrics(0, {f"eval/{name}": one.mean for name, one in figures.items()})
+    means = tell_figures(work, evaluation_figures(scores, changes), "eval")
     log_tables(work.tracker, {"prompts": scores, "likelihood": changes}, work.scratch)
-    means = {name: one.mean for name, one in figures.items() if one.n}
     return means | {"seconds": time.monotonic() - began}
 
 

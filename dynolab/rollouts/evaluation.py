@@ -13,7 +13,7 @@ from dynolab.training.reference import score_responses
 from dynolab.training.rollout import Answers
 
 EVALUATION = 2**31
-"""The step that evaluations draw their random numbers for: no training comes as far."""
+"""Steps from here on number the random draws of evaluations: no training comes as far."""
 
 
 def score_prompt(answers: Answers, split: Split, right_from: float) -> PromptScore:

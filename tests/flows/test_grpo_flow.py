@@ -17,6 +17,7 @@ from dynolab.data.group_results import (
 from dynolab.data.rows import PromptRow, read_rows
 from dynolab.errors import ConfigError
 from dynolab.likelihood import ResponseLogits
+from dynolab.probes.intervals import mean_interval
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.reference import score_responses
 from flows.grpo_parameters import GrpoParameters
@@ -95,8 +96,10 @@ def test_an_evaluation_counts_what_a_reward_says(
     assert [one.samples for one in scores] == [4] * 10
     right = list(read_rows(folder / "right.jsonl", RightAnswer))
     assert len(right) == sum(one.right for one in scores) > 0
-    share = np.mean([one.right / 4 for one in scores if one.split == "heldout"])
-    assert results["start-0"].metrics["heldout/pass_at_1"] == pytest.approx(share)
+    shares = np.array([one.right / 4 for one in scores if one.split == "heldout"])
+    assert results["start-0"].metrics["heldout/pass_at_1"] == pytest.approx(shares.mean())
+    told = json.loads((folder / "figures.json").read_text())["heldout/pass_at_1"]
+    assert told == pytest.approx(mean_interval(shares).as_dict())
 
 
 def test_right_answers_are_followed_into_the_trained_model(
