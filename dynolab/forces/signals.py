@@ -129,7 +129,7 @@ def _from_the_last_attention(
         [_one_by_one(mixed, position)],
     )  # fmt: skip
     below = _in_place(calls[: calls.index(norm) + 1])
-    read = torch.stack(through[len(crossing) :]).sum(0)
+    read = sum(through[len(crossing) + 1 :], through[len(crossing)])
     deep = _batched(
         [norm.output, norm.input], [call.output for call in below],
         [read, _one_by_one(residual, position)],

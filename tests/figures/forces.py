@@ -28,7 +28,7 @@ def analysis(word: str = "", rejected: bool = True, labels: tuple[str, ...] = ("
         checkpoints=tuple(
             _checkpoint(at, label, word, rejected) for at, label in enumerate(labels)
         ),
-        kernel=_kernel(labels, word),
+        kernel=kernel(labels, word),
         reference=labels[0],
         settings=f"name: {word}",
         stages=(StageFacts(stage="analysis" + word, key="0" * 64, seconds=2.0),),
@@ -84,7 +84,8 @@ def _facts(rejected: bool) -> AnalysisFacts:
     )  # fmt: skip
 
 
-def _kernel(labels: tuple[str, ...], word: str) -> Kernel:
+def kernel(labels: tuple[str, ...], word: str = "") -> Kernel:
+    """Sizes at every label; `word` is added to every text that data could bring."""
     sizes = tuple(
         KernelSizeRow(
             label=label, observed_id=f"train-{o}{word}", split="train", kind="chosen" + word,

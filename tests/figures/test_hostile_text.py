@@ -16,6 +16,7 @@ from dynolab.figures.inputs import (
     Training,
 )
 from dynolab.figures.report import write_report
+from tests.figures.forces import kernel
 from tests.figures.parsed import Parsed
 from tests.figures.synthetic import study
 
@@ -57,10 +58,11 @@ def hostile() -> ReportInputs:
     said = dict.fromkeys(("model", "pair_id", "prompt", "chosen", "answer"), CANARY)
     return ReportInputs(
         facts,
-        tuple(map(renamed_in, inputs.trainings)),
-        tuple(map(renamed_in, inputs.contrasts)),
-        tuple(answer.model_copy(update=said) for answer in inputs.answers),
-        tuple(
+        trainings=tuple(map(renamed_in, inputs.trainings)),
+        contrasts=tuple(map(renamed_in, inputs.contrasts)),
+        kernel=kernel(("base", "sft"), CANARY),
+        answers=tuple(answer.model_copy(update=said) for answer in inputs.answers),
+        watched=tuple(
             row.model_copy(update={"prompt": CANARY, "response": CANARY, "made_by": CANARY})
             for row in inputs.watched
         ),

@@ -52,7 +52,7 @@ def study(*changes: str, config: Path = SMALL) -> list[str]:
     ("change", "message"),
     [
         ("preference.objective.name=dpoo",
-         "preference.objective.name = 'dpoo': choose one of 'sft', 'dpo'"),
+         "preference.objective.name = 'dpoo': choose one of 'sft', 'sft_extended', 'dpo', "),
         ("preference.objective.betta=1",
          "preference.objective.betta = 1: there is no such setting; look for a misspelling"),
         ("preference.objective.beta=-1", "preference.objective.beta = -1: Input should be greater"),
