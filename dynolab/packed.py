@@ -80,12 +80,14 @@ def _as_mask(visible: Tensor, additive: bool) -> Tensor:
 def count_parts(model: nn.Module, tokens: int) -> int:
     """In how many parts logits of that many tokens are to be read.
 
-    ZeRO-3 gathers the head's weights from all ranks for every part, so all ranks make as many.
+    ZeRO-3 gathers the head's weights from all ranks for every part, so all ranks make as many;
+    where weights are whole and its hooks are off (`Engine.gathered`), each rank makes its own.
     """
     vocabulary: int = model.config.vocab_size  # type: ignore[union-attr, assignment]
     parts = max(1, math.ceil(4 * vocabulary * tokens / LOGITS_BYTES))
     partitioned = any(hasattr(weights, "ds_id") for weights in model.parameters())
-    return max(distributed.gather(parts)) if partitioned else parts
+    gathers = partitioned and any(module._forward_pre_hooks for module in model.modules())
+    return max(distributed.gather(parts)) if gathers else parts
 
 
 def read_parts(
