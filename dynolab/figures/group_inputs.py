@@ -107,7 +107,8 @@ def read_evaluated(folder: Path) -> Evaluated:
 
 def read_run(trained: Path, evaluated: Path, displaced: Path | None) -> Run:
     """Reads the results of an arm with one seed."""
-    found = displaced and _rows(displaced / "displacement.jsonl", QuestionDisplacement)
+    tested = displaced / "displacement.jsonl" if displaced else None
+    found = _rows(tested, QuestionDisplacement) if tested else None
     return Run(read_evaluated(evaluated), _rows(trained / "metrics.jsonl", MetricsLine), found)
 
 

@@ -97,7 +97,7 @@ def _message(inputs: GroupPageInputs, figures: ArmTable, splits: Sequence[Split]
 
 def _moved(change: Interval) -> str:
     """Raises, lowers or leaves unclear, in points of a hundred."""
-    points = Interval(*(100 * end for end in (change.mean, change.low, change.high)), change.n)
+    points = Interval(100 * change.mean, 100 * change.low, 100 * change.high, change.n)
     verb = "changes"
     if np.isfinite(change.low) and (change.low > 0 or change.high < 0):
         verb = "rises" if change.mean > 0 else "falls"

@@ -41,7 +41,10 @@ def _of_baseline(arm: str, table: ArmTable) -> Iterator[Verdict]:
         names = pass_names(table.names, split)
         if not names:
             continue
-        for name, verb, sign in ((names[0], "rises", 1), (names[-1], "falls", -1)):
+        moves: tuple[tuple[str, str, Literal[1, -1]], ...] = (
+            (names[0], "rises", 1), (names[-1], "falls", -1)
+        )  # fmt: skip
+        for name, verb, sign in moves:
             yield _judged(
                 arm, f"{split}/{name.partition('/')[2]}", f"{_pass(name)} on {prompts} prompts "
                 f"{verb}", sign, table, (arm, START, name),
