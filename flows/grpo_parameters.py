@@ -80,7 +80,10 @@ class GrpoParameters(BaseModel):
                 self.arm(label, 0)
             except ConfigError as error:
                 raise ConfigError(f"arms.{label}", error.value, error.remedy) from error
-        Rewards(self.training.rewards)
+        try:
+            Rewards(self.training.rewards)
+        except ConfigError as error:
+            raise ConfigError("training.rewards", error.value, error.remedy) from error
         if self.base.source == "builtin" and self.data.source != "world":
             raise ConfigError(
                 "base.source", "builtin",

@@ -50,9 +50,11 @@ class Lab:
         }
         self._ports: set[int] = set()
 
-    def start(self, *changes: str, config: Path = SMALL) -> subprocess.Popen[str]:
-        """`dynolab study` with changes, under way."""
-        command = [sys.executable, "-m", "flows.cli", "study", "--config", str(config)]
+    def start(
+        self, *changes: str, config: Path = SMALL, flow: str = "study"
+    ) -> subprocess.Popen[str]:
+        """`dynolab study`, or another flow, with changes, under way."""
+        command = [sys.executable, "-m", "flows.cli", flow, "--config", str(config)]
         for change in changes:
             command += ["--set", change]
         return subprocess.Popen(
@@ -66,9 +68,9 @@ class Lab:
             del self.environment[name]
         return self
 
-    def study(self, *changes: str, config: Path = SMALL) -> dict[str, str]:
-        """Runs the study to its good end; stage → cached or computed."""
-        process = self.start(*changes, config=config)
+    def study(self, *changes: str, config: Path = SMALL, flow: str = "study") -> dict[str, str]:
+        """Runs the study, or another flow, to its good end; stage → cached or computed."""
+        process = self.start(*changes, config=config, flow=flow)
         said, complained = ended(process)
         assert process.returncode == 0, said + complained
         table = [line.split()[:2] for line in said.splitlines()]

@@ -12,7 +12,7 @@ import pytest
 
 from flows import cli
 from tasks.runtime.processes import listening_socket
-from tests.flows.lab import SMALL
+from tests.flows.lab import ROOT, SMALL
 
 Refused = Callable[..., str]
 
@@ -146,6 +146,21 @@ def test_a_port_in_use(refused: Refused) -> None:
         port = taken.getsockname()[1]
         said = refused("up", "--prefect-port", str(port))
     assert f"prefect_port = {port}: another program has this port; stop that program" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("seeds=[0, 0]", "seeds = [0, 0]: name every seed once"),
+        ("arms.grpo.name=gropo", "arms.grpo.name = 'gropo': choose one of 'sft'"),
+        ("baseline=dpo", "baseline = 'dpo': name an arm: grpo, nthr"),
+        ("training.completions=1", "training.completions = 1: a reward is compared within"),
+        ("training.rewards=[{name: os.system}]", "training.rewards = 'os.system': use one of"),
+    ],
+)
+def test_comparisons(change: str, message: str, refused: Refused) -> None:
+    file = ROOT / "deploy/studies/grpo_builtin.yaml"
+    assert message in refused("grpo", "--config", str(file), "--set", change)
 
 
 @pytest.mark.parametrize(

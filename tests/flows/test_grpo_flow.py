@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from dynolab.data.group_results import (
     LikelihoodChange,
@@ -28,7 +30,8 @@ from tasks.evaluate import EVALUATE
 from tasks.runtime.chain import plan
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
-from tests.flows.lab import ROOT
+from tests.flows.history import histories
+from tests.flows.lab import ROOT, Lab
 
 PLAIN = {"kind": "plain", "ranks": 1}
 SMALL: dict[str, Any] = {
@@ -161,7 +164,7 @@ def test_the_page_and_mlflow_have_every_arm(
     assert {"eval/train/pass_at_1", "eval/heldout/entropy"} <= logged
 
 
-def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Any) -> None:
+def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Path) -> None:
     given = parameters(
         data={"source": "file", "path": str(tmp_path / "rows.jsonl"), "format": "prompts"},
         base={"source": str(tmp_path)}, sft=None,
@@ -188,7 +191,7 @@ def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Any) -> None:
         ({"arms": {"x": {"name": "grpo", "aggregation": "dr_grpo", "max_tokens": 9}}},
          "arms.x = 9: must be max_new_tokens = 4"),
         ({"training": {"objective": {"name": "grpo"}}}, "training.objective = 'grpo': arms have"),
-        ({"training": {"rewards": [{"name": "os.system"}]}}, "reward = 'os.system': use one of"),
+        ({"training": {"rewards": [{"name": "os.system"}]}}, "training.rewards = 'os.system': use one"),
         ({"data": {"source": "file", "path": "x.jsonl"}}, "base.source = 'builtin'"),
         ({"evaluation": {"samples": 0}}, "evaluation.samples = 0"),
     ],
@@ -197,6 +200,26 @@ def test_what_cannot_be_compared_is_refused_first(changes: dict[str, Any], messa
     with pytest.raises(ConfigError) as refused:
         parameters(**changes)
     assert message in str(refused.value)
+
+
+@pytest.mark.services
+def test_the_command_leaves_a_page_and_runs_in_mlflow(
+    tmp_path: Path, servers: dict[str, str]
+) -> None:
+    changes = {"project": "arms", "seeds": [0], "arms": {"grpo": {"name": "grpo"}},
+               "training": SMALL["training"] | {"rewards": [{"name": "world_form"}]}}  # fmt: skip
+    file = tmp_path / "grpo.yaml"
+    file.write_text(yaml.safe_dump(SMALL | changes))
+    lab = Lab(tmp_path / "lab", **servers)
+    assert set(lab.study(config=file, flow="grpo").values()) == {"computed"}
+    assert (lab.home / "reports" / "small.html").exists()
+    (parent,) = histories(servers["MLFLOW_TRACKING_URI"], "arms", "small")
+    assert parent.status == "FINISHED"
+    assert "grpo/train/pass_at_4" in parent.steps
+    (evaluation,) = histories(servers["MLFLOW_TRACKING_URI"], "arms", "grpo-0-evaluation")
+    assert "eval/heldout/pass_at_1" in evaluation.steps
+    assert set(lab.alone().study(config=file, flow="grpo").values()) == {"cached"}
+    assert lab.left_behind() == []
 
 
 def test_the_built_in_comparison_is_a_plan() -> None:
