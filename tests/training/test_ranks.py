@@ -11,11 +11,19 @@ import pytest
 from dynolab.data.batches import collate
 from dynolab.forces import PolicyFunction, force_map, one_step, split_step
 from dynolab.objectives import build_objective
+from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.loop import train
 from dynolab.training.record import StepRecord
 from models.language import load_language_model, load_tokenizer
 from tasks.runtime.launcher import launch_ranks
-from tests.training.small import distance, make_files, make_job, settings, trained_weights
+from tests.training.small import (
+    distance,
+    group_settings,
+    make_files,
+    make_job,
+    settings,
+    trained_weights,
+)
 
 pytestmark = pytest.mark.ranks
 
@@ -26,6 +34,19 @@ CASES = {
 }
 LOGITS_BYTES = {"zero3-parts": 2_000}  # a dozen tokens: the ranks' micro-batches need several parts
 MOMENTUM = {"name": "sgd", "learning_rate": 1e-2, "momentum": 0.9}  # state without a step counter
+# Groups that are left out leave ranks with unlike numbers of examples.
+SAMPLED = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "micro_batch_size": 1,
+           "record_steps": [3]}  # fmt: skip
+GROUPS = {
+    "groups-zero2": (2, group_settings(**SAMPLED)),
+    "groups-zero3": (3, group_settings(
+        **SAMPLED, objective={"name": "simko", "share": 0.2, "kl": 0.05,
+                              "advantage_rule": {"name": "nthr"}},
+    )),
+    "online-pairs-zero1": (1, group_settings(**SAMPLED, objective={"name": "dpo"})),
+    **{f"adapters-zero{stage}": (stage, group_settings(**SAMPLED, lora={"rank": 2}))
+       for stage in (2, 3)},
+}  # fmt: skip
 ROOT = Path(__file__).parents[2]
 
 
@@ -39,6 +60,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     cases |= {f"momentum-{name}": case | {"optimizer": MOMENTUM}
               for name, case in cases.items() if name in ("zero2", "zero3")}  # fmt: skip
+    for name, (stage, config) in GROUPS.items():
+        engine = {"kind": "deepspeed", "ranks": 2, "zero_stage": stage}
+        cases[name] = config.model_dump(mode="json") | {"engine": engine}
     file = folder / "job.json"
     job = {"inputs": str(folder), "cases": cases, "logits_bytes": LOGITS_BYTES}
     file.write_text(json.dumps(job))
@@ -47,7 +71,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file,
         ranks=2,
         logs=folder / "logs",
-        environment={"PYTHONPATH": str(ROOT)},
+        environment={"PYTHONPATH": str(ROOT), ALLOWED: "tests.training.rewards"},
         while_running=lambda: None,
     )
     plain = make_job(folder, folder / "plain", settings())
@@ -94,6 +118,32 @@ def test_every_zero_stage_gives_the_plain_numbers(runs: Path, name: str) -> None
         # Accuracy counts the signs of margins, which at first are zero but for rounding.
         for key in expected.keys() - {"train/examples_per_s", "probe/seconds", "train/accuracy"}:
             assert got[key] == pytest.approx(expected[key], rel=2e-4, abs=2e-5), key
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_are_the_same_on_ranks_and_resume_to_the_bit(
+    runs: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ALLOWED, "tests.training.rewards")
+    _, config = GROUPS[name]
+    alone = make_job(runs, tmp_path, config)
+    train(alone, load_language_model(alone.model), load_tokenizer(alone.model))
+    whole, resumed = job_of(runs, name, "whole"), job_of(runs, name, "resumed")
+    assert distance(trained_weights(whole), trained_weights(resumed)) == 0.0
+    assert distance(trained_weights(alone), trained_weights(whole)) < 1e-5
+    place = "forces/step-00000003"
+    records = [StepRecord.load(job.output / place).examples for job in (alone, whole, resumed)]
+    drawn = [
+        [(one.id, sequence) for one in examples for sequence in one.named().values()]
+        for examples in records
+    ]
+    assert drawn[0] == drawn[1] == drawn[2]
+    metrics = [(job.output / "metrics.jsonl").open().readlines() for job in (alone, whole)]
+    for one, other in zip(*metrics, strict=True):
+        expected, got = json.loads(one)["metrics"], json.loads(other)["metrics"]
+        assert expected.keys() == got.keys()
+        for key in expected.keys() - {"train/examples_per_s"}:
+            assert got[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-4), key
 
 
 def test_records_hold_whole_tensors_at_every_stage(runs: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from dynolab import distributed, packed
-from dynolab.training.config import TrainConfig
+from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.deepspeed_engine import init_ranks
 from dynolab.training.loop import train
 from models.language import load_language_model, load_tokenizer
@@ -21,7 +21,8 @@ def main() -> None:
     bound = packed.LOGITS_BYTES
     for name, settings in job["cases"].items():
         packed.LOGITS_BYTES = job["logits_bytes"].get(name, bound)
-        config = TrainConfig.model_validate(settings)
+        kind = GroupTrainConfig if "completions" in settings else TrainConfig
+        config = kind.model_validate(settings)
         folder = inputs / name
         whole = make_job(inputs, folder / "whole", config)
         train(whole, load_language_model(whole.model), load_tokenizer(whole.model))
