@@ -1,8 +1,9 @@
-"""An S3 server as its own process, spoken to over HTTP."""
+"""What all tests share: an S3 server as its own process, spoken to over HTTP."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,9 @@ import pytest
 from dynolab.store import Store
 
 START_SECONDS = 60
+
+# Shells start background jobs deaf to Ctrl-C, and so would be every process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def start_s3(log: Path, **environment: str) -> tuple[subprocess.Popen[bytes], str]:
