@@ -50,4 +50,4 @@ def chat_tokenizer(config: DataConfig) -> PreTrainedTokenizerBase | None:
 
 
 # A file is known by its content's hash, wherever it lies.
-DATA = Stage("data", 1, freeze_data, operational=frozenset({"path", "chat_model"}))
+DATA = Stage("data", 2, freeze_data, operational=frozenset({"path", "chat_model", "probes"}))

@@ -53,6 +53,12 @@ class DataConfig(BaseModel):
     rows: int | None = Field(None, ge=2, description="First rows to use; default: all.")
     heldout_rows: int = Field(100, ge=0, description="Of these, drawn by seed, never trained on.")
     probe_pairs: int = Field(100, ge=0, description="Pairs of either part that are probed.")
+    probes: str | None = Field(
+        None,
+        description="File of a probe set built before (`dynolab probes`) from the same rows and "
+        "seed: watched in place of probes made here.",
+    )
+    probes_revision: str | None = Field(None, description="The sha256 of that file's content.")
     seed: int = Field(0, ge=0, description="Of the held-out draw and of the probes.")
 
     @model_validator(mode="after")
@@ -85,8 +91,11 @@ def resolve_data(config: DataConfig) -> DataConfig:
     """The config with the revision that its content stands at.
 
     A Hub branch becomes its commit, a file the sha256 of its bytes; a revision that a file does
-    not have is refused. A chat template is pinned in the same way.
+    not have is refused. A chat template and a built probe set are pinned in the same way.
     """
+    if config.probes is not None:
+        pinned = _content("data.probes_revision", probes_file(config), config.probes_revision)
+        config = config.model_copy(update={"probes_revision": pinned})
     if config.source == "world":
         return config
     if config.chat_model is not None:
@@ -95,14 +104,7 @@ def resolve_data(config: DataConfig) -> DataConfig:
     if config.hub_name is not None:
         revision = hub_commit(config.hub_name, config.revision)
     else:
-        file = local_file(config)
-        with file.open("rb") as content:
-            revision = hashlib.file_digest(content, "sha256").hexdigest()
-        if config.revision not in (None, revision):
-            raise ConfigError(
-                "data.revision", config.revision,
-                f"{file.name} now has sha256 {revision}; restore the file, or clear the revision",
-            )  # fmt: skip
+        revision = _content("data.revision", local_file(config), config.revision)
     return config.model_copy(update={"revision": revision})
 
 
@@ -116,9 +118,31 @@ def local_file(config: DataConfig) -> Path:
     return file
 
 
+def probes_file(config: DataConfig) -> Path:
+    """The built probe set that a config names; `ConfigError` where there is none."""
+    file = Path(config.probes or "").expanduser()
+    if not file.is_file():
+        raise ConfigError(
+            "data.probes", config.probes, "no such file; name a probes.jsonl of `dynolab probes`"
+        )
+    return file
+
+
 def hub_commit(name: str, revision: str | None) -> str:
     """The commit of a Hub data set."""
     return resolve_commit("dataset", name, revision or "main", field="data.hub_name")
+
+
+def _content(field: str, file: Path, expected: str | None) -> str:
+    """The sha256 of a file, which must be the expected one where that is given."""
+    with file.open("rb") as content:
+        revision = hashlib.file_digest(content, "sha256").hexdigest()
+    if expected not in (None, revision):
+        raise ConfigError(
+            field, expected,
+            f"{file.name} now has sha256 {revision}; restore the file, or clear the revision",
+        )  # fmt: skip
+    return revision
 
 
 def _template_revision(model: str, revision: str | None) -> str:

@@ -9,10 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from dynolab.data.chat import Message, Write, messages_of
-from dynolab.data.rows import Example, ProbeRow, PromptRow, Split, spaced
+from dynolab.data.rows import Example, ProbeRow, PromptRow, answer
 from dynolab.errors import ConfigError
+from dynolab.probes.build import Watched
 
 Record = Mapping[str, Any]
+
+
+class Line(dict[str, Any]):
+    """A record of a file of lines; it knows its line's number."""
+
+    def __init__(self, record: Mapping[str, Any], number: int) -> None:
+        super().__init__(record)
+        self.number = number
+
 
 ASSISTANT = "\n\nAssistant:"
 """Opens a turn of the assistant in raw HH transcripts (Bai et al., arXiv 2204.05862)."""
@@ -78,7 +88,7 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
                         f"{file.name} line {number}", line.strip()[:80],
                         "every line must be a JSON object, one row each",
                     )  # fmt: skip
-                yield record
+                yield Line(record, number)
     except (OSError, EOFError, ValueError) as error:
         raise ConfigError(
             "data.path", f"{file.name} line {number + isinstance(error, OSError)}",
@@ -214,29 +224,42 @@ def word_problems(
         )
 
 
-def stored_probes(
-    record: Record, example: Example, split: Split, trained: frozenset[str]
-) -> list[ProbeRow]:
-    """Probe rows of the response fields that a probe file stores for one pair.
+def stored_kinds(records: Iterable[Record]) -> tuple[str, ...]:
+    """The kinds of which a probe file stores responses: those that any of its records has."""
+    there = {field for record in records for field in record}
+    return tuple(kind for kind in STORED_KINDS if kind in there)
 
-    Flags: `empty` for a response without words, `in_training` for an `irr_test` that stands among
-    the training answers (`trained`) after all.
+
+def stored_probes(
+    record: Record, watched: Watched, kinds: Iterable[str], origin: str
+) -> list[ProbeRow]:
+    """Probe rows of the responses that a probe file stores for one pair.
+
+    `null` says that there is none. An empty response is kept.
+
+    **Raises:** `ConfigError` for a field that other records have and this one lacks, and for one
+    that holds no text.
     """
     rows = []
-    for kind, made_by in STORED_KINDS.items():
-        if record.get(kind) is None:
+    for kind in kinds:
+        field = f"{_place(record, origin, watched.pair.id)}, field {kind}"
+        if kind not in record:
+            raise ConfigError(
+                field, sorted(record),
+                "is missing here and stands in other rows; add it, or null where there is none",
+            )  # fmt: skip
+        response = record[kind]
+        if response is None:
             continue
-        response = answer(str(record[kind]))
-        flags = ("empty",) if not response else ()
-        if kind == "irr_test" and response in trained:
-            flags = (*flags, "in_training")
-        rows.append(
-            ProbeRow(
-                pair_id=example.id, split=split, kind=kind, prompt=example.prompt,
-                response=response, made_by=made_by, flags=flags,
-            )
-        )  # fmt: skip
+        if not isinstance(response, str):
+            raise ConfigError(field, response, "must be a text, or null where there is none")
+        rows.append(watched.row(kind, response, STORED_KINDS[kind]))
     return rows
+
+
+def _place(record: Record, origin: str, name: str) -> str:
+    line = f" (line {record.number})" if isinstance(record, Line) else ""
+    return f"{origin} row {name}{line}"
 
 
 def row_name(number: int) -> str:
@@ -244,19 +267,15 @@ def row_name(number: int) -> str:
     return f"row-{number:06d}"
 
 
-def answer(text: str) -> str:
-    """A response with its one leading space; an empty one stays empty: it says the end at once."""
-    return spaced(text) if text.strip() else ""
-
-
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _text(record: Record, column: str, origin: str, number: int) -> str:
+    place = _place(record, origin, str(number))
     if column not in record:
         raise ConfigError(
-            f"{origin} row {number}", sorted(record),
+            place, sorted(record),
             f"column {column!r} is missing; rename the one that holds it, or set data.format to "
             "what the file is",
         )  # fmt: skip
@@ -265,7 +284,7 @@ def _text(record: Record, column: str, origin: str, number: int) -> str:
         value = value[-1].get("content")
     if not isinstance(value, str):
         raise ConfigError(
-            f"{origin} row {number}, column {column}", value,
+            f"{place}, column {column}", value,
             "must be a text or a list of messages with content",
         )  # fmt: skip
     return value

@@ -61,6 +61,11 @@ def spaced(response: str) -> str:
     return " " + response.strip()
 
 
+def answer(text: str) -> str:
+    """A response with its one leading space; an empty one stays empty: it says the end at once."""
+    return spaced(text) if text.strip() else ""
+
+
 def write_rows(path: Path, rows: Iterable[Row]) -> int:
     """Writes rows as JSON lines; returns how many."""
     count = 0

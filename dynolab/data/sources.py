@@ -10,12 +10,22 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynolab.data import readers
+from dynolab.data.built_probes import read_built_probes
 from dynolab.data.chat import Message, Write, plain_writer, template_writer
-from dynolab.data.data_config import NO_WRITER, DataConfig, hub_commit, local_file, resolve_data
-from dynolab.data.rows import Example, ProbeRow, PromptRow
+from dynolab.data.data_config import (
+    NO_WRITER,
+    DataConfig,
+    hub_commit,
+    local_file,
+    probes_file,
+    resolve_data,
+)
+from dynolab.data.rows import Example, ProbeRow, PromptRow, answer
 from dynolab.data.world import World, build_world
 from dynolab.errors import ConfigError
-from dynolab.probes.build import build_probes, disjoint
+from dynolab.probes.build import build_probes, watched_pairs
+from dynolab.probes.flags import flag_rows, repeated
+from dynolab.probes.overlap import TrainingTexts, disjoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,8 +59,8 @@ def load_data(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = No
     """Training rows, held-out rows and probe rows of a source.
 
     `counts` says what was left out: records whose two transcripts share no prompt, held-out rows
-    whose prompt or answer also stands in training rows; and how many answers are empty, and how
-    many pairs have two equal ones.
+    whose prompt or answer also stands in training rows; and how many answers are empty, how many
+    pairs have two equal ones, and how many repeat another pair.
 
     **Arguments:**
 
@@ -61,7 +71,10 @@ def load_data(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = No
     """
     if config.source == "world":
         world = build_world(config.world)
-        return LoadedData(world.pairs, world.heldout, world.probes, {}, world)
+        probes = world.probes
+        if config.probes is not None:
+            probes = read_built_probes(probes_file(config), world.pairs, world.heldout)
+        return LoadedData(world.pairs, world.heldout, probes, {}, world)
     records = list(islice(_records(config), config.rows))
     read = list(_examples(config, records, _writer(config, tokenizer)))
     examples = [one for one in read if one is not None]
@@ -75,6 +88,7 @@ def load_data(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = No
             sum("" in (one.chosen, one.rejected) for one in [*train, *fresh])
         ),
         "data/equal_answers": float(sum(one.chosen == one.rejected for one in [*train, *fresh])),
+        "data/duplicate_pairs": float(len(repeated(train)) + len(repeated(fresh))),
     }
     return LoadedData(train, fresh, _probes(config, records, train, fresh), counts)
 
@@ -141,7 +155,7 @@ def _answered(row: PromptRow, config: DataConfig) -> Example:
             f"{config.origin} row {row.id}", None,
             "it has no answer to train on; give every row one, or only sample from these prompts",
         )  # fmt: skip
-    return Example(id=row.id, prompt=row.prompt, chosen=readers.answer(row.answer))
+    return Example(id=row.id, prompt=row.prompt, chosen=answer(row.answer))
 
 
 def _unpaired(example: Example) -> PromptRow:
@@ -172,21 +186,30 @@ def _refuse(messages: Sequence[Message], row: str) -> str:
 def _probes(
     config: DataConfig, records: list[dict[str, Any]], train: list[Example], heldout: list[Example]
 ) -> list[ProbeRow]:
+    if config.probes is not None:
+        return read_built_probes(probes_file(config), train, heldout)
     if not config.probe_pairs:
         return []
     if config.format != "probe_file":
-        return build_probes(train, heldout, pairs=config.probe_pairs, seed=config.seed)
+        rows = build_probes(train, heldout, pairs=config.probe_pairs, seed=config.seed)
+    else:
+        rows = _stored(config, records, train, heldout)
+    return flag_rows(rows, [*train, *heldout], TrainingTexts(train))
+
+
+def _stored(
+    config: DataConfig, records: list[dict[str, Any]], train: list[Example], heldout: list[Example]
+) -> list[ProbeRow]:
+    kinds = readers.stored_kinds(records)
     by_id = {
         str(record.get("id", readers.row_name(number))): record
         for number, record in enumerate(records)
     }
-    trained = frozenset(one.chosen for one in train)
-    rows: list[ProbeRow] = []
-    for one in train[: config.probe_pairs]:
-        rows += readers.stored_probes(by_id[one.id], one, "train", trained)
-    for one in heldout[: config.probe_pairs]:
-        rows += readers.stored_probes(by_id[one.id], one, "heldout", trained)
-    return rows
+    return [
+        row
+        for one in watched_pairs(train, heldout, config.probe_pairs)
+        for row in readers.stored_probes(by_id[one.pair.id], one, kinds, config.origin)
+    ]
 
 
 def _split(examples: list[AnyAsked], config: DataConfig) -> tuple[list[AnyAsked], list[AnyAsked]]:

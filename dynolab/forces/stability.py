@@ -108,13 +108,14 @@ def kernel_stability(
 
 def rank_correlation(x: Float[ndarray, values], y: Float[ndarray, values]) -> float:
     """Spearman's ρ: the correlation of ranks, ties at their mean; nan where one is constant."""
-    ranks = _ranks(x), _ranks(y)
+    ranks = mean_ranks(x), mean_ranks(y)
     a, b = (r - r.mean() for r in ranks)
     scale = float(np.sqrt((a @ a) * (b @ b)))
     return float(a @ b) / scale if scale > 0 else float("nan")
 
 
-def _ranks(values: Float[ndarray, values]) -> Float[ndarray, values]:
+def mean_ranks(values: Float[ndarray, values]) -> Float[ndarray, values]:
+    """Ranks from 1 on; equal values share the mean of theirs."""
     _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = counts.cumsum()
     return (last - (counts - 1) / 2)[index]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from dynolab.data.rows import Example, ProbeRow, Split, spaced
+from dynolab.data.rows import Example, ProbeRow, Split, answer, spaced
 from dynolab.errors import ConfigError
+from dynolab.probes.kinds import DATA_KINDS, DataKind
+from dynolab.probes.overlap import bare, disjoint
 
-MADE_BY = {
+MADE_BY: dict[DataKind, str] = {
     "chosen": "the data",
     "rejected": "the data",
     "irr_train": "chosen answer of another training prompt",
@@ -18,60 +21,82 @@ MADE_BY = {
 }
 
 
+class Watched(NamedTuple):
+    """A pair that probes are made of, and whether training sees it."""
+
+    pair: Example
+    split: Split
+
+    def row(self, kind: str, response: str, made_by: str, *flags: str) -> ProbeRow:
+        """A probe row of this pair; its response has the one leading space of all kinds."""
+        return ProbeRow(
+            pair_id=self.pair.id, split=self.split, kind=kind, prompt=self.pair.prompt,
+            response=answer(response), made_by=made_by, flags=flags,
+        )  # fmt: skip
+
+
+def watched_pairs(train: Sequence[Example], fresh: Sequence[Example], pairs: int) -> list[Watched]:
+    """The first `pairs` training rows and the first `pairs` rows that training does not see."""
+    return [
+        *(Watched(one, "train") for one in train[:pairs]),
+        *(Watched(one, "heldout") for one in fresh[:pairs]),
+    ]
+
+
 def build_probes(
     train: Sequence[Example], heldout: Sequence[Example], *, pairs: int, seed: int
 ) -> list[ProbeRow]:
     """Probe rows of the first `pairs` training and the first `pairs` held-out examples.
 
-    `irr_test` is drawn from those held-out examples whose prompt and whose answer stand nowhere
-    among *all* training rows, so it is irrelevant and untrained for certain. Kinds as in Ren &
-    Sutherland, arXiv 2407.10490, §4; rephrases need a judge-class model and are left out.
+    All kinds that `rows_from_data` makes; held-out examples that training sees are left out.
+    Arguments and errors are its own.
+    """
+    fresh = disjoint(heldout, train)
+    watched = watched_pairs(train, fresh, pairs)
+    return rows_from_data(watched, train, fresh, kinds=DATA_KINDS, seed=seed)
+
+
+def rows_from_data(
+    watched: Sequence[Watched], train: Sequence[Example], fresh: Sequence[Example], *,
+    kinds: Sequence[DataKind], seed: int,
+) -> list[ProbeRow]:  # fmt: skip
+    """Probe rows of some kinds, pair after pair: as in Ren & Sutherland, arXiv 2407.10490, §4.
+
+    A row's draw depends on its pair, its kind and the seed, not on what else is built. A pair
+    without a rejected answer has no such row.
 
     **Arguments:**
 
     - `train`: every row that training will see, not a part of them.
-    - `heldout`: rows that it will not see.
+    - `fresh`: rows whose prompt and answers stand nowhere among those (`disjoint`), so that an
+      `irr_test` is irrelevant and untrained for certain.
 
-    **Raises:** `ConfigError` where fewer than two examples of a kind are left to draw from.
+    **Raises:** `ConfigError` where fewer than two examples are left to draw a kind from.
     """
-    fresh = disjoint(heldout, train)
-    for name, rows in (("training rows", train), ("held-out rows disjoint from training", fresh)):
-        if len(rows) < 2:
+    for name, rows, drawn in (
+        ("training rows", train, {"irr_train"}),
+        ("held-out rows disjoint from training", fresh, {"irr_test", "random_nonhum"}),
+    ):
+        if len(rows) < 2 and drawn & set(kinds):
             raise ConfigError(
                 name, len(rows), "irr_train and irr_test need at least two; give more data"
             )
-    rng = random.Random(f"{seed}/probes")
-    parts: list[tuple[Split, Sequence[Example]]] = [
-        ("train", train[:pairs]),
-        ("heldout", fresh[:pairs]),
-    ]
+    makers = _makers(train, fresh, seed)
     return [
-        row
-        for split, examples in parts
-        for example in examples
-        for row in _rows_of(example, split, train, fresh, rng)
-    ]
-
-
-def disjoint(heldout: Sequence[Example], train: Sequence[Example]) -> list[Example]:
-    """Held-out examples none of whose prompt, chosen or rejected text stands in training rows."""
-    prompts = {_bare(row.prompt) for row in train}
-    answers = {_bare(text) for row in train for text in (row.chosen, row.rejected) if text}
-    return [
-        row
-        for row in heldout
-        if _bare(row.prompt) not in prompts
-        and _bare(row.chosen) not in answers
-        and (row.rejected is None or _bare(row.rejected) not in answers)
+        one.row(kind, text, MADE_BY[kind])
+        for one in watched
+        for kind in kinds
+        if (text := makers[kind](one)) is not None
     ]
 
 
 def other(examples: Sequence[Example], than: Example, rng: random.Random) -> Example:
-    """A random example with another prompt and another chosen answer than the given one."""
+    """A random example with another prompt and another chosen answer, one with words."""
     start = rng.randrange(len(examples))
     for step in range(len(examples)):
         one = examples[(start + step) % len(examples)]
-        if one.prompt != than.prompt and one.chosen != than.chosen:
+        differs = bare(one.prompt) != bare(than.prompt) and bare(one.chosen) != bare(than.chosen)
+        if differs and one.chosen.strip():
             return one
     raise ConfigError(
         "data", than.id, "every row has this row's prompt or answer; give rows that differ"
@@ -88,29 +113,20 @@ def shuffled(text: str, rng: random.Random) -> str:
     return spaced(" ".join(order))
 
 
-def _rows_of(
-    example: Example, split: Split, train: Sequence[Example], fresh: Sequence[Example],
-    rng: random.Random,
-) -> list[ProbeRow]:  # fmt: skip
-    irr_test = other(fresh, example, rng).chosen
-    texts = {
-        "chosen": example.chosen,
-        "rejected": example.rejected,
-        "irr_train": other(train, example, rng).chosen,
-        "irr_test": irr_test,
-        "random_permute": shuffled(example.chosen, rng),
-        "random_nonhum": shuffled(irr_test, rng),
+def _makers(
+    train: Sequence[Example], fresh: Sequence[Example], seed: int
+) -> dict[DataKind, Callable[[Watched], str | None]]:
+    def rng(one: Watched, kind: str) -> random.Random:
+        return random.Random(f"{seed}/probes/{one.split}/{one.pair.id}/{kind}")
+
+    def unseen(one: Watched) -> str:
+        return other(fresh, one.pair, rng(one, "irr_test")).chosen
+
+    return {
+        "chosen": lambda one: one.pair.chosen,
+        "rejected": lambda one: one.pair.rejected,
+        "irr_train": lambda one: other(train, one.pair, rng(one, "irr_train")).chosen,
+        "irr_test": unseen,
+        "random_permute": lambda one: shuffled(one.pair.chosen, rng(one, "random_permute")),
+        "random_nonhum": lambda one: shuffled(unseen(one), rng(one, "random_nonhum")),
     }
-    return [
-        ProbeRow(
-            pair_id=example.id, split=split, kind=kind, prompt=example.prompt,
-            response=spaced(text) if text.strip() else "", made_by=MADE_BY[kind],
-            flags=() if text.strip() else ("empty",),
-        )
-        for kind, text in texts.items()
-        if text is not None
-    ]  # fmt: skip
-
-
-def _bare(text: str) -> str:
-    return " ".join(text.split())

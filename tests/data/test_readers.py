@@ -9,6 +9,7 @@ import pytest
 from dynolab.data import readers
 from dynolab.data.rows import Example
 from dynolab.errors import ConfigError
+from dynolab.probes.build import Watched
 
 
 def test_records_of_plain_and_gzipped_files(tmp_path: Path) -> None:
@@ -87,13 +88,37 @@ def test_a_transcript_without_an_assistant_is_refused() -> None:
         list(readers.transcripts([{"chosen": "hello", "rejected": "hello"}], "x"))
 
 
-def test_stored_probes_flag_empty_and_trained_responses() -> None:
-    example = Example(id="a", prompt="p", chosen=" yes", rejected="")
-    record = json.loads('{"chosen": "yes", "rejected": " ", "irr_test": "known"}')
-    rows = readers.stored_probes(record, example, "train", frozenset({" known"}))
-    assert {row.kind: row.flags for row in rows} == {
-        "chosen": (),
-        "rejected": ("empty",),
-        "irr_test": ("in_training",),
-    }
-    assert {row.kind: row.response for row in rows}["rejected"] == ""
+WATCHED = Watched(Example(id="a", prompt="p", chosen=" yes", rejected=""), "train")
+
+
+def test_stored_probes_are_kept_with_one_leading_space_and_null_is_none() -> None:
+    record = {"chosen": "yes ", "rejected": " ", "irr_hum": None, "note": 3}
+    kinds = readers.stored_kinds([record, {"irr_test": "x"}])
+    assert kinds == ("chosen", "rejected", "irr_test", "irr_hum")
+    rows = readers.stored_probes(record | {"irr_test": "  known"}, WATCHED, kinds, "x")
+    assert {row.kind: row.response for row in rows} == {
+        "chosen": " yes", "rejected": "", "irr_test": " known"
+    }  # fmt: skip
+
+
+def test_a_field_that_one_line_of_a_probe_file_lacks_is_named_with_its_line(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "probes.jsonl"
+    whole = {"prompt": "p", "chosen": "c", "irr_hum": "h"}
+    lacking = {"prompt": "p", "chosen": "c"}
+    file.write_text(json.dumps(whole) + "\n\n" + json.dumps(lacking) + "\n")
+    records = list(readers.read_records(file))
+    kinds = readers.stored_kinds(records)
+    assert len(readers.stored_probes(records[0], WATCHED, kinds, file.name)) == 2
+    with pytest.raises(ConfigError, match=r"probes\.jsonl row a \(line 3\), field irr_hum"):
+        readers.stored_probes(records[1], WATCHED, kinds, file.name)
+    with pytest.raises(ConfigError, match=r"field irr_hum = \['h'\]: must be a text"):
+        readers.stored_probes(lacking | {"irr_hum": ["h"]}, WATCHED, kinds, file.name)
+
+
+def test_a_missing_prompt_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "probes.jsonl"
+    file.write_text('\n{"chosen": "c"}\n')
+    with pytest.raises(ConfigError, match=r"x row 0 \(line 2\) = .*'prompt' is missing"):
+        list(readers.pairs(readers.read_records(file), "x"))

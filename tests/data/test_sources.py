@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dynolab.data.onpolicy import with_rejected
+from dynolab.data.rows import write_rows
 from dynolab.data.sources import DataConfig, load_data, resolve_data
 from dynolab.data.world import WorldConfig
 from dynolab.errors import ConfigError
@@ -138,6 +139,46 @@ def test_rejected_answers_are_replaced_one_by_one(tmp_path: Path) -> None:
         with_rejected(train, ["a"])
 
 
+def test_duplicate_pairs_are_counted_and_kept(tmp_path: Path) -> None:
+    source = write(tmp_path / "rows.jsonl", [*numbered(4), *numbered(4)])
+    data = load_data(DataConfig(source="file", path=source, heldout_rows=0, probe_pairs=0))
+    assert len(data.pairs) == 8
+    assert data.counts["data/duplicate_pairs"] == 4
+
+
+def test_a_probe_set_built_before_is_watched_in_place_of_a_new_one(tmp_path: Path) -> None:
+    source = write(tmp_path / "rows.jsonl", numbered(20))
+    config = DataConfig(source="file", path=source, heldout_rows=5, probe_pairs=3)
+    built = load_data(config).probes[::2]
+    write_rows(tmp_path / "probes.jsonl", built)
+    given = config.model_copy(update={"probes": str(tmp_path / "probes.jsonl")})
+    assert load_data(given).probes == built
+    resolved = resolve_data(given)
+    assert resolved.probes_revision and resolve_data(resolved) == resolved
+    write_rows(tmp_path / "probes.jsonl", built[1:])
+    with pytest.raises(ConfigError, match=r"data\.probes_revision"):
+        resolve_data(resolved)
+
+
+def test_a_probe_set_of_other_rows_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "rows.jsonl", numbered(20))
+    config = DataConfig(source="file", path=source, heldout_rows=5, probe_pairs=3)
+    file = tmp_path / "probes.jsonl"
+    write_rows(file, load_data(config).probes)
+    other = config.model_copy(update={"probes": str(file), "seed": 1})
+    with pytest.raises(ConfigError, match="with the same data settings and seed"):
+        load_data(other)
+    file.write_text("")
+    with pytest.raises(ConfigError, match="holds no rows"):
+        load_data(other)
+    file.write_text('{"kind": "chosen"}\n')
+    with pytest.raises(ConfigError, match=r"probes\.jsonl line 1 = 'pair_id'"):
+        load_data(other)
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"data\.probes"):
+        resolve_data(other)
+
+
 @real
 def test_the_papers_probe_file() -> None:
     source = str(Path(str(REAL)) / "data/probes/hh_helpful_probe_train.jsonl.gz")
@@ -152,8 +193,13 @@ def test_the_papers_probe_file() -> None:
     assert flags == {
         ("chosen_initial", "empty"): 21,
         ("rejected", "empty"): 1,
-        ("irr_test", "in_training"): 5,
+        ("irr_test", "in_training"): 14,  # five are chosen answers, the others turns of prompts
+        ("irr_test", "identical"): 1,
+        ("chosen_selfr", "identical"): 1,
+        ("random_permute", "identical"): 8,  # of one word
     }
+    assert all(row.response == "" or row.response[0] == " " != row.response[1]
+               for row in data.probes)  # fmt: skip
     assert data.counts["data/empty_answers"] == 1
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from dynolab.data.rows import Example
 from dynolab.errors import ConfigError
-from dynolab.probes.build import build_probes, disjoint, other, shuffled
+from dynolab.probes.build import build_probes, other, shuffled
+from dynolab.probes.overlap import disjoint
 
 
 def row(name: str, **other: str) -> Example:

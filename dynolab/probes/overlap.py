@@ -1,0 +1,50 @@
+"""Whether a text stands in the rows that training sees."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from dynolab.data.rows import Example
+
+_TURN = re.compile(r"\n\n(?:Human|Assistant|System):")
+
+
+def bare(text: str) -> str:
+    """A text whatever its white space: what makes two texts the same one."""
+    return " ".join(text.split())
+
+
+class TrainingTexts:
+    """Prompts and answers of training rows, and the turns of dialogues in their prompts.
+
+    An answer of one row is often an earlier turn in another row's prompt: training reads it there.
+    """
+
+    def __init__(self, train: Iterable[Example]) -> None:
+        self._prompts: set[str] = set()
+        self._answers: set[str] = set()
+        for row in train:
+            self._prompts.add(bare(row.prompt))
+            turns = _TURN.split(row.prompt)[1:]
+            self._answers |= {bare(text) for text in (row.chosen, row.rejected or "", *turns)}
+        self._answers.discard("")
+
+    def prompt(self, text: str) -> bool:
+        """Whether a row has this prompt."""
+        return bare(text) in self._prompts
+
+    def answer(self, text: str) -> bool:
+        """Whether this text is an answer of a row, or a turn in a row's prompt."""
+        return bare(text) in self._answers
+
+    def touches(self, row: Example) -> bool:
+        """Whether a row's prompt, chosen or rejected answer stands here."""
+        texts = (row.chosen, row.rejected or "")
+        return self.prompt(row.prompt) or any(self.answer(text) for text in texts)
+
+
+def disjoint(heldout: Sequence[Example], train: Sequence[Example]) -> list[Example]:
+    """Held-out examples none of whose prompt, chosen or rejected text stands in training rows."""
+    known = TrainingTexts(train)
+    return [row for row in heldout if not known.touches(row)]
