@@ -15,9 +15,10 @@ from dynolab.data.group_results import LikelihoodChange, PromptScore, QuestionDi
 from dynolab.data.results import MetricsLine
 from dynolab.data.rows import Row, read_rows
 from dynolab.figures.inputs import StageFacts
-from dynolab.objectives.registry import GroupConfig, RowConfig
+from dynolab.objectives.registry import AnyConfig
 from dynolab.probes.arms import START, ArmTable, displacement_figures, evaluation_figures
 from dynolab.probes.intervals import Interval
+from dynolab.training.config import OptimizerConfig
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,16 @@ class Run:
 class GroupPageInputs:
     """All that the page shows.
 
-    `arms` are objectives by label, `baseline` one of the labels; `starts` the evaluations of the
-    models that each seed's arms start from; `runs` every arm with every seed.
+    `arms` are objectives by label, `baseline` one of the labels; `epsilon` and `update` the bound
+    and the optimizer of the displacement test; `starts` the evaluations of the models that each
+    seed's arms start from; `runs` every arm with every seed.
     """
 
     name: str
-    arms: Mapping[str, RowConfig | GroupConfig]
+    arms: Mapping[str, AnyConfig]
     baseline: str
     epsilon: float
+    update: OptimizerConfig
     starts: Mapping[int, Evaluated]
     runs: Mapping[tuple[str, int], Run]
     settings: str = ""

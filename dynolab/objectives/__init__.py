@@ -4,8 +4,7 @@ To add one: write a file here with a config and a class as in `simpo.py`, and na
 `registry.py`. The trainer, the force engine and the forms take it from there.
 
 A loss on pairs of answers is three short methods on `PairObjective`; a policy gradient on groups
-of sampled completions reads what `dynolab.data.groups` puts into its batch. SPIN has no file: it
-is `dpo` with other data (`DPOConfig`).
+of sampled completions reads what `dynolab.data.groups` puts into its batch.
 """
 
 from dynolab.objectives.advantages import AdvantageRuleConfig, group_advantages, rewrite_advantages
@@ -23,6 +22,7 @@ from dynolab.objectives.registry import (
 from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
 from dynolab.objectives.simko import SimKO, SimKOConfig
 from dynolab.objectives.simpo import SimPO, SimPOConfig
+from dynolab.objectives.spin import SPINConfig
 from dynolab.objectives.sppo import SPPO, SPPOConfig
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "SFTExtendedConfig",
     "SLiC",
     "SLiCConfig",
+    "SPINConfig",
     "SPPOConfig",
     "SimKO",
     "SimKOConfig",

@@ -12,13 +12,7 @@ from dynolab.objectives.pairs import PairConfig, PairObjective, Pairs
 
 
 class DPOConfig(PairConfig):
-    """Settings of direct preference optimisation.
-
-    SPIN (arXiv 2401.01335) is this loss with other data, not another loss: each of its iterations
-    is a training from the previous policy, whose own samples are the rejected answers
-    (`dynolab.data.onpolicy.with_rejected`); the reference is always the policy that a training
-    starts from, as SPIN asks.
-    """
+    """Settings of direct preference optimisation."""
 
     name: Literal["dpo"] = "dpo"
     beta: float = Field(0.1, gt=0, description="Inverse temperature β of the implicit reward.")

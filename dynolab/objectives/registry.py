@@ -16,6 +16,7 @@ from dynolab.objectives.pairs import PairObjective
 from dynolab.objectives.sft import SFT, SFTConfig, SFTExtended, SFTExtendedConfig
 from dynolab.objectives.simko import SimKO, SimKOConfig
 from dynolab.objectives.simpo import SimPO, SimPOConfig
+from dynolab.objectives.spin import SPINConfig, build_spin
 from dynolab.objectives.sppo import SPPO, SPPOConfig
 
 RowConfig = (
@@ -30,13 +31,14 @@ RowConfig = (
     | SPPOConfig
 )
 GroupConfig = GRPOConfig | SimKOConfig
+AnyConfig = RowConfig | GroupConfig | SPINConfig
 
 RowObjectiveConfig = Annotated[RowConfig, Field(discriminator="name")]
 """Objectives that train on rows of answers (`collate_examples`)."""
 GroupObjectiveConfig = Annotated[GroupConfig, Field(discriminator="name")]
 """Objectives that train on groups of sampled completions (`collate_groups`)."""
-ObjectiveConfig = Annotated[RowConfig | GroupConfig, Field(discriminator="name")]
-"""Every objective."""
+ObjectiveConfig = Annotated[AnyConfig, Field(discriminator="name")]
+"""Every objective. SPIN trains on rows whose rejected answers it samples itself."""
 
 _CLASSES: dict[str, Callable[[Any], Objective]] = {
     "sft": SFT,
@@ -50,6 +52,7 @@ _CLASSES: dict[str, Callable[[Any], Objective]] = {
     "sppo": SPPO,
     "grpo": GRPO,
     "simko": SimKO,
+    "spin": build_spin,
 }
 
 
@@ -61,6 +64,6 @@ PAIR_OBJECTIVES = frozenset(
 """Names of the losses that compare a chosen with a rejected answer."""
 
 
-def build_objective(config: RowConfig | GroupConfig) -> Objective:
+def build_objective(config: AnyConfig) -> Objective:
     """The objective that a config names."""
     return _CLASSES[config.name](config)

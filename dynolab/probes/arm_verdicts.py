@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from dynolab.objectives.clipping import ClippedConfig
-from dynolab.objectives.registry import GroupConfig, RowConfig
+from dynolab.objectives.registry import AnyConfig
 from dynolab.objectives.simko import SimKOConfig
 from dynolab.probes.arms import LAZY_SHARE, START, ArmTable, pass_names
 from dynolab.probes.verdicts import Quantity, Verdict
 
-Objectives = Mapping[str, RowConfig | GroupConfig]
+Objectives = Mapping[str, AnyConfig]
 
 
 def assess_arms(objectives: Objectives, baseline: str, table: ArmTable) -> tuple[Verdict, ...]:

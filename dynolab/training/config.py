@@ -11,6 +11,7 @@ from dynolab.errors import ConfigError
 from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
 from dynolab.objectives.sft import SFTConfig
+from dynolab.objectives.spin import SPINConfig
 from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import RewardConfig
 
@@ -147,7 +148,8 @@ class GroupTrainConfig(LoopConfig):
 
     An example, as `batch_size` and `micro_batch_size` count them, is a prompt with its
     completions. An objective on rows trains on pairs: of each group the completion of the highest
-    reward, and that of the lowest as the rejected one.
+    reward, and that of the lowest as the rejected one; `spin` on the row's own answer and the first
+    completion, whatever their rewards.
     """
 
     objective: ObjectiveConfig = GRPOConfig()
@@ -168,7 +170,7 @@ class GroupTrainConfig(LoopConfig):
 
     @model_validator(mode="after")
     def _compares(self) -> Self:
-        if self.completions < 2:
+        if self.completions < (1 if isinstance(self.objective, SPINConfig) else 2):
             raise ConfigError(
                 "completions", self.completions, "a reward is compared within a group: sample two "
                 "or more to each prompt",

@@ -261,8 +261,7 @@ class Trainer:
         if isinstance(job.config, GroupTrainConfig):
             prompts = load_prompts(job.examples, self.encoder, job.config.max_new_tokens)
             return Online(
-                prompts, objective, job.config, self.policy, self.tokenizer,
-                length=self.encoder.max_length, pad_id=self.pad_id,
+                prompts, objective, job.config, self.policy, self.encoder, pad_id=self.pad_id
             )  # fmt: skip
         rows = load_examples(job.examples, self.encoder, objective.sides, job.config.objective.name)
         return Offline(rows, objective, job, self.pad_id)

@@ -12,9 +12,13 @@ import torch
 
 from dynolab import distributed
 from dynolab.data.batches import draw
+from dynolab.data.encode import Encoded, EncodedExample, Encoder
+from dynolab.data.rows import spaced
+from dynolab.errors import ConfigError
 from dynolab.likelihood import ResponseLogits
 from dynolab.objectives import Objective
 from dynolab.objectives.clipping import ClippedConfig
+from dynolab.objectives.spin import SPINConfig
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.adapters import WithoutAdapters
@@ -28,13 +32,14 @@ from dynolab.training.rollout import (
     answer_metrics,
     answer_prompts,
     make_groups,
-    make_pairs,
+    ranked_pairs,
+    score_pairs,
 )
 from dynolab.training.source import Drawn
 from dynolab.training.step_batch import StepExample
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 
 class Online:
@@ -48,30 +53,37 @@ class Online:
     **Arguments:**
 
     - `policy`: the model that the engine trains.
-    - `length`: longest prompt with completion, in tokens.
+    - `encoder`: of the rows' own answers; its length bounds prompt and completion together.
+
+    **Raises** `ConfigError` where self-play lacks a row's answer.
     """
 
     def __init__(
         self, prompts: Sequence[Prompt], objective: Objective, config: GroupTrainConfig,
-        policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, length: int, pad_id: int,
+        policy: PreTrainedModel, encoder: Encoder, *, pad_id: int,
     ) -> None:  # fmt: skip
         self.temperature = config.temperature
         self._prompts, self._objective, self._config = prompts, objective, config
-        self._generator = ModelGenerator(policy, tokenizer, length)
+        self._generator = ModelGenerator(policy, encoder.tokenizer, encoder.max_length)
         self._rewards = Rewards(config.rewards)
         sequences = config.micro_examples * config.completions
         self._scorer = Scorer(ResponseLogits(policy), None, pad_id, sequences)
         self._rollout: list[Sequence[StepExample]] = []
+        own = isinstance(config.objective, SPINConfig)
+        self._own = _own_answers(prompts, encoder) if own else {}
 
     def begin(self, logits: ResponseLogits) -> None:
         """Keeps a copy of the initial weights where they are the reference.
 
         Under adapters the weights stay what they were, and no copy is needed.
         """
+        reference: ResponseLogits
         if not self._objective.needs_reference:
             return
-        if self._config.lora is not None:
-            reference: ResponseLogits = WithoutAdapters(logits.model)
+        if isinstance(self._config.objective, SPINConfig):
+            reference = self._scorer.policy  # it scores at the rollout alone, before any update
+        elif self._config.lora is not None:
+            reference = WithoutAdapters(logits.model)
         else:
             reference = copy.deepcopy(logits).requires_grad_(False)
         self._scorer = replace(self._scorer, reference=reference)
@@ -107,9 +119,13 @@ class Online:
     def _examples(self, answers: Sequence[Answers], step: int) -> Sequence[StepExample]:
         """What a step learns from its answers."""
         config = self._config
+        if isinstance(config.objective, SPINConfig):
+            pairs = [EncodedExample(one.id, self._own[one.id], one.sampled[0].encoded)
+                     for one in answers]  # fmt: skip
+            return score_pairs(pairs, self._scorer, self._objective.sides)
         telling = [one for one in answers if one.differ]
         if not isinstance(config.objective, ClippedConfig):
-            return make_pairs(telling, self._scorer, self._objective.sides)
+            return score_pairs(ranked_pairs(telling), self._scorer, self._objective.sides)
         return make_groups(
             telling, self._scorer, config.objective, temperature=config.temperature,
             right_from=config.right_from, seed=config.seed + step * config.batch_size,
@@ -135,3 +151,17 @@ class Online:
         for number in range(place, self._config.updates_per_rollout):
             lines = (folder / f"update-{number}.jsonl").read_text().splitlines()
             self._rollout[number] = [read_recorded(line).scored(torch.float32) for line in lines]
+
+
+def _own_answers(prompts: Sequence[Prompt], encoder: Encoder) -> dict[str, Encoded]:
+    """The rows' own answers by row."""
+    own = {row.id: encoder.response(row.id, row.prompt, spaced(row.answer))
+           for row, _ in prompts if row.answer is not None}  # fmt: skip
+    lacking = [row.id for row, _ in prompts if own.get(row.id) is None]
+    if lacking:
+        raise ConfigError(
+            "data.answer", None,
+            f"objective spin needs every row's own answer, within the context; {len(lacking)} "
+            f"rows have none, the first is {lacking[0]}",
+        )  # fmt: skip
+    return {key: one for key, one in own.items() if one is not None}

@@ -104,13 +104,20 @@ def answer_metrics(answers: Sequence[Answers], right_from: float) -> dict[str, f
     }  # fmt: skip
 
 
-def make_pairs(answers: Sequence[Answers], scorer: Scorer, sides: Sequence[int]) -> list[ScoredRow]:
+def ranked_pairs(answers: Sequence[Answers]) -> list[EncodedExample]:
     """Of each prompt's answers one of the highest reward, and one of the lowest as rejected."""
     pairs = []
     for one in answers:
         best = one.sampled[one.rewards.index(max(one.rewards))]
         worst = one.sampled[one.rewards.index(min(one.rewards))]
         pairs.append(EncodedExample(one.id, best.encoded, worst.encoded))
+    return pairs
+
+
+def score_pairs(
+    pairs: Sequence[EncodedExample], scorer: Scorer, sides: Sequence[int]
+) -> list[ScoredRow]:
+    """The pairs with the reference's log-probabilities, where there is one."""
     if scorer.reference is None:
         return [ScoredRow(pair) for pair in pairs]
     size = max(1, scorer.batch // len(sides))

@@ -1,0 +1,27 @@
+"""Self-play finetuning: the policy learns to prefer the data's answers to its own."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from dynolab.objectives.dpo import DPO, DPOConfig
+from dynolab.objectives.pairs import PairConfig
+
+
+class SPINConfig(PairConfig):
+    """Settings of self-play finetuning (Chen et al., arXiv 2401.01335).
+
+    Pairs are the rows' own answers against what the policy says at the beginning of an iteration,
+    and that policy is the reference. An iteration is a rollout of a training on prompts:
+    `updates_per_rollout` steps.
+    """
+
+    name: Literal["spin"] = "spin"
+    beta: float = Field(0.1, gt=0, description="The paper's λ: inverse temperature.")
+
+
+def build_spin(config: SPINConfig) -> DPO:
+    """Eq. 4.7 with the logistic loss: DPO's, with its force. What differs is data and reference."""
+    return DPO(DPOConfig(beta=config.beta))
