@@ -1,4 +1,4 @@
-"""Training on sampled groups in one process: invariances, exact resume, refusals."""
+"""Training on sampled groups in one process: what is logged, refusals, resume states."""
 
 from __future__ import annotations
 
@@ -22,15 +22,6 @@ from tests.training.small import (
     trained_weights,
 )
 
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    "grpo": {"name": "grpo", "kl": 0.05},
-    "gspo": {"name": "grpo", "ratio": "sequence", "aggregation": "grpo"},
-    "nthr": {"name": "grpo", "advantage_rule": {"name": "nthr"}},
-    "random tokens": {"name": "grpo", "advantage_rule": {"name": "random_tokens"}},
-    "simko": {"name": "simko", "share": 0.2},
-    "online dpo": {"name": "dpo"},
-    "online sft": {"name": "sft"},
-}
 SGD = {"name": "sgd", "learning_rate": 0.1}
 
 
@@ -57,27 +48,6 @@ def run(
 def metrics(folder: Path) -> list[dict[str, float]]:
     lines = (folder / "output" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line)["metrics"] for line in lines]
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
-def test_a_run_stopped_within_a_rollout_ends_with_the_same_bits(
-    inputs: Path, tmp_path: Path, objective: dict[str, Any]
-) -> None:
-    whole = run(inputs, tmp_path / "whole", objective=objective)
-    state = tmp_path / "whole" / "resume" / "step-00000003"  # the rollout serves steps 2 and 3
-    assert [file.name for file in (state / "source").iterdir()] == ["update-1.jsonl"]
-    resumed = run(inputs, tmp_path / "resumed", state, objective=objective)
-    assert distance(whole, resumed) == 0.0
-    timed = "train/examples_per_s"
-    for one, other in zip(metrics(tmp_path / "whole"), metrics(tmp_path / "resumed"), strict=True):
-        assert {**one, timed: 0} == {**other, timed: 0}
-
-
-@pytest.mark.parametrize("objective", ["grpo", "nthr", "simko", "online dpo"])
-def test_the_micro_batch_does_not_matter(inputs: Path, tmp_path: Path, objective: str) -> None:
-    changes = {"objective": OBJECTIVES[objective], "optimizer": SGD}
-    runs = [run(inputs, tmp_path / str(n), micro_batch_size=n, **changes) for n in (1, 4)]
-    assert distance(*runs) < 1e-6
 
 
 def test_groups_of_equal_rewards_are_left_out_and_counted(inputs: Path, tmp_path: Path) -> None:

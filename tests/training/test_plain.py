@@ -1,4 +1,4 @@
-"""One process: invariances, exact resume, refusals."""
+"""One process: results, refusals, schedules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dynolab.training.config import TrainConfig
 from dynolab.training.loop import train
 from dynolab.training.optimizer import learning_rate
 from models.language import load_language_model, load_tokenizer
-from tests.training.small import distance, make_files, make_job, settings, trained_weights
+from tests.training.small import make_files, make_job, settings, trained_weights
 
 
 @pytest.fixture(scope="module")
@@ -37,27 +37,6 @@ def run(
     job = make_job(inputs, folder, settings(**changes), resume_from)
     train(job, load_language_model(job.model), load_tokenizer(job.model))
     return trained_weights(job)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "rmsprop"])
-def test_a_resumed_run_ends_with_the_same_bits(
-    inputs: Path, tmp_path: Path, optimizer: str
-) -> None:
-    changes = {"optimizer": {"name": optimizer, "learning_rate": 1e-3, "momentum": 0.9}}
-    whole = run(inputs, tmp_path / "whole", **changes)
-    state = tmp_path / "whole" / "resume" / "step-00000003"
-    resumed = run(inputs, tmp_path / "resumed", resume_from=state, **changes)
-    assert distance(whole, resumed) == 0.0
-    one, other = (tmp_path / name / "output" / "probes.jsonl" for name in ("whole", "resumed"))
-    assert one.read_text() == other.read_text()
-
-
-def test_the_micro_batch_does_not_matter(inputs: Path, tmp_path: Path) -> None:
-    # SGD: Adam would divide rounding by rounding where a gradient is almost zero.
-    sgd = {"optimizer": {"name": "sgd", "learning_rate": 0.1}}
-    runs = [run(inputs, tmp_path / str(n), micro_batch_size=n, **sgd) for n in (1, 2, 8)]
-    assert distance(runs[0], runs[1]) < 1e-6
-    assert distance(runs[0], runs[2]) < 1e-6
 
 
 def test_the_result_loads_and_says_what_was_trained(inputs: Path, tmp_path: Path) -> None:

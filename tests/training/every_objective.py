@@ -1,0 +1,43 @@
+"""A small training of every objective, in each form that has arithmetic of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynolab.training.config import GroupTrainConfig, TrainConfig
+from tests.training.small import group_settings, settings
+
+ON_ROWS: dict[str, dict[str, Any]] = {
+    "sft": {"name": "sft", "normalise": "sequence_sum"},
+    "sft token mean": {"name": "sft", "normalise": "token_mean"},
+    "sft_extended": {"name": "sft_extended"},
+    "dpo": {"name": "dpo"},
+    "robust_dpo": {"name": "robust_dpo"},
+    "ipo": {"name": "ipo", "normalise": "sum"},
+    "ipo mean": {"name": "ipo", "normalise": "mean"},
+    "slic": {"name": "slic"},
+    "hinge": {"name": "hinge"},
+    "simpo": {"name": "simpo"},
+    "sppo": {"name": "sppo"},
+}
+ON_GROUPS: dict[str, dict[str, Any]] = {
+    "grpo": {"name": "grpo", "aggregation": "grpo", "kl": 0.05},
+    "grpo bnpo": {"name": "grpo", "aggregation": "bnpo"},
+    "grpo dr_grpo": {"name": "grpo", "aggregation": "dr_grpo", "max_tokens": 6},
+    "grpo dapo": {"name": "grpo", "aggregation": "dapo"},
+    "grpo sequence ratio": {"name": "grpo", "ratio": "sequence", "aggregation": "grpo"},
+    **{f"grpo {rule}": {"name": "grpo", "advantage_rule": {"name": rule}}
+       for rule in ("nthr", "positives_only", "random_tokens")},
+    "simko": {"name": "simko", "share": 0.2},
+    "online dpo": {"name": "dpo"},
+    "online ipo": {"name": "ipo"},
+    "online sft": {"name": "sft"},
+}  # fmt: skip
+
+
+def small_training(name: str, **changes: Any) -> TrainConfig | GroupTrainConfig:
+    """Settings of the named objective's training; groups come in rollouts of three steps."""
+    if name in ON_ROWS:
+        return settings(objective=ON_ROWS[name], **changes)
+    rollout = {"updates_per_rollout": 3, "checkpoint_every": 1}
+    return group_settings(objective=ON_GROUPS[name], **rollout | changes)
