@@ -62,6 +62,20 @@ class ServiceFailed(DynolabError):
         return f"{self.name} did not become ready; its last lines:\n{tail}"
 
 
+class EndpointFailed(DynolabError):
+    """A model's endpoint gave no answer many times in a row; what it had answered is kept."""
+
+    def __init__(self, model: str, times: int, reason: str) -> None:
+        super().__init__(model, times, reason)
+        self.model, self.times, self.reason = model, times, reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model} left {self.times} requests in a row without an answer; the last: "
+            f"{self.reason}. Run it again when the endpoint is back: its answers so far are kept"
+        )
+
+
 def _how_it_ended(exit_code: int | None) -> str:
     if exit_code is None:
         return "ended without an exit code"

@@ -1,0 +1,43 @@
+"""Answers on disk, by the content of what was asked: what is there is never asked again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from dynolab.endpoint.config import Answered
+
+log = logging.getLogger(__name__)
+
+
+class AnswerCache:
+    """A folder of answers, one file each, written whole or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, key: str) -> Answered | None:
+        """The answer kept under a key; what cannot be read counts as absent."""
+        file = self._file(key)
+        try:
+            return Answered.model_validate_json(file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError):
+            log.warning("the kept answer %s cannot be read; it is asked for again", file.name)
+            return None
+
+    def put(self, key: str, answer: Answered) -> None:
+        """Keeps an answer."""
+        file = self._file(key)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_name(f".{file.name}.{os.getpid()}.{threading.get_ident()}")
+        unfinished.write_text(answer.model_dump_json(), encoding="utf-8")
+        unfinished.replace(file)
+
+    def _file(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"

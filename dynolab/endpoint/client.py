@@ -1,0 +1,216 @@
+"""Asks a model behind an OpenAI-compatible endpoint: many texts, with patience, nothing twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from dynolab.endpoint.answers import AnswerCache
+from dynolab.endpoint.config import Answered, EndpointConfig, Failure, Request
+from dynolab.endpoint.pace import Clock, Pace
+from dynolab.endpoint.trouble import LONGEST_WAIT, Trouble, status_trouble
+from dynolab.errors import ConfigError, EndpointFailed
+
+FAILURES_IN_A_ROW = 10
+"""Given up answers one after the other by which an endpoint counts as gone."""
+
+Answer = Answered | Failure
+Told = Callable[[int, int], None]
+
+
+def unheard(done: int, of: int) -> None:
+    """Where nobody wants to know how far it is."""
+
+
+def any_text(answer: str) -> bool:
+    """Every answer with words will do."""
+    return True
+
+
+def endpoint_from_environment(
+    config: EndpointConfig, cache: AnswerCache, *, usable: Callable[[str], bool] = any_text,
+    environment: Mapping[str, str] = os.environ,
+) -> Endpoint:  # fmt: skip
+    """The endpoint at `OPENAI_BASE_URL` (OpenAI's own where it is unset), with `OPENAI_API_KEY`.
+
+    **Raises:** `ConfigError` where there is no key, or openai is not installed.
+    """
+    key = environment.get("OPENAI_API_KEY")
+    if not key:
+        raise ConfigError(
+            "OPENAI_API_KEY", None,
+            "set it in the environment; any text where the server at OPENAI_BASE_URL asks for none",
+        )  # fmt: skip
+    address = environment.get("OPENAI_BASE_URL") or None
+    return Endpoint(config, cache, key=key, address=address, usable=usable)
+
+
+class Endpoint:
+    """A model that answers texts.
+
+    **Arguments:**
+
+    - `cache`: where answers are kept, each as soon as it is there.
+    - `key`, `address`: secret and URL; neither stands in any message, count or file.
+    - `usable`: which answers will do; others count as `empty` and are asked for again.
+    - `clock`: other time than this machine's.
+
+    `counts` says what happened: `requests`, `answered`, `kept` (answers that were there),
+    `given_up`, and troubles by their names (`rate_limited`, `server_errors`, `refused`,
+    `timeouts`, `unreachable`, `not_json`, `empty`).
+    """
+
+    def __init__(
+        self, config: EndpointConfig, cache: AnswerCache, *, key: str, address: str | None = None,
+        usable: Callable[[str], bool] = any_text, clock: Clock | None = None,
+    ) -> None:  # fmt: skip
+        try:
+            from openai import OpenAI
+        except ImportError as error:
+            raise ConfigError(
+                "writer", config.model, "asking it needs openai; pip install dynolab[judge]"
+            ) from error
+        self.config, self.counts = config, Counter[str]()
+        self._cache, self._key, self._usable = cache, key, usable
+        self._clock = clock or Clock()
+        self._pace = Pace(config.requests_per_minute, self._clock)
+        self._lock = threading.Lock()
+        self._client = OpenAI(
+            api_key=key, base_url=address, max_retries=0, timeout=config.timeout_seconds
+        )
+
+    def ask(self, requests: Sequence[Request], told: Told = unheard) -> list[Answer]:
+        """An answer to every request, or why there is none, in order.
+
+        `told` hears how many requests of how many are done.
+
+        **Raises:** `ConfigError` where no request can be answered (key, model); `EndpointFailed`
+        where the endpoint seems gone. What was answered until then is kept.
+        """
+        keys = [one.key(self.config) for one in requests]
+        wanted = dict(zip(keys, requests, strict=True))
+        found: dict[str, Answer] = {}
+        for key in wanted:
+            if (kept := self._cache.get(key)) is not None:
+                found[key] = kept
+        self._count("kept", len(found))
+        told(len(found), len(wanted))
+        row = 0
+        for key, answer in self._answers({k: v for k, v in wanted.items() if k not in found}):
+            found[key] = answer
+            told(len(found), len(wanted))
+            row = row + 1 if isinstance(answer, Failure) else 0
+            if isinstance(answer, Failure) and row == FAILURES_IN_A_ROW:
+                raise EndpointFailed(self.config.model, row, answer.reason)
+        return [found[key] for key in keys]
+
+    def _answers(self, wanted: Mapping[str, Request]) -> Iterator[tuple[str, Answer]]:
+        """Answers as they come. Threads are daemons: a hanging request holds no one's end up."""
+        todo: SimpleQueue[tuple[str, Request]] = SimpleQueue()
+        done: SimpleQueue[tuple[str, Answer | BaseException]] = SimpleQueue()
+        for item in wanted.items():
+            todo.put(item)
+
+        def work() -> None:
+            while not self._clock.stopped:
+                try:
+                    key, request = todo.get_nowait()
+                except Empty:
+                    return
+                try:
+                    done.put((key, self._answer(key, request)))
+                except BaseException as error:  # raised where the answers are awaited
+                    self._clock.stop()
+                    done.put((key, error))
+
+        for _ in range(min(self.config.concurrency, len(wanted))):
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            for _ in wanted:
+                key, answer = done.get()
+                if isinstance(answer, BaseException):
+                    raise answer
+                yield key, answer
+        except BaseException:
+            self._clock.stop()
+            raise
+
+    def _answer(self, key: str, request: Request) -> Answer:
+        reason = "ended before it was asked"
+        for attempt in range(1, self.config.attempts + 1):
+            self._pace.wait()
+            if self._clock.stopped:
+                return Failure(reason=reason)
+            outcome = self._request(request)
+            if isinstance(outcome, Answered):
+                self._cache.put(key, outcome)
+                self._count("answered")
+                return outcome
+            self._count(outcome.name)
+            reason = outcome.reason
+            if not outcome.again:
+                break
+            if attempt < self.config.attempts:
+                self._rest(outcome, attempt)
+        self._count("given_up")
+        return Failure(reason=reason)
+
+    def _rest(self, trouble: Trouble, attempt: int) -> None:
+        """Waits as the server asks, or twice as long as before; all do where it is crowded."""
+        backoff = min(2.0 ** (attempt - 1) * random.uniform(0.75, 1.25), LONGEST_WAIT)
+        seconds = backoff if trouble.after is None else trouble.after
+        if trouble.crowded or trouble.after is not None:
+            self._pace.hold(seconds)
+        else:
+            self._clock.sleep(seconds)
+
+    def _request(self, request: Request) -> Answered | Trouble:
+        import openai
+
+        self._count("requests")
+        try:
+            said = self._client.chat.completions.create(
+                model=self.config.model,
+                messages=[{"role": "user", "content": request.text}],
+                **self.config.sampling,
+            )
+        except openai.APITimeoutError:
+            return Trouble("timeouts", f"no answer within {self.config.timeout_seconds:g} s")
+        except openai.APIConnectionError:
+            return Trouble("unreachable", "the endpoint cannot be reached")
+        except openai.APIStatusError as error:
+            reason = f"status {error.status_code}, {self._clean(error.message)}"
+            try:
+                return status_trouble(error, self.config.model, reason)
+            except ConfigError as known:
+                raise known from None  # what it hides may repeat the key
+        except (openai.APIError, ValueError):
+            return Trouble("not_json", "the answer is not JSON")
+        outcome = _read(said)
+        if isinstance(outcome, Answered) and not self._usable(outcome.text):
+            return Trouble("empty", "the answer holds no text")
+        return outcome
+
+    def _clean(self, message: str) -> str:
+        """The beginning of a server's message, without the key that some repeat."""
+        return " ".join(message.replace(self._key, "(key)").split())[:200]
+
+    def _count(self, name: str, number: int = 1) -> None:
+        with self._lock:
+            self.counts[name] += number
+
+
+def _read(said: Any) -> Answered | Trouble:
+    """The first choice's text; the client hands on what is no completion as it is."""
+    choices = getattr(said, "choices", None)
+    if not isinstance(choices, list) or not choices:
+        return Trouble("not_json", "the answer is no chat completion")
+    content = getattr(getattr(choices[0], "message", None), "content", None)
+    if not isinstance(content, str) or not content.strip():
+        return Trouble("empty", "the answer is empty")
+    return Answered(text=content, cut=choices[0].finish_reason == "length")

@@ -1,0 +1,125 @@
+"""A server that speaks the chat-completions protocol, and misbehaves as it is told to."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from dynolab.endpoint.pace import Clock
+
+KEY = "sk-secret-of-the-tests-0123456789"
+
+Said = tuple[int, dict[str, str], bytes] | None
+"""Status, headers and body; None: nothing ever comes."""
+
+
+class FakeClock(Clock):
+    """Time that passes by being slept, so that no test waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._time, self._moved = 1000.0, threading.Lock()
+
+    def now(self) -> float:
+        return self._time
+
+    def sleep(self, seconds: float) -> None:
+        with self._moved:
+            self._time += max(seconds, 0.0)
+
+
+@dataclass
+class Seen:
+    """A request as the server got it, with the number of its text's repetitions so far."""
+
+    text: str
+    body: dict[str, Any]
+    key: str
+    time: float
+    number: int
+
+
+@dataclass
+class ChatServer:
+    """`answer` says what comes for a request; by default its text in capital letters."""
+
+    address: str = ""
+    answer: Callable[[Seen], Said] = lambda seen: good(seen.text.upper())
+    clock: Clock = field(default_factory=Clock)
+    seen: list[Seen] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def texts(self) -> list[str]:
+        return [one.text for one in self.seen]
+
+
+def good(text: Any, finish: str = "stop") -> Said:
+    choice = {
+        "index": 0,
+        "finish_reason": finish,
+        "message": {"role": "assistant", "content": text},
+    }
+    return said(200, {"id": "1", "object": "chat.completion", "created": 0, "model": "m",
+                      "choices": [choice]})  # fmt: skip
+
+
+def said(status: int, body: Any, **headers: str) -> Said:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return status, {"Content-Type": "application/json"} | named, json.dumps(body).encode()
+
+
+def html(status: int = 200) -> Said:
+    return status, {"Content-Type": "text/html"}, b"<html><body>Welcome to the proxy</body></html>"
+
+
+def trouble(status: int, message: str = "no", code: str | None = None, **headers: str) -> Said:
+    return said(status, {"error": {"message": message, "code": code}}, **headers)
+
+
+@contextmanager
+def chat_server() -> Iterator[ChatServer]:
+    state = ChatServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            text = body["messages"][-1]["content"]
+            with state.lock:
+                seen = Seen(text, body, self.headers["Authorization"], state.clock.now(),
+                            state.texts.count(text))  # fmt: skip
+                state.seen.append(seen)
+            found = state.answer(seen) if self.path.endswith("/chat/completions") else html(404)
+            if found is None:
+                state.ended.wait(30)
+                self.close_connection = True
+                return
+            status, headers, content = found
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    state.address = f"http://127.0.0.1:{server.server_port}/v1"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield state
+    finally:
+        state.ended.set()
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,325 @@
+"""A model behind a real HTTP server that answers late, badly, or not at all."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynolab.endpoint import (
+    AnswerCache,
+    Answered,
+    Endpoint,
+    EndpointConfig,
+    Failure,
+    Request,
+    endpoint_from_environment,
+)
+from dynolab.endpoint.pace import Pace
+from dynolab.endpoint.trouble import LONGEST_WAIT, status_trouble
+from dynolab.errors import ConfigError, EndpointFailed
+from tests.endpoint.server import (
+    KEY,
+    ChatServer,
+    FakeClock,
+    Said,
+    Seen,
+    chat_server,
+    good,
+    html,
+    said,
+    trouble,
+)
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with chat_server() as started:
+        yield started
+
+
+def endpoint(server: ChatServer, folder: Path, **settings: Any) -> Endpoint:
+    clock = FakeClock()
+    server.clock = clock
+    config = EndpointConfig.model_validate({"model": "m", "timeout_seconds": 20} | settings)
+    return Endpoint(config, AnswerCache(folder), key=KEY, address=server.address, clock=clock)
+
+
+def asked(*texts: str) -> list[Request]:
+    return [Request(text=text) for text in texts]
+
+
+def test_answers_come_in_the_order_of_the_requests(server: ChatServer, tmp_path: Path) -> None:
+    asking = endpoint(server, tmp_path, concurrency=3, temperature=0.5, max_tokens=9)
+    heard: list[tuple[int, int]] = []
+    texts = [f"text {n}" for n in range(12)]
+    found = asking.ask(asked(*texts), lambda done, of: heard.append((done, of)))
+    assert found == [Answered(text=text.upper()) for text in texts]
+    assert asking.counts == {"requests": 12, "answered": 12, "kept": 0}
+    assert heard == [(n, 12) for n in range(13)]
+    assert {one.key for one in server.seen} == {f"Bearer {KEY}"}
+    (body, *_) = (one.body for one in server.seen)
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.5, 9)
+
+
+def test_settings_left_to_the_endpoint_are_not_sent(server: ChatServer, tmp_path: Path) -> None:
+    endpoint(server, tmp_path, temperature=None, max_tokens=None).ask(asked("a"))
+    assert set(server.seen[0].body) == {"model", "messages"}
+
+
+def test_what_was_answered_is_never_asked_again(server: ChatServer, tmp_path: Path) -> None:
+    first = endpoint(server, tmp_path).ask(asked("a", "b", "a"))
+    assert sorted(server.texts) == ["a", "b"]
+    again = endpoint(server, tmp_path)
+    assert again.ask(asked("a", "b", "a")) == first
+    assert len(server.seen) == 2 and again.counts == {"kept": 2}
+
+
+@pytest.mark.parametrize("change", [{"model": "n"}, {"temperature": 0.1}, {"max_tokens": 5}])
+def test_other_settings_have_other_answers(
+    server: ChatServer, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    endpoint(server, tmp_path).ask(asked("a"))
+    endpoint(server, tmp_path, attempts=2, concurrency=1, requests_per_minute=9).ask(asked("a"))
+    assert len(server.seen) == 1
+    endpoint(server, tmp_path, **change).ask(asked("a"))
+    assert len(server.seen) == 2
+
+
+def test_samples_of_one_text_are_answers_of_their_own(server: ChatServer, tmp_path: Path) -> None:
+    server.answer = lambda seen: good(str(seen.number))
+    found = endpoint(server, tmp_path).ask([Request(text="a", sample=one) for one in "xyx"])
+    assert {one.text for one in found if isinstance(one, Answered)} == {"0", "1"}
+    assert found[0] == found[2] != found[1]
+
+
+TROUBLES: dict[str, Said] = {
+    "rate_limited": trouble(429, Retry_After="7"),
+    "server_errors": trouble(500),
+    "not_json": html(),
+    "empty": good(" \n "),
+}
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_troubles_are_counted_and_asked_again(
+    server: ChatServer, tmp_path: Path, name: str
+) -> None:
+    server.answer = lambda seen: TROUBLES[name] if seen.number < 2 else good("at last")
+    asking = endpoint(server, tmp_path)
+    assert asking.ask(asked("a")) == [Answered(text="at last")]
+    assert asking.counts == {"kept": 0, "requests": 3, name: 2, "answered": 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        (html(502), "server_errors"),
+        (good(None), "empty"),
+        (good(3), "empty"),
+        (said(200, {"choices": []}), "not_json"),
+        (said(200, [1, 2]), "not_json"),
+        ((200, {"Content-Type": "application/json"}, b"<html>"), "not_json"),
+    ],
+)
+def test_what_stays_without_an_answer_is_given_up_with_its_reason(
+    server: ChatServer, tmp_path: Path, answer: Said, name: str
+) -> None:
+    server.answer = lambda seen: answer if seen.text == "bad" else good("fine")
+    asking = endpoint(server, tmp_path, attempts=3)
+    bad, fine = asking.ask(asked("bad", "fine"))
+    assert isinstance(bad, Failure) and bad.reason
+    assert fine == Answered(text="fine")
+    assert asking.counts[name] == 3 and asking.counts["given_up"] == 1
+    server.answer = lambda seen: good("recovered")
+    later = endpoint(server, tmp_path)
+    assert later.ask(asked("bad", "fine")) == [Answered(text="recovered"), fine]
+    assert later.counts["requests"] == 1
+
+
+def test_a_request_that_the_server_refuses_is_not_repeated(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    server.answer = lambda seen: trouble(400, "prompt too long")
+    asking = endpoint(server, tmp_path)
+    (failed,) = asking.ask(asked("a"))
+    assert isinstance(failed, Failure) and "prompt too long" in failed.reason
+    assert asking.counts == {"kept": 0, "requests": 1, "refused": 1, "given_up": 1}
+
+
+def test_an_answer_that_will_not_do_is_asked_again(server: ChatServer, tmp_path: Path) -> None:
+    server.answer = lambda seen: good(str(seen.number))
+    config, clock = EndpointConfig(model="m"), FakeClock()
+    asking = Endpoint(config, AnswerCache(tmp_path), key=KEY, address=server.address, clock=clock,
+                      usable=lambda text: text == "2")  # fmt: skip
+    assert asking.ask(asked("a")) == [Answered(text="2")]
+    assert asking.counts["empty"] == 2
+
+
+def test_an_answer_at_its_longest_says_so(server: ChatServer, tmp_path: Path) -> None:
+    server.answer = lambda seen: good("and then", finish="length")
+    assert endpoint(server, tmp_path).ask(asked("a")) == [Answered(text="and then", cut=True)]
+
+
+def test_a_server_that_hangs_is_left_after_the_timeout(server: ChatServer, tmp_path: Path) -> None:
+    server.answer = lambda seen: None if seen.number == 0 else good("awake")
+    asking = endpoint(server, tmp_path, timeout_seconds=0.5)
+    assert asking.ask(asked("a")) == [Answered(text="awake")]
+    assert asking.counts["timeouts"] == 1
+
+
+def test_a_server_that_is_gone_ends_it_and_keeps_what_was_answered(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    server.answer = lambda seen: good("kept") if seen.text == "0" else trouble(503)
+    asking = endpoint(server, tmp_path, concurrency=1, attempts=2)
+    with pytest.raises(EndpointFailed, match=r"10 requests in a row .* status 503"):
+        asking.ask(asked(*map(str, range(40))))
+    assert 1 + 10 * 2 <= asking.counts["requests"] < 40
+    assert endpoint(server, tmp_path).ask(asked("0")) == [Answered(text="kept")]
+    server.address = "http://127.0.0.1:9/v1"
+    nobody = endpoint(server, tmp_path / "other", attempts=1)
+    assert nobody.ask(asked("a")) == [Failure(reason="the endpoint cannot be reached")]
+
+
+def test_requests_keep_the_agreed_rate_with_retries(server: ChatServer, tmp_path: Path) -> None:
+    server.answer = lambda seen: trouble(500) if seen.number == 0 else good("ok")
+    asking = endpoint(server, tmp_path, concurrency=1, requests_per_minute=6)
+    asking.ask(asked(*map(str, range(8))))
+    times = [one.time for one in server.seen]
+    assert len(times) == 16
+    for start in times:
+        assert sum(start <= time < start + 60 for time in times) <= 6
+
+
+def test_threads_share_the_rate() -> None:
+    clock = FakeClock()
+    pace, starts = Pace(30, clock), []
+    for _ in range(5):
+        pace.wait()
+        starts.append(clock.now())
+    assert starts == [1000, 1002, 1004, 1006, 1008]
+    pace.hold(20)
+    pace.wait()
+    assert clock.now() == 1028
+
+
+def test_all_wait_as_long_as_a_crowded_server_asks(server: ChatServer, tmp_path: Path) -> None:
+    server.answer = lambda seen: (
+        trouble(429, Retry_After="40") if seen == server.seen[0] else good("ok")
+    )
+    endpoint(server, tmp_path, concurrency=1, requests_per_minute=600).ask(asked("a", "b"))
+    assert server.seen[1].time - server.seen[0].time >= 40
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("3", 3), ("0.5", 0.5), ("-4", 0), ("99999", LONGEST_WAIT), ("soon", None), ("nan", None),
+     ("Wed, 21 Oct 2015 07:28:00 GMT", 0), (None, None)],
+)  # fmt: skip
+def test_how_long_a_server_asks_to_wait(header: str | None, seconds: float | None) -> None:
+    class Response:
+        headers = {} if header is None else {"retry-after": header}
+
+    class Status(Exception):
+        status_code, code, response = 429, None, Response
+
+    found = status_trouble(Status(), "m", "r")  # type: ignore[arg-type]
+    assert found.after == seconds and found.again and found.crowded
+
+
+@pytest.mark.parametrize(
+    ("answer", "field"),
+    [
+        (trouble(401, f"Incorrect API key provided: {KEY}"), "OPENAI_API_KEY"),
+        (trouble(403), "OPENAI_API_KEY"),
+        (trouble(429, "used up", "insufficient_quota"), "OPENAI_API_KEY"),
+        (trouble(404, "no such model"), "model"),
+        (html(404), "model"),
+    ],
+)
+def test_what_no_request_can_mend_ends_all_at_once(
+    server: ChatServer, tmp_path: Path, answer: Said, field: str
+) -> None:
+    server.answer = lambda seen: answer
+    with pytest.raises(ConfigError) as raised:
+        endpoint(server, tmp_path, concurrency=1).ask(asked(*map(str, range(40))))
+    assert raised.value.field == field
+    assert len(server.seen) == 1
+    assert KEY not in "".join(traceback.format_exception(raised.value))
+
+
+def test_the_key_stands_nowhere(
+    server: ChatServer, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    caplog.set_level(logging.DEBUG)
+    echo = trouble(400, f"your key {KEY} may not say that")
+    server.answer = lambda seen: echo if seen.text == "bad" else good("fine")
+    environment = {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": server.address}
+    asking = endpoint_from_environment(
+        EndpointConfig(model="m", requests_per_minute=6000),
+        AnswerCache(tmp_path),
+        environment=environment,
+    )
+    bad, fine = asking.ask(asked("bad", "fine"))
+    assert isinstance(bad, Failure) and "your key (key) may" in bad.reason
+    assert fine == Answered(text="fine")
+    assert KEY not in repr((asking.config, asking.counts, bad))
+    assert KEY not in caplog.text
+    assert KEY not in "".join(capfd.readouterr())
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(files) == 1 and KEY.encode() not in files[0].read_bytes()
+
+
+def test_without_a_key_the_variable_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY = None: set it in the environment"):
+        endpoint_from_environment(EndpointConfig(model="m"), AnswerCache(tmp_path), environment={})
+
+
+def test_a_broken_cache_file_is_asked_again(
+    server: ChatServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint(server, tmp_path).ask(asked("a"))
+    (file,) = (path for path in tmp_path.rglob("*.json"))
+    file.write_text('{"text": ""}')
+    assert endpoint(server, tmp_path).ask(asked("a")) == [Answered(text="A")]
+    assert "asked for again" in caplog.text
+    assert len(server.seen) == 2
+
+
+def test_an_end_in_the_middle_keeps_answers_and_sends_no_more(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    def stop(done: int, of: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    server.answer = lambda seen: good("first") if seen.text in "012" else None
+    asking = endpoint(server, tmp_path, concurrency=2)
+    with pytest.raises(KeyboardInterrupt):
+        asking.ask(asked(*map(str, range(30))), stop)
+    assert len(server.seen) <= 3 + 2  # two may be under way
+    server.answer = lambda seen: good("second")
+    again = endpoint(server, tmp_path)
+    found = again.ask(asked(*map(str, range(30))))
+    assert [one.text for one in found if isinstance(one, Answered)].count("first") == 3
+    assert len(found) == 30
+    assert (again.counts["kept"], again.counts["requests"]) == (3, 27)
+
+
+def test_an_answer_belongs_to_its_own_request(server: ChatServer, tmp_path: Path) -> None:
+    def echo(seen: Seen) -> Said:
+        return good(f"answer to {seen.text}")
+
+    server.answer = echo
+    texts = [str(n) for n in range(50)]
+    found = endpoint(server, tmp_path, concurrency=8).ask(asked(*texts))
+    assert [one.text for one in found if isinstance(one, Answered)] == [
+        f"answer to {text}" for text in texts
+    ]
+    assert sorted(server.texts) == sorted(texts)
