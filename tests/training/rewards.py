@@ -35,5 +35,10 @@ def some_words(prompt: str, completions: Sequence[str], row: PromptRow) -> list[
     return [float(sum(map(len, text.split())) % 2 == 0) for text in completions]
 
 
+def vowels(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """The share of vowels: hardly two completions have the same."""
+    return [sum(map(text.lower().count, "aeiou")) / max(1, len(text)) for text in completions]
+
+
 def _low(word: str) -> bool:
     return word.startswith("w") and int(word[1:]) < 20
