@@ -35,6 +35,7 @@ def build_optimizer(
             betas=config.betas,
             eps=config.epsilon,
             weight_decay=config.weight_decay,
+            fused=True,  # one pass over weights and moments instead of ten
         )
     return torch.optim.RMSprop(
         parameters,
