@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from dynolab.objectives.dpo import DPOConfig
-from dynolab.objectives.registry import RowObjectiveConfig
+from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
+from tasks.policies import adapter_folder, load_policy
 from tasks.runtime.launcher import launch_ranks
 from tasks.runtime.stage import Stage
 from tasks.runtime.tables import log_tables
@@ -19,15 +21,22 @@ from tasks.selection import SelectionConfig, observed_answers, updating_rows
 if TYPE_CHECKING:
     from dynolab.data.encode import EncodedExample, Encoder
     from dynolab.forces.analysis import Question
+    from dynolab.training.record import Recorded, StepRecord
     from dynolab.training.reference import SideLogps
 
 PARTS = 4  # of the stage's progress
+NO_STEP = "name the recorded step by `step`, or set updating: data"
 
 
 class AnalysisConfig(SelectionConfig):
     """What is observed, what updates, and by which step."""
 
     objective: RowObjectiveConfig = Field(DPOConfig(), description="Whose force it is.")
+    updating: Literal["data", "recorded"] = Field(
+        "data",
+        description="data: the first pairs of the data, under `objective`. recorded: the batch of "
+        "the recorded step, pairs or groups, under the objective that it was trained with.",
+    )
     learning_rate: float = Field(
         1e-2, gt=0, description="η of the gradient step on the updating pairs."
     )
@@ -86,8 +95,9 @@ def _fill_by_ranks(work: Work[AnalysisJob], question: Question) -> None:
 
     work.world_size = work.config.ranks
     job = MapJob.of(
-        question, model=work.input_folder("model", "model"), folder=work.output / "map",
-        tensors=work.scratch / "update.safetensors", memory_bytes=work.config.memory_bytes,
+        question, model=work.input_folder("model", "model"), adapter=_adapter(work),
+        folder=work.output / "map", tensors=work.scratch / "update.safetensors",
+        memory_bytes=work.config.memory_bytes,
     )  # fmt: skip
     file = work.scratch / "job.json"
     file.write_text(job.model_dump_json())
@@ -99,34 +109,64 @@ def _fill_by_ranks(work: Work[AnalysisJob], question: Question) -> None:
 
 def _question(work: Work[AnalysisJob]) -> Question:
     """The question with everything that it needs; what cannot be question is refused here."""
-    from dynolab import distributed
     from dynolab.data.encode import Encoder
-    from dynolab.forces import PolicyFunction, split_step
-    from dynolab.forces.analysis import Question, recorded
-    from dynolab.objectives import build_objective
-    from dynolab.training.record import StepRecord
-    from models.language import folder_context, load_language_model, load_tokenizer
+    from dynolab.forces import split_step
+    from dynolab.forces.analysis import Question
+    from models.language import folder_context, load_tokenizer
 
     config, data = work.config, work.input_folder("data")
     folder = work.input_folder("model", "model")
     tokenizer = load_tokenizer(folder)
     encoder = Encoder(tokenizer, folder_context(folder), "drop")
     observed = observed_answers(data, config, encoder)
-    updating = encoder.examples(updating_rows(data, config, config.objective))
-    objective = build_objective(config.objective)
-    reference = _reference(work, encoder, updating) if objective.needs_reference else {}
-    policy = PolicyFunction(load_language_model(folder, device=distributed.device()))
+    record = _record(work)
+    updating, objective = _updating(work, encoder, record)
+    policy = load_policy(folder, _adapter(work))
     question = Question(
-        policy, tokenizer, observed, recorded(updating, reference), config.objective,
+        policy, tokenizer, observed, updating, objective,
         update=config.learning_rate, learning_rate=config.learning_rate,
         left_out=encoder.counts.dropped,
     )  # fmt: skip
-    if config.step is None:
+    if record is None:
         return question
-    step = work.input_folder("model", f"forces/step-{config.step:08d}")
-    record = StepRecord.load(step)
     split = split_step(record, policy, batch_tokens=config.batch_tokens)
     return question.in_metric_of(record, split.update)
+
+
+def _record(work: Work[AnalysisJob]) -> StepRecord | None:
+    from dynolab.training.record import StepRecord
+
+    step = work.config.step
+    if step is None:
+        return None
+    return StepRecord.load(work.input_folder("model", f"forces/step-{step:08d}"))
+
+
+def _adapter(work: Work[AnalysisJob]) -> Path | None:
+    """The adapters, where a recorded step is theirs; the trained model itself is a plain one."""
+    return None if work.config.step is None else adapter_folder(work, "model")
+
+
+def _updating(
+    work: Work[AnalysisJob], encoder: Encoder, record: StepRecord | None
+) -> tuple[Sequence[Recorded], ObjectiveConfig]:
+    """What updates, and under which objective."""
+    from dynolab.errors import ConfigError
+    from dynolab.forces.analysis import recorded
+    from dynolab.forces.checks import check_one_token
+    from dynolab.objectives import build_objective
+
+    config = work.config
+    if config.updating == "data":
+        rows = updating_rows(work.input_folder("data"), config, config.objective)
+        pairs = encoder.examples(rows)
+        needed = build_objective(config.objective).needs_reference
+        return recorded(pairs, _reference(work, encoder, pairs) if needed else {}), config.objective
+    if record is None:
+        raise ConfigError("updating", "recorded", NO_STEP)
+    objective = record.facts.objective
+    check_one_token(build_objective(objective), [one.temperature for one in record.examples])
+    return record.examples, objective
 
 
 def _reference(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tasks.policies import adapter_folder, load_policy
 from tasks.runtime.progress import StageProgress
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
@@ -39,6 +40,7 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
         replays = _measure(work, records, progress)
     return {
         "seconds": time.monotonic() - began,
+        "recorded_steps": float(len(replays)),
         "largest_replay_error": max((one.replay_error for one in replays), default=0.0),
         "largest_closure_error": max((one.closure_error for one in replays), default=0.0),
     }
@@ -49,18 +51,17 @@ def _measure(
 ) -> list[ReplayFacts]:
     from dynolab.data.encode import Encoder
     from dynolab.data.rows import ProbeRow, read_rows
-    from dynolab.distributed import device
-    from dynolab.forces import PolicyFunction, build_token_map, step_forces
+    from dynolab.forces import build_token_map, step_forces
     from dynolab.forces.metrics import force_metrics
     from dynolab.training.record import StepRecord
-    from models.language import context_length, load_language_model, load_tokenizer
+    from models.language import folder_context, load_tokenizer
 
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
     probes = first_pairs(rows, work.config.pairs)
     folder = work.input_folder("trained", "model")
     tokenizer = load_tokenizer(folder)
-    model = load_language_model(folder, device=device())
-    policy, encoder = PolicyFunction(model), Encoder(tokenizer, context_length(model), "drop")
+    policy = load_policy(folder, adapter_folder(work, "trained"))
+    encoder = Encoder(tokenizer, folder_context(folder), "drop")
     replays = []
     with (work.output / "forces.jsonl").open("w") as file:
         for number, place in enumerate(records, start=1):

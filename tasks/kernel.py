@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
 
+from tasks.policies import adapter_folder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.tables import log_tables
 from tasks.runtime.work import Work
@@ -71,7 +73,7 @@ def measure_kernel(work: Work[KernelJob]) -> dict[str, float]:
         rows = [
             row for label, one in sizes.items() for row in _rows(label, one, observed, updating)
         ]
-        found = _findings(config, sizes)
+        found = _findings(work, sizes)
         write_rows(work.output / "sizes.jsonl", rows)
         (work.output / "kernel.json").write_text(found.model_dump_json(indent=1))
     metrics = _metrics(sizes, found.agreements)
@@ -118,16 +120,13 @@ def _common(
 def _sizes(
     work: Work[KernelJob], label: str, observed: list[Encoded], updating: list[Encoded]
 ) -> KernelSizes:
-    from dynolab import distributed
-    from dynolab.forces import PolicyFunction
     from dynolab.forces.kernel_size import kernel_sizes
     from dynolab.training.record import StepRecord
-    from models.language import load_language_model
 
     config, step = work.config, work.config.steps.get(label)
     folder = work.input_folder(MODEL + label, "model")
-    policy = PolicyFunction(load_language_model(folder, device=distributed.device()))
-    vocabulary = policy.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    policy = load_policy(folder, _adapter(work, label))
+    vocabulary = policy.causal.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     longest = max(one.response_length for one in observed)
     image = (config.rank + config.probes) * longest * vocabulary * policy.dtype.itemsize
     at = None
@@ -158,15 +157,24 @@ def _rows(
     ]  # fmt: skip
 
 
-def _findings(config: KernelJob, sizes: Mapping[str, KernelSizes]) -> KernelFindings:
+def _adapter(work: Work[KernelJob], label: str) -> Path | None:
+    """The adapters, where the recorded step of a checkpoint is theirs."""
+    recorded = work.config.steps.get(label) is not None
+    return adapter_folder(work, MODEL + label) if recorded else None
+
+
+def _findings(work: Work[KernelJob], sizes: Mapping[str, KernelSizes]) -> KernelFindings:
     from dynolab.data.force_results import AgreementRow, KernelFindings
     from dynolab.forces.stability import kernel_stability
 
+    config = work.config
     pairs = next(iter(sizes.values())).raw.size
     compared = len(sizes) > 1 and pairs > 2
     found = kernel_stability(sizes, threshold=config.threshold).agreements if compared else ()
     return KernelFindings(
-        labels=config.labels, threshold=config.threshold, rank=config.rank, probes=config.probes,
+        labels=config.labels,
+        adapters=tuple(label for label in config.labels if _adapter(work, label) is not None),
+        threshold=config.threshold, rank=config.rank, probes=config.probes,
         agreements=tuple(
             AgreementRow(
                 first=one.first, second=one.second, correlation=one.correlation,

@@ -60,7 +60,8 @@ class AnalysisFacts(Measured):
     """What a checkpoint was asked, and how it was computed: `analysis.json`.
 
     `step` is the recorded step whose realised optimizer step was analysed, None for a plain
-    gradient step of `learning_rate`. `left_out` counts responses longer than the model's context.
+    gradient step of `learning_rate`. `grouped`: the updating pairs are a recorded step's groups.
+    `adapters`: these alone move (LoRA). `left_out` counts responses longer than the context.
     `block_error` = ‖Σ_b F_b − F‖/‖F‖, two ways to one map.
     """
 
@@ -74,6 +75,8 @@ class AnalysisFacts(Measured):
     observed_tokens: int
     updating_pairs: int
     updating_tokens: int
+    grouped: bool = False
+    adapters: bool = False
     left_out: int
     blocks: tuple[BlockPart, ...] = Field(description="By falling share.")
     last_layer: LastLayerFit
@@ -136,9 +139,13 @@ class AgreementRow(Measured):
 
 
 class KernelFindings(Measured):
-    """Whether the pairs that are strongly coupled stay so: `kernel.json`."""
+    """Whether the pairs that are strongly coupled stay so: `kernel.json`.
+
+    `adapters`: the labels where K is that of the adapters alone, the weights that a LoRA moves.
+    """
 
     labels: tuple[str, ...]
+    adapters: tuple[str, ...] = ()
     threshold: float
     rank: int
     probes: int

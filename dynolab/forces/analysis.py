@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, REJECTED, count_totals
+from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.force_results import (
     AnalysisFacts,
@@ -22,18 +23,18 @@ from dynolab.data.force_results import (
     ResponseTermsRow,
 )
 from dynolab.data.rows import ProbeRow
-from dynolab.forces.breakdown import HEAD, Breakdown, breakdown
+from dynolab.forces.breakdown import Breakdown, breakdown
 from dynolab.forces.force_map import MEMORY_BYTES, ForceMap, force_map
 from dynolab.forces.optimizers import FrozenUpdate
 from dynolab.forces.policy import PolicyFunction, Weights
-from dynolab.forces.split import objective_batch
+from dynolab.forces.split import objective_batch, step_totals
 from dynolab.forces.terms import TokenTerms, response_terms, token_terms
 from dynolab.forces.token_map import token_strings
 from dynolab.forces.totals import block_sums, pair_totals
 from dynolab.likelihood import token_logps
 from dynolab.objectives import build_objective
-from dynolab.objectives.registry import RowObjectiveConfig
-from dynolab.training.record import RecordedExample, StepRecord
+from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.training.record import Recorded, RecordedExample, RecordedGroup, StepRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """What is observed, which pairs update, under whose force and by which step.
+    """What is observed, which pairs or groups update, under whose force and by which step.
 
     `update` is the learning rate of a gradient step or a realised step's frozen map, `at` the
     weights where both sides' derivatives are taken (the policy's own by default).
@@ -50,8 +51,8 @@ class Question:
     policy: PolicyFunction
     tokenizer: PreTrainedTokenizerBase
     observed: Sequence[tuple[ProbeRow, Encoded]]
-    updating: Sequence[RecordedExample]
-    objective: RowObjectiveConfig
+    updating: Sequence[Recorded]
+    objective: ObjectiveConfig
     update: float | FrozenUpdate
     learning_rate: float
     at: Weights | None = None
@@ -97,7 +98,8 @@ class Analysis:
             found[f"force/block/{part.block}/share"] = part.share
             found[f"force/block/{part.block}/projection"] = part.projection
         for name, value in self.facts.last_layer.model_dump().items():
-            found[f"force/last_layer/{name}"] = value
+            if math.isfinite(value):  # a head that does not move has no direction
+                found[f"force/last_layer/{name}"] = value
         return found | {"force/block_error": self.facts.block_error}
 
 
@@ -144,7 +146,7 @@ def analyse(question: Question, folder: Path, *, memory_bytes: int = MEMORY_BYTE
 
 def _totals(question: Question, found: ForceMap, parts: Breakdown) -> list[PairForce]:
     sums = pair_totals(found)
-    head = parts.parts[HEAD].cpu().numpy()
+    head = parts.head.cpu().numpy()
     by_side = block_sums(head, found.observed_offsets, found.updating_offsets)
     rows = []
     for number, (probe, encoded) in enumerate(question.observed):
@@ -176,23 +178,20 @@ def _terms(question: Question) -> list[ResponseTermsRow]:
 @torch.no_grad()
 def _updating_terms(question: Question) -> list[ResponseTermsRow]:
     objective, policy = build_objective(question.objective), question.policy
-    totals = count_totals([one.encoded() for one in question.updating], objective.sides)
+    totals = step_totals(question.updating, objective)
     place = policy.cast(question.at or {})
     rows = []
     for example in question.updating:
         batch = objective_batch([example], objective, totals, policy)
         logits = policy.logits(place, batch)
         rates = objective.learning_rates(token_logps(logits, batch), batch)
-        sides = {"chosen": example.chosen, "rejected": example.rejected}
-        used = [
-            (("chosen", "rejected")[side], list(sides.values())[side]) for side in objective.sides
-        ]
-        lengths = [one.response_length for _, one in used if one is not None]
+        used = example.responses(objective.sides)
+        lengths = [one.response_length for _, one in used]
         for (side, one), terms in zip(
             used, token_terms(logits, batch.token, rates).split(lengths), strict=True
         ):
-            assert one is not None, "pairs without a needed side are refused before"
-            rows.append(_terms_row("updating", example.id, side, one, question, terms))
+            kind = "chosen" if side == CHOSEN else "rejected"
+            rows.append(_terms_row("updating", example.id, kind, one, question, terms))
     return rows
 
 
@@ -223,6 +222,8 @@ def _facts(question: Question, found: ForceMap, parts: Breakdown) -> AnalysisFac
         observed_answers=len(found.observed),
         observed_tokens=found.force.shape[0],
         updating_pairs=len(question.updating),
+        grouped=any(isinstance(one, RecordedGroup) for one in question.updating),
+        adapters=found.facts.subspace != "all",
         updating_tokens=found.force.shape[1],
         left_out=question.left_out,
         blocks=tuple(

@@ -49,9 +49,14 @@ class Breakdown:
         square = whole.square().sum()
         return {name: float((part * whole).sum() / square) for name, part in self.parts.items()}
 
+    @property
+    def head(self) -> Float[Tensor, "observed updating"]:
+        """The last layer's part; zero where it does not move, as under adapters."""
+        return self.parts.get(HEAD, torch.zeros_like(self.force))
+
     def last_layer(self) -> LastLayer:
         """How well the last layer alone predicts the map."""
-        whole, head = self.force, self.parts[HEAD]
+        whole, head = self.force, self.head
         size = whole.norm()
         return LastLayer(
             cosine=float((whole * head).sum() / (size * head.norm())),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dynolab.data.encode import Encoded
 from dynolab.data.results import TokenMap
 from dynolab.forces.analysis import Question
 from dynolab.forces.force_map import ForceMap
@@ -28,22 +29,17 @@ def token_maps(question: Question, found: ForceMap, count: int) -> list[TokenMap
 
 
 def _updating_tokens(question: Question, pair: int) -> int:
-    example = question.updating[pair]
-    sides = (example.chosen, example.rejected)
-    return sum(side.response_length for side in sides if side is not None)
+    return sum(one.response_length for one in question.updating[pair].named().values())
 
 
 def _token_map(question: Question, found: ForceMap, row: int, pair: int) -> TokenMap:
     probe, observed = question.observed[row]
     example = question.updating[pair]
     columns = [at for at, one in enumerate(found.updating) if one.id == example.id]
-    trained = {found.updating[at].side for at in columns}
-    chosen = token_strings(example.chosen, question.tokenizer) if "chosen" in trained else []
-    rejected = (
-        token_strings(example.rejected, question.tokenizer)
-        if "rejected" in trained and example.rejected is not None
-        else []
-    )
+    columns.sort(key=lambda at: found.updating[at].side != "chosen")
+    tokens: dict[str, list[str]] = {"chosen": [], "rejected": []}
+    for one in (found.updating[at] for at in columns):
+        tokens[one.side] += token_strings(Encoded(one.tokens, 0), question.tokenizer)
     blocks = [found.block(row, at) for at in columns]
     return TokenMap(
         stage=question.objective.name,
@@ -53,7 +49,7 @@ def _token_map(question: Question, found: ForceMap, row: int, pair: int) -> Toke
         updating_id=example.id,
         learning_rate=question.learning_rate,
         observed_tokens=token_strings(observed, question.tokenizer),
-        chosen_tokens=chosen,
-        rejected_tokens=rejected,
+        chosen_tokens=tokens["chosen"],
+        rejected_tokens=tokens["rejected"],
         force=[[float(x) for block in blocks for x in block[m]] for m in range(len(blocks[0]))],
     )

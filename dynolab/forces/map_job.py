@@ -14,22 +14,24 @@ from dynolab.forces.force_map import ForceMap, force_map
 from dynolab.forces.optimizers import FrozenUpdate
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.objectives import build_objective
-from dynolab.objectives.registry import RowObjectiveConfig
-from dynolab.training.record import RecordedExample
+from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.training.record import Recorded
 
 
 class MapJob(BaseModel):
     """A force map of the model in a folder, to be filled in another.
 
+    `adapter`: the folder of its adapters, where those alone move.
     `tensors`: a safetensors file with the realised step's frozen map and its weights, where it is
     no gradient step of `learning_rate`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     model: Path
+    adapter: Path | None
     observed: list[Encoded]
-    updating: list[RecordedExample]
-    objective: RowObjectiveConfig
+    updating: list[Recorded]
+    objective: ObjectiveConfig
     learning_rate: float
     tensors: Path | None
     memory_bytes: int
@@ -37,8 +39,9 @@ class MapJob(BaseModel):
 
     @classmethod
     def of(
-        cls, question: Question, *, model: Path, tensors: Path, folder: Path, memory_bytes: int
-    ) -> MapJob:
+        cls, question: Question, *, model: Path, adapter: Path | None, tensors: Path, folder: Path,
+        memory_bytes: int,
+    ) -> MapJob:  # fmt: skip
         """The job of a question; what is no plain number is written to `tensors`."""
         realised = isinstance(question.update, FrozenUpdate)
         if isinstance(question.update, FrozenUpdate):
@@ -46,7 +49,7 @@ class MapJob(BaseModel):
                      "at": question.at or {}}  # fmt: skip
             save_file(_flat(parts), tensors)
         return cls(
-            model=model, observed=[one for _, one in question.observed],
+            model=model, adapter=adapter, observed=[one for _, one in question.observed],
             updating=list(question.updating), objective=question.objective,
             learning_rate=question.learning_rate, tensors=tensors if realised else None,
             memory_bytes=memory_bytes, folder=folder,

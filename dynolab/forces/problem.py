@@ -55,7 +55,7 @@ def pose(
     if not observed or not updating:
         empty = "updating" if observed else "observed"
         raise ConfigError(empty, [], "give at least one response")
-    check_one_token(updating, objective)
+    check_one_token(objective, [one.temperature for one in updating])
     trained = [(one.id, *pushed) for one in updating for pushed in one.responses(objective.sides)]
     plain = [sequence for *_, sequence in trained]
     for what, responses in (("observed", observed), ("updating", plain)):

@@ -138,7 +138,7 @@ def step_terms(
     rate or clip factor (`record.facts`).
     """
     objective = build_objective(record.facts.objective)
-    check_one_token(record.examples, objective)
+    check_one_token(objective, [one.temperature for one in record.examples])
     place = policy.cast(record.before)
     made: list[UpdatingTerms] = []
     for examples in micro_batches(record, objective.sides, batch_tokens):

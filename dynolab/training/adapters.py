@@ -28,10 +28,7 @@ def add_adapters(policy: PreTrainedModel, config: LoraConfig, seed: int) -> PreT
 
     **Raises:** `ConfigError` where peft is missing, and where no layer has a target's name.
     """
-    try:
-        import peft
-    except ImportError as error:
-        raise ConfigError("lora", config.rank, "needs peft; pip install dynolab[train]") from error
+    peft = _peft()
     settings = peft.LoraConfig(
         r=config.rank, lora_alpha=config.alpha, task_type="CAUSAL_LM",
         target_modules="all-linear" if not config.target else list(config.target),
@@ -58,6 +55,29 @@ class WithoutAdapters(ResponseLogits):
             return super().forward(batch, read)
 
 
+def take_apart(merged: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """The adapted policy of a finished training: what `save_merged` wrote, taken apart again.
+
+    `W = W_merged − (alpha/rank) B A`, the weights before training but for the rounding of the sum.
+
+    **Arguments:**
+
+    - `merged`: the model of its `model/`; it becomes a part of the result.
+    - `folder`: its `adapter/`.
+
+    **Raises:** `ConfigError` where peft is missing.
+    """
+    peft = _peft()
+    from peft.tuners.lora import LoraLayer
+
+    adapted = peft.PeftModel.from_pretrained(merged, str(folder), is_trainable=True).eval()
+    for layer in adapted.modules():
+        if isinstance(layer, LoraLayer):
+            layer.merged_adapters.extend(layer.active_adapters)  # as its weight is
+            layer.unmerge()
+    return cast("PreTrainedModel", adapted)
+
+
 def save_merged(policy: torch.nn.Module, adapters: dict[str, Tensor], folder: Path) -> None:
     """Writes a plain model into `model/`, adapters added to its weights, and `adapter/` beside it.
 
@@ -77,6 +97,14 @@ def save_merged(policy: torch.nn.Module, adapters: dict[str, Tensor], folder: Pa
     assert not unknown, unknown
     _save_adapter(fresh, folder / "adapter")
     fresh.merge_and_unload().save_pretrained(folder / "model")
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigError("lora", "peft", "is not installed; pip install dynolab[train]") from error
+    return peft
 
 
 def _save_adapter(adapted: Any, folder: Path) -> None:

@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 
 from dynolab import distributed
-from dynolab.forces import PolicyFunction
 from dynolab.forces.map_job import MapJob, fill_map
-from models.language import load_language_model
+from tasks.policies import load_policy
 
 
 def main() -> None:
@@ -22,7 +21,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        fill_map(job, PolicyFunction(load_language_model(job.model, device=device)))
+        fill_map(job, load_policy(job.model, job.adapter))
     finally:
         dist.destroy_process_group()
 

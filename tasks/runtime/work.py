@@ -104,6 +104,12 @@ class Work(Generic[Config]):
         source = self.inputs[name]
         return self._store.folder(source.address, source.digest, subfolder)
 
+    def input_holds(self, name: str, folder: str) -> bool:
+        """Whether an input has a folder of that name."""
+        source = self.inputs[name]
+        files = self._store.manifest(source.address, source.digest).files
+        return any(path.startswith(f"{folder}/") for path in files)
+
     def commit_resume(self, step: int, folder: Path, extra: dict[str, Any]) -> None:
         """Commit the state after `step` optimizer steps; the newest two are kept.
 

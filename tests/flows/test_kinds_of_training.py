@@ -1,0 +1,208 @@
+"""Recorded steps of every kind of training, through the stages that analyse them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dynolab.data.encode import Encoder
+from dynolab.data.force_results import AnalysisFacts, KernelFindings, PairForce, ResponseTermsRow
+from dynolab.data.results import ForceRow, TokenMap
+from dynolab.data.rows import read_rows, read_value
+from dynolab.data.sources import DataConfig
+from dynolab.errors import ConfigError
+from dynolab.forces import ForceMap, split_step
+from dynolab.objectives import SFTConfig
+from dynolab.rollouts.rewards import ALLOWED
+from dynolab.training.config import GroupTrainConfig, TrainConfig
+from dynolab.training.record import StepRecord
+from models.language import folder_context, load_tokenizer
+from tasks.analysis import ANALYSIS, AnalysisJob
+from tasks.forces import FORCES, ForcesConfig
+from tasks.group import GROUP, PROMPTS
+from tasks.kernel import KERNEL, KernelJob
+from tasks.policies import load_policy
+from tasks.runtime.stage import run_stage
+from tasks.runtime.work import StageResult
+from tasks.selection import SelectionConfig, observed_answers
+from tasks.training import SFT
+from tests.flows.analysed import PLAIN, WORLD, Analysed
+
+STEP = 1  # the second step: adapters have moved, momentum has a past
+MOMENTUM = {"name": "sgd", "learning_rate": 0.01, "momentum": 0.5}
+ALL: dict[str, Any] = {
+    "engine": PLAIN, "steps": 2, "batch_size": 4, "record_steps": (STEP,), "optimizer": MOMENTUM,
+}  # fmt: skip
+SAMPLED: dict[str, Any] = ALL | {
+    "completions": 4, "max_new_tokens": 6, "updates_per_rollout": 2,
+    "rewards": [{"name": "tests.training.rewards.some_words"}],
+}  # fmt: skip
+LORA = {"lora": {"rank": 2, "alpha": 8}}
+KINDS: dict[str, dict[str, Any]] = {
+    "adapters": ALL | LORA | {"objective": {"name": "sft"}},
+    "adapters on groups": SAMPLED | LORA | {"objective": {"name": "grpo", "kl": 0.05}},
+    "groups": SAMPLED | {"objective": {"name": "grpo", "kl": 0.05}},
+    "warm groups": SAMPLED | {"objective": {"name": "grpo"}, "temperature": 0.7},
+    "simko": SAMPLED | {"objective": {"name": "simko", "share": 0.2}},
+    "online pairs": SAMPLED | {"objective": {"name": "dpo"}},
+}
+SMALL = {"observed_pairs": 2, "updating_pairs": 3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def allowed() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ALLOWED, "tests.training.rewards")
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(analysed: Analysed) -> dict[str, StageResult]:
+    prompts = analysed.run(PROMPTS, DataConfig(world=WORLD))
+    found = {}
+    for name, settings in KINDS.items():
+        inputs = {"data": analysed.data, "model": analysed.sft}
+        if "completions" in settings:
+            config: Any = GroupTrainConfig.model_validate(settings)
+            found[name] = analysed.run(GROUP, config, prompts=prompts, **inputs)
+        else:
+            found[name] = analysed.run(SFT, TrainConfig.model_validate(settings), **inputs)
+    return found
+
+
+def run_analysis(lab: Analysed, model: StageResult, **changes: Any) -> StageResult:
+    config = AnalysisJob.model_validate(SMALL | {"step": STEP} | changes)
+    return lab.run(ANALYSIS, config, data=lab.data, model=model)
+
+
+def gap(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forces_predict_what_the_step_did(
+    analysed: Analysed, trained: dict[str, StageResult], kind: str
+) -> None:
+    result = analysed.run(FORCES, ForcesConfig(pairs=2), data=analysed.data, trained=trained[kind])
+    assert result.metrics["recorded_steps"] == 1
+    assert result.metrics["largest_replay_error"] < 1e-4
+    assert result.metrics["largest_closure_error"] < 1e-4
+    folder = analysed.folder(result)
+    rows = list(read_rows(folder / "forces.jsonl", ForceRow))
+    assert {row.stage for row in rows} == {KINDS[kind]["objective"]["name"]}
+    measured, predicted = (
+        np.array([getattr(row, name) for row in rows]) for name in ("measured", "predicted")
+    )
+    assert gap(predicted, measured) < 0.02
+    pushes = read_value(folder / "token_map.json", TokenMap)
+    assert np.isfinite(pushes.force).all()
+
+
+def test_a_step_of_adapters_has_the_map_of_those_alone(
+    analysed: Analysed, trained: dict[str, StageResult]
+) -> None:
+    """On the rows that it trained on, the map in its metric adds up to what its sides did."""
+    model = trained["adapters"]
+    record = StepRecord.load(analysed.folder(model, f"forces/step-{STEP:08d}"))
+    assert all("lora_" in name for name in record.before)
+    result = run_analysis(analysed, model, updating="recorded")
+    facts = read_value(analysed.folder(result) / "analysis.json", AnalysisFacts)
+    assert facts.adapters and not facts.grouped
+    assert (facts.step, facts.updating_pairs) == (STEP, 4)
+    assert facts.last_layer.norm_ratio == 0 and facts.block_error < 1e-5
+    assert "head" not in {part.block for part in facts.blocks}
+    assert "force/last_layer/cosine" not in result.metrics
+    assert totals_gap(analysed, result, model) < 1e-4
+
+
+def totals_gap(lab: Analysed, result: StageResult, model: StageResult) -> float:
+    """Between the map's sums and the first order along both sides of the recorded step."""
+    folder = lab.folder(model, "model")
+    adapter = lab.folder(model, "adapter") if (folder.parent / "adapter").exists() else None
+    policy = load_policy(folder, adapter)
+    record = StepRecord.load(lab.folder(model, f"forces/step-{STEP:08d}"))
+    split = split_step(record, policy)
+    encoder = Encoder(load_tokenizer(folder), folder_context(folder), "error")
+    observed = observed_answers(lab.folder(lab.data), SelectionConfig(**SMALL), encoder)
+    batch, lengths = policy.batch([one for _, one in observed])
+    sides = [split.from_chosen, split.from_rejected]
+    along = policy.change_along(record.before, sides, batch).sum(0).split(lengths)
+    found: dict[tuple[str, str], float] = {}
+    for row in read_rows(lab.folder(result) / "totals.jsonl", PairForce):
+        answer = row.observed_id, row.kind
+        found[answer] = found.get(answer, 0.0) + row.total
+    expected = {(row.pair_id, row.kind): float(one.sum())
+                for (row, _), one in zip(observed, along, strict=True)}  # fmt: skip
+    assert found.keys() == expected.keys()
+    return gap(np.array(list(found.values())), np.array([expected[one] for one in found]))
+
+
+@pytest.mark.parametrize("kind", ["groups", "adapters on groups", "online pairs"])
+def test_what_a_step_sampled_is_what_pushes(
+    analysed: Analysed, trained: dict[str, StageResult], kind: str
+) -> None:
+    result = run_analysis(analysed, trained[kind], updating="recorded")
+    folder = analysed.folder(result)
+    facts = read_value(folder / "analysis.json", AnalysisFacts)
+    assert facts.objective == KINDS[kind]["objective"]["name"]
+    assert facts.grouped == (kind != "online pairs")
+    assert totals_gap(analysed, result, trained[kind]) < 1e-4
+    found = ForceMap.open(folder / "map")
+    terms = list(read_rows(folder / "terms.jsonl", ResponseTermsRow))
+    updating = [row for row in terms if row.role == "updating"]
+    assert [(row.id, row.kind) for row in updating] == [
+        (one.id, one.side) for one in found.updating
+    ]
+    for row in updating:
+        sign = 1 if row.kind == "chosen" else -1
+        assert min(sign * rate for rate in row.learning_rate) >= 0
+    for pushes in read_rows(folder / "token_maps.jsonl", TokenMap):
+        assert pushes.chosen_tokens and pushes.rejected_tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [("simko", "SimKO"), ("warm groups", "a temperature of 0.7")]
+)
+def test_what_has_no_map_is_sent_to_the_stage_that_measures_it(
+    analysed: Analysed, trained: dict[str, StageResult], kind: str, what: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"updating = '{what}'.*no force map.*stage forces"):
+        run_analysis(analysed, trained[kind], updating="recorded")
+    # The data's pairs have one in the metric of the same step.
+    result = run_analysis(analysed, trained[kind], objective=SFTConfig())
+    assert read_value(analysed.folder(result) / "analysis.json", AnalysisFacts).step == STEP
+
+
+def test_a_recorded_batch_needs_its_step(
+    analysed: Analysed, trained: dict[str, StageResult]
+) -> None:
+    with pytest.raises(ConfigError, match="updating = 'recorded': name the recorded step"):
+        run_analysis(analysed, trained["groups"], updating="recorded", step=None)
+
+
+@pytest.mark.ranks
+def test_ranks_share_the_adapters_map_out(
+    analysed: Analysed, trained: dict[str, StageResult]
+) -> None:
+    kind = trained["adapters on groups"]
+    one = ForceMap.open(analysed.folder(run_analysis(analysed, kind, updating="recorded"), "map"))
+    config = AnalysisJob(step=STEP, updating="recorded", ranks=2, **SMALL)
+    inputs = {"data": analysed.data, "model": kind}
+    again = run_stage(ANALYSIS, config, inputs, analysed.platform, fresh=True)
+    two = ForceMap.open(analysed.folder(again, "map"))
+    assert gap(np.array(two.force), np.array(one.force)) < 1e-6
+
+
+def test_the_kernel_at_a_step_of_adapters_is_theirs(
+    analysed: Analysed, trained: dict[str, StageResult]
+) -> None:
+    models = {"model_step": trained["adapters"], "model_end": trained["adapters"]}
+    config = KernelJob(labels=("step", "end"), steps={"step": STEP}, rank=2, probes=2, **SMALL)
+    result = analysed.run(KERNEL, config, data=analysed.data, **models)
+    found = read_value(analysed.folder(result) / "kernel.json", KernelFindings)
+    assert found.adapters == ("step",)
+    # Few weights couple less than all of them do.
+    assert result.metrics["kernel/size/step"] < result.metrics["kernel/size/end"]
