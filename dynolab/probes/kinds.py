@@ -34,3 +34,8 @@ ORIGINAL: dict[str, Literal["chosen", "rejected"]] = {
     "reject_gptformat": "rejected",
 }
 """The answer of its pair that a kind is made from, where there is one."""
+
+OF_REJECTED = frozenset(
+    {"rejected"} | {kind for kind, side in ORIGINAL.items() if side != "chosen"}
+)
+"""Kinds that a pair without a rejected answer does not have."""
