@@ -79,6 +79,44 @@ def forces(
 
 
 @app.command()
+def audit(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Audit file (YAML); the built-in study's, where no model is named."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or Hub name of the model that preference training will start from."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Pairs: JSON lines with prompt, chosen and rejected, or parquet."),
+    ] = None,
+    trained: Annotated[
+        str | None,
+        typer.Option(help="Folder or Hub name of what it led to: which ranking foresaw that?"),
+    ] = None,
+    changes: Overrides = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would run.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")] = False,
+) -> None:
+    """Rank preference pairs, before training, by what a step on each would do."""
+    from flows import commands
+    from flows.audit_parameters import AuditParameters, named_on_command_line
+    from flows.parameters import load_parameters
+
+    named = named_on_command_line(model, data, trained)
+    file = config or (None if named else Path("deploy/studies/audit_builtin.yaml"))
+    parameters = load_parameters(AuditParameters, file, [*named, *(changes or [])])
+    if plan:
+        commands.plan_audit(parameters)
+    else:
+        commands.run_audit(parameters, fresh=fresh)
+
+
+@app.command()
 def grpo(
     config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = Path(
         "deploy/studies/grpo_builtin.yaml"

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dynolab.store import Store
+from flows.audit_parameters import AuditParameters, resolved_audit
+from flows.audit_steps import audit_steps
 from flows.forces_parameters import ForcesParameters, resolved_forces
 from flows.forces_steps import forces_steps
 from flows.grpo_parameters import GrpoParameters
@@ -44,6 +46,12 @@ def plan_forces(parameters: ForcesParameters) -> None:
     _show_plan(forces_steps(known, given), given)
 
 
+def plan_audit(parameters: AuditParameters) -> None:
+    """Says of every stage of an audit whether its result is there already."""
+    known, given = resolved_audit(parameters, planning_platform())
+    _show_plan(audit_steps(known, given), given)
+
+
 def plan_grpo(parameters: GrpoParameters) -> None:
     """Says of every stage of a comparison whether its result is there already."""
     _show_plan(grpo_steps(parameters), {})
@@ -70,6 +78,18 @@ def run_forces(parameters: ForcesParameters, *, fresh: bool) -> None:
         return forces(parameters, fresh=fresh)
 
     _run("forces", run, page="force-page", file="forces.html", name=parameters.name)
+
+
+def run_audit(parameters: AuditParameters, *, fresh: bool) -> None:
+    """Runs the flow `audit` on the servers at hand, or on its own for as long as it takes."""
+    resolved_audit(parameters, planning_platform())  # what cannot work ends before any server
+
+    def run() -> Results:
+        from flows.audit import audit
+
+        return audit(parameters, fresh=fresh)
+
+    _run("audit", run, page="audit-page", file="audit.html", name=parameters.name)
 
 
 def run_grpo(parameters: GrpoParameters, *, fresh: bool) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -11,36 +9,22 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from dynolab.data.sources import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.objectives import build_objective
-from flows.parameters import Name, StudyParameters, load_parameters, resolved
-from flows.steps import study_steps
+from flows.checkpoints import (
+    CheckpointConfig,
+    check_files,
+    check_named,
+    named_result,
+    resolved_model,
+    results_of,
+)
+from flows.parameters import Name
 from tasks.analysis import AnalysisConfig
-from tasks.base import BaseConfig, resolve_base
 from tasks.kernel import KernelConfig
-from tasks.runtime.chain import finished
-from tasks.runtime.given import given_result
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 from tasks.selection import observed_rows, updating_rows
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
-
-
-class CheckpointConfig(BaseModel):
-    """A model to analyse: a stage's result, or a folder or Hub name."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    result: str | None = Field(
-        None,
-        description="A result with a model in it: MLflow's tag `store.address`, or "
-        "`<stage>/<key>` with the key's first digits, or the step's name in `study`.",
-    )
-    model: str | None = Field(None, description="A model folder, or a Hub name.")
-    revision: str | None = Field(None, description="Of a Hub name: branch, tag or commit.")
-    step: int | None = Field(
-        None, ge=0,
-        description="A recorded step of a training's result: analyses that step's weights in the "
-        "metric of its realised optimizer step.",
-    )  # fmt: skip
 
 
 class ForcesParameters(BaseModel):
@@ -69,11 +53,7 @@ class ForcesParameters(BaseModel):
     @model_validator(mode="after")
     def _fits_together(self) -> ForcesParameters:
         for label, one in self.checkpoints.items():
-            if (one.result is None) == (one.model is None):
-                raise ConfigError(
-                    f"checkpoints.{label}", one.result or "nothing",
-                    "give either result (of a stage) or model (a folder or Hub name)",
-                )  # fmt: skip
+            check_named(f"checkpoints.{label}", one)
             if one.model is not None and one.step is not None:
                 raise ConfigError(
                     f"checkpoints.{label}.step", one.step, "only a training's result has steps"
@@ -109,86 +89,28 @@ def resolved_forces(
     **Raises** `ConfigError` for what is no result, a result without what is asked of it, and data
     that the objective or the observed kinds cannot use.
     """
-    known = _results_of(parameters.study, platform) if parameters.study else {}
+    known = results_of(parameters.study, platform)
     given: dict[str, StageResult] = {}
-    checkpoints = dict(parameters.checkpoints)
+    checkpoints = {}
     for label, one in parameters.checkpoints.items():
-        if one.result is not None:
-            field = f"checkpoints.{label}"
-            found = _given(f"{field}.result", one.result, known, platform)
-            _check_checkpoint(field, one, found, platform)
+        checkpoints[label], found = resolved_model(f"checkpoints.{label}", one, known, platform)
+        if found is not None:
             given[model_step(label)] = found
-        else:
-            commit = _import_config(one, f"checkpoints.{label}.model").revision
-            checkpoints[label] = one.model_copy(update={"revision": commit})
     wanted = parameters.data_result
     if wanted is None and parameters.study and "data" not in parameters.model_fields_set:
         wanted = "data"
     if wanted is None:
         update = {"checkpoints": checkpoints, "data": resolve_data(parameters.data)}
         return parameters.model_copy(update=update), given
-    given["data"] = _given("data_result", wanted, known, platform)
+    given["data"] = named_result("data_result", wanted, known, platform)
     _check_data(wanted, given["data"], parameters, platform)
     return parameters.model_copy(update={"checkpoints": checkpoints}), given
-
-
-def import_config(one: CheckpointConfig) -> BaseConfig:
-    """The base stage's settings that bring a folder or Hub name into the store."""
-    assert one.model is not None, "results need no import"
-    return BaseConfig(source=one.model, revision=one.revision)
-
-
-def _import_config(one: CheckpointConfig, field: str) -> BaseConfig:
-    try:
-        return resolve_base(import_config(one))
-    except ConfigError as error:
-        raise ConfigError(field, error.value, error.remedy) from error
-
-
-def _results_of(study: str, platform: Platform) -> dict[str, StageResult]:
-    steps = study_steps(resolved(load_parameters(StudyParameters, Path(study))))
-    return finished(steps, platform)
-
-
-def _given(
-    field: str, reference: str, known: Mapping[str, StageResult], platform: Platform
-) -> StageResult:
-    if reference in known:
-        return known[reference]
-    if "/" not in reference:
-        there = ", ".join(known)
-        remedy = f"finished steps are: {there}" if there else "run its study first"
-        raise ConfigError(field, reference, f"is no finished step of the study; {remedy}")
-    return given_result(platform.store, field, reference)
-
-
-def _check_checkpoint(
-    field: str, one: CheckpointConfig, found: StageResult, platform: Platform
-) -> None:
-    files = platform.store.manifest(found.address, found.digest).files
-    if not any(path.startswith("model/") for path in files):
-        raise ConfigError(
-            f"{field}.result", one.result,
-            f"a result of stage {found.stage} holds no model; name a base or training result",
-        )  # fmt: skip
-    if one.step is None:
-        return
-    steps = {int(path.split("/")[1][5:]) for path in files if path.startswith("forces/step-")}
-    if one.step not in steps:
-        there = ", ".join(map(str, sorted(steps))) or "none; set its record_steps"
-        raise ConfigError(f"{field}.step", one.step, f"was not recorded; recorded steps: {there}")
 
 
 def _check_data(
     reference: str, found: StageResult, parameters: ForcesParameters, platform: Platform
 ) -> None:
-    files = platform.store.manifest(found.address, found.digest).files
-    missing = [name for name in ("train.jsonl", "probes.jsonl") if name not in files]
-    if missing:
-        raise ConfigError(
-            "data_result", reference,
-            f"a result of stage {found.stage} holds no {missing[0]}; name a data stage's result",
-        )  # fmt: skip
+    check_files("data_result", reference, found, ("train.jsonl", "probes.jsonl"), platform)
     folder = platform.store.folder(found.address, found.digest)
     objective = parameters.analysis.objective
     for part, config in (("analysis", parameters.analysis), ("kernel", parameters.kernel)):

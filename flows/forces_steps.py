@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import yaml
 
-from flows.forces_parameters import ForcesParameters, import_config, model_step
+from flows.forces_parameters import ForcesParameters, model_step
 from tasks.analysis import ANALYSIS, AnalysisJob
 from tasks.base import BASE
 from tasks.data import DATA
@@ -23,7 +23,7 @@ def forces_steps(parameters: ForcesParameters, given: Collection[str]) -> list[S
     if parameters.needs_reference:
         reference = {"reference": models[parameters.reference_label]}
     imports = [
-        Step(models[label], BASE, import_config(one))
+        Step(models[label], BASE, one.base)
         for label, one in parameters.checkpoints.items()
         if models[label] not in given
     ]

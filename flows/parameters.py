@@ -21,8 +21,11 @@ from pydantic import (
 from dynolab.data.sources import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.training.config import TrainConfig
+from tasks.audit import AuditConfig
 from tasks.base import BaseConfig, resolve_base
+from tasks.filter import FilterConfig
 from tasks.forces import ForcesConfig
 from tasks.kernel import KernelConfig
 from tasks.probe import ProbeConfig
@@ -46,6 +49,10 @@ class StudyParameters(BaseModel):
     data: DataConfig = DataConfig()
     base: BaseConfig = BaseConfig()
     sft: TrainConfig = TrainConfig()
+    audit: AuditConfig = AuditConfig()
+    preference_filter: FilterConfig | None = Field(
+        None, description="Leaves the worst pairs of the audit out of preference training."
+    )
     preference: TrainConfig = TrainConfig(objective=DPOConfig())
     probe: ProbeConfig = ProbeConfig()
     forces: ForcesConfig = ForcesConfig()
@@ -76,19 +83,25 @@ class StudyParameters(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _has_a_model(self) -> StudyParameters:
-        if self.base.source == "builtin" and self.data.source != "world":
+    def _can_be_filtered(self) -> StudyParameters:
+        objective = self.preference.objective.name
+        if self.preference_filter is not None and objective not in PAIR_OBJECTIVES:
             raise ConfigError(
-                "base.source",
-                self.base.source,
-                "the built-in model knows the words of the built-in world alone; with "
-                f"data.source = {self.data.source} name a model folder or a Hub name",
-            )
+                "preference_filter", self.preference_filter.by,
+                f"needs a loss on pairs, and {objective} is none; leave it out",
+            )  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_model(self) -> StudyParameters:
+        check_model_knows_data(self.base, self.data)
         return self
 
 
-def load_parameters(kind: type[Parameters], file: Path, changes: Sequence[str] = ()) -> Parameters:
-    """Reads a study file and applies changes of the form `dotted.key=value`.
+def load_parameters(
+    kind: type[Parameters], file: Path | None, changes: Sequence[str] = ()
+) -> Parameters:
+    """Reads a study file, where one is given, and applies changes of the form `dotted.key=value`.
 
     `${DYNOLAB_…}` in a text stands for that environment variable; others are left alone, so that
     a study file cannot bring a secret into parameters. YAML is read safely: it holds data only.
@@ -96,7 +109,7 @@ def load_parameters(kind: type[Parameters], file: Path, changes: Sequence[str] =
     Raises ConfigError naming the field, its value and the remedy.
     """
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        content = (yaml.safe_load(file.read_text(encoding="utf-8")) if file else None) or {}
     except OSError as error:
         remedy = f"cannot be read ({error.strerror}); name a study file"
         raise ConfigError("config", str(file), remedy) from error
@@ -229,16 +242,33 @@ def resolved(parameters: StudyParameters) -> StudyParameters:
     Raises ConfigError for a source that is not there.
     """
     seed = {"seed": parameters.seed}
-    base, data = parameters.base, parameters.data
     return parameters.model_copy(
         update={
-            "data": resolve_data(
-                data.model_copy(update=seed | {"world": data.world.model_copy(update=seed)})
-            ),
-            "base": resolve_base(
-                base.model_copy(update=seed | {"training": base.training.model_copy(update=seed)})
-            ),
+            "data": resolve_data(seeded_data(parameters.data, parameters.seed)),
+            "base": resolve_base(seeded_base(parameters.base, parameters.seed)),
             "sft": parameters.sft.model_copy(update=seed),
             "preference": parameters.preference.model_copy(update=seed),
         }
     )
+
+
+def seeded_data(data: DataConfig, seed: int) -> DataConfig:
+    """The data with one seed everywhere."""
+    world = data.world.model_copy(update={"seed": seed})
+    return data.model_copy(update={"seed": seed, "world": world})
+
+
+def seeded_base(base: BaseConfig, seed: int) -> BaseConfig:
+    """The base model with one seed of weights and of its training."""
+    training = base.training.model_copy(update={"seed": seed})
+    return base.model_copy(update={"seed": seed, "training": training})
+
+
+def check_model_knows_data(base: BaseConfig, data: DataConfig) -> None:
+    """Refuses the built-in model for rows of another source."""
+    if base.source == "builtin" and data.source != "world":
+        raise ConfigError(
+            "base.source", base.source,
+            "the built-in model knows the words of the built-in world alone; with "
+            f"data.source = {data.source} name a model folder or a Hub name",
+        )  # fmt: skip

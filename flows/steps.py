@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import yaml
 
+from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.rollouts.sample import SampleConfig
 from dynolab.training.config import TrainConfig
 from flows.parameters import StudyParameters
+from tasks.audit import AUDIT, AuditJob
 from tasks.base import BASE
 from tasks.data import DATA
+from tasks.filter import FILTER
 from tasks.forces import FORCES
+from tasks.foresight import FORESIGHT, ForesightConfig
 from tasks.kernel import KERNEL, KernelJob
 from tasks.onpolicy import ONPOLICY
 from tasks.probe import PROBE
@@ -30,11 +34,17 @@ def study_steps(parameters: StudyParameters) -> list[Step]:
     kernel = KernelJob(**dict(parameters.kernel), labels=tuple(models))
     contrasts = [_CONTRASTS[name](parameters) for name in parameters.contrasts]
     contrasted = {f"contrast_{steps[-1].name}": steps[-1].name for steps in contrasts}
+    audits, foresights = _audit(parameters)
+    trained_on = "filter" if parameters.preference_filter else "data"
+    audited = {step.name: step.name for step in (*audits, *foresights) if step.name != "filter"}
     return [
         Step("data", DATA, parameters.data),
         _base_step("base", parameters, data="data"),
         Step("sft", SFT, parameters.sft, {"data": "data", "model": "base"}),
-        Step("preference", PREFERENCE, parameters.preference, {"data": "data", "model": "sft"}),
+        *audits,
+        Step("preference", PREFERENCE, parameters.preference,
+             {"data": trained_on, "model": "sft"}),
+        *foresights,
         Step("probe", PROBE, parameters.probe, {"data": "data", **models}),
         Step("sft-forces", FORCES, parameters.forces, {"data": "data", "trained": "sft"}),
         Step("preference-forces", FORCES, parameters.forces,
@@ -44,8 +54,25 @@ def study_steps(parameters: StudyParameters) -> list[Step]:
         *(step for steps in contrasts for step in steps),
         Step("report", REPORT, report,
              {"data": "data", "probe": "probe", "kernel": "kernel", **models, **forces,
-              **contrasted}),
+              **audited, **contrasted}),
     ]  # fmt: skip
+
+
+def _audit(parameters: StudyParameters) -> tuple[list[Step], list[Step]]:
+    """The stages of the audit before and after preference training, where it is on pairs."""
+    objective = parameters.preference.objective
+    if objective.name not in PAIR_OBJECTIVES:
+        return [], []
+    job = AuditJob(**dict(parameters.audit), objective=objective)
+    before = [Step("audit", AUDIT, job, {"data": "data", "model": "sft"})]
+    reads = {"data": "data", "audit": "audit", "model": "preference"}
+    if parameters.preference_filter is not None:
+        before.append(
+            Step("filter", FILTER, parameters.preference_filter,
+                 {"data": "data", "audit": "audit"})
+        )  # fmt: skip
+        reads["filter"] = "filter"
+    return before, [Step("foresight", FORESIGHT, ForesightConfig(), reads)]
 
 
 def _base_step(name: str, parameters: StudyParameters, *, data: str) -> Step:

@@ -20,14 +20,15 @@ class ReportConfig(BaseModel):
 
 
 def report(work: Work[ReportConfig]) -> dict[str, float]:
-    """Reads inputs `data`, `probe`, `kernel`, every training with its `<training>_forces`, and
-    `contrast_<name>`s.
+    """Reads inputs `data`, `probe`, `kernel`, every training with its `<training>_forces`,
+    `audit` and `foresight` where there are any, and `contrast_<name>`s.
 
     Results: `report.html`, `summary.json`, `paths.svg` and `figures/`; all go to MLflow as well.
     Returns the summary's numbers.
     """
     from dynolab.data.results import Answer
     from dynolab.data.rows import ProbeRow, read_rows
+    from dynolab.figures.audit_inputs import read_audit
     from dynolab.figures.inputs import (
         ReportInputs,
         StageFacts,
@@ -65,6 +66,9 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
                 if name.startswith(CONTRAST)
             ),
             kernel=read_kernel(work.input_folder("kernel")),
+            audit=read_audit(*(work.input_folder(name) for name in ("data", "audit", "foresight")))
+            if "audit" in work.inputs
+            else None,
             answers=tuple(read_rows(work.input_folder("probe") / "answers.jsonl", Answer)),
             watched=tuple(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow)),
         )
@@ -74,8 +78,13 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     for file in sorted((work.output / "figures").glob("*.html")):
         work.tracker.artifact(file, "plots")
     metrics: dict[str, float] = summary["metrics"]
-    kernel = work.inputs["kernel"].metrics
-    return metrics | {name: value for name, value in kernel.items() if name.startswith("kernel/")}
+    return metrics | {
+        name: value
+        for stage in ("kernel", "foresight")
+        if stage in work.inputs
+        for name, value in work.inputs[stage].metrics.items()
+        if name.startswith(f"{stage}/")
+    }
 
 
-REPORT = Stage("report", 4, report)
+REPORT = Stage("report", 5, report)

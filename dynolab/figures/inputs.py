@@ -19,6 +19,7 @@ from dynolab.data.results import (
     TrainingSummary,
 )
 from dynolab.data.rows import ProbeRow, Row, read_rows, read_value
+from dynolab.figures.audit_inputs import Audit
 
 
 class StageFacts(Row):
@@ -70,14 +71,15 @@ class ReportInputs:
     """All that a report shows: the study's trainings in their order, one per objective.
 
     `contrasts` are trainings beside the study's own, under other conditions; `kernel` is measured
-    at the study's models; `answers` is what they say, `watched` the answers whose likelihood was
-    probed.
+    at the study's models; `audit` is what was said of the pairs before preference training;
+    `answers` is what the models say, `watched` the answers whose likelihood was probed.
     """
 
     facts: StudyFacts
     trainings: tuple[Training, ...] = ()
     contrasts: tuple[Training, ...] = ()
     kernel: Kernel | None = None
+    audit: Audit | None = None
     answers: tuple[Answer, ...] = ()
     watched: tuple[ProbeRow, ...] = ()
 

@@ -14,6 +14,7 @@ from dynolab.figures.contrasts import contrast_section
 from dynolab.figures.curves import training_plate
 from dynolab.figures.decomposition import decomposition_plate
 from dynolab.figures.files import write_plates, write_text
+from dynolab.figures.foresight import foreseen_plate, foresight_section
 from dynolab.figures.gap import gap_plate
 from dynolab.figures.inputs import ReportInputs, Training
 from dynolab.figures.kernel import kernel_size_plate, stability_plate
@@ -83,6 +84,7 @@ def _plates(inputs: ReportInputs, paths: Paths) -> list[Plate]:
     made = (
         learning_path_plate(paths),
         gap_plate(paths),
+        foreseen_plate(inputs.audit) if inputs.audit else None,
         training_plate(trainings),
         prediction_plate(trainings),
         *(decomposition_plate(training) for training in reversed(trainings)),
@@ -102,6 +104,7 @@ def _body(
 ) -> list[Html]:
     facts, trainings = inputs.facts, inputs.trainings
     contrasts = [contrast_section(trainings[-1], inputs.contrasts)] if inputs.contrasts else []
+    foreseen = [foresight_section(inputs.audit.foresight)] if inputs.audit else []
     titles = {training.name: objective_name(training.stage) for training in trainings}
     replay = [row for training in trainings for row in training.replay]
     return [
@@ -111,6 +114,7 @@ def _body(
         *(plate_section(plate) for plate in plates if plate.name in ("paths", "gap")),
         *contrasts,
         answer_section(inputs.answers, titles),
+        *foreseen,
         *(plate_section(plate) for plate in plates if plate.name not in ("paths", "gap")),
         verdict_section(verdicts),
         replay_section(replay),

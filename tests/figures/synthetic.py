@@ -17,6 +17,7 @@ from dynolab.data.results import (
 )
 from dynolab.data.rows import ProbeRow
 from dynolab.figures.inputs import ReportInputs, StageFacts, StudyFacts, Training
+from tests.figures.audits import audit
 from tests.figures.forces import kernel
 
 Shape = Callable[[np.ndarray], np.ndarray]  # training time from 0 to 1 ↦ nats since step 0
@@ -205,6 +206,7 @@ def study(name: str = "built-in", **facts: object) -> ReportInputs:
         trainings=(training("sft", "sft"), training("preference", "dpo")),
         contrasts=(Training("on-policy", "dpo", probes=probes(DPO | {"argmax": line(-1.0)}, 100)),),
         kernel=kernel(("base", "sft", "preference")),
+        audit=audit(),
         answers=answers(),
         watched=(ProbeRow(pair_id="q0", split="train", kind="chosen", prompt="what is it ?",
                           response=" it is 0", made_by="the data"),),

@@ -33,7 +33,7 @@ def test_figures_hold_valid_json_and_known_colours(folder: Path) -> None:
         assert set(re.findall(r"#[0-9a-f]{6}", file.read_text())) <= set(DARK), file.name
     found = Parsed((folder / "report.html").read_text())
     blocks = [text for a, text in found.scripts if a.get("type") == "application/json"]
-    assert len(blocks) == 10
+    assert len(blocks) == 11
     assert all(json.loads(block) for block in blocks)
 
 

@@ -12,7 +12,9 @@ from tests.flows.lab import ROOT, SMALL, Lab
 pytestmark = [pytest.mark.ranks, pytest.mark.services]
 
 BETA = "preference.objective.beta=0.2"
-ON_BETA = {"preference", "probe", "preference-forces", "kernel", "report"}
+ON_BETA = {
+    "audit", "preference", "foresight", "probe", "preference-forces", "kernel", "report",
+}  # fmt: skip
 
 
 def test_a_second_command_computes_nothing_and_needs_no_mlflow(finished: Lab) -> None:

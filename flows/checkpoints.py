@@ -1,0 +1,126 @@
+"""Models that a flow looks at: results of stages, folders, Hub names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dynolab.errors import ConfigError
+from flows.parameters import StudyParameters, load_parameters, resolved
+from flows.steps import study_steps
+from tasks.base import BaseConfig, resolve_base
+from tasks.runtime.chain import finished
+from tasks.runtime.given import given_result
+from tasks.runtime.stage import Platform
+from tasks.runtime.work import StageResult
+
+
+class ModelConfig(BaseModel):
+    """A model: a stage's result, or a folder or Hub name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    result: str | None = Field(
+        None,
+        description="A result with a model in it: MLflow's tag `store.address`, or "
+        "`<stage>/<key>` with the key's first digits, or the step's name in `study`.",
+    )
+    model: str | None = Field(None, description="A model folder, or a Hub name.")
+    revision: str | None = Field(None, description="Of a Hub name: branch, tag or commit.")
+
+    @property
+    def base(self) -> BaseConfig:
+        """The base stage's settings that bring a folder or Hub name into the store."""
+        assert self.model is not None, "results need no import"
+        return BaseConfig(source=self.model, revision=self.revision)
+
+
+class CheckpointConfig(ModelConfig):
+    """A model to analyse, or a step of its training."""
+
+    step: int | None = Field(
+        None, ge=0,
+        description="A recorded step of a training's result: analyses that step's weights in the "
+        "metric of its realised optimizer step.",
+    )  # fmt: skip
+
+
+AnyModel = TypeVar("AnyModel", bound=ModelConfig)
+
+
+def check_named(field: str, one: ModelConfig) -> None:
+    """Refuses a model that is named twice, or not at all."""
+    if (one.result is None) == (one.model is None):
+        raise ConfigError(
+            field, one.result or "nothing",
+            "give either result (of a stage) or model (a folder or Hub name)",
+        )  # fmt: skip
+
+
+def resolved_model(
+    field: str, one: AnyModel, known: Mapping[str, StageResult], platform: Platform
+) -> tuple[AnyModel, StageResult | None]:
+    """A model at the content that it has now, and the result that it is, if it is one.
+
+    **Raises** `ConfigError` for what is no model, or no step that was recorded.
+    """
+    if one.result is not None:
+        found = named_result(f"{field}.result", one.result, known, platform)
+        _check_result(field, one, found, platform)
+        return one, found
+    try:
+        commit = resolve_base(one.base).revision
+    except ConfigError as error:
+        raise ConfigError(f"{field}.model", error.value, error.remedy) from error
+    return one.model_copy(update={"revision": commit}), None
+
+
+def results_of(study: str | None, platform: Platform) -> dict[str, StageResult]:
+    """The finished steps of a study file, by name."""
+    if study is None:
+        return {}
+    steps = study_steps(resolved(load_parameters(StudyParameters, Path(study))))
+    return finished(steps, platform)
+
+
+def named_result(
+    field: str, reference: str, known: Mapping[str, StageResult], platform: Platform
+) -> StageResult:
+    """The result that a step's name, an address or `<stage>/<key>` stands for."""
+    if reference in known:
+        return known[reference]
+    if "/" not in reference:
+        there = ", ".join(known)
+        remedy = f"finished steps are: {there}" if there else "run its study first"
+        raise ConfigError(field, reference, f"is no finished step of the study; {remedy}")
+    return given_result(platform.store, field, reference)
+
+
+def check_files(
+    field: str, reference: str, found: StageResult, needed: Sequence[str], platform: Platform
+) -> None:
+    """Refuses a result of data that lacks a file."""
+    files = platform.store.manifest(found.address, found.digest).files
+    missing = [name for name in needed if name not in files]
+    if missing:
+        raise ConfigError(
+            field, reference,
+            f"a result of stage {found.stage} holds no {missing[0]}; name a data stage's result",
+        )  # fmt: skip
+
+
+def _check_result(field: str, one: ModelConfig, found: StageResult, platform: Platform) -> None:
+    files = platform.store.manifest(found.address, found.digest).files
+    if not any(path.startswith("model/") for path in files):
+        raise ConfigError(
+            f"{field}.result", one.result,
+            f"a result of stage {found.stage} holds no model; name a base or training result",
+        )  # fmt: skip
+    if not isinstance(one, CheckpointConfig) or one.step is None:
+        return
+    steps = {int(path.split("/")[1][5:]) for path in files if path.startswith("forces/step-")}
+    if one.step not in steps:
+        there = ", ".join(map(str, sorted(steps))) or "none; set its record_steps"
+        raise ConfigError(f"{field}.step", one.step, f"was not recorded; recorded steps: {there}")

@@ -1,0 +1,112 @@
+"""Stage `audit`: what every preference pair would do to its chosen answer, before any training."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dynolab.errors import ConfigError
+from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
+from tasks.runtime.stage import Stage
+from tasks.runtime.tables import log_tables
+from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from dynolab.data.audit_results import PairAudit
+    from dynolab.data.encode import EncodedExample, Encoder
+
+
+class AuditConfig(BaseModel):
+    """Which pairs are audited, and how they are computed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    pairs: int | None = Field(
+        None, ge=1, description="Training pairs, the first ones; default: all."
+    )
+    heldout_pairs: int | None = Field(
+        None, ge=0, description="Held-out pairs, the first ones; default: all."
+    )
+    batch_tokens: int = Field(4_096, ge=1, description="Padded tokens of one forward-mode pass.")
+
+
+class AuditJob(AuditConfig):
+    """The audit for one training."""
+
+    objective: RowObjectiveConfig = Field(
+        DPOConfig(), description="Whose force it is; the model is its own reference."
+    )
+
+    @model_validator(mode="after")
+    def _compares_answers(self) -> AuditJob:
+        if self.objective.name not in PAIR_OBJECTIVES:
+            raise ConfigError(
+                "objective", self.objective.name,
+                "pushes no answer down; an audit takes a loss on pairs: "
+                f"{', '.join(sorted(PAIR_OBJECTIVES))}",
+            )  # fmt: skip
+        return self
+
+
+def audit(work: Work[AuditJob]) -> dict[str, float]:
+    """Reads inputs `data` and `model`, the one that preference training starts from.
+
+    Results: `audit.jsonl`, training pairs first.
+    """
+    from dynolab import distributed
+    from dynolab.data.encode import Encoder
+    from dynolab.data.rows import write_rows
+    from dynolab.forces import PolicyFunction
+    from dynolab.objectives import build_objective
+    from dynolab.probes.audit import audit_pairs
+    from models.language import folder_context, load_language_model, load_tokenizer
+
+    began, config = time.monotonic(), work.config
+    folder = work.input_folder("model", "model")
+    with work.shown():
+        encoder = Encoder(load_tokenizer(folder), folder_context(folder), "drop")
+        pairs = read_pairs(work, encoder, "train", config.pairs)
+        heldout = read_pairs(work, encoder, "heldout", config.heldout_pairs)
+        policy = PolicyFunction(load_language_model(folder, device=distributed.device()))
+        objective: Any = build_objective(config.objective)
+        rows = audit_pairs(
+            policy, pairs, objective, heldout=heldout, batch_tokens=config.batch_tokens
+        )
+        write_rows(work.output / "audit.jsonl", rows)
+    metrics = _metrics(rows) | encoder.counts.as_metrics()
+    work.tracker.metrics(0, metrics)
+    log_tables(work.tracker, {"audit": rows}, work.scratch)
+    return metrics | {"seconds": time.monotonic() - began}
+
+
+def read_pairs(
+    work: Work[Any], encoder: Encoder, split: str, first: int | None
+) -> list[EncodedExample]:
+    """Pairs of a split of input `data` that the encoder keeps.
+
+    **Raises** `ConfigError` for rows without a rejected answer.
+    """
+    from dynolab.data.batches import CHOSEN, REJECTED
+    from dynolab.data.rows import Example, read_rows
+    from dynolab.training.examples import check_sides
+
+    rows = read_rows(work.input_folder("data") / f"{split}.jsonl", Example)
+    wanted = list(islice(rows, first))
+    check_sides(wanted, (CHOSEN, REJECTED), "audit")
+    return [one for row in wanted if (one := encoder.example(row)) is not None]
+
+
+def _metrics(rows: list[PairAudit]) -> dict[str, float]:
+    """Means over the training pairs, nats of a step of learning rate one."""
+    own = [row for row in rows if row.split == "train"]
+    names = ("pull_up", "push_down", "force", "from_all")
+    means = {f"audit/{n}": float(np.mean([getattr(row, n) for row in own])) for n in names}
+    opposed = [row.push_down < 0 for row in own]
+    return means | {"audit/pushed_down": float(np.mean(opposed))}
+
+
+AUDIT = Stage("audit", 1, audit, operational=frozenset({"batch_tokens"}))

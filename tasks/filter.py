@@ -1,0 +1,51 @@
+"""Stage `filter`: training pairs without those that an audit ranks worst."""
+
+from __future__ import annotations
+
+import shutil
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dynolab.probes.foresight import Ranking
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import Work
+
+
+class FilterConfig(BaseModel):
+    """Which pairs are left out before training.
+
+    Pairs are dropped and not weighted: no objective takes weights of examples.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    by: Ranking = Field("force", description="Ranking of the audit; its worst pairs go.")
+    drop: float = Field(0.1, gt=0, lt=1, description="Share of the audited training pairs.")
+
+
+def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
+    """Reads inputs `data` and `audit`.
+
+    Results: `train.jsonl` without the worst pairs, the unchanged `probes.jsonl`, and
+    `filter.json`, which pairs were dropped: a training stage reads them as it reads the data
+    stage's. Pairs that were not audited stay.
+    """
+    from dynolab.data.audit_results import FilteredPairs, PairAudit
+    from dynolab.data.rows import Example, read_rows, write_rows
+    from dynolab.probes.foresight import worst_first
+
+    config, data = work.config, work.input_folder("data")
+    with work.shown():
+        audited = read_rows(work.input_folder("audit") / "audit.jsonl", PairAudit)
+        ranked = worst_first([row for row in audited if row.split == "train"], config.by)
+        dropped = tuple(row.pair_id for row in ranked[: round(config.drop * len(ranked))])
+        out = frozenset(dropped)
+        rows = read_rows(data / "train.jsonl", Example)
+        kept = write_rows(work.output / "train.jsonl", (row for row in rows if row.id not in out))
+        shutil.copyfile(data / "probes.jsonl", work.output / "probes.jsonl")
+        facts = FilteredPairs(by=config.by, kept=kept, dropped=dropped)
+        (work.output / "filter.json").write_text(facts.model_dump_json(indent=1))
+    work.tracker.artifact(work.output / "filter.json", "data")
+    return {"data/pairs_kept": float(kept), "data/pairs_filtered": float(len(dropped))}
+
+
+FILTER = Stage("filter", 1, filter_pairs)

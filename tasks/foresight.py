@@ -1,0 +1,91 @@
+"""Stage `foresight`: whose chosen answers training lowered, and which ranking had said so."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.audit import read_pairs
+from tasks.runtime.stage import Stage
+from tasks.runtime.tables import log_tables
+from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from dynolab.data.audit_results import ChosenChange, PairAudit
+
+
+class ForesightConfig(BaseModel):
+    """How answers are scored after training."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    batch: int = Field(16, ge=1, description="Answers of one forward.")
+
+
+def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
+    """Reads inputs `data`, `audit`, `model`, the one that was trained on the audited pairs, and
+    `filter` where some of them were left out: they count on neither side.
+
+    Results: `changes.jsonl` and `foresight.jsonl`.
+    """
+    from dynolab.data.audit_results import FilteredPairs, PairAudit
+    from dynolab.data.rows import read_rows, read_value, write_rows
+    from dynolab.probes.foresight import foresight
+
+    began = time.monotonic()
+    rows = list(read_rows(work.input_folder("audit") / "audit.jsonl", PairAudit))
+    if "filter" in work.inputs:
+        facts = read_value(work.input_folder("filter") / "filter.json", FilteredPairs)
+        out = frozenset(facts.dropped)
+        rows = [row for row in rows if row.split != "train" or row.pair_id not in out]
+    with work.shown():
+        changes = _changes(work, rows)
+        found = foresight(rows, changes)
+        write_rows(work.output / "changes.jsonl", changes)
+        write_rows(work.output / "foresight.jsonl", found)
+    log_tables(work.tracker, {"foresight": found, "changes": changes}, work.scratch)
+    metrics = {
+        f"foresight/{one.split}/{one.ranking}/{name}": getattr(one, name)
+        for one in found
+        for name in ("spearman", "auc")
+    }
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    work.tracker.metrics(0, finite)
+    return finite | {"seconds": time.monotonic() - began}
+
+
+def _changes(work: Work[ForesightConfig], rows: list[PairAudit]) -> list[ChosenChange]:
+    """What became of every audited chosen answer."""
+    from dynolab import distributed
+    from dynolab.data.audit_results import ChosenChange
+    from dynolab.data.encode import Encoder
+    from dynolab.likelihood import ResponseLogits
+    from dynolab.training.reference import score_responses
+    from models.language import folder_context, load_language_model, load_tokenizer
+
+    folder = work.input_folder("model", "model")
+    tokenizer = load_tokenizer(folder)
+    encoder = Encoder(tokenizer, folder_context(folder), "drop")
+    encoded = {
+        (split, pair.id): pair.chosen
+        for split in ("train", "heldout")
+        for pair in read_pairs(work, encoder, split, None)
+    }
+    known = [row for row in rows if (row.split, row.pair_id) in encoded]
+    model = load_language_model(folder, tokenizer=tokenizer, device=distributed.device())
+    scores = score_responses(
+        ResponseLogits(model), [encoded[row.split, row.pair_id] for row in known],
+        int(tokenizer.pad_token_id), work.config.batch,
+    )  # fmt: skip
+    return [
+        ChosenChange(
+            pair_id=row.pair_id, split=row.split,
+            change=float(logps.double().sum()) - row.chosen_logp,
+        )
+        for row, logps in zip(known, scores, strict=True)
+    ]  # fmt: skip
+
+
+FORESIGHT = Stage("foresight", 1, foresee, operational=frozenset({"batch"}))
