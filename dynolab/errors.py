@@ -89,12 +89,17 @@ def _how_it_ended(exit_code: int | None) -> str:
     return f"ended with exit code {exit_code}"
 
 
+DIVERGED = "diverged.jsonl"
+"""Among a training's logs: the batch in which its loss left the numbers, example by example."""
+
+
 class NonFiniteLoss(DynolabError):
     """Training diverged; carries the ids of the batch in which the loss left the numbers."""
 
     def __init__(self, loss: float, ids: Sequence[str]) -> None:
         super().__init__(
             f"loss = {loss}: training diverged on the batch of rows {', '.join(ids)}; "
-            "lower optimizer.learning_rate, lengthen warmup_steps, or look at these rows"
+            "lower optimizer.learning_rate, lengthen warmup_steps, or look at these rows "
+            f"(the batch as it was trained on is kept in {DIVERGED})"
         )
         self.loss, self.ids = loss, list(ids)

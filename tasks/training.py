@@ -40,6 +40,7 @@ def run_training(work: Work[Config], examples: Path) -> dict[str, float]:
         probes=work.input_folder("data") / "probes.jsonl" if config.probe_every else None,
         reference_cache=work.cache / "reference",
         output=work.output,
+        logs=work.logs,
         resume_out=states,
         resume_from=resume[1] if resume else None,
     )

@@ -81,8 +81,14 @@ def _block_message(checkpoints: Sequence[CheckpointForces]) -> str:
     return f"Most of the force comes through these blocks: {'; '.join(parts)}."
 
 
-def last_layer_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
-    """Pair totals as the last layer alone predicts them, against the whole network's."""
+def last_layer_plate(checkpoints: Sequence[CheckpointForces]) -> Plate | None:
+    """Pair totals as the last layer alone predicts them, against the whole network's.
+
+    Checkpoints whose last layer does not move, as under adapters, have no place in it.
+    """
+    checkpoints = [one for one in checkpoints if one.facts.last_layer.norm_ratio > 0]
+    if not checkpoints:
+        return None
     figure = go.Figure()
     layout = base_layout(450, margin={"l": 64, "r": 24, "t": 72, "b": 56})
     annotations = []

@@ -64,12 +64,13 @@ def _lead(inputs: ForcePageInputs) -> Html:
     steps = list(dict.fromkeys(_step(one) for one in inputs.checkpoints))
     reference = f" The reference is {inputs.reference}." if inputs.reference else ""
     labels = join([one.label for one in inputs.checkpoints])
+    updating = "groups" if first.grouped else "pairs"
     left_out = max(one.facts.left_out for one in inputs.checkpoints)
     overlong = f" {left_out} responses were longer than the model’s context." if left_out else ""
     return Html(
         '<p class="lead">'
         + text(
-            f"What {first.updating_pairs} pairs ({first.updating_tokens} tokens) would do to "
+            f"What {first.updating_pairs} {updating} ({first.updating_tokens} tokens) would do to "
             f"{first.observed_answers} observed answers ({first.observed_tokens} tokens) under "
             f"{objective_name(first.objective)}, token by token, at {labels}, by {join(steps)}."
             f"{reference}{overlong} First-order changes of log-probability, in nats."
@@ -96,6 +97,7 @@ def _too_far(inputs: ForcePageInputs) -> str:
 
 def _step(one: CheckpointForces) -> str:
     rate = f"learning rate {number(one.facts.learning_rate)}"
+    rate += ", of the adapters alone" if one.facts.adapters else ""
     if one.facts.step is None:
         return f"a gradient step of {rate}"
     return f"the realised optimizer step {one.facts.step} of {one.label} ({rate})"

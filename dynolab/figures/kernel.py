@@ -83,9 +83,13 @@ def kernel_size_plate(kernel: Kernel) -> Plate:
         "column's answer, without the shift of all logits that no probability sees. It is "
         f"estimated: {kernel.findings.rank} leading directions exactly, the rest by "
         f"{kernel.findings.probes} random vectors; standard errors stand in the hover text. "
-        "Held-out answers are marked °.",
+        f"Held-out answers are marked °.{_adapters(kernel.findings.adapters)}",
         figure,
     )
+
+
+def _adapters(labels: Sequence[str]) -> str:
+    return f" At {join(labels)} it is the kernel of the adapters alone." if labels else ""
 
 
 def stability_plate(kernel: Kernel) -> Plate | None:

@@ -18,6 +18,7 @@ class TrainJob(BaseModel):
     `examples`: rows of answers (`Example`), or of prompts (`PromptRow`) for training on groups.
     `output`: folder of the results. `resume_out`: where resume states appear, each under its
     final name only when whole. `resume_from`: a resume state to continue from.
+    `logs`: folder for what explains a failure; default: `output`.
     `reference_cache`: folder that keeps the reference's log-probabilities for later trainings on
     the same rows and model.
     """
@@ -30,6 +31,7 @@ class TrainJob(BaseModel):
     output: Path
     resume_out: Path
     resume_from: Path | None = None
+    logs: Path | None = None
     reference_cache: Path | None = None
 
     def input_digests(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from dynolab.data.batches import TokenBatch, Totals
 from dynolab.data.packing import plan_rows, sequences_of, share_prompts
 from dynolab.data.results import MetricsLine, ProbeScore, TrainingSummary
 from dynolab.data.rows import ProbeRow, read_rows
-from dynolab.errors import NonFiniteLoss
+from dynolab.errors import DIVERGED, NonFiniteLoss
 from dynolab.likelihood import ResponseLogits, packing_width
 from dynolab.objectives import build_objective, read_logps
 from dynolab.probes.score import score_probes
@@ -152,8 +152,17 @@ class Trainer:
                 pushes.append(pushed)
         result = _summed(sums)
         if not math.isfinite(result["train/loss"]):
+            self._keep_diverged(examples)
             raise NonFiniteLoss(result["train/loss"], [one.id for one in examples])
         return result, quantiles(pushes)
+
+    def _keep_diverged(self, examples: Sequence[StepExample]) -> None:
+        """Writes what the loss was computed on, as records hold it."""
+        if distributed.rank() == 0:
+            sides, warmth = self.objective.sides, self.source.temperature
+            lines = [recorded(one, sides, warmth).model_dump_json() + "\n" for one in examples]
+            ((self.job.logs or self.job.output) / DIVERGED).write_text("".join(lines))
+        distributed.barrier()  # the other ranks' ends would end this one
 
     def _micro_batches(self, examples: Sequence[StepExample]) -> list[Sequence[StepExample]]:
         """This rank's examples, forward by forward: as many forwards on all ranks in every step.

@@ -40,5 +40,13 @@ def vowels(prompt: str, completions: Sequence[str], row: PromptRow) -> list[floa
     return [sum(map(text.lower().count, "aeiou")) / max(1, len(text)) for text in completions]
 
 
+def sometimes_nan(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    return [0.0] * (len(completions) - 1) + [float("nan")]
+
+
+def one_short(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    return [0.0] * (len(completions) - 1)
+
+
 def _low(word: str) -> bool:
     return word.startswith("w") and int(word[1:]) < 20
