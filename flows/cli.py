@@ -138,6 +138,27 @@ def grpo(
 
 
 @app.command()
+def probes(
+    config: Annotated[Path, typer.Option(help="Probe set file (YAML).")] = Path(
+        "deploy/studies/probes_builtin.yaml"
+    ),
+    changes: Overrides = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would run.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")] = False,
+) -> None:
+    """Build the answers that a study watches: of any kind, from any pairs."""
+    from flows import commands
+    from flows.parameters import load_parameters
+    from flows.probes_parameters import ProbesParameters, resolved_probes
+
+    parameters = resolved_probes(load_parameters(ProbesParameters, config, changes or []))
+    if plan:
+        commands.plan_probes(parameters)
+    else:
+        commands.run_probes(parameters, fresh=fresh)
+
+
+@app.command()
 def up(
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,

@@ -20,6 +20,8 @@ from flows.forces_steps import forces_steps
 from flows.grpo_parameters import GrpoParameters
 from flows.grpo_steps import grpo_steps
 from flows.parameters import StudyParameters
+from flows.probes_parameters import ProbesParameters
+from flows.probes_steps import probes_steps
 from flows.steps import study_steps
 from tasks.runtime.chain import Step, plan
 from tasks.runtime.opening import open_store, planning_platform
@@ -55,6 +57,11 @@ def plan_audit(parameters: AuditParameters) -> None:
 def plan_grpo(parameters: GrpoParameters) -> None:
     """Says of every stage of a comparison whether its result is there already."""
     _show_plan(grpo_steps(parameters), {})
+
+
+def plan_probes(parameters: ProbesParameters) -> None:
+    """Says of every stage of a probe set's building whether its result is there already."""
+    _show_plan(probes_steps(parameters), {})
 
 
 def run_study(parameters: StudyParameters, *, fresh: bool) -> None:
@@ -103,6 +110,17 @@ def run_grpo(parameters: GrpoParameters, *, fresh: bool) -> None:
     _run("grpo", run, page="grpo-page", file="grpo.html", name=parameters.name)
 
 
+def run_probes(parameters: ProbesParameters, *, fresh: bool) -> None:
+    """Runs the flow `probes` on the servers at hand, or on its own for as long as it takes."""
+
+    def run() -> Results:
+        from flows.probes import probes
+
+        return probes(parameters, fresh=fresh)
+
+    _run("probes", run, page="probe-set", file="probes.jsonl", name=parameters.name)
+
+
 def _show_plan(steps: Sequence[Step], given: Mapping[str, StageResult]) -> None:
     table = Table("stage", "state", "key")
     for planned in plan(steps, planning_platform(), given):
@@ -140,9 +158,9 @@ def _send_last_words() -> None:
 
 
 def _friendly_copy(store: Store, result: dict[str, Any], file: str, home: Path, name: str) -> Path:
-    """The page where a person finds it: `<home>/reports/<name>.html`."""
+    """The page where a person finds it: `<home>/reports/<name>.html`, or as the file ends."""
     source = store.folder(result["address"], result["digest"]) / file
-    page = home / "reports" / f"{name}.html"
+    page = home / "reports" / f"{name}{source.suffix}"
     page.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, page)
     return page
@@ -166,6 +184,9 @@ def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
         if dropped or cut:
             console.print(f"{name}: longer than the model's context: {dropped:.0f} rows left out, "
                           f"{cut:.0f} prompts cut", highlight=False)  # fmt: skip
+        if missing := result["metrics"].get("probes/missing", 0):
+            console.print(f"{name}: {missing:.0f} rows could not be made; missing.jsonl says why",
+                          highlight=False)  # fmt: skip
     console.print(f"\n{flow:7} {seconds:.1f} s", highlight=False)
     console.print(f"report  {page}", highlight=False, soft_wrap=True)
     console.print("servers [bold]make up[/bold] opens Prefect and MLflow on what was run")
