@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import (
@@ -22,6 +23,7 @@ from dynolab.data.sources import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES
+from dynolab.probes.probe_set import ProbeSetConfig
 from dynolab.training.config import TrainConfig
 from tasks.audit import AuditConfig
 from tasks.base import BaseConfig, resolve_base
@@ -48,6 +50,11 @@ class StudyParameters(BaseModel):
     seed: int = Field(0, ge=0, description="Of data, weights and batches alike.")
     data: DataConfig = DataConfig()
     base: BaseConfig = BaseConfig()
+    probe_set: ProbeSetConfig | None = Field(
+        None,
+        description="Builds what is watched, in place of the data's own probes; null: those, or "
+        "the set that data.probes names.",
+    )
     sft: TrainConfig = TrainConfig()
     audit: AuditConfig = AuditConfig()
     preference_filter: FilterConfig | None = Field(
@@ -172,8 +179,8 @@ def _as_written(place: Sequence[str | int], content: Any) -> str:
 def _part_that_fails(kind: type[BaseModel], content: dict[str, Any]) -> list[str]:
     """Path to the innermost settings that do not fit together."""
     for name, field in kind.model_fields.items():
-        inner, part = field.annotation, content.get(name)
-        if isinstance(inner, type) and issubclass(inner, BaseModel) and isinstance(part, dict):
+        inner, part = _settings(field.annotation), content.get(name)
+        if inner is not None and isinstance(part, dict):
             try:
                 inner.model_validate(part)
             except ConfigError:
@@ -181,6 +188,13 @@ def _part_that_fails(kind: type[BaseModel], content: dict[str, Any]) -> list[str
             except ValidationError:
                 continue
     return []
+
+
+def _settings(annotation: Any) -> type[BaseModel] | None:
+    """The class of a field that holds settings, or settings or nothing."""
+    options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    kinds = [one for one in options if isinstance(one, type) and issubclass(one, BaseModel)]
+    return kinds[0] if kinds else None
 
 
 def _joined(part: str, field: str) -> str:
@@ -241,9 +255,10 @@ def resolved(parameters: StudyParameters) -> StudyParameters:
 
     Raises ConfigError for a source that is not there.
     """
-    seed = {"seed": parameters.seed}
+    seed, built = {"seed": parameters.seed}, parameters.probe_set
     return parameters.model_copy(
         update={
+            "probe_set": None if built is None else built.model_copy(update=seed),
             "data": resolve_data(seeded_data(parameters.data, parameters.seed)),
             "base": resolve_base(seeded_base(parameters.base, parameters.seed)),
             "sft": parameters.sft.model_copy(update=seed),

@@ -8,6 +8,7 @@ from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.rollouts.sample import SampleConfig
 from dynolab.training.config import TrainConfig
 from flows.parameters import StudyParameters
+from flows.probes_steps import probe_set_step
 from tasks.audit import AUDIT, AuditJob
 from tasks.base import BASE
 from tasks.data import DATA
@@ -38,8 +39,7 @@ def study_steps(parameters: StudyParameters) -> list[Step]:
     trained_on = "filter" if parameters.preference_filter else "data"
     audited = {step.name: step.name for step in (*audits, *foresights) if step.name != "filter"}
     return [
-        Step("data", DATA, parameters.data),
-        _base_step("base", parameters, data="data"),
+        *_rows_and_base(parameters),
         Step("sft", SFT, parameters.sft, {"data": "data", "model": "base"}),
         *audits,
         Step("preference", PREFERENCE, parameters.preference,
@@ -56,6 +56,16 @@ def study_steps(parameters: StudyParameters) -> list[Step]:
              {"data": "data", "probe": "probe", "kernel": "kernel", **models, **forces,
               **audited, **contrasted}),
     ]  # fmt: skip
+
+
+def _rows_and_base(parameters: StudyParameters) -> list[Step]:
+    """Rows and untrained policy; between what both give and later stages may lie a probe set."""
+    built = parameters.probe_set
+    rows = "data" if built is None else "rows"
+    steps = [Step(rows, DATA, parameters.data), _base_step("base", parameters, data=rows)]
+    if built is not None:
+        steps.append(probe_set_step("data", built, data=rows, model="base"))
+    return steps
 
 
 def _audit(parameters: StudyParameters) -> tuple[list[Step], list[Step]]:

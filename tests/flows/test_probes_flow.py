@@ -20,6 +20,7 @@ from dynolab.probes.missing import Missing
 from flows.parameters import StudyParameters, load_parameters, resolved, validated
 from flows.probes_parameters import ProbesParameters, resolved_probes
 from flows.probes_steps import probes_steps
+from flows.steps import study_steps
 from tasks.data import DATA
 from tasks.runtime.chain import plan
 from tasks.runtime.work import StageResult
@@ -159,6 +160,22 @@ def test_a_study_watches_a_set_that_was_built(analysed: Analysed, server: ChatSe
         analysed.run(DATA, other)
 
 
+def test_a_study_builds_its_own_set(analysed: Analysed, server: ChatServer) -> None:
+    parts = {name: SMALL[name] for name in ("data", "base", "probe_set")}
+    steps = study_steps(resolved(validated(StudyParameters, parts | {"seed": 6})))
+    assert [step.name for step in steps][:4] == ["rows", "base", "data", "sft"]
+    assert all(step.inputs.get("data") != "rows" for step in steps[3:])
+    results: dict[str, StageResult] = {}
+    for step in steps[:3]:
+        results[step.name] = analysed.run(
+            step.stage, step.config, step.name, **step.sources(results)
+        )
+    alone = probes_steps(parameters(seed=6))[-1]
+    assert results["data"].stage == alone.stage.name and steps[2].config == alone.config
+    rows = list(read_rows(analysed.folder(results["data"]) / "probes.jsonl", ProbeRow))
+    assert {row.kind for row in rows} == set(SMALL["probe_set"]["kinds"])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -174,6 +191,11 @@ def test_what_cannot_be_built_is_refused_first(changes: dict[str, Any], message:
     with pytest.raises(ConfigError) as raised:
         validated(ProbesParameters, SMALL | changes)
     assert message in str(raised.value)
+
+
+def test_a_study_names_the_part_of_a_set_that_cannot_be_built() -> None:
+    with pytest.raises(ConfigError, match=r"probe_set\.writer = None: irr_hum needs one"):
+        validated(StudyParameters, {"probe_set": {"kinds": ["chosen", "irr_hum"]}})
 
 
 def test_without_a_key_the_stage_names_the_variable(
