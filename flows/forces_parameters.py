@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    model_validator,
+)
 
 from dynolab.data.sources import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.objectives import build_objective
+from dynolab.objectives.registry import ObjectiveConfig
 from flows.checkpoints import (
     CheckpointConfig,
     check_files,
@@ -58,6 +66,11 @@ class ForcesParameters(BaseModel):
                 raise ConfigError(
                     f"checkpoints.{label}.step", one.step, "only a training's result has steps"
                 )
+            if self.analysis.updating == "recorded" and one.step is None:
+                raise ConfigError(
+                    f"checkpoints.{label}.step", None,
+                    "analysis.updating: recorded reads a recorded step's batch; name the step",
+                )  # fmt: skip
         if self.reference is not None and self.reference not in self.checkpoints:
             there = ", ".join(self.checkpoints)
             raise ConfigError("reference", self.reference, f"name a checkpoint: {there}")
@@ -67,8 +80,11 @@ class ForcesParameters(BaseModel):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the objective compares with a reference."""
-        return build_objective(self.analysis.objective).needs_reference
+        """Whether the objective compares with a reference that is not recorded already."""
+        return (
+            self.analysis.updating == "data"
+            and build_objective(self.analysis.objective).needs_reference
+        )
 
     @property
     def reference_label(self) -> str:
@@ -96,6 +112,8 @@ def resolved_forces(
         checkpoints[label], found = resolved_model(f"checkpoints.{label}", one, known, platform)
         if found is not None:
             given[model_step(label)] = found
+            if parameters.analysis.updating == "recorded":
+                _check_mapped(f"checkpoints.{label}.result", found, platform)
     wanted = parameters.data_result
     if wanted is None and parameters.study and "data" not in parameters.model_fields_set:
         wanted = "data"
@@ -107,12 +125,26 @@ def resolved_forces(
     return parameters.model_copy(update={"checkpoints": checkpoints}), given
 
 
+def _check_mapped(field: str, found: StageResult, platform: Platform) -> None:
+    """Refuses a training whose steps have no force map; its settings tell."""
+    from dynolab.forces.checks import check_one_token
+
+    config = platform.store.manifest(found.address, found.digest).config
+    objective = TypeAdapter(ObjectiveConfig).validate_python(config["objective"])
+    temperature = float(str(config.get("temperature", 1.0)))
+    try:
+        check_one_token(build_objective(objective), [temperature])
+    except ConfigError as error:
+        raise ConfigError(field, error.value, error.remedy) from error
+
+
 def _check_data(
     reference: str, found: StageResult, parameters: ForcesParameters, platform: Platform
 ) -> None:
     check_files("data_result", reference, found, ("train.jsonl", "probes.jsonl"), platform)
     folder = platform.store.folder(found.address, found.digest)
-    objective = parameters.analysis.objective
+    updating = parameters.analysis.updating
+    objective = parameters.analysis.objective if updating == "data" else None
     for part, config in (("analysis", parameters.analysis), ("kernel", parameters.kernel)):
         try:
             observed_rows(folder, config)

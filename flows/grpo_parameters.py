@@ -18,6 +18,7 @@ from flows.parameters import Name
 from tasks.base import BaseConfig, resolve_base
 from tasks.displacement import DisplacementConfig
 from tasks.evaluate import EvaluationConfig
+from tasks.forces import ForcesConfig
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
 Seed = Annotated[int, Field(ge=0)]
@@ -61,6 +62,9 @@ class GrpoParameters(BaseModel):
     )
     evaluation: EvaluationConfig = EvaluationConfig()
     displacement: DisplacementConfig = DisplacementConfig()
+    forces: ForcesConfig = Field(
+        ForcesConfig(), description="Of the steps that training.record_steps names, arm by arm."
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> GrpoParameters:

@@ -11,6 +11,7 @@ from tasks.base import BASE
 from tasks.data import DATA
 from tasks.displacement import DISPLACEMENT, DisplacementJob
 from tasks.evaluate import EVALUATE, EvaluationJob
+from tasks.forces import FORCES
 from tasks.group import GROUP, PROMPTS
 from tasks.group_page import (
     GROUP_PAGE,
@@ -44,7 +45,8 @@ def grpo_steps(parameters: GrpoParameters) -> list[Step]:
         for label in parameters.arms
         for step in _arm(parameters, label, seed)
     ]
-    measured = [start_of(seed) for seed in parameters.seeds] + [step.name for step in arms]
+    measured = [start_of(seed) for seed in parameters.seeds]
+    measured += [step.name for step in arms if step.stage is not FORCES]
     return [*shared, *arms, Step("grpo-page", GROUP_PAGE, page, {name: name for name in measured})]
 
 
@@ -53,7 +55,9 @@ def _shared(parameters: GrpoParameters, seed: int) -> list[Step]:
     data, model = f"data-{seed}", _start(parameters, seed)
     rows, base = parameters.data_of(seed), parameters.base_of(seed)
     steps = [Step(f"prompts-{seed}", PROMPTS, rows)]
-    if parameters.sft is not None or base.source == "builtin" or parameters.training.probe_every:
+    training = parameters.training
+    watched = bool(training.probe_every or training.record_steps)
+    if parameters.sft is not None or base.source == "builtin" or watched:
         steps.append(Step(data, DATA, rows))
     reads = {"data": data} if base.source == "builtin" else {}
     steps.append(Step(f"base-{seed}", BASE, base, reads))
@@ -66,7 +70,9 @@ def _shared(parameters: GrpoParameters, seed: int) -> list[Step]:
 
 
 def _arm(parameters: GrpoParameters, label: str, seed: int) -> list[Step]:
-    """An arm's training, its evaluation, and the test of one update where it is one on groups."""
+    """An arm's training, its evaluation, what its recorded steps did where there are any, and the
+    test of one update where it is one on groups.
+    """
     training = parameters.arm(label, seed)
     reads = {"prompts": f"prompts-{seed}", "model": _start(parameters, seed)}
     probed = {"data": f"data-{seed}"} if training.probe_every else {}
@@ -76,6 +82,9 @@ def _arm(parameters: GrpoParameters, label: str, seed: int) -> list[Step]:
         Step(evaluation_of(label, seed), EVALUATE, _evaluation(parameters, seed),
              {"prompts": f"prompts-{seed}", "model": trained, "start": start_of(seed)}),
     ]  # fmt: skip
+    if training.record_steps:
+        watched = {"data": f"data-{seed}", "trained": trained}
+        steps.append(Step(f"{trained}-forces", FORCES, parameters.forces, watched))
     if isinstance(training.objective, ClippedConfig):
         test = DisplacementJob(
             **dict(parameters.displacement), **AnsweringConfig.of(training),

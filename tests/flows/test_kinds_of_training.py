@@ -19,6 +19,11 @@ from dynolab.objectives import SFTConfig
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.record import StepRecord
+from flows.forces_parameters import ForcesParameters, resolved_forces
+from flows.forces_steps import forces_steps
+from flows.grpo_parameters import GrpoParameters
+from flows.grpo_steps import grpo_steps
+from flows.parameters import validated
 from models.language import folder_context, load_tokenizer
 from tasks.analysis import ANALYSIS, AnalysisJob
 from tasks.forces import FORCES, ForcesConfig
@@ -206,3 +211,48 @@ def test_the_kernel_at_a_step_of_adapters_is_theirs(
     assert found.adapters == ("step",)
     # Few weights couple less than all of them do.
     assert result.metrics["kernel/size/step"] < result.metrics["kernel/size/end"]
+
+
+def forces_of(lab: Analysed, trained: StageResult, **analysis: Any) -> list[str]:
+    """Steps of the flow that analyses a training's recorded step."""
+    parameters = ForcesParameters.model_validate({
+        "checkpoints": {"policy": {"result": trained.address, "step": STEP}},
+        "data_result": lab.data.address, "analysis": SMALL | analysis, "kernel": SMALL,
+    })  # fmt: skip
+    return [step.name for step in forces_steps(*resolved_forces(parameters, lab.platform))]
+
+
+def test_the_flow_refuses_what_has_no_map_before_any_stage(
+    analysed: Analysed, trained: dict[str, StageResult]
+) -> None:
+    names = forces_of(analysed, trained["groups"], updating="recorded")
+    assert names == ["analysis-policy", "kernel", "force-page"]
+    for kind, what in (("simko", "SimKO"), ("warm groups", "a temperature of 0.7")):
+        with pytest.raises(ConfigError, match=rf"policy\.result = '{what}'.*stage forces"):
+            forces_of(analysed, trained[kind], updating="recorded")
+    with pytest.raises(ConfigError, match=r"policy\.step = None.*name the step"):
+        ForcesParameters.model_validate(
+            {"checkpoints": {"policy": {"result": "a/0123"}}, "analysis": {"updating": "recorded"}}
+        )
+
+
+def test_a_comparison_measures_the_steps_that_it_records(analysed: Analysed) -> None:
+    parameters = validated(GrpoParameters, {
+        "seeds": [0], "data": {"world": WORLD.model_dump()}, "sft": None,
+        "base": {"training": {"engine": PLAIN.model_dump(), "steps": 4, "batch_size": 4}},
+        "training": {name: value for name, value in SAMPLED.items() if name != "engine"}
+        | {"engine": PLAIN.model_dump()},
+        "arms": {"grpo": {"name": "grpo"}}, "forces": {"pairs": 2},
+    })  # fmt: skip
+    steps = {step.name: step for step in grpo_steps(parameters)}
+    assert "grpo-0-forces" not in steps["grpo-page"].inputs
+    found: dict[str, StageResult] = {}
+    for name in ("prompts-0", "data-0", "base-0", "grpo-0", "grpo-0-forces"):
+        step = steps[name]
+        found[name] = analysed.run(step.stage, step.config, name, **step.sources(found))
+    assert found["grpo-0-forces"].metrics["recorded_steps"] == 1
+    assert found["grpo-0-forces"].metrics["largest_replay_error"] < 1e-4
+    run = next(run for run in analysed.tracking.runs if run.name == "grpo-0-forces")
+    assert any("predicted" in name for _, values in run.values for name in values)
+    (counted,) = [run for run in analysed.tracking.runs if run.name == "grpo-0"]
+    assert "result/data/rows_dropped" in {name for _, values in counted.values for name in values}
