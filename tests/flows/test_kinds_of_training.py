@@ -13,12 +13,13 @@ from dynolab.data.force_results import AnalysisFacts, KernelFindings, PairForce,
 from dynolab.data.results import ForceRow, TokenMap
 from dynolab.data.rows import read_rows, read_value
 from dynolab.data.sources import DataConfig
-from dynolab.errors import ConfigError
+from dynolab.errors import DIVERGED, ConfigError, NonFiniteLoss
 from dynolab.forces import ForceMap, split_step
 from dynolab.objectives import SFTConfig
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.record import StepRecord
+from dynolab.training.recorded import read_recorded
 from flows.forces_parameters import ForcesParameters, resolved_forces
 from flows.forces_steps import forces_steps
 from flows.grpo_parameters import GrpoParameters
@@ -256,3 +257,14 @@ def test_a_comparison_measures_the_steps_that_it_records(analysed: Analysed) -> 
     assert any("predicted" in name for _, values in run.values for name in values)
     (counted,) = [run for run in analysed.tracking.runs if run.name == "grpo-0"]
     assert "result/data/rows_dropped" in {name for _, values in counted.values for name in values}
+
+
+def test_a_batch_that_diverged_lies_among_the_logs_in_the_store(analysed: Analysed) -> None:
+    sgd = {"name": "sgd", "learning_rate": 1e30}
+    config = TrainConfig.model_validate(ALL | {"optimizer": sgd, "clip_norm": 1e9, "steps": 3})
+    with pytest.raises(NonFiniteLoss) as stopped:
+        analysed.run(SFT, config, data=analysed.data, model=analysed.base)
+    home = analysed.folder(analysed.base).parents[3]
+    (kept,) = home.glob(f"stages/sft/*/logs/*/{DIVERGED}")
+    ids = [read_recorded(line).id for line in kept.read_text().splitlines()]
+    assert ids == stopped.value.ids
