@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dynolab.endpoint import AnswerCache, Endpoint, endpoint_from_environment
 from dynolab.endpoint.config import PATIENCE
 from dynolab.probes.probe_set import ProbeSetConfig
 from tasks.runtime.progress import StageProgress
@@ -14,11 +16,12 @@ from tasks.runtime.tables import log_tables
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.endpoint import Endpoint
     from dynolab.probes.policy import Policy
 
 ROWS = ("train.jsonl", "heldout.jsonl")
 PROGRESS = 100  # per cent of the writer's answers
+KEEP_EVERY = 200  # answers
+KEPT = "answers.jsonl"
 
 
 def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
@@ -30,13 +33,15 @@ def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
     settings and seed, name the file there as `data.probes`.
 
     The writer's answers are kept in the home's cache by what was asked, each as soon as it is
-    there: a run that was ended goes on where it stopped, and one that failed pays nothing twice.
+    there, and until this result is committed now and then in the store: a run that was ended goes
+    on where it stopped, on another machine, too, and pays nothing twice.
     """
     from dynolab.data.rows import Example, ProbeRow, read_rows, write_rows
     from dynolab.probes.probe_set import build_probe_set
 
     began, data = time.monotonic(), work.input_folder("data")
-    endpoint = _writer(work)
+    cache = AnswerCache(work.cache / "answers")
+    endpoint = _writer(work, cache)
     with work.shown(PROGRESS if endpoint else None) as progress:
         try:
             built = build_probe_set(
@@ -45,8 +50,11 @@ def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
                 given=list(read_rows(data / "probes.jsonl", ProbeRow)),
                 policy=_policy(work),
                 endpoint=endpoint,
-                told=lambda done, of: _tell(progress, done, of),
+                told=_Teller(work, cache, endpoint, progress),
             )
+        except BaseException:
+            _keep(work, cache, endpoint)
+            raise
         finally:
             spent = _spent(endpoint)
             work.tracker.metrics(0, spent)
@@ -71,18 +79,43 @@ def _policy(work: Work[ProbeSetConfig]) -> Policy | None:
     return Policy(model, tokenizer, f"{source.stage}/{source.key[:12]}")
 
 
-def _writer(work: Work[ProbeSetConfig]) -> Endpoint | None:
+def _writer(work: Work[ProbeSetConfig], cache: AnswerCache) -> Endpoint | None:
     if work.config.writer is None or not work.config.writer_kinds:
         return None
-    from dynolab.endpoint import AnswerCache, endpoint_from_environment
     from dynolab.probes.written import has_text
 
-    cache = AnswerCache(work.cache / "answers")
+    if (state := work.newest_resume()) is not None:
+        cache.load(state[1] / KEPT)
     return endpoint_from_environment(work.config.writer, cache, usable=has_text)
 
 
-def _tell(progress: StageProgress, done: int, of: int) -> None:
-    progress.update(PROGRESS * done // max(of, 1), f"{done} of {of} answers")
+@dataclass
+class _Teller:
+    """Shows how many answers are there, and keeps them in the store every so often."""
+
+    work: Work[ProbeSetConfig]
+    cache: AnswerCache
+    endpoint: Endpoint | None
+    progress: StageProgress
+    kept: int | None = None
+
+    def __call__(self, done: int, of: int) -> None:
+        self.progress.update(PROGRESS * done // max(of, 1), f"{done} of {of} answers")
+        if self.kept is None:  # those that the last run left
+            self.kept = done
+        if done >= self.kept + KEEP_EVERY:
+            _keep(self.work, self.cache, self.endpoint)
+            self.kept = done
+
+
+def _keep(work: Work[ProbeSetConfig], cache: AnswerCache, endpoint: Endpoint | None) -> None:
+    """Commits the answers so far as a state to go on from."""
+    if endpoint is None or not endpoint.counts["answered"]:
+        return
+    folder = work.scratch / "kept"
+    folder.mkdir(exist_ok=True)
+    cache.save(endpoint.answered, folder / KEPT)
+    work.commit_resume(len(endpoint.answered), folder, {})
 
 
 def _spent(endpoint: Endpoint | None) -> dict[str, float]:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from dynolab.data.rows import Row, read_rows, write_rows
 from dynolab.endpoint.config import Answered
 
 log = logging.getLogger(__name__)
+
+
+class KeptAnswer(Row):
+    """An answer with the key of what it answers."""
+
+    key: str = Field(pattern="^[0-9a-f]{64}$")
+    answer: Answered
 
 
 class AnswerCache:
@@ -38,6 +47,16 @@ class AnswerCache:
         unfinished = file.with_name(f".{file.name}.{os.getpid()}.{threading.get_ident()}")
         unfinished.write_text(answer.model_dump_json(), encoding="utf-8")
         unfinished.replace(file)
+
+    def save(self, keys: Iterable[str], file: Path) -> None:
+        """Writes the answers kept under some keys into one file."""
+        kept = ((key, self.get(key)) for key in sorted(keys))
+        write_rows(file, (KeptAnswer(key=key, answer=one) for key, one in kept if one is not None))
+
+    def load(self, file: Path) -> None:
+        """Keeps the answers of such a file, too."""
+        for row in read_rows(file, KeptAnswer):
+            self.put(row.key, row.answer)
 
     def _file(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"

@@ -62,7 +62,7 @@ class Endpoint:
 
     `counts` says what happened: `requests`, `answered`, `kept` (answers that were there),
     `given_up`, and troubles by their names (`rate_limited`, `server_errors`, `refused`,
-    `timeouts`, `unreachable`, `not_json`, `empty`).
+    `timeouts`, `unreachable`, `not_json`, `empty`). `answered` holds the keys of all answers.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Endpoint:
             raise ConfigError(
                 "writer", config.model, "asking it needs openai; pip install dynolab[judge]"
             ) from error
-        self.config, self.counts = config, Counter[str]()
+        self.config, self.counts, self.answered = config, Counter[str](), set[str]()
         self._cache, self._key, self._usable = cache, key, usable
         self._clock = clock or Clock()
         self._pace = Pace(config.requests_per_minute, self._clock)
@@ -99,10 +99,13 @@ class Endpoint:
             if (kept := self._cache.get(key)) is not None:
                 found[key] = kept
         self._count("kept", len(found))
+        self.answered |= found.keys()
         told(len(found), len(wanted))
         row = 0
         for key, answer in self._answers({k: v for k, v in wanted.items() if k not in found}):
             found[key] = answer
+            if isinstance(answer, Answered):
+                self.answered.add(key)
             told(len(found), len(wanted))
             row = row + 1 if isinstance(answer, Failure) else 0
             if isinstance(answer, Failure) and row == FAILURES_IN_A_ROW:

@@ -292,6 +292,19 @@ def test_a_broken_cache_file_is_asked_again(
     assert len(server.seen) == 2
 
 
+def test_answers_move_to_another_folder_in_one_file(server: ChatServer, tmp_path: Path) -> None:
+    first = endpoint(server, tmp_path / "one")
+    found = first.ask(asked("a", "b"))
+    AnswerCache(tmp_path / "one").save(first.answered, tmp_path / "answers.jsonl")
+    AnswerCache(tmp_path / "two").load(tmp_path / "answers.jsonl")
+    assert endpoint(server, tmp_path / "two").ask(asked("a", "b")) == found
+    assert len(server.seen) == 2
+    for bad in ('{"key": "../../x", "answer": {"text": "a"}}', '{"key": "a"}', "["):
+        (tmp_path / "bad.jsonl").write_text(bad)
+        with pytest.raises(ConfigError, match=r"bad\.jsonl line 1"):
+            AnswerCache(tmp_path / "two").load(tmp_path / "bad.jsonl")
+
+
 def test_an_end_in_the_middle_keeps_answers_and_sends_no_more(
     server: ChatServer, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -119,6 +120,22 @@ def test_a_build_that_ended_goes_on_where_it_stopped(
     assert 0 < done.metrics["writer/kept"] <= 3
     assert done.metrics["writer/kept"] + done.metrics["writer/requests"] == 8
     assert KEY.encode() not in everything_written(analysed)
+
+
+def test_a_build_that_ended_goes_on_on_another_machine(
+    analysed: Analysed, server: ChatServer
+) -> None:
+    known = parameters(seed=7)
+    server.answer = lambda seen: write(seen) if len(server.seen) <= 3 else trouble(401)
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        run(analysed, known)
+    asked, server.answer = len(server.seen), write
+    shutil.rmtree(analysed.platform.settings.cache / "answers")
+    done = run(analysed, known)["probe-set"]
+    assert done.metrics["writer/kept"] > 0
+    assert done.metrics["writer/kept"] + len(server.seen) - asked == 8
+    left = analysed.platform.store.place(done.stage, done.key).newest_resume()
+    assert left is None
 
 
 def test_troubles_are_told_and_what_stays_missing_is_listed(
