@@ -81,7 +81,9 @@ def test_a_reward_that_is_none_is_named_with_its_prompt(
 def test_prompts_that_leave_no_room_are_refused_with_the_room_they_need(
     inputs: Path, tmp_path: Path
 ) -> None:
-    message = r"row r\d+ exceeds the model's context of 48 tokens.*overlong"
+    message = (
+        r"row r\d+ exceeds the model's context of 48 tokens.*overlong.*lower max_new_tokens = 44"
+    )
     with pytest.raises(ConfigError, match=message):
         run(inputs, tmp_path / "error", group_settings(max_new_tokens=44))
     dropped: dict[str, Any] = {"max_new_tokens": 48, "overlong": "drop"}
