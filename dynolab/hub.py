@@ -17,7 +17,7 @@ def resolve_commit(
     """
     if re.fullmatch("[0-9a-f]{40}", revision):
         return revision
-    import httpx
+    import httpx2
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -27,7 +27,7 @@ def resolve_commit(
     except HFValidationError as error:
         remedy = "no such folder, and no name that the Hub can have; give either"
         raise ConfigError(field, name, remedy) from error
-    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+    except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
         raise ConfigError(
             field, f"{name}@{revision}",
             f"the Hub did not resolve it ({type(error).__name__}); check the name, give a commit "

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
-import httpx
+import os
+import subprocess
+import sys
+
 import pytest
-from huggingface_hub import HfApi
 
 from dynolab.errors import ConfigError
 from dynolab.hub import resolve_commit
@@ -15,15 +17,17 @@ def test_a_commit_needs_no_hub() -> None:
 
 
 @pytest.mark.parametrize("kind", ["model", "dataset"])
-def test_an_unreachable_hub_is_named_with_the_field(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unreachable(*_: object, **__: object) -> None:
-        raise httpx.ConnectError("no route")
-
-    monkeypatch.setattr(HfApi, f"{kind}_info", unreachable)
-    with pytest.raises(ConfigError, match=r"data\.hub_name = 'owner/name@main'.*ConnectError"):
-        resolve_commit(kind, "owner/name", field="data.hub_name")
+def test_an_unreachable_hub_is_named_with_the_field(kind: str) -> None:
+    code = f"""
+from dynolab.hub import resolve_commit
+resolve_commit({kind!r}, "owner/name", field="data.hub_name")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True,
+        env=os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9"},
+    )  # fmt: skip
+    said = ended.stderr.strip().splitlines()[-1]
+    assert "ConfigError: data.hub_name = 'owner/name@main': the Hub did not resolve it" in said
 
 
 def test_a_name_that_cannot_be_one_is_refused() -> None:
