@@ -36,6 +36,7 @@ def grpo_steps(parameters: GrpoParameters) -> list[Step]:
         arms=parameters.arms,
         baseline=parameters.baseline_label,
         epsilon=parameters.displacement.epsilon,
+        update=parameters.displacement.update(parameters.training.optimizer),
         settings=yaml.safe_dump(parameters.model_dump(mode="json"), sort_keys=False),
     )
     shared = [step for seed in parameters.seeds for step in _shared(parameters, seed)]

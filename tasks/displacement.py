@@ -31,13 +31,24 @@ class DisplacementConfig(BaseModel):
     epsilon: float = Field(
         0.0, ge=0, description="Mean rise of the right answers, in nats, that is none yet."
     )
+    learning_rate: float | None = Field(
+        None, gt=0,
+        description="Of the one update; default: the training's. That moves one question as far as "
+        "a whole batch moves in training, where even an update on right answers alone overshoots; "
+        "divided by the batch size it is a question's share.",
+    )  # fmt: skip
+
+    def update(self, training: OptimizerConfig) -> OptimizerConfig:
+        """The optimizer of the one update, given the training's."""
+        rate = self.learning_rate or training.learning_rate
+        return training.model_copy(update={"learning_rate": rate})
 
 
 class DisplacementJob(DisplacementConfig, AnsweringConfig):
     """The test of one objective."""
 
     objective: GroupObjectiveConfig = GRPOConfig()
-    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="Of the one update.")
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The training's.")
     completions: int = Field(8, ge=2, description="Sampled to each question.")
 
 
@@ -58,7 +69,7 @@ def displace(work: Work[DisplacementJob]) -> dict[str, float]:
         answerer = Answerer.of(work)
         found = likelihood_displacement(
             answerer.logits, _questions(work, answerer),
-            one_update(build_objective(config.objective), config.optimizer),
+            one_update(build_objective(config.objective), config.update(config.optimizer)),
         )  # fmt: skip
         rows = [
             QuestionDisplacement(id=one.id, samples=config.completions, changes=one.changes)

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.training.config import OptimizerConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -40,6 +41,7 @@ class GroupPageConfig(BaseModel):
     arms: dict[str, ObjectiveConfig]
     baseline: str
     epsilon: float
+    update: OptimizerConfig = OptimizerConfig()
     settings: str
 
 
@@ -65,6 +67,7 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
             arms=config.arms,
             baseline=config.baseline,
             epsilon=config.epsilon,
+            update=config.update,
             starts={seed: read_evaluated(work.input_folder(start_of(seed)))
                     for seed in config.seeds},
             runs={

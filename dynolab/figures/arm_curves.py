@@ -55,9 +55,9 @@ def arm_curve_plate(inputs: GroupPageInputs) -> Plate | None:
         "accuracy",
         "What training does to the answers",
         _message(inputs),
-        f"Lines: means over {len(inputs.seeds)} seeds of each run's running mean over {WINDOW} "
-        "steps; bands: 95% t-intervals over seeds, wide where these are few. All arms of a seed "
-        "see the same prompts in the same order. Click a name in the legend to hide or show it.",
+        f"Lines: means over seeds of each run's running mean over {WINDOW} steps; bands: 95% "
+        "t-intervals over seeds of the change since the first step. All arms of a seed see the "
+        "same prompts in the same order. Click a name in the legend to hide or show it.",
         figure,
     )
 
@@ -76,7 +76,8 @@ def _add_arm(
     form: str,
 ) -> None:  # fmt: skip
     steps, values = _smooth(inputs, arm, name)
-    mean, low, high = band(values)
+    # Seeds start from different models; what a band is for is the change.
+    mean, low, high = band(values - values[:1] + values[:1].mean(axis=1, keepdims=True))
     color, dash = arm_style(place)
     axes = {"xaxis": axis_name("x", index), "yaxis": axis_name("y", index), "legendgroup": arm}
     inside = np.isfinite(low)

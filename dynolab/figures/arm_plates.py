@@ -1,37 +1,124 @@
-"""The figures that set arms side by side: likelihood of right answers, and diversity."""
+"""The figures that set arms side by side: their differences, right answers, and diversity."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 from dynolab.figures.arm_style import DotPanel, dot_figure
 from dynolab.figures.group_inputs import GroupPageInputs
-from dynolab.figures.style import SPLITS, Plate, join, with_interval
-from dynolab.probes.arms import LAZY_CHANGE, LAZY_SHARE, START, ArmTable, splits_of
+from dynolab.figures.style import SPLITS, Plate, join, points, with_interval
+from dynolab.probes.arms import LAZY_CHANGE, LAZY_SHARE, START, ArmTable, pass_names, splits_of
+from dynolab.probes.intervals import Interval, clear
+
+_READ = "Diamonds: means over seeds with 95% t-intervals; dots: single seeds."
+
+
+def against_plate(inputs: GroupPageInputs, figures: ArmTable) -> Plate | None:
+    """Every other arm less the baseline: pass@1, pass@k, and questions displaced."""
+    others = [arm for arm in inputs.arms if arm != inputs.baseline]
+    panels = _compared(figures)
+    if not others or not panels:
+        return None
+    differences = figures.against(inputs.baseline)
+    return Plate(
+        "against",
+        f"Every arm against {inputs.baseline}",
+        " ".join(_told(inputs, differences, others, panel) for panel in panels),
+        f"{_READ} Differences are taken seed by seed, where both arms start from one model. Where "
+        "an interval holds zero, the seeds do not tell the arms apart. Every interval stands for "
+        "itself: about one in twenty excludes a true zero by chance.",
+        dot_figure(differences, others, panels),
+    )
+
+
+def _compared(figures: ArmTable) -> list[DotPanel]:
+    """What arms are compared by: both ends of pass@k, and the displaced share."""
+    ends: dict[str, dict[str, str]] = {}
+    for split in splits_of(figures.names):
+        names = pass_names(figures.names, split)
+        for name in dict.fromkeys((names[0], names[-1])):
+            ends.setdefault(f"pass@{name.rpartition('_')[2]}", {})[SPLITS[split]] = name
+    panels = [DotPanel(title, "difference", of, "+.1%", zero=True) for title, of in ends.items()]
+    if LAZY_SHARE in figures.names:
+        panels.append(
+            DotPanel("Questions displaced", "difference", {SPLITS["train"]: LAZY_SHARE}, "+.1%",
+                     zero=True)
+        )  # fmt: skip
+    return panels
+
+
+def _told(
+    inputs: GroupPageInputs, differences: ArmTable, others: list[str], panel: DotPanel
+) -> str:
+    """Which arms a panel tells apart from the baseline, by how many points of a hundred."""
+    found = [
+        f"{arm} {points(change)} on {split} prompts"
+        for split, name in panel.figures.items()
+        for arm in others
+        if clear(change := differences.mean(arm, name))
+    ]
+    told = f"{join(found)}, in points" if found else f"no arm can be told from {inputs.baseline}"
+    return f"{panel.title}: {told}."
+
+
+def _lifted(inputs: GroupPageInputs, figures: ArmTable) -> str:
+    """Which arms' one update moves right answers otherwise than the baseline's, in nats."""
+    changes = {arm: figures.difference(arm, inputs.baseline, LAZY_CHANGE) for arm in inputs.arms}
+    told = [f"{with_interval(one)} under {arm}" for arm, one in changes.items() if clear(one)]
+    return f" Against {inputs.baseline} that is {join(told)}." if told else ""
 
 
 def likelihood_plate(inputs: GroupPageInputs, figures: ArmTable) -> Plate | None:
-    """Right answers after training and after one update, arm by arm."""
-    arms = list(inputs.arms)
+    """What has become of the right answers that were given before."""
     changed = _by_split(figures, "right_change")
-    if not changed and LAZY_SHARE not in figures.names:
+    if not changed:
         return None
-    panels = [DotPanel("After training: right answers given before", "Δ log π (nats)", changed,
-                       zero=True)]  # fmt: skip
-    if LAZY_SHARE in figures.names:
-        panels.append(
-            DotPanel("After one update: questions displaced", "share of questions",
-                     {SPLITS["train"]: LAZY_SHARE}, ".0%")
-        )  # fmt: skip
+    name = next(iter(changed.values()))
+    panels = (
+        DotPanel("Right answers given before", "Δ log π (nats)", changed, zero=True),
+        DotPanel("Prompts whose right answers fell", "share of prompts",
+                 _by_split(figures, "right_fallen"), ".0%"),
+    )  # fmt: skip
     return Plate(
         "likelihood",
-        "Do right answers become likelier?",
-        _likelihood_message(inputs, figures),
-        "Left: the right ones among the answers sampled before training, summed over their "
-        "tokens; a mean over prompts, diamonds over seeds with 95% t-intervals, dots single "
-        "seeds. It falls too where training gives their probability to a few of them. Right: lazy "
-        "likelihood displacement (Deng et al., arXiv 2505.18830), the share of training prompts "
-        "with partly right answers whose right ones rise by no more than "
-        f"{inputs.epsilon:g} nats on average in one update on that prompt alone.",
-        dot_figure(figures, arms, panels),
+        "What becomes of right answers over training",
+        f"The right answers given before to {next(iter(changed))} prompts change, in nats, by "
+        f"{_of_arms(inputs, figures, name, with_interval)}.",
+        f"{_READ} Right answers: those among the samples before training, log π summed over their "
+        "tokens, a mean over the prompts that had any. They fall too where training gives their "
+        "probability to a few of them.",
+        dot_figure(figures, list(inputs.arms), panels),
+    )
+
+
+def displacement_plate(inputs: GroupPageInputs, figures: ArmTable) -> Plate | None:
+    """Lazy likelihood displacement by one update, arm by arm."""
+    if LAZY_SHARE not in figures.names:
+        return None
+    train = SPLITS["train"]
+    panels = (
+        DotPanel("Questions displaced", "share of questions", {train: LAZY_SHARE}, ".0%"),
+        DotPanel("Right answers to the question", "Δ log π (nats)", {train: LAZY_CHANGE},
+                 zero=True),
+    )  # fmt: skip
+    tested = [
+        len(run.displaced) for run in inputs.of_arm(inputs.baseline) if run.displaced is not None
+    ]
+    counted = f" That leaves {min(tested)} to {max(tested)} a seed." if tested else ""
+    return Plate(
+        "displacement",
+        "Does one update lift right answers at all?",
+        "Of a hundred questions one update displaces "
+        f"{_of_arms(inputs, figures, LAZY_SHARE, partial(points, sign=False))}. It changes right "
+        f"answers, in nats, by {_of_arms(inputs, figures, LAZY_CHANGE, with_interval)}."
+        f"{_lifted(inputs, figures)}",
+        f"{_READ} Lazy likelihood displacement (Deng et al., arXiv 2505.18830): one update of the "
+        "model before training on the sampled answers to one training prompt alone "
+        f"({inputs.update.name}, learning rate {inputs.update.learning_rate:g}); displaced where "
+        f"the right ones rise by no more than {inputs.epsilon:g} nats on average. Prompts whose "
+        f"answers are all right or all wrong are left out.{counted}",
+        dot_figure(figures, list(inputs.arms), panels),
     )
 
 
@@ -41,20 +128,19 @@ def diversity_plate(inputs: GroupPageInputs, figures: ArmTable) -> Plate | None:
     if not distinct:
         return None
     panels = (
-        DotPanel("Different answers among a prompt's samples", "share", distinct, ".0%"),
+        DotPanel("Different answers among a prompt's samples", "share of samples", distinct, ".0%"),
         DotPanel("Entropy of a whole answer", "nats", entropy),
     )
     return Plate(
         "diversity",
         "How many different answers there are",
         _diversity_message(inputs, figures),
-        "Diamonds: means over seeds with 95% t-intervals; dots: single seeds. The entropy is the "
-        "mean of −log π over sampled answers.",
+        f"{_READ} The entropy is the mean of −log π over sampled answers.",
         dot_figure(figures, [START, *inputs.arms], panels),
     )
 
 
-def _by_split(figures: ArmTable, name: str) -> dict[str, str]:
+def _by_split(figures: ArmTable, name: str) -> Mapping[str, str]:
     """A figure of every split that has it, by the split's name."""
     return {
         SPLITS[split]: f"{split}/{name}"
@@ -63,25 +149,18 @@ def _by_split(figures: ArmTable, name: str) -> dict[str, str]:
     }
 
 
-def _likelihood_message(inputs: GroupPageInputs, figures: ArmTable) -> str:
+def _of_arms(
+    inputs: GroupPageInputs, figures: ArmTable, name: str, form: Callable[[Interval], str]
+) -> str:
+    """A figure under the baseline, and from which to which arm it goes under the others."""
+    means = {arm: mean for arm in inputs.arms if (mean := figures.mean(arm, name)).n}
     parts = []
-    moved = [
-        f"{with_interval(change)} under {arm}"
-        for arm in inputs.arms
-        if (change := figures.mean(arm, "train/right_change")).n
-    ]
-    if moved:
-        parts.append(
-            f"Over training, right answers to training prompts change by {join(moved)} nats."
-        )
-    shares = [
-        f"{share.mean:.0%} under {arm} ({with_interval(figures.mean(arm, LAZY_CHANGE))} nats)"
-        for arm in inputs.arms
-        if (share := figures.mean(arm, LAZY_SHARE)).n
-    ]
-    if shares:
-        parts.append(f"One update displaces {join(shares)} of the questions.")
-    return " ".join(parts)
+    if own := means.pop(inputs.baseline, None):
+        parts.append(f"{form(own)} under {inputs.baseline}")
+    if means:
+        ends = dict.fromkeys(end(means, key=lambda arm: means[arm].mean) for end in (min, max))
+        parts.append("others " + " to ".join(f"{form(means[arm])} under {arm}" for arm in ends))
+    return "; ".join(parts)
 
 
 def _diversity_message(inputs: GroupPageInputs, figures: ArmTable) -> str:

@@ -53,10 +53,7 @@ _SPLIT_COLORS = (INK, CHOSEN, BEST)
 def dot_figure(figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel]) -> go.Figure:
     """Means over seeds with intervals, and every seed's own value as a small dot."""
     figure = go.Figure()
-    layout = base_layout(
-        430, scattermode="group", margin={"l": 64, "r": 24, "t": 56, "b": 64},
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.08, "yanchor": "bottom"},
-    )  # fmt: skip
+    layout = base_layout(400, scattermode="group", margin={"l": 64, "r": 24, "t": 56, "b": 48})
     named = [plotly_text(arm, 32) for arm in arms]
     told, annotations = set[str](), []
     for index, (panel, domain) in enumerate(
@@ -76,11 +73,26 @@ def dot_figure(figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel
         layout[axis_key("y", index)] = {
             "anchor": axes["xaxis"], "title": {"text": panel.unit},
             "tickformat": panel.tickformat, "zeroline": panel.zero,
+            "range": _range(figures, arms, panel),
         }  # fmt: skip
         annotations.append(panel_title(panel.title, domain[0], 1.02))
     layout["annotations"] = annotations
-    figure.update_layout(**layout)
+    figure.update_layout(**layout, showlegend=len(told) > 1)
     return figure
+
+
+def _range(figures: ArmTable, arms: Sequence[str], panel: DotPanel) -> list[float] | None:
+    """Holds every interval and dot, which plotly's own choice does not."""
+    shown = [0.0] if panel.zero else []
+    for name in panel.figures.values():
+        for arm in arms:
+            mean = figures.mean(arm, name)
+            shown += [mean.low, mean.high, *map(float, figures.values(arm, name))]
+    finite = [value for value in shown if np.isfinite(value)]
+    if not finite or min(finite) == max(finite):
+        return None
+    room = 0.06 * (max(finite) - min(finite))
+    return [min(finite) - room, max(finite) + room]
 
 
 def _add_dots(

@@ -10,16 +10,22 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from dynolab.figures.arm_curves import arm_curve_plate
-from dynolab.figures.arm_plates import diversity_plate, likelihood_plate
+from dynolab.figures.arm_list import arm_list
+from dynolab.figures.arm_plates import (
+    against_plate,
+    displacement_plate,
+    diversity_plate,
+    likelihood_plate,
+)
 from dynolab.figures.arm_table import arm_table
 from dynolab.figures.files import write_plates, write_text
 from dynolab.figures.group_inputs import GroupPageInputs
 from dynolab.figures.page import Html, Tile, page, plate_section, text, tiles
 from dynolab.figures.pass_at_k import pass_plate
 from dynolab.figures.sections import stage_section, verdict_section
-from dynolab.figures.style import Plate, join, with_interval
+from dynolab.figures.style import SPLITS, Plate, join, points
 from dynolab.probes.arm_verdicts import assess_arms
-from dynolab.probes.arms import LAZY_SHARE, START, ArmTable, pass_names
+from dynolab.probes.arms import LAZY_SHARE, START, ArmTable, pass_names, splits_of
 from dynolab.probes.verdicts import Verdict
 
 _CLAIMS = (
@@ -45,6 +51,7 @@ def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
         Html(f"<header><h1>{text(inputs.name)}</h1>{_lead(inputs).markup}"),
         tiles(_tiles(inputs, table, verdicts)),
         Html("</header><main>"),
+        arm_list(inputs),
         *map(plate_section, plates),
         arm_table(inputs, table),
         verdict_section(verdicts, _CLAIMS),
@@ -67,6 +74,8 @@ def _plates(inputs: GroupPageInputs, table: ArmTable) -> list[Plate]:
     made = (
         arm_curve_plate(inputs),
         pass_plate(inputs, table),
+        against_plate(inputs, table),
+        displacement_plate(inputs, table),
         likelihood_plate(inputs, table),
         diversity_plate(inputs, table),
     )
@@ -90,21 +99,25 @@ def _lead(inputs: GroupPageInputs) -> Html:
 
 def _tiles(inputs: GroupPageInputs, table: ArmTable, verdicts: Sequence[Verdict]) -> list[Tile]:
     arm, found = inputs.baseline, []
-    for split, prompts in (("train", "training"), ("heldout", "held-out")):
-        names = pass_names(table.names, split)
-        for name in names[:1] if split == "train" else names[-1:]:
-            before, after = table.mean(START, name), table.mean(arm, name)
-            found.append(
-                Tile(
-                    f"{arm}: pass@{name.rpartition('_')[2]}", f"{after.mean:.0%}",
-                    f"{prompts} prompts, before {before.mean:.0%}; "
-                    f"{with_interval(table.difference(arm, START, name))}",
-                )
-            )  # fmt: skip
+    for split in splits_of(table.names):
+        name = pass_names(table.names, split)[0]
+        before, after = table.mean(START, name), table.mean(arm, name)
+        change = points(table.difference(arm, START, name))
+        found.append(
+            Tile(
+                f"{arm}: pass@1, {SPLITS[split]}",
+                f"{100 * after.mean:.1f}%",
+                f"before {100 * before.mean:.1f}%: {change} points",
+            )
+        )
     lazy = table.mean(arm, LAZY_SHARE)
     if lazy.n:
         found.append(
-            Tile(f"{arm}: displaced", f"{lazy.mean:.0%}", "of questions, by one update on each")
+            Tile(
+                f"{arm}: displaced",
+                f"{100 * lazy.mean:.1f}%",
+                f"of questions, by one update on each; {points(lazy, sign=False)}",
+            )
         )
     appear = sum(verdict.outcome == "appears" for verdict in verdicts)
     unclear = sum(verdict.outcome == "unclear" for verdict in verdicts)

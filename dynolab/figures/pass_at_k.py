@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import plotly.graph_objects as go
 
 from dynolab.data.rows import Split
@@ -20,10 +19,11 @@ from dynolab.figures.style import (
     columns,
     panel_title,
     plotly_text,
+    points,
     with_interval,
 )
 from dynolab.probes.arms import START, ArmTable, pass_names, splits_of
-from dynolab.probes.intervals import Interval
+from dynolab.probes.intervals import Interval, clear
 
 
 def _level(name: str) -> int:
@@ -96,9 +96,6 @@ def _message(inputs: GroupPageInputs, figures: ArmTable, splits: Sequence[Split]
 
 
 def _moved(change: Interval) -> str:
-    """Raises, lowers or leaves unclear, in points of a hundred."""
-    points = Interval(100 * change.mean, 100 * change.low, 100 * change.high, change.n)
-    verb = "changes"
-    if np.isfinite(change.low) and (change.low > 0 or change.high < 0):
-        verb = "rises" if change.mean > 0 else "falls"
-    return f"{verb} by {with_interval(points)} points"
+    """Rises, falls or changes unclearly, in points of a hundred."""
+    verb = ("rises" if change.mean > 0 else "falls") if clear(change) else "changes"
+    return f"{verb} by {points(change)} points"

@@ -153,7 +153,8 @@ def mean_and_ends(interval: Interval, sign: bool = True) -> tuple[str, str, str]
         mean, low, high = tiny
         return mean, low, high
     width = interval.high - interval.low
-    scale = width if math.isfinite(width) and width > 0 else abs(interval.mean) or 1.0
+    rounding = 1e-9 * abs(interval.mean)
+    scale = width if math.isfinite(width) and width > rounding else abs(interval.mean) or 1.0
     places = min(6, max(1, 1 - math.floor(math.log10(scale)))) if math.isfinite(scale) else 1
     mean, low, high = (
         f"{x:{'+' if sign else ''}.{places}f}".replace("-", "−") if math.isfinite(x) else "–"
@@ -166,6 +167,13 @@ def with_interval(interval: Interval, sign: bool = True) -> str:
     """`mean [low, high]`."""
     mean, low, high = mean_and_ends(interval, sign)
     return f"{mean} [{low}, {high}]" if interval.n else "–"
+
+
+def points(share: Interval, sign: bool = True) -> str:
+    """`mean [low, high]` of a share in parts of a hundred."""
+    return with_interval(
+        Interval(100 * share.mean, 100 * share.low, 100 * share.high, share.n), sign
+    )
 
 
 def join(parts: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Literal
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.registry import AnyConfig
 from dynolab.objectives.simko import SimKOConfig
-from dynolab.probes.arms import LAZY_SHARE, START, ArmTable, pass_names
+from dynolab.probes.arms import LAZY_CHANGE, LAZY_SHARE, START, ArmTable, pass_names
 from dynolab.probes.verdicts import Quantity, Verdict
 
 Objectives = Mapping[str, AnyConfig]
@@ -22,14 +22,15 @@ def assess_arms(objectives: Objectives, baseline: str, table: ArmTable) -> tuple
     """All claims about the arms that are there.
 
     Of the baseline: it raises pass@1 and lowers pass@k (arXiv 2510.14807), and right answers do
-    not become likelier (Deng et al., arXiv 2505.18830). Of NTHR: it displaces fewer questions than
-    the baseline, and than its control of random tokens. Of SimKO: its pass@k is above the
-    baseline's, its pass@1 no lower.
+    not become likelier (Deng et al., arXiv 2505.18830). Of NTHR: one update displaces fewer
+    questions than the baseline's and than that of its control of random tokens, and lifts right
+    answers more. Of SimKO: its pass@k is above the baseline's.
     """
     found = [*_of_baseline(baseline, table)]
     random = _with_rule(objectives, "random_tokens")
     for arm in _with_rule(objectives, "nthr"):
-        found += [_displaces_fewer(arm, other, table) for other in (baseline, *random)]
+        for other in (baseline, *random):
+            found += [_displaces_fewer(arm, other, table), _lifts_more(arm, other, table)]
     for arm, objective in objectives.items():
         if isinstance(objective, SimKOConfig):
             found += _keeps_passes(arm, baseline, table)
@@ -59,6 +60,13 @@ def _displaces_fewer(arm: str, other: str, table: ArmTable) -> Verdict:
     return _judged(
         arm, f"displaces_fewer_than_{other}", f"One update displaces fewer questions than under "
         f"{other}", -1, table, (arm, other, LAZY_SHARE),
+    )  # fmt: skip
+
+
+def _lifts_more(arm: str, other: str, table: ArmTable) -> Verdict:
+    return _judged(
+        arm, f"lifts_more_than_{other}", f"One update lifts right answers more than under {other}",
+        1, table, (arm, other, LAZY_CHANGE), unit="nats",
     )  # fmt: skip
 
 

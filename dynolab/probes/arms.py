@@ -45,7 +45,19 @@ class ArmTable:
 
     def difference(self, arm: str, other: str, name: str) -> Interval:
         """Mean over seeds of an arm's figure less another's, with its t-interval."""
-        return mean_interval(self.values(arm, name) - self.values(other, name))
+        return self.against(other).mean(arm, name)
+
+    def against(self, other: str) -> ArmTable:
+        """The table of differences to an arm, seed by seed."""
+        return ArmTable(
+            {
+                arm: [
+                    {name: value - base[name] for name, value in one.items() if name in base}
+                    for one, base in zip(seeds, self._values[other], strict=True)
+                ]
+                for arm, seeds in self._values.items()
+            }
+        )
 
 
 def pass_levels(samples: int) -> tuple[int, ...]:

@@ -60,6 +60,11 @@ def mean_interval(values: Float[ndarray, pairs]) -> Interval:
     return Interval(mean, mean - half, mean + half, n)
 
 
+def clear(change: Interval) -> bool:
+    """Whether the interval lies wholly on one side of zero."""
+    return change.low > 0 or change.high < 0
+
+
 def band(
     values: Float[ndarray, "steps pairs"],
 ) -> tuple[Float[ndarray, steps], Float[ndarray, steps], Float[ndarray, steps]]:

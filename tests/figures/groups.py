@@ -9,6 +9,7 @@ from dynolab.data.results import MetricsLine
 from dynolab.figures.group_inputs import Evaluated, GroupPageInputs, Run
 from dynolab.figures.inputs import StageFacts
 from dynolab.objectives import AdvantageRuleConfig, GRPOConfig, SimKOConfig
+from dynolab.training.config import OptimizerConfig
 
 SAMPLES = 8
 ARMS = {
@@ -31,6 +32,7 @@ def comparison(word: str = "", seeds: tuple[int, ...] = (0, 1, 2)) -> GroupPageI
         arms=ARMS,
         baseline="grpo",
         epsilon=0.0,
+        update=OptimizerConfig(name="sgd", learning_rate=0.01),
         starts={seed: _evaluated("before", seed, word) for seed in seeds},
         runs={(arm, seed): _run(arm, seed, word) for arm in ARMS for seed in seeds},
         settings=f"name: {word}",

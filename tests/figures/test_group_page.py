@@ -11,12 +11,18 @@ import numpy as np
 import pytest
 
 from dynolab.figures.arm_curves import arm_curve_plate
-from dynolab.figures.arm_plates import diversity_plate, likelihood_plate
+from dynolab.figures.arm_list import arm_list
+from dynolab.figures.arm_plates import (
+    against_plate,
+    displacement_plate,
+    diversity_plate,
+    likelihood_plate,
+)
 from dynolab.figures.group_inputs import Evaluated, GroupPageInputs, curve
 from dynolab.figures.group_page import write_group_page
 from dynolab.figures.pass_at_k import pass_plate
 from dynolab.figures.style import DARK, Plate
-from dynolab.objectives import DPOConfig
+from dynolab.objectives import DPOConfig, GRPOConfig
 from dynolab.probes.arm_verdicts import assess_arms
 from dynolab.probes.arms import START
 from dynolab.probes.intervals import mean_interval
@@ -30,8 +36,9 @@ CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
 def plates(inputs: GroupPageInputs) -> list[Plate | None]:
     table = inputs.table()
     return [
-        arm_curve_plate(inputs), pass_plate(inputs, table),
-        likelihood_plate(inputs, table), diversity_plate(inputs, table),
+        arm_curve_plate(inputs), pass_plate(inputs, table), against_plate(inputs, table),
+        displacement_plate(inputs, table), likelihood_plate(inputs, table),
+        diversity_plate(inputs, table),
     ]  # fmt: skip
 
 
@@ -61,6 +68,43 @@ def test_figures_are_means_over_prompts_then_over_seeds() -> None:
     )
 
 
+def test_differences_to_an_arm_are_taken_seed_by_seed() -> None:
+    table = comparison().table()
+    against = table.against("grpo")
+    for name in ("train/pass_at_1", "displaced/share"):
+        assert against.values("nthr", name).tolist() == [
+            own - other
+            for own, other in zip(
+                table.values("nthr", name), table.values("grpo", name), strict=True
+            )
+        ]
+        assert not against.values("grpo", name).any()
+    assert np.isnan(against.values(START, "displaced/share")).all()
+
+
+def test_the_page_says_which_arms_can_be_told_from_the_baseline() -> None:
+    inputs = comparison()
+    plate = against_plate(inputs, inputs.table())
+    assert plate is not None
+    told = next(one for one in plate.message.split(". ") if one.startswith("Questions displaced"))
+    assert "nthr −40" in told and "random" not in told
+    alone = comparison(seeds=(0,))
+    unsure = against_plate(alone, alone.table())
+    assert unsure is not None
+    assert unsure.message.count("no arm can be told from grpo") == 3
+
+
+def test_every_arm_is_told_with_its_source_and_what_is_not_the_default() -> None:
+    pairs = {"pairs": DPOConfig(), "gspo": GRPOConfig(ratio="sequence")}
+    inputs = comparison()
+    words = " ".join(Parsed(arm_list(replace(inputs, arms=inputs.arms | pairs)).markup).words)
+    assert "Control of NTHR: as many tokens of wrong answers, drawn at random" in words
+    assert "DPO on the best and the worst answer to a prompt" in words
+    assert "ratio = sequence" in words
+    for source in ("2402.03300", "2505.18830", "2510.14807"):
+        assert source in words
+
+
 def test_curves_take_the_steps_that_all_seeds_have() -> None:
     runs = comparison().of_arm("grpo")
     steps, values = curve(
@@ -75,7 +119,7 @@ def test_claims_appear_where_they_hold_and_not_where_they_do_not() -> None:
     inputs = comparison()
     found = {one.id: one.outcome for one in assess_arms(inputs.arms, "grpo", inputs.table())}
     assert set(found.values()) == {"appears"}
-    assert len(found) == 9
+    assert len(found) == 11
     swapped = replace(
         inputs,
         runs=inputs.runs
@@ -93,7 +137,7 @@ def test_the_page_has_every_arm_and_its_difference_to_the_baseline(tmp_path: Pat
     metrics = write_group_page(comparison(), tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert metrics == summary["metrics"]
-    assert metrics["claims/appears"] == 9
+    assert metrics["claims/appears"] == 11
     assert metrics["grpo/train/pass_at_1"] == summary["means"]["grpo/train/pass_at_1"]["mean"]
     assert "nthr/displaced/share" in summary["differences"]
     words = " ".join(Parsed((tmp_path / "grpo.html").read_text()).words)
@@ -111,7 +155,7 @@ def test_what_was_not_measured_leaves_the_others(tmp_path: Path) -> None:
     starts = {seed: Evaluated(bare["grpo", seed].evaluated.prompts) for seed in inputs.seeds}
     left = replace(inputs, runs=bare, starts=starts, arms={"grpo": inputs.arms["grpo"],
                                                            "nthr": DPOConfig()})  # fmt: skip
-    assert plates(left)[0] is None and plates(left)[2] is None
+    assert plates(left)[0] is None and plates(left)[3] is None
     metrics = write_group_page(left, tmp_path)
     assert metrics["claims/not_measured"] == 1
 

@@ -26,6 +26,7 @@ from flows.grpo_parameters import GrpoParameters
 from flows.grpo_steps import grpo_steps
 from flows.parameters import load_parameters, validated
 from models.language import load_language_model
+from tasks.displacement import DisplacementConfig
 from tasks.evaluate import EVALUATE
 from tasks.runtime.chain import plan
 from tasks.runtime.work import StageResult
@@ -228,3 +229,5 @@ def test_the_built_in_comparison_is_a_plan() -> None:
     names = [step.name for step in grpo_steps(known)]
     assert len(names) == len(set(names))
     assert names[-1] == "grpo-page"
+    assert known.displacement.update(known.training.optimizer).learning_rate == 0.01
+    assert DisplacementConfig().update(known.training.optimizer) == known.training.optimizer
