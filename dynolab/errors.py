@@ -93,13 +93,13 @@ DIVERGED = "diverged.jsonl"
 """Among a training's logs: the batch in which its loss left the numbers, example by example."""
 
 
-class NonFiniteLoss(DynolabError):
-    """Training diverged; carries the ids of the batch in which the loss left the numbers."""
+class Diverged(DynolabError):
+    """Training diverged; carries the ids of the batch whose loss or gradient is no number."""
 
-    def __init__(self, loss: float, ids: Sequence[str]) -> None:
+    def __init__(self, name: str, value: float, ids: Sequence[str]) -> None:
         super().__init__(
-            f"loss = {loss}: training diverged on the batch of rows {', '.join(ids)}; "
+            f"{name} = {value}: training diverged on the batch of rows {', '.join(ids)}; "
             "lower optimizer.learning_rate, lengthen warmup_steps, or look at these rows "
             f"(the batch as it was trained on is kept in {DIVERGED})"
         )
-        self.loss, self.ids = loss, list(ids)
+        self.name, self.value, self.ids = name, value, list(ids)

@@ -17,7 +17,7 @@ from dynolab.data.batches import TokenBatch, Totals
 from dynolab.data.packing import plan_rows, sequences_of, share_prompts
 from dynolab.data.results import MetricsLine, ProbeScore, TrainingSummary
 from dynolab.data.rows import ProbeRow, read_rows
-from dynolab.errors import DIVERGED, NonFiniteLoss
+from dynolab.errors import DIVERGED, Diverged
 from dynolab.likelihood import ResponseLogits, packing_width
 from dynolab.objectives import build_objective, read_logps
 from dynolab.probes.score import score_probes
@@ -52,7 +52,7 @@ def train(job: TrainJob, policy: PreTrainedModel, tokenizer: PreTrainedTokenizer
     Writes into `job.output`: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/` and
     `summary.json`; resume states appear in `job.resume_out`.
 
-    **Raises** `ConfigError` for data or settings that cannot work, `NonFiniteLoss` where training
+    **Raises** `ConfigError` for data or settings that cannot work, `Diverged` where training
     diverges.
     """
     Trainer(job, policy, tokenizer).run()
@@ -119,6 +119,7 @@ class Trainer:
         sums, pushes = self._accumulate(engine, examples)
         rate = learning_rate(config.optimizer, config.warmup_steps, step)
         norm = engine.step(rate)
+        self._check_finite("gradient norm", norm, examples)
         if before is not None:
             self._record(engine, step, rate, norm, examples, *before)
         means = {name: value / len(examples) for name, value in sums.items()}
@@ -151,18 +152,19 @@ class Trainer:
             if (pushed := strengths(self.objective, logps.detach(), tokens)) is not None:
                 pushes.append(pushed)
         result = _summed(sums)
-        if not math.isfinite(result["train/loss"]):
-            self._keep_diverged(examples)
-            raise NonFiniteLoss(result["train/loss"], [one.id for one in examples])
+        self._check_finite("loss", result["train/loss"], examples)
         return result, quantiles(pushes)
 
-    def _keep_diverged(self, examples: Sequence[StepExample]) -> None:
-        """Writes what the loss was computed on, as records hold it."""
+    def _check_finite(self, name: str, value: float, examples: Sequence[StepExample]) -> None:
+        """Ends a diverged training; what the number was computed on is kept as records hold it."""
+        if math.isfinite(value):
+            return
         if distributed.rank() == 0:
             sides, warmth = self.objective.sides, self.source.temperature
             lines = [recorded(one, sides, warmth).model_dump_json() + "\n" for one in examples]
             ((self.job.logs or self.job.output) / DIVERGED).write_text("".join(lines))
         distributed.barrier()  # the other ranks' ends would end this one
+        raise Diverged(name, value, [one.id for one in examples])
 
     def _micro_batches(self, examples: Sequence[StepExample]) -> list[Sequence[StepExample]]:
         """This rank's examples, forward by forward: as many forwards on all ranks in every step.

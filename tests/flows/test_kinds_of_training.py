@@ -13,7 +13,7 @@ from dynolab.data.force_results import AnalysisFacts, KernelFindings, PairForce,
 from dynolab.data.results import ForceRow, TokenMap
 from dynolab.data.rows import read_rows, read_value
 from dynolab.data.sources import DataConfig
-from dynolab.errors import DIVERGED, ConfigError, NonFiniteLoss
+from dynolab.errors import DIVERGED, ConfigError, Diverged
 from dynolab.forces import ForceMap, split_step
 from dynolab.objectives import SFTConfig
 from dynolab.rollouts.rewards import ALLOWED
@@ -262,7 +262,7 @@ def test_a_comparison_measures_the_steps_that_it_records(analysed: Analysed) -> 
 def test_a_batch_that_diverged_lies_among_the_logs_in_the_store(analysed: Analysed) -> None:
     sgd = {"name": "sgd", "learning_rate": 1e30}
     config = TrainConfig.model_validate(ALL | {"optimizer": sgd, "clip_norm": 1e9, "steps": 3})
-    with pytest.raises(NonFiniteLoss) as stopped:
+    with pytest.raises(Diverged) as stopped:
         analysed.run(SFT, config, data=analysed.data, model=analysed.base)
     home = analysed.folder(analysed.base).parents[3]
     (kept,) = home.glob(f"stages/sft/*/logs/*/{DIVERGED}")

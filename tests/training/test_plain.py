@@ -14,7 +14,7 @@ from dynolab.data.batches import draw
 from dynolab.data.encode import Encoder
 from dynolab.data.results import ProbeScore
 from dynolab.data.rows import Example, ProbeRow, read_rows, write_rows
-from dynolab.errors import ConfigError, NonFiniteLoss
+from dynolab.errors import ConfigError, Diverged
 from dynolab.likelihood import ResponseLogits
 from dynolab.probes.score import score_probes
 from dynolab.training.config import TrainConfig
@@ -85,7 +85,7 @@ def test_divergence_stops_and_names_the_rows(inputs: Path, tmp_path: Path) -> No
     policy = load_language_model(job.model)
     with torch.no_grad():
         policy.get_output_embeddings().weight.fill_(float("nan"))
-    with pytest.raises(NonFiniteLoss, match="rows r"):
+    with pytest.raises(Diverged, match="rows r"):
         train(job, policy, load_tokenizer(job.model))
 
 

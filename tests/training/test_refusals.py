@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynolab.errors import DIVERGED, ConfigError, NonFiniteLoss
+from dynolab.errors import DIVERGED, ConfigError, Diverged
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.loop import train
@@ -43,7 +43,7 @@ def test_a_diverged_batch_is_named_and_kept(inputs: Path, tmp_path: Path, logs: 
     policy = load_language_model(job.model)
     with torch.no_grad():
         policy.get_output_embeddings().weight.fill_(float("nan"))
-    with pytest.raises(NonFiniteLoss, match=rf"rows r.*lower optimizer.*{DIVERGED}") as stopped:
+    with pytest.raises(Diverged, match=rf"rows r.*lower optimizer.*{DIVERGED}") as stopped:
         train(job, policy, load_tokenizer(job.model))
     kept = tmp_path / ("logs" if logs else "output") / DIVERGED
     examples = [read_recorded(line) for line in kept.read_text().splitlines()]
@@ -51,11 +51,21 @@ def test_a_diverged_batch_is_named_and_kept(inputs: Path, tmp_path: Path, logs: 
     assert all(isinstance(one, RecordedExample) and one.rejected for one in examples)
 
 
+def test_a_gradient_without_numbers_ends_training_too(inputs: Path, tmp_path: Path) -> None:
+    job = make_job(inputs, tmp_path, settings())
+    policy = load_language_model(job.model)
+    policy.get_output_embeddings().weight.register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(Diverged, match=r"gradient norm = nan: .*rows r"):
+        train(job, policy, load_tokenizer(job.model))
+    assert not list(job.resume_out.iterdir())
+    assert (job.output / DIVERGED).exists()
+
+
 def test_a_group_that_diverged_is_kept_with_its_completions(inputs: Path, tmp_path: Path) -> None:
     """A rate that no number survives: the policy that sampled the second rollout is no policy."""
     sgd = {"name": "sgd", "learning_rate": 1e30}
     config = group_settings(optimizer=sgd, clip_norm=1e9, updates_per_rollout=5, checkpoint_every=0)
-    with pytest.raises(NonFiniteLoss) as stopped:
+    with pytest.raises(Diverged) as stopped:
         run(inputs, tmp_path, config)
     lines = (tmp_path / "output" / DIVERGED).read_text().splitlines()
     groups = [read_recorded(line) for line in lines]
