@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from dynolab.errors import ConfigError
-from dynolab.objectives.registry import RowConfig
+from dynolab.objectives.registry import PAIR_OBJECTIVES, RowConfig
 from flows.parameters import StudyParameters, load_parameters, resolved
 from flows.steps import study_steps
 from tasks.runtime.work import StageResult
@@ -39,7 +39,22 @@ def test_two_trainings_of_one_objective_are_refused() -> None:
     load_parameters(StudyParameters, SMALL, extended)
 
 
-@pytest.mark.parametrize(("objective", "called"), [("ipo", "IPO"), ("simpo", "SimPO")])
+CALLED = {
+    "dpo": "DPO", "robust_dpo": "Robust DPO", "ipo": "IPO", "slic": "SLiC", "hinge": "Hinge",
+    "simpo": "SimPO", "sppo": "SPPO",
+}  # fmt: skip
+FAST = ("ipo", "simpo")
+
+
+def test_all_preference_objectives_are_here() -> None:
+    assert CALLED.keys() == PAIR_OBJECTIVES
+
+
+@pytest.mark.parametrize(
+    ("objective", "called"),
+    [pytest.param(*one, marks=[] if one[0] in FAST else pytest.mark.study)
+     for one in CALLED.items()],
+)  # fmt: skip
 def test_it_runs_to_its_report(analysed: Analysed, objective: str, called: str) -> None:
     changes = [*PLAIN, *QUICK, f"preference.objective={{name: {objective}}}"]
     results: dict[str, StageResult] = {}
@@ -54,4 +69,5 @@ def test_it_runs_to_its_report(analysed: Analysed, objective: str, called: str) 
     assert "not measured" not in {one["outcome"] for one in summary["verdicts"]}
     words = " ".join(Parsed((folder / "report.html").read_text()).words)
     assert f"{called}: chosen" in words
-    assert "DPO:" not in words
+    others = set(CALLED.values()) - {called}
+    assert not [other for other in others if f" {other}: chosen" in words]
