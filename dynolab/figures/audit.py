@@ -129,7 +129,7 @@ def worst_section(audit: Audit, ranking: Ranking) -> Html:
             "on all", "CHES", "Δ by training")  # fmt: skip
     return section(
         f"worst-{ranking}",
-        f"Worst by {LABELS[ranking]}",
+        f"Worst by the {LABELS[ranking]}",
         f"The {len(worst)} of {len(own)} {SPLITS['train']} pairs that this ranking puts first.",
         table(head, rows, "ssssnnnnnn"),
     )

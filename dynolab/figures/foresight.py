@@ -22,7 +22,6 @@ from dynolab.figures.style import (
     base_layout,
     columns,
     join,
-    number,
     panel_title,
     plotly_text,
     with_interval,
@@ -32,9 +31,9 @@ from dynolab.probes.intervals import Interval
 
 LABELS: dict[Ranking, str] = {
     "from_all": "force of all pairs on it",
-    "on_all": "the pair’s force on all",
-    "force": "the pair’s force on its own",
-    "push_down": "its push-down alone",
+    "on_all": "pair’s force on all",
+    "force": "pair’s force on its own",
+    "push_down": "pair’s push-down alone",
     "ches": "CHES",
     "ches_per_token": "CHES per token",
     "likelihood_gap": "likelihood gap",
@@ -95,8 +94,8 @@ def _message(found: Sequence[Foresight], splits: Sequence[Split]) -> str:
         if known:
             best = max(known, key=lambda one: one.spearman)
             said.append(
-                f"on {SPLITS[split]} pairs best by {_label(best)} (rank correlation "
-                f"{number(best.spearman, 2)})"
+                f"on {SPLITS[split]} pairs best by the {_label(best)} (rank correlation "
+                f"{_correlation(best)})"
             )
     own_force = [one for one in found if one.ranking == "force" and one.spearman <= 0]
     alone = (
@@ -105,6 +104,10 @@ def _message(found: Sequence[Foresight], splits: Sequence[Split]) -> str:
     )  # fmt: skip
     foreseen = f" It was foreseen {join(said)}." if said else ""
     return f"The chosen answers of {join(parts)} pairs fell.{foreseen}{alone}"
+
+
+def _correlation(one: Foresight) -> str:
+    return f"{one.spearman:.2f}".replace("-", "−")
 
 
 def _label(one: Foresight) -> str:
@@ -147,12 +150,19 @@ def foreseen_plate(audit: Audit) -> Plate | None:
                         "yanchor": "bottom"}  # fmt: skip
     figure.update_layout(**layout)
     fell = sum(moved[row.split, row.pair_id] < 0 for row in rows)
+    said = join(
+        [f"the {LABELS[ranking]} {_correlation(one)}" for ranking in _DRAWN
+         for one in audit.foresight if (one.ranking, one.split) == (ranking, "train")]
+    )  # fmt: skip
     return Plate(
         "foreseen",
         "What was foreseen, and what came",
-        f"{fell} of {len(rows)} chosen answers fell.",
-        "A point: one pair, left what was said of it before training, up what training did to its "
-        "chosen answer. Forces foresee where points rise to the right, CHES where they fall.",
+        f"{fell} of {len(rows)} chosen answers fell. Rank correlations with the fall on training "
+        f"pairs: {said or 'none'}.",
+        "A point: one pair, sideways what was said of it before training, upwards what training "
+        "did to its chosen answer. Forces foresee where points rise to the right, CHES where they "
+        "fall. The force at the start orders the answers; from where on they fall is decided by "
+        "the steps after it, so its sign is no verdict.",
         figure,
     )
 

@@ -10,9 +10,11 @@ import time
 
 import pytest
 
+from dynolab.probes.foresight import RISKY
 from dynolab.probes.verdicts import CLAIMS
 from tests.study.arms import FLAT, ON_POLICY
 from tests.study.findings import Findings, markdown, measure_seeds, summarise, write_findings
+from tests.study.foresights import foresight_findings
 from tests.study.kernels import kernel_findings
 
 pytestmark = [pytest.mark.study, pytest.mark.timeout(3600)]
@@ -26,6 +28,7 @@ def findings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder, began = tmp_path_factory.mktemp("phenomena"), time.monotonic()
     found = dict(summarise(measure_seeds(SEEDS, folder)))
     found["kernel"] = kernel_findings(SEEDS, folder)
+    found["foresight"] = foresight_findings(SEEDS, folder)
     write_findings(folder / "findings.json", found, SEEDS)
     table = markdown(found, SEEDS)
     (folder / "findings.md").write_text(table + "\n")
@@ -66,3 +69,12 @@ def test_ranks_of_the_kernel_are_reported(findings: Findings) -> None:
     values = [value for finding in findings["kernel"] for value in finding.values]
     assert len(values) == 7 * len(SEEDS)
     assert all(-1 <= value <= 1 for value in values)
+
+
+def test_what_foresees_falling_answers_is_reported(findings: Findings) -> None:
+    """Which ranking is good is found, not expected."""
+    found = findings["foresight"]
+    assert len(found) == 2 * 2 * len(RISKY)
+    for one in found:
+        low = 0 if one.name.endswith("AUC") else -1
+        assert all(low <= value <= 1 for value in one.values)
