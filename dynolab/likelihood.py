@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dynolab.data.batches import TokenBatch, TopTokens
+from dynolab.data.prefixes import PrefixBatch
 from dynolab.errors import ConfigError
 from dynolab.packed import Reading, attention_mask, count_parts, read_parts, shares_prompts
+from dynolab.prefixed import prefixed_hidden
 
 
 def causal_model(model: nn.Module) -> nn.Module:
@@ -49,19 +50,21 @@ class ResponseLogits(nn.Module):
 
         **Arguments:**
 
-        - `batch`: its rows may share prompts (`share_prompts`).
+        - `batch`: its rows may share prompts (`share_prompts`, `collate_prefixes`).
         - `read`: what is wanted of the logits, say `token_logps`. Few of them then exist at a
           time, in the backward pass too.
         """
         hidden = self.hidden(batch)
         if read is None:
             return self.head(hidden)
-        parts = count_parts(causal_model(self.model), len(hidden))
+        parts = count_parts(causal_model(self.model), hidden)
         return read_parts(self.head, hidden, batch, read, parts)
 
     def hidden(self, batch: TokenBatch) -> Float[Tensor, "tokens features"]:
         """Last hidden states, the head's input, from which each response token is predicted."""
         causal = causal_model(self.model)
+        if isinstance(batch, PrefixBatch):
+            return prefixed_hidden(causal.base_model, batch)
         hidden = causal.base_model(  # type: ignore[operator]
             input_ids=batch.input_ids,
             attention_mask=attention_mask(causal, batch),
@@ -117,24 +120,3 @@ def _log_softmax(
 ) -> Float[Tensor, "tokens vocabulary"]:
     scaled = logits if batch.temperature == 1 else logits / batch.temperature
     return torch.log_softmax(scaled, dim=-1)
-
-
-@dataclass(frozen=True)
-class ArgmaxView:
-    """What the model would rather have said at every position of a teacher-forced response."""
-
-    logp: Float[Tensor, tokens]
-    token: Float[Tensor, tokens]
-    outside_logmass: Float[Tensor, tokens]
-
-
-def argmax_view(logits: Float[Tensor, "tokens vocabulary"]) -> ArgmaxView:
-    """y*: the likeliest token per position, its log-probability and log of the mass outside it.
-
-    The mass outside is `log1p(−exp(logp))`, from the other classes' own logsumexp where the
-    argmax is nearly certain, so that it never becomes −inf in float32 by rounding alone.
-    """
-    normaliser = torch.logsumexp(logits, dim=-1)
-    top, token = logits.max(dim=-1)
-    rest = logits.scatter(-1, token[:, None], float("-inf"))
-    return ArgmaxView(top - normaliser, token, torch.logsumexp(rest, dim=-1) - normaliser)

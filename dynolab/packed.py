@@ -20,6 +20,10 @@ from dynolab.errors import ConfigError
 LOGITS_BYTES = 2**28
 """Of float32 logits that exist at one time where they are read part by part."""
 
+NEAR_BYTES, NEAR_TOKENS = 2**21, 256
+"""The same on a CPU without a backward pass: what is read of them is read from its cache, and
+there are tokens enough for the head's weights to be read through."""
+
 Reading = Callable[[Float[Tensor, "tokens vocabulary"], TokenBatch], Tensor]
 """What is wanted of logits: one value or more per response token, each from its own logits."""
 
@@ -77,16 +81,19 @@ def _as_mask(visible: Tensor, additive: bool) -> Tensor:
     return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, float("-inf"))
 
 
-def count_parts(model: nn.Module, tokens: int) -> int:
-    """In how many parts logits of that many tokens are to be read.
+def count_parts(model: nn.Module, hidden: Float[Tensor, "tokens features"]) -> int:
+    """In how many parts the logits of these hidden states are to be read.
 
     ZeRO-3 gathers the head's weights from all ranks for every part, so all ranks make as many;
     where weights are whole and its hooks are off (`Engine.gathered`), each rank makes its own.
     """
     vocabulary: int = model.config.vocab_size  # type: ignore[union-attr, assignment]
-    parts = max(1, math.ceil(4 * vocabulary * tokens / LOGITS_BYTES))
     partitioned = any(hasattr(weights, "ds_id") for weights in model.parameters())
     gathers = partitioned and any(module._forward_pre_hooks for module in model.modules())
+    size = LOGITS_BYTES
+    if hidden.device.type == "cpu" and not (torch.is_grad_enabled() or gathers):
+        size = min(size, max(NEAR_BYTES, 4 * vocabulary * NEAR_TOKENS))
+    parts = max(1, math.ceil(4 * vocabulary * len(hidden) / size))
     return max(distributed.gather(parts)) if gathers else parts
 
 

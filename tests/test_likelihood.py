@@ -12,7 +12,6 @@ from dynolab.data.batches import collate
 from dynolab.data.encode import Encoder
 from dynolab.likelihood import (
     ResponseLogits,
-    argmax_view,
     target_logps,
     token_logps,
     top_tokens,
@@ -54,17 +53,6 @@ def test_response_tokens_are_listed_with_the_place_that_predicts_them(encoded) -
     for sequence, position, token in zip(batch.sequence, batch.position, batch.token, strict=True):
         assert encoded[int(sequence)].ids[int(position) + 1] == int(token)
         assert batch.position_ids[sequence, position] == position
-
-
-def test_the_mass_outside_the_argmax_survives_certainty() -> None:
-    logits = torch.zeros(2, 50)
-    logits[0, 7], logits[1, 3] = 40.0, 1.0
-    view = argmax_view(logits)
-    exact = torch.log_softmax(logits.double(), -1)
-    assert view.token.tolist() == [7, 3]
-    torch.testing.assert_close(view.logp.double(), exact.max(-1).values, atol=1e-6, rtol=1e-6)
-    # log1p(−exp(logp)) would be −inf here: in float32 the argmax's probability rounds to one.
-    assert view.outside_logmass[0] == pytest.approx(-40 + math.log(49), abs=1e-4)
 
 
 @torch.no_grad()

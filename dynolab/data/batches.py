@@ -96,9 +96,9 @@ class TokenBatch:
         """Response tokens of every sequence."""
         return self.sequence_sum(torch.ones_like(self.sequence))
 
-    def sequence_sum(self, values: Float[Tensor, tokens]) -> Float[Tensor, sequences]:
-        """Sum of a per-token quantity over each sequence's response."""
-        zeros = values.new_zeros(len(self.side))
+    def sequence_sum(self, values: Float[Tensor, "tokens ..."]) -> Float[Tensor, "sequences ..."]:
+        """Sum of per-token quantities over each sequence's response."""
+        zeros = values.new_zeros(len(self.side), *values.shape[1:])
         return zeros.index_add(0, self.sequence, values)
 
     def to(self, device: torch.device | str) -> TokenBatch:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from dynolab.data.rows import Example
+from dynolab.data.rows import Example, ProbeRow
 from dynolab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,6 +96,38 @@ class Encoder:
         sides = self._sides(name, prompt, [response])
         return None if sides is None else sides[0]
 
+    def responses(self, name: str, prompt: str, texts: Sequence[str]) -> list[Encoded | None]:
+        """One prompt with several responses; None for those that the overlong rule drops.
+
+        A prompt that must be cut is cut alike for all that can follow it: responses that are
+        compared answer the same question.
+        """
+        whole, tails = self._prompt_ids(name, prompt), self._tails(texts)
+        common = whole
+        if self.overlong == "truncate_left":
+            excess = (len(whole) + len(tail) - self.max_length for tail in tails)
+            cuts = (cut_left(self.tokenizer, whole, one) for one in excess if one > 0)
+            common = min((cut for cut in cuts if cut), key=len, default=whole)
+        found = []
+        for tail in tails:
+            kept = self._fitted(name, common, len(tail))
+            self.counts.truncated += kept is not None and kept is not whole
+            found.append(None if kept is None else Encoded((*kept, *tail), len(kept)))
+        return found
+
+    def probes(self, rows: Sequence[ProbeRow]) -> list[Encoded | None]:
+        """Every row's prompt and response, those of one prompt as `responses` has them."""
+        by_prompt: dict[str, list[int]] = {}
+        for number, row in enumerate(rows):
+            by_prompt.setdefault(row.prompt, []).append(number)
+        found: list[Encoded | None] = [None] * len(rows)
+        for prompt, members in by_prompt.items():
+            texts = [rows[number].response for number in members]
+            encoded = self.responses(rows[members[0]].pair_id, prompt, texts)
+            for number, one in zip(members, encoded, strict=True):
+                found[number] = one
+        return found
+
     def prompt(self, name: str, prompt: str, room: int) -> tuple[int, ...] | None:
         """A prompt that a response of `room` tokens can follow; None where it is dropped."""
         kept = self._fitted(name, self._prompt_ids(name, prompt), room)
@@ -113,7 +145,7 @@ class Encoder:
 
     def _sides(self, name: str, prompt: str, responses: Sequence[str]) -> list[Encoded] | None:
         prompt_ids = self._prompt_ids(name, prompt)
-        tails = [[*self._response_ids(text), self.tokenizer.eos_token_id] for text in responses]
+        tails = self._tails(responses)
         kept = self._fitted(name, prompt_ids, max(map(len, tails)))
         return None if kept is None else [Encoded((*kept, *tail), len(kept)) for tail in tails]
 
@@ -136,15 +168,18 @@ class Encoder:
             self.counts.kept += 1
         return kept
 
-    def _response_ids(self, text: str) -> list[int]:
-        """The tokens of the response's own characters."""
-        anchor, anchored, alone = (
-            list(self.tokenizer(one, add_special_tokens=False)["input_ids"])
-            for one in (ANCHOR, ANCHOR + text, text)
-        )
-        if anchored[: len(anchor)] != anchor:  # the response's start merges with the anchor
-            return alone
-        return anchored[len(anchor) :]
+    def _tails(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each response's own characters, closed."""
+        written = [ANCHOR, *(ANCHOR + text for text in texts)]
+        anchored = self.tokenizer(written, add_special_tokens=False)["input_ids"]
+        anchor, tails = list(anchored[0]), []
+        for text, ids in zip(texts, anchored[1:], strict=True):
+            merged = list(ids[: len(anchor)]) != anchor
+            if merged:
+                ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            own = ids if merged else ids[len(anchor) :]
+            tails.append([*own, self.tokenizer.eos_token_id])
+        return tails
 
     def _shorten(self, name: str, prompt_ids: list[int], excess: int) -> list[int] | None:
         if self.overlong == "error":

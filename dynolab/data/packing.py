@@ -57,13 +57,14 @@ class PackedBatch(TokenBatch):
 
 
 def plan_rows(
-    sequences: Sequence[Encoded], width: int | None, row_tokens: int | None = None
+    sequences: Sequence[Encoded], width: float | None, row_tokens: int | None = None
 ) -> list[Row]:  # fmt: skip
     """Which sequences share a row: those of one prompt, as long as that costs less.
 
     **Arguments:**
 
-    - `width`: hidden size of the model; None where it cannot see packed rows.
+    - `width`: hidden size of the model; None where it cannot see packed rows, infinity where
+      the length of a row costs nothing.
     - `row_tokens`: bound on a row's length; a longer sequence has a row alone.
 
     **Returns:** rows in the order of their first sequences, each sequence in exactly one.
@@ -92,7 +93,7 @@ def packed_length(sequences: Sequence[Encoded], row: Row) -> int:
     return prompt + sum(sequences[number].response_length - 1 for number in row)
 
 
-def _cost(length: int, width: int) -> float:
+def _cost(length: int, width: float) -> float:
     """What a row costs, in tokens: a layer spends `24 w²` on a token and `4 w` on a pair of them.
 
     Multiplications and additions of a transformer layer of width w; a masked kernel forms all

@@ -15,13 +15,38 @@ ARGMAX = "argmax"
 ObjectiveName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
 
 
+class TokenScores(Row):
+    """What a model thinks of every token of an answer, one entry each, end-of-sequence included.
+
+    `token`: the answer's own token y; `logp`: log π_y, nats; `rank`: 1 + the number of likelier
+    tokens; `argmax`: y*, the likeliest; `argmax_logp` and `outside_logmass`: log π(y*) and
+    log(1 − π(y*)), nats; `entropy` of π, nats; `energy`: 1 − π_y; `a_frobenius`: ‖A‖_F of
+    A = I − 1πᵀ.
+    """
+
+    token: tuple[int, ...]
+    logp: tuple[float, ...]
+    rank: tuple[int, ...]
+    argmax: tuple[int, ...]
+    argmax_logp: tuple[float, ...]
+    outside_logmass: tuple[float, ...]
+    entropy: tuple[float, ...]
+    energy: tuple[float, ...]
+    a_frobenius: tuple[float, ...]
+
+
 class Score(Row):
     """Likelihood of one answer: `logp` = Σ_l log π(y_l | x, y_<l), nats, end-of-sequence included.
 
-    The chosen answer carries y*, the model's own choice at each of its positions: `argmax_logp` =
+    y* is the model's own choice at each position of the answer: `argmax_logp` =
     Σ_l max_v log π(v | x, y_<l), `outside_logmass` = Σ_l log(1 − π(argmax)), `outside_mass`, the
     mean over positions of 1 − π(argmax), and `argmax_tokens_equal`, the share of positions where
     the argmax is the answer's own token.
+
+    Means over the answer's tokens: `log_rank`, of the logarithm of a token's rank (0 where every
+    token is the argmax); `entropy`, nats; `energy`, of 1 − π(y_l). `a_frobenius` is the root of
+    the mean of ‖A_l‖²_F, so that √tokens times it is ‖A‖_F of the whole answer. `token_scores`
+    is there where it was asked for.
     """
 
     pair_id: str
@@ -33,6 +58,11 @@ class Score(Row):
     outside_logmass: float | None = None
     outside_mass: float | None = None
     argmax_tokens_equal: float | None = None
+    log_rank: float | None = None
+    entropy: float | None = None
+    energy: float | None = None
+    a_frobenius: float | None = None
+    token_scores: TokenScores | None = None
 
     def line(self) -> str:
         """One line of JSON, without what was not measured."""

@@ -83,7 +83,7 @@ def step_forces(
 
 def _encode(probes: Sequence[ProbeRow], encoder: Encoder) -> list[tuple[ProbeRow, Encoded]]:
     own = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
-    encoded = [(row, own.response(row.pair_id, row.prompt, row.response)) for row in probes]
+    encoded = zip(probes, own.probes(probes), strict=True)
     kept = [(row, one) for row, one in encoded if one is not None]
     if not kept:
         raise ConfigError("probes", 0, "no probe row is left to watch; give rows that fit")

@@ -17,6 +17,7 @@ from dynolab.forces.problem import Updating
 from dynolab.forces.split import micro_batches, record_batch
 from dynolab.likelihood import token_logps
 from dynolab.objectives import build_objective
+from dynolab.token_facts import token_facts
 from dynolab.training.record import StepRecord
 
 
@@ -70,32 +71,16 @@ def token_terms(
 
     **Arguments:** `learning_rates`: c of every token (`Objective.learning_rates`); default: 1.
     """
-    vocabulary = logits.shape[-1]
-    logps = torch.log_softmax(logits, dim=-1)
-    at = token[:, None]
-    # 1 − π_y and its like from the other tokens' logsumexp: subtracted from one they round away.
-    others = logps.scatter(-1, at, float("-inf"))
-    log_energy = torch.logsumexp(others, dim=-1)
-    log_square = torch.logsumexp(2 * others, dim=-1)
-    mass = torch.logsumexp(2 * logps, dim=-1).exp()
+    facts = token_facts(logits, token)
     return TokenTerms(
-        logp=logps.gather(-1, at).squeeze(-1),
-        a_frobenius=(vocabulary * mass + vocabulary - 2).sqrt(),
-        a_spectral=(vocabulary * mass).sqrt(),
-        energy=log_energy.exp(),
-        force_size=(torch.logaddexp(log_square, 2 * log_energy) / 2).exp(),
-        entropy=_entropy(logps),
-        learning_rate=torch.ones_like(log_energy) if learning_rates is None else learning_rates,
+        logp=facts.logp,
+        a_frobenius=facts.a_frobenius,
+        a_spectral=(logits.shape[-1] * facts.square).sqrt(),
+        energy=facts.energy,
+        force_size=facts.force_size,
+        entropy=facts.entropy,
+        learning_rate=torch.ones_like(facts.logp) if learning_rates is None else learning_rates,
     )
-
-
-def _entropy(logps: Float[Tensor, "tokens vocabulary"]) -> Float[Tensor, tokens]:
-    """`−Σ π log π`, with log π of the likeliest token as log1p of minus the others' mass."""
-    top = logps.argmax(-1, keepdim=True)
-    rest = logps.scatter(-1, top, float("-inf"))
-    sure = torch.log1p(-torch.logsumexp(rest, dim=-1, keepdim=True).exp())
-    exact = logps.scatter(-1, top, sure).clamp(min=torch.finfo(logps.dtype).min)
-    return -(exact.exp() * exact).sum(-1)
 
 
 @torch.no_grad()

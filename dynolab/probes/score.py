@@ -1,20 +1,24 @@
-"""Log-likelihood of probe rows under a model."""
+"""Log-likelihood of probe rows under a model, and what it thinks of their every token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from dynolab.data.batches import TokenBatch
-from dynolab.data.encode import Encoded, Encoder
-from dynolab.data.packing import collate_rows, plan_rows, rows_by_length
-from dynolab.data.results import Score
+from dynolab.data.encode import Encoder
+from dynolab.data.prefixes import collate_prefixes, plan_prefixes
+from dynolab.data.results import Score, TokenScores
 from dynolab.data.rows import ProbeRow
-from dynolab.likelihood import argmax_view, packing_width, token_logps
+from dynolab.likelihood import packing_width
+from dynolab.token_facts import TokenFacts, token_facts
+
+if TYPE_CHECKING:
+    from dynolab.likelihood import ResponseLogits
 
 Item = TypeVar("Item")
 
@@ -27,41 +31,71 @@ def score_probes(
     batch_tokens: int,
     share: tuple[int, int] = (0, 1),
     device: torch.device | str | None = None,
+    per_token: bool = False,
 ) -> list[Score]:
-    """Scores rows, in their order, without gradient and in eval mode (the mode is put back).
+    """Scores rows once: `ProbeScorer`, whose arguments these are."""
+    scorer = ProbeScorer(model, rows, encoder, batch_tokens=batch_tokens, share=share)
+    return scorer.score(device=device, per_token=per_token)
 
-    Rows that the overlong rule drops have no score.
+
+class ProbeScorer:
+    """Probe rows in batches, to be scored again and again as the model learns.
+
+    Rows that the overlong rule drops have no score. Rows of one prompt share its forward, and
+    where it is cut they see the same part of it.
 
     **Arguments:**
 
     - `model`: a `ResponseLogits`, or what an engine wrapped around one.
     - `encoder`: how rows are encoded; its counts are left alone.
     - `batch_tokens`: bound of rows × padded length of one forward; a longer row goes alone.
-      Responses of one prompt share a row.
     - `share`: `(rank, world)`: only this rank's run of rows is scored here; the ranks' results
       joined in rank order are in the rows' order.
-    - `device`: where the model computes; by default where its first parameter lies.
     """
-    own = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
-    encoded = [(row, own.response(row.pair_id, row.prompt, row.response)) for row in rows]
-    kept = _share([(row, one) for row, one in encoded if one is not None], *share)
-    scores: dict[int, Score] = {}
-    tokenizer = encoder.tokenizer
-    pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    where = device if device is not None else next(model.parameters()).device
-    training = model.training
-    model.eval()
-    try:
+
+    def __init__(
+        self, model: nn.Module | ResponseLogits, rows: Sequence[ProbeRow], encoder: Encoder, *,
+        batch_tokens: int, share: tuple[int, int] = (0, 1),
+    ) -> None:  # fmt: skip
+        self.model = model
+        own = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
+        encoded = zip(rows, own.probes(rows), strict=True)
+        kept = [(row, one) for row, one in encoded if one is not None]
+        kept = _share(kept, *share)
+        self.rows = [row for row, _ in kept]
+        """This rank's rows that have a score."""
         sequences = [one for _, one in kept]
-        plan = plan_rows(sequences, packing_width(model), batch_tokens)
-        for rows_of_batch in rows_by_length(sequences, plan, batch_tokens):
-            members = [number for row in rows_of_batch for number in row]
-            batch = [kept[member] for member in members]
-            tokens = collate_rows(sequences, rows_of_batch, int(pad_id)).to(where)
-            scores |= dict(zip(members, _score(model, batch, tokens), strict=True))
-    finally:
-        model.train(training)
-    return [scores[number] for number in range(len(kept))]
+        tokenizer = encoder.tokenizer
+        pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        plan = plan_prefixes(sequences, batch_tokens, shared=packing_width(model) is not None)
+        self._batches = [
+            collate_prefixes(sequences, together, int(pad), batch_tokens) for together in plan
+        ]
+
+    def score(
+        self, *, device: torch.device | str | None = None, per_token: bool = False
+    ) -> list[Score]:
+        """Scores of the rows, in their order, without gradient and in eval mode.
+
+        The mode is put back.
+
+        **Arguments:**
+
+        - `device`: where the model computes; by default where its first parameter lies.
+        - `per_token`: whether scores bring `token_scores`.
+        """
+        where = device if device is not None else next(self.model.parameters()).device
+        scores: dict[int, Score] = {}
+        training = self.model.training
+        self.model.eval()
+        try:
+            for batch, members in self._batches:
+                rows = [self.rows[number] for number in members]
+                found = _score(self.model, rows, batch.to(where), per_token)
+                scores |= dict(zip(members, found, strict=True))
+        finally:
+            self.model.train(training)
+        return [scores[number] for number in range(len(self.rows))]
 
 
 def _share(items: list[Item], rank: int, world: int) -> list[Item]:
@@ -70,37 +104,55 @@ def _share(items: list[Item], rank: int, world: int) -> list[Item]:
 
 @torch.no_grad()
 def _score(
-    model: nn.Module, rows: Sequence[tuple[ProbeRow, Encoded]], batch: TokenBatch
+    model: nn.Module, rows: Sequence[ProbeRow], batch: TokenBatch, per_token: bool
 ) -> list[Score]:
-    sums = [batch.sequence_sum(column).tolist() for column in model(batch, _read).unbind(1)]
-    logps, best, outside, mass, equal = sums
-    scores = []
-    for number, (row, encoded) in enumerate(rows):
-        tokens = encoded.response_length
-        score = Score(
-            pair_id=row.pair_id, split=row.split, kind=row.kind, tokens=tokens, logp=logps[number]
+    table = model(batch, _read).double()
+    facts = TokenFacts.of_table(table)
+    equal = (facts.argmax == batch.token).double()
+    summed = torch.stack(
+        [facts.logp, facts.argmax_logp, facts.outside_logmass, facts.outside_mass, equal,
+         facts.rank.log(), facts.entropy, facts.energy, facts.a_frobenius**2], dim=1,
+    )  # fmt: skip
+    lengths = batch.sequence_length
+    sums = batch.sequence_sum(summed).tolist()
+    numbers = lengths.tolist()
+    tokens = _token_scores(batch, table, numbers) if per_token else [None] * len(rows)
+    return [
+        Score(
+            pair_id=row.pair_id, split=row.split, kind=row.kind, tokens=n, logp=logp,
+            argmax_logp=best, outside_logmass=outside, outside_mass=mass / n,
+            argmax_tokens_equal=same / n, log_rank=rank / n, entropy=entropy / n,
+            energy=energy / n, a_frobenius=(square / n) ** 0.5, token_scores=each,
         )
-        if row.kind == "chosen":
-            score = score.model_copy(
-                update={
-                    "argmax_logp": best[number],
-                    "outside_logmass": outside[number],
-                    "outside_mass": mass[number] / tokens,
-                    "argmax_tokens_equal": equal[number] / tokens,
-                }
+        for row, n, each, (logp, best, outside, mass, same, rank, entropy, energy, square)
+        in zip(rows, numbers, tokens, sums, strict=True)
+    ]  # fmt: skip
+
+
+def _read(
+    logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
+) -> Float[Tensor, "tokens facts"]:
+    return token_facts(logits, batch.token).table()
+
+
+def _token_scores(
+    batch: TokenBatch, table: Float[Tensor, "tokens facts"], lengths: list[int]
+) -> list[TokenScores]:
+    """The facts of every sequence's tokens: these follow each other, sequence by sequence."""
+    parts = zip(batch.token.split(lengths), table.split(lengths), strict=True)
+    found = []
+    for token, part in parts:
+        facts = TokenFacts.of_table(part)
+        found.append(
+            TokenScores(
+                token=token.tolist(),
+                argmax=facts.argmax.long().tolist(),
+                rank=facts.rank.long().tolist(),
+                **{
+                    name: getattr(facts, name).tolist()
+                    for name in ("logp", "argmax_logp", "outside_logmass", "entropy", "energy",
+                                 "a_frobenius")
+                },
             )
-        scores.append(score)
-    return scores
-
-
-def _read(logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch) -> Tensor:
-    """Per response token what a score sums: of the token itself, then of the argmax."""
-    top = argmax_view(logits)
-    columns = (
-        token_logps(logits, batch),
-        top.logp,
-        top.outside_logmass,
-        top.outside_logmass.exp(),
-        (top.token == batch.token).to(logits.dtype),
-    )
-    return torch.stack(columns, dim=1)
+        )  # fmt: skip
+    return found

@@ -20,7 +20,7 @@ from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import DIVERGED, Diverged
 from dynolab.likelihood import ResponseLogits, packing_width
 from dynolab.objectives import build_objective, read_logps
-from dynolab.probes.score import score_probes
+from dynolab.probes.score import ProbeScorer
 from dynolab.probes.summary import mean_by_kind
 from dynolab.training.adapters import add_adapters, save_merged
 from dynolab.training.config import GroupTrainConfig
@@ -77,6 +77,7 @@ class Trainer:
         )
         self.source = self._build_source()
         self.probes = list(read_rows(job.probes, ProbeRow)) if job.probes else []
+        self.scorer: ProbeScorer | None = None
 
     def run(self) -> None:
         """The whole run."""
@@ -192,11 +193,13 @@ class Trainer:
         began = time.perf_counter()
         # Under ZeRO-3 every forward gathers weights from all ranks, so all must make the same ones.
         alone = self.config.engine.kind == "plain" or self.config.engine.zero_stage == 3
-        share = (0, 1) if alone else (distributed.rank(), distributed.world_size())
-        mine = score_probes(
-            engine.logits, self.probes, self.encoder,
-            batch_tokens=self.config.probe_batch_tokens, share=share,
-        )  # fmt: skip
+        if self.scorer is None:
+            share = (0, 1) if alone else (distributed.rank(), distributed.world_size())
+            self.scorer = ProbeScorer(
+                engine.logits, self.probes, self.encoder,
+                batch_tokens=self.config.probe_batch_tokens, share=share,
+            )  # fmt: skip
+        mine = self.scorer.score()
         rows = mine if alone else list(chain.from_iterable(distributed.gather(mine)))
         if distributed.rank() == 0:
             lines = (ProbeScore(step=step, **dict(row)).line() for row in rows)

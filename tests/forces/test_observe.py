@@ -8,7 +8,7 @@ from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, step_forces
-from dynolab.likelihood import ResponseLogits, argmax_view, token_logps
+from dynolab.likelihood import ResponseLogits, token_logps
 from dynolab.objectives import DPOConfig, SFTConfig
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from tests.forces.small_models import neox, pairs, train_steps, with_reference
@@ -21,7 +21,11 @@ class Numbers:
 
     eos_token_id, bos_token_id, pad_token_id = 2, None, 0
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+    def __call__(
+        self, text: str | list[str], add_special_tokens: bool = True
+    ) -> dict[str, list[int] | list[list[int]]]:
+        if isinstance(text, list):
+            return {"input_ids": [[int(word) for word in one.split()] for one in text]}
         return {"input_ids": [int(word) for word in text.split()]}
 
 
@@ -87,7 +91,7 @@ def test_measured_changes_are_those_of_the_weights_by_themselves():
                 logits = ResponseLogits(model)(batch)
             values[name, row.kind] = float(token_logps(logits, batch).sum())
             if row is chosen:
-                best = argmax_view(logits).token if best is None else best
+                best = logits.argmax(-1) if best is None else best
                 picked = logits.log_softmax(-1).gather(-1, best[:, None])
                 values[name, "argmax"] = float(picked.sum())
     for row in (chosen, argmax, rejected):

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
 
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoder
+from dynolab.data.prefixes import PrefixBatch
+from dynolab.data.results import Score
 from dynolab.data.rows import ProbeRow
 from dynolab.data.world import WorldConfig, build_world
 from dynolab.likelihood import ResponseLogits
-from dynolab.probes.score import score_probes
+from dynolab.probes.score import ProbeScorer, score_probes
 from dynolab.probes.summary import mean_by_kind
 from models.tiny import TinyConfig, build_tiny
 
@@ -52,36 +57,83 @@ def test_batches_equal_one_by_one(
             assert one.model_dump() == pytest.approx(two.model_dump(), abs=1e-4)
 
 
-def test_scores_equal_a_forward_by_hand(
-    model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder
-) -> None:
-    row = next(row for row in rows if row.kind == "chosen" and len(row.response.split()) > 3)
-    (score,) = score_probes(model, [row], encoder, batch_tokens=1000)
-    prompt = encoder.tokenizer(row.prompt)["input_ids"]
-    answer = [
-        *encoder.tokenizer(row.response, add_special_tokens=False)["input_ids"],
-        encoder.tokenizer.eos_token_id,
-    ]
-    with torch.no_grad():
-        logits = model.model(torch.tensor([prompt + answer])).logits[0].double()
+@torch.no_grad()
+def by_hand(model: ResponseLogits, row: ProbeRow, encoder: Encoder) -> tuple[Tensor, Tensor]:
+    """log π of the answer's tokens and of the whole vocabulary, by the model's own forward."""
+    tokenizer = encoder.tokenizer
+    prompt = tokenizer(row.prompt)["input_ids"]
+    answer = tokenizer(row.response, add_special_tokens=False)["input_ids"]
+    answer = torch.tensor([*answer, tokenizer.eos_token_id])
+    logits = model.model(torch.cat([torch.tensor(prompt), answer])[None]).logits[0].double()
     logp = logits.log_softmax(-1)[len(prompt) - 1 : -1]
-    top = logp.max(-1)
-    assert score.tokens == len(answer)
-    assert score.logp == pytest.approx(float(logp[range(len(answer)), answer].sum()), abs=1e-3)
-    assert score.argmax_logp == pytest.approx(float(top.values.sum()), abs=1e-3)
-    assert score.outside_logmass == pytest.approx(
-        float((1 - top.values.exp()).log().sum()), abs=1e-3
-    )
-    assert score.argmax_tokens_equal == pytest.approx(
-        float((top.indices == torch.tensor(answer)).double().mean())
-    )
+    return answer, logp
 
 
-def test_only_chosen_rows_carry_the_models_own_choice(
+@pytest.mark.parametrize("batch_tokens", [1, 300, 100_000])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_every_kind_s_scores_equal_a_forward_by_hand(
+    rows: list[ProbeRow], encoder: Encoder, model: ResponseLogits, adapted: bool, batch_tokens: int
+) -> None:
+    if adapted:
+        model = ResponseLogits(adapters(model.model))
+    scores = score_probes(model, rows, encoder, batch_tokens=batch_tokens, per_token=True)
+    for row, score in list(zip(rows, scores, strict=True))[::3]:
+        answer, logp = by_hand(model, row, encoder)
+        own = logp.gather(-1, answer[:, None])[:, 0]
+        top, pi, at = logp.max(-1), logp.exp(), torch.arange(len(answer))
+        found = score.token_scores
+        assert found is not None
+        assert found.token == tuple(answer.tolist())
+        assert found.argmax == tuple(top.indices.tolist())
+        assert found.rank == tuple((1 + (logp > own[:, None]).sum(-1)).tolist())
+        outside = pi.clone()
+        outside[at, top.indices] = 0
+        square = logp.shape[1] * pi.square().sum(-1) + logp.shape[1] - 2
+        entropy = -(pi * logp).sum(-1)
+        expected = {
+            "logp": own, "argmax_logp": top.values, "outside_logmass": outside.sum(-1).log(),
+            "entropy": entropy, "energy": 1 - own.exp(), "a_frobenius": square.sqrt(),
+        }  # fmt: skip
+        for name, values in expected.items():
+            assert getattr(found, name) == pytest.approx(values.tolist(), abs=1e-4), name
+        assert score.tokens == len(answer)
+        assert score.logp == pytest.approx(float(own.sum()), abs=1e-4)
+        assert score.argmax_logp == pytest.approx(float(top.values.sum()), abs=1e-4)
+        assert score.outside_mass == pytest.approx(float(outside.sum(-1).mean()), abs=1e-5)
+        assert score.argmax_tokens_equal == pytest.approx(
+            float((top.indices == answer).double().mean())
+        )
+        assert score.entropy == pytest.approx(float(entropy.mean()), abs=1e-4)
+        assert score.energy == pytest.approx(float((1 - own.exp()).mean()), abs=1e-5)
+        assert score.a_frobenius == pytest.approx(float(square.mean().sqrt()), abs=1e-4)
+        ranks = torch.tensor(found.rank, dtype=torch.float64)
+        assert score.log_rank == pytest.approx(float(ranks.log().mean()))
+
+
+def adapters(model: nn.Module) -> nn.Module:
+    """The model with adapters that change what it says."""
+    config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    return get_peft_model(copy.deepcopy(model), config).eval()
+
+
+def test_tokens_stay_out_of_files_unless_asked_for(
     model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder
 ) -> None:
-    scores = score_probes(model, rows, encoder, batch_tokens=1000)
-    assert {one.kind for one in scores if one.argmax_logp is not None} == {"chosen"}
+    for per_token in (False, True):
+        (score,) = score_probes(model, rows[:1], encoder, batch_tokens=9, per_token=per_token)
+        assert ("token_scores" in score.line()) is per_token
+        assert Score.model_validate_json(score.line()) == score
+
+
+def test_a_scorer_follows_the_model_that_it_was_made_for(
+    model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder
+) -> None:
+    other = ResponseLogits(copy.deepcopy(model.model))
+    scorer = ProbeScorer(other, rows, encoder, batch_tokens=1000)
+    before = scorer.score()
+    with torch.no_grad():
+        other.model.get_output_embeddings().weight.mul_(2)
+    assert scorer.score() == score_probes(other, rows, encoder, batch_tokens=1000) != before
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
@@ -106,7 +158,12 @@ def test_no_forward_exceeds_the_bound_on_padded_tokens(
     score_probes(model, rows, encoder, batch_tokens=200)
     hook.remove()
     assert sum(len(batch.side) for batch in batches) == len(rows)
-    assert all(batch.input_ids.numel() <= 200 or len(batch.input_ids) == 1 for batch in batches)
+    for batch in batches:
+        assert batch.input_ids.numel() <= 200 or len(batch.input_ids) == 1
+        for tails in batch.tails if isinstance(batch, PrefixBatch) else ():
+            prompt = int(batch.attention_mask[tails.prompt].sum(1).max())
+            count, length = tails.input_ids.shape
+            assert count == 1 or count * (prompt + length) <= 200
     assert len(batches) < len(rows) / 2
 
 

@@ -1,0 +1,128 @@
+"""What a model thinks of the tokens of a given text: one pass over the logits, every fact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+BLOCK = 2**19
+"""Logits that are read at one time on a CPU: they and what is made of them stay in its cache."""
+
+SURE = 1e-12
+"""Mass outside the argmax below which its square would leave float32: logarithms take over."""
+
+
+@dataclass(frozen=True)
+class TokenFacts:
+    """Of every token y that logits predict, one number each; π is their softmax, V its length.
+
+    - `logp`: log π_y in nats.
+    - `rank`: 1 + the number of tokens likelier than y.
+    - `argmax`: the likeliest token, y*; `argmax_logp`: its log π in nats.
+    - `outside_mass`: 1 − π(argmax), and `outside_logmass`, its logarithm.
+    - `entropy`: `−Σ_v π_v log π_v` in nats.
+    - `energy`: 1 − π_y.
+    - `square`: ‖π‖₂².
+    - `a_frobenius`: `‖A‖_F` of A = I − 1πᵀ, from `‖A‖²_F = V‖π‖² + V − 2`.
+    - `force_size`: `‖π − e_y‖₂`.
+
+    Masses are summed over the tokens that they are of, never subtracted from one, so that they
+    keep their digits as π → e_y.
+    """
+
+    logp: Float[Tensor, tokens]
+    rank: Float[Tensor, tokens]
+    argmax: Float[Tensor, tokens]
+    argmax_logp: Float[Tensor, tokens]
+    outside_mass: Float[Tensor, tokens]
+    outside_logmass: Float[Tensor, tokens]
+    entropy: Float[Tensor, tokens]
+    energy: Float[Tensor, tokens]
+    square: Float[Tensor, tokens]
+    a_frobenius: Float[Tensor, tokens]
+    force_size: Float[Tensor, tokens]
+
+    def table(self) -> Float[Tensor, "tokens facts"]:
+        """The facts as columns, in their order."""
+        return torch.stack([getattr(self, one.name) for one in fields(self)], dim=1)
+
+    @classmethod
+    def of_table(cls, table: Float[Tensor, "tokens facts"]) -> TokenFacts:
+        """The facts whose table this is."""
+        return cls(*table.unbind(1))
+
+
+@torch.no_grad()
+def token_facts(
+    logits: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, tokens]
+) -> TokenFacts:
+    """Facts of the tokens that these logits predict; a tie for the argmax counts for one of them.
+
+    **Arguments:** `logits`: float32, or float64 and the facts are.
+    """
+    rows = max(1, BLOCK // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    parts = zip(logits.split(max(rows, 1)), token.split(max(rows, 1)), strict=True)
+    return TokenFacts.of_table(torch.cat([_facts(*part).table() for part in parts]))
+
+
+def _facts(z: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, tokens]) -> TokenFacts:
+    """Facts of a few tokens.
+
+    With t the argmax, R = Σ_{v≠t} π_v and d = z − z_t: log π_t = log(1 − R),
+    log π_y = d_y + log π_t and the entropy is −log π_t − Σ_{v≠t} π_v d_v, in which all summands
+    are positive.
+    """
+    vocabulary = z.shape[1]
+    highest, top = z.max(dim=1, keepdim=True)
+    at = token[:, None]
+    mass = torch.softmax(z, dim=1)
+    peak = mass.gather(1, top)[:, 0]
+    mass.scatter_(1, top, 0.0)
+    # An impossible token has no share in the entropy: 0 · −inf is none.
+    below = (z - highest).clamp_(min=torch.finfo(z.dtype).min)
+    own, own_below = mass.gather(1, at)[:, 0], below.gather(1, at)[:, 0]
+    rank = 1 + torch.gt(below, own_below[:, None], out=torch.empty_like(z)).sum(1)
+    outside, rest = mass.sum(1), torch.linalg.vector_norm(mass, dim=1)
+    log_outside = outside.log()
+    sure = outside < SURE
+    certain = bool(sure.any())
+    if certain:
+        spread, *exact = _of_certain((z - highest)[sure], top[sure])
+        for values, value in zip((outside, rest, log_outside), exact, strict=True):
+            values[sure] = value
+    distance = mass.mul_(below).sum(1).neg_()
+    if certain:
+        distance[sure] = spread
+    top_logp = torch.where(outside < 0.5, torch.log1p(-outside), peak.log())
+    is_top = top[:, 0] == token
+    energy = torch.where(is_top, outside, 1 - own)
+    square = peak**2 + rest**2
+    others = torch.where(is_top, rest, (square - own**2).sqrt())
+    return TokenFacts(
+        logp=own_below + top_logp,
+        rank=rank,
+        argmax=top[:, 0].to(z.dtype),
+        argmax_logp=top_logp,
+        outside_mass=outside,
+        outside_logmass=log_outside,
+        entropy=distance - top_logp,
+        energy=energy,
+        square=square,
+        a_frobenius=(vocabulary * square + vocabulary - 2).sqrt(),
+        force_size=torch.hypot(energy, others),
+    )
+
+
+def _of_certain(
+    below: Float[Tensor, "tokens vocabulary"], top: Int[Tensor, "tokens 1"]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`−Σ π d`, `R`, `‖π‖₂` and log R, each without the argmax, where R is next to nothing."""
+    without = below.scatter(1, top, float("-inf"))
+    log_outside = torch.logsumexp(without, dim=1)  # log π(argmax) is −R: nothing beside it
+    share = torch.softmax(without, dim=1).nan_to_num()  # one token alone: no other has a share
+    outside = log_outside.exp()
+    spread = -(share * below.clamp(min=torch.finfo(below.dtype).min)).sum(1) * outside
+    return spread, outside, torch.linalg.vector_norm(share, dim=1) * outside, log_outside

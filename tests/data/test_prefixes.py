@@ -1,0 +1,70 @@
+"""Prompts that run once, against the plain forward of one sequence at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dynolab.data.encode import Encoded, Encoder
+from dynolab.data.prefixes import PrefixBatch, collate_prefixes, plan_prefixes
+from dynolab.forces.precision import dtype_preserving
+from dynolab.likelihood import ResponseLogits, token_logps
+from tests.forces.families import FAMILIES
+from tests.test_packed import SHAPES, WINDOWED, model_of, one_by_one, sequences_of
+from tests.training.small import make_tokenizer
+
+
+@pytest.mark.parametrize("batch_tokens", [12, 40, 1000])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
+@torch.no_grad()
+def test_shared_prompts_equal_one_sequence_at_a_time(
+    family: str, shape: str, batch_tokens: int
+) -> None:
+    model = model_of(family)
+    sequences, _ = sequences_of(SHAPES[shape])
+    seen: list[int] = []
+    with dtype_preserving(model):
+        for rows in plan_prefixes(sequences, batch_tokens, shared=True):
+            batch, members = collate_prefixes(sequences, rows, 0, batch_tokens)
+            logps = ResponseLogits(model)(batch, token_logps)
+            truth = one_by_one(model, [sequences[number] for number in members])
+            torch.testing.assert_close(logps, truth, atol=1e-9, rtol=0)
+            seen += members
+    assert sorted(seen) == list(range(len(sequences)))
+
+
+def test_a_prompt_is_there_once_and_no_forward_is_larger_than_asked() -> None:
+    sequences, _ = sequences_of(SHAPES["several prompts"])
+    (rows,) = plan_prefixes(sequences, 1000, shared=True)
+    batch, _ = collate_prefixes(sequences, rows, 0, 40)
+    assert isinstance(batch, PrefixBatch)
+    assert len(batch.input_ids) == 4 < len(sequences)
+    prompts = batch.attention_mask.sum(1)
+    for tails in batch.tails:
+        count, length = tails.input_ids.shape
+        assert count == 1 or count * (int(prompts[tails.prompt].max()) + length) <= 40
+
+
+def test_sequences_with_prompts_of_their_own_are_a_plain_batch() -> None:
+    sequences = [Encoded((5, 6, 7), 1), Encoded((8, 9, 2), 2)]
+    (rows,) = plan_prefixes(sequences, 1000, shared=True)
+    batch, members = collate_prefixes(sequences, rows, 0, 1000)
+    assert not isinstance(batch, PrefixBatch)
+    assert sorted(members) == [0, 1]
+
+
+def test_a_cut_prompt_is_cut_alike_for_all_its_responses() -> None:
+    tokenizer = make_tokenizer()
+    prompt, texts = " ".join(f"w{n}" for n in range(10)), ["w1 w2", "w3 w4 w5 w6 w7", "w1 " * 30]
+    cut = Encoder(tokenizer, 12, "truncate_left")
+    short, long, none = cut.responses("a", prompt, texts)
+    assert none is None
+    assert short is not None and long is not None
+    assert len(long.ids) == 12
+    kept = long.ids[: long.prompt_length]
+    assert short.ids[: short.prompt_length] == kept
+    assert kept[0] == tokenizer.bos_token_id
+    assert (cut.counts.kept, cut.counts.truncated, cut.counts.dropped) == (2, 2, 1)
+    dropped = Encoder(tokenizer, 16, "drop").responses("a", prompt, texts)
+    assert [one is None for one in dropped] == [False, True, True]
