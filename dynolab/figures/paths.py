@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from dynolab.data.results import ARGMAX
-from dynolab.data.rows import Split
+from dynolab.data.results import ARGMAX, ProbeScore
+from dynolab.data.rows import Split, read_rows
+from dynolab.errors import ConfigError
 from dynolab.figures.style import (
     KINDS,
     SPLITS,
@@ -29,7 +31,7 @@ from dynolab.figures.style import (
     style_of,
 )
 from dynolab.probes.intervals import band, mean_interval
-from dynolab.probes.paths import LearningPaths, change, peak_change
+from dynolab.probes.paths import LearningPaths, change, learning_paths, peak_change
 
 Paths = Mapping[tuple[str, Split], LearningPaths]
 """Learning paths by the objective's name and the split, trainings in the study's order."""
@@ -90,6 +92,24 @@ def learning_path_plate(paths: Paths) -> Plate | None:
         "alone.",
         figure,
     )
+
+
+def paths_figure(file: Path, name: str = "training") -> go.Figure:
+    """The figure of one training's learning paths.
+
+    **Arguments:**
+
+    - `file`: its `probes.jsonl`, probed at two steps at least.
+    - `name`: what the training is called above it.
+
+    **Raises:** `ConfigError` where there is nothing to draw.
+    """
+    rows = list(read_rows(file, ProbeScore))
+    found = {(name, split): learning_paths(rows, split) for split in SPLITS}
+    plate = learning_path_plate({key: paths for key, paths in found.items() if paths is not None})
+    if plate is None:
+        raise ConfigError(str(file), f"{len(rows)} rows", "a path needs probes at two steps")
+    return plate.figure
 
 
 _Y_TITLE = {"change": "Δ log π since step 0 (nats)", "level": "log π (nats)"}
