@@ -20,7 +20,7 @@ TRAINED, PROBED = list(range(1, 13)), [0, 6, 12]
 def goes_on_as_if_undisturbed(lab: Lab, undisturbed: Lab, project: str) -> None:
     """Started again the study resumes, and ends as the undisturbed one."""
     again = lab.study(f"project={project}")
-    early = {"data", "base", "sft", "sft-forces"}
+    early = {"data", "base", "sft", "audit", "sft-forces"}
     assert {name for name, state in again.items() if state == "cached"} == early
     assert lab.manifest("preference")["metrics"]["resumed_from"] >= 3
     assert lab.hashes("preference") == undisturbed.hashes("preference")

@@ -24,8 +24,8 @@ from tests.runtime.conftest import MlflowServer
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "deploy/studies/hh_tinystories.yaml"
 STAGES = {
-    "data", "base", "sft", "preference", "probe", "sft-forces", "preference-forces", "kernel",
-    "report",
+    "data", "base", "sft", "audit", "preference", "foresight", "probe", "sft-forces",
+    "preference-forces", "kernel", "report",
 }  # fmt: skip
 KINDS = {
     "chosen", "chosen_initial", "chosen_selfr", "chosen_gptsemantic", "chosen_gptformat",
@@ -39,6 +39,7 @@ SHORT = (
     "preference.steps=3", "preference.probe_every=3", "preference.checkpoint_every=0",
     "sft.warmup_steps=0", "preference.warmup_steps=0", "preference.record_steps=[1]",
     "forces.pairs=1", "probe.answers=1", "probe.answer_tokens=4",
+    "audit.pairs=4", "audit.heldout_pairs=2",
 )  # fmt: skip
 
 pytestmark = [
