@@ -34,7 +34,9 @@ class AuditParameters(BaseModel):
     study: str | None = Field(
         None, description="Study file; its finished steps can then be named as results."
     )
-    model: ModelConfig = Field(..., description="What preference training will start from.")
+    model: ModelConfig = Field(
+        ModelConfig(), description="What preference training will start from."
+    )
     trained: ModelConfig | None = Field(
         None, description="What it led to, once it is done: whose answers fell, and who foresaw it."
     )

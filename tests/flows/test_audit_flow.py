@@ -153,8 +153,7 @@ def test_a_model_and_a_file_are_all_that_is_needed(lab: Analysed, tmp_path: Path
 
 
 REFUSED = [
-    ({}, "model = {}: Field required"),
-    ({"model": {}}, "model = 'nothing': give either result"),
+    ({}, "model = 'nothing': give either result"),
     ({"model": {"result": "sft"}}, "is no finished step of the study"),
     ({"model": {"result": "DATA"}}, "of stage data holds no model"),
     ({"model": {"model": "/nowhere"}}, "model.model = '/nowhere'"),
