@@ -1,0 +1,285 @@
+"""Scoring probe rows beside a plain loop and beside lm-eval: same rows, same tokens.
+
+    DYNOLAB_TEST_DATA=FOLDER python -m tests.benchmarks.probing
+
+FOLDER holds `models/tinystories-656k`, `models/pythia-tokenizer` and `data/probes`. Prints one JSON
+object on its last line; a figure of the randomly initialised Pythia-70m shape ends in `_70m`. The
+rows are the paper's 500 prompts × 13 kinds; a prompt that the context cuts is cut alike on all
+sides. They are taken in blocks of prompts, and in every block one after another scores the same
+rows; a ratio is the median over blocks, `…_low` and `…_high` are the smallest and the largest.
+
+- `agreement_nats`: largest difference of a row's log-probability from the plain loop's, which
+  runs transformers' own forward on one sequence at a time.
+- `speedup_vs_one_by_one`, `speedup_vs_lm_eval`: its time over ours, tokenising included in ours
+  alone; lm-eval has the batch size with which its longest rows fill as many padded tokens.
+- `speedup_over_flop_ratio_70m`: the speed-up over the plain loop, over the ratio of the counted
+  multiplications.
+- `probe_over_packed_forward`: scoring over a forward of the same batches, with the head where a
+  response token is predicted, of whose logits nothing is read.
+- `training_overhead`: time of 50 DPO steps of 16 pairs with one probe of 100 prompts × 13 kinds
+  over their time without, from the median step and the median probe.
+- `tokens_left`: tokens run with prompts shared, over those without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
+
+from dynolab.data.encode import Encoded, Encoder
+from dynolab.data.prefixes import collate_prefixes, plan_prefixes
+from dynolab.data.rows import Example, ProbeRow, write_rows
+from dynolab.data.sources import DataConfig, load_data
+from dynolab.likelihood import ResponseLogits, packing_width
+from dynolab.probes.score import ProbeScorer
+from models.language import load_language_model, load_tokenizer, save_language_model
+
+BATCH_TOKENS, STEPS_BETWEEN, PAIRS, PROBED = 16_384, 50, 16, 100
+BLOCKS = {"tinystories": (5, 100), "70m": (5, 10)}
+"""How many blocks of how many prompts."""
+
+AT_MOST = {"agreement_nats": 1e-4, "probe_over_packed_forward": 1.4}
+AT_LEAST = {
+    "speedup_vs_one_by_one": 4.0, "speedup_vs_lm_eval": 3.0, "speedup_over_flop_ratio_70m": 0.8,
+}  # fmt: skip
+
+
+class Bench:
+    """One model with its tokenizer, and the paper's rows."""
+
+    def __init__(self, which: str) -> None:
+        self.which, source = which, Path(os.environ["DYNOLAB_TEST_DATA"])
+        file = source / "data/probes/hh_helpful_probe_train.jsonl.gz"
+        stories = source / "models/tinystories-656k"
+        if which == "tinystories":
+            self.tokenizer = load_tokenizer(stories)
+            self.model: Any = load_language_model(stories)
+        else:
+            words, end = source / "models/pythia-tokenizer/tokenizer.json", "<|endoftext|>"
+            self.tokenizer = PreTrainedTokenizerFast(
+                tokenizer_file=str(words), eos_token=end, pad_token=end
+            )
+            self.model = shape_70m()
+        self.model.eval()
+        self.logits = ResponseLogits(self.model)
+        self.context = int(self.model.config.max_position_embeddings)
+        data = DataConfig(
+            source="file", path=str(file), format="probe_file", probe_pairs=500, heldout_rows=0
+        )
+        loaded = load_data(data)
+        self.pairs: list[Example] = loaded.pairs
+        self.by_prompt: dict[str, list[ProbeRow]] = {}
+        for row in loaded.probes:
+            self.by_prompt.setdefault(row.pair_id, []).append(row)
+
+    def encoder(self) -> Encoder:
+        return Encoder(self.tokenizer, self.context, "truncate_left")
+
+    def block(self, number: int) -> list[ProbeRow]:
+        count, size = BLOCKS[self.which]
+        chosen = list(self.by_prompt.values())[number : count * size : count]
+        return [row for rows in chosen for row in rows]
+
+    def sequences(self, rows: Sequence[ProbeRow]) -> list[Encoded]:
+        return [one for one in self.encoder().probes(rows) if one is not None]
+
+    def ours(self, rows: Sequence[ProbeRow]) -> list[float]:
+        scorer = ProbeScorer(self.logits, rows, self.encoder(), batch_tokens=BATCH_TOKENS)
+        return [score.logp for score in scorer.score()]
+
+    @torch.no_grad()
+    def one_by_one(self, sequences: Sequence[Encoded]) -> list[float]:
+        found = []
+        for one in sequences:
+            ids = torch.tensor([one.ids])
+            logp = self.model(input_ids=ids).logits[0, one.prompt_length - 1 : -1].log_softmax(-1)
+            own = logp.gather(-1, ids[0, one.prompt_length :, None])
+            found.append(float(own.double().sum()))
+        return found
+
+    @torch.no_grad()
+    def forward(self, batches: Sequence[Any]) -> None:
+        for batch in batches:
+            self.logits(batch, lambda logits, _: logits[:, :1])
+
+    def batches(self, sequences: Sequence[Encoded]) -> list[Any]:
+        plan = plan_prefixes(sequences, BATCH_TOKENS, packing_width(self.logits) is not None)
+        return [collate_prefixes(sequences, rows, 0, BATCH_TOKENS)[0] for rows in plan]
+
+
+def shape_70m() -> GPTNeoXForCausalLM:
+    torch.manual_seed(0)
+    return GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            vocab_size=50_304, hidden_size=512, num_hidden_layers=6, num_attention_heads=8,
+            intermediate_size=2048, max_position_embeddings=2048, tie_word_embeddings=False,
+            bos_token_id=0, eos_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def lm_eval_of(bench: Bench, longest: int) -> Callable[[Sequence[Encoded]], list[float]]:
+    """lm-eval's likelihoods of given tokens: its own tokenising is left out, to its favour."""
+    from lm_eval.models.huggingface import HFLM
+
+    measured = HFLM(
+        pretrained=bench.model, tokenizer=bench.tokenizer, device="cpu",
+        batch_size=max(1, BATCH_TOKENS // longest), max_length=bench.context,
+    )  # fmt: skip
+
+    def score(sequences: Sequence[Encoded]) -> list[float]:
+        requests = [
+            ((str(number), ""), list(one.ids[: one.prompt_length]),
+             list(one.ids[one.prompt_length :]))
+            for number, one in enumerate(sequences)
+        ]  # fmt: skip
+        found = measured._loglikelihood_tokens(requests, disable_tqdm=True)
+        return [float(logp) for logp, _ in found]
+
+    return score
+
+
+def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    found = work()
+    return time.perf_counter() - began, found
+
+
+def multiplications(bench: Bench, sequences: Sequence[Encoded]) -> tuple[float, float]:
+    """Of the plain loop and of ours: weights × tokens, and pairs of tokens that are formed."""
+    config = bench.model.config
+    head = config.hidden_size * config.vocab_size
+    body = sum(w.numel() for n, w in bench.model.named_parameters() if "embed" not in n) - (
+        0 if config.tie_word_embeddings else head
+    )
+    pair = 2 * config.hidden_size * config.num_hidden_layers
+    plain = sum((body + head) * len(one.ids) + pair * len(one.ids) ** 2 for one in sequences)
+    prompts = {one.ids[: one.prompt_length] for one in sequences}
+    shared = sum(body * len(one) + pair * len(one) ** 2 for one in prompts)
+    for one in sequences:
+        tail = one.response_length - 1
+        shared += body * tail + pair * tail * len(one.ids) + head * one.response_length
+    return float(plain), float(shared)
+
+
+def scoring(which: str, blocks_run: int | None) -> dict[str, float]:
+    """Every ratio of one model, block by block in turn."""
+    bench = Bench(which)
+    count, _ = BLOCKS[which]
+    blocks = [bench.block(number) for number in range(count)][:blocks_run]
+    sequences = [bench.sequences(rows) for rows in blocks]
+    longest = max(len(one.ids) for part in sequences for one in part)
+    theirs = lm_eval_of(bench, longest) if which == "tinystories" else None
+    bench.ours(blocks[0][:130])
+    bench.one_by_one(sequences[0][:20])
+    ratios: dict[str, list[float]] = {}
+    gap, work = 0.0, {"ours": 0.0, "one_by_one": 0.0}
+    for rows, part in zip(blocks, sequences, strict=True):
+        batches = bench.batches(part)
+        mine, logps = seconds(lambda rows=rows: bench.ours(rows))  # type: ignore[misc]
+        plain, truth = seconds(lambda part=part: bench.one_by_one(part))  # type: ignore[misc]
+        bare = statistics.median(
+            seconds(lambda batches=batches: bench.forward(batches))[0]  # type: ignore[misc]
+            for _ in range(2)
+        )
+        again, _ = seconds(lambda rows=rows: bench.ours(rows))  # type: ignore[misc]
+        mine = (mine + again) / 2
+        gap = max(gap, *(abs(a - b) for a, b in zip(logps, truth, strict=True)))
+        work["ours"] += mine
+        work["one_by_one"] += plain
+        found = {"speedup_vs_one_by_one": plain / mine, "probe_over_packed_forward": mine / bare}
+        dense, shared = multiplications(bench, part)
+        found["speedup_over_flop_ratio"] = plain / mine / (dense / shared)
+        found["flop_ratio"] = dense / shared
+        if theirs:
+            other, values = seconds(lambda part=part: theirs(part))  # type: ignore[misc]
+            found["speedup_vs_lm_eval"] = other / mine
+            off = max(abs(a - b) for a, b in zip(values, truth, strict=True))
+            found["agreement_of_lm_eval_nats"] = off
+        for name, value in found.items():
+            ratios.setdefault(name, []).append(value)
+    every = [one for part in sequences for one in part]
+    left = sum({one.ids[: one.prompt_length]: one.prompt_length for one in every}.values())
+    left += sum(one.response_length - 1 for one in every)
+    spread = {f"{name}_low": min(v) for name, v in ratios.items() if "speedup_vs" in name or
+              "over" in name}  # fmt: skip
+    spread |= {name.replace("_low", "_high"): max(ratios[name.removesuffix("_low")])
+               for name in spread}  # fmt: skip
+    figures = {
+        **{name: statistics.median(values) for name, values in ratios.items()},
+        **spread, "agreement_nats": gap, "rows": float(len(every)),
+        "tokens_left": left / sum(len(one.ids) for one in every),
+        "seconds": work["ours"], "seconds_one_by_one": work["one_by_one"],
+    }  # fmt: skip
+    suffix = "" if which == "tinystories" else f"_{which}"
+    return {name + suffix: value for name, value in figures.items()}
+
+
+def overhead() -> dict[str, float]:
+    """A probe and a step, measured in turn within one training."""
+    from dynolab.training.config import TrainConfig
+    from dynolab.training.job import TrainJob
+    from dynolab.training.loop import train
+
+    bench = Bench("tinystories")
+    rows = [row for rows in list(bench.by_prompt.values())[:PROBED] for row in rows]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        save_language_model(bench.model, bench.tokenizer, folder / "model")
+        write_rows(folder / "train.jsonl", bench.pairs)
+        write_rows(folder / "probes.jsonl", rows)
+        job = TrainJob(
+            config=TrainConfig.model_validate(
+                {"objective": {"name": "dpo"}, "engine": {"kind": "plain", "ranks": 1},
+                 "steps": 8, "batch_size": PAIRS, "micro_batch_size": PAIRS // 2,
+                 "overlong": "truncate_left", "probe_every": 2}
+            ),
+            model=folder / "model", examples=folder / "train.jsonl",
+            probes=folder / "probes.jsonl",
+            output=folder / "output", resume_out=folder / "resume",
+        )  # fmt: skip
+        train(job, load_language_model(folder / "model"), bench.tokenizer)
+        written = (folder / "output/metrics.jsonl").read_text().splitlines()
+    lines = map(json.loads, written)
+    found = [line["metrics"] for line in lines]
+    probes = [one["probe/seconds"] for one in found if "probe/seconds" in one]
+    speeds = [one["train/examples_per_s"] for one in found if "train/examples_per_s" in one]
+    probe, step = statistics.median(probes[1:]), PAIRS / statistics.median(speeds[1:])
+    return {
+        "seconds_of_probe": probe, "seconds_of_step": step,
+        "training_overhead": 1 + probe / (STEPS_BETWEEN * step),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", choices=["tinystories", "70m", "overhead"])
+    parser.add_argument("--blocks", type=int, help="so many blocks of each model alone")
+    arguments = parser.parse_args()
+    only, blocks = arguments.only, arguments.blocks
+    parts = {"tinystories": lambda: scoring("tinystories", blocks),
+             "70m": lambda: scoring("70m", blocks), "overhead": overhead}  # fmt: skip
+    found: dict[str, float] = {"threads": float(torch.get_num_threads())}
+    for name, part in parts.items():
+        if only in (None, name):
+            found |= part()
+            print(json.dumps(found), flush=True)
+    figures: dict[str, object] = {name: float(f"{value:.4g}") for name, value in found.items()}
+    bars = {name: [bound, found[name] <= bound] for name, bound in AT_MOST.items() if name in found}
+    bars |= {name: [bound, found[name] >= bound] for name, bound in AT_LEAST.items()
+             if name in found}  # fmt: skip
+    print(json.dumps(figures | {"bars": bars}))
+
+
+if __name__ == "__main__":
+    main()
