@@ -94,7 +94,7 @@ def _message(found: Sequence[Foresight], splits: Sequence[Split]) -> str:
         if known:
             best = max(known, key=lambda one: one.spearman)
             said.append(
-                f"on {SPLITS[split]} pairs best by the {_label(best)} (rank correlation "
+                f"on {SPLITS[split]} pairs best by {_label(best)} (rank correlation "
                 f"{_correlation(best)})"
             )
     own_force = [one for one in found if one.ranking == "force" and one.spearman <= 0]
@@ -151,7 +151,7 @@ def foreseen_plate(audit: Audit) -> Plate | None:
     figure.update_layout(**layout)
     fell = sum(moved[row.split, row.pair_id] < 0 for row in rows)
     said = join(
-        [f"the {LABELS[ranking]} {_correlation(one)}" for ranking in _DRAWN
+        [f"{LABELS[ranking]} {_correlation(one)}" for ranking in _DRAWN
          for one in audit.foresight if (one.ranking, one.split) == (ranking, "train")]
     )  # fmt: skip
     return Plate(

@@ -52,7 +52,7 @@ def test_the_worst_pairs_come_first_with_their_texts() -> None:
 def test_the_foresight_table_holds_both_splits_and_says_what_foresees() -> None:
     markup = foresight_section(audit().foresight).markup
     assert "of 24 training and" in markup
-    assert "best by the force of all pairs on it" in markup
+    assert "best by force of all pairs on it" in markup
     assert markup.count("<tr>") == 9
     assert not re.search(r"\bnan\b", markup)
 
