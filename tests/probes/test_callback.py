@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -125,6 +126,28 @@ def test_a_new_run_replaces_the_old_one_s_rows(tmp_path: Path) -> None:
         trainer.add_callback(ProbeCallback(trainer, probes(), every=STEPS))
         trainer.train()
     assert len(list(read_rows(tmp_path / "probes.jsonl", ProbeScore))) == 2 * len(probes())
+
+
+@pytest.mark.ranks
+def test_ranks_share_the_rows_and_one_writes_them(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         "-m", "tests.probes.callback_ranks", str(tmp_path)],
+        check=True, capture_output=True, timeout=120, cwd=Path(__file__).parents[2],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    rows = list(read_rows(tmp_path / "probes.jsonl", ProbeScore))
+    assert [row.step for row in rows] == [0] * len(probes()) + [STEPS] * len(probes())
+    tokenizer = make_tokenizer()
+    encoder = Encoder(tokenizer, 48, "error")
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for step, model in ((0, make_policy(tokenizer)), (STEPS, trained)):
+        alone = score_probes(ResponseLogits(model), probes(), encoder, batch_tokens=1000)
+        found = [row for row in rows if row.step == step]
+        assert [(row.pair_id, row.kind) for row in found] == [
+            (one.pair_id, one.kind) for one in alone
+        ]
+        assert [row.logp for row in found] == pytest.approx([one.logp for one in alone], abs=1e-4)
 
 
 def test_what_cannot_be_probed_is_refused_at_once(tmp_path: Path) -> None:
