@@ -1,4 +1,4 @@
-"""Training beside TRL's trainers: same model, same rows, one process each.
+"""Training beside TRL's trainers: same model, same rows in the same order, one process each.
 
     DYNOLAB_TEST_DATA=FOLDER python -m tests.benchmarks.training
 
@@ -32,7 +32,7 @@ import tempfile
 from pathlib import Path
 
 from dynolab.rollouts.rewards import ALLOWED
-from tests.benchmarks.training_work import BATCH, METHODS, MODELS, steps_of
+from tests.benchmarks.training_work import STEPS
 
 ROUNDS = {"tinystories": 5, "70m": 3}
 AT_LEAST = {
@@ -110,8 +110,7 @@ def one(folder: Path, who: str, method: str, model: str, ranks: str = "0") -> di
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--one", nargs="+")
-    parser.add_argument("--methods", nargs="*", default=METHODS)
-    parser.add_argument("--models", nargs="*", default=MODELS)
+    parser.add_argument("--methods", nargs="*", default=["dpo", "sft", "grpo"])
     parser.add_argument("--rounds", type=int, help="of every comparison; default: see ROUNDS")
     arguments = parser.parse_args()
     if arguments.one:
@@ -123,9 +122,9 @@ def main() -> None:
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        prepare(folder, 2 * BATCH * max(steps_of("dpo", model) for model in MODELS))
-        for model in arguments.models:
-            for method in arguments.methods:
+        prepare(folder)
+        for method, model in STEPS:
+            if method in arguments.methods:
                 rounds = arguments.rounds or ROUNDS[model]
                 found |= against_trl(folder, model, method, rounds)
                 print(json.dumps(found), file=sys.stderr, flush=True)

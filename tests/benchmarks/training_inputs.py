@@ -12,12 +12,13 @@ from dynolab.data.encode import Encoder
 from dynolab.data.rows import PromptRow, write_rows
 from dynolab.data.sources import DataConfig, load_data
 from models.language import load_language_model, load_tokenizer, save_language_model
+from tests.benchmarks.training_work import BATCH, STEPS, rows_of
 
 CONTEXT = 512
 
 
-def prepare(folder: Path, rows: int) -> None:
-    """Writes both models with their tokenizers, `train.jsonl` and `prompts.jsonl`."""
+def prepare(folder: Path) -> None:
+    """Writes both models with their tokenizers, and every run's rows or prompts (`rows_of`)."""
     source = Path(os.environ["DYNOLAB_TEST_DATA"])
     stories = source / "models" / "tinystories-656k"
     tokenizer = load_tokenizer(stories)
@@ -37,6 +38,8 @@ def prepare(folder: Path, rows: int) -> None:
                    format="hh", heldout_rows=20)
     )  # fmt: skip
     fits = Encoder(tokenizer, CONTEXT, "drop")
-    pairs = [row for row in data.pairs if fits.example(row) is not None][:rows]
-    write_rows(folder / "train.jsonl", pairs)
-    write_rows(folder / "prompts.jsonl", [PromptRow(id=one.id, prompt=one.prompt) for one in pairs])
+    pairs = [row for row in data.pairs if fits.example(row) is not None]
+    for (method, model), steps in STEPS.items():
+        rows = pairs[: BATCH * steps]
+        prompts = [PromptRow(id=one.id, prompt=one.prompt) for one in rows]
+        write_rows(rows_of(folder, method, model), prompts if method == "grpo" else rows)

@@ -16,7 +16,14 @@ from dynolab.training.loop import train
 from models.language import load_language_model, load_tokenizer
 from tasks.runtime.launcher import launch_ranks
 from tests.benchmarks.resident import peak_above_start
-from tests.benchmarks.training_work import BATCH, COMPLETIONS, NEW_TOKENS, WARM_UP, steps_of
+from tests.benchmarks.training_work import (
+    BATCH,
+    COMPLETIONS,
+    NEW_TOKENS,
+    STEPS,
+    WARM_UP,
+    rows_of,
+)
 
 
 def ours(method: str, model: Path, folder: Path, ranks: int = 0) -> dict[str, float]:
@@ -25,7 +32,7 @@ def ours(method: str, model: Path, folder: Path, ranks: int = 0) -> dict[str, fl
         job = TrainJob(
             config=_settings(method, model.name, ranks),
             model=model,
-            examples=folder / ("prompts.jsonl" if method == "grpo" else "train.jsonl"),
+            examples=rows_of(folder, method, model.name),
             output=Path(scratch) / "output",
             resume_out=Path(scratch) / "resume",
         )  # fmt: skip
@@ -39,7 +46,7 @@ def ours(method: str, model: Path, folder: Path, ranks: int = 0) -> dict[str, fl
 def _settings(method: str, model: str, ranks: int) -> TrainConfig | GroupTrainConfig:
     plain = {"kind": "plain", "ranks": 1}
     shared: dict[str, Any] = {
-        "objective": {"name": method}, "steps": steps_of(method, model),
+        "objective": {"name": method}, "steps": STEPS[method, model],
         "engine": {"kind": "deepspeed", "ranks": ranks, "zero_stage": 2} if ranks else plain,
         "batch_size": BATCH, "micro_batch_size": BATCH, "overlong": "truncate_left",
         "optimizer": {"name": "adamw", "learning_rate": 1e-5},

@@ -11,10 +11,18 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
+from dynolab.data.batches import draw
 from dynolab.data.rows import Example, PromptRow, read_rows
 from models.language import load_language_model, load_tokenizer
 from tests.benchmarks.resident import peak_above_start
-from tests.benchmarks.training_work import BATCH, COMPLETIONS, NEW_TOKENS, WARM_UP, steps_of
+from tests.benchmarks.training_work import (
+    BATCH,
+    COMPLETIONS,
+    NEW_TOKENS,
+    STEPS,
+    WARM_UP,
+    rows_of,
+)
 from tests.training.rewards import vowels
 
 
@@ -23,13 +31,15 @@ def trl(method: str, model: Path, folder: Path) -> dict[str, float]:
     tokenizer = load_tokenizer(model)
     policy = load_language_model(model, tokenizer=tokenizer)
     shared: dict[str, Any] = {
-        "output_dir": str(folder / "trl"), "max_steps": steps_of(method, model.name),
+        "output_dir": str(folder / "trl"), "max_steps": STEPS[method, model.name],
         "learning_rate": 1e-5, "lr_scheduler_type": "constant", "gradient_checkpointing": False,
         "use_cpu": True, "bf16": False, "report_to": [], "save_strategy": "no",
         "logging_strategy": "no", "disable_tqdm": True,
+        "train_sampling_strategy": "sequential",
     }  # fmt: skip
+    rows = rows_of(folder, method, model.name)
     make = {"dpo": _dpo, "sft": _sft, "grpo": _grpo}[method]
-    trainer = make(policy, tokenizer, folder, shared)
+    trainer = make(policy, tokenizer, _in_order(rows, method), shared)
     clock = Clock()
     trainer.add_callback(clock)
     peak = peak_above_start(trainer.train)
@@ -51,11 +61,16 @@ class Clock(TrainerCallback):
         self.seconds.append(time.perf_counter() - self.began)
 
 
+def _in_order(file: Path, method: str) -> list[Any]:
+    """The rows as our loop meets them in its first epoch: both sides make the same steps."""
+    rows: list[Any] = list(read_rows(file, PromptRow if method == "grpo" else Example))
+    return [rows[number] for number in draw(0, len(rows), len(rows), seed=0)]
+
+
 def _dpo(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path,
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[Any],
     shared: dict[str, Any],
 ) -> DPOTrainer:  # fmt: skip
-    rows = list(read_rows(folder / "train.jsonl", Example))
     columns = {
         "prompt": [row.prompt for row in rows],
         "chosen": [row.chosen for row in rows],
@@ -70,10 +85,9 @@ def _dpo(
 
 
 def _sft(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path,
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[Any],
     shared: dict[str, Any],
 ) -> SFTTrainer:  # fmt: skip
-    rows = list(read_rows(folder / "train.jsonl", Example))
     columns = {"prompt": [row.prompt for row in rows], "completion": [row.chosen for row in rows]}
     settings = SFTConfig(**shared, per_device_train_batch_size=BATCH, max_length=512)
     return SFTTrainer(
@@ -82,14 +96,13 @@ def _sft(
 
 
 def _grpo(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path,
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[Any],
     shared: dict[str, Any],
 ) -> GRPOTrainer:  # fmt: skip
-    rows = list(read_rows(folder / "prompts.jsonl", PromptRow))
     settings = GRPOConfig(
         **shared, per_device_train_batch_size=BATCH * COMPLETIONS, num_generations=COMPLETIONS,
         max_completion_length=NEW_TOKENS, temperature=1.0, beta=0.0, num_iterations=1,
-        steps_per_generation=1, loss_type="dapo",
+        steps_per_generation=1, loss_type="dapo", shuffle_dataset=False,
     )  # fmt: skip
 
     def reward(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:

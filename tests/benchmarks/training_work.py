@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 BATCH = 4
 """Rows, pairs or prompts of one step."""
 COMPLETIONS, NEW_TOKENS = 8, 32
 """Of each prompt, where groups are sampled."""
-WARM_UP = 3
-METHODS = ("dpo", "sft", "grpo")
-MODELS = ("tinystories", "70m")
+WARM_UP = 2
+STEPS = {
+    ("dpo", "tinystories"): 15, ("sft", "tinystories"): 15, ("grpo", "tinystories"): 10,
+    ("dpo", "70m"): 5, ("sft", "70m"): 5,
+}  # fmt: skip
+"""Steps of one run of a method on a model, those of the warm-up included."""
 
 
-def steps_of(method: str, model: str) -> int:
-    """Steps of one run, those of the warm-up included."""
-    if model == "tinystories":
-        return 15
-    return 6 if method == "grpo" else 8
+def rows_of(folder: Path, method: str, model: str) -> Path:
+    """The rows or prompts of one epoch, in the order in which they are trained."""
+    return folder / f"{method}-{model}.jsonl"
