@@ -121,8 +121,14 @@ class ProbeCallback(TrainerCallback):
         # Under ZeRO-3 every forward gathers weights from all ranks, so all must make the same ones.
         alone = any(hasattr(weights, "ds_id") for weights in model.parameters())
         if self._scorer is None:
-            context = int(model.config.get_text_config().max_position_embeddings)
-            encoder = Encoder(self._tokenizer, context, self._overlong)
+            shape = model.config.get_text_config()
+            context = getattr(shape, "max_position_embeddings", None)
+            if context is None:
+                raise ConfigError(
+                    "trainer.model.config.max_position_embeddings", None,
+                    "the model names no context; set it to the longest row in tokens",
+                )  # fmt: skip
+            encoder = Encoder(self._tokenizer, int(context), self._overlong)
             share = (0, 1) if alone else (distributed.rank(), distributed.world_size())
             self._scorer = ProbeScorer(
                 ResponseLogits(model), self.rows, encoder, batch_tokens=self._batch_tokens,
