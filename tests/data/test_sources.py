@@ -193,10 +193,11 @@ def test_the_papers_probe_file() -> None:
     assert flags == {
         ("chosen_initial", "empty"): 21,
         ("rejected", "empty"): 1,
-        ("irr_test", "in_training"): 14,  # five are chosen answers, the others turns of prompts
+        ("irr_test", "in_training"): 14,  # six are answers, the others turns of prompts
+        ("random_nonhum", "in_training"): 1,
         ("irr_test", "identical"): 1,
         ("chosen_selfr", "identical"): 1,
-        ("random_permute", "identical"): 8,  # of one word
+        ("random_permute", "identical"): 9,
     }
     assert all(row.response == "" or row.response[0] == " " != row.response[1]
                for row in data.probes)  # fmt: skip

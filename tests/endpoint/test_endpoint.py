@@ -312,7 +312,7 @@ def test_an_end_in_the_middle_keeps_answers_and_sends_no_more(
         if done == 3:
             raise KeyboardInterrupt
 
-    server.answer = lambda seen: good("first") if seen.text in "012" else None
+    server.answer = lambda seen: good("first") if seen.text in ("0", "1", "2") else None
     asking = endpoint(server, tmp_path, concurrency=2)
     with pytest.raises(KeyboardInterrupt):
         asking.ask(asked(*map(str, range(30))), stop)
@@ -322,7 +322,9 @@ def test_an_end_in_the_middle_keeps_answers_and_sends_no_more(
     found = again.ask(asked(*map(str, range(30))))
     assert [one.text for one in found if isinstance(one, Answered)].count("first") == 3
     assert len(found) == 30
-    assert (again.counts["kept"], again.counts["requests"]) == (3, 27)
+    # A request that was under way may have come to the server after it spoke again.
+    assert 3 <= again.counts["kept"] <= 5
+    assert again.counts["kept"] + again.counts["requests"] == 30
 
 
 def test_an_answer_belongs_to_its_own_request(server: ChatServer, tmp_path: Path) -> None:
