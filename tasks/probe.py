@@ -80,4 +80,4 @@ def _ask(
     return scores, answers
 
 
-PROBE = Stage("probe", 1, probe)
+PROBE = Stage("probe", 2, probe)

@@ -93,5 +93,5 @@ def start(job: TrainJob, work: Work[Config], supervisor: Supervisor) -> None:
     )
 
 
-SFT = Stage("sft", 2, train)
-PREFERENCE = Stage("preference", 2, train)
+SFT = Stage("sft", 3, train)
+PREFERENCE = Stage("preference", 3, train)
