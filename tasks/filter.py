@@ -14,7 +14,9 @@ from tasks.runtime.work import Work
 class FilterConfig(BaseModel):
     """Which pairs are left out before training.
 
-    Pairs are dropped and not weighted: no objective takes weights of examples.
+    Pairs are dropped and not weighted: no objective takes weights of examples. To foresee is not
+    to cause: `from_all` finds answers that the other pairs push down, so dropping by it takes away
+    the victims; `force` and `on_all` rank by what the pair itself does.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
