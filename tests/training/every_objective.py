@@ -32,6 +32,7 @@ ON_GROUPS: dict[str, dict[str, Any]] = {
     "online dpo": {"name": "dpo"},
     "online ipo": {"name": "ipo"},
     "online sft": {"name": "sft"},
+    "spin": {"name": "spin"},
 }  # fmt: skip
 
 
