@@ -10,12 +10,15 @@ from dynolab.figures.audit_inputs import Audit
 from dynolab.probes.foresight import foresight
 
 
-def audit(*, trained: bool = True, text: str = "it is", train: int = 24, held: int = 12) -> Audit:
+def audit(
+    *, trained: bool = True, text: str = "it is", mark: str = "", train: int = 24, held: int = 12
+) -> Audit:
+    """An audit; `mark` stands at the end of every pair's id."""
     rng = np.random.default_rng(4)
     rows, changes, texts = [], [], {}
     for number in range(train + held):
         split = "train" if number < train else "heldout"
-        name = f"q{number:03d}"
+        name = f"q{number:03d}{mark}"
         pull, push, change = rng.uniform(20, 60), rng.normal(-20, 20), rng.normal(-2, 2)
         rows.append(PairAudit(
             pair_id=name, split=split, chosen_tokens=8, rejected_tokens=9,

@@ -16,6 +16,7 @@ from dynolab.figures.inputs import (
     Training,
 )
 from dynolab.figures.report import write_report
+from tests.figures.audits import audit
 from tests.figures.forces import kernel
 from tests.figures.parsed import Parsed
 from tests.figures.synthetic import study
@@ -61,6 +62,7 @@ def hostile() -> ReportInputs:
         trainings=tuple(map(renamed_in, inputs.trainings)),
         contrasts=tuple(map(renamed_in, inputs.contrasts)),
         kernel=kernel(("base", "sft"), CANARY),
+        audit=audit(text=CANARY, mark=CANARY),
         answers=tuple(answer.model_copy(update=said) for answer in inputs.answers),
         watched=tuple(
             row.model_copy(update={"prompt": CANARY, "response": CANARY, "made_by": CANARY})

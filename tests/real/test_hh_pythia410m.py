@@ -44,4 +44,4 @@ def test_it_holds_the_papers_settings_and_pins_its_hub_names(
         assert training.engine.dtype == "fp32"
     assert study.preference.objective.name == "dpo" and study.preference.objective.beta == 0.1
     names = [step.name for step in study_steps(study)]
-    assert names[:4] == ["data", "base", "sft", "preference"] and names[-1] == "report"
+    assert names[:5] == ["data", "base", "sft", "audit", "preference"] and names[-1] == "report"

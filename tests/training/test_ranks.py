@@ -142,7 +142,10 @@ def test_groups_are_the_same_on_ranks_and_resume_to_the_bit(
     for one, other in zip(*metrics, strict=True):
         expected, got = json.loads(one)["metrics"], json.loads(other)["metrics"]
         assert expected.keys() == got.keys()
-        for key in expected.keys() - {"train/examples_per_s"}:
+        free = {"train/examples_per_s"}
+        if abs(expected.get("train/margin", 1.0)) < 1e-5:
+            free.add("train/accuracy")  # the policy is the reference yet: rounding has the sign
+        for key in expected.keys() - free:
             assert got[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-4), key
 
 
