@@ -37,45 +37,35 @@ Overrides = Annotated[
 ]
 
 
+Plan = Annotated[bool, typer.Option("--plan", help="Only say what would run.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")]
+EXAMPLES = Path("deploy/studies")
+
+
 @app.command()
 def study(
-    config: Annotated[Path, typer.Option(help="Study file (YAML).")] = Path(
-        "deploy/studies/builtin.yaml"
-    ),
-    changes: Overrides = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what would run.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")] = False,
-) -> None:
+    config: Annotated[Path, typer.Option(help="Study file (YAML).")] = EXAMPLES / "builtin.yaml",
+    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
+) -> None:  # fmt: skip
     """Run the study: data, base, SFT, preference training, probe, forces, report."""
-    from flows import commands
-    from flows.parameters import StudyParameters, load_parameters, resolved
+    from flows.catalogue import STUDY
+    from flows.commands import start
 
-    parameters = resolved(load_parameters(StudyParameters, config, changes or []))
-    if plan:
-        commands.plan_study(parameters)
-    else:
-        commands.run_study(parameters, fresh=fresh)
+    start(STUDY, config, changes or [], plan_only=plan, fresh=fresh)
 
 
 @app.command()
 def forces(
-    config: Annotated[Path, typer.Option(help="Analysis file (YAML).")] = Path(
-        "deploy/studies/forces_builtin.yaml"
+    config: Annotated[Path, typer.Option(help="Analysis file (YAML).")] = (
+        EXAMPLES / "forces_builtin.yaml"
     ),
-    changes: Overrides = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what would run.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")] = False,
-) -> None:
+    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
+) -> None:  # fmt: skip
     """Measure which token pushes which, at checkpoints of the store, of a folder or of the Hub."""
-    from flows import commands
-    from flows.forces_parameters import ForcesParameters
-    from flows.parameters import load_parameters
+    from flows.catalogue import FORCES
+    from flows.commands import start
 
-    parameters = load_parameters(ForcesParameters, config, changes or [])
-    if plan:
-        commands.plan_forces(parameters)
-    else:
-        commands.run_forces(parameters, fresh=fresh)
+    start(FORCES, config, changes or [], plan_only=plan, fresh=fresh)
 
 
 @app.command()
@@ -98,64 +88,44 @@ def audit(
         str | None,
         typer.Option(help="Folder or Hub name of what it led to: which ranking foresaw that?"),
     ] = None,
-    changes: Overrides = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what would run.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")] = False,
-) -> None:
+    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
+) -> None:  # fmt: skip
     """Rank preference pairs, before training, by what a step on each would do."""
-    from flows import commands
-    from flows.audit_parameters import AuditParameters, named_on_command_line
-    from flows.parameters import load_parameters
+    from flows.audit_parameters import named_on_command_line
+    from flows.catalogue import AUDIT
+    from flows.commands import start
 
     named = named_on_command_line(model, data, trained)
-    file = config or (None if named else Path("deploy/studies/audit_builtin.yaml"))
-    parameters = load_parameters(AuditParameters, file, [*named, *(changes or [])])
-    if plan:
-        commands.plan_audit(parameters)
-    else:
-        commands.run_audit(parameters, fresh=fresh)
+    file = config or (None if named else EXAMPLES / "audit_builtin.yaml")
+    start(AUDIT, file, [*named, *(changes or [])], plan_only=plan, fresh=fresh)
 
 
 @app.command()
 def grpo(
-    config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = Path(
-        "deploy/studies/grpo_builtin.yaml"
+    config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = (
+        EXAMPLES / "grpo_builtin.yaml"
     ),
-    changes: Overrides = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what would run.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")] = False,
-) -> None:
+    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
+) -> None:  # fmt: skip
     """Compare trainings on groups of the model's own answers: GRPO and its relatives."""
-    from flows import commands
-    from flows.grpo_parameters import GrpoParameters, resolved_grpo
-    from flows.parameters import load_parameters
+    from flows.catalogue import GRPO
+    from flows.commands import start
 
-    parameters = resolved_grpo(load_parameters(GrpoParameters, config, changes or []))
-    if plan:
-        commands.plan_grpo(parameters)
-    else:
-        commands.run_grpo(parameters, fresh=fresh)
+    start(GRPO, config, changes or [], plan_only=plan, fresh=fresh)
 
 
 @app.command()
 def probes(
-    config: Annotated[Path, typer.Option(help="Probe set file (YAML).")] = Path(
-        "deploy/studies/probes_builtin.yaml"
+    config: Annotated[Path, typer.Option(help="Probe set file (YAML).")] = (
+        EXAMPLES / "probes_builtin.yaml"
     ),
-    changes: Overrides = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what would run.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")] = False,
-) -> None:
+    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
+) -> None:  # fmt: skip
     """Build the answers that a study watches: of any kind, from any pairs."""
-    from flows import commands
-    from flows.parameters import load_parameters
-    from flows.probes_parameters import ProbesParameters, resolved_probes
+    from flows.catalogue import PROBES
+    from flows.commands import start
 
-    parameters = resolved_probes(load_parameters(ProbesParameters, config, changes or []))
-    if plan:
-        commands.plan_probes(parameters)
-    else:
-        commands.run_probes(parameters, fresh=fresh)
+    start(PROBES, config, changes or [], plan_only=plan, fresh=fresh)
 
 
 @app.command()

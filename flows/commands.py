@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dynolab.store import Store
-from flows.audit_parameters import AuditParameters, resolved_audit
-from flows.audit_steps import audit_steps
-from flows.forces_parameters import ForcesParameters, resolved_forces
-from flows.forces_steps import forces_steps
-from flows.grpo_parameters import GrpoParameters
-from flows.grpo_steps import grpo_steps
-from flows.parameters import StudyParameters
-from flows.probes_parameters import ProbesParameters
-from flows.probes_steps import probes_steps
-from flows.steps import study_steps
-from tasks.runtime.chain import Step, plan
+from flows.catalogue import Command, Parameters
+from flows.parameters import load_parameters
+from tasks.runtime.chain import plan
 from tasks.runtime.opening import open_store, planning_platform
 from tasks.runtime.services import PREFECT
 from tasks.runtime.settings import Settings
 from tasks.runtime.stack import use_services
-from tasks.runtime.work import StageResult
 
 console = Console()
 
@@ -37,91 +28,19 @@ LAST_WORDS_SECONDS = 5.0
 Results = dict[str, dict[str, Any]]
 
 
-def plan_study(parameters: StudyParameters) -> None:
-    """Says of every stage of a study whether its result is there already."""
-    _show_plan(study_steps(parameters), {})
+def start(
+    command: Command[Parameters], file: Path | None, changes: Sequence[str], *,
+    plan_only: bool, fresh: bool,
+) -> None:  # fmt: skip
+    """Plans or runs a flow with the parameters of a file, changed.
 
-
-def plan_forces(parameters: ForcesParameters) -> None:
-    """Says of every stage of a force analysis whether its result is there already."""
-    known, given = resolved_forces(parameters, planning_platform())
-    _show_plan(forces_steps(known, given), given)
-
-
-def plan_audit(parameters: AuditParameters) -> None:
-    """Says of every stage of an audit whether its result is there already."""
-    known, given = resolved_audit(parameters, planning_platform())
-    _show_plan(audit_steps(known, given), given)
-
-
-def plan_grpo(parameters: GrpoParameters) -> None:
-    """Says of every stage of a comparison whether its result is there already."""
-    _show_plan(grpo_steps(parameters), {})
-
-
-def plan_probes(parameters: ProbesParameters) -> None:
-    """Says of every stage of a probe set's building whether its result is there already."""
-    _show_plan(probes_steps(parameters), {})
-
-
-def run_study(parameters: StudyParameters, *, fresh: bool) -> None:
-    """Runs the study flow on the servers at hand, or on its own for as long as it takes."""
-
-    def run() -> Results:
-        from flows.study import study  # Prefect reads its settings at import
-
-        return study(parameters, fresh=fresh)
-
-    _run("study", run, page="report", file="report.html", name=parameters.name)
-
-
-def run_forces(parameters: ForcesParameters, *, fresh: bool) -> None:
-    """Runs the flow `forces` on the servers at hand, or on its own for as long as it takes."""
-    resolved_forces(parameters, planning_platform())  # what cannot work ends before any server
-
-    def run() -> Results:
-        from flows.forces import forces
-
-        return forces(parameters, fresh=fresh)
-
-    _run("forces", run, page="force-page", file="forces.html", name=parameters.name)
-
-
-def run_audit(parameters: AuditParameters, *, fresh: bool) -> None:
-    """Runs the flow `audit` on the servers at hand, or on its own for as long as it takes."""
-    resolved_audit(parameters, planning_platform())  # what cannot work ends before any server
-
-    def run() -> Results:
-        from flows.audit import audit
-
-        return audit(parameters, fresh=fresh)
-
-    _run("audit", run, page="audit-page", file="audit.html", name=parameters.name)
-
-
-def run_grpo(parameters: GrpoParameters, *, fresh: bool) -> None:
-    """Runs the flow `grpo` on the servers at hand, or on its own for as long as it takes."""
-
-    def run() -> Results:
-        from flows.grpo import grpo
-
-        return grpo(parameters, fresh=fresh)
-
-    _run("grpo", run, page="grpo-page", file="grpo.html", name=parameters.name)
-
-
-def run_probes(parameters: ProbesParameters, *, fresh: bool) -> None:
-    """Runs the flow `probes` on the servers at hand, or on its own for as long as it takes."""
-
-    def run() -> Results:
-        from flows.probes import probes
-
-        return probes(parameters, fresh=fresh)
-
-    _run("probes", run, page="probe-set", file="probes.jsonl", name=parameters.name)
-
-
-def _show_plan(steps: Sequence[Step], given: Mapping[str, StageResult]) -> None:
+    What cannot work ends here, before any server starts.
+    """
+    parameters = load_parameters(command.parameters, file, changes)
+    steps, given = command.planned(parameters)
+    if not plan_only:
+        _run(command, parameters, fresh=fresh)
+        return
     table = Table("stage", "state", "key")
     for planned in plan(steps, planning_platform(), given):
         table.add_row(
@@ -132,8 +51,11 @@ def _show_plan(steps: Sequence[Step], given: Mapping[str, StageResult]) -> None:
     console.print(table)
 
 
-def _run(flow: str, run: Callable[[], Results], *, page: str, file: str, name: str) -> None:
-    """Runs a flow and copies a file of one of its results to where a person finds it."""
+def _run(command: Command[Parameters], parameters: Parameters, *, fresh: bool) -> None:
+    """Runs a flow on the servers at hand, or on its own for as long as it takes.
+
+    Copies a file of one of its results to where a person finds it.
+    """
     settings, began = Settings.from_environment(), time.monotonic()
     store = open_store(settings)
     store.check_writable()
@@ -141,11 +63,12 @@ def _run(flow: str, run: Callable[[], Results], *, page: str, file: str, name: s
     with use_services(settings.home, servers) as services:
         os.environ.update(services.environment())
         try:
-            results = run()
+            results = command.run(parameters, fresh=fresh)
         finally:
             _send_last_words()
-        copy = _friendly_copy(store, results[page], file, settings.home, name)
-    _show(flow, results, copy, time.monotonic() - began)
+        made = results[command.page]
+        copy = _friendly_copy(store, made, command.file, settings.home, parameters.name)
+    _show(command.name, results, copy, time.monotonic() - began)
 
 
 def _send_last_words() -> None:

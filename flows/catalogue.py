@@ -1,0 +1,76 @@
+"""The flows that a person starts by command: what each is given, does, and leaves to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Generic, TypeVar
+
+from flows.audit_parameters import AuditParameters, resolved_audit
+from flows.audit_steps import audit_steps
+from flows.forces_parameters import ForcesParameters, resolved_forces
+from flows.forces_steps import forces_steps
+from flows.grpo_parameters import GrpoParameters, resolved_grpo
+from flows.grpo_steps import grpo_steps
+from flows.parameters import StudyParameters, resolved
+from flows.probes_parameters import ProbesParameters, resolved_probes
+from flows.probes_steps import probes_steps
+from flows.steps import study_steps
+from tasks.runtime.chain import Step
+from tasks.runtime.opening import planning_platform
+from tasks.runtime.work import StageResult
+
+Parameters = TypeVar(
+    "Parameters",
+    bound=StudyParameters | ForcesParameters | AuditParameters | GrpoParameters | ProbesParameters,
+)
+Planned = tuple[list[Step], Mapping[str, StageResult]]
+"""Steps, and the results that they read without a step."""
+
+
+@dataclass(frozen=True)
+class Command(Generic[Parameters]):
+    """One flow; `name` is its module in `flows` and its function there."""
+
+    name: str
+    parameters: type[Parameters]
+    planned: Callable[[Parameters], Planned]
+    """Raises ConfigError for what cannot work."""
+
+    page: str
+    """Step whose `file` is copied to where a person finds it."""
+
+    file: str
+
+    def run(self, parameters: Parameters, *, fresh: bool) -> dict[str, dict[str, Any]]:
+        """Runs the flow; Prefect reads its settings when it is imported here."""
+        flow = getattr(import_module(f"flows.{self.name}"), self.name)
+        results: dict[str, dict[str, Any]] = flow(parameters, fresh=fresh)
+        return results
+
+
+def _forces(parameters: ForcesParameters) -> Planned:
+    known, given = resolved_forces(parameters, planning_platform())
+    return forces_steps(known, given), given
+
+
+def _audit(parameters: AuditParameters) -> Planned:
+    known, given = resolved_audit(parameters, planning_platform())
+    return audit_steps(known, given), given
+
+
+STUDY = Command(
+    "study", StudyParameters, lambda given: (study_steps(resolved(given)), {}),
+    page="report", file="report.html",
+)  # fmt: skip
+FORCES = Command("forces", ForcesParameters, _forces, page="force-page", file="forces.html")
+AUDIT = Command("audit", AuditParameters, _audit, page="audit-page", file="audit.html")
+GRPO = Command(
+    "grpo", GrpoParameters, lambda given: (grpo_steps(resolved_grpo(given)), {}),
+    page="grpo-page", file="grpo.html",
+)  # fmt: skip
+PROBES = Command(
+    "probes", ProbesParameters, lambda given: (probes_steps(resolved_probes(given)), {}),
+    page="probe-set", file="probes.jsonl",
+)  # fmt: skip
