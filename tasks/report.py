@@ -87,4 +87,4 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     }
 
 
-REPORT = Stage("report", 5, report)
+REPORT = Stage("report", 6, report)

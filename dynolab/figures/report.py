@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from dynolab.figures.answers import answer_section
 from dynolab.figures.contrasts import contrast_section
 from dynolab.figures.curves import training_plate
 from dynolab.figures.decomposition import decomposition_plate
+from dynolab.figures.events import event_section
 from dynolab.figures.files import write_plates, write_text
 from dynolab.figures.foresight import foreseen_plate, foresight_section
 from dynolab.figures.gap import gap_plate
@@ -32,6 +33,7 @@ from dynolab.figures.style import SPLITS, Plate, objective_name
 from dynolab.figures.summary import changes_since_start, summarise
 from dynolab.figures.svg import paths_svg
 from dynolab.figures.token_map import token_map_plate
+from dynolab.probes.events import Event, events_of
 from dynolab.probes.paths import learning_paths
 from dynolab.probes.verdicts import Verdict, assess
 
@@ -55,11 +57,12 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
     )
     plates = _plates(inputs, paths)
     changes = changes_since_start(paths)
-    summary = summarise(inputs, changes, verdicts)
+    events = _events(inputs, paths)
+    summary = summarise(inputs, changes, verdicts, events)
     folder.mkdir(parents=True, exist_ok=True)
     plotly_js = get_plotlyjs()
     headline = headline_tiles([t.stage for t in trainings], changes, summary, verdicts)
-    body = _body(inputs, paths, verdicts, plates, headline)
+    body = _body(inputs, paths, verdicts, plates, headline, events)
     title = f"Dynolab: {inputs.facts.name}"
     write_text(folder / "report.html", page(title, body, plotly_js))
     write_text(folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
@@ -75,6 +78,14 @@ def _all_paths(inputs: ReportInputs) -> Paths:
         for training in inputs.trainings
         for split in SPLITS
         if (found := learning_paths(training.probes, split)) is not None
+    }
+
+
+def _events(inputs: ReportInputs, paths: Paths) -> dict[str, tuple[Event, ...]]:
+    return {
+        training.stage: events_of(paths[(training.stage, "train")])
+        for training in inputs.trainings
+        if (training.stage, "train") in paths
     }
 
 
@@ -101,6 +112,7 @@ def _body(
     verdicts: Sequence[Verdict],
     plates: Sequence[Plate],
     headline: Sequence[Tile],
+    events: Mapping[str, Sequence[Event]],
 ) -> list[Html]:
     facts, trainings = inputs.facts, inputs.trainings
     contrasts = [contrast_section(trainings[-1], inputs.contrasts)] if inputs.contrasts else []
@@ -112,6 +124,7 @@ def _body(
         tiles(headline),
         Html("</header><main>"),
         *(plate_section(plate) for plate in plates if plate.name in ("paths", "gap")),
+        event_section(events),
         *contrasts,
         answer_section(inputs.answers, titles),
         *foreseen,

@@ -7,6 +7,7 @@ from typing import Any
 
 from dynolab.figures.inputs import ReportInputs
 from dynolab.figures.paths import Paths
+from dynolab.probes.events import Event
 from dynolab.probes.intervals import Interval, mean_interval
 from dynolab.probes.paths import change
 from dynolab.probes.verdicts import Verdict
@@ -26,9 +27,10 @@ def changes_since_start(paths: Paths) -> dict[str, Interval]:
 
 
 def summarise(
-    inputs: ReportInputs, changes: Mapping[str, Interval], verdicts: Sequence[Verdict]
-) -> dict[str, Any]:
-    """Changes since step 0 with intervals, verdicts, and a flat map of the finite numbers.
+    inputs: ReportInputs, changes: Mapping[str, Interval], verdicts: Sequence[Verdict],
+    events: Mapping[str, Sequence[Event]],
+) -> dict[str, Any]:  # fmt: skip
+    """Changes since step 0 with intervals, verdicts, events, and a flat map of the finite numbers.
 
     `metrics` has `<stage>/<kind>/change`, `<stage>/gap/change` (nats, training prompts),
     `force/<stage>/unexplained` (1 − R²), `force/replay_error` and `force/closure_error` (the
@@ -59,5 +61,6 @@ def summarise(
             }
             for verdict in verdicts
         ],
+        "events": {stage: [event.as_dict() for event in found] for stage, found in events.items()},
         "replay": [row.model_dump() for row in replay],
     }

@@ -80,6 +80,17 @@ def test_answers_stand_side_by_side(folder: Path) -> None:
     assert "what is number 2 ?surely it is 2 .mm mm …it is 2it is 0" in words
 
 
+def test_events_are_told_in_their_order(folder: Path) -> None:
+    words = "".join(Parsed((folder / "report.html").read_text()).words)
+    assert re.search(r"DPO: chosen falls below its start \(step 10\), rejected falls", words)
+    assert re.search(r"SFT\d+rejected y⁻ peaks\+\S+ \[\S+ \S+\] up to it, −\S+ \[", words)
+    assert re.search(r"DPO\d+gap y\* − y⁺ exceeds its start\+\S+ \[\S+ \S+\] there, \+", words)
+    events = json.loads((folder / "summary.json").read_text())["events"]
+    steps = [event["step"] for event in events["dpo"]]
+    assert steps == sorted(steps)
+    assert {event["what"] for event in events["sft"]} == {"peaks", "falls below its start"}
+
+
 def test_kinds_say_how_they_were_made(folder: Path) -> None:
     words = "".join(Parsed((folder / "report.html").read_text()).words)
     assert "The examples answer “what is it ?”." in words
