@@ -29,6 +29,7 @@ def study_steps(parameters: StudyParameters) -> list[Step]:
         name=parameters.name,
         seed=parameters.seed,
         settings=yaml.safe_dump(parameters.model_dump(mode="json"), sort_keys=False),
+        objective=parameters.preference.objective,
     )
     models = {"base": "base", "sft": "sft", "preference": "preference"}
     forces = {"sft_forces": "sft-forces", "preference_forces": "preference-forces"}

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import json
+import shlex
+from collections.abc import Mapping
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.tables import log_tables
+from tasks.runtime.work import StageResult, Work
 
 FORCES, CONTRAST = "_forces", "contrast_"
+SHOWN_DIGITS = 12  # of a key; as many as the command line shows
 
 
 class ReportConfig(BaseModel):
@@ -17,16 +24,18 @@ class ReportConfig(BaseModel):
     name: str
     seed: int
     settings: str
+    objective: ObjectiveConfig | None = Field(None, description="Of preference training.")
 
 
 def report(work: Work[ReportConfig]) -> dict[str, float]:
     """Reads inputs `data`, `probe`, `kernel`, every training with its `<training>_forces`,
     `audit` and `foresight` where there are any, and `contrast_<name>`s.
 
-    Results: `report.html`, `summary.json`, `paths.svg` and `figures/`; all go to MLflow as well.
+    Results: `report.html`, `summary.json`, `paths.svg`, `pairs.jsonl` and `figures/`; all go to
+    MLflow as well, the pairs as a table too.
     Returns the summary's numbers.
     """
-    from dynolab.data.results import Answer
+    from dynolab.data.results import Answer, PairChange
     from dynolab.data.rows import ProbeRow, read_rows
     from dynolab.figures.audit_inputs import read_audit
     from dynolab.figures.inputs import (
@@ -43,6 +52,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
             name=work.config.name,
             seed=work.config.seed,
             config_text=work.config.settings,
+            map_command=map_command(work.config.objective, work.inputs),
             stages=tuple(
                 StageFacts(
                     stage=name.removeprefix(CONTRAST).replace("_", "-"),
@@ -73,6 +83,8 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
             watched=tuple(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow)),
         )
         summary = write_report(inputs, work.output)
+    if (pairs := work.output / "pairs.jsonl").exists():
+        log_tables(work.tracker, {"pairs": read_rows(pairs, PairChange)}, work.scratch)
     for file in sorted(work.output.glob("*.*")):
         work.tracker.artifact(file, "report")
     for file in sorted((work.output / "figures").glob("*.html")):
@@ -87,4 +99,28 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     }
 
 
-REPORT = Stage("report", 6, report)
+def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageResult]) -> str:
+    """Command line of a force map before and after preference training, but for its pair.
+
+    Empty where training was not on pairs.
+    """
+    if objective is None or objective.name not in PAIR_OBJECTIVES:
+        return ""
+    data, before, after = (
+        f"{inputs[name].stage}/{inputs[name].key[:SHOWN_DIGITS]}"
+        for name in ("data", "sft", "preference")
+    )
+    chosen = {"name": objective.name} | objective.model_dump(mode="json", exclude_defaults=True)
+    settings = {
+        "study": None,
+        "name": "pair",
+        "data_result": data,
+        "checkpoints": {"before": {"result": before}, "after": {"result": after}},
+        "reference": "before",
+        "analysis.objective": chosen,
+    }
+    parts = (shlex.quote(f"{key}={json.dumps(value)}") for key, value in settings.items())
+    return " ".join(["dynolab forces", *(f"--set {part}" for part in parts)])
+
+
+REPORT = Stage("report", 7, report)

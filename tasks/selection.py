@@ -1,7 +1,8 @@
-"""Which answers a force analysis observes, and which pairs update: the first ones of the data."""
+"""Which answers a force analysis observes, and which pairs update: the data's first, or named."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SelectionConfig(BaseModel):
-    """How many of the data's answers and pairs; no draw decides which."""
+    """How many of the data's answers and pairs, or which; no draw decides."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     observed_pairs: int = Field(
@@ -28,6 +29,9 @@ class SelectionConfig(BaseModel):
     )
     updating_pairs: int = Field(
         8, ge=1, description="Training pairs that update: the first ones, as one step's batch."
+    )
+    pair_ids: tuple[str, ...] = Field(
+        (), description="Training pairs that are observed and update, in place of the first ones."
     )
 
 
@@ -52,7 +56,7 @@ def observed_answers(
 
 
 def observed_rows(data: Path, config: SelectionConfig) -> list[ProbeRow]:
-    """The answers to observe; **Raises** `ConfigError` for a kind that the data lack."""
+    """The answers to observe; **Raises** `ConfigError` for a kind or pair that the data lack."""
     from dynolab.data.rows import ProbeRow, read_rows
     from dynolab.errors import ConfigError
 
@@ -62,18 +66,42 @@ def observed_rows(data: Path, config: SelectionConfig) -> list[ProbeRow]:
         if kind not in known:
             there = f"has {', '.join(known)}" if known else "has none; raise data.probe_pairs"
             raise ConfigError("kinds", kind, f"the data's probe set {there}")
-    return first_pairs([row for row in rows if row.kind in config.kinds], config.observed_pairs)
+    rows = [row for row in rows if row.kind in config.kinds]
+    if config.pair_ids:
+        rows = [row for row in rows if row.split == "train" and row.pair_id in config.pair_ids]
+        _check_found(config.pair_ids, {row.pair_id for row in rows}, "watched training pair")
+        return rows
+    return first_pairs(rows, config.observed_pairs)
 
 
 def updating_rows(
     data: Path, config: SelectionConfig, objective: RowObjectiveConfig | None = None
 ) -> list[Example]:
-    """The pairs that update; **Raises** `ConfigError` for ones without a side that is needed."""
+    """The pairs that update.
+
+    **Raises** `ConfigError` for ones without a side that is needed, and ones that are not there.
+    """
     from dynolab.data.rows import Example, read_rows
     from dynolab.objectives import build_objective
     from dynolab.training.examples import check_sides
 
-    rows = list(islice(read_rows(data / "train.jsonl", Example), config.updating_pairs))
+    every = read_rows(data / "train.jsonl", Example)
+    if config.pair_ids:
+        rows = [row for row in every if row.id in config.pair_ids]
+        _check_found(config.pair_ids, {row.id for row in rows}, "training pair")
+    else:
+        rows = list(islice(every, config.updating_pairs))
     if objective is not None:
         check_sides(rows, build_objective(objective).sides, objective.name)
     return rows
+
+
+def _check_found(wanted: Collection[str], found: Collection[str], what: str) -> None:
+    from dynolab.errors import ConfigError
+
+    for name in wanted:
+        if name not in found:
+            raise ConfigError(
+                "pair_ids", name,
+                f"is no {what} of these data; take an id from its probes.jsonl, split train",
+            )  # fmt: skip

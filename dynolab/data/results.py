@@ -96,6 +96,21 @@ class Answer(Row):
     finished: bool
 
 
+class PairChange(Row):
+    """What a preference training did to one watched pair, start to end, in nats: `pairs.jsonl`.
+
+    `chosen` = Δ log π(y⁺), `rejected` = Δ log π(y⁻), `margin` = `chosen` − `rejected`, `gap` =
+    Δ(log π(y*) − log π(y⁺)) along the chosen answer. What was not watched is None.
+    """
+
+    pair_id: str
+    prompt: str | None
+    chosen: float
+    rejected: float | None
+    margin: float | None
+    gap: float | None
+
+
 class MetricsLine(Row):
     """Metrics after `step` optimizer steps and `examples` examples; `time` in unix seconds.
 

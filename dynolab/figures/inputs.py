@@ -32,11 +32,16 @@ class StageFacts(Row):
 
 
 class StudyFacts(Row):
-    """What the study was: its name, seed, settings and stages."""
+    """What the study was: its name, seed, settings and stages.
+
+    `map_command` is the command line that maps the forces before and after preference training;
+    it lacks the pair.
+    """
 
     name: str
     seed: int | None = None
     config_text: str = ""
+    map_command: str = ""
     stages: tuple[StageFacts, ...] = ()
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from dynolab.data.results import PairChange
+from dynolab.data.rows import write_rows
 from dynolab.figures.answers import answer_section
 from dynolab.figures.contrasts import contrast_section
 from dynolab.figures.curves import training_plate
@@ -20,6 +22,7 @@ from dynolab.figures.gap import gap_plate
 from dynolab.figures.inputs import ReportInputs, Training
 from dynolab.figures.kernel import kernel_size_plate, stability_plate
 from dynolab.figures.page import Html, Tile, page, plate_section, text, tiles
+from dynolab.figures.pairs import pair_section
 from dynolab.figures.paths import Paths, learning_path_plate, stages_of
 from dynolab.figures.prediction import prediction_plate
 from dynolab.figures.sections import (
@@ -33,7 +36,9 @@ from dynolab.figures.style import SPLITS, Plate, objective_name
 from dynolab.figures.summary import changes_since_start, summarise
 from dynolab.figures.svg import paths_svg
 from dynolab.figures.token_map import token_map_plate
+from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.events import Event, events_of
+from dynolab.probes.pairs import pair_changes
 from dynolab.probes.paths import learning_paths
 from dynolab.probes.verdicts import Verdict, assess
 
@@ -46,8 +51,9 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
     **Returns** the content of `summary.json`: `metrics` (a flat map of finite floats), `verdicts`
     and `replay`.
 
-    Files: `report.html` (stands alone), `summary.json`, `paths.svg`, and per figure
-    `figures/<name>.html` and `figures/<name>.json` (plotly), beside one `figures/plotly.min.js`.
+    Files: `report.html` (stands alone), `summary.json`, `paths.svg`, per figure
+    `figures/<name>.html` and `figures/<name>.json` (plotly), beside one `figures/plotly.min.js`;
+    and after preference training `pairs.jsonl` (`PairChange`, worst first).
     """
     paths = _all_paths(inputs)
     trainings = inputs.trainings
@@ -58,14 +64,17 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
     plates = _plates(inputs, paths)
     changes = changes_since_start(paths)
     events = _events(inputs, paths)
+    pairs = _pairs(inputs, paths)
     summary = summarise(inputs, changes, verdicts, events)
     folder.mkdir(parents=True, exist_ok=True)
     plotly_js = get_plotlyjs()
     headline = headline_tiles([t.stage for t in trainings], changes, summary, verdicts)
-    body = _body(inputs, paths, verdicts, plates, headline, events)
+    body = _body(inputs, paths, verdicts, plates, headline, events, pairs)
     title = f"Dynolab: {inputs.facts.name}"
     write_text(folder / "report.html", page(title, body, plotly_js))
     write_text(folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    if pairs:
+        write_rows(folder / "pairs.jsonl", pairs)
     if drawing := paths_svg(paths):
         write_text(folder / "paths.svg", drawing)
     write_plates(plates, folder / "figures", plotly_js)
@@ -87,6 +96,15 @@ def _events(inputs: ReportInputs, paths: Paths) -> dict[str, tuple[Event, ...]]:
         for training in inputs.trainings
         if (training.stage, "train") in paths
     }
+
+
+def _pairs(inputs: ReportInputs, paths: Paths) -> list[PairChange]:
+    """What the study's last training did to its pairs, if it was on pairs."""
+    last = inputs.trainings[-1].stage if inputs.trainings else ""
+    if last not in PAIR_OBJECTIVES or (last, "train") not in paths:
+        return []
+    prompts = {row.pair_id: row.prompt for row in inputs.watched if row.split == "train"}
+    return pair_changes(paths[(last, "train")], prompts)
 
 
 def _plates(inputs: ReportInputs, paths: Paths) -> list[Plate]:
@@ -113,6 +131,7 @@ def _body(
     plates: Sequence[Plate],
     headline: Sequence[Tile],
     events: Mapping[str, Sequence[Event]],
+    pairs: Sequence[PairChange],
 ) -> list[Html]:
     facts, trainings = inputs.facts, inputs.trainings
     contrasts = [contrast_section(trainings[-1], inputs.contrasts)] if inputs.contrasts else []
@@ -128,6 +147,7 @@ def _body(
         *contrasts,
         answer_section(inputs.answers, titles),
         *foreseen,
+        *([pair_section(pairs, trainings[-1].stage, facts.map_command)] if pairs else []),
         *(plate_section(plate) for plate in plates if plate.name not in ("paths", "gap")),
         verdict_section(verdicts),
         replay_section(replay),

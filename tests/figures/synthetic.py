@@ -192,7 +192,7 @@ def study(name: str = "built-in", **facts: object) -> ReportInputs:
     key = "4f0c" * 16
     return ReportInputs(
         facts=StudyFacts.model_validate({
-            "name": name, "seed": 0,
+            "name": name, "seed": 0, "map_command": "dynolab forces --set name=pair",
             "config_text": "name: built-in\nseed: 0\nsft:\n  steps: 120\n  optimizer:\n"
             "    name: adamw\n    learning_rate: 2e-4\ndpo:\n  steps: 100\n  objective:\n"
             "    name: dpo\n    beta: 0.1\n",
@@ -208,6 +208,11 @@ def study(name: str = "built-in", **facts: object) -> ReportInputs:
         kernel=kernel(("base", "sft", "preference")),
         audit=audit(),
         answers=answers(),
-        watched=(ProbeRow(pair_id="q0", split="train", kind="chosen", prompt="what is it ?",
-                          response=" it is 0", made_by="the data"),),
+        watched=(
+            ProbeRow(pair_id="q0", split="train", kind="chosen", prompt="what is it ?",
+                     response=" it is 0", made_by="the data"),
+            *(ProbeRow(pair_id=f"q{n:03d}", split="train", kind="chosen",
+                       prompt=f"what is number {n} ?", response=f" it is {n}", made_by="the data")
+              for n in range(26)),
+        ),
     )  # fmt: skip

@@ -30,6 +30,7 @@ def hostile() -> ReportInputs:
     inputs = study()
     facts = StudyFacts(
         name=CANARY, config_text=f"name: {CANARY}\n</pre></script>{CANARY}",
+        map_command=f"dynolab forces {CANARY}",
         stages=(StageFacts(stage=CANARY, key=CANARY, seconds=1.0, mlflow_run_id=CANARY),),
     )  # fmt: skip
     tokens = ["</script>", CANARY, "<b>bold</b>", "%{x}"]
@@ -65,7 +66,9 @@ def hostile() -> ReportInputs:
         audit=audit(text=CANARY, mark=CANARY),
         answers=tuple(answer.model_copy(update=said) for answer in inputs.answers),
         watched=tuple(
-            row.model_copy(update={"prompt": CANARY, "response": CANARY, "made_by": CANARY})
+            renamed(row).model_copy(
+                update={"prompt": CANARY, "response": CANARY, "made_by": CANARY}
+            )
             for row in inputs.watched
         ),
     )
@@ -95,6 +98,7 @@ def test_nothing_that_data_wrote_becomes_markup(folder: Path, hostile_folder: Pa
 def test_hostile_text_is_shown_as_it_is(hostile_folder: Path) -> None:
     words = "".join(Parsed((hostile_folder / "report.html").read_text()).words)
     assert words.count(CANARY) >= 4
+    assert re.search(rf"q\d+{re.escape(CANARY * 2)}−", words)  # a pair and its prompt
 
 
 def test_plotly_is_given_escaped_text(hostile_folder: Path) -> None:

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
-from dynolab.data.results import TrainingSummary
+from dynolab.data.results import PairChange, TrainingSummary
+from dynolab.data.rows import read_rows
 from dynolab.errors import ConfigError
 from dynolab.figures.inputs import (
     ReportInputs,
@@ -89,6 +92,40 @@ def test_events_are_told_in_their_order(folder: Path) -> None:
     steps = [event["step"] for event in events["dpo"]]
     assert steps == sorted(steps)
     assert {event["what"] for event in events["sft"]} == {"peaks", "falls below its start"}
+
+
+def test_the_worst_pairs_stand_in_a_table_and_all_in_a_file(folder: Path) -> None:
+    words = "".join(Parsed((folder / "report.html").read_text()).words)
+    rows = list(read_rows(folder / "pairs.jsonl", PairChange))
+    assert len(rows) == 26
+    assert [row.chosen for row in rows] == sorted(row.chosen for row in rows)
+    worst, tenth, next_one = rows[0], rows[9], rows[10]
+    assert "DPO lowered the chosen answer of 26 of 26 watched training pairs" in words
+    assert f"that of “{worst.pair_id}” changed by {number(worst.chosen, sign=True)} nats" in words
+    for row in (worst, tenth):
+        assert f"{row.pair_id}{row.prompt}{number(row.chosen, sign=True)}" in words
+    assert f"{next_one.pair_id}{next_one.prompt}" not in words
+
+
+def test_the_worst_pairs_map_is_a_command_for_a_shell(tmp_path: Path) -> None:
+    inputs = study()
+    dpo, name = inputs.trainings[-1], "it's; $(boom) ü\n"
+    probes = tuple(row.model_copy(update={"pair_id": name}) for row in dpo.probes
+                   if row.pair_id == "q000")  # fmt: skip
+    write_report(replace(inputs, trainings=(replace(dpo, probes=probes),)), tmp_path)
+    words = "".join(Parsed((tmp_path / "report.html").read_text()).words)
+    command = re.search(r"in both places\):(dynolab forces.*?)Changes from start", words)
+    assert command is not None
+    *start, _, analysis, _, kernel = shlex.split(command[1])
+    assert start == ["dynolab", "forces", "--set", "name=pair"]
+    assert yaml.safe_load(analysis.removeprefix("analysis.pair_ids=")) == [name]
+    assert yaml.safe_load(kernel.removeprefix("kernel.pair_ids=")) == [name]
+
+
+def test_a_training_without_pairs_has_no_table_of_them(tmp_path: Path) -> None:
+    write_report(with_trainings(training("sft", "sft")), tmp_path)
+    assert not (tmp_path / "pairs.jsonl").exists()
+    assert "fared worst" not in (tmp_path / "report.html").read_text()
 
 
 def test_kinds_say_how_they_were_made(folder: Path) -> None:

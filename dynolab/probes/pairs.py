@@ -1,0 +1,39 @@
+"""What a preference training did to every watched pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from dynolab.data.results import PairChange
+from dynolab.probes.paths import LearningPaths, change
+
+
+def pair_changes(paths: LearningPaths, prompts: Mapping[str, str]) -> list[PairChange]:
+    """Changes of every pair whose chosen answer was probed, the deepest fall first.
+
+    **Arguments:** `prompts`: by pair, where they are known.
+    """
+    pairs = len(paths.pairs)
+    chosen, rejected = (_changes(paths.logp.get(kind), pairs) for kind in ("chosen", "rejected"))
+    gap = _changes(paths.gap, pairs)
+    rows = [
+        PairChange(
+            pair_id=pair, prompt=prompts.get(pair), chosen=float(chosen[i]),
+            rejected=_finite(rejected[i]), margin=_finite(chosen[i] - rejected[i]),
+            gap=_finite(gap[i]),
+        )
+        for i, pair in enumerate(paths.pairs) if np.isfinite(chosen[i])
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: row.chosen)
+
+
+def _changes(path: Float[ndarray, "steps pairs"] | None, pairs: int) -> Float[ndarray, pairs]:
+    return np.full(pairs, np.nan) if path is None else change(path)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
