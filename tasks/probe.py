@@ -14,6 +14,7 @@ from tasks.runtime.work import Work
 if TYPE_CHECKING:
     from dynolab.data.results import Answer, Score
     from dynolab.data.rows import ProbeRow
+    from dynolab.probes.hallucination import TrainingAnswers
 
 MODELS = ("base", "sft", "preference")
 
@@ -23,7 +24,11 @@ class ProbeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     batch_tokens: int = Field(16_384, ge=1, description="Padded tokens of one forward.")
-    answers: int = Field(4, ge=1, description="Prompts of each split that are answered greedily.")
+    answers: int = Field(4, ge=1, description="Prompts of each split whose answers are shown.")
+    heldout_answers: int = Field(
+        72, ge=0,
+        description="Held-out prompts whose answers are searched for those of training questions.",
+    )  # fmt: skip
     answer_tokens: int = Field(24, ge=1, description="Longest answer.")
 
 
@@ -31,21 +36,45 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
     """Reads inputs `data`, `base`, `sft` and `preference`.
 
     Results: `scores.jsonl`, every probe row's score by every model on every split, and
-    `answers.jsonl`, greedy answers to the first prompts.
+    `answers.jsonl`, greedy answers to the first prompts. Returns, of every model,
+    `probe/heldout/hallucinated/<model>`: the share of held-out prompts that it answers with
+    another training question's answer (`TrainingAnswers` has the rule), and
+    `probe/heldout/hallucinated_exactly/<model>`: with all of that answer.
     """
     from dynolab.data.results import ModelScore
-    from dynolab.data.rows import ProbeRow, read_rows
+    from dynolab.data.rows import Example, ProbeRow, read_rows
+    from dynolab.probes.hallucination import TrainingAnswers
 
-    began = time.monotonic()
-    rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
+    began, data = time.monotonic(), work.input_folder("data")
+    rows = list(read_rows(data / "probes.jsonl", ProbeRow))
+    known = TrainingAnswers(list(read_rows(data / "train.jsonl", Example)))
+    shares: dict[str, float] = {}
     scores, answers = work.output / "scores.jsonl", work.output / "answers.jsonl"
     with work.shown(len(MODELS)) as progress, scores.open("w") as scored, answers.open("w") as said:
         for number, name in enumerate(MODELS, start=1):
             found, spoken = _ask(name, work.input_folder(name, "model"), rows, work.config)
             scored.writelines(ModelScore(model=name, **dict(score)).line() for score in found)
+            spoken = [_with_source(answer, known) for answer in spoken]
             said.writelines(answer.model_dump_json() + "\n" for answer in spoken)
+            if heldout := [answer for answer in spoken if answer.split == "heldout"]:
+                taken = sum(answer.taken_from is not None for answer in heldout)
+                exactly = sum(answer.taken_exactly for answer in heldout)
+                shares[f"probe/heldout/hallucinated/{name}"] = taken / len(heldout)
+                shares[f"probe/heldout/hallucinated_exactly/{name}"] = exactly / len(heldout)
             progress.update(number, name)
-    return {"seconds": time.monotonic() - began, "rows": float(len(rows))}
+    work.tracker.metrics(0, shares)
+    return shares | {"seconds": time.monotonic() - began, "rows": float(len(rows))}
+
+
+def _with_source(answer: Answer, known: TrainingAnswers) -> Answer:
+    """The answer, if to a held-out question, with the training question that it answers."""
+    if answer.split != "heldout":
+        return answer
+    source = known.source(answer.answer, answer.chosen, finished=answer.finished)
+    if source is None:
+        return answer
+    taken = {"taken_from": source.question, "taken_exactly": source.exact}
+    return answer.model_copy(update=taken)
 
 
 def _ask(
@@ -65,10 +94,11 @@ def _ask(
     encoder = Encoder(tokenizer, context_length(model), "drop")
     scores = score_probes(ResponseLogits(model), rows, encoder, batch_tokens=config.batch_tokens)
     chosen = [row for row in rows if row.kind == "chosen"]
+    first = {"train": config.answers, "heldout": max(config.answers, config.heldout_answers)}
     asked = [
         row
-        for split in ("train", "heldout")
-        for row in [row for row in chosen if row.split == split][: config.answers]
+        for split, count in first.items()
+        for row in [row for row in chosen if row.split == split][:count]
     ]
     sampling = SampleConfig(temperature=0, max_new_tokens=config.answer_tokens)
     said = sample_responses(model, tokenizer, [row.prompt for row in asked], sampling)
@@ -80,4 +110,4 @@ def _ask(
     return scores, answers
 
 
-PROBE = Stage("probe", 2, probe)
+PROBE = Stage("probe", 3, probe)

@@ -92,7 +92,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     metrics: dict[str, float] = summary["metrics"]
     return metrics | {
         name: value
-        for stage in ("kernel", "foresight")
+        for stage in ("kernel", "foresight", "probe")
         if stage in work.inputs
         for name, value in work.inputs[stage].metrics.items()
         if name.startswith(f"{stage}/")
@@ -123,4 +123,4 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
     return " ".join(["dynolab forces", *(f"--set {part}" for part in parts)])
 
 
-REPORT = Stage("report", 7, report)
+REPORT = Stage("report", 8, report)

@@ -84,7 +84,9 @@ class ModelScore(Score):
 class Answer(Row):
     """What a model says to a prompt, beside the answer that it should prefer: `answers.jsonl`.
 
-    `finished`: it ended its answer itself, within the tokens that it was given.
+    `finished`: it ended its answer itself, within the tokens that it was given. `taken_from`: the
+    training question that it answers in place of the held-out one asked, if it does;
+    `taken_exactly`: with all of that question's answer.
     """
 
     model: str
@@ -94,6 +96,8 @@ class Answer(Row):
     chosen: str
     answer: str
     finished: bool
+    taken_from: str | None = None
+    taken_exactly: bool = False
 
 
 class PairChange(Row):

@@ -10,7 +10,7 @@ from dynolab.figures.style import SPLITS, join
 
 
 def answer_section(answers: Sequence[Answer], titles: Mapping[str, str]) -> Html:
-    """Greedy answers of every model to the first prompts.
+    """Greedy answers of every model to the first prompts: of held-out ones as many as of training.
 
     **Arguments:** `titles`: how models are called on the page, by name; others go by their own.
     """
@@ -24,7 +24,7 @@ def answer_section(answers: Sequence[Answer], titles: Mapping[str, str]) -> Html
     rows = [
         [SPLITS[one.split], Html(f"<b>{text(excerpt(one.prompt, end=True))}</b>"),
          excerpt(one.chosen), *(_said(said.get(model)) for model in models)]
-        for said in asked.values()
+        for said in _shown(asked)
         for one in list(said.values())[:1]
     ]  # fmt: skip
     called = [titles.get(model, model) for model in models]
@@ -33,10 +33,20 @@ def answer_section(answers: Sequence[Answer], titles: Mapping[str, str]) -> Html
         title,
         _message(asked, models, called),
         table(("split", "prompt", "chosen y⁺", *called), rows),
-        note="Greedy answers: the likeliest token at every position; “…” marks one that was cut "
-        "off. Squeezing moves probability to what is likeliest already: under it a model goes on "
-        "to say what it said before, ever more surely, while the chosen answers grow unlikely.",
+        note="Greedy answers to the first prompts: the likeliest token at every position; “…” "
+        "marks one that was cut off. Squeezing moves probability to what is likeliest already: "
+        "under it a model goes on to say what it said before, ever more surely, while the chosen "
+        "answers grow unlikely.",
     )
+
+
+def _shown(asked: Mapping[str, Mapping[str, Answer]]) -> list[Mapping[str, Answer]]:
+    """The first prompts of each split; far more held-out ones may be asked for their share."""
+    trained, heldout = (
+        [said for said in asked.values() if next(iter(said.values())).split == split]
+        for split in SPLITS
+    )
+    return [*trained, *heldout[: len(trained) or None]]
 
 
 def _said(answer: Answer | None) -> str:

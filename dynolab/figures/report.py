@@ -19,6 +19,7 @@ from dynolab.figures.events import event_section
 from dynolab.figures.files import write_plates, write_text
 from dynolab.figures.foresight import foreseen_plate, foresight_section
 from dynolab.figures.gap import gap_plate
+from dynolab.figures.hallucination import hallucination_section
 from dynolab.figures.inputs import ReportInputs, Training
 from dynolab.figures.kernel import kernel_size_plate, stability_plate
 from dynolab.figures.page import Html, Tile, page, plate_section, text, tiles
@@ -103,8 +104,11 @@ def _pairs(inputs: ReportInputs, paths: Paths) -> list[PairChange]:
     last = inputs.trainings[-1].stage if inputs.trainings else ""
     if last not in PAIR_OBJECTIVES or (last, "train") not in paths:
         return []
-    prompts = {row.pair_id: row.prompt for row in inputs.watched if row.split == "train"}
-    return pair_changes(paths[(last, "train")], prompts)
+    return pair_changes(paths[(last, "train")], _training_prompts(inputs))
+
+
+def _training_prompts(inputs: ReportInputs) -> dict[str, str]:
+    return {row.pair_id: row.prompt for row in inputs.watched if row.split == "train"}
 
 
 def _plates(inputs: ReportInputs, paths: Paths) -> list[Plate]:
@@ -146,6 +150,7 @@ def _body(
         event_section(events),
         *contrasts,
         answer_section(inputs.answers, titles),
+        hallucination_section(inputs.answers, titles, _training_prompts(inputs)),
         *foreseen,
         *([pair_section(pairs, trainings[-1].stage, facts.map_command)] if pairs else []),
         *(plate_section(plate) for plate in plates if plate.name not in ("paths", "gap")),

@@ -60,6 +60,23 @@ def mean_interval(values: Float[ndarray, pairs]) -> Interval:
     return Interval(mean, mean - half, mean + half, n)
 
 
+def share_interval(hits: int, n: int) -> Interval:
+    """A share `p = hits/n` of independent trials with Wilson's 95% interval.
+
+    `(p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)` (Wilson 1927), sound at shares of 0 and 1.
+    """
+    if n == 0:
+        return Interval(np.nan, np.nan, np.nan, 0)
+    share, square = hits / n, _NORMAL_975**2
+    middle = share + square / (2 * n)
+    half = _NORMAL_975 * (share * (1 - share) / n + square / (4 * n**2)) ** 0.5
+    scale = 1 + square / n
+    # Rounding must not leave a bound beside the 0 or 1 that it is.
+    low = 0.0 if hits == 0 else (middle - half) / scale
+    high = 1.0 if hits == n else (middle + half) / scale
+    return Interval(share, low, high, n)
+
+
 def clear(change: Interval) -> bool:
     """Whether the interval lies wholly on one side of zero."""
     return change.low > 0 or change.high < 0

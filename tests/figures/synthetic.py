@@ -158,12 +158,14 @@ def replay(stage: str, rate: float, steps: Sequence[int]) -> tuple[ReplayFacts, 
 
 
 def answers() -> tuple[Answer, ...]:
-    """Different answers after SFT, the same one to all prompts after preference training."""
+    """Different answers after SFT, the first one's to all prompts after preference training."""
     said = {"base": " mm mm", "sft": " it is {}", "preference": " it is 0"}
     return tuple(
         Answer(model=model, pair_id=f"q{n}", split="train" if n < 2 else "heldout",
                prompt=f"what is number {n} ?", chosen=f" surely it is {n} .",
-               answer=text.format(n), finished=model != "base")
+               answer=text.format(n), finished=model != "base",
+               taken_from="q0" if model == "preference" and n >= 2 else None,
+               taken_exactly=model == "preference" and n == 2)
         for model, text in said.items() for n in range(4)
     )  # fmt: skip
 

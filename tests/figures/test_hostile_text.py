@@ -57,7 +57,7 @@ def hostile() -> ReportInputs:
             token_map=one.token_map and pushes,
         )
 
-    said = dict.fromkeys(("model", "pair_id", "prompt", "chosen", "answer"), CANARY)
+    said = dict.fromkeys(("model", "pair_id", "prompt", "chosen", "answer", "taken_from"), CANARY)
     return ReportInputs(
         facts,
         trainings=tuple(map(renamed_in, inputs.trainings)),

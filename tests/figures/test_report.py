@@ -83,6 +83,24 @@ def test_answers_stand_side_by_side(folder: Path) -> None:
     assert "what is number 2 ?surely it is 2 .mm mm …it is 2it is 0" in words
 
 
+def test_answers_taken_from_training_questions_are_counted_and_shown(folder: Path) -> None:
+    words = "".join(Parsed((folder / "report.html").read_text()).words)
+    assert "answers another training question: base 0 of 2, SFT 0 of 2 and DPO 2 of 2." in words
+    assert "DPO2100.0 [34.2, 100.0]50.0 [9.5, 90.5]" in words
+    assert "DPOwhat is number 2 ?it is 0what is it ?surely it is 2 ." in words
+
+
+def test_many_heldout_answers_are_counted_but_not_all_shown(tmp_path: Path) -> None:
+    few = study().answers
+    more = [one.model_copy(update={"pair_id": f"more{n}", "prompt": f"and what is {n} ?"})
+            for one in few if one.pair_id == "q3" for n in range(30)]  # fmt: skip
+    write_report(replace(study(), answers=(*few, *more)), tmp_path)
+    words = "".join(Parsed((tmp_path / "report.html").read_text()).words)
+    assert "DPO 32 of 32." in words
+    assert "34 prompts have" in words
+    assert words.count("and what is ") == 1  # among the examples
+
+
 def test_events_are_told_in_their_order(folder: Path) -> None:
     words = "".join(Parsed((folder / "report.html").read_text()).words)
     assert re.search(r"DPO: chosen falls below its start \(step 10\), rejected falls", words)
