@@ -26,11 +26,13 @@ from tests.benchmarks.training_work import (
 )
 
 
-def ours(method: str, model: Path, folder: Path, ranks: int = 0) -> dict[str, float]:
+def ours(
+    method: str, model: Path, folder: Path, ranks: int = 0, batch: int = BATCH
+) -> dict[str, float]:
     """Examples a second and peak memory; `ranks` of ZeRO-2, or the plain engine."""
     with tempfile.TemporaryDirectory() as scratch:
         job = TrainJob(
-            config=_settings(method, model.name, ranks),
+            config=_settings(method, model.name, ranks, batch),
             model=model,
             examples=rows_of(folder, method, model.name),
             output=Path(scratch) / "output",
@@ -43,12 +45,12 @@ def ours(method: str, model: Path, folder: Path, ranks: int = 0) -> dict[str, fl
     return {"speed": each * statistics.median(speeds[WARM_UP:]), "peak": peak}
 
 
-def _settings(method: str, model: str, ranks: int) -> TrainConfig | GroupTrainConfig:
+def _settings(method: str, model: str, ranks: int, batch: int) -> TrainConfig | GroupTrainConfig:
     plain = {"kind": "plain", "ranks": 1}
     shared: dict[str, Any] = {
         "objective": {"name": method}, "steps": STEPS[method, model],
         "engine": {"kind": "deepspeed", "ranks": ranks, "zero_stage": 2} if ranks else plain,
-        "batch_size": BATCH, "micro_batch_size": BATCH, "overlong": "truncate_left",
+        "batch_size": batch, "micro_batch_size": min(batch, 8), "overlong": "truncate_left",
         "optimizer": {"name": "adamw", "learning_rate": 1e-5},
     }  # fmt: skip
     if method != "grpo":

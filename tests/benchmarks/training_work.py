@@ -6,6 +6,8 @@ from pathlib import Path
 
 BATCH = 4
 """Rows, pairs or prompts of one step."""
+RANKS_BATCH = 16
+"""The same where ranks share a step: the built-in study's."""
 COMPLETIONS, NEW_TOKENS = 8, 32
 """Of each prompt, where groups are sampled."""
 WARM_UP = 2
