@@ -145,9 +145,12 @@ def _check_data(
     folder = platform.store.folder(found.address, found.digest)
     updating = parameters.analysis.updating
     objective = parameters.analysis.objective if updating == "data" else None
-    for part, config in (("analysis", parameters.analysis), ("kernel", parameters.kernel)):
+    for part, config, named in (
+        ("analysis", parameters.analysis, parameters.analysis.pair_ids),
+        ("kernel", parameters.kernel, ()),
+    ):
         try:
-            observed_rows(folder, config)
-            updating_rows(folder, config, objective)
+            observed_rows(folder, config, named)
+            updating_rows(folder, config, objective, named)
         except ConfigError as error:
             raise ConfigError(f"{part}.{error.field}", error.value, error.remedy) from error

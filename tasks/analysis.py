@@ -32,6 +32,9 @@ class AnalysisConfig(SelectionConfig):
     """What is observed, what updates, and by which step."""
 
     objective: RowObjectiveConfig = Field(DPOConfig(), description="Whose force it is.")
+    pair_ids: tuple[str, ...] = Field(
+        (), description="Training pairs that are observed and update, in place of the first ones."
+    )
     updating: Literal["data", "recorded"] = Field(
         "data",
         description="data: the first pairs of the data, under `objective`. recorded: the batch of "
@@ -118,7 +121,7 @@ def _question(work: Work[AnalysisJob]) -> Question:
     folder = work.input_folder("model", "model")
     tokenizer = load_tokenizer(folder)
     encoder = Encoder(tokenizer, folder_context(folder), "drop")
-    observed = observed_answers(data, config, encoder)
+    observed = observed_answers(data, config, encoder, config.pair_ids)
     record = _record(work)
     updating, objective = _updating(work, encoder, record)
     policy = load_policy(folder, _adapter(work))
@@ -158,7 +161,8 @@ def _updating(
 
     config = work.config
     if config.updating == "data":
-        rows = updating_rows(work.input_folder("data"), config, config.objective)
+        data = work.input_folder("data")
+        rows = updating_rows(data, config, config.objective, config.pair_ids)
         pairs = encoder.examples(rows)
         needed = build_objective(config.objective).needs_reference
         return recorded(pairs, _reference(work, encoder, pairs) if needed else {}), config.objective

@@ -1,4 +1,7 @@
-"""Which answers a force analysis observes, and which pairs update: the data's first, or named."""
+"""Which answers a force analysis observes, and which pairs update: the data's first, or named.
+
+`pair_ids` are training pairs that are taken in place of the first ones; empty: those.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SelectionConfig(BaseModel):
-    """How many of the data's answers and pairs, or which; no draw decides."""
+    """How many of the data's answers and pairs; no draw decides which."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     observed_pairs: int = Field(
@@ -30,13 +33,10 @@ class SelectionConfig(BaseModel):
     updating_pairs: int = Field(
         8, ge=1, description="Training pairs that update: the first ones, as one step's batch."
     )
-    pair_ids: tuple[str, ...] = Field(
-        (), description="Training pairs that are observed and update, in place of the first ones."
-    )
 
 
 def observed_answers(
-    data: Path, config: SelectionConfig, encoder: Encoder
+    data: Path, config: SelectionConfig, encoder: Encoder, pair_ids: Collection[str] = ()
 ) -> list[tuple[ProbeRow, Encoded]]:
     """The observed answers of a data stage's result, encoded; those too long are left out.
 
@@ -44,7 +44,7 @@ def observed_answers(
     """
     from dynolab.errors import ConfigError
 
-    rows = observed_rows(data, config)
+    rows = observed_rows(data, config, pair_ids)
     encoded = [(row, encoder.response(row.pair_id, row.prompt, row.response)) for row in rows]
     kept = [(row, one) for row, one in encoded if one is not None]
     if not kept:
@@ -55,7 +55,9 @@ def observed_answers(
     return kept
 
 
-def observed_rows(data: Path, config: SelectionConfig) -> list[ProbeRow]:
+def observed_rows(
+    data: Path, config: SelectionConfig, pair_ids: Collection[str] = ()
+) -> list[ProbeRow]:
     """The answers to observe; **Raises** `ConfigError` for a kind or pair that the data lack."""
     from dynolab.data.rows import ProbeRow, read_rows
     from dynolab.errors import ConfigError
@@ -67,16 +69,17 @@ def observed_rows(data: Path, config: SelectionConfig) -> list[ProbeRow]:
             there = f"has {', '.join(known)}" if known else "has none; raise data.probe_pairs"
             raise ConfigError("kinds", kind, f"the data's probe set {there}")
     rows = [row for row in rows if row.kind in config.kinds]
-    if config.pair_ids:
-        rows = [row for row in rows if row.split == "train" and row.pair_id in config.pair_ids]
-        _check_found(config.pair_ids, {row.pair_id for row in rows}, "watched training pair")
+    if pair_ids:
+        rows = [row for row in rows if row.split == "train" and row.pair_id in pair_ids]
+        _check_found(pair_ids, {row.pair_id for row in rows}, "watched training pair")
         return rows
     return first_pairs(rows, config.observed_pairs)
 
 
 def updating_rows(
-    data: Path, config: SelectionConfig, objective: RowObjectiveConfig | None = None
-) -> list[Example]:
+    data: Path, config: SelectionConfig, objective: RowObjectiveConfig | None = None,
+    pair_ids: Collection[str] = (),
+) -> list[Example]:  # fmt: skip
     """The pairs that update.
 
     **Raises** `ConfigError` for ones without a side that is needed, and ones that are not there.
@@ -86,9 +89,9 @@ def updating_rows(
     from dynolab.training.examples import check_sides
 
     every = read_rows(data / "train.jsonl", Example)
-    if config.pair_ids:
-        rows = [row for row in every if row.id in config.pair_ids]
-        _check_found(config.pair_ids, {row.id for row in rows}, "training pair")
+    if pair_ids:
+        rows = [row for row in every if row.id in pair_ids]
+        _check_found(pair_ids, {row.id for row in rows}, "training pair")
     else:
         rows = list(islice(every, config.updating_pairs))
     if objective is not None:

@@ -64,7 +64,8 @@ def _lead(inputs: ForcePageInputs) -> Html:
     steps = list(dict.fromkeys(_step(one) for one in inputs.checkpoints))
     reference = f" The reference is {inputs.reference}." if inputs.reference else ""
     labels = join([one.label for one in inputs.checkpoints])
-    updating = "groups" if first.grouped else "pairs"
+    updating = "group" if first.grouped else "pair"
+    updating += "" if first.updating_pairs == 1 else "s"
     left_out = max(one.facts.left_out for one in inputs.checkpoints)
     overlong = f" {left_out} responses were longer than the model’s context." if left_out else ""
     return Html(

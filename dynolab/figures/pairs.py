@@ -46,11 +46,9 @@ def _how_to_map(pair: str, command: str) -> Html:
     """The whole command for a pair; quoted, so that an id is never more than an id to a shell."""
     # Escapes stand for what cannot be seen, such as the end of a line.
     listed = json.dumps([pair], ensure_ascii=not pair.isprintable())
-    chosen = " ".join(
-        f"--set {shlex.quote(f'{part}.pair_ids={listed}')}" for part in ("analysis", "kernel")
-    )
+    chosen = shlex.quote(f"analysis.pair_ids={listed}")
     return Html(
         '<p class="note">Which of its tokens pushed which, before and after the training (for '
-        "another pair put its id in both places):</p>"
-        f"<pre>{text(f'{command} {chosen}')}</pre>"
+        "another pair put its id in place):</p>"
+        f"<pre>{text(f'{command} --set {chosen}')}</pre>"
     )

@@ -132,12 +132,11 @@ def test_the_worst_pairs_map_is_a_command_for_a_shell(tmp_path: Path) -> None:
                    if row.pair_id == "q000")  # fmt: skip
     write_report(replace(inputs, trainings=(replace(dpo, probes=probes),)), tmp_path)
     words = "".join(Parsed((tmp_path / "report.html").read_text()).words)
-    command = re.search(r"in both places\):(dynolab forces.*?)Changes from start", words)
+    command = re.search(r"its id in place\):(dynolab forces.*?)Changes from start", words)
     assert command is not None
-    *start, _, analysis, _, kernel = shlex.split(command[1])
+    *start, _, analysis = shlex.split(command[1])
     assert start == ["dynolab", "forces", "--set", "name=pair"]
     assert yaml.safe_load(analysis.removeprefix("analysis.pair_ids=")) == [name]
-    assert yaml.safe_load(kernel.removeprefix("kernel.pair_ids=")) == [name]
 
 
 def test_a_training_without_pairs_has_no_table_of_them(tmp_path: Path) -> None:

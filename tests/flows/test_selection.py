@@ -35,14 +35,14 @@ def test_the_first_pairs_are_taken_where_none_is_named(data: Path) -> None:
 
 
 def test_named_pairs_are_observed_and_update(data: Path) -> None:
-    config = SelectionConfig(pair_ids=("q1",))
-    observed = [(row.split, row.pair_id, row.kind) for row in observed_rows(data, config)]
+    config, named = SelectionConfig(), ("q1",)
+    observed = [(row.split, row.pair_id, row.kind) for row in observed_rows(data, config, named)]
     assert observed == [("train", "q1", "chosen"), ("train", "q1", "rejected")]
-    assert [row.id for row in updating_rows(data, config, DPOConfig())] == ["q1"]
+    assert [row.id for row in updating_rows(data, config, DPOConfig(), named)] == ["q1"]
 
 
 def test_pairs_that_are_not_there_are_refused(data: Path) -> None:
     with pytest.raises(ConfigError, match=r"pair_ids = 'q3'.*watched training pair"):
-        observed_rows(data, SelectionConfig(pair_ids=("q1", "q3")))
+        observed_rows(data, SelectionConfig(), ("q1", "q3"))
     with pytest.raises(ConfigError, match=r"pair_ids = 'q9'.*training pair"):
-        updating_rows(data, SelectionConfig(pair_ids=("q9",)))
+        updating_rows(data, SelectionConfig(), pair_ids=("q9",))
