@@ -16,14 +16,13 @@ from dynolab.figures.style import (
     number,
     objective_name,
     style_of,
-    with_interval,
 )
+from dynolab.figures.verdict_table import counts_of, verdict_table
 from dynolab.probes.intervals import Interval
 from dynolab.probes.verdicts import Verdict
 
 _HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*",
               "gap": "gap y* − y⁺"}  # fmt: skip
-_MARKS = {"appears": "✓", "does not": "✗", "unclear": "?", "not measured": "–"}
 
 
 def headline_tiles(
@@ -79,43 +78,15 @@ _CLAIMS = (
 
 def verdict_section(verdicts: Sequence[Verdict], note: str = _CLAIMS) -> Html:
     """Claim, expectation, measurement and verdict; `note` says whose claims they are."""
-    counts = {mark: sum(v.outcome == mark for v in verdicts) for mark in _MARKS}
-    words = {"appears": "appear", "does not": "do not"}
-    message = ", ".join(f"{n} {words.get(o, o)}" for o, n in counts.items() if n)
-    rows = [
-        (
-            objective_name(verdict.stage),
-            verdict.claim,
-            verdict.expected,
-            _quantities(verdict),
-            min((q.interval.n for q in verdict.quantities), default=0) or "–",
-            Html(
-                f'<span class="verdict {verdict.outcome.replace(" ", "-")}">'
-                f"{_MARKS[verdict.outcome]} {verdict.outcome}</span>"
-            ),
-        )
-        for verdict in verdicts
-    ]
+    message = counts_of(verdicts, {"appears": "appear", "does not": "do not"})
     return section(
         "verdicts",
         "Which known phenomena appear",
         f"Of {len(verdicts)} claims {message}."
         if verdicts
         else "No claim is known of these trainings.",
-        table(("stage", "claim", "expected", "measured [95%]", "n", "verdict"), rows, "ssssns"),
+        verdict_table("stage", verdicts, named=objective_name),
         note=note,
-    )
-
-
-def _quantities(verdict: Verdict) -> Html:
-    if verdict.outcome == "not measured":
-        return Html('<span class="quiet">not among what was measured</span>')
-    return Html(
-        "".join(
-            f'<div><span class="quiet">{text(q.name)}</span> <span class="num">'
-            f"{with_interval(q.interval, sign=bool(q.unit))} {text(q.unit)}</span></div>"
-            for q in verdict.quantities
-        )
     )
 
 

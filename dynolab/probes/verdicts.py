@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from dynolab.data.results import ARGMAX, ForceRow
 from dynolab.objectives.registry import PAIR_OBJECTIVES
-from dynolab.probes.intervals import Interval, mean_interval, unexplained_share
+from dynolab.probes.intervals import Interval, mean_interval, share_interval, unexplained_share
 from dynolab.probes.paths import LearningPaths, change, peak_change
 
 Outcome = Literal["appears", "does not", "unclear", "not measured"]
@@ -47,14 +47,35 @@ class Quantity:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """What is said of every case, tried on random ones: a single violation refutes it."""
+
+    name: str
+    violations: int
+    cases: int
+
+    @property
+    def interval(self) -> Interval:
+        """Share of violations with Wilson's interval."""
+        return share_interval(self.violations, self.cases)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Appears where no case violates it."""
+        if self.cases == 0:
+            return "not measured"
+        return "does not" if self.violations else "appears"
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """A claim and what was found of it."""
+    """A claim and what was found of it; `stage` is the training or the topic that it is about."""
 
     id: str
     stage: str
     claim: str
     expected: str
-    quantities: tuple[Quantity, ...]
+    quantities: tuple[Quantity | Counted, ...]
 
     @property
     def outcome(self) -> Outcome:

@@ -1,0 +1,56 @@
+"""The last stage of a chapter: its page, from what the other stages measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from dynolab.figures.chapter_page import Chapter
+
+
+class ChapterPageConfig(BaseModel):
+    """What a page says of the run itself; `settings` are the flow's, as YAML."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str
+    settings: str
+
+
+def publish(
+    work: Work[ChapterPageConfig], file: str, made: Callable[[], Chapter]
+) -> dict[str, float]:  # fmt: skip
+    """Writes the chapter that `made` gives as the stage's result, and to MLflow.
+
+    Settings and stages are filled in here. **Returns** how many claims end how, and the inputs'
+    numbers.
+    """
+    from dynolab.figures.chapter_page import write_chapter
+    from dynolab.figures.inputs import StageFacts
+
+    config = work.config
+    with work.shown():
+        stages = [
+            StageFacts(
+                stage=name, key=source.key, seconds=source.metrics.get("seconds"),
+                mlflow_run_id=source.mlflow_run_id,
+            )
+            for name, source in work.inputs.items()
+        ]  # fmt: skip
+        chapter = replace(made(), name=config.name, settings=config.settings, stages=stages)
+        claims = write_chapter(chapter, work.output, file)
+    for found in (work.output / file, work.output / "claims.jsonl"):
+        work.tracker.artifact(found, "report")
+    for figure in sorted((work.output / "figures").glob("*.html")):
+        work.tracker.artifact(figure, "plots")
+    return claims | {
+        name: value
+        for source in work.inputs.values()
+        for name, value in source.metrics.items()
+        if name != "seconds"
+    }
