@@ -1,0 +1,1 @@
+"""Classifiers: many trained at once, their forces and their learning paths."""

@@ -1,0 +1,89 @@
+"""What a classifier is taught: one-hot labels, smoothed ones, or what a teacher believes.
+
+Sources: label smoothing, Szegedy et al. (arXiv 1512.00567); distillation, Hinton et al.
+(arXiv 1503.02531); ESKD, Cho & Hariharan (arXiv 1910.01348); Filter-KD, Ren, Guo & Sutherland,
+*Better Supervisory Signals* (ICLR 2022).
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from dynolab.errors import ConfigError
+
+FILTER_DECAY = 0.95
+
+
+def one_hot(labels: Int[Tensor, examples], classes: int) -> Float[Tensor, "examples classes"]:
+    """`e_y`."""
+    return functional.one_hot(labels.long(), classes).float()
+
+
+def smoothed(
+    labels: Int[Tensor, examples], classes: int, epsilon: float
+) -> Float[Tensor, "examples classes"]:
+    """`(1 − ε) e_y + ε/K`.
+
+    **Raises:** `ConfigError` for ε outside [0, 1).
+    """
+    if not 0 <= epsilon < 1:
+        raise ConfigError("smoothing", epsilon, "must lie in [0, 1): at 1 a label says nothing")
+    return (1 - epsilon) * one_hot(labels, classes) + epsilon / classes
+
+
+def cross_entropy(
+    logits: Float[Tensor, "*batch classes"], target: Float[Tensor, "*batch classes"]
+) -> Float[Tensor, "*batch"]:
+    """`−Σ_k q_k log softmax(z)_k`, one value per example; its force is `G = p − q`."""
+    return -(target * logits.log_softmax(-1)).sum(-1)
+
+
+def distillation(
+    logits: Float[Tensor, "*batch classes"], target: Float[Tensor, "*batch classes"],
+    temperature: float,
+) -> Float[Tensor, "*batch"]:  # fmt: skip
+    """`2τ² KL(q ‖ softmax(z/τ))`, one value per example, and no term on the hard label.
+
+    q is a teacher's distribution at the same temperature. The force is `G = 2τ (p_τ − q)`: at
+    τ = 1 twice that of cross-entropy on q.
+    """
+    logp = (logits / temperature).log_softmax(-1)
+    return 2 * temperature**2 * (torch.xlogy(target, target) - target * logp).sum(-1)
+
+
+class FilterTable:
+    """The filter of Filter-KD: for every training example an average of what was predicted.
+
+    `q_i ← p_i` at the first visit, then `q_i ← decay·q_i + (1 − decay)·p_i`, an average of
+    probabilities at the moment *before* the step on them. `q` has leading dimensions for models
+    that train side by side; one that was not visited holds zeros.
+    """
+
+    def __init__(self, *shape: int, decay: float = FILTER_DECAY) -> None:
+        """`shape` is (…, examples, classes)."""
+        if not 0 <= decay < 1:
+            raise ConfigError("decay", decay, "must lie in [0, 1): at 1 the table never moves")
+        self.decay = decay
+        self.q = torch.zeros(shape)
+        self._seen = torch.zeros(shape[:-1], dtype=torch.bool)
+
+    @torch.no_grad()
+    def visit(
+        self, index: Int[Tensor, "*models batch"], p: Float[Tensor, "*models batch classes"]
+    ) -> None:
+        """Takes in predictions; no example stands twice in one model's batch."""
+        at = index.unsqueeze(-1).expand_as(p)
+        seen = self._seen.gather(-1, index).unsqueeze(-1)
+        old = self.q.gather(-2, at)
+        self.q.scatter_(-2, at, torch.where(seen, self.decay * old + (1 - self.decay) * p, p))
+        self._seen.scatter_(-1, index, torch.ones_like(index, dtype=torch.bool))
+
+
+def disagreement(
+    q: Float[Tensor, "*models examples classes"], labels: Int[Tensor, "*models examples"]
+) -> Float[Tensor, "*models examples"]:
+    """`1 − q_y`: how little a table of predictions believes the given label, between 0 and 1."""
+    return 1 - q.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)

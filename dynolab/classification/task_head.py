@@ -1,0 +1,107 @@
+"""What a task head does to features in finetuning: energy and direction before, adaptation after.
+
+One step of gradient descent on the features' own logits moves a feature vector along
+
+    −∂L/∂h = (∂z/∂h)ᵀ (e_y − p),
+
+whose size is set by the *energy* ‖e_y − p‖ and whose *direction* by the head, ∂z/∂h (Ren et al.,
+*How to Prepare Your Task Head for Finetuning*, arXiv 2302.05779).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn import functional
+
+Head = Callable[[Float[Tensor, "... features"]], Float[Tensor, "... classes"]]
+
+
+def energy(
+    logits: Float[Tensor, "examples classes"], labels: Int[Tensor, examples]
+) -> Float[Tensor, ""]:
+    """`E ‖e_y − p‖₂`: between 0 where every label is certain and √2 where a wrong one is."""
+    target = functional.one_hot(labels.long(), logits.shape[-1]).to(logits.dtype)
+    return (target - logits.softmax(-1)).norm(dim=-1).mean()
+
+
+def feature_forces(
+    head: Head, features: Float[Tensor, "examples features"], labels: Int[Tensor, examples]
+) -> Float[Tensor, "examples features"]:
+    """`−∂L/∂h = (∂z/∂h)ᵀ (e_y − p)` of every example's cross-entropy, for a head of any depth."""
+
+    def logp(h: Tensor, y: Tensor) -> Tensor:
+        return head(h).log_softmax(-1).gather(-1, y[None])[0]
+
+    return vmap(grad(logp))(features, labels.long())
+
+
+def direction_consistency(
+    forces: Float[Tensor, "examples features"], labels: Int[Tensor, examples], classes: int
+) -> Float[Tensor, ""]:
+    """Mean cosine between the forces of two different examples of one class.
+
+    With unit forces u of a class of n: `(‖Σ u‖² − Σ ‖u‖²)/(n(n − 1))`; the mean is over the
+    classes of more than one example. At 1 a class is moved as one, at 0 its examples are moved
+    apart as much as together. An example without force has no direction and counts as 0.
+    """
+    units = functional.normalize(forces, dim=-1)
+    members = functional.one_hot(labels.long(), classes).to(forces.dtype)
+    counts = members.sum(0)
+    together = (members.T @ units).square().sum(-1) - members.T @ units.square().sum(-1)
+    several = (counts > 1).to(forces.dtype)
+    cosines = together / (counts * (counts - 1)).clamp(min=1)
+    return (cosines * several).sum() / several.sum().clamp(min=1)
+
+
+def mismatch(
+    forces: Float[Tensor, "examples features"], labels: Int[Tensor, examples], classes: int
+) -> Float[Tensor, ""]:
+    """The energy–direction mismatch: share of the forces' squared size that classes do not share.
+
+    `1 − Σ_c n_c ‖f̄_c‖² / Σ_i ‖f_i‖²` with f̄_c the mean force of class c: 0 where all examples of a
+    class are pushed alike, 1 where their pushes cancel. It names a failure where energy is high:
+    features are then moved far, and not together.
+    """
+    members = functional.one_hot(labels.long(), classes).to(forces.dtype)
+    counts = members.sum(0)
+    means = (members.T @ forces) / counts.clamp(min=1)[:, None]
+    whole = forces.square().sum()
+    shared = (counts * means.square().sum(-1)).sum()
+    return 1 - shared / whole.clamp(min=torch.finfo(forces.dtype).tiny)
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """How far finetuning took features h from where they were, h⁰; means over examples.
+
+    `distance` ‖h − h⁰‖₂, `cosine` of h and h⁰, `dot_product` ⟨h, h⁰⟩, `norm` ‖h‖₂, and `followed`,
+    the cosine between h − h⁰ and the force on the feature before the first step: whether features
+    went where they were first pushed.
+    """
+
+    distance: float
+    cosine: float
+    dot_product: float
+    norm: float
+    followed: float
+
+
+def adaptation(
+    before: Float[Tensor, "examples features"], after: Float[Tensor, "examples features"],
+    forces: Float[Tensor, "examples features"],
+) -> Adaptation:  # fmt: skip
+    """Compares features before and after finetuning, with the forces on them before it."""
+    moved = after - before
+    return Adaptation(
+        distance=float(moved.norm(dim=-1).mean()),
+        cosine=float(functional.cosine_similarity(before, after, dim=-1).mean()),
+        dot_product=float((before * after).sum(-1).mean()),
+        norm=float(after.norm(dim=-1).mean()),
+        followed=float(functional.cosine_similarity(moved, forces, dim=-1).mean()),
+    )

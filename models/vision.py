@@ -1,0 +1,183 @@
+"""Classifiers: LeNet, a perceptron, a small transformer and ResNet-18, each features and a head.
+
+All are functions of their weights and one image at a time: no dropout, and no batch norm, whose
+output for one image depends on the others. So `torch.func` can take them as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dynolab.errors import ConfigError
+
+ClassifierName = Literal["lenet", "mlp", "transformer", "resnet18"]
+
+_MLP_WIDTH = 128
+_TOKEN_WIDTH, _HEADS, _BLOCKS, _MOST_TOKENS = 64, 4, 2, 64
+_GROUPS = 32
+
+
+class Classifier(nn.Module):
+    """Images to logits: `head(features(x))`."""
+
+    def __init__(self, body: nn.Module, width: int, classes: int) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.Linear(width, classes)
+
+    def features(self, x: Float[Tensor, "images ..."]) -> Float[Tensor, "images width"]:
+        """What the head is given."""
+        found: Tensor = self.body(x)
+        return found
+
+    def forward(self, x: Float[Tensor, "images ..."]) -> Float[Tensor, "images classes"]:
+        """Logits."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def build_classifier(
+    name: ClassifierName, image_shape: tuple[int, ...], classes: int, seed: int
+) -> Classifier:  # fmt: skip
+    """A classifier with seeded random weights; the caller's random state is left as it was.
+
+    - `lenet`: LeCun et al. (1998) with ReLU and average pooling, 84 features; the second
+      convolution is padded where the image is too small for it, as 8 × 8 digits are.
+    - `mlp`: two hidden layers of 128, on any shape.
+    - `transformer`: patches, two pre-norm blocks of width 64 with four heads, mean of the tokens
+      (Dosovitskiy et al., arXiv 2010.11929, without the class token).
+    - `resnet18`: the form for 32 × 32 images (3 × 3 stem, no pooling; He et al., arXiv 1512.03385),
+      with group norm in place of batch norm (Wu & He, arXiv 1803.08494).
+
+    **Arguments:** `image_shape`: channels, height, width; of a perceptron, any.
+
+    **Raises:** `ConfigError` for an image that the network cannot take.
+    """
+    build = _BUILDERS.get(name)
+    if build is None:
+        raise ConfigError("model", name, f"choose one of {', '.join(_BUILDERS)}")
+    if name != "mlp" and (len(image_shape) != 3 or min(image_shape[1:]) < 8):
+        raise ConfigError(
+            "image_shape", image_shape,
+            f"{name} takes channels × height × width of 8 × 8 or more; give such images, or an mlp",
+        )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build(image_shape, classes).eval()
+
+
+def _lenet(image_shape: tuple[int, ...], classes: int) -> Classifier:
+    channels, *sides = image_shape
+    padding = 2 if min(sides) < 20 else 0
+    ends = [((side // 2) - 4 + 2 * padding) // 2 for side in sides]
+    return Classifier(
+        nn.Sequential(
+            nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2),
+            nn.Conv2d(6, 16, 5, padding=padding), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(),
+            nn.Linear(16 * math.prod(ends), 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
+        ),
+        84, classes,
+    )  # fmt: skip
+
+
+def _mlp(image_shape: tuple[int, ...], classes: int) -> Classifier:
+    return Classifier(
+        nn.Sequential(
+            nn.Flatten(), nn.Linear(math.prod(image_shape), _MLP_WIDTH), nn.ReLU(),
+            nn.Linear(_MLP_WIDTH, _MLP_WIDTH), nn.ReLU(),
+        ),
+        _MLP_WIDTH, classes,
+    )  # fmt: skip
+
+
+def _transformer(image_shape: tuple[int, ...], classes: int) -> Classifier:
+    return Classifier(PatchTransformer(image_shape), _TOKEN_WIDTH, classes)
+
+
+class PatchTransformer(nn.Module):
+    """Tokens of image patches through pre-norm blocks, and their mean."""
+
+    def __init__(self, image_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, *sides = image_shape
+        # The smallest patch, a power of two, that leaves few enough tokens.
+        size = 2
+        while math.prod(side // size for side in sides) > _MOST_TOKENS:
+            size *= 2
+        tokens = math.prod(side // size for side in sides)
+        self.patches = nn.Conv2d(channels, _TOKEN_WIDTH, size, stride=size)
+        self.places = nn.Parameter(0.02 * torch.randn(tokens, _TOKEN_WIDTH))
+        self.blocks = nn.Sequential(*(Block(_TOKEN_WIDTH, _HEADS) for _ in range(_BLOCKS)))
+        self.norm = nn.LayerNorm(_TOKEN_WIDTH)
+
+    def forward(self, x: Float[Tensor, "images channels height width"]) -> Tensor:
+        """Features of the images."""
+        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        features: Tensor = self.norm(self.blocks(tokens)).mean(1)
+        return features
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, each on normed input and added to it."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.queries_keys_values = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Float[Tensor, "images tokens width"]) -> Tensor:
+        """The tokens after the block. Attention is written out: forward mode needs it plain."""
+        split = self.queries_keys_values(self.norm(x)).unflatten(-1, (3, self.heads, -1))
+        q, k, v = split.movedim(2, 0).transpose(2, 3)
+        weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
+        x = x + self.out((weights @ v).transpose(1, 2).flatten(2))
+        moved: Tensor = x + self.mlp(x)
+        return moved
+
+
+def _resnet18(image_shape: tuple[int, ...], classes: int) -> Classifier:
+    stem = [nn.Conv2d(image_shape[0], 64, 3, padding=1, bias=False), nn.GroupNorm(_GROUPS, 64),
+            nn.ReLU()]  # fmt: skip
+    blocks, before = [], 64
+    for width in (64, 128, 256, 512):
+        blocks += [Residual(before, width), Residual(width, width)]
+        before = width
+    end = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return Classifier(nn.Sequential(*stem, *blocks, *end), 512, classes)
+
+
+class Residual(nn.Module):
+    """Two normed convolutions beside a shortcut; a wider block halves the image."""
+
+    def __init__(self, before: int, width: int) -> None:
+        super().__init__()
+        stride = 1 if before == width else 2
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(before, width, 3, stride, 1, bias=False), nn.GroupNorm(_GROUPS, width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.GroupNorm(_GROUPS, width),
+        )  # fmt: skip
+        self.shortcut: nn.Module = nn.Identity()
+        if before != width:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, width, 1, stride, bias=False), nn.GroupNorm(_GROUPS, width)
+            )
+
+    def forward(self, x: Float[Tensor, "images channels height width"]) -> Tensor:
+        """The image after the block."""
+        return F.relu(self.convolutions(x) + self.shortcut(x))
+
+
+_BUILDERS: dict[str, Callable[[tuple[int, ...], int], Classifier]] = {
+    "lenet": _lenet, "mlp": _mlp, "transformer": _transformer, "resnet18": _resnet18,
+}  # fmt: skip
