@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dynolab.data.image_config import ImageConfig, array_file, idx_file, resolve_images
 from dynolab.data.image_readers import Labelled, read_arrays, read_hub, read_idx
 from dynolab.errors import ConfigError
 
-__all__ = ["ImageConfig", "ImageSplits", "Images", "load_images", "resolve_images"]
+__all__ = [
+    "ImageConfig", "ImageSplits", "Images", "load_images", "read_images", "resolve_images",
+    "write_images",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def load_images(config: ImageConfig) -> ImageSplits:
     for part in parts:
         _check(part, config)
     if len(parts) == 1:
-        train, validation, test = _drawn(parts[0], config, ("train", "validation", "test"))
+        train, validation, test = _drawn(parts[0], config, SPLITS)
     else:
         if parts[0].pixels.shape[1:] != parts[1].pixels.shape[1:]:
             raise ConfigError(
@@ -95,6 +100,30 @@ def load_images(config: ImageConfig) -> ImageSplits:
         (test,) = _drawn(parts[1], config, ("test",))
     _check_classes(train, config)
     return ImageSplits(train, validation, test, config.classes)
+
+
+SPLITS = ("train", "validation", "test")
+
+
+def write_images(splits: ImageSplits, file: Path) -> None:
+    """Writes splits as one file of safetensors."""
+    tensors = {"classes": torch.tensor(splits.classes)}
+    for name in SPLITS:
+        images: Images = getattr(splits, name)
+        tensors |= {f"{name}.pixels": images.pixels, f"{name}.labels": images.labels}
+        if images.human is not None:
+            tensors[f"{name}.human"] = images.human
+    save_file(tensors, file)
+
+
+def read_images(file: Path) -> ImageSplits:
+    """Reads what `write_images` wrote."""
+    tensors = load_file(file)
+    train, validation, test = (
+        Images(tensors[f"{name}.pixels"], tensors[f"{name}.labels"], tensors.get(f"{name}.human"))
+        for name in SPLITS
+    )
+    return ImageSplits(train, validation, test, int(tensors["classes"]))
 
 
 def _read(config: ImageConfig) -> list[Labelled]:

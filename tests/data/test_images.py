@@ -12,7 +12,14 @@ import pytest
 import torch
 from numpy import ndarray
 
-from dynolab.data.images import ImageConfig, Images, load_images, resolve_images
+from dynolab.data.images import (
+    ImageConfig,
+    Images,
+    load_images,
+    read_images,
+    resolve_images,
+    write_images,
+)
 from dynolab.errors import ConfigError
 
 SMALL = {"classes": 3, "train": 12, "validation": 3, "test": 6}
@@ -107,6 +114,17 @@ def test_a_source_is_pinned_to_its_content(tmp_path: Path) -> None:
         resolve_images(pinned)
     folder = ImageConfig(source="idx", path=str(mnist_folder(tmp_path)), **SMALL)
     assert resolve_images(folder).revision != pinned.revision
+
+
+def test_splits_are_read_as_they_were_written(tmp_path: Path) -> None:
+    splits = load_images(arrays(tmp_path / "a.npz", human=np.eye(3)[np.arange(30) % 3]))
+    write_images(splits, tmp_path / "images.safetensors")
+    found = read_images(tmp_path / "images.safetensors")
+    assert found.classes == 3
+    for name in ("train", "validation", "test"):
+        one, other = getattr(splits, name), getattr(found, name)
+        assert same(one, other)
+        assert torch.equal(one.human, other.human)
 
 
 def test_some_classes_are_relabelled_by_their_place() -> None:

@@ -1,0 +1,32 @@
+"""Stage `images`: labelled images, read, checked and shared out."""
+
+from __future__ import annotations
+
+import time
+
+from dynolab.data.image_config import ImageConfig
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import Work
+
+IMAGES_FILE = "images.safetensors"
+
+
+def images(work: Work[ImageConfig]) -> dict[str, float]:
+    """Results: `images.safetensors`, which `dynolab.data.images.read_images` reads."""
+    from dynolab.data.images import load_images, write_images
+
+    began = time.monotonic()
+    with work.shown():
+        splits = load_images(work.config)
+        write_images(splits, work.output / IMAGES_FILE)
+    channels, height, width = splits.train.shape
+    return {
+        "images/train": float(len(splits.train)),
+        "images/validation": float(len(splits.validation)),
+        "images/test": float(len(splits.test)),
+        "images/pixels": float(channels * height * width),
+        "seconds": time.monotonic() - began,
+    }
+
+
+IMAGES = Stage("images", 1, images)
