@@ -25,9 +25,15 @@ def stepped(
     - `label`: the class y of every row.
     - `step`: s, one for all rows or one for each; below zero pushes y down.
     """
+    return (logp + as_column(step) * force_of(logp, label)).log_softmax(-1)
+
+
+def force_of(
+    logp: Float[Tensor, "*batch classes"], label: Int[Tensor, "*batch"]
+) -> Float[Tensor, "*batch classes"]:
+    """`e_y − p`, what a step pulls on the logits with: the negative gradient of −log p_y."""
     force = -logp.exp()
-    force.scatter_add_(-1, label.unsqueeze(-1), torch.ones_like(force[..., :1]))
-    return (logp + _column(step, logp) * force).log_softmax(-1)
+    return force.scatter_add(-1, label.unsqueeze(-1), torch.ones_like(force[..., :1]))
 
 
 def first_order(
@@ -41,7 +47,7 @@ def first_order(
     chosen = p.gather(-1, label.unsqueeze(-1))
     change = p.square().sum(-1, keepdim=True) - chosen - p
     change.scatter_add_(-1, label.unsqueeze(-1), torch.ones_like(chosen))
-    return _column(step, logp) * change
+    return as_column(step) * change
 
 
 def rises(
@@ -63,5 +69,6 @@ def likeliest_other(
     return logp.scatter(-1, label.unsqueeze(-1), -torch.inf).argmax(-1)
 
 
-def _column(step: Step, logp: Tensor) -> float | Tensor:
+def as_column(step: Step) -> float | Tensor:
+    """A step for every row, made to multiply its classes."""
     return step.unsqueeze(-1) if isinstance(step, Tensor) and step.ndim else step

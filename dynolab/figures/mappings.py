@@ -1,0 +1,235 @@
+"""The figures of the simplicity chapter: speed by kind, losses, likeness, and influence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+from numpy import ndarray
+
+from dynolab.classification.mapping_claims import correlation, difference, per_seed
+from dynolab.data.mapping_results import LearnedMapping, LossPath, MappingKind
+from dynolab.figures.style import (
+    CHOSEN,
+    HISTORY,
+    PAPER,
+    REJECTED,
+    Plate,
+    axis_key,
+    axis_name,
+    base_layout,
+    columns,
+    join,
+    number,
+    panel_title,
+    with_interval,
+)
+from dynolab.probes.intervals import band, mean_interval
+
+KINDS: Mapping[MappingKind, str] = {
+    "compositional": CHOSEN, "holistic": REJECTED, "degenerate": HISTORY
+}  # fmt: skip
+
+Rows = Sequence[LearnedMapping]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _layout(titles: Sequence[str], across: str, up: str, height: int = 400) -> dict[str, object]:
+    """Panels side by side, one a space."""
+    layout = base_layout(height, margin={"l": 64, "r": 24, "t": 60, "b": 56})
+    annotations = []
+    for index, (title, domain) in enumerate(
+        zip(titles, columns(len(titles), 0.07), strict=True), start=1
+    ):
+        layout[axis_key("x", index)] = {
+            "domain": domain, "anchor": axis_name("y", index), "title": {"text": across},
+        }  # fmt: skip
+        layout[axis_key("y", index)] = {
+            "anchor": axis_name("x", index), "title": {"text": up if index == 1 else ""},
+        }  # fmt: skip
+        annotations.append(panel_title(title, domain[0], 1.02))
+    layout["annotations"] = annotations
+    layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.1,
+                        "yanchor": "bottom"}  # fmt: skip
+    return layout
+
+
+def _titles(spaces: Sequence[Rows]) -> list[str]:
+    return [f"{rows[0].space.label}: {rows[0].space.objects} objects" for rows in spaces]
+
+
+def _points(
+    figure: go.Figure, index: int, rows: Rows, x: Float[ndarray, mappings], what: str
+) -> None:  # fmt: skip
+    """One point a mapping: its area against something, coloured by kind."""
+    area = np.array([_mean(row.area) for row in rows])
+    for kind, color in KINDS.items():
+        own = np.array([row.kind == kind for row in rows]) & np.isfinite(x)
+        if not own.any():
+            continue
+        said = [f"{row.kind} {'·'.join(map(str, row.messages))}" for row in rows]
+        figure.add_scatter(
+            x=x[own].round(5), y=area[own].round(5), mode="markers", name=kind, legendgroup=kind,
+            showlegend=index == 1,
+            marker={"color": color, "size": 9 if kind == "compositional" else 7,
+                    "opacity": 0.75, "line": {"color": PAPER, "width": 0.7}},
+            text=[words for words, one in zip(said, own, strict=True) if one],
+            hovertemplate=f"%{{text}}<br>{what} %{{x:.3g}}, area %{{y:.3f}} nats<extra></extra>",
+            xaxis=axis_name("x", index), yaxis=axis_name("y", index),
+        )  # fmt: skip
+
+
+def similarity_plate(spaces: Sequence[Rows]) -> Plate:
+    """Area under the loss against topographic similarity, one panel a space."""
+    figure = go.Figure()
+    for index, rows in enumerate(spaces, start=1):
+        _points(figure, index, rows, np.array([row.similarity for row in rows]), "similarity")
+    figure.update_layout(**_layout(_titles(spaces), "topographic similarity", "area (nats)"))
+    said = []
+    for rows in spaces:
+        rho = correlation([row for row in rows if row.kind != "degenerate"], "similarity")
+        said.append(f"{with_interval(rho, sign=False)} at {rows[0].space.label}")
+    return Plate(
+        "similarity",
+        "The more alike the messages of alike objects, the faster",
+        f"Among bijections similarity and area under the loss have rank correlation {join(said)}.",
+        "A point: one mapping, a mean over seeds; lower is faster. Topographic similarity is "
+        "Spearman’s ρ of the distances of two objects and of their messages; constant maps have "
+        "none and are left out. A compositional mapping has 1. Degenerate maps give objects one "
+        "message: the fewer messages, the less there is to learn.",
+        figure,
+    )
+
+
+def influence_plate(spaces: Sequence[Rows]) -> Plate:
+    """Area under the loss against mean pairwise influence before training."""
+    figure = go.Figure()
+    for index, rows in enumerate(spaces, start=1):
+        _points(figure, index, rows, np.array([_mean(row.start_influence) for row in rows]),
+                "influence")  # fmt: skip
+    layout = _layout(_titles(spaces), "mean ⟨∇ℓₒ, ∇ℓᵤ⟩, o ≠ u, before training", "area (nats)")
+    figure.update_layout(**layout)
+    said = [f"{with_interval(correlation(rows, 'start_influence'), sign=False)} at "
+            f"{rows[0].space.label}" for rows in spaces]  # fmt: skip
+    return Plate(
+        "influence",
+        "Good mappings’ examples cooperate, bad ones contradict",
+        f"Pairwise influence before any training and area under the loss have rank correlation "
+        f"{join(said)}, all mappings together.",
+        "⟨∇ℓₒ, ∇ℓᵤ⟩ is how much a small step on example u lowers the loss of example o: above zero "
+        "they help each other. A point: one mapping, a mean over pairs of its objects and seeds.",
+        figure,
+    )
+
+
+def share_plate(spaces: Sequence[Rows]) -> Plate:
+    """What lowered the loss: an example's own updates, and those of the others."""
+    figure = go.Figure()
+    told: set[str] = set()
+    for index, rows in enumerate(spaces, start=1):
+        there = [kind for kind in KINDS if any(row.kind == kind for row in rows)]
+        for field, label, color in (("own", "its own updates", HISTORY),
+                                    ("others", "others’ updates", CHOSEN)):  # fmt: skip
+            means = [mean_interval(per_seed(rows, field, kind)) for kind in there]
+            figure.add_bar(
+                x=list(there), y=[one.mean for one in means], name=label, legendgroup=label,
+                showlegend=label not in told, marker={"color": color, "line": {"width": 0}},
+                error_y={"array": [one.high - one.mean for one in means], "thickness": 1.2,
+                         "width": 4},
+                hovertemplate=f"%{{x}}, {label}: %{{y:+.3f}} nats<extra></extra>",
+                xaxis=axis_name("x", index), yaxis=axis_name("y", index),
+            )  # fmt: skip
+            told.add(label)
+    layout = _layout(_titles(spaces), "", "loss lowered by (nats)", 380)
+    layout["barmode"] = "group"
+    figure.update_layout(**layout)
+    first = spaces[0]
+    parts = [f"{with_interval(mean_interval(per_seed(first, 'others', kind)))} nats in {kind} ones"
+             for kind in ("compositional", "holistic")]  # fmt: skip
+    return Plate(
+        "shares",
+        "Who taught an example what it learned",
+        f"At {first[0].space.label} other objects’ updates lowered an object’s loss by "
+        f"{join(parts)}.",
+        "Σ over steps of η/N ⟨∇ℓₒ, ∇ℓᵤ⟩: to first order the whole fall of the loss, split into the "
+        "share of an object’s own gradient and that of all others. Means over objects and "
+        "mappings, with 95% intervals over seeds.",
+        figure,
+    )
+
+
+def loss_plate(spaces: Sequence[Sequence[LossPath]], areas: Sequence[Rows]) -> Plate:
+    """Mean loss of every kind by step with bands over seeds."""
+    figure = go.Figure()
+    for index, paths in enumerate(spaces, start=1):
+        for kind, color in KINDS.items():
+            for path in (one for one in paths if one.kind == kind):
+                _add_path(figure, index, path, color)
+    layout = _layout(_titles(areas), "step", "loss (nats per object)")
+    figure.update_layout(**layout)
+    said = []
+    for rows in areas:
+        gained = difference(rows, "area")
+        said.append(f"{with_interval(gained)} nats at {rows[0].space.label}")
+    return Plate(
+        "losses",
+        "Simple mappings are learned faster",
+        f"The mean loss over training of compositional mappings less that of holistic ones is "
+        f"{join(said)}.",
+        "Thick: means over mappings and seeds; bands: 95% intervals over seeds, that is over "
+        "initial weights. The area under a curve is the speed by which mappings are compared.",
+        figure,
+    )
+
+
+def _add_path(figure: go.Figure, index: int, path: LossPath, color: str) -> None:
+    values = np.array(path.losses).T
+    steps = np.arange(len(values))
+    mean, low, high = band(values)
+    axes = {"xaxis": axis_name("x", index), "yaxis": axis_name("y", index),
+            "legendgroup": path.kind}  # fmt: skip
+    if np.isfinite(low).all():
+        figure.add_scatter(
+            x=np.concatenate([steps, steps[::-1]]),
+            y=np.concatenate([high, low[::-1]]).round(5), fill="toself", fillcolor=color,
+            opacity=0.15, line={"width": 0}, mode="lines", hoverinfo="skip", showlegend=False,
+            **axes,
+        )  # fmt: skip
+    figure.add_scatter(
+        x=steps, y=mean.round(5), mode="lines", name=path.kind, showlegend=index == 1,
+        line={"color": color, "width": 2.5},
+        hovertemplate=f"{path.kind}, step %{{x}}: %{{y:.3f}} nats<extra></extra>", **axes,
+    )  # fmt: skip
+
+
+def speed_rows(rows: Rows) -> list[tuple[str, ...]]:
+    """A table's lines: kinds, degenerate ones by how many messages they use."""
+    lines = []
+    groups = [(kind, None) for kind in ("compositional", "holistic")] + [
+        ("degenerate", count) for count in sorted({row.distinct for row in rows}, reverse=True)
+    ]
+    for kind, distinct in groups:
+        own = [row for row in rows if row.kind == kind and distinct in (None, row.distinct)]
+        if not own:
+            continue
+        bits = own[0].bits
+        columns_ = [mean_interval(per_seed(own, field)) for field in ("area", "final")]
+        pushes = [mean_interval(per_seed(own, field)) for field in ("start_influence", "others")]
+        lines.append(
+            (
+                rows[0].space.label,
+                kind if distinct is None else f"degenerate, {distinct} messages",
+                str(len(own)),
+                "–" if bits is None else number(bits, 3),
+                number(float(np.nanmean([row.similarity for row in own])), 2)
+                if distinct != 1 else "–",
+                *(with_interval(one, sign=False) for one in columns_),
+                *(with_interval(one) for one in pushes),
+            )
+        )  # fmt: skip
+    return lines

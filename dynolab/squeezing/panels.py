@@ -1,0 +1,134 @@
+"""Softmax regression `z = W x` under gradient steps: the four pictures, and what shape decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dynolab.data.softmax_results import Panel, ShapePoint, StepPath
+from dynolab.probes.intervals import mean_interval
+from dynolab.squeezing.rule import likeliest_other, stepped
+
+FLAT, PEAKED = 0.3, 1.5
+"""Scales of the panels' normal logits."""
+
+FEATURES = 4
+LEARNING_RATE, STEPS = 0.5, 8
+SHARPNESS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+LABEL_PROBABILITY = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+
+
+def panels(classes: int, seed: int) -> list[Panel]:
+    """A positive update, and negative ones on a flat distribution, a peak's flank and a valley.
+
+    The sources leave scales, steps and classes open: here flat logits have standard deviation
+    0.3, peaked ones 1.5; the class is the median one of the flat distribution, the second
+    likeliest of the peaked one (flank), and its least likely (valley).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(FEATURES, generator=generator, dtype=torch.float64)
+    x = x / x.norm()
+    flat, peaked = (
+        _regression(scale, classes, x, generator) for scale in (FLAT, PEAKED)
+    )  # fmt: skip
+    by_rank = {id(w): (w @ x).argsort(descending=True).tolist() for w in (flat, peaked)}
+    middle = by_rank[id(flat)][classes // 2]
+    second, last = by_rank[id(peaked)][1], by_rank[id(peaked)][-1]
+    return [
+        _panel("positive", flat, x, middle, 1),
+        _panel("negative, flat", flat, x, middle, -1),
+        _panel("negative, flank of a peak", peaked, x, second, -1),
+        _panel("negative, valley", peaked, x, last, -1),
+    ]
+
+
+def _regression(
+    scale: float, classes: int, x: Float[Tensor, features], generator: torch.Generator
+) -> Float[Tensor, "classes features"]:
+    """Weights W whose logits W x are normal with that standard deviation, as ‖x‖ = 1."""
+    return scale * torch.randn(classes, len(x), generator=generator, dtype=torch.float64)
+
+
+def _panel(name: str, weights: Tensor, x: Tensor, label: int, sign: int) -> Panel:
+    before = (weights @ x).log_softmax(-1)
+    after = regression_steps(weights, x, label, sign * LEARNING_RATE, STEPS)
+    return Panel(
+        name=name, classes=len(weights), label=label, steps=STEPS, learning_rate=LEARNING_RATE,
+        before=tuple(before.tolist()), after=tuple(after.tolist()),
+    )  # fmt: skip
+
+
+def regression_steps(
+    weights: Float[Tensor, "classes features"], x: Float[Tensor, features], label: int,
+    rate: float, steps: int,
+) -> Float[Tensor, classes]:  # fmt: skip
+    """log p at x after gradient steps on `−log p_y(x)`; a negative rate ascends.
+
+    `W' = W + η (e_y − p) xᵀ`, so `z' = z + η ‖x‖² (e_y − p)`.
+    """
+    logp = (weights @ x).log_softmax(-1)
+    size = float(rate * x.square().sum())
+    for _ in range(steps):
+        logp = stepped(logp, torch.tensor(label), size)
+    return logp
+
+
+def shape_points(count: int, classes: int, seed: int, step: float = 1.0) -> Iterator[ShapePoint]:
+    """How many classes fall, and what i* gains, by sharpness and by p_y, under a push of size η.
+
+    By sharpness: normal logits times a factor, a random class. By p_y: normal logits (factor 1)
+    whose label holds that probability.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(count, classes, generator=generator, dtype=torch.float64)
+    label = torch.randint(classes, (count,), generator=generator)
+    for factor in SHARPNESS:
+        logp = (factor * logits).log_softmax(-1)
+        yield _point("sharpness", factor, logp, label, step)
+    rest = logits.scatter(1, label[:, None], -torch.inf).log_softmax(-1)
+    for probability in LABEL_PROBABILITY:
+        p = torch.tensor(probability, dtype=torch.float64)
+        logp = (rest + (1 - p).log()).scatter(1, label[:, None], p.log().expand(count, 1))
+        yield _point("label_probability", probability, logp, label, step)
+
+
+def _point(
+    shape: str, value: float, logp: Float[Tensor, "cases classes"], label: Int[Tensor, cases],
+    step: float,
+) -> ShapePoint:  # fmt: skip
+    change = stepped(logp, label, -step) - logp
+    falls = (change < 0).scatter(1, label[:, None], False).sum(1) / (logp.shape[1] - 1)
+    gains = change.gather(1, likeliest_other(logp, label)[:, None]).squeeze(1)
+    fall, gain = mean_interval(falls.double().numpy()), mean_interval(gains.numpy())
+    return ShapePoint.model_validate(
+        {
+            "shape": shape, "classes": logp.shape[1], "value": value, "cases": len(label),
+            "fall": fall.mean, "fall_low": fall.low, "fall_high": fall.high,
+            "gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high,
+        }
+    )  # fmt: skip
+
+
+def step_paths(classes: int, seed: int, sizes: Sequence[float]) -> list[StepPath]:
+    """Δ log p by the size of a push, at the peaked panel's distribution and its flank.
+
+    Of the pushed class, of the likeliest other, and of the others at every tenth of the ranks.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    logits = PEAKED * torch.randn(classes, generator=generator, dtype=torch.float64)
+    logp = logits.log_softmax(-1)
+    ranks = logp.argsort(descending=True).tolist()
+    changes = torch.stack([stepped(logp, torch.tensor(ranks[1]), -size) for size in sizes]) - logp
+    middle = range(2, classes, max(1, classes // 10))
+    roles = [("pushed", ranks[1]), ("likeliest other", ranks[0])]
+    roles += [(f"rank {rank + 1}", ranks[rank]) for rank in middle]
+    return [
+        StepPath(
+            role=role, probability=float(logp[index].exp()), steps=tuple(sizes),
+            change=tuple(changes[:, index].tolist()),
+        )
+        for role, index in roles
+    ]  # fmt: skip

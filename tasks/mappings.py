@@ -1,0 +1,77 @@
+"""Stage `mappings`: how fast a small network learns mappings from objects to messages."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from dynolab.classification.mappings import Messages, all_mappings, sampled_bijections
+from dynolab.data.mapping_results import SpaceName
+from tasks.runtime.stage import Stage
+from tasks.runtime.tables import log_tables
+from tasks.runtime.work import Work
+
+
+class SpaceConfig(SpaceName):
+    """A space of objects, and which of its mappings are learned."""
+
+    sampled: int | None = Field(
+        None, ge=1,
+        description="So many compositional and so many other bijections; null: every map, which "
+        "spaces of four objects at most have few enough of.",
+    )  # fmt: skip
+    learning_rate: float = Field(0.5, gt=0)
+    steps: int = Field(200, ge=2, description="Of full-batch gradient descent.")
+
+    @model_validator(mode="after")
+    def _can_be_listed(self) -> SpaceConfig:
+        self.mappings(0)
+        return self
+
+    @property
+    def space(self) -> SpaceName:
+        """The space alone."""
+        return SpaceName(attributes=self.attributes, values=self.values)
+
+    def mappings(self, seed: int) -> list[Messages]:
+        """The mappings; the seed draws where not all are taken.
+
+        **Raises:** `ConfigError` where they cannot be listed, or are not so many.
+        """
+        if self.sampled is None:
+            return all_mappings(self.space)
+        return sampled_bijections(self.space, self.sampled, seed)
+
+
+class MappingsConfig(SpaceConfig):
+    """One space's mappings, each learned with every seed."""
+
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        tuple(range(8)), min_length=1, description="Of the initial weights."
+    )
+    width: int = Field(32, ge=1, description="Units of the hidden layer.")
+
+
+def learn_mappings(work: Work[MappingsConfig]) -> dict[str, float]:
+    """Results: `mappings.jsonl`, and `paths.jsonl` with the mean loss of each kind."""
+    from dynolab.classification.mapping_sweep import learned, loss_paths, sweep
+    from dynolab.data.rows import write_rows
+
+    began, config = time.monotonic(), work.config
+    with work.shown():
+        mappings = config.mappings(0)
+        found = sweep(
+            config.space, mappings, config.seeds, width=config.width,
+            learning_rate=config.learning_rate, steps=config.steps,
+        )  # fmt: skip
+        rows = learned(config.space, mappings, found)
+        write_rows(work.output / "mappings.jsonl", rows)
+        write_rows(work.output / "paths.jsonl", loss_paths(rows, found))
+    log_tables(work.tracker, {"mappings": rows}, work.scratch)
+    seconds = time.monotonic() - began
+    return {"trained": float(len(rows) * len(config.seeds)), "seconds": seconds}
+
+
+MAPPINGS = Stage("mappings", 1, learn_mappings)

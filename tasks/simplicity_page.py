@@ -1,0 +1,29 @@
+"""Stage `simplicity-page`: the page of the chapter on simplicity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tasks.chapter import ChapterPageConfig, publish
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from dynolab.figures.chapter_page import Chapter
+
+
+def simplicity_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
+    """Reads one result of stage `mappings` for every space, in their order.
+
+    Results: `simplicity.html`, `claims.jsonl` and `figures/`.
+    """
+    return publish(work, "simplicity.html", lambda: _chapter(work))
+
+
+def _chapter(work: Work[ChapterPageConfig]) -> Chapter:
+    from dynolab.figures.simplicity_chapter import read_simplicity, simplicity_chapter
+
+    return simplicity_chapter(read_simplicity([work.input_folder(name) for name in work.inputs]))
+
+
+SIMPLICITY_PAGE = Stage("simplicity-page", 1, simplicity_page)

@@ -1,0 +1,67 @@
+"""Stage `softmax`: the provable part of squeezing on random cases, and its pictures."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.runtime.stage import Stage
+from tasks.runtime.tables import log_tables
+from tasks.runtime.work import Work
+
+STEP_SIZES = tuple(float(size) for size in np.linspace(0, 10, 41))
+
+
+Classes = Annotated[int, Field(ge=3)]
+
+
+class SoftmaxConfig(BaseModel):
+    """How many random cases, of how many classes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    seed: int = Field(0, ge=0)
+    cases: int = Field(20_000, ge=1, description="Random cases of every statement.")
+    classes: tuple[Classes, ...] = Field(
+        (5, 50, 1_000), min_length=1, description="Numbers of classes V of the cases."
+    )
+    shown: tuple[Classes, ...] = Field(
+        (50, 1_000), min_length=1, description="Numbers of classes of the pictures."
+    )
+    shape_cases: int = Field(1_000, ge=2, description="Distributions behind a point of a curve.")
+
+
+def try_cases(work: Work[SoftmaxConfig]) -> dict[str, float]:
+    """Results: `counts.jsonl`, `panels.jsonl`, `shapes.jsonl`, `step_paths.jsonl`."""
+    from dynolab.data.rows import write_rows
+    from dynolab.squeezing.cases import count_violations
+    from dynolab.squeezing.panels import panels, shape_points, step_paths
+
+    began, config = time.monotonic(), work.config
+    with work.shown():
+        counts = [
+            one
+            for classes in config.classes
+            for one in count_violations(config.cases, classes, config.seed)
+        ]
+        pictures = [one for classes in config.shown for one in panels(classes, config.seed)]
+        shapes = [
+            one
+            for classes in config.shown
+            for one in shape_points(config.shape_cases, classes, config.seed)
+        ]
+        write_rows(work.output / "counts.jsonl", counts)
+        write_rows(work.output / "panels.jsonl", pictures)
+        write_rows(work.output / "shapes.jsonl", shapes)
+        paths = step_paths(config.shown[0], config.seed, STEP_SIZES)
+        write_rows(work.output / "step_paths.jsonl", paths)
+    metrics = {f"violations/{one.statement}/{one.classes}": one.violations / one.cases
+               for one in counts}  # fmt: skip
+    work.tracker.metrics(0, metrics)
+    log_tables(work.tracker, {"counts": counts, "shapes": shapes}, work.scratch)
+    return metrics | {"seconds": time.monotonic() - began}
+
+
+SOFTMAX = Stage("softmax", 1, try_cases)

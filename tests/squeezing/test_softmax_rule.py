@@ -1,0 +1,142 @@
+"""One step on one softmax: against autograd of real softmax regression, and on random cases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynolab.squeezing.cases import STATEMENTS, count_violations, random_cases
+from dynolab.squeezing.features import stepped_elsewhere, stepped_with_features
+from dynolab.squeezing.panels import panels, regression_steps, shape_points, step_paths
+from dynolab.squeezing.rule import first_order, likeliest_other, rises, stepped
+
+TRENDS = {"peakier_more_fall", "rarer_best_gains_less", "features_best_rises"}
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("rate", [0.7, -0.7])
+def test_regression_steps_are_gradient_steps_on_the_weights(rate: float) -> None:
+    weights, x, label = normal(7, 4), normal(4, seed=1), 2
+    trained = weights.clone().requires_grad_()
+    for _ in range(3):
+        loss = -(trained @ x).log_softmax(-1)[label]
+        (gradient,) = torch.autograd.grad(loss, trained)
+        trained = (trained - rate * gradient).detach().requires_grad_()
+    found = regression_steps(weights, x, label, rate, 3)
+    torch.testing.assert_close(found, (trained @ x).log_softmax(-1).detach())
+
+
+def test_the_first_order_is_the_derivative_of_the_step() -> None:
+    logp = normal(5, 6).log_softmax(-1)
+    label = torch.tensor([0, 1, 2, 3, 5])
+
+    def change(size: torch.Tensor) -> torch.Tensor:
+        return stepped(logp, label, size.expand(5))
+
+    zero = torch.zeros((), dtype=torch.float64)
+    _, slope = torch.func.jvp(change, (zero,), (torch.ones_like(zero),))
+    torch.testing.assert_close(first_order(logp, label, 1.0), slope)
+    torch.testing.assert_close(first_order(logp, label, -2.0), -2 * slope)
+    pushed = first_order(logp, label, -1.0) > 0
+    assert torch.equal(rises(logp, label), pushed)
+
+
+def test_a_step_of_each_row_is_that_row_s_step() -> None:
+    logp, label = normal(3, 6).log_softmax(-1), torch.tensor([1, 4, 0])
+    sizes = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    found = stepped(logp, label, sizes)
+    for row, size in enumerate(sizes.tolist()):
+        torch.testing.assert_close(found[row], stepped(logp[row], label[row], size))
+    torch.testing.assert_close(found.exp().sum(-1), torch.ones(3, dtype=torch.float64))
+
+
+def test_the_likeliest_other_class_is_never_the_label() -> None:
+    logp = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]]).log()
+    assert likeliest_other(logp, torch.tensor([0, 0])).tolist() == [1, 2]
+
+
+def test_a_head_s_step_moves_other_contexts_as_its_gradient_does() -> None:
+    head = normal(6, 3)
+    observed, updated = normal(3, seed=1), normal(3, seed=2)
+    label, rate = torch.tensor(4), -0.3
+    leaf = head.clone().requires_grad_()
+    loss = -(leaf @ updated).log_softmax(-1)[label]
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    expected = ((head - rate * gradient) @ observed).log_softmax(-1)
+    found = stepped_elsewhere(
+        (head @ observed).log_softmax(-1), (head @ updated).log_softmax(-1), label,
+        rate * float(observed @ updated),
+    )  # fmt: skip
+    torch.testing.assert_close(found, expected)
+
+
+def test_features_move_by_their_own_gradient() -> None:
+    head, feature, label = normal(6, 3), normal(3, seed=1), torch.tensor(4)
+    leaves = head.clone().requires_grad_(), feature.clone().requires_grad_()
+    loss = -(leaves[0] @ leaves[1]).log_softmax(-1)[label]
+    by_head, by_feature = torch.autograd.grad(loss, leaves)
+    expected = ((head + 0.2 * by_head) @ (feature + 0.2 * by_feature)).log_softmax(-1)
+    torch.testing.assert_close(stepped_with_features(head, feature, label, -0.2), expected)
+
+
+@pytest.mark.parametrize("classes", [3, 50])
+def test_what_is_said_of_every_case_has_no_violation(classes: int) -> None:
+    found = {one.statement: one for one in count_violations(1_000, classes, seed=7)}
+    assert set(found) == set(STATEMENTS)
+    assert {name for name, one in found.items() if one.violations} <= TRENDS
+    assert all(one.cases == 1_000 for one in found.values())
+
+
+def test_a_wrong_statement_is_found_out() -> None:
+    cases = random_cases(500, 50, generator())
+    everything_else_rises = (cases.change() > 0) | ~cases.others()
+    assert not everything_else_rises.all(1).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    logits=st.lists(st.floats(-20, 20), min_size=3, max_size=9),
+    place=st.integers(0, 8), size=st.floats(1e-3, 20),
+)  # fmt: skip
+def test_the_pushed_class_falls_and_the_likeliest_other_does_not(
+    logits: list[float], place: int, size: float
+) -> None:
+    logp = torch.tensor([logits], dtype=torch.float64).log_softmax(-1)
+    label = torch.tensor([place % len(logits)])
+    change = (stepped(logp, label, -size) - logp)[0]
+    assert change[label[0]] <= 1e-12
+    assert change[likeliest_other(logp, label)[0]] >= -1e-12
+    assert (change[~rises(logp, label)[0]] <= 1e-12).all()
+
+
+def test_the_panels_are_what_they_are_called() -> None:
+    up, flat, flank, valley = panels(50, seed=0)
+    assert [one.after[one.label] > one.before[one.label] for one in (up, flat, flank, valley)] == [
+        True, False, False, False
+    ]  # fmt: skip
+    ranks = sorted(flank.before, reverse=True)
+    assert flank.before[flank.label] == ranks[1]
+    assert valley.before[valley.label] == ranks[-1]
+    assert max(flat.before) < max(flank.before)
+
+
+def test_curves_of_shape_hold_shares_and_rise_with_the_label_s_rarity() -> None:
+    points = list(shape_points(200, 50, seed=0))
+    assert all(0 <= one.fall_low <= one.fall <= one.fall_high <= 1 for one in points)
+    falls = [one.fall for one in points if one.shape == "label_probability"]
+    assert falls == sorted(falls, reverse=True)
+
+
+def test_paths_by_step_start_at_nothing() -> None:
+    paths = step_paths(50, 0, (0.0, 1.0, 2.0))
+    assert {"pushed", "likeliest other"} <= {one.role for one in paths}
+    assert all(abs(one.change[0]) < 1e-12 for one in paths)
