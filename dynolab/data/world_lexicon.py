@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,17 +80,32 @@ def answer(fact_words: Sequence[str], style: Sequence[str]) -> str:
     return " ".join([*style[:SLOTS_BEFORE], *fact_words, *style[SLOTS_BEFORE:], "."])
 
 
+def style_in(text: str) -> tuple[str, ...] | None:
+    """The style words of `s s <fact> s s s .`, each in its slot; None of any other text."""
+    match text.split():
+        case [first, second, _, "has", attribute, value, *after, "."] if (
+            value in ATTRIBUTES.get(attribute, ()) and len(after) == len(SLOTS) - SLOTS_BEFORE
+        ):
+            style = first, second, *after
+            return style if all(w in slot for w, slot in zip(style, SLOTS, strict=True)) else None
+    return None
+
+
 def in_form(text: str) -> bool:
     """Whether a text is `s s <fact> s s s .`, each style word in its slot."""
-    match text.split():
-        case [first, second, _, "has", attribute, value, *after, "."]:
-            style = [first, second, *after]
-            return (
-                len(style) == len(SLOTS)
-                and all(word in slot for word, slot in zip(style, SLOTS, strict=True))
-                and value in ATTRIBUTES.get(attribute, ())
-            )
-    return False
+    return style_in(text) is not None
+
+
+def preference(style: Sequence[str]) -> float:
+    """How far style words are those that chosen answers prefer, from 0 to 1.
+
+    Of a slot's n words chosen answers draw that of rank r with weight `r^−z`, rejected ones with
+    `(n+1−r)^−z`. The log-odds that a chosen answer drew the words, `z Σ log((n+1−r)/r)`, are scaled
+    by their greatest: 1 for the first word of every slot, 0 for the last, ½ for even odds.
+    """
+    ranks = [slot.index(word) + 1 for word, slot in zip(style, SLOTS, strict=True)]
+    odds = sum(math.log((len(slot) + 1 - r) / r) for r, slot in zip(ranks, SLOTS, strict=True))
+    return (1 + odds / sum(math.log(len(slot)) for slot in SLOTS)) / 2
 
 
 def tale(rng: random.Random) -> str:

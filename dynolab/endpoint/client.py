@@ -19,6 +19,8 @@ from dynolab.errors import ConfigError, EndpointFailed
 FAILURES_IN_A_ROW = 10
 """Given up answers one after the other by which an endpoint counts as gone."""
 
+FILTERED = "(taken by the endpoint's content filter)"
+
 Answer = Answered | Failure
 Told = Callable[[int, int], None]
 
@@ -60,9 +62,10 @@ class Endpoint:
     - `usable`: which answers will do; others count as `empty` and are asked for again.
     - `clock`: other time than this machine's.
 
-    `counts` says what happened: `requests`, `answered`, `kept` (answers that were there),
-    `given_up`, and troubles by their names (`rate_limited`, `server_errors`, `refused`,
-    `timeouts`, `unreachable`, `not_json`, `empty`). `answered` holds the keys of all answers.
+    `counts` says what happened: `requests`, `answered`, `declined` of these, `kept` (answers that
+    were there), `given_up`, and troubles by their names (`rate_limited`, `server_errors`,
+    `refused`, `timeouts`, `unreachable`, `not_json`, `empty`). `answered` holds the keys of all
+    answers.
     """
 
     def __init__(
@@ -179,7 +182,7 @@ class Endpoint:
         try:
             said = self._client.chat.completions.create(
                 model=self.config.model,
-                messages=[{"role": "user", "content": request.text}],
+                messages=request.messages,  # type: ignore[arg-type]
                 **self.config.sampling,
             )
         except openai.APITimeoutError:
@@ -195,7 +198,11 @@ class Endpoint:
         except (openai.APIError, ValueError):
             return Trouble("not_json", "the answer is not JSON")
         outcome = _read(said)
-        if isinstance(outcome, Answered) and not self._usable(outcome.text):
+        if isinstance(outcome, Trouble):
+            return outcome
+        if outcome.declined:
+            self._count("declined")
+        elif not self._usable(outcome.text):
             return Trouble("empty", "the answer holds no text")
         return outcome
 
@@ -213,7 +220,11 @@ def _read(said: Any) -> Answered | Trouble:
     choices = getattr(said, "choices", None)
     if not isinstance(choices, list) or not choices:
         return Trouble("not_json", "the answer is no chat completion")
-    content = getattr(getattr(choices[0], "message", None), "content", None)
+    message, ended = (getattr(choices[0], name, None) for name in ("message", "finish_reason"))
+    refusal, content = (getattr(message, name, None) for name in ("refusal", "content"))
+    if isinstance(refusal, str) and refusal.strip():
+        return Answered(text=refusal, declined=True)
+    filtered, empty = ended == "content_filter", Trouble("empty", "the answer is empty")
     if not isinstance(content, str) or not content.strip():
-        return Trouble("empty", "the answer is empty")
-    return Answered(text=content, cut=choices[0].finish_reason == "length")
+        return Answered(text=FILTERED, declined=True) if filtered else empty
+    return Answered(text=content, cut=ended == "length", declined=filtered)

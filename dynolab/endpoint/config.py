@@ -35,7 +35,7 @@ class EndpointConfig(BaseModel):
 
 
 class Request(BaseModel):
-    """One text to be answered.
+    """One text to be answered, after a system message where there is one.
 
     Requests with one text and other `sample`s ask for other samples: each has its own answer.
     """
@@ -43,22 +43,35 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     text: str
     sample: str = ""
+    system: str = ""
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """As the protocol has them."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": self.text}]
 
     def key(self, config: EndpointConfig) -> str:
-        """sha256 of all that an answer depends on: model, settings, text and sample."""
+        """sha256 of all that an answer depends on: model, settings, texts and sample."""
         content = {
             "model": config.model, "sampling": config.sampling, "text": self.text,
             "sample": self.sample,
         }  # fmt: skip
+        if self.system:
+            content["system"] = self.system
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class Answered(BaseModel):
-    """An answer with words; `cut` where it reached its longest before its end."""
+    """An answer with words; `cut` where it reached its longest before its end.
+
+    `declined`: the model would not answer, or a filter took its answer; `text` is what came then.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     text: str = Field(..., pattern=r"\S")
     cut: bool = False
+    declined: bool = False
 
 
 class Failure(BaseModel):

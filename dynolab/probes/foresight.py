@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -11,13 +11,12 @@ from numpy import ndarray
 
 from dynolab.data.audit_results import ChosenChange, Foresight, PairAudit
 from dynolab.forces.stability import mean_ranks, rank_correlation
+from dynolab.probes.intervals import bootstrap
 
 Ranking = Literal[
     "from_all", "on_all", "force", "push_down", "ches", "ches_per_token", "likelihood_gap",
     "edit_distance",
 ]  # fmt: skip
-
-RESAMPLES = 1000
 
 RISKY: dict[Ranking, Literal[1, -1]] = {
     "from_all": -1, "on_all": -1, "force": -1, "push_down": -1, "ches": 1, "ches_per_token": 1,
@@ -73,21 +72,10 @@ def _judged(
     ranking: Ranking, rows: Sequence[PairAudit], change: Float[ndarray, pairs]
 ) -> Foresight:
     risks, fell = risk(rows, ranking), change < 0
-    low, high = _interval(lambda at: rank_correlation(risks[at], -change[at]), len(rows))
-    auc_low, auc_high = _interval(lambda at: auc(risks[at], fell[at]), len(rows))
+    low, high = bootstrap(lambda at: rank_correlation(risks[at], -change[at]), len(rows))
+    auc_low, auc_high = bootstrap(lambda at: auc(risks[at], fell[at]), len(rows))
     return Foresight(
         ranking=ranking, split=rows[0].split, pairs=len(rows), fallen=int(fell.sum()),
         spearman=rank_correlation(risks, -change), spearman_low=low, spearman_high=high,
         auc=auc(risks, fell), auc_low=auc_low, auc_high=auc_high,
     )  # fmt: skip
-
-
-def _interval(statistic: Callable[[ndarray], float], pairs: int) -> tuple[float, float]:
-    """The 95% percentile interval over redrawn pairs, the same draws for every ranking."""
-    rng = np.random.default_rng(0)
-    again = np.array([statistic(rng.integers(pairs, size=pairs)) for _ in range(RESAMPLES)])
-    again = again[np.isfinite(again)]
-    if not again.size:
-        return float("nan"), float("nan")
-    low, high = np.quantile(again, [0.025, 0.975])
-    return float(low), float(high)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from numpy import ndarray
 
 _NORMAL_975 = 1.959963984540054
@@ -60,8 +61,10 @@ def mean_interval(values: Float[ndarray, pairs]) -> Interval:
     return Interval(mean, mean - half, mean + half, n)
 
 
-def share_interval(hits: int, n: int) -> Interval:
+def share_interval(hits: float, n: int) -> Interval:
     """A share `p = hits/n` of independent trials with Wilson's 95% interval.
+
+    Trials may be hit in part: a quantity within [0, 1] spreads no more than a share of its mean.
 
     `(p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)` (Wilson 1927), sound at shares of 0 and 1.
     """
@@ -92,6 +95,24 @@ def band(
         np.array([e.low for e in each]),
         np.array([e.high for e in each]),
     )
+
+
+RESAMPLES = 1000
+
+
+def bootstrap(statistic: Callable[[Int[ndarray, n]], float], n: int) -> tuple[float, float]:
+    """Ends of the 95% percentile interval over redrawn items; not numbers where none is finite.
+
+    **Arguments:** `statistic`: of the items at some places; where it is not a number, that draw
+    is left out. The draws are the same for every statistic of n items.
+    """
+    rng = np.random.default_rng(0)
+    again = np.array([statistic(rng.integers(n, size=n)) for _ in range(RESAMPLES)])
+    again = again[np.isfinite(again)]
+    if not again.size:
+        return float("nan"), float("nan")
+    low, high = np.quantile(again, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def unexplained_share(

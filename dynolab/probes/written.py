@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from dynolab.data.rows import ProbeRow
-from dynolab.endpoint import Answered, Endpoint, Request
+from dynolab.endpoint import Answered, Endpoint, Failure, Request
 from dynolab.endpoint.client import Told, unheard
 from dynolab.probes.build import Watched
 from dynolab.probes.kinds import OF_REJECTED, ORIGINAL, WriterKind
@@ -79,10 +79,12 @@ def rows_from_writer(
         if not _original(one, kind)
     ]
     for (one, kind), answer in zip(asked, answers, strict=True):
-        if isinstance(answer, Answered):
-            rows.append(_row(one, kind, answer, _made_by(endpoint, kind)))
-        else:
+        if isinstance(answer, Failure):
             missing.append(Missing.of(one, kind, answer.reason))
+        elif answer.declined:
+            missing.append(Missing.of(one, kind, "the writer declined"))
+        else:
+            rows.append(_row(one, kind, answer, _made_by(endpoint, kind)))
     return rows, missing
 
 

@@ -27,8 +27,8 @@ class RewardConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field(
-        description="exact, world_answer, world_form, gsm8k, gsm8k_form, think_form, or the "
-        f"dotted path of a function in a module that {ALLOWED} lists."
+        description="exact, world_answer, world_form, world_style, gsm8k, gsm8k_form, think_form, "
+        f"or the dotted path of a function in a module that {ALLOWED} lists."
     )
     weight: float = Field(1.0, allow_inf_nan=False)
 
@@ -127,6 +127,13 @@ def world_form(prompt: str, completions: Sequence[str], row: PromptRow) -> list[
     return [float(lexicon.in_form(text)) for text in completions]
 
 
+def world_style(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """How far the style words of a completion are those that the built-in world's chosen answers
+    prefer, from 0 to 1; 0 for a completion of another form."""
+    styles = [lexicon.style_in(text) for text in completions]
+    return [0.0 if style is None else lexicon.preference(style) for style in styles]
+
+
 def gsm8k(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
     """1 where the completion's final number is that of the row's answer."""
     answer = _answer("gsm8k", row)
@@ -155,7 +162,8 @@ _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _THOUGHT = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 
 BUILT_IN: dict[str, Reward] = {
-    one.__name__: one for one in (exact, world_answer, world_form, gsm8k, gsm8k_form, think_form)
+    one.__name__: one
+    for one in (exact, world_answer, world_form, world_style, gsm8k, gsm8k_form, think_form)
 }
 
 

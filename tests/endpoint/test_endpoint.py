@@ -19,6 +19,7 @@ from dynolab.endpoint import (
     Request,
     endpoint_from_environment,
 )
+from dynolab.endpoint.client import FILTERED
 from dynolab.endpoint.pace import Pace
 from dynolab.endpoint.trouble import LONGEST_WAIT, status_trouble
 from dynolab.errors import ConfigError, EndpointFailed
@@ -163,6 +164,35 @@ def test_an_answer_that_will_not_do_is_asked_again(server: ChatServer, tmp_path:
 def test_an_answer_at_its_longest_says_so(server: ChatServer, tmp_path: Path) -> None:
     server.answer = lambda seen: good("and then", finish="length")
     assert endpoint(server, tmp_path).ask(asked("a")) == [Answered(text="and then", cut=True)]
+
+
+def test_what_the_model_declines_is_kept_and_not_asked_again(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    declined = {"role": "assistant", "content": None, "refusal": "I must not"}
+    choice = {"index": 0, "finish_reason": "stop", "message": declined}
+    answers = {
+        "a": said(200, {"choices": [choice]}),
+        "b": good(None, finish="content_filter"),
+        "c": good("halfway", finish="content_filter"),
+    }
+    server.answer = lambda seen: answers[seen.text]
+    found = endpoint(server, tmp_path).ask(asked("a", "b", "c"))
+    assert found == [
+        Answered(text="I must not", declined=True), Answered(text=FILTERED, declined=True),
+        Answered(text="halfway", declined=True),
+    ]  # fmt: skip
+    again = endpoint(server, tmp_path)
+    assert again.ask(asked("a", "b", "c")) == found
+    assert len(server.seen) == 3 and again.counts == {"kept": 3}
+
+
+def test_a_system_message_stands_first_and_belongs_to_what_was_asked(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    endpoint(server, tmp_path).ask([Request(text="a", system="be kind"), Request(text="a")])
+    roles = sorted([one["role"] for one in seen.body["messages"]] for seen in server.seen)
+    assert roles == [["system", "user"], ["user"]]
 
 
 def test_a_server_that_hangs_is_left_after_the_timeout(server: ChatServer, tmp_path: Path) -> None:

@@ -177,6 +177,17 @@ def test_rows_that_stay_unanswered_are_absent_and_listed_with_the_reason(
     assert endpoint.counts["empty"] == 4 and endpoint.counts["given_up"] == 2
 
 
+def test_rows_that_the_writer_declines_are_listed_and_not_taken_for_texts(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    filtered = good("<answer>half a text", finish="content_filter")
+    server.answer = lambda seen: filtered if "w2 w1" in seen.text else write(seen)
+    kinds = config("chosen_gptsemantic", most_missing=0.2)
+    built = build_probe_set(kinds, TRAIN, HELDOUT, endpoint=writer(server, tmp_path))
+    assert [(one.pair_id, one.reason) for one in built.missing] == [("t1", "the writer declined")]
+    assert len(server.seen) == 6
+
+
 def test_too_many_unanswered_rows_end_it_and_the_next_run_asks_only_for_them(
     server: ChatServer, tmp_path: Path
 ) -> None:

@@ -1,0 +1,8 @@
+"""Judges: which of two policies answers better, by whom, how surely, and whether judges agree."""
+
+from dynolab.judges.agreement import agreement
+from dynolab.judges.contests import Judge, contests, count
+from dynolab.judges.exact import ExactJudge
+from dynolab.judges.win_rate import win_rate
+
+__all__ = ["ExactJudge", "Judge", "agreement", "contests", "count", "win_rate"]

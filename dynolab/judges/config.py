@@ -1,0 +1,71 @@
+"""Which judges there are, and their settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from dynolab.endpoint import EndpointConfig
+from dynolab.errors import ConfigError
+from dynolab.judges.exact import WORLD_REWARDS
+from dynolab.judges.wording import CRITERION
+from dynolab.rollouts.rewards import RewardConfig, Rewards
+
+
+class ExactJudgeConfig(BaseModel):
+    """A judge by rewards that check answers (`ExactJudge`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: Literal["exact"] = "exact"
+    rewards: tuple[RewardConfig, ...] = Field(
+        WORLD_REWARDS, description="Their weighted sum decides; default: the built-in world's."
+    )
+
+    @field_validator("rewards")
+    @classmethod
+    def _are_rewards(cls, rewards: tuple[RewardConfig, ...]) -> tuple[RewardConfig, ...]:
+        try:
+            Rewards(rewards)
+        except ConfigError as error:
+            raise ConfigError("rewards", error.value, error.remedy) from error
+        return rewards
+
+
+class LogProbJudgeConfig(BaseModel):
+    """A judge by a reference model's log-probability per token (`LogProbJudge`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: Literal["log_prob"] = "log_prob"
+    tie_nats: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="Differences per token up to this are ties."
+    )
+    batch: int = Field(32, ge=1, description="Answers of one forward.")
+
+
+class JudgeEndpointConfig(EndpointConfig):
+    """The model that judges, and how patiently it is asked."""
+
+    temperature: float | None = Field(0.0, ge=0, description="null: the endpoint's own.")
+    max_tokens: int | None = Field(
+        64, ge=1, description="Longest reply; null: its own, for models that think first."
+    )
+
+
+class LlmJudgeConfig(BaseModel):
+    """A judge-class model behind an OpenAI-compatible endpoint (`LlmJudge`).
+
+    Address and key come from the environment alone: `OPENAI_BASE_URL`, `OPENAI_API_KEY`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: Literal["llm"] = "llm"
+    endpoint: JudgeEndpointConfig
+    criterion: str = Field(
+        CRITERION, min_length=1, description="What makes an answer better, told to the judge."
+    )
+
+
+JudgeConfig = Annotated[
+    ExactJudgeConfig | LogProbJudgeConfig | LlmJudgeConfig, Field(discriminator="name")
+]

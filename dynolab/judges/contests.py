@@ -1,0 +1,70 @@
+"""Contests between policies, and what a judge is: two answers in, verdicts in both orders out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from dynolab.data.judge_results import Contest, Judgement, JudgementCounts, PolicyAnswer
+from dynolab.endpoint.client import Told, unheard
+from dynolab.errors import ConfigError
+
+ORDERS = (False, True)
+"""Whether b's answer is shown first."""
+
+
+class Judge(Protocol):
+    """Says which of two answers to a prompt is better."""
+
+    @property
+    def name(self) -> str:
+        """What its judgements are known by."""
+
+    def judge(self, contests: Sequence[Contest], told: Told = unheard) -> list[Judgement]:
+        """Two judgements of every contest: as it stands, then with b's answer first.
+
+        `told` hears how many verdicts of how many are there.
+        """
+
+
+def contests(answers: Mapping[str, Sequence[PolicyAnswer]], a: str, b: str) -> list[Contest]:
+    """The contests of policy a against policy b, in the order of a's answers.
+
+    **Arguments:** `answers`: by policy.
+
+    **Raises:** `ConfigError` where the two do not answer the same prompts, each once.
+    """
+    known = {policy: _by_id(policy, answers[policy]) for policy in (a, b)}
+    for policy, other in ((a, b), (b, a)):
+        for name, one in known[policy].items():
+            if name not in known[other] or known[other][name].prompt != one.prompt:
+                raise ConfigError(
+                    f"answers of {other}", name,
+                    f"{policy} answers this prompt and {other} does not; let both answer the same",
+                )  # fmt: skip
+    return [
+        Contest(
+            id=name, prompt=one.prompt, truth=one.truth, a=a, b=b,
+            answer_a=one.answer, answer_b=known[b][name].answer,
+        )
+        for name, one in known[a].items()
+    ]  # fmt: skip
+
+
+def count(judgements: Iterable[Judgement]) -> JudgementCounts:
+    """What became of every verdict that was asked for."""
+    found = Counter("parsed" if one.parsed else one.outcome for one in judgements)
+    return JudgementCounts(
+        asked=found.total(), parsed=found["parsed"], refused=found["refused"],
+        unparsable=found["unparsable"], failed=found["failed"],
+    )  # fmt: skip
+
+
+def _by_id(policy: str, answers: Sequence[PolicyAnswer]) -> dict[str, PolicyAnswer]:
+    found: dict[str, PolicyAnswer] = {}
+    for one in answers:
+        if one.id in found:
+            raise ConfigError(f"answers of {policy}", one.id, "two have this id; give each its own")
+        found[one.id] = one
+    return found

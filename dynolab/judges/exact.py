@@ -1,0 +1,47 @@
+"""The judge who knows: rewards that check answers, in place of an opinion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynolab.data.judge_results import Contest, Judgement
+from dynolab.data.rows import PromptRow
+from dynolab.endpoint.client import Told, unheard
+from dynolab.judges.scored import scored_judgements
+from dynolab.rollouts.rewards import RewardConfig, Rewards
+
+WORLD_REWARDS = (
+    RewardConfig(name="world_answer", weight=4),
+    RewardConfig(name="world_form", weight=2),
+    RewardConfig(name="world_style", weight=1),
+)
+"""Quality of an answer of the built-in world. No later part outweighs an earlier one: a right fact
+beats any style, and among answers alike in fact and form the preferred slot words win."""
+
+
+class ExactJudge:
+    """Prefers the answer of the higher reward; answers of equal reward tie.
+
+    **Arguments:** `rewards`: by default the built-in world's.
+
+    **Raises:** `ConfigError` for what is no reward.
+    """
+
+    def __init__(
+        self, name: str = "exact", rewards: Sequence[RewardConfig] = WORLD_REWARDS
+    ) -> None:
+        self.name, self._rewards = name, Rewards(rewards)
+
+    def judge(self, contests: Sequence[Contest], told: Told = unheard) -> list[Judgement]:
+        """As `Judge.judge`; raises ConfigError where a reward does not know a contest's prompt."""
+        scores = [
+            tuple(
+                self._rewards(
+                    one.prompt,
+                    [one.answer_a, one.answer_b],
+                    PromptRow(id=one.id, prompt=one.prompt, answer=one.truth),
+                )
+            )
+            for one in contests
+        ]
+        return scored_judgements(self.name, contests, [(a, b) for a, b in scores])

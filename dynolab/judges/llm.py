@@ -1,0 +1,68 @@
+"""Judge-class models behind an endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynolab.data.judge_results import Contest, Judgement, Outcome
+from dynolab.endpoint import Answered, Endpoint, Failure
+from dynolab.endpoint.client import Told, unheard
+from dynolab.judges.contests import ORDERS
+from dynolab.judges.verdict import Place, parse_verdict, refuses
+from dynolab.judges.wording import CRITERION, judging_request
+
+SAID = 160
+"""Characters that are kept of a reply without a verdict."""
+
+_POLICIES: dict[Place, tuple[Outcome, Outcome]] = {
+    "A": ("a", "b"), "B": ("b", "a"), "TIE": ("tie", "tie"),
+}  # fmt: skip
+"""Whose answer stood at a place: in order, and swapped."""
+
+
+class LlmJudge:
+    """Asks a model which answer is better, each contest in both orders.
+
+    A reply counts as it comes: one without a verdict is not asked for again, which would favour
+    whatever makes the judge speak plainly.
+
+    **Arguments:**
+
+    - `endpoint`: whose cache makes it resumable; requests that stay without an answer are counted
+      as failed.
+    - `criterion`: what makes an answer better, in sentences for the judge.
+    """
+
+    def __init__(self, name: str, endpoint: Endpoint, criterion: str = CRITERION) -> None:
+        self.name, self._endpoint, self._criterion = name, endpoint, criterion
+
+    def judge(self, contests: Sequence[Contest], told: Told = unheard) -> list[Judgement]:
+        """As `Judge.judge`; raises as `Endpoint.ask`."""
+        asked = [(one, swapped) for one in contests for swapped in ORDERS]
+        requests = [judging_request(one, swapped, self._criterion) for one, swapped in asked]
+        answers = self._endpoint.ask(requests, told)
+        return [
+            self._judgement(one, swapped, answer)
+            for (one, swapped), answer in zip(asked, answers, strict=True)
+        ]
+
+    def _judgement(self, contest: Contest, swapped: bool, answer: Answered | Failure) -> Judgement:
+        outcome, said = read_reply(answer, swapped)
+        return Judgement(
+            judge=self.name, id=contest.id, a=contest.a, b=contest.b, swapped=swapped,
+            outcome=outcome, said=" ".join(said.split())[:SAID],
+        )  # fmt: skip
+
+
+def read_reply(answer: Answered | Failure, swapped: bool) -> tuple[Outcome, str]:
+    """What a reply comes to, and where it is no verdict what stood in its place.
+
+    A reply that was cut is no verdict: what was to follow may have taken it back.
+    """
+    if isinstance(answer, Failure):
+        return "failed", answer.reason
+    place = None if answer.declined or answer.cut else parse_verdict(answer.text)
+    if place is not None:
+        return _POLICIES[place][swapped], ""
+    declined = answer.declined or refuses(answer.text)
+    return ("refused" if declined else "unparsable"), answer.text

@@ -1,0 +1,47 @@
+"""Judges who give every answer a number: the higher one wins, whatever the order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dynolab.data.judge_results import Contest, Judgement, Outcome
+from dynolab.judges.contests import ORDERS
+
+ROUNDING = 1e-9
+
+Scored = float | str
+"""An answer's number, or why it has none."""
+
+
+def scored_judgements(
+    judge: str, contests: Sequence[Contest], scores: Sequence[tuple[Scored, Scored]], *,
+    tie: float = 0.0,
+) -> list[Judgement]:  # fmt: skip
+    """Both orders' judgements of every contest from the scores of a's and of b's answer.
+
+    **Arguments:** `tie`: differences up to this, and up to rounding, are ties.
+    """
+    found = []
+    for contest, pair in zip(contests, scores, strict=True):
+        outcome, said = _outcome(*pair, tie)
+        found += [
+            Judgement(
+                judge=judge, id=contest.id, a=contest.a, b=contest.b, swapped=swapped,
+                outcome=outcome, said=said,
+            )
+            for swapped in ORDERS
+        ]  # fmt: skip
+    return found
+
+
+def _outcome(a: Scored, b: Scored, tie: float) -> tuple[Outcome, str]:
+    for score in (a, b):
+        if isinstance(score, str):
+            return "failed", score
+        if not math.isfinite(score):
+            return "failed", f"an answer's score is {score}"
+    difference = float(a) - float(b)
+    if abs(difference) <= tie + ROUNDING:
+        return "tie", ""
+    return ("a" if difference > 0 else "b"), ""

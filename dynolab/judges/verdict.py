@@ -1,0 +1,43 @@
+"""Reading a verdict: strictly, so that nothing is taken for one that is none."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Literal
+
+Place = Literal["A", "B", "TIE"]
+"""Which of the answers shown is better."""
+
+_PLACES: dict[str, Place] = {"A": "A", "B": "B", "TIE": "TIE"}
+
+_REFUSAL = re.compile(
+    r"(i['’]?m sorry|i am sorry|sorry\b|i apologi[sz]e|i can(['’]t|not)\b|i won['’]t\b"
+    r"|i will not\b|i['’]?m (not able|unable)\b|i am (not able|unable)\b|i (must )?decline\b"
+    r"|as an ai\b)",
+    re.IGNORECASE,
+)
+
+
+def parse_verdict(text: str) -> Place | None:
+    """The verdict of a reply that is one of `A`, `B`, `TIE`, or `{"verdict": …}` with one of them.
+
+    None for every other reply: other words around it, other or doubled fields, other letters. A
+    verdict that has to be searched for may be one that an answer put there.
+    """
+    said = text.strip()
+    if said in _PLACES:
+        return _PLACES[said]
+    try:
+        found = json.loads(said, object_pairs_hook=list)
+    except (ValueError, RecursionError):
+        return None
+    match found:
+        case [("verdict", str(place))] if said.startswith("{"):
+            return _PLACES.get(place)
+    return None
+
+
+def refuses(text: str) -> bool:
+    """Whether a reply without a verdict begins as refusals do."""
+    return _REFUSAL.match(text.lstrip(" \n\"'“*")) is not None

@@ -1,0 +1,119 @@
+"""How often one policy's answers are preferred to another's, by one judge's verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from dynolab.data.judge_results import Judgement, Preferred, WinRate
+from dynolab.errors import ConfigError
+from dynolab.judges.contests import ORDERS, count
+from dynolab.probes.intervals import Interval, bootstrap, share_interval
+
+WORTH: dict[str, float] = {"a": 1.0, "tie": 0.5, "b": 0.0}
+"""What a verdict is worth to policy a: ties count half."""
+
+Both = tuple[Judgement, Judgement]
+"""Verdicts on one contest: as it stands, and with b's answer first."""
+
+
+def win_rate(judgements: Sequence[Judgement]) -> WinRate:
+    """The rate at which policy a's answers are preferred to policy b's.
+
+    A prompt is worth `(v₁ + v₂)/2` to a, v the worth of its verdict in each order. A judge who
+    always takes what stands first thus makes every prompt a tie. A prompt with a verdict in one
+    order alone does not count: it would bring the judge's liking for a place into the rate.
+    The interval is the 95% percentile bootstrap over prompts; where all prompts are worth the
+    same, resampling sees no spread and Wilson's interval stands in, which is wide enough for any
+    quantity within [0, 1].
+
+    **Arguments:** `judgements`: of one judge and one pair of policies.
+
+    **Raises:** `ConfigError` for judgements of several judges or pairs, or two of one order.
+    """
+    if not judgements:
+        raise ConfigError("judgements", "none", "give what a judge said of at least one contest")
+    judge, a, b = _one_of_each(judgements)
+    judged = both_orders(judgements)
+    worth = np.array([worth_to_a(both) for both in judged.values()])
+    asked = len({one.id for one in judgements})
+    rate, first = _rate(worth), _first_share(list(judged.values()))
+    others = asked - len(judged)
+    return WinRate(
+        judge=judge, a=a, b=b, prompts=asked, judged=len(judged),
+        rate=rate.mean, low=rate.low, high=rate.high,
+        wins=int((worth > 0.5).sum()), ties=int((worth == 0.5).sum()),
+        losses=int((worth < 0.5).sum()),
+        lowest=float(worth.sum()) / asked, highest=(float(worth.sum()) + others) / asked,
+        first_share=first.mean, first_low=first.low, first_high=first.high,
+        flipped=sum({one.outcome for one in both} == {"a", "b"} for both in judged.values()),
+        counts=count(judgements),
+    )  # fmt: skip
+
+
+def both_orders(judgements: Sequence[Judgement]) -> dict[str, Both]:
+    """The prompts with a verdict in both orders, by id.
+
+    **Raises:** `ConfigError` for two judgements of one order.
+    """
+    found: dict[tuple[str, bool], Judgement] = {}
+    for one in judgements:
+        if (one.id, one.swapped) in found:
+            raise ConfigError(
+                "judgements", one.id, f"{one.judge} judged it twice in one order; keep one of them"
+            )
+        found[one.id, one.swapped] = one
+    judged = {}
+    for name in dict.fromkeys(one.id for one in judgements):
+        first, then = (found.get((name, swapped)) for swapped in ORDERS)
+        if first is not None and then is not None and first.parsed and then.parsed:
+            judged[name] = first, then
+    return judged
+
+
+def worth_to_a(both: Both) -> float:
+    """Mean worth of the two orders' verdicts: 0, ¼, ½, ¾ or 1."""
+    return sum(WORTH[one.outcome] for one in both) / len(both)
+
+
+def preferred(both: Both) -> Preferred:
+    """The verdict of both orders together: a tie where they contradict each other."""
+    worth = worth_to_a(both)
+    return "tie" if worth == WORTH["tie"] else "a" if worth > WORTH["tie"] else "b"
+
+
+def _one_of_each(judgements: Sequence[Judgement]) -> tuple[str, str, str]:
+    found = {(one.judge, one.a, one.b) for one in judgements}
+    if len(found) > 1:
+        told = sorted(" of ".join((judge, f"{a} against {b}")) for judge, a, b in found)
+        raise ConfigError("judgements", told, "take one judge and one pair of policies at a time")
+    return found.pop()
+
+
+def _rate(worth: Float[ndarray, prompts]) -> Interval:
+    if not worth.size:
+        return Interval(np.nan, np.nan, np.nan, 0)
+    if (worth == worth[0]).all():
+        return share_interval(float(worth.sum()), worth.size)
+    low, high = bootstrap(lambda at: float(worth[at].mean()), worth.size)
+    return Interval(float(worth.mean()), low, high, worth.size)
+
+
+def _first_share(judged: Sequence[Both]) -> Interval:
+    """Share of the verdicts, ties aside, for the answer that was shown first.
+
+    Over both orders of the same prompts, so that a better policy does not pass for a better place.
+    """
+    first = np.array([sum(one.chose_first for one in both) for both in judged], dtype=float)
+    decided = np.array([sum(one.outcome != "tie" for one in both) for both in judged], dtype=float)
+    if not decided.sum():
+        return Interval(np.nan, np.nan, np.nan, 0)
+
+    def share(at: ndarray) -> float:
+        return float(first[at].sum() / decided[at].sum()) if decided[at].any() else np.nan
+
+    low, high = bootstrap(share, len(judged))
+    return Interval(float(first.sum() / decided.sum()), low, high, len(judged))
