@@ -34,24 +34,18 @@ def smoothed(
     return (1 - epsilon) * one_hot(labels, classes) + epsilon / classes
 
 
-def cross_entropy(
-    logits: Float[Tensor, "*batch classes"], target: Float[Tensor, "*batch classes"]
-) -> Float[Tensor, "*batch"]:
-    """`−Σ_k q_k log softmax(z)_k`, one value per example; its force is `G = p − q`."""
-    return -(target * logits.log_softmax(-1)).sum(-1)
-
-
 def distillation(
-    logits: Float[Tensor, "*batch classes"], target: Float[Tensor, "*batch classes"],
-    temperature: float,
-) -> Float[Tensor, "*batch"]:  # fmt: skip
-    """`2τ² KL(q ‖ softmax(z/τ))`, one value per example, and no term on the hard label.
+    logits: Float[Tensor, "batch classes"], target: Float[Tensor, "batch classes"],
+    temperature: float = 1.0,
+) -> Float[Tensor, ""]:  # fmt: skip
+    """`2τ² KL(q ‖ softmax(z/τ))`, mean over the batch, and no term on the hard label.
 
     q is a teacher's distribution at the same temperature. The force is `G = 2τ (p_τ − q)`: at
     τ = 1 twice that of cross-entropy on q.
     """
     logp = (logits / temperature).log_softmax(-1)
-    return 2 * temperature**2 * (torch.xlogy(target, target) - target * logp).sum(-1)
+    divergence = (torch.xlogy(target, target) - target * logp).sum(-1)
+    return 2 * temperature**2 * divergence.mean()
 
 
 class FilterTable:
@@ -59,7 +53,7 @@ class FilterTable:
 
     `q_i ← p_i` at the first visit, then `q_i ← decay·q_i + (1 − decay)·p_i`, an average of
     probabilities at the moment *before* the step on them. `q` has leading dimensions for models
-    that train side by side; one that was not visited holds zeros.
+    that train side by side; an example that was not visited holds zeros.
     """
 
     def __init__(self, *shape: int, decay: float = FILTER_DECAY) -> None:
@@ -80,6 +74,12 @@ class FilterTable:
         old = self.q.gather(-2, at)
         self.q.scatter_(-2, at, torch.where(seen, self.decay * old + (1 - self.decay) * p, p))
         self._seen.scatter_(-1, index, torch.ones_like(index, dtype=torch.bool))
+
+    def targets(
+        self, otherwise: Float[Tensor, "*models examples classes"]
+    ) -> Float[Tensor, "*models examples classes"]:
+        """What a student is taught: q, and other targets for examples that were never visited."""
+        return torch.where(self._seen.unsqueeze(-1), self.q, otherwise)
 
 
 def disagreement(

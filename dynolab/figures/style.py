@@ -184,7 +184,8 @@ def join(parts: Sequence[str]) -> str:
 def columns(count: int, space: float) -> list[tuple[float, float]]:
     """Where `count` panels side by side begin and end, with `space` between, of a width of one."""
     width = (1 - space * (count - 1)) / count
-    return [(i * (width + space), i * (width + space) + width) for i in range(count)]
+    # Rounding must not push the last one beyond the figure.
+    return [(i * (width + space), min(1.0, i * (width + space) + width)) for i in range(count)]
 
 
 def axis_key(letter: str, index: int) -> str:

@@ -1,0 +1,170 @@
+"""What is claimed of supervision under label noise and of learning speeds, and what was found.
+
+Quantities are means over seeds with t-intervals, paired by seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+
+from dynolab.data.supervision_results import (
+    Arm,
+    Contrast,
+    DetectionRow,
+    DetectionScore,
+    SpeedRow,
+    SupervisionRow,
+)
+from dynolab.probes.arms import ArmTable
+from dynolab.probes.intervals import Interval, mean_interval
+from dynolab.probes.verdicts import Quantity, Verdict
+
+ARMS: tuple[Arm, ...] = get_args(Arm)
+JUDGED_NOISE = 0.4
+"""At what noise the arms are compared with each other; the nearest that was measured."""
+
+
+def supervision_table(rows: Sequence[SupervisionRow], noise: float) -> ArmTable:
+    """The arms' figures at one noise level, seeds in one order."""
+    figures = ("accuracy", "nll", "target_error", "believed_wrong")
+    found: dict[str, list[dict[str, float]]] = {}
+    for arm in ARMS:
+        own = sorted((r for r in rows if r.arm == arm and r.noise == noise), key=lambda r: r.seed)
+        found[arm] = [
+            {name: value for name in figures if (value := getattr(row, name)) is not None}
+            for row in own
+        ]
+    return ArmTable(found)
+
+
+def levels_of(rows: Sequence[SupervisionRow]) -> list[float]:
+    """The noise levels, rising."""
+    return sorted({row.noise for row in rows})
+
+
+def judged_noise(rows: Sequence[SupervisionRow]) -> float:
+    """The measured level nearest to `JUDGED_NOISE`."""
+    return min(levels_of(rows), key=lambda level: (abs(level - JUDGED_NOISE), level))
+
+
+def detection(rows: Sequence[DetectionRow], score: DetectionScore, noise: float) -> np.ndarray:
+    """AUC of a score, seeds in one order."""
+    own = [row for row in rows if row.score == score and row.noise == noise]
+    return np.array([row.auc for row in sorted(own, key=lambda row: row.seed)], dtype=float)
+
+
+def assess_supervision(
+    rows: Sequence[SupervisionRow], detections: Sequence[DetectionRow], speeds: Sequence[SpeedRow]
+) -> tuple[Verdict, ...]:
+    """All claims: of Filter-KD, of finding wrong labels, of learning speeds."""
+    return (*_of_filter(rows), *_of_detection(rows, detections), *_of_speeds(speeds))
+
+
+def _of_filter(rows: Sequence[SupervisionRow]) -> Iterator[Verdict]:
+    for noise in levels_of(rows):
+        if noise:
+            yield _higher("filter_kd", "one_hot", noise, supervision_table(rows, noise))
+    noise = judged_noise(rows)
+    table = supervision_table(rows, noise)
+    for other in ("label_smoothing", "kd", "eskd", "early_stopping", "one_hot_twice"):
+        yield _higher("filter_kd", other, noise, table)
+    yield Verdict(
+        "supervision/target_error", "Filter-KD",
+        f"At {noise:.0%} noise its targets are nearer to the truth than the given labels",
+        "Δ E‖q − e_true‖ < 0",
+        (Quantity("filter_kd − one_hot", -1,
+                  table.difference("filter_kd", "one_hot", "target_error")),),
+    )  # fmt: skip
+
+
+def _higher(arm: str, other: str, noise: float, table: ArmTable) -> Verdict:
+    return Verdict(
+        f"supervision/{noise:g}/{arm}_over_{other}", "Filter-KD",
+        f"At {noise:.0%} noise it is more accurate than {LABELS[other]}", "Δ accuracy > 0",
+        (Quantity(f"{arm} − {other}", 1, _points(table.difference(arm, other, "accuracy")),
+                  unit="points"),),
+    )  # fmt: skip
+
+
+def _of_detection(
+    rows: Sequence[SupervisionRow], detections: Sequence[DetectionRow]
+) -> Iterator[Verdict]:
+    noise = judged_noise(rows)
+    last = detection(detections, "last", noise)
+    for score in ("filter", "path", "zigzag"):
+        own = detection(detections, score, noise)
+        if own.size:
+            yield Verdict(
+                f"detection/{score}", "wrong labels",
+                f"At {noise:.0%} noise {SCORES[score]} finds them, and better than the last "
+                "predictions do", "AUC > 0.5, Δ AUC > 0",
+                (Quantity("AUC", 1, mean_interval(own), 0.5),
+                 Quantity(f"{score} − last", 1, mean_interval(own - last))),
+            )  # fmt: skip
+
+
+def _of_speeds(speeds: Sequence[SpeedRow]) -> Iterator[Verdict]:
+    claims: tuple[tuple[Contrast, str, str, str], ...] = (
+        ("clean-noisy", "clean", "noisy", "Clean labels are learned faster than wrong ones"),
+        ("coherent-contradictory", "coherent", "contradictory",
+         "Pairs that agree are learned faster than pairs that contradict each other"),
+        ("causal-anti-causal", "causal", "anti-causal",
+         "The effect is learned from the cause faster than the cause from the effect"),
+    )  # fmt: skip
+    for contrast, fast, slow, claim in claims:
+        first, second = (speed_values(speeds, contrast, kind) for kind in (fast, slow))
+        if not first.size:
+            continue
+        yield _faster(f"speed/{contrast}", claim, first - second, "nats")
+        if contrast == "causal-anti-causal":
+            ends = [speed_values(speeds, contrast, kind, "attainable") for kind in (fast, slow)]
+            yield _faster(
+                f"speed/{contrast}/share", f"{claim}, as a share of what can be learned",
+                first / ends[0] - second / ends[1], "",
+            )  # fmt: skip
+        if contrast == "clean-noisy":
+            others = np.array([
+                row.from_others[-1] for row in speeds
+                if row.contrast == contrast and row.kind == slow
+            ])  # fmt: skip
+            yield Verdict(
+                "speed/clean-noisy/held_back", "learning speed",
+                "Clean examples hold wrong labels back", "influence of clean on noisy < 0",
+                (Quantity("accumulated influence", -1, mean_interval(others), unit="nats"),),
+            )  # fmt: skip
+
+
+def _faster(id_: str, claim: str, difference: np.ndarray, unit: str) -> Verdict:
+    return Verdict(
+        id_, "learning speed", claim, "Δ speed > 0",
+        (Quantity("Δ mean accumulated influence", 1, mean_interval(difference), unit=unit),),
+    )  # fmt: skip
+
+
+def speed_values(
+    speeds: Sequence[SpeedRow], contrast: Contrast, kind: str,
+    name: Literal["speed", "attainable"] = "speed",
+) -> np.ndarray:  # fmt: skip
+    """A figure of one kind of examples, seeds in one order."""
+    own = [row for row in speeds if row.contrast == contrast and row.kind == kind]
+    return np.array([getattr(row, name) for row in sorted(own, key=lambda row: row.seed)])
+
+
+def _points(share: Interval) -> Interval:
+    return Interval(100 * share.mean, 100 * share.low, 100 * share.high, share.n)
+
+
+LABELS: dict[str, str] = {
+    "one_hot": "one-hot", "early_stopping": "early stopping",
+    "one_hot_twice": "one-hot, twice the rate", "label_smoothing": "label smoothing",
+    "kd": "KD", "eskd": "ESKD", "filter_kd": "Filter-KD",
+}  # fmt: skip
+"""What arms are called in sentences and legends."""
+
+SCORES: dict[str, str] = {
+    "filter": "Filter-KD's table", "path": "the mean over the path",
+    "last": "the last prediction", "zigzag": "the zig-zag score",
+}  # fmt: skip

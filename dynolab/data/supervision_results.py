@@ -1,0 +1,80 @@
+"""The rows of the comparison of supervisory signals, and of learning speeds."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dynolab.data.rows import Row
+
+Arm = Literal[
+    "one_hot", "early_stopping", "one_hot_twice", "label_smoothing", "kd", "eskd", "filter_kd"
+]
+"""What a network is taught by.
+
+`one_hot`: the given labels, to the end, and `early_stopping` the same up to the best validation
+accuracy; `one_hot_twice`: at twice the learning rate, the control for distillation, whose force
+at τ = 1 is twice cross-entropy's; `label_smoothing`; `kd` and `eskd`: what the converged and the
+early-stopped teacher predict; `filter_kd`: what the teacher predicted on its way, averaged.
+"""
+
+DetectionScore = Literal["filter", "path", "last", "zigzag"]
+"""By what wrong labels are looked for.
+
+`filter`: 1 − q_y of Filter-KD's table; `path`: 1 − p_y, mean over the epochs; `last`: 1 − p_y
+after training; `zigzag`: the zig-zag score of the learning path.
+"""
+
+
+class SupervisionRow(Row):
+    """One arm's network of one seed at one noise level: `supervision.jsonl`.
+
+    `accuracy` and `nll` (nats) are on clean test labels. `target_error` is E‖q − e_true‖₂ of what
+    was taught on the training examples. `believed_wrong`: share of the wrongly labelled training
+    examples of which the network predicts the wrong label; None where no label is wrong.
+    """
+
+    arm: Arm
+    noise: float
+    seed: int
+    accuracy: float
+    nll: float
+    target_error: float
+    believed_wrong: float | None
+
+
+class DetectionRow(Row):
+    """How well a score tells wrong labels from right ones in a training: `detections.jsonl`.
+
+    `auc`: share of (wrong, right) couples in which the wrong one has the higher score.
+    """
+
+    score: DetectionScore
+    noise: float
+    seed: int
+    auc: float
+
+
+Contrast = Literal["clean-noisy", "coherent-contradictory", "causal-anti-causal"]
+
+
+class SpeedRow(Row):
+    """Accumulated influence on one kind of examples in one training: `speeds.jsonl`.
+
+    All in nats of log p of the given label, means over the examples of that kind. `influence[t]`
+    is accumulated to first order up to step `steps[t]`, `measured[t]` the change itself;
+    `influence` = `own` + `from_alike` + `from_others`: of the example itself, of other examples
+    of its kind, and of those of the other kind. `speed` is the mean of the influence over all
+    steps. `attainable` is the most that the labels' frequencies given the input allow.
+    """
+
+    contrast: Contrast
+    kind: str
+    seed: int
+    steps: tuple[int, ...]
+    influence: tuple[float, ...]
+    measured: tuple[float, ...]
+    own: tuple[float, ...]
+    from_alike: tuple[float, ...]
+    from_others: tuple[float, ...]
+    speed: float
+    attainable: float

@@ -1,0 +1,99 @@
+"""Stages of supervision: networks taught under label noise, and what is learned faster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+
+import numpy as np
+from pydantic import Field
+
+from dynolab.classification.seeds import Seeds
+from dynolab.classification.speed_comparisons import SpeedConfig
+from dynolab.classification.supervision import SupervisionConfig
+from models.vision import ClassifierName
+from tasks.images import IMAGES_FILE
+from tasks.runtime.stage import Stage
+from tasks.runtime.tables import log_tables
+from tasks.runtime.work import Work
+
+
+class SupervisionJob(SupervisionConfig):
+    """All arms and seeds at one noise level."""
+
+    model: ClassifierName = "mlp"
+    seeds: Seeds = (0,)
+    noise: float = Field(0.4, ge=0, lt=1, description="Share of wrong labels.")
+
+
+class SpeedJob(SpeedConfig):
+    """The trainings of all seeds whose every step is accounted for."""
+
+    model: ClassifierName = "mlp"
+    seeds: Seeds = (0,)
+
+
+def supervision(work: Work[SupervisionJob]) -> dict[str, float]:
+    """Reads input `images`. Results: `supervision.jsonl` and `detections.jsonl`.
+
+    Returns mean accuracies as `noise_<percent>/accuracy/<arm>`, mean AUCs as `…/auc/<score>`.
+    """
+    from dynolab.classification.supervision import compare_supervision
+    from dynolab.data.images import read_images
+    from dynolab.data.rows import write_rows
+    from models.vision import build_classifier
+
+    began, config = time.monotonic(), work.config
+    data = read_images(work.input_folder("images") / IMAGES_FILE)
+    build = partial(build_classifier, config.model, data.train.shape, data.classes)
+    with work.shown():
+        found = compare_supervision(build, data, config, config.noise, config.seeds)
+        write_rows(work.output / "supervision.jsonl", found.rows)
+        write_rows(work.output / "detections.jsonl", found.detections)
+    log_tables(
+        work.tracker, {"supervision": found.rows, "detections": found.detections}, work.scratch
+    )
+    level = f"noise_{100 * config.noise:g}"
+    metrics = {
+        f"{level}/accuracy/{arm}": _mean(row.accuracy for row in found.rows if row.arm == arm)
+        for arm in dict.fromkeys(row.arm for row in found.rows)
+    } | {
+        f"{level}/auc/{score}": _mean(row.auc for row in found.detections if row.score == score)
+        for score in dict.fromkeys(row.score for row in found.detections)
+    }
+    work.tracker.metrics(0, metrics)
+    return metrics | {"seconds": time.monotonic() - began}
+
+
+def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
+    """Reads input `images`. Results: `speeds.jsonl`.
+
+    Returns the mean accumulated influence of every kind of examples as `speed/<kind>`, in nats.
+    """
+    from dynolab.classification.speed_comparisons import compare_speeds
+    from dynolab.data.images import read_images
+    from dynolab.data.rows import write_rows
+    from models.vision import build_classifier
+
+    began, config = time.monotonic(), work.config
+    data = read_images(work.input_folder("images") / IMAGES_FILE)
+    with work.shown():
+        rows = compare_speeds(
+            partial(build_classifier, config.model), data.train, data.classes, config, config.seeds
+        )
+        write_rows(work.output / "speeds.jsonl", rows)
+    metrics = {
+        f"speed/{kind}": _mean(row.speed for row in rows if row.kind == kind)
+        for kind in dict.fromkeys(row.kind for row in rows)
+    }
+    work.tracker.metrics(0, metrics)
+    return metrics | {"seconds": time.monotonic() - began}
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+SUPERVISION = Stage("supervision", 1, supervision)
+LEARNING_SPEED = Stage("learning-speed", 1, learning_speed)

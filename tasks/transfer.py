@@ -1,0 +1,83 @@
+"""Stages of transfer: one task learned, another transferred to, with heads prepared differently."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from dynolab.classification.seeds import Seeds
+from dynolab.classification.transfer import TransferConfig
+from dynolab.data.topics import TopicConfig
+from models.vision import ClassifierName
+from tasks.images import IMAGES_FILE
+from tasks.runtime.stage import Stage
+from tasks.runtime.tables import log_tables
+from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from dynolab.classification.transfer_task import TransferTask
+    from dynolab.data.transfer_results import TransferRow
+
+
+class TransferJob(TransferConfig):
+    """All strategies, τ and seeds on one pair of tasks."""
+
+    seeds: Seeds = (0,)
+    model: ClassifierName = "mlp"
+    first: tuple[int, ...] = Field((0, 1, 2, 3, 4), description="Classes of the first task.")
+
+
+class TopicTransferJob(TransferJob):
+    """Transfer between topics."""
+
+    texts: TopicConfig = TopicConfig()
+
+
+def transfer_digits(work: Work[TransferJob]) -> dict[str, float]:
+    """Reads input `images`. Results: `transfer.jsonl`.
+
+    Returns mean accuracies as `<task>/<strategy>/tau_<τ>/accuracy`.
+    """
+    from dynolab.classification.transfer_task import image_task
+    from dynolab.data.images import read_images
+
+    data = read_images(work.input_folder("images") / IMAGES_FILE)
+    return _transfer(work, image_task(data, work.config.first, seed=0))
+
+
+def transfer_topics(work: Work[TopicTransferJob]) -> dict[str, float]:
+    """Reads nothing. Results and numbers are those of `transfer_digits`."""
+    from dynolab.classification.transfer_task import topic_task
+
+    return _transfer(work, topic_task(work.config.texts, work.config.first))
+
+
+def _transfer(work: Work[Any], task: TransferTask) -> dict[str, float]:
+    from dynolab.classification.transfer import compare_heads
+    from dynolab.data.rows import write_rows
+    from models.vision import build_classifier
+
+    began, config = time.monotonic(), work.config
+    with work.shown():
+        rows = compare_heads(partial(build_classifier, config.model), task, config, config.seeds)
+        write_rows(work.output / "transfer.jsonl", rows)
+    log_tables(work.tracker, {"transfer": rows}, work.scratch)
+    metrics = _accuracies(rows)
+    work.tracker.metrics(0, metrics)
+    return metrics | {"seconds": time.monotonic() - began}
+
+
+def _accuracies(rows: list[TransferRow]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        name = f"{row.task}/{row.strategy}/tau_{row.tau}/accuracy"
+        found.setdefault(name, []).append(row.accuracy)
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+TRANSFER_DIGITS = Stage("transfer-digits", 1, transfer_digits)
+TRANSFER_TOPICS = Stage("transfer-topics", 1, transfer_topics)
