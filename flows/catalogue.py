@@ -13,6 +13,8 @@ from flows.forces_parameters import ForcesParameters, resolved_forces
 from flows.forces_steps import forces_steps
 from flows.grpo_parameters import GrpoParameters, resolved_grpo
 from flows.grpo_steps import grpo_steps
+from flows.judge_parameters import JudgeParameters, resolved_judge
+from flows.judge_steps import judge_steps
 from flows.parameters import StudyParameters, resolved
 from flows.probes_parameters import ProbesParameters, resolved_probes
 from flows.probes_steps import probes_steps
@@ -23,7 +25,12 @@ from tasks.runtime.work import StageResult
 
 Parameters = TypeVar(
     "Parameters",
-    bound=StudyParameters | ForcesParameters | AuditParameters | GrpoParameters | ProbesParameters,
+    bound=StudyParameters
+    | ForcesParameters
+    | AuditParameters
+    | GrpoParameters
+    | JudgeParameters
+    | ProbesParameters,
 )
 Planned = tuple[list[Step], Mapping[str, StageResult]]
 """Steps, and the results that they read without a step."""
@@ -60,6 +67,11 @@ def _audit(parameters: AuditParameters) -> Planned:
     return audit_steps(known, given), given
 
 
+def _judge(parameters: JudgeParameters) -> Planned:
+    known, given = resolved_judge(parameters, planning_platform())
+    return judge_steps(known, given), given
+
+
 STUDY = Command(
     "study", StudyParameters, lambda given: (study_steps(resolved(given)), {}),
     page="report", file="report.html",
@@ -70,6 +82,7 @@ GRPO = Command(
     "grpo", GrpoParameters, lambda given: (grpo_steps(resolved_grpo(given)), {}),
     page="grpo-page", file="grpo.html",
 )  # fmt: skip
+JUDGE = Command("judge", JudgeParameters, _judge, page="judge-page", file="judge.html")
 PROBES = Command(
     "probes", ProbesParameters, lambda given: (probes_steps(resolved_probes(given)), {}),
     page="probe-set", file="probes.jsonl",

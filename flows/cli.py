@@ -115,6 +115,20 @@ def grpo(
 
 
 @app.command()
+def judge(
+    config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = (
+        EXAMPLES / "judge_builtin.yaml"
+    ),
+    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
+) -> None:  # fmt: skip
+    """Compare what models answer, by judges: exact ones, a model's likelihood, or an endpoint's."""
+    from flows.catalogue import JUDGE
+    from flows.commands import start
+
+    start(JUDGE, config, changes or [], plan_only=plan, fresh=fresh)
+
+
+@app.command()
 def probes(
     config: Annotated[Path, typer.Option(help="Probe set file (YAML).")] = (
         EXAMPLES / "probes_builtin.yaml"

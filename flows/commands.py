@@ -110,6 +110,10 @@ def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
         if missing := result["metrics"].get("probes/missing", 0):
             console.print(f"{name}: {missing:.0f} rows could not be made; missing.jsonl says why",
                           highlight=False)  # fmt: skip
+        asked, parsed = (result["metrics"].get(f"judge/{what}", 0) for what in ("asked", "parsed"))
+        if parsed < asked:
+            console.print(f"{name}: {asked - parsed:.0f} of {asked:.0f} verdicts are missing; the "
+                          "page says why", highlight=False)  # fmt: skip
     console.print(f"\n{flow:7} {seconds:.1f} s", highlight=False)
     console.print(f"report  {page}", highlight=False, soft_wrap=True)
     console.print("servers [bold]make up[/bold] opens Prefect and MLflow on what was run")

@@ -1,0 +1,71 @@
+"""Stage `answers`: what a policy says to the prompts that it is judged by."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dynolab.data.rows import Split
+from dynolab.rollouts.generator import SampleConfig
+from tasks.runtime.stage import Stage
+from tasks.runtime.tables import log_tables
+from tasks.runtime.work import Work
+
+
+class AnswersConfig(BaseModel):
+    """Which prompts are answered, and how."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    split: Split = "heldout"
+    prompts: int | None = Field(None, ge=1, description="The first ones; default: all.")
+    sampling: SampleConfig = SampleConfig()
+
+
+def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
+    """Reads inputs `prompts` and `model`.
+
+    Results: `answers.jsonl`, one answer to each prompt. Policies with one seed draw with the same
+    random numbers, so that their answers differ by what the policies are and less by chance.
+
+    **Raises** `ConfigError` for a split without prompts.
+    """
+    from dynolab.data.judge_results import PolicyAnswer
+    from dynolab.data.rows import PromptRow, read_rows, write_rows
+    from dynolab.distributed import device
+    from dynolab.errors import ConfigError
+    from dynolab.rollouts.sample import sample_responses
+    from models.language import load_language_model, load_tokenizer
+
+    began, config = time.monotonic(), work.config
+    file = work.input_folder("prompts") / f"{config.split}.jsonl"
+    prompts = list(islice(read_rows(file, PromptRow), config.prompts))
+    if not prompts:
+        raise ConfigError(
+            "answers.split", config.split,
+            "the data have no such prompts; set data.heldout_rows, or take the other split",
+        )  # fmt: skip
+    folder = work.input_folder("model", "model")
+    with work.shown():
+        tokenizer = load_tokenizer(folder)
+        model = load_language_model(folder, tokenizer=tokenizer, device=device())
+        said = sample_responses(model, tokenizer, [one.prompt for one in prompts], config.sampling)
+        rows = [
+            PolicyAnswer(
+                id=row.id, split=config.split, prompt=row.prompt, truth=row.answer,
+                answer=one.text, finished=one.finished, tokens=len(one.response),
+            )
+            for row, one in zip(prompts, said, strict=True)
+        ]  # fmt: skip
+        write_rows(work.output / "answers.jsonl", rows)
+    log_tables(work.tracker, {"answers": rows}, work.scratch)
+    return {
+        "answers/finished": sum(one.finished for one in rows) / len(rows),
+        "answers/tokens": sum(one.tokens for one in rows) / len(rows),
+        "answers/distinct": len({one.answer for one in rows}) / len(rows),
+        "seconds": time.monotonic() - began,
+    }
+
+
+ANSWERS = Stage("answers", 1, answer_prompts)

@@ -1,0 +1,117 @@
+"""Stage `judge`: which policies one judge prefers to the baseline, and how surely."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dynolab.endpoint.config import PATIENCE
+from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
+from tasks.asking import Asking
+from tasks.runtime.stage import Stage
+from tasks.runtime.tables import log_tables
+from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from dynolab.data.judge_results import PolicyAnswer, WinRate
+    from dynolab.judges import Judge
+    from dynolab.judges.log_prob import LogProbJudge
+
+ANSWERS_OF = "answers_"
+
+
+class JudgeJob(BaseModel):
+    """One judge, and whose answers it compares."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    label: str = Field(description="What the judge is called in results.")
+    judge: JudgeConfig
+    baseline: str = Field(description="The policy that the others are compared with.")
+    policies: tuple[str, ...] = Field(min_length=1, description="The others.")
+
+
+def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
+    """Reads inputs `answers_<policy>`, and `reference`, the model of a log-prob judge.
+
+    Results: `judgements.jsonl`, what the judge said of every contest in both orders;
+    `win_rates.jsonl`, one row for each policy against the baseline. A policy without answers, as
+    one whose training diverged, is in neither.
+
+    A model's replies are kept as `Asking` keeps them.
+    """
+    from dynolab.data.judge_results import PolicyAnswer
+    from dynolab.data.rows import read_rows, write_rows
+    from dynolab.judges import contests, win_rate
+
+    began, config = time.monotonic(), work.config
+    answers: dict[str, list[PolicyAnswer]] = {
+        name: list(read_rows(work.input_folder(ANSWERS_OF + name) / "answers.jsonl", PolicyAnswer))
+        for name in (*config.policies, config.baseline)
+    }
+    policies = [name for name in config.policies if answers[name] and answers[config.baseline]]
+    every = [one for name in policies for one in contests(answers, name, config.baseline)]
+    asking = Asking(work, getattr(config.judge, "endpoint", None))
+    with asking.shown():
+        try:
+            found = _judge(work, asking).judge(every, asking.told)
+        finally:
+            work.tracker.metrics(0, asking.spent("endpoint"))
+        rates = [win_rate([one for one in found if one.a == name]) for name in policies]
+        write_rows(work.output / "judgements.jsonl", found)
+        write_rows(work.output / "win_rates.jsonl", rates)
+    metrics = _metrics(rates) | asking.spent("endpoint")
+    work.tracker.metrics(0, metrics)
+    log_tables(work.tracker, {"judgements": found, "win_rates": rates}, work.scratch)
+    return metrics | {"seconds": time.monotonic() - began}
+
+
+def _judge(work: Work[JudgeJob], asking: Asking) -> Judge:
+    from dynolab.judges import ExactJudge
+    from dynolab.judges.llm import LlmJudge
+
+    label, config = work.config.label, work.config.judge
+    if isinstance(config, ExactJudgeConfig):
+        return ExactJudge(label, config.rewards)
+    if isinstance(config, LogProbJudgeConfig):
+        return load_log_prob_judge(work, label, batch=config.batch, tie_nats=config.tie_nats)
+    assert asking.endpoint is not None, "a judge-class model has an endpoint"
+    return LlmJudge(label, asking.endpoint, config.criterion)
+
+
+def load_log_prob_judge(
+    work: Work[Any], name: str, *, batch: int, tie_nats: float = 0.0
+) -> LogProbJudge:
+    """The judge by the model of input `reference`."""
+    from dynolab.data.encode import Encoder
+    from dynolab.distributed import device
+    from dynolab.judges.log_prob import LogProbJudge
+    from dynolab.likelihood import ResponseLogits
+    from models.language import folder_context, load_language_model, load_tokenizer
+
+    folder = work.input_folder("reference", "model")
+    tokenizer = load_tokenizer(folder)
+    model = load_language_model(folder, tokenizer=tokenizer, device=device())
+    encoder = Encoder(tokenizer, folder_context(folder), "truncate_left")
+    return LogProbJudge(name, ResponseLogits(model), encoder, batch=batch, tie_nats=tie_nats)
+
+
+def _metrics(rates: Sequence[WinRate]) -> dict[str, float]:
+    """Every policy's win rate where there is one, and what became of all verdicts."""
+    from dynolab.data.judge_results import JudgementCounts
+
+    found = {f"judge/{one.a}/win_rate": one.rate for one in rates if one.judged}
+    counts = [one.counts.model_dump() for one in rates]
+    return found | {
+        f"judge/{name}": float(sum(one[name] for one in counts))
+        for name in JudgementCounts.model_fields
+    }
+
+
+# How patiently a judge is asked decides when it answers, not what.
+JUDGE = Stage(
+    "judge", 1, judge_answers,
+    operational=frozenset({f"judge.endpoint.{name}" for name in PATIENCE} | {"judge.batch"}),
+)  # fmt: skip

@@ -1,0 +1,66 @@
+"""Stage `judge-page`: the page of a comparison of policies."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from dynolab.judges.config import JudgeConfig
+from tasks.answers import AnswersConfig
+from tasks.judge import ANSWERS_OF
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import Work
+
+JUDGED_BY = "judged_"
+
+
+class JudgePageConfig(BaseModel):
+    """What the page says of the comparison itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str
+    baseline: str
+    policies: tuple[str, ...]
+    judges: dict[str, JudgeConfig]
+    answers: AnswersConfig
+    settings: str
+
+
+def judge_page(work: Work[JudgePageConfig]) -> dict[str, float]:
+    """Reads inputs `answers_<policy>` and `judged_<judge>`.
+
+    Results: `judge.html`, `summary.json`, `agreements.jsonl` and `figures/`; all go to MLflow as
+    well. Returns win rates, agreement and the counts of verdicts.
+    """
+    from dynolab.figures.inputs import StageFacts
+    from dynolab.figures.judge_inputs import JudgePageInputs, read_judged, read_said
+    from dynolab.figures.judge_page import write_judge_page
+
+    config = work.config
+    with work.shown():
+        inputs = JudgePageInputs(
+            name=config.name,
+            baseline=config.baseline,
+            judges=config.judges,
+            temperature=config.answers.sampling.temperature,
+            said={name: read_said(work.input_folder(ANSWERS_OF + name))
+                  for name in (*config.policies, config.baseline)},
+            judged={name: read_judged(work.input_folder(JUDGED_BY + name))
+                    for name in config.judges},
+            settings=config.settings,
+            stages=tuple(
+                StageFacts(
+                    stage=name, key=source.key, seconds=source.metrics.get("seconds"),
+                    mlflow_run_id=source.mlflow_run_id,
+                )
+                for name, source in work.inputs.items()
+            ),
+        )  # fmt: skip
+        metrics = write_judge_page(inputs, work.output)
+    for file in sorted(work.output.glob("*.*")):
+        work.tracker.artifact(file, "report")
+    for file in sorted((work.output / "figures").glob("*.html")):
+        work.tracker.artifact(file, "plots")
+    return metrics
+
+
+JUDGE_PAGE = Stage("judge-page", 1, judge_page)

@@ -1,0 +1,246 @@
+"""The comparison of policies as a flow: who is asked what, what is kept, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dynolab.data.judge_results import Agreement, Judgement, PolicyAnswer, WinRate
+from dynolab.data.rows import PromptRow, read_rows
+from dynolab.errors import ConfigError, EndpointFailed
+from dynolab.judges import ExactJudge, contests, win_rate
+from flows.judge_parameters import JudgeParameters, resolved_judge
+from flows.judge_steps import judge_steps
+from flows.parameters import load_parameters, validated
+from tasks.runtime.chain import Step, plan
+from tasks.runtime.work import StageResult
+from tests.endpoint.server import KEY, ChatServer, Said, Seen, chat_server, good, trouble
+from tests.flows.analysed import Analysed
+from tests.flows.lab import ROOT
+
+WORLD = {"entities": 20, "train_pairs": 12, "heldout_pairs": 6, "corpus_rows": 64}
+PATIENT = {"model": "m", "requests_per_minute": 60_000, "attempts": 2, "timeout_seconds": 20}
+LLM = {"llm": {"name": "llm", "endpoint": PATIENT}}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
+    with chat_server() as started:
+        started.answer = verdict
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", started.address)
+        yield started
+
+
+def verdict(seen: Seen) -> Said:
+    return good('{"verdict": "A"}')
+
+
+def settings(lab: Analysed, **changes: Any) -> dict[str, Any]:
+    def short(result: StageResult) -> dict[str, str]:
+        return {"result": f"{result.stage}/{result.key[:12]}"}
+
+    return {
+        "name": "small",
+        "policies": {"base": short(lab.base), "sft": short(lab.sft)},
+        "data": {"world": WORLD},
+        "answers": {"sampling": {"max_new_tokens": 12}},
+        "judges": {"exact": {"name": "exact"}, "likely": {"name": "log_prob"}},
+        "reference": short(lab.sft),
+    } | changes  # fmt: skip
+
+
+def planned(lab: Analysed, **changes: Any) -> tuple[list[Step], dict[str, StageResult]]:
+    parameters = validated(JudgeParameters, settings(lab, **changes))
+    known, given = resolved_judge(parameters, lab.platform)
+    return judge_steps(known, given), given
+
+
+def run(lab: Analysed, **changes: Any) -> dict[str, StageResult]:
+    steps, given = planned(lab, **changes)
+    results = dict(given)
+    for step in steps:
+        results[step.name] = lab.run(step.stage, step.config, step.name, **step.sources(results))
+    return results
+
+
+def to_run(lab: Analysed, **changes: Any) -> set[str]:
+    steps, given = planned(lab, **changes)
+    return {one.step for one in plan(steps, lab.platform, given) if one.state == "to run"}
+
+
+def only(**judges: Any) -> dict[str, Any]:
+    return {"judges": judges, "reference": None}
+
+
+@pytest.fixture(scope="module")
+def results(analysed: Analysed) -> dict[str, StageResult]:
+    return run(analysed)
+
+
+def test_every_policy_answers_the_same_prompts(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    prompts = list(read_rows(analysed.folder(results["prompts"]) / "heldout.jsonl", PromptRow))
+    for name in ("base", "sft"):
+        folder = analysed.folder(results[f"answers-{name}"])
+        said = list(read_rows(folder / "answers.jsonl", PolicyAnswer))
+        assert [(one.id, one.prompt, one.truth) for one in said] == [
+            (one.id, one.prompt, one.answer) for one in prompts
+        ]
+        assert all(one.answer.startswith(" ") and one.tokens <= 12 for one in said)
+    assert to_run(analysed) == set()
+
+
+def test_the_stage_gives_the_library_s_verdicts(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    said = {
+        name: list(read_rows(
+            analysed.folder(results[f"answers-{name}"]) / "answers.jsonl", PolicyAnswer))
+        for name in ("base", "sft")
+    }  # fmt: skip
+    expected = ExactJudge().judge(contests(said, "sft", "base"))
+    folder = analysed.folder(results["judge-exact"])
+    assert list(read_rows(folder / "judgements.jsonl", Judgement)) == expected
+    (rate,) = read_rows(folder / "win_rates.jsonl", WinRate)
+    assert rate.model_dump_json() == win_rate(expected).model_dump_json()
+    metrics = results["judge-exact"].metrics
+    assert metrics["judge/sft/win_rate"] == rate.rate
+    assert (metrics["judge/asked"], metrics["judge/parsed"]) == (12, 12)
+
+
+def test_the_page_holds_rates_agreement_and_answers(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    folder = analysed.folder(results["judge-page"])
+    page = (folder / "judge.html").read_text()
+    for words in ("Win rates over base", "Whether judges agree", "Who judges"):
+        assert words in page
+    (agreed,) = read_rows(folder / "agreements.jsonl", Agreement)
+    assert (agreed.first, agreed.second, agreed.prompts) == ("exact", "likely", 6)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["metrics"] == results["judge-page"].metrics
+    assert summary["metrics"]["agreement/sft/exact-likely"] == agreed.share
+    assert summary["metrics"]["verdicts/asked"] == 24
+
+
+def test_another_judge_leaves_answers_and_other_judges_as_they_are(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    more = settings(analysed)["judges"] | {"style": {"name": "exact", "rewards": [
+        {"name": "world_style"}]}}  # fmt: skip
+    assert to_run(analysed, judges=more) == {"judge-style", "judge-page"}
+    turned = to_run(analysed, baseline="sft")
+    assert turned == {"judge-exact", "judge-likely", "judge-page"}
+
+
+def test_a_model_judges_and_what_it_said_is_not_asked_again(
+    analysed: Analysed, server: ChatServer
+) -> None:
+    found = run(analysed, **only(**LLM))
+    rate = next(read_rows(analysed.folder(found["judge-llm"]) / "win_rates.jsonl", WinRate))
+    assert (rate.rate, rate.first_share, rate.counts.asked) == (0.5, 1, 12)
+    asked = len(server.seen)
+    assert found["judge-llm"].metrics["endpoint/answered"] == asked == len(set(server.texts))
+    patient = {"llm": {"name": "llm", "endpoint": PATIENT | {"concurrency": 1}}}
+    assert to_run(analysed, **only(**patient)) == {"judge-page"}
+    again = run(analysed, **only(other=LLM["llm"]))
+    assert len(server.seen) == asked and again["judge-other"].metrics["endpoint/kept"] == asked
+    home = analysed.platform.settings.home
+    for file in home.rglob("*"):
+        assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
+
+
+def test_replies_without_a_verdict_are_counted_and_shown(
+    analysed: Analysed, server: ChatServer
+) -> None:
+    replies = ["<b>neither</b> of them", "I'm sorry, no", '{"verdict": "TIE"}']
+    prompts: list[str] = []
+
+    def answer(seen: Seen) -> Said:
+        """One reply to each prompt, in both orders."""
+        prompt = seen.text.splitlines()[1]
+        if prompt not in prompts:
+            prompts.append(prompt)
+        return good(replies[prompts.index(prompt) % 3])
+
+    server.answer = answer
+    judge = {"odd": {"name": "llm", "endpoint": PATIENT | {"model": "odd", "concurrency": 1}}}
+    found = run(analysed, **only(**judge))
+    metrics = found["judge-odd"].metrics
+    assert [metrics[f"judge/{name}"] for name in
+            ("asked", "parsed", "refused", "unparsable", "failed")] == [12, 4, 4, 4, 0]  # fmt: skip
+    page = (analysed.folder(found["judge-page"]) / "judge.html").read_text()
+    assert "12 verdicts were asked for, 4 came" in page
+    assert "&lt;b&gt;neither&lt;/b&gt;" in page and "<b>neither" not in page
+
+
+def test_a_judge_that_is_gone_goes_on_on_another_machine(
+    analysed: Analysed, server: ChatServer
+) -> None:
+    judge = {"gone": {"name": "llm", "endpoint": PATIENT | {
+        "model": "gone", "concurrency": 1, "attempts": 1}}}  # fmt: skip
+    changes = only(**judge) | {"answers": {"split": "train"}}
+    server.answer = lambda seen: verdict(seen) if len(server.seen) <= 3 else trouble(503)
+    with pytest.raises(EndpointFailed):
+        run(analysed, **changes)
+    server.answer = verdict
+    shutil.rmtree(analysed.platform.settings.cache / "answers")
+    metrics = (done := run(analysed, **changes)["judge-gone"]).metrics
+    assert metrics["endpoint/kept"] == 3
+    assert metrics["endpoint/kept"] + metrics["endpoint/requests"] == len(set(server.texts))
+    assert metrics["judge/parsed"] == metrics["judge/asked"] == 24
+    assert analysed.platform.store.place(done.stage, done.key).newest_resume() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policies": {"one": {"model": "x"}}}, "policies = {'one': {'model': 'x'}}: "),
+        ({"baseline": "other"}, "baseline = 'other': name a policy: base, sft"),
+        ({"data": None}, "data = None: give data, or the study"),
+        ({"reference": None}, "reference = None: judge likely goes by one"),
+        ({"judges": {"exact": {"name": "exact"}}}, "no judge goes by it"),
+        ({"judges": {"x": {"name": "exact", "rewards": [{"name": "guess"}]}}}, "rewards = 'guess'"),
+        ({"judges": {"x": {"name": "guess"}}}, "choose one of 'exact', 'log_prob', 'llm'"),
+        ({"judges": {"x": {"name": "llm"}}}, "judges.x.endpoint"),
+        ({"judges": {"x": {"name": "llm", "endpoint": {"model": "m", "api_key": "k"}}}},
+         "judges.x.endpoint.api_key = 'k': there is no such setting"),
+        ({"judges": {"likely": {"name": "log_prob", "tie_nats": -1}}}, "judges.likely.tie_nats"),
+        ({"policies": {"one": {"result": "sft", "model": "y"}, "two": {"model": "x"}}},
+         "policies.one = 'sft': give either result"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_refused_first(
+    analysed: Analysed, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        validated(JudgeParameters, settings(analysed, **changes))
+    assert message in str(raised.value)
+
+
+def test_a_policy_that_is_not_there_is_named(analysed: Analysed) -> None:
+    policies = settings(analysed)["policies"] | {"lost": {"result": "sft/0000"}}
+    with pytest.raises(ConfigError, match=r"policies\.lost\.result = 'sft/0000'"):
+        planned(analysed, policies=policies)
+
+
+def test_without_a_key_the_variable_is_named(
+    analysed: Analysed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    judge = {"keyless": {"name": "llm", "endpoint": {"model": "keyless"}}}
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        run(analysed, **only(**judge))
+
+
+def test_the_file_of_the_repository_is_a_plan() -> None:
+    file = ROOT / "deploy/studies/judge_builtin.yaml"
+    parameters = load_parameters(JudgeParameters, file)
+    assert parameters.baseline_label == "sft" and parameters.others == ("dpo", "on-policy")
+    assert not [one for one in parameters.judges.values() if one.name == "llm"]
