@@ -17,6 +17,9 @@ from dynolab.errors import ConfigError, DynolabError
 Loss = Callable[[Float[Tensor, "batch classes"], Float[Tensor, "batch classes"]], Tensor]
 """One model's loss on a batch of logits and targets: one number."""
 
+Build = Callable[[tuple[int, ...], int, int], nn.Module]
+"""A network by the shape of an input, the number of classes, and the seed of its weights."""
+
 Stacked = Mapping[str, Tensor]
 """Weights by parameter name, the models along the first axis."""
 
@@ -50,7 +53,7 @@ class ManyStep:
 
 
 class ManyModels:
-    """Models of one architecture, their weights stacked.
+    """Models of one architecture, their weights stacked; `module` computes what all do.
 
     **Arguments:** `models`: of equal architecture, without buffers; they are left as they are.
 
@@ -73,7 +76,7 @@ class ManyModels:
                 "models", sorted(buffers), "these buffers cannot change under vmap; use group norm"
             )
         self.weights: dict[str, Tensor] = {name: w.detach() for name, w in weights.items()}
-        self._one = deepcopy(models[0]).eval()
+        self.module = deepcopy(models[0]).eval()
 
     def __len__(self) -> int:
         return len(next(iter(self.weights.values())))
@@ -87,13 +90,13 @@ class ManyModels:
         models see the same ones.
         """
         found: Tensor = vmap(
-            lambda w, x: functional_call(self._one, w, (x,)), (0, 0 if own else None)
+            lambda w, x: functional_call(self.module, w, (x,)), (0, 0 if own else None)
         )(dict(self.weights if weights is None else weights), inputs)
         return found
 
     def model(self, index: int, weights: Stacked | None = None) -> nn.Module:
         """One of the models, a module of its own."""
-        made = deepcopy(self._one)
+        made = deepcopy(self.module)
         chosen = self.weights if weights is None else weights
         made.load_state_dict({name: w[index].clone() for name, w in chosen.items()})
         return made
