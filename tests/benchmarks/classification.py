@@ -1,0 +1,184 @@
+"""What exact kernels of classifiers cost beside torch.func's NTK tutorial, and what joint training
+gains.
+
+    python -m tests.benchmarks.classification
+
+Prints one JSON object on its last line. Times are medians of interleaved runs in this process;
+peaks of memory are of processes of their own, above what stood before.
+
+- `exact_kernel_speedup`, `exact_kernel_memory`: the V × V kernels of all 64 × 64 pairs of digits
+  (8 × 8 pixels) under LeNet, against the faster of the tutorial's two routes, Jacobian contraction
+  and NTK-vector products; `…_mnist`: the same of 28 × 28 pixels. `exact_kernel_agreement`: relative
+  Frobenius norm of the difference to Jacobian contraction, float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, jvp, vjp, vmap
+
+from dynolab.classification.kernel import classifier_kernel
+from dynolab.data.images import ImageConfig, load_images
+from models.vision import build_classifier
+from tests.benchmarks.resident import peak_above_start
+
+IMAGES, CLASSES = 64, 10
+AT_LEAST = {"mapping_sweep_speedup": 10.0, "exact_kernel_speedup": 1.5}
+AT_MOST = {"exact_kernel_memory": 0.25, "exact_kernel_agreement": 1e-5}
+SIDES = {"": 8, "_mnist": 28}
+
+Figures = dict[str, float]
+
+
+def interleaved(*works: Callable[[], object], repeats: int) -> list[float]:
+    """Median seconds of each, run in turn after one unmeasured round."""
+    for work in works:
+        work()
+    times = [[seconds(work) for work in works] for _ in range(repeats)]
+    return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def digits(side: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """LeNet, and two sides of digits; for other sizes these are enlarged."""
+    splits = load_images(ImageConfig())
+    left, right = (
+        nn.functional.interpolate(one.pixels[:IMAGES], size=(side, side), mode="bilinear")
+        for one in (splits.test, splits.train)
+    )
+    return build_classifier("lenet", (1, side, side), CLASSES, seed=0), left, right
+
+
+def tutorial(model: nn.Module) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    """The routes of torch.func's tutorial *Neural Tangent Kernels*, kernels in full.
+
+    Jacobian contraction: per-sample Jacobians by `vmap(jacrev)`, then one einsum a parameter.
+    NTK-vector products: for every pair the columns of `K v` by a VJP and a JVP.
+    """
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+
+    def logits(w: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(model, w, (x[None],))[0]
+
+    def jacobians(x: Tensor) -> list[Tensor]:
+        return [j.flatten(2) for j in vmap(jacrev(logits), (None, 0))(weights, x).values()]
+
+    def contraction(left: Tensor, right: Tensor) -> Tensor:
+        parts = [torch.einsum("naf,mbf->nmab", one, other)
+                 for one, other in zip(jacobians(left), jacobians(right), strict=True)]  # fmt: skip
+        return torch.stack(parts).sum(0)
+
+    def products(left: Tensor, right: Tensor) -> Tensor:
+        def pair(x: Tensor, y: Tensor) -> Tensor:
+            _, back = vjp(lambda w: logits(w, y), weights)
+
+            def column(v: Tensor) -> Tensor:
+                return jvp(lambda w: logits(w, x), (weights,), back(v))[1]
+
+            return vmap(column, out_dims=1)(torch.eye(CLASSES))
+
+        return vmap(vmap(pair, (None, 0)), (0, None))(left, right)
+
+    return {"contraction": contraction, "products": products}
+
+
+PRODUCT_IMAGES = 8
+"""NTK-vector products of so many images a side are timed, and counted up: all take a minute."""
+
+
+def exact_kernel(repeats: int) -> Figures:
+    """Seconds, memory and agreement of exact kernels."""
+    found: Figures = {}
+    for suffix, side in SIDES.items():
+        model, left, right = digits(side)
+        routes = tutorial(model)
+
+        def ours(
+            model: nn.Module = model, left: Tensor = left, right: Tensor = right
+        ) -> Tensor:  # fmt: skip
+            return classifier_kernel(model, left, right, CLASSES)
+
+        few = left[:PRODUCT_IMAGES], right[:PRODUCT_IMAGES]
+        truth = routes["contraction"](left, right)
+        agreement = float((ours() - truth).norm() / truth.norm())
+        fast, contraction = interleaved(
+            ours, lambda r=routes, a=left, b=right: r["contraction"](a, b), repeats=repeats
+        )
+        (products,) = interleaved(lambda r=routes, p=few: r["products"](*p), repeats=1)
+        products *= (IMAGES / PRODUCT_IMAGES) ** 2
+        peaks = {who: peak_of(who, side) for who in ("ours", "tutorial")}
+        found |= {
+            f"exact_kernel_agreement{suffix}": agreement,
+            f"exact_kernel_seconds{suffix}": fast,
+            f"tutorial_contraction_seconds{suffix}": contraction,
+            f"tutorial_products_seconds{suffix}": products,
+            f"exact_kernel_speedup{suffix}": min(contraction, products) / fast,
+            f"exact_kernel_mb{suffix}": peaks["ours"] / 2**20,
+            f"tutorial_mb{suffix}": peaks["tutorial"] / 2**20,
+            f"exact_kernel_memory{suffix}": peaks["ours"] / peaks["tutorial"],
+        }
+    return found
+
+
+def peak_of(who: str, side: int) -> float:
+    command = [sys.executable, "-m", "tests.benchmarks.classification", "--peak", who, str(side)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def print_peak(who: str, side: int) -> None:
+    """Most bytes resident above those before the kernels; of the tutorial, its faster route."""
+    model, left, right = digits(side)
+    # What the first call of an operation loads is no part of it.
+    classifier_kernel(model, left[:2], right[:2], CLASSES)
+    contraction = tutorial(model)["contraction"]
+    contraction(left[:2], right[:2])
+    work = {
+        "ours": lambda: classifier_kernel(model, left, right, CLASSES),
+        "tutorial": lambda: contraction(left, right),
+    }[who]
+    print(peak_above_start(work))
+
+
+PARTS: tuple[Callable[[int], Figures], ...] = (exact_kernel,)
+"""What is measured, one after the other; each takes the number of repeats."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--peak", nargs=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    if arguments.peak:
+        print_peak(arguments.peak[0], int(arguments.peak[1]))
+        return
+    found: Figures = {"threads": float(torch.get_num_threads())}
+    for part in PARTS:
+        measured = part(arguments.repeats)
+        print(json.dumps(measured), flush=True)
+        found |= measured
+    figures: dict[str, object] = {name: float(f"{value:.4g}") for name, value in found.items()}
+    figures["bars"] = {
+        **{name: [bound, found[name] <= bound] for name, bound in AT_MOST.items() if name in found},
+        **{name: [bound, found[name] >= bound] for name, bound in AT_LEAST.items()
+           if name in found},
+    }  # fmt: skip
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
