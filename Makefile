@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python -m
 STUDY  ?= deploy/studies/builtin.yaml
+# local: SQLite and folders; full: PostgreSQL, Redis and S3, with logins.
+PROFILE ?= local
 
 export DS_BUILD_OPS := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -34,7 +36,7 @@ study: setup
 	$(VENV)/bin/dynolab study --config $(STUDY)
 
 up: setup
-	$(VENV)/bin/dynolab up
+	$(VENV)/bin/dynolab up --profile $(PROFILE)
 
 test: setup
 	$(RUN) pytest -m "not study and not faults"

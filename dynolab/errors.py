@@ -103,3 +103,14 @@ class Diverged(DynolabError):
             f"(the batch as it was trained on is kept in {DIVERGED})"
         )
         self.name, self.value, self.ids = name, value, list(ids)
+
+
+class Pruned(DynolabError):
+    """A training was ended early because its metric is worse than others' at the same step."""
+
+    def __init__(self, stage: str, step: int, metric: str, value: float) -> None:
+        super().__init__(stage, step, metric, value)
+        self.stage, self.step, self.metric, self.value = stage, step, metric, value
+
+    def __str__(self) -> str:
+        return f"{self.stage} ended early at step {self.step}: {self.metric} = {self.value:.4g}"

@@ -55,6 +55,31 @@ def study(
 
 
 @app.command()
+def sweep(
+    config: Annotated[Path, typer.Option(help="Sweep file (YAML).")] = (
+        EXAMPLES / "sweep_beta.yaml"
+    ),
+    changes: Overrides = None,
+) -> None:  # fmt: skip
+    """Try settings of another flow: a grid, draws or Optuna's TPE; goes on where it stopped."""
+    from flows.sweep_command import start_sweep
+
+    start_sweep(config, changes or [])
+
+
+@app.command()
+def lineage(
+    address: Annotated[
+        str, typer.Argument(help="A result: store.address, <stage>/<key>, or an MLflow run's id.")
+    ],
+) -> None:  # fmt: skip
+    """Show what a result was made from: inputs, data revisions, settings, code."""
+    from flows.lineage import show_lineage
+
+    show_lineage(address)
+
+
+@app.command()
 def forces(
     config: Annotated[Path, typer.Option(help="Analysis file (YAML).")] = (
         EXAMPLES / "forces_builtin.yaml"
@@ -146,13 +171,17 @@ def probes(
 def up(
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
+    profile: Annotated[
+        str,
+        typer.Option(help="local: SQLite and folders. full: PostgreSQL, Redis and S3, logins."),
+    ] = "local",
 ) -> None:
-    """Start the Prefect and MLflow servers on what was run here; Ctrl-C ends them."""
+    """Start the servers on what was run here, with deployments and workers; Ctrl-C ends them."""
+    from flows.up import profile_named, start
     from tasks.runtime.settings import Settings
-    from tasks.runtime.stack import up as start
 
     start(
-        Settings.from_environment().home, typer.echo,
+        Settings.from_environment().home, typer.echo, profile=profile_named(profile),
         prefect_port=prefect_port, mlflow_port=mlflow_port,
     )  # fmt: skip
 

@@ -65,13 +65,13 @@ def _run(command: Command[Parameters], parameters: Parameters, *, fresh: bool) -
         try:
             results = command.run(parameters, fresh=fresh)
         finally:
-            _send_last_words()
+            send_last_words()
         made = results[command.page]
         copy = _friendly_copy(store, made, command.file, settings.home, parameters.name)
     _show(command.name, results, copy, time.monotonic() - began)
 
 
-def _send_last_words() -> None:
+def send_last_words() -> None:
     """Sends what Prefect still holds for its server, which ends before this process does."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker

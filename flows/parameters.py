@@ -110,29 +110,57 @@ def load_parameters(
 ) -> Parameters:
     """Reads a study file, where one is given, and applies changes of the form `dotted.key=value`.
 
-    `${DYNOLAB_…}` in a text stands for that environment variable; others are left alone, so that
-    a study file cannot bring a secret into parameters. YAML is read safely: it holds data only.
-
     Raises ConfigError naming the field, its value and the remedy.
     """
+    return parse_parameters(kind, read_study(file) if file else "", str(file), changes)
+
+
+def read_study(file: Path) -> str:
+    """The text of a study file; `ConfigError` where it cannot be read."""
     try:
-        content = (yaml.safe_load(file.read_text(encoding="utf-8")) if file else None) or {}
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         remedy = f"cannot be read ({error.strerror}); name a study file"
         raise ConfigError("config", str(file), remedy) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        remedy = f"is not readable as YAML ({_yaml_problem(error)}); mend it there"
-        raise ConfigError("config", str(file), remedy) from error
+    except UnicodeDecodeError as error:
+        raise _unreadable(str(file), error) from error
+
+
+def read_settings(text: str, origin: str) -> dict[str, Any]:
+    """A study's settings by name. YAML is read safely: it holds data only."""
+    try:
+        content = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise _unreadable(origin, error) from error
     if not isinstance(content, dict):
-        raise ConfigError("config", str(file), "must hold settings by name")
+        raise ConfigError("config", origin, "must hold settings by name")
+    return content
+
+
+def parse_parameters(
+    kind: type[Parameters], text: str, origin: str, changes: Sequence[str] = ()
+) -> Parameters:
+    """Parameters from a study's text, changed; `origin` is what messages call it.
+
+    `${DYNOLAB_…}` in a text stands for that environment variable; others are left alone, so that
+    a study file cannot bring a secret into parameters.
+
+    Raises ConfigError naming the field, its value and the remedy.
+    """
+    content = read_settings(text, origin)
     for change in changes:
         _apply(content, change)
     try:
         known = _with_variables(content, "config")
     except RecursionError as error:
         remedy = "an anchor refers to itself; write its settings out"
-        raise ConfigError("config", str(file), remedy) from error
+        raise ConfigError("config", origin, remedy) from error
     return validated(kind, known)
+
+
+def _unreadable(origin: str, error: Exception) -> ConfigError:
+    remedy = f"is not readable as YAML ({_yaml_problem(error)}); mend it there"
+    return ConfigError("config", origin, remedy)
 
 
 def validated(kind: type[Parameters], content: Any) -> Parameters:

@@ -9,6 +9,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, State
 
+from dynolab.errors import Pruned
 from tasks.runtime.chain import Step
 from tasks.runtime.opening import open_platform
 from tasks.runtime.stage import Platform, run_stage
@@ -28,13 +29,22 @@ def run_steps(
     A step whose result is committed ends in state `Cached`. Tasks are called, not submitted: a
     cancelled flow run's signal then reaches the training that it must end.
     """
-    results = dict(given or {})
     with open_platform(study=study, project=project, tags=tags, params=params) as platform:
-        for step in steps:
-            results[step.name] = _as_task(step, results, platform, fresh=fresh)
-        if platform.has_worked and platform.study is not None:
-            platform.study.metrics(0, results[steps[-1].name].metrics)
-    return {step.name: results[step.name].model_dump(mode="json") for step in steps}
+        results = run_on(platform, steps, given=given, fresh=fresh)
+    return {name: result.model_dump(mode="json") for name, result in results.items()}
+
+
+def run_on(
+    platform: Platform, steps: Sequence[Step], *, given: Mapping[str, StageResult] | None = None,
+    fresh: bool,
+) -> dict[str, StageResult]:  # fmt: skip
+    """Runs the steps in order on a platform that is open; returns their results."""
+    results = dict(given or {})
+    for step in steps:
+        results[step.name] = _as_task(step, results, platform, fresh=fresh)
+    if platform.has_worked and platform.study is not None:
+        platform.study.metrics(0, results[steps[-1].name].metrics)
+    return {step.name: results[step.name] for step in steps}
 
 
 def _as_task(
@@ -44,11 +54,19 @@ def _as_task(
     @task(name=step.name, cache_policy=NO_CACHE, persist_result=False)
     def stage() -> Any:
         sources = step.sources(results)
-        done = run_stage(step.stage, step.config, sources, platform, fresh=fresh, name=step.name)
+        try:
+            done = run_stage(
+                step.stage, step.config, sources, platform, fresh=fresh, name=step.name
+            )
+        except Pruned as pruned:
+            return Completed(name="Pruned", message=str(pruned), data=pruned)
         if not done.cached:
             return done
         return Completed(name="Cached", message=f"committed at {done.address}", data=done)
 
     # A returned state is handed through as it is; its result is what other stages read.
-    state = cast(State[StageResult], stage(return_state=True))
-    return state.result()
+    state = cast(State[StageResult | Pruned], stage(return_state=True))
+    result = state.result()
+    if isinstance(result, Pruned):
+        raise result
+    return result

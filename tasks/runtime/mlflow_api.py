@@ -146,6 +146,12 @@ class MlflowApi:
         runs = self._call("POST", "runs/search", body).get("runs", [])
         return _run(runs[0]) if runs else None
 
+    def tags(self, run_id: str) -> dict[str, str]:
+        """The tags of a run."""
+        query = urllib.parse.urlencode({"run_id": run_id})
+        data = self._call("GET", f"runs/get?{query}")["run"]["data"]
+        return {tag["key"]: tag["value"] for tag in data.get("tags", [])}
+
     def held_steps(self, run_id: str, key: str) -> set[int]:
         """Steps at which the run already holds a value of the metric `key`."""
         steps: set[int] = set()

@@ -69,8 +69,9 @@ def link_mlflow_run(
         if not tracker.wait_created(timeout):
             log.warning("MLflow has not created the run of %s, so Prefect has no link to it", name)
         elif (url := tracker.url) and (run_id := tracker.run_id):
-            text = f"MLflow run of {name}"
-            _create_artifact("markdown", f"mlflow-{slug(name)}", f"[{text}]({url})", text)
+            link = f"[MLflow run of {name}]({url})"
+            # Prefect's pages draw a description as Markdown, too, and show it first.
+            _create_artifact("markdown", f"mlflow-{slug(name)}", link, link)
             if tag_flow_run:
                 _add_flow_run_tag(f"mlflow:{run_id}")
 

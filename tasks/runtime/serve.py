@@ -1,4 +1,4 @@
-"""The program of one server process: Prefect or MLflow on SQLite, on a socket that it is handed.
+"""The program of one server process: Prefect or MLflow, on a socket that it is handed.
 
     python -m tasks.runtime.serve <prefect|mlflow> <folder> <listening descriptor> [standing]
 
@@ -26,6 +26,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tasks.runtime.private import write_private
+
 _SHUTDOWN_SECONDS = 3
 
 
@@ -35,9 +37,12 @@ def prefect_application(folder: Path, port: int, standing: bool) -> Any:
     The interface's forms for blocks need a standing server; flows do not.
     """
     os.environ.pop("PREFECT_API_URL", None)  # it would point the interface to another server
+    database = os.environ.get("DYNOLAB_PREFECT_DATABASE")
     os.environ |= {
         "PREFECT_HOME": str(folder),
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder}/prefect.db",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": (
+            database or f"sqlite+aiosqlite:///{folder}/prefect.db"
+        ),
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_UI_API_URL": f"http://127.0.0.1:{port}/api",
@@ -60,19 +65,40 @@ def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
     }
     from mlflow.server import constants
 
-    database, artifact_root = f"sqlite:///{folder}/mlflow.db", "mlflow-artifacts:/"
+    database = os.environ.get("DYNOLAB_MLFLOW_DATABASE") or f"sqlite:///{folder}/mlflow.db"
+    artifacts = os.environ.get("DYNOLAB_MLFLOW_ARTIFACTS") or str(folder / "artifacts")
+    artifact_root = "mlflow-artifacts:/"
     os.environ |= {
         constants.BACKEND_STORE_URI_ENV_VAR: database,
         constants.REGISTRY_STORE_URI_ENV_VAR: database,
         constants.ARTIFACT_ROOT_ENV_VAR: artifact_root,
-        constants.ARTIFACTS_DESTINATION_ENV_VAR: str(folder / "artifacts"),
+        constants.ARTIFACTS_DESTINATION_ENV_VAR: artifacts,
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
     }
-    from mlflow.server.fastapi_app import app
     from mlflow.server.handlers import initialize_backend_stores
 
     initialize_backend_stores(database, database, artifact_root)
+    if users := os.environ.get("DYNOLAB_MLFLOW_USERS"):
+        return _with_login(folder, users)
+    from mlflow.server.fastapi_app import app
+
     return app
+
+
+def _with_login(folder: Path, users: str) -> Any:
+    """MLflow's application behind basic authentication; `users` is the database of its users."""
+    settings = folder / "login.ini"
+    write_private(
+        settings,
+        "[mlflow]\ndefault_permission = NO_PERMISSIONS\n"
+        f"database_uri = {users.replace('%', '%%')}\n"
+        # Verifying a password costs some 50 ms of PBKDF2, and every request brings one.
+        "auth_cache_ttl_seconds = 60\n",
+    )
+    os.environ |= {"MLFLOW_AUTH_CONFIG_PATH": str(settings), "_MLFLOW_SGI_NAME": "uvicorn"}
+    from mlflow.server.auth import create_app
+
+    return create_app()
 
 
 _APPLICATIONS = {"prefect": prefect_application, "mlflow": mlflow_application}

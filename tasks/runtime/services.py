@@ -1,4 +1,4 @@
-"""Prefect's and MLflow's servers on SQLite, as child processes of the command that needs them.
+"""Prefect's and MLflow's servers as child processes of the command that needs them.
 
 Flows with no Prefect server would start Prefect's own temporary one, which nobody else can end;
 servers started here end with their command, however it ends.
@@ -11,12 +11,13 @@ import http.client
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
 
 from dynolab.errors import ConfigError, ServiceFailed
+from tasks.runtime.backing import Backing
 from tasks.runtime.processes import Process, last_lines, listening_socket, start_child, stop_group
 
 PREFECT, MLFLOW = "prefect", "mlflow"
@@ -68,6 +69,8 @@ class Services:
 
     home: Path
     services: tuple[Service, ...]
+    clients: Mapping[str, str] = field(default_factory=dict)
+    """What else clients need to use the servers: logins, the store."""
 
     @property
     def addresses(self) -> dict[str, Address]:
@@ -89,7 +92,7 @@ class Services:
 
         To be set before either is imported: Prefect reads its settings at import.
         """
-        variables = dict(_QUIET)
+        variables = {**_QUIET, **self.clients}
         for name, address in self.addresses.items():
             if name == PREFECT:
                 variables |= {"PREFECT_API_URL": f"{address.url}/api"}
@@ -124,6 +127,7 @@ def start_services(
     *,
     ports: Mapping[str, int] | None = None,
     standing: bool = False,
+    backing: Backing | None = None,
 ) -> Services:
     """Start servers on loopback and return at once; `wait_ready` waits for them.
 
@@ -135,21 +139,25 @@ def start_services(
       artifacts (`mlflow/artifacts/`) and logs (`logs/<name>.log`).
     - `ports`: name → port; any free one where a name is missing.
     - `standing`: for servers that people use while no command runs.
+    - `backing`: what they stand on in place of SQLite and the home's folders.
 
     **Raises** `ConfigError` where a port is taken; servers started by then are ended.
     """
-    home, started = home.resolve(), Services(home, ())
+    home, more = home.resolve(), backing.servers if backing else {}
+    started = Services(home, (), backing.clients if backing else {})
     try:
         for name in names:
-            service = _start(home, name, (ports or {}).get(name, 0), standing)
-            started = Services(home, (*started.services, service))
+            service = _start(home, name, (ports or {}).get(name, 0), standing, more)
+            started = replace(started, services=(*started.services, service))
     except BaseException:
         started.stop()
         raise
     return started
 
 
-def _start(home: Path, name: str, port: int, standing: bool) -> Service:
+def _start(
+    home: Path, name: str, port: int, standing: bool, more: Mapping[str, str]
+) -> Service:  # fmt: skip
     (home / name).mkdir(parents=True, exist_ok=True)
     log = home / "logs" / f"{name}.log"
     try:
@@ -164,7 +172,7 @@ def _start(home: Path, name: str, port: int, standing: bool) -> Service:
         process = start_child(
             "tasks.runtime.serve",
             [name, str(home / name), str(listener.fileno()), *(["standing"] if standing else [])],
-            environment={**os.environ, **_QUIET},
+            environment={**os.environ, **_QUIET, **more},
             log=log,
             pass_fds=[listener.fileno()],
         )

@@ -8,12 +8,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from dynolab.errors import ConfigError
+from tasks.runtime.backing import Backing
 from tasks.runtime.processes import port_in_use
 from tasks.runtime.services import (
     ALL,
@@ -27,6 +34,7 @@ from tasks.runtime.services import (
 )
 
 DEFAULT_PORTS: Mapping[str, int] = {PREFECT: 4200, MLFLOW: 5000}
+Beside = Callable[[Services], AbstractContextManager[Services]]
 _LABELS = {PREFECT: "Prefect", MLFLOW: "MLflow"}
 
 
@@ -62,8 +70,9 @@ def use_services(home: Path, names: Sequence[str] = ALL) -> Services:
 
 @contextmanager
 def standing_services(
-    home: Path, *, prefect_port: int | None = None, mlflow_port: int | None = None
-) -> Iterator[Services]:
+    home: Path, *, prefect_port: int | None = None, mlflow_port: int | None = None,
+    backing: Backing | None = None,
+) -> Iterator[Services]:  # fmt: skip
     """Both servers, ready, on the usual ports (4200, 5000) or the given ones, and registered.
 
     **Raises** `ConfigError` where the home's servers run already or a port is taken,
@@ -74,7 +83,7 @@ def standing_services(
         PREFECT: DEFAULT_PORTS[PREFECT] if prefect_port is None else prefect_port,
         MLFLOW: DEFAULT_PORTS[MLFLOW] if mlflow_port is None else mlflow_port,
     }
-    with start_services(home, ports=ports, standing=True) as services:
+    with start_services(home, ports=ports, standing=True, backing=backing) as services:
         services.wait_ready()
         _write_register(services)
         try:
@@ -83,10 +92,11 @@ def standing_services(
             _register(home).unlink(missing_ok=True)
 
 
-def watch(services: Services) -> NoReturn:
-    """Block until an interruption; **Raises** `ServiceFailed` where a server ends meanwhile."""
+def watch(*started: Services) -> NoReturn:
+    """Block until an interruption; **Raises** `ServiceFailed` where a process ends meanwhile."""
     while True:
-        services.check_alive()
+        for services in started:
+            services.check_alive()
         time.sleep(0.5)
 
 
@@ -96,16 +106,27 @@ def up(
     *,
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
+    backing: AbstractContextManager[Backing | None] = nullcontext(),  # noqa: B008
+    beside: Beside | None = None,
 ) -> None:
     """Start both servers, announce their addresses, serve until Ctrl-C or SIGTERM, end them.
 
+    **Arguments**
+
+    - `backing`: what the servers stand on, in place of SQLite and folders.
+    - `beside`: starts what works for them (registered deployments, workers).
+
     **Raises** as `standing_services` and `watch` do; an interruption is the ordinary end.
     """
-    standing = standing_services(home, prefect_port=prefect_port, mlflow_port=mlflow_port)
-    with suppress(KeyboardInterrupt), sigterm_as_interrupt(), standing as services:
+    with suppress(KeyboardInterrupt), sigterm_as_interrupt(), ExitStack() as stack:
+        services = stack.enter_context(
+            standing_services(home, prefect_port=prefect_port, mlflow_port=mlflow_port,
+                              backing=stack.enter_context(backing))
+        )  # fmt: skip
         for name, address in services.addresses.items():
             announce(f"{_LABELS[name]:8}{address.url}")
-        watch(services)
+        workers = stack.enter_context(beside(services)) if beside else Services(home, ())
+        watch(services, workers)
 
 
 @contextmanager

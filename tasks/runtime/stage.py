@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic
 from uuid import uuid4
 
-from dynolab.errors import StoreError
+from dynolab.errors import Pruned, StoreError
 from dynolab.store import Claim, Committed, Manifest, Place, Store, git_revision
 from tasks.runtime.keys import canonical, stage_key
 from tasks.runtime.prefect_progress import link_mlflow_run, run_tags
@@ -189,7 +189,8 @@ def _compute(
             try:
                 metrics = stage.body(work)
             except BaseException as error:
-                status = "FAILED" if isinstance(error, Exception) else "KILLED"
+                failed = isinstance(error, Exception) and not isinstance(error, Pruned)
+                status = "FAILED" if failed else "KILLED"
                 (work.logs / "error.txt").write_text(traceback.format_exc())
                 raise
             finally:

@@ -1,0 +1,1 @@
+"""What a person fills in in Prefect's interface: flat forms over study files."""

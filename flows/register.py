@@ -1,0 +1,122 @@
+"""Registers work pools and deployments with a Prefect server.
+
+    python -m flows.register
+
+It is a program of its own, so that the command that starts the servers need not load the flows.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import (
+    DeploymentScheduleCreate,
+    WorkPoolCreate,
+    WorkPoolUpdate,
+)
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectNotFound
+from prefect.workers.process import ProcessWorker
+
+from dynolab.errors import ConfigError
+from flows.deployments import PARAMETER, Deployed, deployments
+
+POOLS = {"cpu": 4, "training": 1}
+"""Work pools, and how many runs each works on at once."""
+
+SCHEDULES = Path(__file__).resolve().parents[1] / "deploy" / "schedules.yaml"
+COMMAND = [sys.executable, "-m", "tasks.runtime.engine"]
+
+
+def main() -> None:
+    """Make the server know every pool and every deployment, whatever it knew before."""
+    schedules = read_schedules(SCHEDULES)
+    known = deployments()
+    for name in schedules:
+        if name not in known:
+            raise ConfigError("schedules", name, f"name a deployment: {', '.join(known)}")
+    with get_client(sync_client=True) as client:
+        for name, limit in POOLS.items():
+            _pool(client, name, limit)
+        for one in known.values():
+            _register(client, one, schedules.get(one.name, []))
+        _register_trials(client)
+
+
+def read_schedules(file: Path) -> dict[str, list[dict[str, Any]]]:
+    """Deployment → its schedules: `cron`, `timezone` and the form's `settings`."""
+    if not file.exists():
+        return {}
+    content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    return {str(name): list(listed or []) for name, listed in content.items()}
+
+
+def _pool(client: SyncPrefectClient, name: str, limit: int) -> None:
+    template = ProcessWorker.get_default_base_job_template()
+    try:
+        client.read_work_pool(name)
+        client.update_work_pool(
+            name, WorkPoolUpdate(base_job_template=template, concurrency_limit=limit)
+        )
+    except ObjectNotFound:
+        client.create_work_pool(
+            WorkPoolCreate(
+                name=name, type="process", base_job_template=template, concurrency_limit=limit
+            )
+        )
+
+
+def _register(client: SyncPrefectClient, one: Deployed, schedules: list[dict[str, Any]]) -> None:
+    flow_id = client.create_flow_from_name(one.flow)
+    client.create_deployment(
+        flow_id,
+        one.name,
+        description=one.form.__doc__,
+        entrypoint=f"flows.deployed.{one.name}",
+        parameters={PARAMETER: {"study_file": one.first_file, "fresh": False}},
+        parameter_openapi_schema=one.schema,
+        enforce_parameter_schema=True,
+        work_pool_name=one.pool,
+        job_variables=_job(),
+        tags=["dynolab"],
+        schedules=[_schedule(one, written) for written in schedules],
+    )
+
+
+def _register_trials(client: SyncPrefectClient) -> None:
+    """What a sweep starts; people start sweeps."""
+    client.create_deployment(
+        client.create_flow_from_name("trial"),
+        "trial",
+        description="One trial of a sweep, started by the sweep.",
+        entrypoint="flows.trial.trial",
+        work_pool_name="training",
+        job_variables=_job(),
+        tags=["dynolab", "internal"],
+    )
+
+
+def _job() -> dict[str, str]:
+    """How a worker starts a run: from the folder that relative paths in study files start at."""
+    return {"command": shlex.join(COMMAND), "working_dir": str(Path.cwd())}
+
+
+def _schedule(one: Deployed, written: dict[str, Any]) -> DeploymentScheduleCreate:
+    settings = one.form.model_validate(
+        {"study_file": one.first_file} | dict(written.get("settings", {}))
+    )
+    return DeploymentScheduleCreate(
+        schedule=CronSchedule(cron=written["cron"], timezone=written.get("timezone", "UTC")),
+        parameters={PARAMETER: settings.model_dump(mode="json", exclude_none=True)},
+        active=True,
+        slug=str(written.get("name", "schedule")),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The sweep: asks for settings, has them tried, and keeps a page of how they did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prefect import flow
+
+from dynolab.errors import DynolabError
+from flows.sweep_checks import check_sweep
+from flows.sweep_parameters import SweepParameters
+from flows.sweep_study import SweepStudy
+from flows.sweep_trials import Launch, choose_launch
+from tasks.runtime.opening import open_platform
+from tasks.runtime.stage import Platform
+
+POLL_SECONDS = 2.0
+RUN_CREATION_SECONDS = 30.0
+
+Ended = Callable[[], bool]
+
+
+@flow(name="sweep", flow_run_name="{parameters.name}")
+def sweep(parameters: SweepParameters, fresh: bool = False) -> dict[str, Any]:
+    """Tries settings of another flow. Started again, it goes on where it stopped.
+
+    Returns the trials as rows. `fresh` is of no use here: a trial's stages are those of its
+    settings, and what is committed is not computed again.
+    """
+    check_sweep(parameters)
+    study = SweepStudy(parameters)
+    params = parameters.model_dump(mode="json", exclude={"space"}) | {
+        "space": {name: one.model_dump(mode="json", exclude_none=True)
+                  for name, one in parameters.space.items()},
+    }  # fmt: skip
+    with open_platform(
+        study=parameters.name, project=parameters.project,
+        tags={"flow": "sweep", "sweep": parameters.name}, params=params,
+    ) as platform:  # fmt: skip
+        run_trials(study, choose_launch(parameters, platform))
+        return report(study, platform)
+
+
+def run_trials(study: SweepStudy, launch: Launch) -> None:
+    """Has every trial run, at most `concurrency` at once; those left behind come first."""
+    waiting = study.unfinished()
+    running: dict[int, Ended] = {}
+    while True:
+        while len(running) < study.parameters.concurrency:
+            number = waiting.pop(0) if waiting else study.ask()
+            if number is None:
+                break
+            running[number] = launch(study, number)
+        if not running:
+            return
+        for number, ended in list(running.items()):
+            if not ended():
+                continue
+            del running[number]
+            if study.has_ended(number):
+                continue
+            # Its process died: nobody told.
+            if study.attempts(number) <= study.parameters.retries:
+                waiting.append(number)
+            else:
+                study.fail(number)
+        if len(running) == study.parameters.concurrency or (running and not waiting):
+            time.sleep(POLL_SECONDS)
+
+
+def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
+    """The trials; in MLflow the best one's value and settings, the page and the rows."""
+    from dynolab.figures.sweep import write_sweep_page
+
+    rows, best, run = study.rows(), study.best(), platform.study
+    assert run is not None
+    folder = platform.settings.home / "reports"
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / f"{study.parameters.name}.html"
+    write_sweep_page(
+        page, name=study.parameters.name, metric=study.parameters.metric,
+        direction=study.parameters.direction, rows=rows,
+    )  # fmt: skip
+    run.artifact(page, "report")
+    states = [row.state for row in rows]
+    run.metrics(0, {f"sweep/{name}": float(states.count(name))
+                    for name in ("complete", "pruned", "failed")})  # fmt: skip
+    if best is None:
+        raise SweepFailed(study.parameters.name, len(rows))
+    run.metrics(0, {study.parameters.metric: best.value or 0.0})
+    run.tags({"best.trial": str(best.number)}
+             | {f"best.{name}": str(value) for name, value in best.settings.items()})  # fmt: skip
+    return {"trials": [row.model_dump(mode="json") for row in rows], "best": best.number}
+
+
+class SweepFailed(DynolabError):
+    """No trial of a sweep came to its end."""
+
+    def __init__(self, name: str, trials: int) -> None:
+        super().__init__(f"sweep {name}: none of {trials} trials has a value; see their runs")

@@ -1,0 +1,203 @@
+"""The memory of a sweep: an Optuna study in a database, which survives whoever works on it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dynolab.data.sweep_results import Scalar, TrialRow, TrialState
+from flows.sweep_parameters import SweepParameters
+from tasks.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    import optuna
+
+ATTEMPTS, RUN_ID = "attempts", "mlflow_run_id"
+
+
+class SweepStudy:
+    """The trials of one sweep; the same parameters give the same study again.
+
+    Its database is the home's `sweeps.db`, or the one that DYNOLAB_SWEEPS names. Several processes
+    may hold it: the sweep asks, each trial reports and tells its own end.
+    """
+
+    def __init__(self, parameters: SweepParameters) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.parameters = parameters
+        self._study = optuna.create_study(
+            storage=optuna.storages.RDBStorage(database(), engine_kwargs=_PATIENT),
+            study_name=study_name(parameters),
+            direction=parameters.direction,
+            load_if_exists=True,
+            pruner=_pruner(parameters),
+        )
+        self._study.sampler = _sampler(parameters, len(self._study.trials))
+
+    def unfinished(self) -> list[int]:
+        """Trials that were begun and have no end: of a sweep, or a trial, that died."""
+        return [one.number for one in self._study.trials if one.state.name == "RUNNING"]
+
+    def ask(self) -> int | None:
+        """Begins the next trial; None where all are begun."""
+        begun = [one for one in self._study.trials if one.state.name != "WAITING"]
+        if len(begun) >= self.parameters.total:
+            return None
+        if self.parameters.sampler == "grid":
+            self._study.enqueue_trial(_grid(self.parameters)[len(begun)])
+        return self._study.ask(_distributions(self.parameters)).number
+
+    def settings(self, number: int) -> dict[str, Scalar]:
+        """What a trial was given."""
+        return dict(self._study.trials[number].params)
+
+    def attempts(self, number: int) -> int:
+        """How often a trial was started."""
+        return int(self._study.trials[number].user_attrs.get(ATTEMPTS, 0))
+
+    def started(self, number: int) -> int:
+        """Notes one more start before it happens; returns which one it is, from 1."""
+        attempt = self.attempts(number) + 1
+        self._note(number, ATTEMPTS, attempt)
+        return attempt
+
+    def note_run(self, number: int, run_id: str | None) -> None:
+        """Notes the trial's run in MLflow."""
+        self._note(number, RUN_ID, run_id)
+
+    def has_ended(self, number: int) -> bool:
+        """Whether a trial was told its end."""
+        return self._study.trials[number].state.is_finished()
+
+    def complete(self, number: int, value: float) -> None:
+        """A trial ended with its metric's value."""
+        self._tell(number, "COMPLETE", value)
+
+    def prune(self, number: int) -> None:
+        """A trial was ended early."""
+        self._tell(number, "PRUNED", None)
+
+    def fail(self, number: int) -> None:
+        """A trial ended without a value."""
+        self._tell(number, "FAIL", None)
+
+    def is_hopeless(self, number: int, step: int, value: float) -> bool:
+        """Reports the metric at a step; True where the trial should be ended early."""
+        trial = self._trial(number)
+        trial.report(value, step)
+        return bool(trial.should_prune())
+
+    def rows(self) -> list[TrialRow]:
+        """Every trial that was begun."""
+        return [_row(one) for one in self._study.trials if one.state.name != "WAITING"]
+
+    def best(self) -> TrialRow | None:
+        """The best complete trial; None where there is none."""
+        whole = [row for row in self.rows() if row.state == "complete" and row.value is not None]
+        sign = 1 if self.parameters.direction == "maximize" else -1
+        return max(whole, key=lambda row: sign * (row.value or 0.0), default=None)
+
+    def _tell(self, number: int, state: str, value: float | None) -> None:
+        import optuna
+
+        if not self.has_ended(number):
+            self._study.tell(number, value, state=optuna.trial.TrialState[state])
+
+    def _trial(self, number: int) -> optuna.trial.Trial:
+        import optuna
+
+        frozen = self._study.trials[number]
+        return optuna.trial.Trial(self._study, frozen._trial_id)
+
+    def _note(self, number: int, name: str, value: Any) -> None:
+        self._trial(number).set_user_attr(name, value)
+
+
+# Several processes write; SQLite's own patience is five seconds.
+_PATIENT = {"connect_args": {"timeout": 60}}
+
+
+def database() -> str:
+    """Address of the database that sweeps are kept in."""
+    home = Settings.from_environment().home
+    home.mkdir(parents=True, exist_ok=True)
+    return os.environ.get("DYNOLAB_SWEEPS") or f"sqlite:///{home}/sweeps.db"
+
+
+def study_name(parameters: SweepParameters) -> str:
+    """The sweep's name with a digest of all that decides its trials."""
+    loose = {"concurrency", "retries", "project"}
+    content = parameters.model_dump_json(exclude=loose).encode()
+    if parameters.study_path is not None:
+        content += parameters.study_path.read_bytes()
+    return f"{parameters.name}-{hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def _grid(parameters: SweepParameters) -> list[dict[str, Scalar]]:
+    """The whole grid; of a part of it, a draw."""
+    axes = {name: dimension.values or () for name, dimension in parameters.space.items()}
+    grid = [dict(zip(axes, one, strict=True)) for one in itertools.product(*axes.values())]
+    if parameters.total < len(grid):
+        random.Random(parameters.seed).shuffle(grid)
+    return grid
+
+
+def _distributions(
+    parameters: SweepParameters,
+) -> Mapping[str, optuna.distributions.BaseDistribution]:
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    made: dict[str, optuna.distributions.BaseDistribution] = {}
+    for name, one in parameters.space.items():
+        if one.values is not None:
+            made[name] = CategoricalDistribution(one.values)
+            continue
+        assert one.low is not None and one.high is not None
+        if one.integer:
+            made[name] = IntDistribution(int(one.low), int(one.high), log=one.log)
+        else:
+            made[name] = FloatDistribution(one.low, one.high, log=one.log)
+    return made
+
+
+def _sampler(parameters: SweepParameters, begun: int) -> optuna.samplers.BaseSampler:
+    """A sweep that goes on draws on: its seed counts the trials that were begun."""
+    from optuna.samplers import RandomSampler, TPESampler
+
+    seed = parameters.seed + begun
+    if parameters.sampler == "tpe":
+        return TPESampler(seed=seed, constant_liar=True)
+    return RandomSampler(seed=seed)
+
+
+def _pruner(parameters: SweepParameters) -> optuna.pruners.BasePruner:
+    from optuna.pruners import MedianPruner, NopPruner
+
+    rule = parameters.prune
+    if rule is None:
+        return NopPruner()
+    return MedianPruner(n_startup_trials=rule.after_trials, n_warmup_steps=rule.after_steps)
+
+
+_STATES: dict[str, TrialState] = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+
+
+def _row(trial: optuna.trial.FrozenTrial) -> TrialRow:
+    last = trial.intermediate_values.get(trial.last_step) if trial.last_step is not None else None
+    return TrialRow(
+        number=trial.number,
+        state=_STATES.get(trial.state.name, "running"),
+        settings=trial.params,
+        value=trial.value if trial.value is not None else last,
+        mlflow_run_id=trial.user_attrs.get(RUN_ID),
+    )

@@ -1,0 +1,140 @@
+"""How a sweep's trials are started: by workers where some wait for runs, else in this process."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from dynolab.errors import DynolabError
+from flows.sweep_parameters import SweepParameters
+from flows.sweep_study import SweepStudy, study_name
+from flows.trial import TrialParameters, run_trial
+from tasks.runtime.keys import canonical
+from tasks.runtime.stage import Platform
+
+log = logging.getLogger(__name__)
+
+DEPLOYMENT = "trial/trial"
+POOL = "training"
+WORKER_IS_ALIVE = timedelta(seconds=90)
+RUN_CREATION_SECONDS = 30.0
+
+Launch = Callable[[SweepStudy, int], Callable[[], bool]]
+"""Starts a trial; what it gives says whether the trial's process has ended."""
+
+
+def choose_launch(parameters: SweepParameters, platform: Platform) -> Launch:
+    """Workers where one of the training pool is alive, else this process, one after the other."""
+    run = platform.study
+    assert run is not None
+    run.wait_created(RUN_CREATION_SECONDS)
+    if workers_wait():
+        return _by_workers(run.run_id)
+    return _here(platform)
+
+
+def workers_wait() -> bool:
+    """Whether Prefect's server knows the deployment of trials, and a worker for it."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        try:
+            client.read_deployment_by_name(DEPLOYMENT)
+            workers = client.read_workers_for_work_pool(POOL)
+        except ObjectNotFound:
+            return False
+    since = datetime.now(UTC) - WORKER_IS_ALIVE
+    return any(one.last_heartbeat_time and one.last_heartbeat_time > since for one in workers)
+
+
+def _changes(study: SweepStudy, number: int) -> tuple[str, ...]:
+    return tuple(f"{k}={json.dumps(value)}" for k, value in study.settings(number).items())
+
+
+def _by_workers(parent_run: str | None) -> Launch:
+    def launch(study: SweepStudy, number: int) -> Callable[[], bool]:
+        from prefect.deployments import run_deployment
+
+        attempt = _attempt(study, number)
+        settings = TrialParameters(
+            sweep=study.parameters, number=number, changes=_changes(study, number),
+            parent_run=parent_run,
+        )  # fmt: skip
+        run: Any = run_deployment(
+            DEPLOYMENT,
+            parameters={"parameters": settings.model_dump(mode="json")},
+            flow_run_name=settings.name,
+            idempotency_key=_key(study.parameters, number, attempt),
+            timeout=0,
+        )
+        return lambda: _is_final(run.id)
+
+    return launch
+
+
+def _attempt(study: SweepStudy, number: int) -> int:
+    """The start that is under way, where a sweep that died has made one, else the next."""
+    before = study.attempts(number)
+    if before and not _was_seen(study.parameters, number, before):
+        return before
+    return study.started(number)
+
+
+def _was_seen(parameters: SweepParameters, number: int, attempt: int) -> bool:
+    """Whether a start of a trial has come to its end."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
+
+    key = _key(parameters, number, attempt)
+    wanted = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[key]))
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_runs(flow_run_filter=wanted)
+    return bool(found) and all(one.state is None or one.state.is_final() for one in found)
+
+
+def _key(parameters: SweepParameters, number: int, attempt: int) -> str:
+    return f"{study_name(parameters)}/{number}/{attempt}"
+
+
+def _is_final(run: UUID) -> bool:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(run).state
+    return state is not None and state.is_final()
+
+
+def _here(platform: Platform) -> Launch:
+    """Runs a trial to its end at once, with a run of its own under the sweep's."""
+
+    def launch(study: SweepStudy, number: int) -> Callable[[], bool]:
+        study.started(number)
+        settings = TrialParameters(
+            sweep=study.parameters, number=number, changes=_changes(study, number)
+        )
+        tags = {"flow": "trial", "sweep": study.parameters.name, "trial": str(number)}
+        run = platform.tracking.start_run(
+            settings.name, parent=platform.study, tags=tags,
+            params=canonical(settings.settings),
+        )  # fmt: skip
+        alone = Platform(
+            platform.settings, platform.store, lambda: platform.tracking, platform.progress,
+            open_study=lambda tracking: run,
+        )  # fmt: skip
+        try:
+            run_trial(settings, alone)
+            run.finish("FINISHED")
+        except DynolabError as error:  # this trial's alone; the others go on
+            log.warning("trial %d has failed: %s", number, error)
+            run.finish("FAILED")
+        except BaseException:
+            run.finish("KILLED")
+            raise
+        return lambda: True
+
+    return launch

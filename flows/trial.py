@@ -1,0 +1,121 @@
+"""One trial of a sweep: a flow's stages with some settings, watched, under the sweep's run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.states import Completed
+from pydantic import BaseModel, ConfigDict
+
+from dynolab.data.results import MetricsLine
+from dynolab.data.rows import read_rows
+from dynolab.errors import ConfigError, Pruned
+from flows.deployments import commands
+from flows.parameters import load_parameters
+from flows.running import run_on
+from flows.sweep_parameters import SweepParameters
+from flows.sweep_study import SweepStudy
+from tasks.runtime.keys import canonical
+from tasks.runtime.opening import open_platform
+from tasks.runtime.stage import Platform
+from tasks.runtime.tail import MetricLine
+from tasks.runtime.watching import watched_by
+from tasks.runtime.work import StageResult
+
+RUN_CREATION_SECONDS = 10.0
+
+
+class TrialParameters(BaseModel):
+    """Which trial of which sweep."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    sweep: SweepParameters
+    number: int
+    changes: tuple[str, ...]
+    """The trial's settings, as key=value."""
+
+    parent_run: str | None = None
+    """The sweep's run in MLflow."""
+
+    @property
+    def settings(self) -> BaseModel:
+        """The parameters of the flow that the trial runs."""
+        changes = [*self.sweep.settings, *self.changes]
+        kind: type[BaseModel] = commands()[self.sweep.flow].parameters
+        return load_parameters(kind, self.sweep.study_path, changes)
+
+    @property
+    def name(self) -> str:
+        """What people read: the sweep, and what is different here."""
+        told = ", ".join(change.rpartition(".")[2] for change in self.changes)
+        return f"{self.sweep.name} {self.number}: {told}"[:120]
+
+
+@flow(name="trial", flow_run_name="{parameters.name}")
+def trial(parameters: TrialParameters) -> Any:
+    """Runs the trial and tells the sweep's memory how it ended; a pruned one has not failed."""
+    tags = {"flow": "trial", "sweep": parameters.sweep.name, "trial": str(parameters.number)}
+    if parameters.parent_run:
+        tags["mlflow.parentRunId"] = parameters.parent_run
+    with open_platform(
+        study=parameters.name, project=parameters.sweep.project, tags=tags,
+        params=canonical(parameters.settings),
+    ) as platform:  # fmt: skip
+        return run_trial(parameters, platform)
+
+
+def run_trial(parameters: TrialParameters, platform: Platform) -> Any:
+    """Runs the trial's stages on a platform whose study is the trial's run."""
+    sweep, study = parameters.sweep, SweepStudy(parameters.sweep)
+    command, run = commands()[sweep.flow], platform.study
+    assert run is not None
+
+    def watch(stage: str, line: MetricLine) -> None:
+        value = line.metrics.get(sweep.metric)
+        if stage != sweep.stage or value is None or not math.isfinite(value):
+            return
+        if study.is_hopeless(parameters.number, line.step, value):
+            raise Pruned(stage, line.step, sweep.metric, value)
+
+    try:
+        steps, given = command.planned(parameters.settings)
+        with watched_by(watch):
+            results = run_on(platform, steps, given=given, fresh=False)
+        values = final_metrics(sweep.stage, results, platform)
+        if sweep.metric not in values:
+            known_names = ", ".join(sorted(values)) or "nothing"
+            raise ConfigError("metric", sweep.metric, f"{sweep.stage} measured {known_names}")
+        run.metrics(0, values)
+        run.wait_created(RUN_CREATION_SECONDS)
+        study.note_run(parameters.number, run.run_id)
+        study.complete(parameters.number, values[sweep.metric])
+    except Pruned as pruned:
+        run.tags({"trial.state": "pruned"})
+        study.note_run(parameters.number, run.run_id)
+        study.prune(parameters.number)
+        return Completed(name="Pruned", message=str(pruned))
+    except Exception:
+        study.note_run(parameters.number, run.run_id)
+        study.fail(parameters.number)
+        raise
+    run.tags({"trial.state": "complete"})
+    return {name: result.model_dump(mode="json") for name, result in results.items()}
+
+
+def final_metrics(
+    step: str, results: Mapping[str, StageResult], platform: Platform
+) -> dict[str, float]:
+    """A step's numbers, and the last value of every metric of its training, if it trained."""
+    if step not in results:
+        raise ConfigError("stage", step, f"the flow's steps are: {', '.join(results)}")
+    result = results[step]
+    found = dict(result.metrics)
+    if "metrics.jsonl" in platform.store.manifest(result.address, result.digest).files:
+        folder: Path = platform.store.folder(result.address, result.digest)
+        for line in read_rows(folder / "metrics.jsonl", MetricsLine):
+            found |= line.metrics
+    return found

@@ -1,0 +1,100 @@
+"""The whole platform by one command: servers, what they stand on, deployments and workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Literal
+
+from dynolab.errors import ConfigError, ServiceFailed
+from tasks.runtime.backing import Backing, backing_services, write_environment
+from tasks.runtime.processes import kill_marked, last_lines, start_child, stop_group
+from tasks.runtime.services import PREFECT, Address, Service, Services
+from tasks.runtime.stack import up
+
+Profile = Literal["local", "full"]
+
+PROFILES: tuple[Profile, ...] = ("local", "full")
+POOLS = ("cpu", "training")
+REGISTER_SECONDS = 180.0
+_MARK = "DYNOLAB_UP"
+
+
+def profile_named(name: str) -> Profile:
+    """The profile of that name; `ConfigError` where there is none."""
+    for known in PROFILES:
+        if name == known:
+            return known
+    raise ConfigError("profile", name, f"choose one of {', '.join(PROFILES)}")
+
+
+def start(
+    home: Path, announce: Callable[[str], None], *,
+    profile: Profile = "local", prefect_port: int = 4200, mlflow_port: int = 5000,
+) -> None:  # fmt: skip
+    """Starts everything, says where it is, and serves until Ctrl-C or SIGTERM ends everything.
+
+    The full profile stands on PostgreSQL, Redis and S3, with logins, in a home of its own; the
+    file `environment` there leads other commands to it.
+    """
+    home = home.resolve() if profile == "local" else home.resolve() / profile
+    backing: AbstractContextManager[Backing | None] = (
+        nullcontext() if profile == "local" else backing_services(home)
+    )
+
+    @contextmanager
+    def workers(services: Services) -> Iterator[Services]:
+        if profile == "full":
+            file = home / "environment"
+            write_environment(file, services.environment() | {"DYNOLAB_HOME": str(home)})
+            announce(f"login   admin, password in {home / 'password'}; set -a; . {file}")
+        with work_for(services) as started:
+            announce("flows   Prefect, Deployments: choose one, Run, Custom run; Ctrl-C ends all")
+            yield started
+
+    up(home, announce, prefect_port=prefect_port, mlflow_port=mlflow_port, backing=backing,
+       beside=workers)  # fmt: skip
+
+
+@contextmanager
+def work_for(services: Services) -> Iterator[Services]:
+    """Registers the deployments with servers that are ready, and works for them.
+
+    **Raises** `ServiceFailed` where the registration fails.
+    """
+    home, mark = services.home, f"{os.getpid()}-{services.addresses[PREFECT].pid}"
+    environment = {
+        **os.environ, **services.environment(), "DYNOLAB_HOME": str(home), _MARK: mark,
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }  # fmt: skip
+    _register(home, environment)
+    workers = Services(home, tuple(_worker(home, pool, environment) for pool in POOLS))
+    try:
+        with workers:
+            yield workers
+    finally:
+        kill_marked(f"{_MARK}={mark}")
+
+
+def _register(home: Path, environment: Mapping[str, str]) -> None:
+    log = home / "logs" / "register.log"
+    process = start_child("flows.register", [], environment=environment, log=log)
+    try:
+        if process.wait(REGISTER_SECONDS) != 0:
+            raise ServiceFailed("the registration of deployments", last_lines(log))
+    except subprocess.TimeoutExpired as error:
+        raise ServiceFailed("the registration of deployments", last_lines(log)) from error
+    finally:
+        stop_group(process)
+
+
+def _worker(home: Path, pool: str, environment: Mapping[str, str]) -> Service:
+    """A process worker of a pool; it starts one process for each flow run."""
+    log = home / "logs" / f"worker-{pool}.log"
+    arguments = ["worker", "start", "--pool", pool, "--type", "process", "--name", pool,
+                 "--install-policy", "never"]  # fmt: skip
+    process = start_child("prefect", arguments, environment=environment, log=log)
+    return Service(f"the {pool} worker", Address("", process.pid), log, process)

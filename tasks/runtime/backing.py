@@ -1,0 +1,280 @@
+"""What the servers stand on in the full profile: PostgreSQL, Redis and an S3 store, as processes.
+
+They are the machine's own packages, on free loopback ports, with data folders and passwords of
+their own in the home; and they end with the command that started them.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynolab.errors import ConfigError, ServiceFailed
+from tasks.runtime.private import write_private
+from tasks.runtime.processes import (
+    LOOPBACK,
+    Process,
+    free_port,
+    last_lines,
+    start_child,
+    stop_group,
+)
+
+POSTGRES_USER = "postgres"
+DATABASES = ("prefect", "mlflow", "mlflow_auth", "sweeps")
+BUCKET = "dynolab"
+ADMIN = "admin"
+START_SECONDS = 60.0
+_PACKAGES = {"postgres": "postgresql", "initdb": "postgresql", "redis-server": "redis-server"}
+
+
+@dataclass(frozen=True)
+class Backing:
+    """Variables with which servers, and clients of the servers, use what runs."""
+
+    servers: Mapping[str, str]
+    clients: Mapping[str, str]
+
+
+@contextmanager
+def backing_services(home: Path, environment: Mapping[str, str] = os.environ) -> Iterator[Backing]:
+    """PostgreSQL, Redis, and an S3 store where `environment` names none; ready.
+
+    **Raises** `ConfigError` where a program is missing, `ServiceFailed` where one does not start.
+    """
+    folder = home.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    password, secret = _kept(folder / "password"), _kept(folder / "server.secret")
+    with ExitStack() as started:
+        postgres = started.enter_context(_postgres(folder, password))
+        redis = started.enter_context(_redis(folder, password))
+        store = {
+            name: value
+            for name, value in environment.items()
+            if name.startswith("AWS_") or name in ("DYNOLAB_STORE", "DYNOLAB_STORE_ENDPOINT")
+        }
+        if "DYNOLAB_STORE" not in store:
+            store |= started.enter_context(_s3(folder))
+        servers = {
+            "DYNOLAB_PREFECT_DATABASE": f"postgresql+asyncpg://{postgres}/prefect",
+            "DYNOLAB_MLFLOW_DATABASE": f"postgresql+psycopg://{postgres}/mlflow",
+            "DYNOLAB_MLFLOW_USERS": f"postgresql+psycopg://{postgres}/mlflow_auth",
+            "PREFECT_SERVER_API_AUTH_STRING": f"{ADMIN}:{password}",
+            "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
+            "PREFECT_MESSAGING_CACHE": "prefect_redis.messaging",
+            "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
+            "PREFECT_REDIS_MESSAGING_URL": redis,
+            "MLFLOW_AUTH_ADMIN_USERNAME": ADMIN,
+            "MLFLOW_AUTH_ADMIN_PASSWORD": password,
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": secret,
+            **_artifacts(store),
+        }
+        clients = {
+            "PREFECT_API_AUTH_STRING": f"{ADMIN}:{password}",
+            "MLFLOW_TRACKING_USERNAME": ADMIN,
+            "MLFLOW_TRACKING_PASSWORD": password,
+            "DYNOLAB_SWEEPS": f"postgresql+psycopg://{postgres}/sweeps",
+            **store,
+        }
+        yield Backing(servers, clients)
+
+
+def missing_programs() -> list[str]:
+    """Debian packages without which the full profile cannot start."""
+    return sorted({package for name, package in _PACKAGES.items() if _found(name) is None})
+
+
+def write_environment(file: Path, variables: Mapping[str, str]) -> None:
+    """A file that a shell reads (`set -a; . FILE`), for its owner alone: it holds passwords."""
+    content = "".join(f"{name}='{value}'\n" for name, value in sorted(variables.items()))
+    write_private(file, content)
+
+
+def _kept(file: Path) -> str:
+    """A random password, made once for a home."""
+    if not file.exists():
+        write_private(file, secrets.token_urlsafe(24))
+    return file.read_text(encoding="utf-8").strip()
+
+
+def _found(program: str) -> Path | None:
+    """A program on the path, or where Debian keeps PostgreSQL's."""
+    if on_path := shutil.which(program):
+        return Path(on_path)
+    return next(iter(sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{program}"))), None)
+
+
+def _program(name: str) -> str:
+    found = _found(name)
+    if found is None:
+        raise ConfigError(
+            "PROFILE", "full",
+            f"needs {name}, which is not installed: apt-get install {_PACKAGES[name]}",
+        )  # fmt: skip
+    return str(found)
+
+
+@contextmanager
+def _postgres(home: Path, password: str) -> Iterator[str]:
+    """Yields `user:password@host:port` of a PostgreSQL with our databases."""
+    program, initdb = _program("postgres"), _program("initdb")
+    user = POSTGRES_USER if os.geteuid() == 0 else "-"
+    data, port = home / "postgres", free_port()
+    if not (data / "PG_VERSION").exists():
+        _initialise(data, initdb, user, password)
+    settings = {
+        "port": port, "listen_addresses": LOOPBACK, "unix_socket_directories": "",
+        "max_connections": 200,
+    }  # fmt: skip
+    options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+    log = home / "logs" / "postgres.log"
+    with _running("postgres", [user, program, "-D", str(data), *options], log) as process:
+        address = f"{ADMIN}:{password}@{LOOPBACK}:{port}"
+        _wait("postgres", process, log, lambda: _make_databases(address))
+        yield address
+
+
+def _initialise(data: Path, initdb: str, user: str, password: str) -> None:
+    """A new database folder, owned by the user that PostgreSQL runs as."""
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir(mode=0o700)
+    words = data.with_name("postgres.words")
+    write_private(words, password)
+    rights: dict[str, str] = {}
+    if user != "-":
+        owner = pwd.getpwnam(user)
+        for path in (data, words):
+            os.chown(path, owner.pw_uid, owner.pw_gid)
+        rights = {"user": user, "group": str(owner.pw_gid)}
+    command = [initdb, "-D", str(data), "-U", ADMIN, "--auth=scram-sha-256", f"--pwfile={words}",
+               "--encoding=UTF8", "--locale=C", "--no-sync"]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd="/", extra_groups=[] if rights else None,
+            user=rights.get("user"), group=int(rights["group"]) if rights else None,
+        )  # fmt: skip
+    finally:
+        words.unlink()
+    if done.returncode:
+        shutil.rmtree(data, ignore_errors=True)
+        raise ServiceFailed("postgres", (done.stdout + done.stderr).splitlines()[-10:])
+
+
+def _make_databases(address: str) -> bool:
+    import psycopg
+
+    try:
+        with psycopg.connect(f"postgresql://{address}/postgres", autocommit=True) as connection:
+            there = {row[0] for row in connection.execute("SELECT datname FROM pg_database")}
+            for name in DATABASES:
+                if name not in there:
+                    connection.execute(f'CREATE DATABASE "{name}"'.encode())
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+@contextmanager
+def _redis(home: Path, password: str) -> Iterator[str]:
+    """Yields the URL of a Redis whose data lie in the home."""
+    program, port = _program("redis-server"), free_port()
+    (home / "redis").mkdir(exist_ok=True)
+    settings = home / "redis.conf"  # a password on the command line could be read by everybody
+    write_private(
+        settings,
+        f"bind {LOOPBACK}\nport {port}\nprotected-mode yes\nrequirepass {password}\n"
+        f"dir {home / 'redis'}\nappendonly yes\n",
+    )
+    log = home / "logs" / "redis.log"
+    with _running("redis", ["-", program, str(settings)], log) as process:
+        _wait("redis", process, log, lambda: _answers(port))
+        yield f"redis://:{password}@{LOOPBACK}:{port}/0"
+
+
+@contextmanager
+def _s3(home: Path) -> Iterator[dict[str, str]]:
+    """Yields the settings of an S3 server that keeps what it holds in memory."""
+    port, log = free_port(), home / "logs" / "s3.log"
+    process = start_child(
+        "moto.server", ["-H", LOOPBACK, "-p", str(port)], environment=os.environ, log=log
+    )
+    settings = {
+        "DYNOLAB_STORE": f"s3://{BUCKET}/store",
+        "DYNOLAB_STORE_ENDPOINT": f"http://{LOOPBACK}:{port}",
+        "AWS_ACCESS_KEY_ID": "dynolab",
+        "AWS_SECRET_ACCESS_KEY": _kept(home / "s3.secret"),
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    try:
+        _wait("s3", process, log, lambda: _answers(port))
+        _make_bucket(settings)
+        yield settings
+    finally:
+        stop_group(process)
+
+
+def _make_bucket(settings: Mapping[str, str]) -> None:
+    import fsspec
+
+    files = fsspec.filesystem(
+        "s3", key=settings["AWS_ACCESS_KEY_ID"], secret=settings["AWS_SECRET_ACCESS_KEY"],
+        endpoint_url=settings["DYNOLAB_STORE_ENDPOINT"], skip_instance_cache=True,
+        client_kwargs={"region_name": settings["AWS_DEFAULT_REGION"]},
+    )  # fmt: skip
+    files.mkdir(BUCKET)
+
+
+def _artifacts(store: Mapping[str, str]) -> dict[str, str]:
+    """Where MLflow's server keeps artifacts: beside the results."""
+    url = store["DYNOLAB_STORE"].rstrip("/")
+    if not url.startswith("s3://"):
+        return {}
+    settings = {"DYNOLAB_MLFLOW_ARTIFACTS": f"{url}-mlflow"}
+    if endpoint := store.get("DYNOLAB_STORE_ENDPOINT"):
+        settings["MLFLOW_S3_ENDPOINT_URL"] = endpoint
+    return settings | {name: value for name, value in store.items() if name.startswith("AWS_")}
+
+
+@contextmanager
+def _running(name: str, arguments: list[str], log: Path) -> Iterator[Process]:
+    process = start_child(
+        "tasks.runtime.program", arguments, environment=_plain_environment(), log=log
+    )
+    try:
+        yield process
+    finally:
+        stop_group(process)
+
+
+def _plain_environment() -> dict[str, str]:
+    """What a foreign program needs of ours: none of it is a secret."""
+    return {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection((LOOPBACK, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _wait(name: str, process: Process, log: Path, ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not ready():
+        if process.poll() is not None:
+            raise ServiceFailed(name, last_lines(log))
+        if time.monotonic() > deadline:
+            raise ServiceFailed(name, [*last_lines(log), f"(no answer in {START_SECONDS:.0f} s)"])
+        time.sleep(0.1)

@@ -1,0 +1,179 @@
+"""Forms of deployments: flat, stable, and the same settings as a study file's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args
+
+import pytest
+from prefect.utilities.schema_tools.validation import ValidationError, validate
+from pydantic import BaseModel
+
+from dynolab.errors import ConfigError
+from flows import catalogue
+from flows.catalogue import Command
+from flows.deployments import PARAMETER, Deployed, deployments
+from flows.forms.base import STUDIES, At, Form
+from flows.forms.families import GrpoForm, PreferenceForm, StudyForm
+from flows.grpo_parameters import GrpoParameters
+from flows.parameters import StudyParameters, load_parameters
+
+SNAPSHOT = Path(__file__).with_name("forms.json")
+LIMIT = 524_288  # bytes of parameters that Prefect's server takes
+KNOWN = deployments()
+BUILTIN = "builtin.yaml"
+
+
+@pytest.fixture(params=KNOWN.values(), ids=KNOWN)
+def one(request: pytest.FixtureRequest) -> Deployed:
+    found: Deployed = request.param
+    return found
+
+
+def fields_of(one: Deployed) -> dict[str, dict[str, Any]]:
+    fields: dict[str, dict[str, Any]] = one.schema["definitions"][one.form.__name__]["properties"]
+    return fields
+
+
+def drawn(one: Deployed) -> dict[str, str]:
+    """Each field as a person meets it: its type, or what there is to choose from."""
+    return {
+        name: " | ".join(field["enum"]) if "enum" in field and name != "study_file"
+        else field["type"]
+        for name, field in sorted(fields_of(one).items(), key=lambda item: item[1]["position"])
+    }  # fmt: skip
+
+
+def test_forms_stay_as_they_are() -> None:
+    """After a change that is meant: python -m tests.flows.test_forms."""
+    known = json.loads(SNAPSHOT.read_text())
+    assert {one.form.__name__: drawn(one) for one in KNOWN.values()} == known
+
+
+def test_every_flow_of_the_catalogue_has_a_deployment() -> None:
+    flows = {one.name for one in vars(catalogue).values() if isinstance(one, Command)}
+    assert flows <= {one.flow for one in KNOWN.values()}
+
+
+def test_a_form_is_flat_described_ordered_and_small(one: Deployed) -> None:
+    schema = one.schema
+    fields = fields_of(one)
+    for name, field in fields.items():
+        assert field["type"] in ("string", "integer", "number", "boolean", "array"), name
+        assert not {"anyOf", "oneOf", "allOf", "$ref"} & set(field), name
+        assert field["description"], name
+    assert sorted(field["position"] for field in fields.values()) == list(range(len(fields)))
+    assert len(json.dumps(schema)) < LIMIT
+    assert schema["definitions"].keys() == {one.form.__name__}
+
+
+def test_every_field_is_a_setting_of_its_flow(one: Deployed) -> None:
+    for name, field in one.form.model_fields.items():
+        for place in field.metadata:
+            if isinstance(place, At):
+                assert _settings(one.kind, place.setting.split(".")), f"{name}: {place.setting}"
+
+
+def _settings(annotation: Any, path: list[str]) -> bool:
+    """Whether a dotted path leads through models, dictionaries and choices to a setting."""
+    if not path:
+        return True
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        field = annotation.model_fields.get(path[0])
+        return field is not None and _settings(field.annotation, path[1:])
+    parts = get_args(annotation)
+    if getattr(annotation, "__origin__", None) is dict:
+        return _settings(parts[1], path[1:])
+    return any(_settings(part, path) for part in parts if isinstance(part, type | UnionType)
+               or get_args(part))  # fmt: skip
+
+
+def test_an_empty_form_is_the_study_file(one: Deployed) -> None:
+    file = STUDIES / one.first_file
+    if not file.exists():
+        pytest.skip(f"{one.name} has no study file")
+    form = one.form(study_file=file.name)
+    assert one.parameters(form) == load_parameters(one.kind, file, one.fixed)
+
+
+def test_prefects_server_takes_empty_fields_and_refuses_wrong_types(one: Deployed) -> None:
+    schema, fields = one.schema, fields_of(one)
+    empty = {name: None for name, field in fields.items()
+             if not {"default", "enum"} & set(field)}  # fmt: skip
+    files = fields["study_file"]["enum"]
+    if files:
+        given = {PARAMETER: {**empty, "study_file": files[0]}}
+        validate(given, schema, raise_on_error=True)
+        with pytest.raises(ValidationError, match="fresh"):
+            given[PARAMETER]["fresh"] = "perhaps"
+            validate(given, schema, raise_on_error=True)
+
+
+def test_fields_change_the_files_settings() -> None:
+    form = StudyForm(study_file=BUILTIN, name="mine", seed=7, beta=0.3, steps=5,
+                     learning_rate=1e-5, contrasts=[], other_settings=["sft.steps=11",
+                     "sft.record_steps=[0]", "preference.record_steps=[0]"])  # fmt: skip
+    known = form.parameters(StudyParameters)
+    assert (known.name, known.seed, known.sft.steps, known.contrasts) == ("mine", 7, 11, ())
+    assert known.preference.steps == 5
+    assert known.preference.optimizer.learning_rate == 1e-5
+    assert known.preference.objective.model_dump() == {
+        **load_parameters(StudyParameters, STUDIES / BUILTIN).preference.objective.model_dump(),
+        "beta": 0.3,
+    }
+
+
+def test_another_objective_starts_from_its_defaults() -> None:
+    form = PreferenceForm(study_file=BUILTIN, objective="simpo", margin=0.5)
+    objective = form.parameters(StudyParameters).preference.objective
+    assert objective.model_dump() == {"name": "simpo", "beta": 2.0, "margin": 0.5}
+
+
+def test_one_more_arm_of_a_comparison() -> None:
+    form = GrpoForm(study_file="grpo_builtin.yaml", objective="simko", advantage_rule="nthr")
+    arms = form.parameters(GrpoParameters).arms
+    assert arms["chosen"].name == "simko" and arms["grpo"].name == "grpo"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"objective": "ipo", "label_smoothing": 0.1}, r"label_smoothing = 0.1: ipo does not take "
+         r"it; leave it empty, or choose an objective that does: dpo, robust_dpo"),
+        ({"margin": 1.0}, "margin = 1.0: dpo does not take it"),
+        ({"beta": -1.0}, r"preference.objective.beta = -1.0: .*greater than 0"),
+        ({"steps": 0}, r"preference.steps = 0: "),
+        ({"study_file": "../../pyproject.toml"}, "study_file = .*: lies outside deploy/studies"),
+        ({"study_file": "/etc/passwd"}, "study_file = .*: lies outside deploy/studies"),
+        ({"study_file": "none.yaml"}, "cannot be read"),
+        ({"study_text": "nothing: there"}, "nothing = 'there': there is no such setting"),
+        ({"study_text": "!!python/object/apply:os.system ['true']"}, "is not readable as YAML"),
+        ({"other_settings": ["beta"]}, "write it as key=value"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_with_its_field(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PreferenceForm(**{"study_file": BUILTIN, **given}).parameters(StudyParameters)
+
+
+def test_a_study_can_be_written_into_the_form() -> None:
+    form = StudyForm(study_file=BUILTIN, study_text="name: written\nseed: 3\n", seed=4)
+    known = form.parameters(StudyParameters)
+    assert (known.name, known.seed) == ("written", 4)
+
+
+def test_a_deployed_flow_is_imported_by_its_name() -> None:
+    from prefect.flows import load_flow_from_entrypoint
+
+    for name, one in KNOWN.items():
+        flow = load_flow_from_entrypoint(f"flows.deployed.{name}")
+        assert flow.name == one.flow
+        form = flow.validate_parameters({PARAMETER: {"study_file": "any.yaml"}})[PARAMETER]
+        assert isinstance(form, Form) and form.study_file == "any.yaml"
+
+
+if __name__ == "__main__":
+    content = {one.form.__name__: drawn(one) for one in KNOWN.values()}
+    SNAPSHOT.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
