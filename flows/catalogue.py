@@ -9,9 +9,10 @@ from typing import Any, Generic, TypeVar
 
 from flows.audit_parameters import AuditParameters, resolved_audit
 from flows.audit_steps import audit_steps
+from flows.comparison import resolved_comparison
 from flows.forces_parameters import ForcesParameters, resolved_forces
 from flows.forces_steps import forces_steps
-from flows.grpo_parameters import GrpoParameters, resolved_grpo
+from flows.grpo_parameters import GrpoParameters
 from flows.grpo_steps import grpo_steps
 from flows.judge_parameters import JudgeParameters, resolved_judge
 from flows.judge_steps import judge_steps
@@ -79,7 +80,7 @@ STUDY = Command(
 FORCES = Command("forces", ForcesParameters, _forces, page="force-page", file="forces.html")
 AUDIT = Command("audit", AuditParameters, _audit, page="audit-page", file="audit.html")
 GRPO = Command(
-    "grpo", GrpoParameters, lambda given: (grpo_steps(resolved_grpo(given)), {}),
+    "grpo", GrpoParameters, lambda given: (grpo_steps(resolved_comparison(given)), {}),
     page="grpo-page", file="grpo.html",
 )  # fmt: skip
 JUDGE = Command("judge", JudgeParameters, _judge, page="judge-page", file="judge.html")

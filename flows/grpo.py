@@ -6,7 +6,8 @@ from typing import Any
 
 from prefect import flow
 
-from flows.grpo_parameters import GrpoParameters, resolved_grpo
+from flows.comparison import resolved_comparison
+from flows.grpo_parameters import GrpoParameters
 from flows.grpo_steps import grpo_steps
 from flows.running import run_steps
 
@@ -17,7 +18,7 @@ def grpo(parameters: GrpoParameters, fresh: bool = False) -> dict[str, Any]:
 
     `fresh` computes every stage again. Returns each stage's result as the study does.
     """
-    known = resolved_grpo(parameters)
+    known = resolved_comparison(parameters)
     return run_steps(
         grpo_steps(known), study=known.name, project=known.project,
         params=known.model_dump(mode="json"), fresh=fresh, tags={"flow": "grpo"},

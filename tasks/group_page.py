@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.training.config import OptimizerConfig
+from tasks.pages import send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -54,7 +55,6 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
     """
     from dynolab.figures.group_inputs import GroupPageInputs, read_evaluated, read_run
     from dynolab.figures.group_page import write_group_page
-    from dynolab.figures.inputs import StageFacts
 
     config = work.config
 
@@ -79,19 +79,10 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
                 for arm in config.arms for seed in config.seeds
             },
             settings=config.settings,
-            stages=tuple(
-                StageFacts(
-                    stage=name, key=source.key, seconds=source.metrics.get("seconds"),
-                    mlflow_run_id=source.mlflow_run_id,
-                )
-                for name, source in work.inputs.items()
-            ),
+            stages=stage_facts(work),
         )  # fmt: skip
         metrics = write_group_page(inputs, work.output)
-    for file in sorted(work.output.glob("*.*")):
-        work.tracker.artifact(file, "report")
-    for file in sorted((work.output / "figures").glob("*.html")):
-        work.tracker.artifact(file, "plots")
+    send_page(work)
     return metrics
 
 

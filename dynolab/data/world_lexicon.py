@@ -156,3 +156,13 @@ def facts_in(text: str, entities: frozenset[str]) -> list[Fact]:
             ):
                 found.append(fact)
     return found
+
+
+def answered(question_: str, text: str) -> str | None:
+    """The value that a text gives to a question; None where it states no fact or several."""
+    known = asked(question_)
+    if known is None:
+        return None
+    attribute, entity = known
+    found = facts_in(text, frozenset({entity}))
+    return found[0].value if len(found) == 1 and found[0].attribute == attribute else None

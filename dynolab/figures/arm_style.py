@@ -73,7 +73,7 @@ def dot_figure(figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel
         layout[axis_key("y", index)] = {
             "anchor": axes["xaxis"], "title": {"text": panel.unit},
             "tickformat": panel.tickformat, "zeroline": panel.zero,
-            "range": _range(figures, arms, panel),
+            "range": range_of(figures, arms, panel),
         }  # fmt: skip
         annotations.append(panel_title(panel.title, domain[0], 1.02))
     layout["annotations"] = annotations
@@ -81,7 +81,7 @@ def dot_figure(figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel
     return figure
 
 
-def _range(figures: ArmTable, arms: Sequence[str], panel: DotPanel) -> list[float] | None:
+def range_of(figures: ArmTable, arms: Sequence[str], panel: DotPanel) -> list[float] | None:
     """Holds every interval and dot, which plotly's own choice does not."""
     shown = [0.0] if panel.zero else []
     for name in panel.figures.values():

@@ -24,6 +24,7 @@ from dynolab.figures.page import Html, Tile, page, plate_section, text, tiles
 from dynolab.figures.pass_at_k import pass_plate
 from dynolab.figures.sections import stage_section, verdict_section
 from dynolab.figures.style import SPLITS, Plate, join, points
+from dynolab.figures.summary import outcome_counts, verdict_facts
 from dynolab.probes.arm_verdicts import assess_arms
 from dynolab.probes.arms import LAZY_SHARE, START, ArmTable, pass_names, splits_of
 from dynolab.probes.verdicts import Verdict
@@ -135,10 +136,7 @@ def _summary(
         f"{arm}/{name}": mean
         for arm in arms for name in table.names if (mean := table.mean(arm, name)).n
     }  # fmt: skip
-    metrics = {name: mean.mean for name, mean in means.items()}
-    for verdict in verdicts:
-        name = f"claims/{verdict.outcome.replace(' ', '_')}"
-        metrics[name] = metrics.get(name, 0.0) + 1.0
+    metrics = {name: mean.mean for name, mean in means.items()} | outcome_counts(verdicts)
     return {
         "comparison": inputs.name,
         "seeds": inputs.seeds,
@@ -150,12 +148,5 @@ def _summary(
             for arm in arms if arm != inputs.baseline for name in table.names
             if (difference := table.difference(arm, inputs.baseline, name)).n
         },
-        "verdicts": [
-            {
-                "id": verdict.id, "claim": verdict.claim, "expected": verdict.expected,
-                "outcome": verdict.outcome,
-                "measured": {q.name: q.interval.as_dict() for q in verdict.quantities},
-            }
-            for verdict in verdicts
-        ],
+        "verdicts": [verdict_facts(verdict) for verdict in verdicts],
     }  # fmt: skip

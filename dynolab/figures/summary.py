@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,11 +38,10 @@ def summarise(
     worst), `claims/<outcome>`.
     """
     metrics = {f"{name}/change": interval.mean for name, interval in changes.items()}
+    metrics |= outcome_counts(verdicts)
     for verdict in verdicts:
         if verdict.id.endswith("/forces") and verdict.outcome != "not measured":
             metrics[f"force/{verdict.stage}/unexplained"] = verdict.quantities[0].interval.mean
-        name = f"claims/{verdict.outcome.replace(' ', '_')}"
-        metrics[name] = metrics.get(name, 0.0) + 1.0
     replay = [row for training in inputs.trainings for row in training.replay]
     if replay:
         metrics["force/replay_error"] = max(row.replay_error for row in replay)
@@ -51,16 +51,24 @@ def summarise(
         "seed": inputs.facts.seed,
         "metrics": metrics,
         "changes": {name: interval.as_dict() for name, interval in changes.items()},
-        "verdicts": [
-            {
-                "id": verdict.id,
-                "claim": verdict.claim,
-                "expected": verdict.expected,
-                "outcome": verdict.outcome,
-                "measured": {q.name: q.interval.as_dict() for q in verdict.quantities},
-            }
-            for verdict in verdicts
-        ],
+        "verdicts": [verdict_facts(verdict) for verdict in verdicts],
         "events": {stage: [event.as_dict() for event in found] for stage, found in events.items()},
         "replay": [row.model_dump() for row in replay],
+    }
+
+
+def outcome_counts(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """`claims/<outcome>`: how many claims end how."""
+    counts = Counter(f"claims/{verdict.outcome.replace(' ', '_')}" for verdict in verdicts)
+    return {name: float(count) for name, count in counts.items()}
+
+
+def verdict_facts(verdict: Verdict) -> dict[str, Any]:
+    """A claim and what was found of it, for JSON."""
+    return {
+        "id": verdict.id,
+        "claim": verdict.claim,
+        "expected": verdict.expected,
+        "outcome": verdict.outcome,
+        "measured": {q.name: q.interval.as_dict() for q in verdict.quantities},
     }

@@ -19,6 +19,11 @@ class DPOConfig(PairConfig):
     label_smoothing: float = Field(
         0.0, ge=0, lt=0.5, description="Share ε of pairs taken to be labelled the wrong way round."
     )
+    # Left out of keys where it changes nothing, so that what was trained without it stays known.
+    negative_dose: float = Field(
+        1.0, ge=0, exclude_if=lambda dose: dose == 1.0,
+        description="What the push on rejected tokens is multiplied with.",
+    )  # fmt: skip
 
 
 class DPO(PairObjective[DPOConfig]):
@@ -37,15 +42,16 @@ class DPO(PairObjective[DPOConfig]):
 
     def pair_loss(self, chosen: Pairs, rejected: Pairs) -> Pairs:
         """−(1 − ε) log σ(β d) − ε log σ(−β d)."""
+        rejected = torch.lerp(rejected.detach(), rejected, self.config.negative_dose)
         margin, noise = self.config.beta * (chosen - rejected), self.config.label_smoothing
         return -(1 - noise) * F.logsigmoid(margin) - noise * F.logsigmoid(-margin)
 
     def pair_rates(self, chosen: Pairs, rejected: Pairs) -> tuple[Pairs, Pairs]:
-        """β(1 − ε − σ(β d)) on both sides."""
+        """β(1 − ε − σ(β d)) on both sides, on the rejected one times the dose."""
         margin, noise = self.config.beta * (chosen - rejected), self.config.label_smoothing
         # 1 − ε − σ written without the difference from one, which rounds away at large margins.
         pull = (1 - noise) * torch.sigmoid(-margin) - noise * torch.sigmoid(margin)
-        return self.config.beta * pull, self.config.beta * pull
+        return self.config.beta * pull, self.config.negative_dose * self.config.beta * pull
 
 
 class RobustDPOConfig(PairConfig):

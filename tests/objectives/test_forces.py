@@ -38,6 +38,8 @@ BY_NAME = {
     "dpo": DPOConfig(beta=0.1),
     "dpo-steep": DPOConfig(beta=2.0),
     "dpo-smoothed": DPOConfig(beta=0.5, label_smoothing=0.2),
+    "dpo-dosed": DPOConfig(beta=0.5, negative_dose=0.3),
+    "dpo-positive-only": DPOConfig(beta=0.5, negative_dose=0.0),
     "dpo-robust": RobustDPOConfig(beta=0.5, label_smoothing=0.2),
     "ipo-sum": IPOConfig(beta=0.2),
     "ipo-mean": IPOConfig(beta=0.2, normalise="mean"),

@@ -16,6 +16,7 @@ OBJECTIVES = [
     {"name": "sft"},
     {"name": "sft_extended"},
     {"name": "dpo", "label_smoothing": 0.1},
+    {"name": "dpo", "negative_dose": 0.3},
     {"name": "robust_dpo"},
     {"name": "ipo"},
     {"name": "ipo", "normalise": "mean"},
