@@ -20,7 +20,7 @@ from dynolab.errors import ConfigError
 ClassifierName = Literal["lenet", "mlp", "transformer", "resnet18"]
 
 _MLP_WIDTH = 128
-_TOKEN_WIDTH, _HEADS, _BLOCKS, _MOST_TOKENS = 64, 4, 2, 64
+_TOKEN_WIDTH, _HEADS, _BLOCKS, _MOST_TOKENS = 32, 4, 2, 64
 _GROUPS = 32
 
 
@@ -50,8 +50,9 @@ def build_classifier(
     - `lenet`: LeCun et al. (1998) with ReLU and average pooling, 84 features; the second
       convolution is padded where the image is too small for it, as 8 × 8 digits are.
     - `mlp`: two hidden layers of 128, on any shape.
-    - `transformer`: patches, two pre-norm blocks of width 64 with four heads, mean of the tokens
-      (Dosovitskiy et al., arXiv 2010.11929, without the class token).
+    - `transformer`: patches, two pre-norm blocks of width 32 with four heads, mean of the tokens,
+      fixed sine positions (Dosovitskiy et al., arXiv 2010.11929, as simplified by Beyer et al.,
+      arXiv 2205.01580).
     - `resnet18`: the form for 32 × 32 images (3 × 3 stem, no pooling; He et al., arXiv 1512.03385),
       with group norm in place of batch norm (Wu & He, arXiv 1803.08494).
 
@@ -110,17 +111,26 @@ class PatchTransformer(nn.Module):
         size = 2
         while math.prod(side // size for side in sides) > _MOST_TOKENS:
             size *= 2
-        tokens = math.prod(side // size for side in sides)
         self.patches = nn.Conv2d(channels, _TOKEN_WIDTH, size, stride=size)
-        self.places = nn.Parameter(0.02 * torch.randn(tokens, _TOKEN_WIDTH))
         self.blocks = nn.Sequential(*(Block(_TOKEN_WIDTH, _HEADS) for _ in range(_BLOCKS)))
         self.norm = nn.LayerNorm(_TOKEN_WIDTH)
 
     def forward(self, x: Float[Tensor, "images channels height width"]) -> Tensor:
         """Features of the images."""
-        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        patches = self.patches(x)
+        places = sine_places(*patches.shape[-2:], patches.shape[1]).to(patches)
+        tokens = patches.flatten(2).transpose(1, 2) + places
         features: Tensor = self.norm(self.blocks(tokens)).mean(1)
         return features
+
+
+def sine_places(rows: int, columns: int, width: int) -> Float[Tensor, "tokens width"]:
+    """Sines and cosines of a token's row and column, a quarter of the width each, at frequencies
+    from 1 down to 1/10,000."""
+    frequencies = 10_000.0 ** -torch.linspace(0, 1, width // 4)
+    at = torch.cartesian_prod(torch.arange(float(rows)), torch.arange(float(columns)))
+    angles = (at[:, :, None] * frequencies).flatten(1)
+    return torch.cat([angles.sin(), angles.cos()], 1)
 
 
 class Block(nn.Module):

@@ -41,6 +41,10 @@ class ImageFactors:
     layers: dict[str, Layer] = field(default_factory=dict)
     whole: dict[str, Float[Tensor, "images cotangents size"]] = field(default_factory=dict)
 
+    def add(self, name: str, gradient: Float[Tensor, "images cotangents size"]) -> None:
+        """Enters a parameter's gradients; of a module that is called again they add up."""
+        self.whole[name] = gradient + self.whole[name] if name in self.whole else gradient
+
 
 def gradient_gram(
     model: nn.Module,
@@ -48,6 +52,8 @@ def gradient_gram(
     observed_cotangents: Float[Tensor, "observed left classes"],
     updating: Float[Tensor, "updating ..."],
     updating_cotangents: Float[Tensor, "updating right classes"],
+    *,
+    generic: frozenset[str] | None = None,
 ) -> Float[Tensor, "observed updating left right"]:
     """`⟨J_oᵀ c_o, J_uᵀ c_u⟩` of all images' cotangents, J = ∂ logits/∂θ at the model's weights.
 
@@ -59,10 +65,13 @@ def gradient_gram(
     places, are formed a slice at a time and multiplied. Parameters of other kinds of layer, and of
     layers that do not act as their kind does, are taken whole.
 
+    **Arguments:** `generic`: parameters taken whole, where known (`without_layer`).
+
     **Raises:** `ConfigError` for weights that are no numbers, or no logits of images × classes.
     """
     check_finite("weights", {name: p.detach() for name, p in model.named_parameters()})
-    generic = without_layer(model, updating[:2])
+    if generic is None:
+        generic = without_layer(model, updating[:2])
     left, right = observed_cotangents.shape[1], updating_cotangents.shape[1]
     out = observed.new_empty(len(observed), left, len(updating), right)
     for rows in _blocks(len(observed)):
@@ -95,13 +104,18 @@ def image_factors(
         for name, module, given, signal in zip(
             calls.names, calls.modules, calls.given, signals, strict=True
         ):
-            made = _layer(module, given, signal.transpose(0, 1))
+            signal = signal.transpose(0, 1)
+            if isinstance(module, nn.LayerNorm | nn.GroupNorm):
+                for one, gradient in _norm(name, module, given, signal).items():
+                    factors.add(one, gradient)
+                continue
+            made = _layer(module, given, signal)
             old = factors.layers.get(name)
             factors.layers[name] = made if old is None else Layer(
                 torch.cat([old.input, made.input], -1), torch.cat([old.signal, made.signal], -1)
             )  # fmt: skip
     if generic:
-        factors.whole = _whole(model, weights, generic, images, cotangents)
+        factors.whole |= _whole(model, weights, generic, images, cotangents)
     return factors
 
 
@@ -182,6 +196,8 @@ class _Calls:
 
 
 def _has_layer(module: nn.Module) -> bool:
+    if isinstance(module, nn.LayerNorm | nn.GroupNorm):
+        return isinstance(module.weight, Tensor) and isinstance(module.bias, Tensor)
     if isinstance(module, nn.Conv2d):
         return (
             module.groups == 1 and module.padding_mode == "zeros"
@@ -202,6 +218,23 @@ def _layer(
                        for x, least in ((given, 2), (signal, 3)))  # fmt: skip
     inputs, signals = inputs.flatten(1, -2), signals.flatten(2, -2)
     return Layer(_with_one(inputs.transpose(1, 2), module), signals.transpose(2, 3))
+
+
+def _norm(
+    name: str, module: nn.LayerNorm | nn.GroupNorm, given: Tensor,
+    signal: Float[Tensor, "images cotangents ..."],
+) -> dict[str, Float[Tensor, "images cotangents size"]]:  # fmt: skip
+    """`∂/∂w = Σ δ ⊙ n` and `∂/∂b = Σ δ`, n the normed input before its scale."""
+    if isinstance(module, nn.GroupNorm):
+        normed = F.group_norm(given, module.num_groups, eps=module.eps)
+        moved = [x.flatten(start) for x, start in ((normed, 2), (signal, 3))]
+    else:
+        normed = F.layer_norm(given, module.normalized_shape, eps=module.eps)
+        moved = [x.flatten(start, -2).transpose(-1, -2) if x.dim() > start + 1 else x[..., None]
+                 for x, start in ((normed, 1), (signal, 2))]  # fmt: skip
+    n, delta = moved
+    bias = f"{name.removesuffix('weight')}bias"
+    return {name: (delta * n[:, None]).sum(-1), bias: delta.sum(-1)}
 
 
 def _with_one(inputs: Float[Tensor, "images d_in positions"], module: nn.Module) -> Tensor:
@@ -259,7 +292,10 @@ def without_layer(model: nn.Module, images: Float[Tensor, "images ..."]) -> froz
 
 def _summed(model: nn.Module, factors: ImageFactors) -> dict[str, Tensor]:
     """Gradients summed over the images, from the factors."""
-    sums: dict[str, Tensor] = {}
+    sums = {
+        name: whole.sum((0, 1)).view_as(model.get_parameter(name))
+        for name, whole in factors.whole.items()
+    }
     for name, layer in factors.layers.items():
         g = _formed(layer, slice(None)).sum(0).view(layer.signal.shape[2], -1)
         weight = model.get_parameter(name)
