@@ -31,6 +31,7 @@ from tasks.filter import FilterConfig
 from tasks.forces import ForcesConfig
 from tasks.kernel import KernelConfig
 from tasks.probe import ProbeConfig
+from tasks.squeezing import SqueezingConfig
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
 Contrast = Literal["on_policy", "flat_world"]
@@ -64,6 +65,7 @@ class StudyParameters(BaseModel):
     probe: ProbeConfig = ProbeConfig()
     forces: ForcesConfig = ForcesConfig()
     kernel: KernelConfig = KernelConfig()
+    squeezing: SqueezingConfig = SqueezingConfig()
     contrasts: tuple[Contrast, ...] = Field(
         (),
         description="The same preference training where squeezing should not show: rejected "

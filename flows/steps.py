@@ -20,6 +20,7 @@ from tasks.onpolicy import ONPOLICY
 from tasks.probe import PROBE
 from tasks.report import REPORT, ReportConfig
 from tasks.runtime.chain import Step
+from tasks.squeezing import SQUEEZING, SqueezingJob
 from tasks.training import PREFERENCE, SFT
 
 
@@ -53,9 +54,10 @@ def study_steps(parameters: StudyParameters) -> list[Step]:
         Step("kernel", KERNEL, kernel,
              {"data": "data", **{f"model_{label}": label for label in models}}),
         *(step for steps in contrasts for step in steps),
+        _squeezing_step(parameters),
         Step("report", REPORT, report,
-             {"data": "data", "probe": "probe", "kernel": "kernel", **models, **forces,
-              **audited, **contrasted}),
+             {"data": "data", "probe": "probe", "kernel": "kernel", "squeezing": "squeezing",
+              **models, **forces, **audited, **contrasted}),
     ]  # fmt: skip
 
 
@@ -84,6 +86,16 @@ def _audit(parameters: StudyParameters) -> tuple[list[Step], list[Step]]:
         )  # fmt: skip
         reads["filter"] = "filter"
     return before, [Step("foresight", FORESIGHT, ForesightConfig(), reads)]
+
+
+def _squeezing_step(parameters: StudyParameters) -> Step:
+    """The study's trainings and, on the same data, that on the policy's own answers."""
+    started = {"sft": "base", "preference": "sft"}
+    if "on_policy" in parameters.contrasts:
+        started["on-policy"] = "sft"
+    job = SqueezingJob(**dict(parameters.squeezing), trainings=started)
+    reads = {name: name for name in ("data", "base", *started, "probe")}
+    return Step("squeezing", SQUEEZING, job, reads)
 
 
 def _base_step(name: str, parameters: StudyParameters, *, data: str) -> Step:

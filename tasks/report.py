@@ -14,6 +14,9 @@ from tasks.runtime.tables import log_tables
 from tasks.runtime.work import StageResult, Work
 
 FORCES, CONTRAST = "_forces", "contrast_"
+_TOLD = {"kernel": "kernel", "foresight": "foresight", "probe": "probe", "squeezing": "squeeze"}
+"""Inputs whose numbers are the report's as well, and what these begin with."""
+
 SHOWN_DIGITS = 12  # of a key; as many as the command line shows
 
 
@@ -29,7 +32,7 @@ class ReportConfig(BaseModel):
 
 def report(work: Work[ReportConfig]) -> dict[str, float]:
     """Reads inputs `data`, `probe`, `kernel`, every training with its `<training>_forces`,
-    `audit` and `foresight` where there are any, and `contrast_<name>`s.
+    `audit`, `foresight` and `squeezing` where there are any, and `contrast_<name>`s.
 
     Results: `report.html`, `summary.json`, `paths.svg`, `pairs.jsonl` and `figures/`; all go to
     MLflow as well, the pairs as a table too.
@@ -46,6 +49,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
         read_training,
     )
     from dynolab.figures.report import write_report
+    from dynolab.figures.squeezing_inputs import read_squeezing
 
     with work.shown():
         facts = StudyFacts(
@@ -79,6 +83,9 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
             audit=read_audit(*(work.input_folder(name) for name in ("data", "audit", "foresight")))
             if "audit" in work.inputs
             else None,
+            squeezing=read_squeezing(work.input_folder("squeezing"))
+            if "squeezing" in work.inputs
+            else None,
             answers=tuple(read_rows(work.input_folder("probe") / "answers.jsonl", Answer)),
             watched=tuple(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow)),
         )
@@ -92,10 +99,10 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     metrics: dict[str, float] = summary["metrics"]
     return metrics | {
         name: value
-        for stage in ("kernel", "foresight", "probe")
+        for stage, metric in _TOLD.items()
         if stage in work.inputs
         for name, value in work.inputs[stage].metrics.items()
-        if name.startswith(f"{stage}/")
+        if name.startswith(f"{metric}/")
     }
 
 
@@ -126,4 +133,4 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
     return " ".join(["dynolab forces", *(f"--set {part}" for part in parts)])
 
 
-REPORT = Stage("report", 9, report)
+REPORT = Stage("report", 10, report)

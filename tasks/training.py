@@ -52,21 +52,29 @@ def run_training(work: Work[Config], examples: Path) -> dict[str, float]:
         start(job, work, supervisor)
     shutil.rmtree(states, ignore_errors=True)
     summary = read_value(work.output / "summary.json", TrainingSummary)
+    work.step = summary.steps
+    stopped = {"stopped_at": float(summary.steps)} if summary.steps < config.steps else {}
     return {
         **summary.rows,
+        **stopped,
         "seconds": time.monotonic() - began,
         "resumed_from": float(resume[0]) if resume else 0.0,
     }
 
 
 def check_rows(job: TrainJob) -> None:
-    """Refuses, before any rank is started, rows and rewards that no rank could train with."""
+    """Refuses, before any rank is started, what no rank could train with."""
+    from dynolab.data.rows import ProbeRow, read_rows
     from dynolab.objectives import build_objective
     from dynolab.rollouts.rewards import Rewards
+    from dynolab.squeezing.alarm import check_watched
     from dynolab.training.examples import load_examples, load_prompts, training_encoder
     from models.language import folder_context, load_tokenizer
 
     config = job.config
+    if config.alarm is not None:
+        probes = list(read_rows(job.probes, ProbeRow)) if job.probes else []
+        check_watched(config.alarm, probes)
     encoder = training_encoder(config, load_tokenizer(job.model), folder_context(job.model))
     if isinstance(config, GroupTrainConfig):
         Rewards(config.rewards)

@@ -207,9 +207,26 @@ class TokenMap(Row):
         return self
 
 
+class AlarmRing(Row):
+    """When the alarm on `squeeze/gap` rang: after `step` optimizer steps, at a gap of `gap` nats.
+
+    `rise` is the gap's growth since the training's first probe, in nats; `stopped` says that the
+    training was to end there.
+    """
+
+    step: int
+    gap: float
+    rise: float
+    stopped: bool
+
+
 class TrainingSummary(Row):
-    """What a training was: `summary.json`. `rows` says how many rows were kept and left out."""
+    """What a training was: `summary.json`. `rows` says how many rows were kept and left out.
+
+    `steps` counts the updates that were made: fewer than the settings say where `alarm` ended it.
+    """
 
     steps: int
     objective: ObjectiveName
     rows: dict[str, int]
+    alarm: AlarmRing | None = Field(None, exclude_if=lambda ring: ring is None)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from dynolab.data.force_results import KernelFindings, KernelSizeRow
 from dynolab.data.results import (
+    AlarmRing,
     Answer,
     ForceRow,
     MetricsLine,
@@ -20,6 +21,7 @@ from dynolab.data.results import (
 )
 from dynolab.data.rows import ProbeRow, Row, read_rows, read_value
 from dynolab.figures.audit_inputs import Audit
+from dynolab.figures.squeezing_inputs import Squeezing
 
 
 class StageFacts(Row):
@@ -50,7 +52,7 @@ class Training:
     """One training and the analysis of its recorded steps. What was not measured is empty.
 
     `name` is the study's name for it, `stage` its objective's; `rows` counts the pairs that it
-    kept, cut and left out.
+    kept, cut and left out; `alarm` is there where its alarm rang.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Training:
     forces: tuple[ForceRow, ...] = ()
     replay: tuple[ReplayFacts, ...] = ()
     token_map: TokenMap | None = None
+    alarm: AlarmRing | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class ReportInputs:
 
     `contrasts` are trainings beside the study's own, under other conditions; `kernel` is measured
     at the study's models; `audit` is what was said of the pairs before preference training;
-    `answers` is what the models say, `watched` the answers whose likelihood was probed.
+    `squeezing` is where the probability went that rose; `answers` is what the models say, `watched`
+    the answers whose likelihood was probed.
     """
 
     facts: StudyFacts
@@ -85,6 +89,7 @@ class ReportInputs:
     contrasts: tuple[Training, ...] = ()
     kernel: Kernel | None = None
     audit: Audit | None = None
+    squeezing: Squeezing | None = None
     answers: tuple[Answer, ...] = ()
     watched: tuple[ProbeRow, ...] = ()
 
@@ -109,6 +114,7 @@ def read_training(name: str, trained: Path, forces: Path | None = None) -> Train
         name=name,
         stage=summary.objective,
         rows=summary.rows,
+        alarm=summary.alarm,
         probes=rows(trained, "probes.jsonl", ProbeScore),
         metrics=rows(trained, "metrics.jsonl", MetricsLine),
         forces=rows(forces, "forces.jsonl", ForceRow),

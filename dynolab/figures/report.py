@@ -33,7 +33,8 @@ from dynolab.figures.sections import (
     stage_section,
     verdict_section,
 )
-from dynolab.figures.style import SPLITS, Plate, objective_name
+from dynolab.figures.squeezing import forecast_section, repeater_section, squeezing_plate
+from dynolab.figures.style import SPLITS, Plate, number, objective_name
 from dynolab.figures.summary import changes_since_start, summarise
 from dynolab.figures.svg import paths_svg
 from dynolab.figures.token_map import token_map_plate
@@ -117,6 +118,7 @@ def _plates(inputs: ReportInputs, paths: Paths) -> list[Plate]:
     made = (
         learning_path_plate(paths),
         gap_plate(paths),
+        squeezing_plate(inputs.squeezing, _titles(inputs)) if inputs.squeezing else None,
         foreseen_plate(inputs.audit) if inputs.audit else None,
         training_plate(trainings),
         prediction_plate(trainings),
@@ -140,20 +142,23 @@ def _body(
     facts, trainings = inputs.facts, inputs.trainings
     contrasts = [contrast_section(trainings[-1], inputs.contrasts)] if inputs.contrasts else []
     foreseen = [foresight_section(inputs.audit.foresight)] if inputs.audit else []
-    titles = {training.name: objective_name(training.stage) for training in trainings}
+    titles, squeezing = _titles(inputs), inputs.squeezing
+    first = ("paths", "gap", "squeezing")
     replay = [row for training in trainings for row in training.replay]
     return [
         Html(f"<header><h1>{text(facts.name)}</h1>{_lead(inputs, paths).markup}"),
         tiles(headline),
         Html("</header><main>"),
-        *(plate_section(plate) for plate in plates if plate.name in ("paths", "gap")),
+        *(plate_section(plate) for plate in plates if plate.name in first),
         event_section(events),
         *contrasts,
         answer_section(inputs.answers, titles),
         hallucination_section(inputs.answers, titles, _training_prompts(inputs)),
+        *([repeater_section(squeezing.generations, titles)] if squeezing else []),
         *foreseen,
         *([pair_section(pairs, trainings[-1].stage, facts.map_command)] if pairs else []),
-        *(plate_section(plate) for plate in plates if plate.name not in ("paths", "gap")),
+        *(plate_section(plate) for plate in plates if plate.name not in first),
+        *([forecast_section(squeezing.forecasts, titles)] if squeezing else []),
         verdict_section(verdicts),
         replay_section(replay),
         kind_section(paths, inputs.watched),
@@ -177,10 +182,28 @@ def _lead(inputs: ReportInputs, paths: Paths) -> Html:
     ]
     watched = f" Watched on {' and '.join(prompts)}." if prompts else ""
     watched += "".join(map(_left_out, inputs.trainings))
+    watched += "".join(map(_alarmed, inputs.trainings))
     return Html(
         '<p class="lead">What training did to what the model says, and which forces did it.'
         f"{text(seed + watched)} Changes are in nats of log-probability, summed over an answer’s "
         "tokens; brackets hold 95% intervals over prompts.</p>"
+    )
+
+
+def _titles(inputs: ReportInputs) -> dict[str, str]:
+    """How trainings are called on the page, by the study's names for them."""
+    return {training.name: objective_name(training.stage) for training in inputs.trainings}
+
+
+def _alarmed(training: Training) -> str:
+    """That the alarm rang, and whether it ended the training."""
+    ring = training.alarm
+    if ring is None:
+        return ""
+    done = "ended" if ring.stopped else "warned of"
+    return (
+        f" The alarm {done} {objective_name(training.stage)} at step {ring.step}, where the gap "
+        f"y* − y⁺ had grown by {number(ring.rise)} to {number(ring.gap)} nats."
     )
 
 

@@ -56,13 +56,7 @@ class Breakdown:
 
     def last_layer(self) -> LastLayer:
         """How well the last layer alone predicts the map."""
-        whole, head = self.force, self.head
-        size = whole.norm()
-        return LastLayer(
-            cosine=float((whole * head).sum() / (size * head.norm())),
-            norm_ratio=float(head.norm() / size),
-            sign_agreement=float((whole.sign() == head.sign()).double().mean()),
-        )
+        return LastLayer.of(self.force, self.head)
 
 
 @dataclass(frozen=True)
@@ -72,6 +66,16 @@ class LastLayer:
     cosine: float
     norm_ratio: float
     sign_agreement: float
+
+    @classmethod
+    def of(cls, whole: Float[Tensor, ...], head: Float[Tensor, ...]) -> LastLayer:
+        """The head's part of any change against the whole."""
+        size = whole.norm()
+        return cls(
+            cosine=float((whole * head).sum() / (size * head.norm())),
+            norm_ratio=float(head.norm() / size),
+            sign_agreement=float((whole.sign() == head.sign()).double().mean()),
+        )
 
 
 def breakdown(

@@ -66,7 +66,7 @@ def find_rules(policy: PolicyFunction, wanted: set[str]) -> list[Rule]:
         name = names.get(id(parameter))
         return name if name in wanted else None
 
-    head = _head(policy.causal)
+    head = head_module(policy.causal)
     rules = []
     for module in policy.model.modules():
         kind = _kind(module)
@@ -98,7 +98,7 @@ def subspace(function: LogitFunction) -> set[str]:
     return trained or {name for name, _ in named}
 
 
-def _head(causal: nn.Module) -> nn.Module:
+def head_module(causal: nn.Module) -> nn.Module:
     """The module that makes the logits; of a head that peft trains whole, its active copy."""
     head = causal.get_output_embeddings()  # type: ignore[operator]
     copies = getattr(head, "modules_to_save", None)

@@ -12,11 +12,12 @@ from transformers import TrainerCallback
 from dynolab import distributed
 from dynolab.data.encode import Encoder, Overlong
 from dynolab.data.results import ProbeScore, Score
-from dynolab.data.rows import ProbeRow
+from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import ConfigError
 from dynolab.likelihood import ResponseLogits
 from dynolab.probes.score import ProbeScorer
 from dynolab.probes.summary import mean_by_kind
+from dynolab.squeezing.alarm import Alarm, AlarmConfig, check_watched
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -40,6 +41,7 @@ class ProbeCallback(TrainerCallback):
       replaces it, one that resumes goes on in it.
     - `batch_tokens`: bound of rows × padded length of one forward.
     - `overlong`: what happens to rows longer than the model's context.
+    - `alarm`: on the squeezing gap; it can end the training early.
 
     **Raises:** `ConfigError` for a trainer without a tokenizer or with weights split by FSDP, and
     at the start of training for rows that do not fit.
@@ -48,6 +50,7 @@ class ProbeCallback(TrainerCallback):
     def __init__(
         self, trainer: Trainer, rows: Sequence[ProbeRow], *, every: int = 50,
         file: Path | None = None, batch_tokens: int = 16_384, overlong: Overlong = "error",
+        alarm: AlarmConfig | None = None,
     ) -> None:  # fmt: skip
         if every < 1:
             raise ConfigError("every", every, "must be 1 optimizer step or more")
@@ -64,7 +67,9 @@ class ProbeCallback(TrainerCallback):
                 "trainer.args.fsdp", True,
                 "probes need whole weights; train with DDP or DeepSpeed",
             )  # fmt: skip
+        check_watched(alarm, rows)
         self.trainer, self.rows, self.every = trainer, list(rows), every
+        self.alarm = Alarm(alarm) if alarm is not None else None
         self.file = file or Path(str(trainer.args.output_dir)) / "probes.jsonl"
         self._batch_tokens, self._overlong = batch_tokens, overlong
         self._tokenizer = tokenizer
@@ -79,6 +84,7 @@ class ProbeCallback(TrainerCallback):
         if state.global_step == 0 and distributed.rank() == 0:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.unlink(missing_ok=True)
+        self._remember(state.global_step)
         self._probe(state.global_step)
 
     def on_step_end(
@@ -111,9 +117,28 @@ class ProbeCallback(TrainerCallback):
                 file.writelines(ProbeScore(step=step, **dict(score)).line() for score in scores)
         # The base class's: TRL's would log, and begin anew, its averages between two logs. A log
         # counts as the one that may be due at this step: that one is still to come.
-        due = self.trainer.control.should_log
-        Trainer.log(self.trainer, mean_by_kind(scores))
+        due, means = self.trainer.control.should_log, mean_by_kind(scores)
+        if self.alarm is not None:
+            means |= self.alarm.hear(step, means)
+            # Rank 0's word: no rank may go on alone.
+            if distributed.gather(self.alarm.stops)[0]:
+                self.trainer.control.should_training_stop = True
+        Trainer.log(self.trainer, means)
         self.trainer.control.should_log = due
+
+    def _remember(self, step: int) -> None:
+        """The alarm hears what a training that goes on from `step` had probed before."""
+        if self.alarm is None:
+            return
+        self.alarm = Alarm(self.alarm.config)
+        before: dict[int, list[Score]] = {}
+        if distributed.rank() == 0 and self.file.exists():
+            for score in read_rows(self.file, ProbeScore):
+                if score.step < step:
+                    before.setdefault(score.step, []).append(score)
+        means = {known: mean_by_kind(scores) for known, scores in before.items()}
+        for known, heard in distributed.gather(means)[0].items():
+            self.alarm.hear(known, heard)
 
     def _scores(self) -> list[Score]:
         """All rows' scores, on every rank."""

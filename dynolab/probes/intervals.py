@@ -122,24 +122,33 @@ def unexplained_share(
 ) -> Interval:
     """Share of the measured change that a prediction leaves over; predicting no change leaves 1.
 
-    `1 − R² = Σ(measured − predicted)² / Σ measured²`, with the jackknife's interval over pairs
-    `± t·√((n−1)/n · Σ_i (share₍₋ᵢ₎ − mean)²)`: rows of one pair are not independent.
+    `1 − R² = Σ(measured − predicted)² / Σ measured²`, as a ratio over pairs (`ratio_interval`).
     """
     finite = np.isfinite(measured) & np.isfinite(predicted)
-    names, index = np.unique(pair[finite], return_inverse=True)
-    n = names.size
     squares = measured[finite] ** 2
-    if n == 0 or squares.sum() == 0:
+    return ratio_interval((measured[finite] - predicted[finite]) ** 2, squares, pair[finite])
+
+
+def ratio_interval(
+    parts: Float[ndarray, rows], wholes: Float[ndarray, rows], pair: Shaped[ndarray, rows]
+) -> Interval:
+    """`Σ parts / Σ wholes` with the jackknife's 95% interval over pairs.
+
+    `± t·√((n−1)/n · Σ_i (ratio₍₋ᵢ₎ − mean)²)`: rows of one pair are not independent.
+    """
+    names, index = np.unique(pair, return_inverse=True)
+    n = names.size
+    if n == 0 or wholes.sum() == 0:
         return Interval(np.nan, np.nan, np.nan, 0)
-    errors = np.bincount(index, (measured[finite] - predicted[finite]) ** 2, n)
-    totals = np.bincount(index, squares, n)
-    whole = float(errors.sum() / totals.sum())
+    sums = np.bincount(index, parts, n)
+    totals = np.bincount(index, wholes, n)
+    whole = float(sums.sum() / totals.sum())
     if n == 1:
         return Interval(whole, np.nan, np.nan, 1)
     rest = totals.sum() - totals
     if (rest == 0).any():
         return Interval(whole, np.nan, np.nan, n)
-    without = (errors.sum() - errors) / rest
+    without = (sums.sum() - sums) / rest
     spread = ((n - 1) / n * ((without - without.mean()) ** 2).sum()) ** 0.5
     half = student_975(n - 1) * float(spread)
     return Interval(whole, whole - half, whole + half, n)

@@ -14,6 +14,7 @@ from dynolab.objectives.sft import SFTConfig
 from dynolab.objectives.spin import SPINConfig
 from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import RewardConfig
+from dynolab.squeezing.alarm import AlarmConfig
 
 
 class OptimizerConfig(BaseModel):
@@ -78,6 +79,12 @@ class LoopConfig(BaseModel):
     record_steps: tuple[int, ...] = Field(
         (), description="Steps whose update is recorded for force analysis, counted from 0."
     )
+    # Left out of keys where it is not set, so that what was trained without one stays known.
+    alarm: AlarmConfig | None = Field(
+        None,
+        exclude_if=lambda alarm: alarm is None,
+        description="On the squeezing gap that probes find; it can end the training early.",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -111,6 +118,10 @@ class LoopConfig(BaseModel):
                 "engine.zero_stage",
                 0,
                 "bf16 keeps fp32 master weights in ZeRO's optimizer; set 1, 2 or 3",
+            )
+        if self.alarm is not None and not self.probe_every:
+            raise ConfigError(
+                "probe_every", 0, "the alarm hears of the gap from probes; set the steps between"
             )
         late = [step for step in self.record_steps if not 0 <= step < self.steps]
         if late:

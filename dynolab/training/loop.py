@@ -22,6 +22,7 @@ from dynolab.likelihood import ResponseLogits, packing_width
 from dynolab.objectives import build_objective, read_logps
 from dynolab.probes.score import ProbeScorer
 from dynolab.probes.summary import mean_by_kind
+from dynolab.squeezing.alarm import Alarm, check_watched
 from dynolab.training.adapters import add_adapters, save_merged
 from dynolab.training.config import GroupTrainConfig
 from dynolab.training.engine import Engine, PlainEngine
@@ -77,7 +78,9 @@ class Trainer:
         )
         self.source = self._build_source()
         self.probes = list(read_rows(job.probes, ProbeRow)) if job.probes else []
+        check_watched(job.config.alarm, self.probes)
         self.scorer: ProbeScorer | None = None
+        self.alarm: Alarm | None = None
 
     def run(self) -> None:
         """The whole run."""
@@ -90,16 +93,24 @@ class Trainer:
         start = 0
         if job.resume_from:
             start = load_state(engine, self.source, job.resume_from, job)
+        self.alarm = self._build_alarm()
 
-        for step in range(start, config.steps):
-            if config.probes_at(step):
-                self._probe(engine, step)
+        step = start
+        while not self._ended(engine, step):
             self._step(engine, step)
             if config.checkpoints_after(step):
                 save_state(engine, self.source, step + 1, job)
-        if config.probes_at(config.steps):
-            self._probe(engine, config.steps)
-        self._finish(engine)
+            step += 1
+        self._finish(engine, step)
+
+    def _ended(self, engine: Engine, step: int) -> bool:
+        """Probes if that is due; whether training ends after `step` updates."""
+        if self.config.probes_at(step):
+            self._probe(engine, step)
+            # Rank 0's word: no rank may go on alone, whatever rounding did to its own gap.
+            if self.alarm is not None and distributed.gather(self.alarm.stops)[0]:
+                return True
+        return step >= self.config.steps
 
     def _step(self, engine: Engine, step: int) -> None:
         """One optimizer step on the examples that the source has for it."""
@@ -205,7 +216,10 @@ class Trainer:
             lines = (ProbeScore(step=step, **dict(row)).line() for row in rows)
             with (self.job.output / "probes.jsonl").open("a") as file:
                 file.writelines(lines)
-        self._log(step, {**mean_by_kind(rows), "probe/seconds": time.perf_counter() - began})
+        means = mean_by_kind(rows)
+        if self.alarm is not None:
+            means |= self.alarm.hear(step, means)
+        self._log(step, {**means, "probe/seconds": time.perf_counter() - began})
 
     def _snapshot(self, engine: Engine) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
         return engine.master_weights(), engine.optimizer_state()
@@ -244,8 +258,8 @@ class Trainer:
         with (self.job.output / "metrics.jsonl").open("a") as file:
             file.write(line.model_dump_json() + "\n")
 
-    def _finish(self, engine: Engine) -> None:
-        """Saves the trained model as a folder that `from_pretrained` loads."""
+    def _finish(self, engine: Engine, steps: int) -> None:
+        """Saves the model, trained so many steps, as a folder that `from_pretrained` loads."""
         weights, output = engine.master_weights(), self.job.output
         if self.config.lora is not None:
             with engine.gathered():
@@ -256,9 +270,10 @@ class Trainer:
         if distributed.rank() == 0:
             self.tokenizer.save_pretrained(output / "model")
             summary = TrainingSummary(
-                steps=self.config.steps,
+                steps=steps,
                 objective=self.config.objective.name,
                 rows=self.encoder.counts.as_metrics(),
+                alarm=None if self.alarm is None else self.alarm.ring,
             )
             (output / "summary.json").write_text(summary.model_dump_json(indent=1))
         distributed.barrier()
@@ -269,6 +284,15 @@ class Trainer:
         from dynolab.training.deepspeed_engine import DeepSpeedEngine
 
         return DeepSpeedEngine(logits, self.config)
+
+    def _build_alarm(self) -> Alarm | None:
+        """The alarm, which has heard what a resumed training's probes found before."""
+        config, log = self.config.alarm, self.job.output / "metrics.jsonl"
+        if config is None:
+            return None
+        known = self.job.resume_from is not None and distributed.rank() == 0
+        heard = list(read_rows(log, MetricsLine)) if known else []
+        return Alarm(config, distributed.gather(heard)[0])
 
     def _build_source(self) -> Source:
         job, objective = self.job, self.objective

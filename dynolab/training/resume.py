@@ -26,7 +26,9 @@ CARRIED = ("metrics.jsonl", "probes.jsonl", "forces")
 """Results so far, kept with the state so that a resumed run's results are whole."""
 
 
-FREE = {"steps", "probe_every", "probe_batch_tokens", "checkpoint_every", "record_steps"}
+FREE = {
+    "steps", "probe_every", "probe_batch_tokens", "checkpoint_every", "record_steps", "alarm",
+}  # fmt: skip
 """Settings that may change on the way: no update before them would have been another."""
 
 

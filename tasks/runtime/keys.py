@@ -19,11 +19,16 @@ from dynolab.errors import ConfigError
 def canonical(value: object, field: str = "config") -> Any:
     """The one JSON value that stands for a config value in every process.
 
-    Sub-models give the fields of their own class, whatever the field was declared as; sets are
-    sorted. Raises ConfigError naming the field for what JSON cannot tell apart or hold.
+    Sub-models give the fields of their own class, whatever the field was declared as, but for those
+    that ask to be left out (`exclude_if`); sets are sorted. Raises ConfigError naming the field for
+    what JSON cannot tell apart or hold.
     """
     if isinstance(value, BaseModel):
-        fields = {name: getattr(value, name) for name in type(value).model_fields}
+        fields = {
+            name: getattr(value, name)
+            for name, known in type(value).model_fields.items()
+            if known.exclude_if is None or not known.exclude_if(getattr(value, name))
+        }
         return canonical(fields | (value.model_extra or {}), field)
     if isinstance(value, Enum):
         return canonical(value.value, field)

@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.runtime.progress import Outcome, counted
 
@@ -76,6 +76,27 @@ def link_mlflow_run(
                 _add_flow_run_tag(f"mlflow:{run_id}")
 
     return _in_background(f"mlflow-link-{name}", publish)
+
+
+def raise_event(
+    event: str, resource: str, name: str, payload: dict[str, Any]
+) -> threading.Thread | None:
+    """Raises an event that Prefect's automations can act on.
+
+    **Arguments:** `resource`: what it is about, by address; `name`: the same, for people.
+
+    Returns the thread that hands it over; None outside of a Prefect run.
+    """
+    if not inside_run():
+        return None
+
+    def emit() -> None:
+        from prefect.events import emit_event
+
+        about = {"prefect.resource.id": f"dynolab.{resource}", "prefect.resource.name": name}
+        emit_event(event, about, payload=payload)  # it relates it to the run at work by itself
+
+    return _in_background(f"event-{name}", emit)
 
 
 class PrefectProgress:

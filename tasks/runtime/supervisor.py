@@ -8,8 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tasks.runtime.alarm import AlarmBell
 from tasks.runtime.progress import StepReporter
-from tasks.runtime.tail import MetricsTail
+from tasks.runtime.tail import MetricLine, MetricsTail
+from tasks.runtime.watching import Watched
 from tasks.runtime.work import Work
 
 POLL_SECONDS = 0.5
@@ -18,16 +20,18 @@ POLL_SECONDS = 0.5
 class Supervisor:
     """A thread that looks after one training run while it runs, and once more at its end.
 
-    Metrics go from the ranks' file to tracking and progress. A resume state that appears in
-    `states` is whole; it is committed beside training and then deleted here. Only the newest is
-    taken where several wait.
+    Metrics go from the ranks' file to tracking, progress and the alarm's bell. A resume state that
+    appears in `states` is whole; it is committed beside training and then deleted here. Only the
+    newest is taken where several wait.
     """
 
     def __init__(self, work: Work[Any], states: Path, total_steps: int) -> None:
         self._work, self._states = work, states
         self._progress = work.progress.stage(work.name, total_steps)
         metrics = work.output / "metrics.jsonl"
-        self._tail = MetricsTail(metrics, work.tracker, StepReporter(self._progress))
+        self._watched = Watched(work.name)
+        self._listeners = (StepReporter(self._progress), AlarmBell(work), self._watched)
+        self._tail = MetricsTail(metrics, work.tracker, self._tell)
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"supervise-{work.name}")
@@ -45,10 +49,14 @@ class Supervisor:
         self._thread.join()
         self._progress.close("done" if kind is None else "failed")
         if kind is None:
-            self.check()
+            self._check_thread()
 
     def check(self) -> None:
-        """Raises what ended the thread, if anything did."""
+        """Raises what ended the thread, if anything did, and `Pruned` where training shall end."""
+        self._check_thread()
+        self._watched.check()
+
+    def _check_thread(self) -> None:
         if self._error is not None:
             raise self._error
 
@@ -59,6 +67,10 @@ class Supervisor:
             self._look()
         except BaseException as error:  # handed to the training thread by `check`
             self._error = error
+
+    def _tell(self, line: MetricLine) -> None:
+        for listener in self._listeners:
+            listener(line)
 
     def _look(self) -> None:
         self._tail.poll()

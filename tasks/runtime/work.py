@@ -85,6 +85,11 @@ class Work(Generic[Config]):
         self.output.mkdir(parents=True)
         self.logs.mkdir()
 
+    @property
+    def address(self) -> str:
+        """Where the result will stand among results: stage and key."""
+        return f"{self._place.stage}/{self._place.key}"
+
     @contextmanager
     def shown(self, total_steps: int | None = None) -> Iterator[StageProgress]:
         """The stage's progress, closed as done or failed with the block."""

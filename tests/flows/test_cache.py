@@ -13,7 +13,8 @@ pytestmark = [pytest.mark.ranks, pytest.mark.services]
 
 BETA = "preference.objective.beta=0.2"
 ON_BETA = {
-    "audit", "preference", "foresight", "probe", "preference-forces", "kernel", "report",
+    "audit", "preference", "foresight", "probe", "preference-forces", "kernel", "squeezing",
+    "report",
 }  # fmt: skip
 
 

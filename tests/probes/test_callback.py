@@ -24,6 +24,7 @@ from dynolab.errors import ConfigError
 from dynolab.likelihood import ResponseLogits
 from dynolab.probes.callback import ProbeCallback
 from dynolab.probes.score import score_probes
+from dynolab.squeezing.alarm import AlarmConfig
 from tests.training.small import make_policy, make_rows, make_tokenizer
 
 STEPS = 5
@@ -126,6 +127,29 @@ def test_a_new_run_replaces_the_old_one_s_rows(tmp_path: Path) -> None:
         trainer.add_callback(ProbeCallback(trainer, probes(), every=STEPS))
         trainer.train()
     assert len(list(read_rows(tmp_path / "probes.jsonl", ProbeScore))) == 2 * len(probes())
+
+
+def test_an_alarm_ends_a_trainer_where_the_gap_has_grown(tmp_path: Path) -> None:
+    """DPO pushes down what is watched as chosen here: the pairs' rejected answers."""
+    watched = [one.model_copy(update={"kind": "chosen"})
+               for one in probes() if one.kind == "rejected"]  # fmt: skip
+    quiet = dpo(tmp_path / "quiet")
+    quiet.add_callback(ProbeCallback(quiet, watched, every=1))
+    quiet.train()
+    gaps = [line["squeeze/gap"] for line in quiet.state.log_history if "squeeze/gap" in line]
+    assert len(gaps) == STEPS + 1
+    rise = (max(gaps[:2]) + gaps[2]) / 2 - gaps[0]
+    assert gaps[2] > max(gaps[:2])
+    trainer = dpo(tmp_path / "alarmed")
+    callback = ProbeCallback(trainer, watched, every=1, alarm=AlarmConfig(rise=rise))
+    trainer.add_callback(callback)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert callback.alarm is not None
+    assert callback.alarm.ring is not None
+    assert callback.alarm.ring.step == 2
+    with pytest.raises(ConfigError, match="alarm"):
+        ProbeCallback(trainer, probes()[1:2], alarm=AlarmConfig(rise=1.0))
 
 
 @pytest.mark.ranks

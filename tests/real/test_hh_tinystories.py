@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 FILE = ROOT / "deploy/studies/hh_tinystories.yaml"
 STAGES = {
     "data", "base", "sft", "audit", "preference", "foresight", "probe", "sft-forces",
-    "preference-forces", "kernel", "report",
+    "preference-forces", "kernel", "squeezing", "report",
 }  # fmt: skip
 KINDS = {
     "chosen", "chosen_initial", "chosen_selfr", "chosen_gptsemantic", "chosen_gptformat",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tasks.runtime.prefect_progress import (
     PrefectProgress,
     inside_run,
     link_mlflow_run,
+    raise_event,
     run_tags,
     slug,
 )
@@ -86,6 +88,42 @@ def test_stage_in_a_flow_shows_progress_and_links(prefect_server: None) -> None:
     assert seen["tags"]["prefect.flow_run_url"].endswith(seen["id"])
 
 
+def events_named(name: str) -> list[dict[str, Any]]:
+    """Events that the server knows; it is told of them a moment after they are raised."""
+    from prefect.client.orchestration import get_client
+
+    deadline = time.monotonic() + 30
+    with get_client(sync_client=True) as client:
+        while True:
+            answer = client.request("POST", "/events/filter", json={"filter": {
+                "event": {"name": [name]}
+            }})  # fmt: skip
+            if (found := answer.json()["events"]) or time.monotonic() > deadline:
+                return found
+            time.sleep(0.2)
+
+
+def test_an_event_leads_to_the_flow_run_that_raised_it(prefect_server: None) -> None:
+    from prefect import flow
+    from prefect.runtime import flow_run
+
+    seen: dict[str, str] = {}
+
+    @flow
+    def study() -> None:
+        told = raise_event("dynolab.squeeze.alarm", "preference/4f", "preference", {"rise": 5.0})
+        assert told is not None
+        told.join(30)
+        seen["id"] = flow_run.get_id()
+
+    study()
+    (event,) = events_named("dynolab.squeeze.alarm")
+    assert event["resource"]["prefect.resource.id"] == "dynolab.preference/4f"
+    assert event["payload"] == {"rise": 5.0}
+    related = {one["prefect.resource.id"] for one in event["related"]}
+    assert f"prefect.flow-run.{seen['id']}" in related
+
+
 def test_trouble_with_prefect_ends_no_stage(
     prefect_server: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,5 +144,6 @@ def test_outside_of_a_run_there_is_nothing_to_link() -> None:
     assert not inside_run()
     assert run_tags() == {}
     assert link_mlflow_run(tracker, "sft") is None
+    assert raise_event("dynolab.squeeze.alarm", "preference/4f", "preference", {}) is None
     assert isinstance(make_progress(io.StringIO()), PlainProgress)
     assert slug("DPO: β=0.1 (seed 3)") == "dpo-0-1-seed-3"

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from dynolab.data.batches import collate
+from dynolab.data.results import TrainingSummary
+from dynolab.data.rows import read_value
 from dynolab.forces import PolicyFunction, force_map, one_step, split_step
 from dynolab.objectives import build_objective
 from dynolab.rollouts.rewards import ALLOWED
@@ -47,6 +49,7 @@ GROUPS = {
     **{f"adapters-zero{stage}": (stage, group_settings(**SAMPLED, lora={"rank": 2}))
        for stage in (2, 3)},
 }  # fmt: skip
+ALARMED = "alarmed-zero2"
 ROOT = Path(__file__).parents[2]
 
 
@@ -60,6 +63,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     cases |= {f"momentum-{name}": case | {"optimizer": MOMENTUM}
               for name, case in cases.items() if name in ("zero2", "zero3")}  # fmt: skip
+    cases[ALARMED] = cases["zero2"] | {"probe_every": 4, "alarm": {"rise": 1e-3}}
     for name, (stage, config) in GROUPS.items():
         engine = {"kind": "deepspeed", "ranks": 2, "zero_stage": stage}
         cases[name] = config.model_dump(mode="json") | {"engine": engine}
@@ -103,6 +107,18 @@ def test_a_resumed_run_ends_with_the_same_bits(runs: Path, name: str) -> None:
         assert one.state.keys() == other.state.keys()
         for parameter, tensors in one.state.items():
             assert distance(tensors, other.state[parameter]) == 0.0
+
+
+def test_an_alarm_ends_all_ranks_at_one_step_resumed_or_not(runs: Path) -> None:
+    for which in ("whole", "resumed"):
+        output = job_of(runs, ALARMED, which).output
+        summary = read_value(output / "summary.json", TrainingSummary)
+        assert summary.alarm is not None
+        assert summary.steps == summary.alarm.step == 4
+        steps = [json.loads(line)["step"] for line in (output / "metrics.jsonl").open()]
+        assert steps == [0, 1, 2, 3, 4, 4]
+    whole, resumed = (job_of(runs, ALARMED, which) for which in ("whole", "resumed"))
+    assert distance(trained_weights(whole), trained_weights(resumed)) == 0.0
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "bf16"])

@@ -1,0 +1,134 @@
+"""What the first-order rule foretells of a real step, token by token, beside what came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
+from dynolab.data.squeezing_results import Forecast, Side
+from dynolab.forces.breakdown import LastLayer
+from dynolab.forces.policy import PolicyFunction
+from dynolab.forces.split import micro_batches, objective_logps, record_batch
+from dynolab.objectives import build_objective
+from dynolab.probes.foresight import auc
+from dynolab.squeezing.last_layer import moved_by_head
+from dynolab.squeezing.rule import first_order
+from dynolab.training.record import StepRecord
+
+SIDES: dict[int, Side] = {CHOSEN: "chosen", REJECTED: "rejected"}
+TOP = 20
+"""Tokens of a position that are its likeliest few."""
+
+MOST = 2**22
+"""Forecasts that are kept of one side: with a large vocabulary, of every so many positions."""
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """A step at some trained positions: forecast and change of log π of every token but y, nats.
+
+    `own` is the realised change of y itself, `head` what the head's change alone makes of it.
+    """
+
+    forecast: Float[Tensor, "positions others"]
+    change: Float[Tensor, "positions others"]
+    top: Int[Tensor, "positions top"]
+    own: Float[Tensor, positions]
+    head: Float[Tensor, positions]
+
+
+def forecasts(
+    record: StepRecord, policy: PolicyFunction, *, training: str, batch_tokens: int = 2_048
+) -> list[Forecast]:
+    """Checks the rule on a recorded step, side by side of the answers that it trained on.
+
+    A position's forecast is `first_order` of a step of c_l on its logits, c_l the objective's
+    dynamic learning rate of its token: for a rejected token class i ≠ y rises iff
+    `p_i + p_y > Σ_j p_j²`, for a chosen one it is the other way round. The rule knows nothing of
+    the other positions of the batch, nor of features, which the real step moves as well.
+
+    **Arguments:**
+
+    - `policy`: the recorded model; its own weights count only where the record has none.
+    - `training`: what the rows call the training.
+
+    **Returns:** one row for each side that was pushed; none for objectives that push other tokens
+    than an answer's own, and for sampling at another temperature than one.
+    """
+    objective = build_objective(record.facts.objective)
+    if objective.dense or any(one.temperature != 1 for one in record.examples):
+        return []
+    found: dict[int, list[Foretold]] = {}
+    every = _stride(record, policy)
+    for examples in micro_batches(record, objective.sides, batch_tokens):
+        batch = record_batch(record, policy, examples)
+        for side, part in _foretold(record, policy, batch, every):
+            found.setdefault(side, []).append(part)
+    return [_row(record, training, SIDES[side], parts) for side, parts in sorted(found.items())]
+
+
+def _stride(record: StepRecord, policy: PolicyFunction) -> int:
+    """Which positions are taken: every so many, that their forecasts stay within `MOST`."""
+    positions = sum(len(one.ids) for each in record.examples for one in each.named().values())
+    vocabulary = policy.causal.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
+    return -(-positions * vocabulary // MOST)
+
+
+@torch.no_grad()
+def _foretold(
+    record: StepRecord, policy: PolicyFunction, batch: TokenBatch, every: int
+) -> Iterator[tuple[int, Foretold]]:
+    """The positions of each side on which the step pushed."""
+    objective = build_objective(record.facts.objective)
+    weights = policy.cast(record.before)
+    rates = objective.learning_rates(objective_logps(policy, weights, batch, objective), batch)
+    logits = policy.logits(weights, batch)
+    before = logits.log_softmax(-1)
+    change = policy.logits(policy.cast(record.after), batch).log_softmax(-1) - before
+    still = moved_by_head(policy, record.before, record.after, batch).log_softmax(-1) - before
+    label = batch.token[:, None]
+    for side in objective.sides:
+        pushed = ((batch.token_side == side) & (rates != 0)).nonzero()[:, 0][::every]
+        if not len(pushed):
+            continue
+        y = label[pushed]
+        others = torch.ones_like(before[pushed], dtype=torch.bool).scatter_(1, y, False)
+        rule = first_order(before[pushed], y[:, 0], rates[pushed])
+        likely = before[pushed][others].view(len(pushed), -1)
+        yield (
+            side,
+            Foretold(
+                forecast=rule[others].view_as(likely),
+                change=change[pushed][others].view_as(likely),
+                top=likely.topk(min(TOP, likely.shape[1]), dim=1).indices,
+                own=change[pushed].gather(1, y)[:, 0],
+                head=still[pushed].gather(1, y)[:, 0],
+            ),
+        )
+
+
+def _row(record: StepRecord, training: str, side: Side, parts: list[Foretold]) -> Forecast:
+    forecast = torch.cat([part.forecast for part in parts])
+    change = torch.cat([part.change for part in parts])
+    top = torch.cat([part.top for part in parts])
+    own, head = (torch.cat([getattr(p, name) for p in parts]).double() for name in ("own", "head"))
+    rises, rose = forecast > 0, change > 0
+    picture = LastLayer.of(own, head)
+    return Forecast(
+        training=training, step=record.facts.step, side=side,
+        positions=len(own), tokens=rose.numel(), foretold=int(rises.sum()), rose=int(rose.sum()),
+        right=int((rises == rose).sum()),
+        auc=_auc(forecast, rose),
+        auc_top=_auc(forecast.gather(1, top), rose.gather(1, top)),
+        explained=float(1 - (own - head).square().sum() / own.square().sum()),
+        cosine=picture.cosine, agree=picture.sign_agreement,
+    )  # fmt: skip
+
+
+def _auc(forecast: Tensor, rose: Tensor) -> float:
+    return auc(forecast.flatten().double().cpu().numpy(), rose.flatten().cpu().numpy())

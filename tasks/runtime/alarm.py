@@ -1,0 +1,41 @@
+"""Who is told when a training's alarm rings: a tag in MLflow, an event in Prefect."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dynolab.squeezing.alarm import GAP, RANG, RISE
+from tasks.runtime.prefect_progress import raise_event
+
+if TYPE_CHECKING:
+    from tasks.runtime.tail import MetricLine
+    from tasks.runtime.work import Work
+
+log = logging.getLogger(__name__)
+
+EVENT = "dynolab.squeeze.alarm"
+TAG = "squeeze.alarm"
+
+
+class AlarmBell:
+    """Listens to a training's lines of metrics and tells when the alarm rings.
+
+    It is made where the stage runs, and may be called on a thread that knows nothing of Prefect.
+    """
+
+    def __init__(self, work: Work[Any]) -> None:
+        self._work = work
+        self._context = contextvars.copy_context()
+
+    def __call__(self, line: MetricLine) -> None:
+        """Hears one line."""
+        if RANG not in line.metrics:
+            return
+        name, gap, rise = self._work.name, line.metrics[GAP], line.metrics[RISE]
+        said = f"step {line.step}: the gap y* - chosen grew by {rise:.2f} nats to {gap:.2f}"
+        log.warning("%s: the alarm rings at %s", name, said)
+        self._work.tracker.tags({TAG: said})
+        payload = {"stage": name, "step": line.step, "gap": gap, "rise": rise, "unit": "nats"}
+        self._context.run(raise_event, EVENT, self._work.address, name, payload)

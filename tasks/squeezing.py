@@ -1,0 +1,187 @@
+"""Stage `squeezing`: where risen probability went, what foretold it, and who repeats themselves."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.forces import first_pairs
+from tasks.policies import adapter_folder, load_policy
+from tasks.runtime.stage import Stage
+from tasks.runtime.tables import log_tables
+from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from dynolab.data.encode import Encoded
+    from dynolab.data.rows import ProbeRow
+    from dynolab.data.squeezing_results import Forecast, Generation, RisenMass
+    from dynolab.forces.policy import PolicyFunction, Weights
+    from dynolab.squeezing.index import Logits
+
+KINDS = ("chosen", "rejected")
+
+
+class SqueezingConfig(BaseModel):
+    """Which answers are looked at, and how they are computed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    pairs: int = Field(40, ge=1, description="Pairs of each split whose answers are looked at.")
+    batch_tokens: int = Field(2_048, ge=1, description="Padded tokens of one forward.")
+
+
+class SqueezingJob(SqueezingConfig):
+    """The trainings, by the name of their input, each with that of the model it started from."""
+
+    trainings: dict[str, str] = {"sft": "base", "preference": "sft"}
+    main: str = Field("preference", description="The training whose figures bear no name.")
+
+
+def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
+    """Reads inputs `data`, `probe`, the trainings and the models that they started from.
+
+    Results: `risen.jsonl`, where probability rose from the start of every training to each of its
+    recorded steps and to its end; `forecasts.jsonl`, the first-order rule on every recorded step;
+    `generations.jsonl`, how much the greedy answers of `probe` repeat themselves.
+
+    Returns `squeeze/index` of the main training and `squeeze/index/<training>` of the others, on
+    the chosen answers of training pairs; `squeeze/forecast_auc`, `squeeze/forecast_auc_top` and
+    `squeeze/last_layer` of the main training's rejected (else chosen) answers, means over its
+    recorded steps; `squeeze/repeaters/<model>`, the share of its held-out answers that repeat
+    themselves.
+    """
+    from dynolab.data.rows import write_rows
+
+    began, config = time.monotonic(), work.config
+    risen: list[RisenMass] = []
+    forecasts: list[Forecast] = []
+    with work.shown(len(config.trainings)) as progress:
+        for number, name in enumerate(config.trainings, start=1):
+            mass, foretold = _measure(work, name)
+            risen += mass
+            forecasts += foretold
+            progress.update(number, name)
+        generations = list(_generations(work))
+        write_rows(work.output / "risen.jsonl", risen)
+        write_rows(work.output / "forecasts.jsonl", forecasts)
+        write_rows(work.output / "generations.jsonl", generations)
+    told = _foretold(work, forecasts) | _repeaters(generations)
+    work.tracker.metrics(0, told)
+    metrics = _indices(work, risen) | told
+    log_tables(work.tracker, {"forecasts": forecasts, "generations": generations}, work.scratch)
+    return metrics | {"seconds": time.monotonic() - began}
+
+
+def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list[Forecast]]:
+    """A training's risen probability at each of its known states, and its steps' forecasts."""
+    from dynolab.data.encode import Encoder
+    from dynolab.data.results import TrainingSummary
+    from dynolab.data.rows import ProbeRow, read_rows, read_value
+    from dynolab.likelihood import ResponseLogits
+    from dynolab.squeezing.forecast import forecasts
+    from dynolab.training.record import StepRecord
+    from models.language import folder_context, load_language_model, load_tokenizer
+
+    config, folder = work.config, work.input_folder(name)
+    tokenizer = load_tokenizer(folder / "model")
+    encoder = Encoder(tokenizer, folder_context(folder / "model"), "drop")
+    rows = [row for row in read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow)
+            if row.kind in KINDS]  # fmt: skip
+    watched = first_pairs(rows, config.pairs)
+    answers = [(row, one) for row, one in zip(watched, encoder.probes(watched), strict=True)
+               if one is not None]  # fmt: skip
+    policy = load_policy(folder / "model", adapter_folder(work, name))
+    start = load_language_model(
+        work.input_folder(config.trainings[name], "model"), tokenizer=tokenizer,
+        device=policy.device,
+    )  # fmt: skip
+    steps = read_value(folder / "summary.json", TrainingSummary).steps
+    mass_of = partial(_risen, work, name, ResponseLogits(start.eval()), policy, answers)
+    risen: list[RisenMass] = []
+    foretold: list[Forecast] = []
+    for place in sorted((folder / "forces").glob("step-*")):
+        record = StepRecord.load(place)
+        foretold += forecasts(record, policy, training=name, batch_tokens=config.batch_tokens)
+        if record.facts.step:
+            risen += mass_of(record.before, record.facts.step)
+    return risen + mass_of({}, steps), foretold
+
+
+def _risen(
+    work: Work[SqueezingJob], name: str, before: Logits, policy: PolicyFunction,
+    answers: Sequence[tuple[ProbeRow, Encoded]], weights: Weights, step: int,
+) -> list[RisenMass]:  # fmt: skip
+    """Risen probability from a training's start to some weights of it."""
+    from dynolab.data.squeezing_results import RisenMass
+    from dynolab.squeezing.index import answers_risen_mass
+
+    sums = answers_risen_mass(
+        before, partial(policy.logits, policy.cast(weights)), [one for _, one in answers],
+        batch_tokens=work.config.batch_tokens, device=policy.device,
+    )  # fmt: skip
+    return [
+        RisenMass(training=name, step=step, pair_id=row.pair_id, split=row.split, kind=row.kind,
+                  tokens=one.response_length, risen=risen, argmax=argmax, own=own)
+        for (row, one), (risen, argmax, own) in zip(answers, sums.tolist(), strict=True)
+    ]  # fmt: skip
+
+
+def _generations(work: Work[SqueezingJob]) -> Iterator[Generation]:
+    """How much every greedy answer of the study's models repeats itself."""
+    from dynolab.data.results import Answer
+    from dynolab.data.rows import read_rows
+    from dynolab.data.squeezing_results import Generation
+    from dynolab.squeezing.repeats import repetition
+    from models.language import load_tokenizer
+
+    tokenizer = load_tokenizer(work.input_folder(work.config.main, "model"))
+    for answer in read_rows(work.input_folder("probe") / "answers.jsonl", Answer):
+        tokens = tokenizer.encode(answer.answer, add_special_tokens=False)
+        yield Generation(
+            model=answer.model, pair_id=answer.pair_id, split=answer.split,
+            finished=answer.finished, **dict(repetition(tokens)),
+        )  # fmt: skip
+
+
+def _indices(work: Work[SqueezingJob], risen: Sequence[RisenMass]) -> dict[str, float]:
+    """The index of every training at its end; that of each step goes to tracking alone."""
+    from dynolab.squeezing.index import squeeze_index
+
+    found: dict[str, float] = {}
+    for name in work.config.trainings:
+        metric = "squeeze/index" if name == work.config.main else f"squeeze/index/{name}"
+        own = [row for row in risen
+               if (row.training, row.split, row.kind) == (name, "train", "chosen")]  # fmt: skip
+        for step in sorted({row.step for row in own}):
+            index = squeeze_index([row for row in own if row.step == step]).mean
+            if math.isfinite(index):  # where nothing rose there is no share
+                work.tracker.metrics(step, {metric: index})
+                found[metric] = index
+    return found
+
+
+def _foretold(work: Work[SqueezingJob], forecasts: Sequence[Forecast]) -> dict[str, float]:
+    """Means over the main training's recorded steps."""
+    own = [one for one in forecasts if one.training == work.config.main]
+    wanted = [one for one in own if one.side == "rejected"] or own
+    names = {"forecast_auc": "auc", "forecast_auc_top": "auc_top", "last_layer": "explained"}
+    values = {name: [getattr(one, field) for one in wanted] for name, field in names.items()}
+    means = {f"squeeze/{name}": math.fsum(each) / len(each) for name, each in values.items()
+             if each}  # fmt: skip
+    return {name: value for name, value in means.items() if math.isfinite(value)}
+
+
+def _repeaters(generations: Sequence[Generation]) -> dict[str, float]:
+    """Share of every model's held-out answers that repeat themselves."""
+    flags: dict[str, list[bool]] = {}
+    for one in generations:
+        if one.split == "heldout":
+            flags.setdefault(one.model, []).append(one.repeater)
+    return {f"squeeze/repeaters/{name}": sum(each) / len(each) for name, each in flags.items()}
+
+
+SQUEEZING = Stage("squeezing", 1, measure_squeezing, operational=frozenset({"batch_tokens"}))

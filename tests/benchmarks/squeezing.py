@@ -1,0 +1,113 @@
+"""Squeezing: what is foretold of a real step, and which findings and mitigations are measured.
+
+    DYNOLAB_TEST_DATA=FOLDER python -m tests.benchmarks.squeezing
+
+FOLDER holds `models/tinystories-656k` and `data/probes`. Prints one JSON object on its last line.
+
+- `forecast_auc`: how well the first-order rule foretells which tokens of the vocabulary rise at
+  the positions of rejected answers: area under the ROC curve, chance is 0.5; the median over the
+  first `forecast_steps` DPO steps of 8 of the paper's pairs each, `…_low` and `…_high` the smallest
+  and the largest. `forecast_auc_chosen`: at the positions of chosen answers. `forecast_auc_top`: of
+  rejected answers, among the 20 likeliest tokens of every position. `forecast_right`: share of
+  tokens that do as foretold.
+- `last_layer_explained`, `last_layer_cosine`, `last_layer_sign`: what the head's own change makes
+  of the change of log π of the trained tokens, against the realised one, both answers' mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dynolab.data.rows import write_rows
+from dynolab.data.sources import DataConfig, load_data
+from dynolab.data.squeezing_results import Forecast
+from dynolab.forces import PolicyFunction
+from dynolab.squeezing.forecast import forecasts
+from dynolab.training.config import TrainConfig
+from dynolab.training.job import TrainJob
+from dynolab.training.loop import train
+from dynolab.training.record import StepRecord
+from models.language import load_language_model, load_tokenizer
+
+STEPS, PAIRS = 5, 8
+
+
+def forecast() -> dict[str, float]:
+    """The rule against the first steps of a DPO run on the tinystories model."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        found = _foretold(Path(scratch))
+    rejected = [one for one in found if one.side == "rejected"]
+    chosen = [one for one in found if one.side == "chosen"]
+    return {
+        **_spread("forecast_auc", [one.auc for one in rejected]),
+        **_spread("forecast_auc_top", [one.auc_top for one in rejected]),
+        **_spread("forecast_auc_chosen", [one.auc for one in chosen]),
+        **_spread("forecast_right", [one.right / one.tokens for one in rejected]),
+        **_spread("last_layer_explained", [one.explained for one in found]),
+        **_spread("last_layer_cosine", [one.cosine for one in found]),
+        **_spread("last_layer_sign", [one.agree for one in found]),
+        "forecast_steps": float(len(rejected)),
+        "forecast_tokens": float(sum(one.tokens for one in found)),
+        "forecast_wall_s": time.perf_counter() - began,
+    }
+
+
+def _foretold(folder: Path) -> list[Forecast]:
+    source = Path(os.environ["DYNOLAB_TEST_DATA"])
+    model = source / "models/tinystories-656k"
+    data = DataConfig(
+        source="file", path=str(source / "data/probes/hh_helpful_probe_train.jsonl.gz"),
+        format="probe_file", heldout_rows=0,
+    )  # fmt: skip
+    write_rows(folder / "train.jsonl", load_data(data).pairs)
+    config = TrainConfig.model_validate(
+        {"objective": {"name": "dpo", "beta": 0.1},
+         "optimizer": {"name": "sgd", "learning_rate": 2e-2},
+         "engine": {"kind": "plain", "ranks": 1}, "steps": STEPS, "batch_size": PAIRS,
+         "micro_batch_size": PAIRS // 2, "overlong": "drop", "record_steps": range(STEPS)}
+    )  # fmt: skip
+    job = TrainJob(
+        config=config, model=model, examples=folder / "train.jsonl", output=folder / "output",
+        resume_out=folder / "resume",
+    )  # fmt: skip
+    train(job, load_language_model(model), load_tokenizer(model))
+    policy = PolicyFunction(load_language_model(model))
+    return [
+        one
+        for place in sorted((folder / "output/forces").glob("step-*"))
+        for one in forecasts(StepRecord.load(place), policy, training="dpo")
+    ]
+
+
+def _spread(name: str, values: list[float]) -> dict[str, float]:
+    return {
+        name: statistics.median(values), f"{name}_low": min(values), f"{name}_high": max(values)
+    }  # fmt: skip
+
+
+PARTS: dict[str, Callable[[], dict[str, float]]] = {"forecast": forecast}
+"""What is measured, part by part: each gives its figures by name."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", choices=list(PARTS))
+    only = parser.parse_args().only
+    found: dict[str, float] = {}
+    for name, part in PARTS.items():
+        if only in (None, name):
+            found |= part()
+            print(json.dumps(found), flush=True)
+    print(json.dumps({name: float(f"{value:.4g}") for name, value in found.items()}))
+
+
+if __name__ == "__main__":
+    main()

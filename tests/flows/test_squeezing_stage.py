@@ -1,0 +1,139 @@
+"""The stage of squeezing on a small store, and what a stage tells whose training's alarm rings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynolab.data.data_config import DataConfig
+from dynolab.data.results import AlarmRing, ProbeScore, TrainingSummary
+from dynolab.data.rows import Example, read_rows, read_value, write_rows
+from dynolab.data.squeezing_results import Forecast, Generation, RisenMass
+from dynolab.errors import ConfigError
+from dynolab.squeezing.alarm import RANG, AlarmConfig
+from dynolab.training.config import LoraConfig, OptimizerConfig, TrainConfig
+from flows.parameters import StudyParameters, load_parameters
+from flows.steps import study_steps
+from tasks.data import DATA
+from tasks.probe import PROBE, ProbeConfig
+from tasks.runtime.alarm import TAG
+from tasks.squeezing import SQUEEZING, SqueezingJob
+from tasks.training import PREFERENCE, SFT
+from tests.flows.analysed import PLAIN, Analysed
+
+SMALL = TrainConfig.model_validate(
+    {"objective": {"name": "dpo"}, "engine": PLAIN, "steps": 3, "batch_size": 4,
+     "optimizer": {"name": "sgd", "learning_rate": 1e-2}, "record_steps": [0, 2]}
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def measured(analysed: Analysed) -> dict[str, Any]:
+    """The stage on an SFT, a DPO and one of adapters, with its folder."""
+    trained = analysed.run(PREFERENCE, SMALL, data=analysed.data, model=analysed.sft)
+    adapted = SMALL.model_copy(update={"lora": LoraConfig(rank=2)})
+    adapters = analysed.run(PREFERENCE, adapted, data=analysed.data, model=analysed.sft)
+    models = {"base": analysed.base, "sft": analysed.sft, "preference": trained}
+    probe = analysed.run(PROBE, ProbeConfig(answers=1, answer_tokens=4), data=analysed.data,
+                         **models)  # fmt: skip
+    job = SqueezingJob(
+        pairs=3, trainings={"sft": "base", "preference": "sft", "adapters": "sft"}
+    )  # fmt: skip
+    done = analysed.run(
+        SQUEEZING, job, data=analysed.data, probe=probe, adapters=adapters, **models
+    )
+    return {"result": done, "folder": analysed.folder(done), "run": analysed.tracking.runs[-1]}
+
+
+def test_every_state_of_every_training_has_its_risen_mass(measured: dict[str, Any]) -> None:
+    rows = list(read_rows(measured["folder"] / "risen.jsonl", RisenMass))
+    states = {(row.training, row.step) for row in rows}
+    assert states == {("sft", 1), ("sft", 3), ("sft", 4), ("preference", 2), ("preference", 3),
+                      ("adapters", 2), ("adapters", 3)}  # fmt: skip
+    assert len(rows) == len(states) * 3 * 2 * 2  # pairs of each split, both answers
+    assert all(0 <= row.argmax <= row.risen + 1e-9 for row in rows)
+    assert all(0 <= row.own <= row.risen + 1e-9 and row.risen <= row.tokens for row in rows)
+    assert min(row.risen for row in rows if row.training == "sft") > 0
+
+
+def test_recorded_steps_are_foretold(measured: dict[str, Any]) -> None:
+    found = list(read_rows(measured["folder"] / "forecasts.jsonl", Forecast))
+    known = [(one.training, one.step, one.side) for one in found]
+    sft = [("sft", step, "chosen") for step in (1, 3)]
+    pairs = [(name, step, side) for name in ("preference", "adapters") for step in (0, 2)
+             for side in ("chosen", "rejected")]  # fmt: skip
+    assert known == sft + pairs
+    for one in found:
+        assert 0 <= one.auc <= 1
+        assert one.right <= one.tokens
+        if one.training == "adapters":  # they leave the head where it is
+            assert one.explained == 0
+    explained = [one.explained for one in found if one.training == "preference"]
+    assert all(0 < one < 1.5 for one in explained)
+
+
+def test_the_numbers_have_the_names_of_the_measures(measured: dict[str, Any]) -> None:
+    metrics = measured["result"].metrics
+    for name in ("squeeze/index", "squeeze/index/sft", "squeeze/index/adapters",
+                 "squeeze/forecast_auc", "squeeze/forecast_auc_top"):  # fmt: skip
+        assert 0 <= metrics[name] <= 1
+    assert {f"squeeze/repeaters/{name}" for name in ("base", "sft", "preference")} <= set(metrics)
+    logged = [(step, name) for step, values in measured["run"].values for name in values]
+    assert [step for step, name in logged if name == "squeeze/index"] == [2, 3]
+    assert "tables/forecasts.json" in measured["run"].artifacts
+    generations = list(read_rows(measured["folder"] / "generations.jsonl", Generation))
+    assert {one.model for one in generations} == {"base", "sft", "preference"}
+
+
+def test_an_alarm_ends_the_stage_and_is_told(analysed: Analysed) -> None:
+    """Any growth of the gap is too much here."""
+    config = SMALL.model_copy(
+        update={"steps": 40, "probe_every": 1, "record_steps": (),
+                "optimizer": OptimizerConfig(name="sgd", learning_rate=3e-2)}
+    )  # fmt: skip
+    quiet = analysed.run(PREFERENCE, config, data=analysed.data, model=analysed.sft)
+    assert "stopped_at" not in quiet.metrics
+    gaps = gaps_of(analysed, quiet)
+    step = next(step for step, gap in gaps.items() if gap - gaps[0] > 0.01)
+    alarmed = config.model_copy(update={"alarm": AlarmConfig(rise=0.01)})
+    done = analysed.run(PREFERENCE, alarmed, data=analysed.data, model=analysed.sft)
+    run = analysed.tracking.runs[-1]
+    summary = read_value(analysed.folder(done) / "summary.json", TrainingSummary)
+    assert done.metrics["stopped_at"] == summary.steps == step < 40
+    assert isinstance(summary.alarm, AlarmRing)
+    assert run.tagged[TAG].startswith(f"step {step}: the gap")
+    assert [at for at, values in run.values if RANG in values] == [step]
+
+
+def gaps_of(analysed: Analysed, result: Any) -> dict[int, float]:
+    rows = read_rows(analysed.folder(result) / "probes.jsonl", ProbeScore)
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        if (row.split, row.kind) == ("train", "chosen") and row.argmax_logp is not None:
+            found.setdefault(row.step, []).append(row.argmax_logp - row.logp)
+    return {step: sum(each) / len(each) for step, each in found.items()}
+
+
+def test_an_alarm_without_watched_answers_is_refused_before_training(
+    analysed: Analysed, tmp_path: Path
+) -> None:
+    pairs = [Example(id=f"p{n}", prompt="q", chosen="a b", rejected="c") for n in range(8)]
+    write_rows(tmp_path / "pairs.jsonl", pairs)
+    blind = analysed.run(DATA, DataConfig(source="file", path=str(tmp_path / "pairs.jsonl"),
+                                          heldout_rows=2, probe_pairs=0))  # fmt: skip
+    config = SMALL.model_copy(update={"probe_every": 1, "alarm": AlarmConfig(rise=1.0)})
+    with pytest.raises(ConfigError, match="no chosen answer of a training pair is watched"):
+        analysed.run(SFT, config, data=blind, model=analysed.base)
+
+
+def test_a_study_measures_its_trainings_and_those_on_the_same_data() -> None:
+    steps = {step.name: step for step in study_steps(StudyParameters())}
+    assert steps["squeezing"].config.trainings == {"sft": "base", "preference": "sft"}
+    contrasted = load_parameters(StudyParameters, None, ["contrasts=[on_policy, flat_world]"])
+    step = next(step for step in study_steps(contrasted) if step.name == "squeezing")
+    assert step.config.trainings == {"sft": "base", "preference": "sft", "on-policy": "sft"}
+    assert set(step.inputs) == {"data", "probe", "base", "sft", "preference", "on-policy"}
+    assert json.loads(step.config.model_dump_json())["main"] == "preference"

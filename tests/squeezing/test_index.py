@@ -1,0 +1,78 @@
+"""The squeezing index: against its definition, position by position."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from dynolab.data.batches import collate
+from dynolab.data.squeezing_results import RisenMass
+from dynolab.forces import PolicyFunction
+from dynolab.probes.intervals import ratio_interval
+from dynolab.squeezing.index import answers_risen_mass, own_share, risen_mass, squeeze_index
+from dynolab.squeezing.rule import likeliest_other, stepped
+from tests.forces.small_models import encoded, neox
+
+
+def test_it_is_the_share_of_risen_probability_that_the_argmax_took() -> None:
+    before = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]], dtype=torch.float64)
+    after = torch.tensor([[0.7, 0.1, 0.2], [0.3, 0.5, 0.2]], dtype=torch.float64)
+    found = risen_mass(before.log(), after.log(), torch.tensor([1, 0]))
+    # First row: the argmax alone rises; second: the answer's own token alone.
+    expected = torch.tensor([[0.2, 0.2, 0.0], [0.2, 0.0, 0.2]], dtype=torch.float64)
+    torch.testing.assert_close(found, expected)
+    rows = [mass_row(f"p{number}", *values) for number, values in enumerate(found.tolist())]
+    assert squeeze_index(rows).mean == pytest.approx(0.5)
+    assert own_share(rows).mean == pytest.approx(0.5)
+
+
+def mass_row(pair: str, risen: float, argmax: float, own: float) -> RisenMass:
+    return RisenMass(training="dpo", step=1, pair_id=pair, split="train", kind="chosen", tokens=1,
+                     risen=risen, argmax=argmax, own=own)  # fmt: skip
+
+
+def test_where_nothing_rose_there_is_no_index() -> None:
+    assert squeeze_index([]).n == 0
+    assert np.isnan(squeeze_index([mass_row("a", 0.0, 0.0, 0.0)]).mean)
+
+
+def test_a_push_on_a_peaked_policy_feeds_its_argmax_alone() -> None:
+    """The limit of §3.3 of arXiv 2407.10490: the peakier, the more of it goes to i*."""
+    torch.manual_seed(0)
+    logits = torch.randn(200, 30, dtype=torch.float64)
+    label = logits.argsort(dim=-1)[:, 15]
+    shares = []
+    for sharpness in (1.0, 3.0, 10.0):
+        logp = (sharpness * logits).log_softmax(-1)
+        assert bool((likeliest_other(logp, label) == logp.argmax(-1)).all())
+        mass = risen_mass(logp, stepped(logp, label, -1.0), label).sum(0)
+        shares.append(float(mass[1] / mass[0]))
+    assert shares == sorted(shares)
+    assert shares[-1] > 0.95
+
+
+def test_answers_add_up_their_positions_whatever_the_batch() -> None:
+    policy = PolicyFunction(neox(), torch.float64)
+    moved = {name: w + 0.05 * torch.randn_like(w) for name, w in policy.weights.items()}
+    before, after = (partial(policy.logits, weights) for weights in ({}, moved))
+    answers = [encoded(seed, response=3 + seed) for seed in range(5)]
+    found = answers_risen_mass(before, after, answers, batch_tokens=20)
+    for one, sums in zip(answers, found, strict=True):
+        batch = collate([one], 0)
+        alone = risen_mass(before(batch), after(batch), batch.token).sum(0)
+        torch.testing.assert_close(sums, alone.detach())
+    assert bool((found[:, 1:] <= found[:, :1] + 1e-12).all())
+
+
+def test_the_interval_is_the_jackknifes_over_pairs() -> None:
+    parts, wholes = np.array([1.0, 0.0, 2.0, 1.0]), np.array([2.0, 1.0, 2.0, 3.0])
+    pairs = np.array(["a", "a", "b", "c"])
+    found = ratio_interval(parts, wholes, pairs)
+    without = [(4 - p) / (8 - w) for p, w in ((1, 3), (2, 2), (1, 3))]
+    spread = (2 / 3 * sum((x - np.mean(without)) ** 2 for x in without)) ** 0.5
+    assert found.mean == pytest.approx(4 / 8)
+    assert (found.high - found.low) / 2 == pytest.approx(4.3027 * spread, rel=1e-4)
+    assert found.n == 3
