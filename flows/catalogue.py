@@ -19,6 +19,10 @@ from flows.judge_steps import judge_steps
 from flows.parameters import StudyParameters, resolved
 from flows.probes_parameters import ProbesParameters, resolved_probes
 from flows.probes_steps import probes_steps
+from flows.simplicity_parameters import SimplicityParameters
+from flows.simplicity_steps import simplicity_steps
+from flows.squeezing_parameters import SqueezingParameters, resolved_squeezing
+from flows.squeezing_steps import squeezing_steps
 from flows.steps import study_steps
 from tasks.runtime.chain import Step
 from tasks.runtime.opening import planning_platform
@@ -31,7 +35,9 @@ Parameters = TypeVar(
     | AuditParameters
     | GrpoParameters
     | JudgeParameters
-    | ProbesParameters,
+    | ProbesParameters
+    | SimplicityParameters
+    | SqueezingParameters,
 )
 Planned = tuple[list[Step], Mapping[str, StageResult]]
 """Steps, and the results that they read without a step."""
@@ -73,6 +79,11 @@ def _judge(parameters: JudgeParameters) -> Planned:
     return judge_steps(known, given), given
 
 
+def _squeezing(parameters: SqueezingParameters) -> Planned:
+    known, given = resolved_squeezing(parameters, planning_platform())
+    return squeezing_steps(known, given), given
+
+
 STUDY = Command(
     "study", StudyParameters, lambda given: (study_steps(resolved(given)), {}),
     page="report", file="report.html",
@@ -88,3 +99,10 @@ PROBES = Command(
     "probes", ProbesParameters, lambda given: (probes_steps(resolved_probes(given)), {}),
     page="probe-set", file="probes.jsonl",
 )  # fmt: skip
+SIMPLICITY = Command(
+    "simplicity", SimplicityParameters, lambda given: (simplicity_steps(given), {}),
+    page="simplicity-page", file="simplicity.html",
+)  # fmt: skip
+SQUEEZING = Command(
+    "squeezing", SqueezingParameters, _squeezing, page="squeezing-page", file="squeezing.html"
+)

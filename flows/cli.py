@@ -168,6 +168,34 @@ def probes(
 
 
 @app.command()
+def squeezing(
+    config: Annotated[Path, typer.Option(help="Chapter file (YAML).")] = (
+        EXAMPLES / "squeezing_builtin.yaml"
+    ),
+    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
+) -> None:  # fmt: skip
+    """Where pushed-down probability goes: of one softmax for certain, of a model as measured."""
+    from flows.catalogue import SQUEEZING
+    from flows.commands import start
+
+    start(SQUEEZING, config, changes or [], plan_only=plan, fresh=fresh)
+
+
+@app.command()
+def simplicity(
+    config: Annotated[Path, typer.Option(help="Chapter file (YAML).")] = (
+        EXAMPLES / "simplicity_builtin.yaml"
+    ),
+    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
+) -> None:  # fmt: skip
+    """Which mappings of objects to messages a small network learns fast, and why."""
+    from flows.catalogue import SIMPLICITY
+    from flows.commands import start
+
+    start(SIMPLICITY, config, changes or [], plan_only=plan, fresh=fresh)
+
+
+@app.command()
 def up(
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,

@@ -54,7 +54,7 @@ def _layout(titles: Sequence[str], across: str, up: str, height: int = 400) -> d
         }  # fmt: skip
         annotations.append(panel_title(title, domain[0], 1.02))
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.1,
+    layout["legend"] = {"orientation": "h", "x": 0.82, "xanchor": "right", "y": 1.1,
                         "yanchor": "bottom"}  # fmt: skip
     return layout
 
@@ -149,18 +149,24 @@ def share_plate(spaces: Sequence[Rows]) -> Plate:
     layout["barmode"] = "group"
     figure.update_layout(**layout)
     first = spaces[0]
-    parts = [f"{with_interval(mean_interval(per_seed(first, 'others', kind)))} nats in {kind} ones"
-             for kind in ("compositional", "holistic")]  # fmt: skip
+    parts = [_taught(first, kind) for kind in KINDS if kind != "degenerate"]
     return Plate(
         "shares",
         "Who taught an example what it learned",
-        f"At {first[0].space.label} other objects’ updates lowered an object’s loss by "
-        f"{join(parts)}.",
+        f"At {first[0].space.label} the updates of other objects {join(parts)}.",
         "Σ over steps of η/N ⟨∇ℓₒ, ∇ℓᵤ⟩: to first order the whole fall of the loss, split into the "
         "share of an object’s own gradient and that of all others. Means over objects and "
         "mappings, with 95% intervals over seeds.",
         figure,
     )
+
+
+def _taught(rows: Rows, kind: MappingKind) -> str:
+    found = mean_interval(per_seed(rows, "others", kind))
+    if not found.n:
+        return f"are not known for {kind} mappings"
+    way = "lowered" if found.mean > 0 else "raised"
+    return f"{way} an object’s loss by {number(abs(found.mean), 2)} nats in {kind} mappings"
 
 
 def loss_plate(spaces: Sequence[Sequence[LossPath]], areas: Sequence[Rows]) -> Plate:

@@ -90,7 +90,7 @@ def _lead(spaces: Sequence[Sequence[LearnedMapping]]) -> str:
 def _tile(rows: Sequence[LearnedMapping]) -> Tile:
     mean, low, high = mean_and_ends(difference(rows, "area"))
     return Tile(
-        f"Faster by, {rows[0].space.label}",
+        f"Δ area at {rows[0].space.label}",
         mean,
-        f"nats of mean loss, compositional less holistic [{low}, {high}]",
+        f"nats [{low}, {high}]: compositional less holistic",
     )

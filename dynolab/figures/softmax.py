@@ -59,10 +59,11 @@ def panel_plate(panels: Sequence[Panel]) -> Plate:
         layout[axis_key("y", below)] = {
             "domain": [0.0, 0.4], "anchor": axis_name("x", below), "zeroline": True,
             "title": {"text": "Δ log p (nats)" if index == 1 else ""}, "nticks": 5,
+            "range": _of_others(panel),
         }  # fmt: skip
         annotations.append(panel_title(plotly_text(panel.name), domain[0], 1.02))
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.08,
+    layout["legend"] = {"orientation": "h", "x": 0.82, "xanchor": "right", "y": 1.08,
                         "yanchor": "bottom"}  # fmt: skip
     figure.update_layout(**layout)
     first = panels[0]
@@ -72,7 +73,8 @@ def panel_plate(panels: Sequence[Panel]) -> Plate:
         _panel_message(panels),
         "Softmax regression on one input with four features, ascending or descending −log p_y at "
         f"learning rate {first.learning_rate:g}. Above: grey before, blue after; the star is the "
-        "class y that is pulled up or pushed down. Below: what rose and what fell, class by class.",
+        "class y that is pulled up or pushed down. Below: what rose and fell, class by class; y "
+        "itself leaves that picture.",
         figure,
     )
 
@@ -104,6 +106,13 @@ def _add_panel(
         marker={"color": [UP if value > 0 else DOWN for value in change], "line": {"width": 0}},
         hovertemplate="rank %{x}: %{y:+.3g} nats<extra></extra>", **bottom,
     )  # fmt: skip
+
+
+def _of_others(panel: Panel) -> list[float]:
+    """An axis that holds what all classes but y do."""
+    change = np.delete(np.array(panel.after) - np.array(panel.before), panel.label)
+    room = 0.15 * max(float(np.ptp(change)), float(np.abs(change).max()))
+    return [min(0.0, float(change.min())) - room, max(0.0, float(change.max())) + room]
 
 
 def _panel_message(panels: Sequence[Panel]) -> str:
@@ -149,7 +158,7 @@ def shape_plate(points: Sequence[ShapePoint]) -> Plate:
             )  # fmt: skip
         layout[axis_key("x", index)] = {
             "domain": domain, "anchor": axes["yaxis"], "type": "log", "dtick": 1,
-            "title": {"text": across},
+            "tickformat": "~g", "title": {"text": across},
         }  # fmt: skip
         layout[axis_key("y", index)] = {
             "anchor": axes["xaxis"], "title": {"text": up},
@@ -157,7 +166,7 @@ def shape_plate(points: Sequence[ShapePoint]) -> Plate:
         }  # fmt: skip
         annotations.append(panel_title(title, domain[0], 1.02))
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.12,
+    layout["legend"] = {"orientation": "h", "x": 0.82, "xanchor": "right", "y": 1.1,
                         "yanchor": "bottom"}  # fmt: skip
     figure.update_layout(**layout)
     return Plate(
@@ -202,7 +211,7 @@ def step_plate(paths: Sequence[StepPath]) -> Plate:
     figure.update_layout(
         **base_layout(
             380, xaxis={"title": {"text": "size of the step η"}},
-            yaxis={"title": {"text": "Δ log p (nats)"}, "range": [2 * low - room, gain + room]},
+            yaxis={"title": {"text": "Δ log p (nats)"}, "range": [low - room, gain + room]},
         )
     )  # fmt: skip
     turned = sum(path.change[1] > 0 > path.change[-1] for path in others)
@@ -212,7 +221,7 @@ def step_plate(paths: Sequence[StepPath]) -> Plate:
         f"As the step grows, i* gains up to {number(gain, 2, sign=True)} nats; of {len(others)} "
         f"other classes shown {turned} rise{'s' if turned == 1 else ''} at first and then "
         f"fall{'s' if turned == 1 else ''}, and none that falls comes back.",
-        "One peaked distribution; the likeliest class but one is pushed. Every curve is concave, "
-        "so that a class below its start only falls on. The pushed class leaves the picture.",
+        "One random distribution; its median class is pushed. Every curve is concave, so that a "
+        "class below its start only falls on. The pushed class leaves the picture.",
         figure,
     )

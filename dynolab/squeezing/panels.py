@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -12,8 +13,9 @@ from dynolab.data.softmax_results import Panel, ShapePoint, StepPath
 from dynolab.probes.intervals import mean_interval
 from dynolab.squeezing.rule import likeliest_other, stepped
 
-FLAT, PEAKED = 0.3, 1.5
-"""Scales of the panels' normal logits."""
+FLAT, PEAKED = 0.3, 3.0
+MODERATE = 1.0
+"""Standard deviations of normal logits: of the panels, and of the paths by size of step."""
 
 FEATURES = 4
 LEARNING_RATE, STEPS = 0.5, 8
@@ -25,7 +27,7 @@ def panels(classes: int, seed: int) -> list[Panel]:
     """A positive update, and negative ones on a flat distribution, a peak's flank and a valley.
 
     The sources leave scales, steps and classes open: here flat logits have standard deviation
-    0.3, peaked ones 1.5; the class is the median one of the flat distribution, the second
+    0.3, peaked ones 3; the class is the median one of the flat distribution, the second
     likeliest of the peaked one (flank), and its least likely (valley).
     """
     generator = torch.Generator().manual_seed(seed)
@@ -113,18 +115,19 @@ def _point(
 
 
 def step_paths(classes: int, seed: int, sizes: Sequence[float]) -> list[StepPath]:
-    """Δ log p by the size of a push, at the peaked panel's distribution and its flank.
+    """Δ log p by the size of a push on the median class of a moderately peaked softmax.
 
-    Of the pushed class, of the likeliest other, and of the others at every tenth of the ranks.
+    Of the pushed class, of the likeliest other, and of others from likely to unlikely ones.
     """
     generator = torch.Generator().manual_seed(seed)
-    logits = PEAKED * torch.randn(classes, generator=generator, dtype=torch.float64)
+    logits = MODERATE * torch.randn(classes, generator=generator, dtype=torch.float64)
     logp = logits.log_softmax(-1)
     ranks = logp.argsort(descending=True).tolist()
-    changes = torch.stack([stepped(logp, torch.tensor(ranks[1]), -size) for size in sizes]) - logp
-    middle = range(2, classes, max(1, classes // 10))
-    roles = [("pushed", ranks[1]), ("likeliest other", ranks[0])]
-    roles += [(f"rank {rank + 1}", ranks[rank]) for rank in middle]
+    label = ranks[classes // 2]
+    changes = torch.stack([stepped(logp, torch.tensor(label), -size) for size in sizes]) - logp
+    others = {round(rank) for rank in np.geomspace(1, classes - 1, 16)} - {classes // 2}
+    roles = [("pushed", label), ("likeliest other", ranks[0])]
+    roles += [(f"rank {rank + 1}", ranks[rank]) for rank in sorted(others)]
     return [
         StepPath(
             role=role, probability=float(logp[index].exp()), steps=tuple(sizes),

@@ -1,0 +1,204 @@
+"""One push on one answer of a language model, and how far the provable picture explains it.
+
+The step is a gradient step of size s that lowers `Σ_l log π(y_l | x, y_<l)`. Three pictures
+foretell its Δ log π over the whole vocabulary: the rule of one softmax, at every token by itself,
+`z'_l = z_l − s ‖h_l‖² (e_y − π_l)`; the whole head with features that stand still,
+`z'_o = z_o − s Σ_l (h_o·h_l)(e_y − π_l)`, the unconstrained-features picture; and the first order
+in all weights. Where the head has a bias, products of features are one larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dynolab.data.batches import TokenBatch
+from dynolab.data.encode import Encoded, EncodedExample
+from dynolab.data.push_results import Answer, LeftOver, PairPush, Picture, RankChange
+from dynolab.forces.policy import PolicyFunction, Weights
+from dynolab.forces.views import View
+from dynolab.probes.intervals import unexplained_share
+from dynolab.squeezing.rule import force_of, likeliest_other, stepped
+
+PICTURES: tuple[Picture, ...] = ("own_token", "last_layer", "first_order")
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """Δ log π of every token at every position of an answer, in nats: measured, and foretold.
+
+    `own_token` is missing where the push was on another answer.
+    """
+
+    pair_id: str
+    answer: Answer
+    label: Int[Tensor, tokens]
+    before: Float[Tensor, "tokens vocabulary"]
+    measured: Float[Tensor, "tokens vocabulary"]
+    own_token: Float[Tensor, "tokens vocabulary"] | None
+    last_layer: Float[Tensor, "tokens vocabulary"]
+    first_order: Float[Tensor, "tokens vocabulary"]
+
+
+@dataclass(frozen=True)
+class _Push:
+    """A step against an answer: of the weights, and in the head's own terms at its positions."""
+
+    change: Weights
+    step: float
+    label: Int[Tensor, tokens]
+    logp: Float[Tensor, "tokens vocabulary"]
+    features: Float[Tensor, "tokens features"]
+
+    def last_layer(
+        self, features: Float[Tensor, "observed features"]
+    ) -> Float[Tensor, "observed vocabulary"]:
+        """What the head's step adds to the logits at some features."""
+        return -self.step * features @ self.features.T @ force_of(self.logp, self.label)
+
+    def own_token(self) -> Float[Tensor, "tokens vocabulary"]:
+        """Δ log π at every position of the answer by its own token's step alone."""
+        sizes = self.features.square().sum(-1)
+        return stepped(self.logp, self.label, -self.step * sizes) - self.logp
+
+
+def pushes(
+    policy: PolicyFunction, pairs: Sequence[EncodedExample], step: float
+) -> Iterator[Pushed]:  # fmt: skip
+    """Pushes every pair's rejected answer down, from the same weights each time.
+
+    Seen at the rejected answer's own positions and at the chosen one's.
+    """
+    for pair in pairs:
+        assert pair.rejected is not None, "a pair without a rejected answer has nothing to push"
+        push = _push_down(policy, pair.rejected, step)
+        yield _observe(policy, push, pair.id, "rejected", pair.rejected)
+        yield _observe(policy, push, pair.id, "chosen", pair.chosen)
+
+
+def _push_down(policy: PolicyFunction, answer: Encoded, step: float) -> _Push:
+    """A gradient step of size s against `Σ_l log π(y_l)`."""
+    batch, _ = policy.batch([answer])
+    leaves = {name: w.detach().requires_grad_() for name, w in policy.weights.items()}
+    with torch.enable_grad():
+        total = policy.logps(leaves, batch).sum()
+        gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    change = {
+        name: -step * gradient
+        for name, gradient in zip(leaves, gradients, strict=True)
+        if gradient is not None
+    }
+    logp, features = _read(policy, batch)
+    return _Push(change, step, batch.token, logp, features)
+
+
+@torch.no_grad()
+def _observe(
+    policy: PolicyFunction, push: _Push, pair_id: str, answer: Answer, encoded: Encoded
+) -> Pushed:
+    batch, _ = policy.batch([encoded])
+    start = policy.weights
+    after = {**start, **{name: start[name] + d for name, d in push.change.items()}}
+    before, features = _read(policy, batch)
+    return Pushed(
+        pair_id=pair_id, answer=answer, label=batch.token, before=before,
+        measured=policy.logits(after, batch).log_softmax(-1) - before,
+        own_token=push.own_token() if answer == "rejected" else None,
+        last_layer=(before + push.last_layer(features)).log_softmax(-1) - before,
+        first_order=policy.change_along(start, [push.change], batch, view=View.vocabulary())[0],
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _read(
+    policy: PolicyFunction, batch: TokenBatch
+) -> tuple[Float[Tensor, "tokens vocabulary"], Float[Tensor, "tokens features"]]:
+    """log π at every response position, and the features that the head makes it of.
+
+    A bias of the head is a weight on one more feature, which is always one.
+    """
+    seen: list[Tensor] = []
+    head = policy.causal.get_output_embeddings()  # type: ignore[operator]
+    handle = head.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    try:
+        logp = policy.logits(policy.weights, batch).log_softmax(-1)
+    finally:
+        handle.remove()
+    features = seen[-1]
+    if getattr(head, "bias", None) is not None:
+        features = torch.cat([features, torch.ones_like(features[:, :1])], dim=-1)
+    return logp, features
+
+
+def pair_push(one: Pushed) -> PairPush:
+    """The counts of one answer."""
+    best = likeliest_other(one.before, one.label)
+    own, other = (one.measured.gather(1, index[:, None]).squeeze(1) for index in (one.label, best))
+    return PairPush(
+        pair_id=one.pair_id, answer=one.answer, tokens=len(one.label),
+        label_fell=int((own < 0).sum()), best_rose=int((other > 0).sum()),
+    )  # fmt: skip
+
+
+_CHANGES = ("measured", *PICTURES)
+
+
+class Tally:
+    """Sums over pushes: what is kept of them, as their changes fill a vocabulary a token."""
+
+    def __init__(self) -> None:
+        self.rows: list[PairPush] = []
+        self._squares: dict[Answer, list[dict[str, float]]] = {}
+        self._ranks: dict[Answer, tuple[int, dict[str, Tensor]]] = {}
+
+    def add(self, one: Pushed) -> None:
+        """Takes one answer in."""
+        self.rows.append(pair_push(one))
+        squares = {"measured": float(one.measured.norm())}
+        for picture in PICTURES:
+            foretold = getattr(one, picture)
+            if foretold is not None:
+                squares[picture] = float((one.measured - foretold).norm())
+        self._squares.setdefault(one.answer, []).append(squares)
+        sums = {name: values.sum(0) for name, values in _by_rank(one).items()}
+        tokens, before = self._ranks.get(one.answer, (0, {}))
+        added = {name: values + before.get(name, 0) for name, values in sums.items()}
+        self._ranks[one.answer] = tokens + len(one.label), added
+
+    def left_over(self) -> Iterator[LeftOver]:
+        """What each picture leaves over, on the answers pushed and on the chosen ones."""
+        for answer, squares in self._squares.items():
+            size = np.array([one["measured"] for one in squares])
+            for picture in (name for name in PICTURES if name in squares[0]):
+                # The share needs sums of squares alone: one row a pair holds their roots.
+                errors = np.array([one[picture] for one in squares])
+                share = unexplained_share(size, size - errors, np.arange(len(squares)))
+                yield LeftOver(
+                    answer=answer, picture=picture, left=share.mean, low=share.low,
+                    high=share.high, pairs=share.n,
+                )  # fmt: skip
+
+    def rank_changes(self) -> Iterator[RankChange]:
+        """Means of the answer's own token, and of ranks 1, 2–3, 4–7, 8–15 … of all others."""
+        for answer, (tokens, sums) in self._ranks.items():
+            width = len(sums["measured"])
+            edges = [0, *(2**n for n in range(width.bit_length()) if 2**n < width), width]
+            for first, end in pairwise(edges):
+                means = {name: float(v[first:end].mean()) / tokens for name, v in sums.items()}
+                yield RankChange(answer=answer, first=first, last=end - 1, **means)
+
+
+def _by_rank(one: Pushed) -> Mapping[str, Float[Tensor, "tokens vocabulary"]]:
+    """Changes with the answer's own token first and the others by falling probability."""
+    order = one.before.scatter(1, one.label[:, None], torch.inf).argsort(1, descending=True)
+    values = {name: getattr(one, name) for name in _CHANGES}
+    return {
+        name: torch.full_like(one.measured, torch.nan) if value is None else value.gather(1, order)
+        for name, value in values.items()
+    }

@@ -1,0 +1,106 @@
+"""Parameters of the flow `squeezing`, and how its model and data become results of stages."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dynolab.data.sources import DataConfig, resolve_data
+from dynolab.errors import ConfigError
+from dynolab.training.config import EngineConfig, TrainConfig
+from flows.checkpoints import (
+    ModelConfig,
+    check_files,
+    check_named,
+    named_result,
+    resolved_model,
+    results_of,
+)
+from flows.parameters import Name, seeded_base, seeded_data
+from tasks.base import BaseConfig
+from tasks.push import PushConfig
+from tasks.runtime.stage import Platform
+from tasks.runtime.work import StageResult
+from tasks.softmax import SoftmaxConfig
+
+MODEL = "model"
+
+
+class SqueezingParameters(BaseModel):
+    """What a person chooses when asking where pushed-down probability goes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: Name = Field("squeezing", description="Name of the run and of its page's file.")
+    project: str = Field("dynolab", description="MLflow experiment.")
+    seed: int = Field(0, ge=0, description="Of random cases, and of the built-in model.")
+    softmax: SoftmaxConfig = SoftmaxConfig()
+    push: PushConfig | None = Field(
+        PushConfig(), description="The part on a language model; null: none."
+    )
+    study: str | None = Field(
+        None, description="Study file; its finished steps can then be named as results."
+    )
+    model: ModelConfig | None = Field(
+        None, description="The language model; default: the built-in one, trained here."
+    )
+    data: DataConfig = DataConfig()
+    data_result: str | None = Field(
+        None, description="Result of a data stage to use instead; named as models are."
+    )
+    base: BaseConfig = Field(BaseConfig(), description="Training of the built-in model.")
+    sft: TrainConfig = Field(
+        TrainConfig(engine=EngineConfig(kind="plain", ranks=1)),
+        description="Its finetuning on the chosen answers.",
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SqueezingParameters:
+        if self.model is not None:
+            check_named(MODEL, self.model)
+        elif self.data.source != "world" or self.data_result is not None:
+            raise ConfigError(
+                MODEL, None,
+                "the built-in model knows the words of the built-in world alone; name a model for "
+                "other rows",
+            )  # fmt: skip
+        elif self.base.source != "builtin":
+            raise ConfigError("base.source", self.base.source, "name the model as model.model")
+        if self.data_result is not None and "data" in self.model_fields_set:
+            raise ConfigError("data_result", self.data_result, "give data or data_result, not both")
+        return self
+
+
+def resolved_squeezing(
+    parameters: SqueezingParameters, platform: Platform
+) -> tuple[SqueezingParameters, dict[str, StageResult]]:
+    """The parameters with the seed everywhere and sources at the content they have now, and the
+    results that they name.
+
+    **Raises** `ConfigError` for what is no result, or a result without what is asked of it.
+    """
+    seed = {"seed": parameters.seed}
+    seeded = parameters.model_copy(
+        update={
+            "softmax": parameters.softmax.model_copy(update=seed),
+            "data": seeded_data(parameters.data, parameters.seed),
+            "base": seeded_base(parameters.base, parameters.seed),
+            "sft": parameters.sft.model_copy(update=seed),
+        }
+    )
+    if parameters.push is None:
+        return seeded, {}
+    if parameters.model is None:
+        return seeded.model_copy(update={"data": resolve_data(seeded.data)}), {}
+    known = results_of(parameters.study, platform)
+    given: dict[str, StageResult] = {}
+    model, found = resolved_model(MODEL, parameters.model, known, platform)
+    if found is not None:
+        given[MODEL] = found
+    wanted = parameters.data_result
+    if wanted is None and parameters.study and "data" not in parameters.model_fields_set:
+        wanted = "data"
+    if wanted is None:
+        data = resolve_data(seeded.data)
+        return seeded.model_copy(update={"model": model, "data": data}), given
+    given["data"] = named_result("data_result", wanted, known, platform)
+    check_files("data_result", wanted, given["data"], ("train.jsonl",), platform)
+    return seeded.model_copy(update={"model": model}), given
