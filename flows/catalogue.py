@@ -16,9 +16,13 @@ from flows.grpo_parameters import GrpoParameters
 from flows.grpo_steps import grpo_steps
 from flows.judge_parameters import JudgeParameters, resolved_judge
 from flows.judge_steps import judge_steps
+from flows.mitigation_parameters import MitigationParameters
+from flows.mitigation_steps import mitigation_steps
 from flows.parameters import StudyParameters, resolved
 from flows.probes_parameters import ProbesParameters, resolved_probes
 from flows.probes_steps import probes_steps
+from flows.reproduce_parameters import ReproduceParameters
+from flows.reproduce_steps import reproduce_steps
 from flows.simplicity_parameters import SimplicityParameters
 from flows.simplicity_steps import simplicity_steps
 from flows.squeezing_parameters import SqueezingParameters, resolved_squeezing
@@ -35,7 +39,9 @@ Parameters = TypeVar(
     | AuditParameters
     | GrpoParameters
     | JudgeParameters
+    | MitigationParameters
     | ProbesParameters
+    | ReproduceParameters
     | SimplicityParameters
     | SqueezingParameters,
 )
@@ -94,10 +100,20 @@ GRPO = Command(
     "grpo", GrpoParameters, lambda given: (grpo_steps(resolved_comparison(given)), {}),
     page="grpo-page", file="grpo.html",
 )  # fmt: skip
+MITIGATION = Command(
+    "mitigation", MitigationParameters,
+    lambda given: (mitigation_steps(resolved_comparison(given)), {}),
+    page="mitigation-page", file="mitigation.html",
+)  # fmt: skip
 JUDGE = Command("judge", JudgeParameters, _judge, page="judge-page", file="judge.html")
 PROBES = Command(
     "probes", ProbesParameters, lambda given: (probes_steps(resolved_probes(given)), {}),
     page="probe-set", file="probes.jsonl",
+)  # fmt: skip
+REPRODUCE = Command(
+    "reproduce", ReproduceParameters,
+    lambda given: (reproduce_steps(resolved_comparison(given)), {}),
+    page="reproduction-page", file="reproduction.html",
 )  # fmt: skip
 SIMPLICITY = Command(
     "simplicity", SimplicityParameters, lambda given: (simplicity_steps(given), {}),

@@ -140,6 +140,20 @@ def grpo(
 
 
 @app.command()
+def mitigation(
+    config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = (
+        EXAMPLES / "mitigation_builtin.yaml"
+    ),
+    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
+) -> None:  # fmt: skip
+    """Compare remedies against squeezing: DPO and what is done to it, its pairs and its start."""
+    from flows.catalogue import MITIGATION
+    from flows.commands import start
+
+    start(MITIGATION, config, changes or [], plan_only=plan, fresh=fresh)
+
+
+@app.command()
 def judge(
     config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = (
         EXAMPLES / "judge_builtin.yaml"
@@ -151,6 +165,20 @@ def judge(
     from flows.commands import start
 
     start(JUDGE, config, changes or [], plan_only=plan, fresh=fresh)
+
+
+@app.command()
+def reproduce(
+    config: Annotated[Path, typer.Option(help="Reproduction file (YAML).")] = (
+        EXAMPLES / "reproduce_builtin.yaml"
+    ),
+    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
+) -> None:  # fmt: skip
+    """Set the papers' findings on finetuning beside what a model and data show of them."""
+    from flows.catalogue import REPRODUCE
+    from flows.commands import start
+
+    start(REPRODUCE, config, changes or [], plan_only=plan, fresh=fresh)
 
 
 @app.command()

@@ -1,0 +1,51 @@
+"""What an arm of compared preference trainings is, in words."""
+
+from __future__ import annotations
+
+from dynolab.data.arm_results import ArmFacts
+from dynolab.figures.style import number, objective_name
+from dynolab.objectives.dpo import DPOConfig
+
+_PAPER = "Ren & Sutherland, arXiv 2407.10490"
+_SOURCES = {
+    "dpo": "Rafailov et al., arXiv 2305.18290", "ipo": "Azar et al., arXiv 2310.12036",
+    "simpo": "Meng et al., arXiv 2405.14734", "robust_dpo": "Chowdhury et al., arXiv 2403.00409",
+    "slic": "Zhao et al., arXiv 2305.10425", "hinge": "Liu et al., arXiv 2309.06657",
+    "sppo": "Wu et al., arXiv 2405.00675",
+}  # fmt: skip
+_RANKINGS = {"ches": "CHES", "ches_per_token": "CHES per token"}
+
+
+def told(arm: ArmFacts) -> tuple[str, str]:
+    """What an arm does, and who proposed it."""
+    name = objective_name(arm.objective.name)
+    parts, source = [], _SOURCES.get(arm.objective.name, "–")
+    if arm.start == "extended":
+        parts.append("after SFT on both answers of every pair")
+        source = _PAPER
+    if arm.start == "base":
+        parts.append("from the base model, without SFT")
+        source = _PAPER
+    if arm.rejected == "sampled":
+        parts.append("rejected answers sampled from the model that it starts from")
+        source = _PAPER
+    if arm.filtered_by is not None:
+        by = _RANKINGS.get(arm.filtered_by)
+        ranking = f"by {by}" if by else f"by the audit ({arm.filtered_by})"
+        parts.append(f"without the {arm.dropped:.0%} of the pairs that rank worst {ranking}")
+        source = "Razin et al., arXiv 2410.08847" if by else "–"
+    if arm.alarm is not None:
+        parts.append(f"ended where the gap has grown by {number(arm.alarm)} nats")
+        source = "–"
+    if isinstance(arm.objective, DPOConfig) and arm.objective.negative_dose != 1:
+        parts.append(f"push on rejected tokens × {number(arm.objective.negative_dose)}")
+        source = "–"
+    return ", ".join([name, *parts]), source
+
+
+def settings(arm: ArmFacts) -> str:
+    """An arm's settings that are not the default."""
+    changed = arm.objective.model_dump(exclude_defaults=True, exclude={"name", "negative_dose"})
+    if arm.learning_rate is not None:
+        changed["learning rate"] = f"{arm.learning_rate:g}"
+    return ", ".join(f"{name} = {value}" for name, value in changed.items()) or "–"

@@ -1,0 +1,205 @@
+"""The page that compares remedies against squeezing: one start, several arms, several seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from dynolab.data.arm_results import ComparedArms
+from dynolab.figures.arm_style import DotPanel
+from dynolab.figures.files import write_plates, write_text
+from dynolab.figures.forest import forest_figure
+from dynolab.figures.inputs import StageFacts
+from dynolab.figures.mitigation_table import ending, mitigation_list, mitigation_table
+from dynolab.figures.page import Html, Tile, page, plate_section, section, text, tiles
+from dynolab.figures.pair_inputs import arm_table_of
+from dynolab.figures.sections import stage_section
+from dynolab.figures.style import SPLITS, Plate, join, mean_and_ends, with_interval
+from dynolab.figures.summary import outcome_counts, verdict_facts
+from dynolab.figures.verdict_table import counts_of, verdict_table
+from dynolab.probes.arms import ArmTable
+from dynolab.probes.intervals import Interval, clear
+from dynolab.probes.pair_verdicts import assess_remedies
+from dynolab.probes.verdicts import Verdict
+
+_PANELS = (
+    ("Gap y* − y⁺", "Δ nats", "gap", "", True),
+    ("Chosen y⁺", "Δ nats", "chosen", "", True),
+    ("Margin", "Δ nats", "margin", "", True),
+    ("Right answers", "share", "right", ".0%", False),
+    ("Preferred", "share of contests", "won", ".0%", False),
+    ("Distinct-2", "share", "distinct_2", ".0%", False),
+    ("Entropy", "nats", "entropy", "", False),
+)
+_CLAIMS = (
+    "Means over seeds with 95% t-intervals, differences paired by seed. Appears: the interval lies "
+    "on the hoped-for side; does not: it lies on the other; unclear: neither, as with one seed. "
+    "Every interval stands for itself: about one in twenty excludes a true zero by chance."
+)
+JUDGES = {
+    "exact": "the world itself: a right fact beats any style, then form, then the preferred words",
+    "log_prob": "the base model, by log π per token: it prefers the usual, which is not the good",
+}
+
+
+def write_mitigation_page(
+    compared: ComparedArms, folder: Path, *, settings: str = "", stages: Sequence[StageFacts] = ()
+) -> dict[str, float]:  # fmt: skip
+    """Writes `mitigation.html`, which stands alone, `summary.json`, `comparison.json`, which holds
+    all that the page is made from, and the figure in `figures/`.
+
+    **Returns** the flat finite numbers of the summary: `<arm>/<figure>`, means over seeds,
+    `<arm>/diverged`, counts of seeds, and `claims/<outcome>`.
+    """
+    table = arm_table_of(compared)
+    verdicts = assess_remedies(list(compared.arms), compared.baseline, table)
+    plates = [plate for plate in (remedy_plate(compared, table),) if plate is not None]
+    folder.mkdir(parents=True, exist_ok=True)
+    plotly_js = get_plotlyjs()
+    body = [
+        Html(f"<header><h1>{text(compared.name)}</h1>{_lead(compared).markup}"),
+        tiles(_tiles(compared, table, verdicts)),
+        Html("</header><main>"),
+        *map(plate_section, plates),
+        mitigation_table(compared, table),
+        mitigation_list(compared),
+        _verdict_section(verdicts),
+        stage_section(stages),
+        Html(
+            '<section id="config"><details><summary>Settings</summary>'
+            f"<pre>{text(settings)}</pre></details></section>"
+        ),
+        Html("<footer>Made by Dynolab. This page loads nothing from anywhere.</footer></main>"),
+    ]
+    summary = _summary(compared, table, verdicts)
+    title = f"Dynolab: {compared.name}"
+    write_text(folder / "mitigation.html", page(title, body, plotly_js))
+    write_text(folder / "comparison.json", compared.model_dump_json(indent=1) + "\n")
+    write_text(folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    write_plates(plates, folder / "figures", plotly_js)
+    metrics: dict[str, float] = summary["metrics"]
+    return metrics
+
+
+def remedy_plate(compared: ComparedArms, figures: ArmTable) -> Plate | None:
+    """Every arm's gap, likelihoods, quality and diversity, side by side."""
+    panels = []
+    for title, unit, name, form, zero in _PANELS:
+        shown = {SPLITS[split]: f"{split}/{name}" for split in SPLITS
+                 if f"{split}/{name}" in figures.names}  # fmt: skip
+        if shown:
+            panels.append(DotPanel(title, unit, shown, form, zero))
+    if not panels:
+        return None
+    return Plate(
+        "remedies",
+        "What each remedy does to squeezing, quality and diversity",
+        _message(compared, figures),
+        "Diamonds: means over seeds with 95% t-intervals; dots: single seeds; dotted: "
+        f"{compared.baseline}. Gap, chosen and margin (y⁺ − y⁻) are changes since the start of "
+        "preference training, on the watched pairs; the others are of sampled answers. Preferred: "
+        f"share of answers that beat {compared.baseline}'s to the same prompt, ties half. The "
+        f"judge is {JUDGES.get(compared.judge, compared.judge)}.",
+        forest_figure(figures, list(compared.arms), panels, compared.baseline),
+    )  # fmt: skip
+
+
+def _message(compared: ComparedArms, figures: ArmTable) -> str:
+    own = figures.mean(compared.baseline, "train/gap")
+    if not own.n:
+        return "The gap was not measured under the baseline."
+    said = f"Under {compared.baseline} the gap grows by {with_interval(own)} nats."
+    less, more = [], []
+    for arm in compared.others:
+        change = figures.difference(arm, compared.baseline, "train/gap")
+        if clear(change):
+            (less if change.mean < 0 else more).append(f"{arm} ({mean_and_ends(change)[0]})")
+    if less:
+        said += f" It grows less under {join(less)}."
+    if more:
+        said += f" It grows more under {join(more)}."
+    return said
+
+
+def _lead(compared: ComparedArms) -> Html:
+    seeds = join(list(map(str, compared.seeds)))
+    said = (
+        f"What becomes of squeezing, quality and diversity under {len(compared.arms)} ways of "
+        f"preference training, each with seed{'s' if len(compared.seeds) > 1 else ''} {seeds}. "
+        "Brackets hold 95% t-intervals over seeds."
+    )
+    return Html(f'<p class="lead">{text(said)}</p>')
+
+
+def _tiles(
+    compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict]
+) -> list[Tile]:  # fmt: skip
+    own = compared.baseline
+    gap, chosen = (figures.mean(own, f"train/{name}") for name in ("gap", "chosen"))
+    best = min(
+        compared.others, default=None,
+        key=lambda arm: _or_worst(figures.difference(arm, own, "train/gap")),
+    )  # fmt: skip
+    found = [_tile(f"{own}: gap y* − y⁺", gap), _tile(f"{own}: chosen y⁺", chosen)]
+    if best is not None:
+        change = figures.difference(best, own, "train/gap")
+        found.append(_tile(f"Least gap: {best} − {own}", change))
+    runs = [run for arm in compared.arms for run in compared.runs[arm]]
+    diverged = sum(run.diverged is not None for run in runs)
+    appear = sum(verdict.outcome == "appears" for verdict in verdicts)
+    detail = f"{diverged} of {len(runs)} runs diverged"
+    return [*found, Tile("Hopes that appear", f"{appear} of {len(verdicts)}", detail)]
+
+
+def _or_worst(change: Interval) -> float:
+    return change.mean if change.n else float("inf")
+
+
+def _tile(what: str, change: Interval) -> Tile:
+    mean, low, high = mean_and_ends(change)
+    return Tile(what, mean, f"nats [{low}, {high}], {change.n} seeds")
+
+
+def _verdict_section(verdicts: Sequence[Verdict]) -> Html:
+    return section(
+        "verdicts",
+        "What is hoped of each remedy",
+        f"Of {len(verdicts)} hopes {counts_of(verdicts, {'appears': 'appear'})}."
+        if verdicts
+        else "There is nothing to compare with the baseline.",
+        verdict_table("arm", verdicts),
+        note=_CLAIMS,
+    )
+
+
+def _summary(
+    compared: ComparedArms, table: ArmTable, verdicts: Sequence[Verdict]
+) -> dict[str, Any]:  # fmt: skip
+    means = {
+        f"{arm}/{name}": mean
+        for arm in compared.arms for name in table.names if (mean := table.mean(arm, name)).n
+    }  # fmt: skip
+    metrics = {name: mean.mean for name, mean in means.items()}
+    for arm in compared.arms:
+        runs = compared.runs[arm]
+        metrics[f"{arm}/diverged"] = float(sum(run.diverged is not None for run in runs))
+    metrics |= outcome_counts(verdicts)
+    return {
+        "comparison": compared.name,
+        "seeds": list(compared.seeds),
+        "arms": list(compared.arms),
+        "baseline": compared.baseline,
+        "metrics": metrics,
+        "means": {name: mean.as_dict() for name, mean in means.items()},
+        "differences": {
+            f"{arm}/{name}": difference.as_dict()
+            for arm in compared.others for name in table.names
+            if (difference := table.difference(arm, compared.baseline, name)).n
+        },
+        "ends": {arm: ending(compared.runs[arm], compared.seeds) for arm in compared.arms},
+        "verdicts": [verdict_facts(verdict) for verdict in verdicts],
+    }  # fmt: skip

@@ -1,0 +1,61 @@
+"""Parameters of the flow `mitigation`: which arms are compared, over which seeds."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from dynolab.errors import ConfigError
+from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.ipo import IPOConfig
+from dynolab.objectives.simpo import SimPOConfig
+from dynolab.squeezing.alarm import AlarmConfig
+from flows.comparison import Label
+from flows.pair_arms import SHARED, PairComparison
+from flows.parameters import Name
+from tasks.arm import ArmConfig
+from tasks.filter import FilterConfig
+
+ARMS: dict[Label, ArmConfig] = {
+    "dpo": ArmConfig(),
+    "extended": ArmConfig(start="extended"),
+    "on-policy": ArmConfig(rejected="sampled"),
+    "ipo": ArmConfig(objective=IPOConfig()),
+    "simpo": ArmConfig(objective=SimPOConfig()),
+    "filter-audit": ArmConfig(filter=FilterConfig(by="on_all", drop=0.3)),
+    "filter-ches": ArmConfig(filter=FilterConfig(by="ches", drop=0.3)),
+    "alarm": ArmConfig(alarm=AlarmConfig(rise=2.0)),
+    "dose-0": ArmConfig(objective=DPOConfig(negative_dose=0.0)),
+    "dose-03": ArmConfig(objective=DPOConfig(negative_dose=0.3)),
+    "beta-low": ArmConfig(objective=DPOConfig(beta=0.03)),
+    "beta-high": ArmConfig(objective=DPOConfig(beta=0.3)),
+}
+
+
+class MitigationParameters(PairComparison):
+    """What a person chooses when comparing remedies against squeezing."""
+
+    name: Name = "mitigation"
+    arms: dict[Label, ArmConfig] = Field(
+        ARMS, min_length=1, description="What is compared, by the names the page gives them."
+    )
+    baseline: str | None = Field(
+        None, description="Arm that the others are compared with; default: the first."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> MitigationParameters:
+        if self.baseline is not None and self.baseline not in self.arms:
+            raise ConfigError("baseline", self.baseline, f"name an arm: {', '.join(self.arms)}")
+        for label, arm in self.arms.items():
+            if label.split("-")[0] in SHARED:
+                raise ConfigError("arms", label, "a shared stage has this name; give another")
+            try:
+                arm.training(self.training, 0)
+            except ConfigError as error:
+                raise ConfigError(f"arms.{label}", error.value, error.remedy) from error
+        return self
+
+    @property
+    def baseline_label(self) -> str:
+        """The arm that the others are compared with."""
+        return self.baseline or next(iter(self.arms))

@@ -1,0 +1,68 @@
+"""Stage `mitigation-page`: the page that compares remedies against squeezing."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from dynolab.training.config import TrainConfig
+from tasks.arm import ArmConfig
+from tasks.pages import send_page, stage_facts
+from tasks.pair_inputs import read_run
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import Work
+
+
+class MitigationPageConfig(BaseModel):
+    """What the page says of the comparison itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str
+    seeds: tuple[int, ...]
+    arms: dict[str, ArmConfig]
+    baseline: str
+    training: TrainConfig
+    judge: str
+    settings: str
+
+
+def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
+    """Reads of every arm and seed its training, what its model says and, of arms other than the
+    baseline, its contest.
+
+    Results: `mitigation.html`, `summary.json`, `comparison.json` and `figures/`; all go to MLflow
+    as well. Returns each arm's figures, means over seeds.
+    """
+    from dynolab.data.arm_results import ComparedArms
+    from dynolab.figures.mitigation_page import write_mitigation_page
+
+    config = work.config
+    with work.shown():
+        compared = ComparedArms(
+            name=config.name,
+            arms={label: arm.facts for label, arm in config.arms.items()},
+            baseline=config.baseline,
+            seeds=config.seeds,
+            runs={
+                arm: tuple(read_run(work, arm, seed).row() for seed in config.seeds)
+                for arm in config.arms
+            },
+            training=_words(config.training),
+            judge=config.judge,
+        )
+        metrics = write_mitigation_page(
+            compared, work.output, settings=config.settings, stages=stage_facts(work)
+        )
+    send_page(work)
+    return metrics
+
+
+def _words(training: TrainConfig) -> str:
+    """The training that all arms share, in one sentence."""
+    optimizer = training.optimizer
+    return (
+        f"All arms make {training.steps} steps of {training.batch_size} pairs with "
+        f"{optimizer.name}, learning rate {optimizer.learning_rate:g}."
+    )
+
+
+MITIGATION_PAGE = Stage("mitigation-page", 1, mitigation_page)

@@ -1,0 +1,50 @@
+"""How the stages of compared preference trainings are named, and how pages read their results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynolab.data.arm_results import Start
+from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from dynolab.figures.pair_inputs import PairRun
+
+
+def start_of(start: Start, seed: int) -> str:
+    """Step whose model arms start from."""
+    return {"base": f"base-{seed}", "sft": f"sft-{seed}", "extended": f"sft-extended-{seed}"}[start]
+
+
+def training_of(arm: str, seed: int) -> str:
+    """Step with an arm's training."""
+    return f"{arm}-{seed}"
+
+
+def said_of(arm: str, seed: int) -> str:
+    """Step with what an arm's model answers."""
+    return f"{arm}-{seed}-said"
+
+
+def judge_of(seed: int) -> str:
+    """Step with all arms' answers against the baseline's."""
+    return f"judge-{seed}"
+
+
+def read_run(work: Work[Any], arm: str, seed: int) -> PairRun:
+    """An arm with one seed, with as much of it as there is."""
+    from dynolab.figures.pair_inputs import read_pair_run
+
+    def folder(name: str) -> Path | None:
+        return work.input_folder(name) if name in work.inputs else None
+
+    trained = work.input_folder(training_of(arm, seed))
+    return read_pair_run(arm, trained, folder(said_of(arm, seed)), folder(judge_of(seed)))
+
+
+def read_start(work: Work[Any], start: Start, seed: int) -> PairRun:
+    """The training of a model that arms start from."""
+    from dynolab.figures.pair_inputs import read_pair_run
+
+    return read_pair_run("", work.input_folder(start_of(start, seed)), None, None)

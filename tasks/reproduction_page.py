@@ -1,0 +1,49 @@
+"""Stage `reproduction-page`: which of the papers' findings appear."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.pages import send_page, stage_facts
+from tasks.pair_inputs import read_run, read_start
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import Work
+
+
+class ReproductionPageConfig(BaseModel):
+    """What the page says of the run itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str
+    seeds: tuple[int, ...]
+    arms: tuple[str, ...]
+    judge: str
+    settings: str
+
+
+def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
+    """Reads of every seed both SFTs, every DPO training, and what was judged.
+
+    Results: `reproduction.html`, `summary.json` and `figures/`; all go to MLflow as well. Returns
+    the changes, means over seeds, and how many claims end how.
+    """
+    from dynolab.figures.reproduction_page import ReproductionInputs, write_reproduction_page
+    from dynolab.probes.reproduction import EXTENDED, SFT
+
+    config = work.config
+    with work.shown():
+        seeds = config.seeds
+        runs = {(arm, seed): read_run(work, arm, seed) for seed in seeds for arm in config.arms}
+        for seed in seeds:
+            runs[SFT, seed] = read_start(work, "sft", seed)
+            runs[EXTENDED, seed] = read_start(work, "extended", seed)
+        inputs = ReproductionInputs(
+            name=config.name, seeds=seeds, runs=runs, judge=config.judge,
+            settings=config.settings, stages=stage_facts(work),
+        )  # fmt: skip
+        metrics = write_reproduction_page(inputs, work.output)
+    send_page(work)
+    return metrics
+
+
+REPRODUCTION_PAGE = Stage("reproduction-page", 1, reproduction_page)

@@ -1,0 +1,99 @@
+"""Stage `said`: answers that a model samples to the data's prompts, and how varied they are."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from dynolab.rollouts.generator import SampleConfig
+from tasks.answering import tell_figures
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import Work
+
+if TYPE_CHECKING:
+    from dynolab.data.rows import Example, Split
+    from dynolab.probes.pair_arms import SaidAnswer
+    from dynolab.rollouts.generator import Sampled
+
+SPLITS: tuple[Split, ...] = ("train", "heldout")
+
+
+class SayingConfig(SampleConfig):
+    """How answers are drawn, and how many."""
+
+    max_new_tokens: int = Field(24, ge=1)
+    batch_size: int = Field(128, ge=1, description="Answers that grow side by side.")
+    samples: int = Field(4, ge=1, description="Answers to each prompt.")
+    prompts: int | None = Field(
+        None, ge=1, description="Prompts of each split: the first ones; default: all."
+    )
+
+
+def say(work: Work[SayingConfig]) -> dict[str, float]:
+    """Reads inputs `data` and `model`.
+
+    Results: `answers.jsonl`, as judges read them, and `figures.json`, means over the prompts of
+    each split with 95% intervals. A training that diverged left no model: nothing is said.
+    """
+    from dynolab.data.rows import write_rows
+    from dynolab.probes.pair_arms import speech_figures
+
+    began = time.monotonic()
+    with work.shown():
+        said = _said(work) if work.input_holds("model", "model") else []
+        write_rows(work.output / "answers.jsonl", [one.answer for one in said])
+    means = tell_figures(work, speech_figures(said), "said")
+    return means | {"seconds": time.monotonic() - began}
+
+
+def _said(work: Work[SayingConfig]) -> list[SaidAnswer]:
+    from dynolab import distributed
+    from dynolab.rollouts.sample import sample_responses
+    from models.language import load_language_model, load_tokenizer
+
+    config, folder = work.config, work.input_folder("model", "model")
+    asked = [
+        (split, pair, number)
+        for split in SPLITS
+        for pair in _pairs(work, split)
+        for number in range(config.samples)
+    ]
+    tokenizer = load_tokenizer(folder)
+    model = load_language_model(folder, tokenizer=tokenizer, device=distributed.device())
+    sampled = sample_responses(model, tokenizer, [pair.prompt for _, pair, _ in asked], config)
+    end = tokenizer.eos_token_id
+    return [
+        _answer(split, pair, number, one, end)
+        for (split, pair, number), one in zip(asked, sampled, strict=True)
+    ]
+
+
+def _answer(
+    split: Split, pair: Example, number: int, one: Sampled, end: int | None
+) -> SaidAnswer:  # fmt: skip
+    from dynolab.data.judge_results import PolicyAnswer
+    from dynolab.data.world_lexicon import answered
+    from dynolab.probes.pair_arms import SaidAnswer
+    from dynolab.squeezing.repeats import repetition
+
+    said = PolicyAnswer(
+        id=f"{pair.id}/{number}", split=split, prompt=pair.prompt,
+        truth=answered(pair.prompt, pair.chosen), answer=one.text, finished=one.finished,
+        tokens=len(one.response),
+    )  # fmt: skip
+    return SaidAnswer(
+        said, refused=answered(pair.prompt, pair.rejected or ""), logp=sum(one.logps),
+        repetition=repetition([token for token in one.response if token != end]),
+    )  # fmt: skip
+
+
+def _pairs(work: Work[SayingConfig], split: Split) -> list[Example]:
+    from dynolab.data.rows import Example, read_rows
+
+    rows = list(read_rows(work.input_folder("data") / f"{split}.jsonl", Example))
+    return rows[: work.config.prompts]
+
+
+SAID = Stage("said", 1, say)

@@ -1,0 +1,183 @@
+"""Compared preference trainings as a flow: what stages compute, share, survive and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynolab.data.arm_results import Divergence
+from dynolab.data.judge_results import Judgement, PolicyAnswer
+from dynolab.data.results import TrainingSummary
+from dynolab.data.rows import read_rows, read_value
+from dynolab.errors import DIVERGED, ConfigError
+from flows.mitigation_parameters import MitigationParameters
+from flows.mitigation_steps import mitigation_steps
+from flows.parameters import load_parameters, validated
+from flows.reproduce_parameters import ReproduceParameters
+from flows.reproduce_steps import reproduce_steps
+from tasks.runtime.chain import plan
+from tasks.runtime.work import StageResult
+from tests.flows.analysed import Analysed
+from tests.flows.lab import ROOT
+
+PLAIN = {"kind": "plain", "ranks": 1}
+SHARED: dict[str, Any] = {
+    "name": "small",
+    "seeds": [0, 1],
+    "data": {"world": {"entities": 20, "train_pairs": 12, "heldout_pairs": 6, "corpus_rows": 64}},
+    "base": {"training": {"engine": PLAIN, "steps": 2, "batch_size": 4}},
+    "sft": {"engine": PLAIN, "steps": 2, "batch_size": 4, "probe_every": 1},
+    "training": {
+        "engine": PLAIN, "steps": 2, "batch_size": 4, "probe_every": 1, "overlong": "drop",
+        "optimizer": {"name": "sgd", "learning_rate": 0.01},
+    },
+    "answers": {"samples": 2, "prompts": 3, "max_new_tokens": 6},
+}  # fmt: skip
+ARMS: dict[str, Any] = {
+    "dpo": {},
+    "extended": {"start": "extended"},
+    "on-policy": {"rejected": "sampled"},
+    "filter": {"filter": {"by": "ches", "drop": 0.5}},
+    "alarm": {"alarm": {"rise": 1e-9}, "learning_rate": 0.5},
+    "wild": {"learning_rate": 1e30},
+}
+SMALL = SHARED | {"arms": ARMS}
+
+
+def parameters(**changes: Any) -> MitigationParameters:
+    return validated(MitigationParameters, SMALL | changes)
+
+
+def run_all(analysed: Analysed, steps: Any) -> dict[str, StageResult]:
+    found: dict[str, StageResult] = {}
+    for step in steps:
+        found[step.name] = analysed.run(step.stage, step.config, step.name, **step.sources(found))
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(analysed: Analysed) -> dict[str, StageResult]:
+    """Every stage's result, by step."""
+    return run_all(analysed, mitigation_steps(parameters()))
+
+
+def test_arms_share_their_start_and_nothing_is_computed_twice(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    steps = mitigation_steps(parameters())
+    assert {one.state for one in plan(steps, analysed.platform)} == {"cached"}
+    reads = {step.name: dict(step.inputs) for step in steps}
+    assert reads["dpo-1"] == {"data": "data-1", "model": "sft-1"}
+    assert reads["extended-1"] == {"data": "data-1", "model": "sft-extended-1"}
+    assert reads["on-policy-1"] == {"data": "sampled-sft-1", "model": "sft-1"}
+    assert reads["filter-1"] == {"data": "filter-1-filter", "model": "sft-1"}
+    reproduction = reproduce_steps(validated(ReproduceParameters, SHARED))
+    known = {one.step for one in plan(reproduction, analysed.platform) if one.state == "cached"}
+    assert {"sft-0", "sft-extended-1", "dpo-0", "extended-1", "on-policy-0", "dpo-1-said"} <= known
+
+
+def test_an_arm_that_diverges_is_a_result_and_the_others_go_on(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    wild = analysed.folder(results["wild-0"])
+    found = read_value(wild / "divergence.json", Divergence)
+    assert "diverged on the batch" in found.reason and found.step in (0, 1, 2)
+    assert not (wild / "model").exists()
+    assert results["wild-0"].metrics["diverged"] == 1.0
+    assert list(analysed.platform.settings.home.glob(f"store/stages/arm/*/logs/*/{DIVERGED}"))
+    assert not (analysed.folder(results["wild-0-said"]) / "answers.jsonl").read_text()
+    judged = read_rows(analysed.folder(results["judge-0"]) / "judgements.jsonl", Judgement)
+    assert {one.a for one in judged} == set(ARMS) - {"dpo", "wild"}
+    summary = json.loads((analysed.folder(results["mitigation-page"]) / "summary.json").read_text())
+    assert "diverged" in summary["ends"]["wild"]
+    assert summary["metrics"]["wild/diverged"] == 2.0
+    assert "dpo/train/gap" in summary["metrics"] and "wild/train/gap" not in summary["metrics"]
+
+
+def test_the_alarm_ends_an_arm_early(analysed: Analysed, results: dict[str, StageResult]) -> None:
+    summary = read_value(analysed.folder(results["alarm-0"]) / "summary.json", TrainingSummary)
+    assert summary.alarm is None or summary.steps == summary.alarm.step < 2
+
+
+def test_filtered_pairs_are_not_trained_on(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    kept = (analysed.folder(results["filter-0-filter"]) / "train.jsonl").read_text().splitlines()
+    assert len(kept) == 6
+
+
+def test_answers_are_drawn_alike_and_judged_prompt_by_prompt(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    answers = {
+        arm: list(read_rows(analysed.folder(results[f"{arm}-0-said"]) / "answers.jsonl",
+                            PolicyAnswer))
+        for arm in ("dpo", "extended")
+    }  # fmt: skip
+    assert [one.id for one in answers["dpo"]] == [one.id for one in answers["extended"]]
+    assert len(answers["dpo"]) == 2 * 2 * 3
+    assert all(one.truth for one in answers["dpo"])
+    figures = json.loads((analysed.folder(results["dpo-0-said"]) / "figures.json").read_text())
+    assert figures["heldout/entropy"]["n"] == 3
+    page = results["mitigation-page"].metrics
+    assert 0 <= page["extended/heldout/won"] <= 1
+    assert "dpo/heldout/won" not in page
+
+
+def test_the_reproduction_measures_every_finding_of_the_world(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    found = run_all(analysed, reproduce_steps(validated(ReproduceParameters, SHARED)))
+    folder = analysed.folder(found["reproduction-page"])
+    summary = json.loads((folder / "summary.json").read_text())
+    assert "not measured" not in {one["outcome"] for one in summary["verdicts"]}
+    assert (folder / "reproduction.html").exists()
+    assert found["reproduction-page"].metrics["sft/chosen"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": [1, 1]}, "seeds = [1, 1]: name every seed once"),
+        ({"baseline": "grpo"}, "baseline = 'grpo': name an arm: dpo, extended"),
+        ({"arms": {"sft-2": {}}}, "arms = 'sft-2': a shared stage has this name"),
+        ({"arms": {"a": {"objective": {"name": "sft"}}}},
+         "arms.a = 'sft': compares no answers; choose one of dpo"),
+        ({"training": {"objective": {"name": "dpo"}, "probe_every": 1}},
+         "training.objective = 'dpo': arms have objectives of their own"),
+        ({"training": {"engine": PLAIN}}, "training.probe_every = 0: arms are compared by probes"),
+        ({"data": {"source": "file", "path": "x.jsonl"}, "base": {"source": "x"}},
+         "judge = 'exact': knows the built-in world alone"),
+        ({"data": {"source": "file", "path": "x.jsonl"}}, "base.source = 'builtin'"),
+        ({"arms": {}}, "arms = "),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_before_anything_runs(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        mitigation_steps(parameters(**changes))
+    assert message in str(refused.value)
+
+
+def test_a_reproduction_without_sft_probes_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"sft\.probe_every = 0"):
+        validated(ReproduceParameters, SHARED | {"sft": {"engine": PLAIN, "batch_size": 4}})
+
+
+@pytest.mark.parametrize("name", ["builtin", "tinystories"])
+def test_study_files_are_plans(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # fmt: skip
+    monkeypatch.setenv("DYNOLAB_TEST_DATA", str(tmp_path))
+    for kind, steps, file in (
+        (MitigationParameters, mitigation_steps, f"mitigation_{name}.yaml"),
+        (ReproduceParameters, reproduce_steps, f"reproduce_{name}.yaml"),
+    ):
+        known: Any = load_parameters(kind, ROOT / "deploy" / "studies" / file)  # type: ignore[type-var]
+        names = [step.name for step in steps(known)]  # type: ignore[operator]
+        assert len(names) == len(set(names))
+        assert len(known.seeds) >= 3
