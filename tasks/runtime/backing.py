@@ -230,7 +230,6 @@ def _make_bucket(settings: Mapping[str, str]) -> None:
     files = fsspec.filesystem(
         "s3", key=settings["AWS_ACCESS_KEY_ID"], secret=settings["AWS_SECRET_ACCESS_KEY"],
         endpoint_url=settings["DYNOLAB_STORE_ENDPOINT"], skip_instance_cache=True,
-        client_kwargs={"region_name": settings["AWS_DEFAULT_REGION"]},
     )  # fmt: skip
     files.mkdir(BUCKET)
 

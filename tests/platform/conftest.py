@@ -1,0 +1,88 @@
+"""The whole platform as `make up` starts it, on free ports and in a home of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.flows.lab import ROOT, Lab
+
+START_SECONDS = 240.0
+ENDS = ("Completed", "Failed", "Crashed", "Cancelled")
+
+
+class Platform:
+    """A running `dynolab up`."""
+
+    def __init__(self, lab: Lab, process: subprocess.Popen[str], said: list[str]) -> None:
+        self.lab, self.process, self.said = lab, process, said
+
+    @property
+    def prefect(self) -> str:
+        return self._address("Prefect")
+
+    @property
+    def mlflow(self) -> str:
+        return self._address("MLflow")
+
+    def _address(self, name: str) -> str:
+        return next(line.split()[1] for line in self.said if line.startswith(name))
+
+    def state(self, run: str) -> str:
+        """Name of a flow run's state now."""
+        answer = requests.get(f"{self.prefect}/api/flow_runs/{run}", timeout=30)
+        return str(answer.json()["state"]["name"])
+
+    def end_of(self, run: str) -> str | None:
+        """Name of the state that a flow run has come to; None while it runs."""
+        now = self.state(run)
+        return now if now in ENDS else None
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+@contextmanager
+def platform_of(lab: Lab, *options: str) -> Iterator[Platform]:
+    log = lab.folder / "up.log"
+    command = [sys.executable, "-u", "-m", "flows.cli", "up", "--prefect-port", "0",
+               "--mlflow-port", "0", *options]  # fmt: skip
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=lab.environment, text=True, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + START_SECONDS
+    try:
+        while not any(line.startswith("flows") for line in log.read_text().splitlines()):
+            assert process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < deadline, log.read_text()[-3000:]
+            time.sleep(0.2)
+        yield Platform(lab, process, log.read_text().splitlines())
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    lab = Lab(tmp_path_factory.mktemp("platform"))
+    with platform_of(lab) as running:
+        yield running
+
+
+def result_folder(name: str) -> Path:
+    """Where a test keeps what is to be looked at."""
+    folder = ROOT / ".dynolab" / "screenshots" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,139 @@
+"""The full profile: real PostgreSQL and Redis, S3, logins; and no password where others read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import requests
+
+from dynolab.errors import ConfigError
+from tasks.runtime import backing as backing_module
+from tasks.runtime.backing import backing_services, missing_programs, write_environment
+from tests.flows.lab import SMALL, Lab, until
+from tests.platform.conftest import Platform, platform_of
+
+MISSING = missing_programs()
+
+needs_programs = pytest.mark.skipif(
+    bool(MISSING), reason=f"not installed: apt-get install {' '.join(MISSING)}"
+)
+
+
+@pytest.fixture(scope="module")
+def full() -> Iterator[Platform]:
+    # PostgreSQL's own user has to get through to its folder, and pytest's are closed to others.
+    folder = Path(tempfile.mkdtemp(prefix="dynolab-full-"))
+    folder.chmod(0o755)
+    try:
+        with platform_of(Lab(folder), "--profile", "full") as running:
+            yield running
+    finally:
+        shutil.rmtree(folder)
+
+
+def variables(platform: Platform) -> dict[str, str]:
+    lines = (platform.lab.home / "full" / "environment").read_text().splitlines()
+    return {name: value.strip("'") for name, _, value in (line.partition("=") for line in lines)}
+
+
+def login(platform: Platform) -> tuple[str, str]:
+    return "admin", (platform.lab.home / "full" / "password").read_text()
+
+
+def command_lines() -> list[bytes]:
+    """What every user of the machine can read of its processes."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            found.append(path.read_bytes())
+    return found
+
+
+@needs_programs
+@pytest.mark.services
+def test_nobody_comes_in_without_the_password_or_under_another_name(full: Platform) -> None:
+    prefect = f"{full.prefect}/api/deployments/name/study/study"
+    mlflow = f"{full.mlflow}/api/2.0/mlflow/experiments/get?experiment_id=0"
+    for address in (prefect, mlflow):
+        assert requests.get(address, timeout=30).status_code == 401
+        assert requests.get(address, auth=("admin", "guess"), timeout=30).status_code == 401
+        assert requests.get(address, auth=login(full), timeout=30).status_code == 200
+    foreign = requests.get(
+        mlflow, auth=login(full), headers={"Host": "evil.example"}, timeout=30
+    )  # fmt: skip
+    assert foreign.status_code == 403
+
+
+@needs_programs
+@pytest.mark.services
+def test_the_servers_keep_everything_in_postgres_and_tell_no_password(full: Platform) -> None:
+    known, home = variables(full), full.lab.home / "full"
+    password = login(full)[1]
+    address = known["DYNOLAB_SWEEPS"].replace("+psycopg", "")
+    for name, table in (("prefect", "deployment"), ("mlflow", "experiments")):
+        with psycopg.connect(address.rpartition("/")[0] + f"/{name}") as connection:
+            found = connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone()
+        assert found and found[0] > 0
+    assert not list(home.rglob("*.db")), "nothing is left to SQLite"
+    for file in (*home.glob("logs/*.log"), full.lab.folder / "up.log"):
+        assert password not in file.read_text(errors="replace"), file
+    for name in ("password", "environment", "redis.conf", "mlflow/login.ini"):
+        assert (home / name).stat().st_mode & 0o077 == 0, name
+    running = command_lines()
+    assert any(str(home).encode() in line for line in running)
+    assert not any(password.encode() in line for line in running)
+
+
+@needs_programs
+@pytest.mark.services
+@pytest.mark.study
+def test_a_run_brings_no_secret_into_what_is_kept(full: Platform) -> None:
+    known, me = variables(full), login(full)
+    one = requests.get(f"{full.prefect}/api/deployments/name/train/sft", auth=me, timeout=30).json()
+    form = {"study_file": "builtin.yaml", "study_text": SMALL.read_text(), "name": "full"}
+    run = requests.post(
+        f"{full.prefect}/api/deployments/{one['id']}/create_flow_run", auth=me, timeout=30,
+        json={"parameters": {"settings": form}},
+    ).json()  # fmt: skip
+
+    def seen() -> dict[str, Any]:
+        got = requests.get(f"{full.prefect}/api/flow_runs/{run['id']}", auth=me, timeout=30)
+        return dict(got.json())
+
+    until(lambda: seen()["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED"), 300)
+    assert seen()["state"]["name"] == "Completed"
+    told = requests.post(f"{full.prefect}/api/logs/filter", auth=me, json={}, timeout=30).text
+    runs = requests.post(f"{full.mlflow}/api/2.0/mlflow/runs/search", auth=me, timeout=30,
+                         json={"experiment_ids": ["0", "1"]}).text  # fmt: skip
+    assert "sft" in runs
+    stored = [path.read_bytes() for path in (full.lab.home / "full" / "cache").rglob("*.json")]
+    for secret in (me[1], known["AWS_SECRET_ACCESS_KEY"], known["MLFLOW_TRACKING_PASSWORD"]):
+        assert secret not in told + runs + str(seen())
+        assert not any(secret.encode() in content for content in stored)
+
+
+def test_a_missing_program_is_named_with_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backing_module, "_found", lambda program: None)
+    with pytest.raises(ConfigError, match=r"needs postgres.*apt-get install postgresql"):
+        backing_services(tmp_path, {}).__enter__()
+
+
+def test_a_file_with_passwords_is_its_owners_alone(tmp_path: Path) -> None:
+    file = tmp_path / "environment"
+    before = os.umask(0)
+    try:
+        write_environment(file, {"B": "two words", "A": "1"})
+    finally:
+        os.umask(before)
+    assert file.read_text() == "A='1'\nB='two words'\n"
+    assert file.stat().st_mode & 0o777 == 0o600

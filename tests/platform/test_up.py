@@ -1,0 +1,77 @@
+"""The platform as one command: a run from its form, and an end that leaves nothing."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.flows.lab import SMALL, Lab, until
+from tests.platform.conftest import Platform, platform_of
+
+pytestmark = [pytest.mark.services, pytest.mark.study]
+RUN_SECONDS = 300.0
+
+
+def api(platform: Platform, path: str, **body: Any) -> Any:
+    answer = requests.post(f"{platform.prefect}/api/{path}", json=body, timeout=30)
+    assert answer.ok, answer.text
+    return answer.json()
+
+
+def deployment(platform: Platform, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = requests.get(
+        f"{platform.prefect}/api/deployments/name/{name}", timeout=30
+    ).json()
+    return found
+
+
+def start(platform: Platform, name: str, **settings: Any) -> str:
+    form = {"settings": {"study_file": "builtin.yaml", **settings}}
+    one = deployment(platform, name)["id"]
+    return str(api(platform, f"deployments/{one}/create_flow_run", parameters=form)["id"])
+
+
+def ended(platform: Platform, run: str) -> str:
+    return str(until(lambda: platform.end_of(run), RUN_SECONDS))
+
+
+def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> None:
+    text = SMALL.read_text()
+    good = start(platform, "train/sft", study_text=text, name="from a form", steps=4)
+    bad = start(platform, "train/preference", study_text=text, objective="ipo", margin=1.0)
+    assert ended(platform, bad) == "Failed"
+    said = requests.get(f"{platform.prefect}/api/flow_runs/{bad}", timeout=30).json()["state"]
+    assert "ipo does not take it" in said["message"]
+    assert ended(platform, good) == "Completed"
+    stages = platform.lab.home / "store" / "stages"
+    assert {path.parent.parent.name for path in stages.glob("*/*/COMMITTED")} == {
+        "data", "base", "sft"
+    }  # fmt: skip
+    one = deployment(platform, "train/sft")["id"]
+    wrong = {"settings": {"study_file": "builtin.yaml", "steps": "many"}}
+    answer = requests.post(
+        f"{platform.prefect}/api/deployments/{one}/create_flow_run", json={"parameters": wrong},
+        timeout=30,
+    )  # fmt: skip
+    assert answer.status_code == 409 and "steps" in answer.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_the_command_is_the_end_of_all_it_started(tmp_path: Path, number: int) -> None:
+    lab = Lab(tmp_path)
+    with platform_of(lab) as platform:
+        start(platform, "train/preference", study_text=SMALL.read_text())
+        until(lambda: list(lab.home.glob("scratch/*")), RUN_SECONDS)
+        assert len(lab.processes()) > 4
+        began = time.monotonic()
+        code = platform.end(number)
+        assert code == (-number if number == signal.SIGKILL else 0)
+    until(lambda: not lab.processes(), 30)
+    assert time.monotonic() - began < 60
+    assert not (lab.home / "services.json").exists() or number == signal.SIGKILL
+    assert (lab.home / "prefect" / "prefect.db").exists()
