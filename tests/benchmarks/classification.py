@@ -10,6 +10,9 @@ peaks of memory are of processes of their own, above what stood before.
   (8 × 8 pixels) under LeNet, against the faster of the tutorial's two routes, Jacobian contraction
   and NTK-vector products; `…_mnist`: the same of 28 × 28 pixels. `exact_kernel_agreement`: relative
   Frobenius norm of the difference to Jacobian contraction, float32.
+- `mapping_sweep_speedup`: all 256 mappings of 4 objects to 4 messages with 8 seeds, 25 steps each,
+  trained one after another, against all 2,048 networks together; `mapping_sweep_agreement`: the
+  largest difference of their losses, in nats.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from torch.func import functional_call, jacrev, jvp, vjp, vmap
 from dynolab.classification.kernel import classifier_kernel
 from dynolab.data.images import ImageConfig, load_images
 from models.vision import build_classifier
+from tests.benchmarks.mapping_sweep import one_after_another, together
 from tests.benchmarks.resident import peak_above_start
 
 IMAGES, CLASSES = 64, 10
@@ -154,7 +158,19 @@ def print_peak(who: str, side: int) -> None:
     print(peak_above_start(work))
 
 
-PARTS: tuple[Callable[[int], Figures], ...] = (exact_kernel,)
+def mapping_sweep(repeats: int) -> Figures:
+    """Seconds of both ways to train all mappings, and that they come to the same."""
+    apart = float((together() - one_after_another()).abs().max())
+    fast, slow = interleaved(together, one_after_another, repeats=repeats)
+    return {
+        "mapping_sweep_seconds": fast,
+        "mapping_loop_seconds": slow,
+        "mapping_sweep_speedup": slow / fast,
+        "mapping_sweep_agreement": apart,
+    }
+
+
+PARTS: tuple[Callable[[int], Figures], ...] = (exact_kernel, mapping_sweep)
 """What is measured, one after the other; each takes the number of repeats."""
 
 
