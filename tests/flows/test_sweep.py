@@ -1,0 +1,197 @@
+"""Sweeps: what is tried, what is shared, what is pruned, and how one goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dynolab.data.sweep_results import TrialRow
+from dynolab.errors import ConfigError
+from dynolab.figures.sweep import write_sweep_page
+from flows.parameters import load_parameters, validated
+from flows.sweep_checks import check_sweep
+from flows.sweep_parameters import SweepParameters
+from flows.sweep_study import SweepStudy, study_name
+from tests.flows.lab import SMALL, Lab, ended
+
+ROOT = Path(__file__).resolve().parents[2]
+BETA = "preference.objective.beta"
+PLAIN = ("preference.engine={kind: plain, ranks: 1}",)
+
+
+def a_sweep(**changes: Any) -> SweepParameters:
+    space = {BETA: {"values": [0.1, 1.0]}}
+    return validated(
+        SweepParameters, {"name": "tried", "study": str(SMALL), "space": space} | changes
+    )
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DYNOLAB_HOME", str(tmp_path))
+    monkeypatch.delenv("DYNOLAB_SWEEPS", raising=False)
+    return tmp_path
+
+
+def test_a_grid_is_tried_whole_and_once() -> None:
+    study = SweepStudy(a_sweep(space={"a": {"values": [1, 2]}, "b": {"values": ["x", "y", "z"]}}))
+    numbers = [study.ask() for _ in range(6)]
+    assert study.ask() is None
+    tried = {tuple(study.settings(number).values()) for number in numbers if number is not None}
+    assert tried == {(a, b) for a in (1, 2) for b in "xyz"}
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_draws_stay_in_their_ranges_and_go_on_after_a_crash(sampler: str) -> None:
+    parameters = a_sweep(
+        sampler=sampler, trials=12,
+        space={"a": {"low": 1e-4, "high": 1.0, "log": True},
+               "n": {"low": 1, "high": 9, "integer": True}},
+    )  # fmt: skip
+    for _ in range(6):
+        study = SweepStudy(parameters)  # each time as after a crash
+        for _ in range(2):
+            number = study.ask()
+            assert number is not None
+            study.complete(number, float(study.settings(number)["a"]))
+    rows = SweepStudy(parameters).rows()
+    assert SweepStudy(parameters).ask() is None and len(rows) == 12
+    assert len({row.settings["a"] for row in rows}) == 12, "no draw is made twice"
+    assert all(1e-4 <= float(row.settings["a"]) <= 1 for row in rows)
+    assert all(row.settings["n"] in range(1, 10) for row in rows)
+
+
+def test_a_trial_that_died_is_found_again_and_an_ended_one_keeps_its_end() -> None:
+    study = SweepStudy(a_sweep())
+    first, second = study.ask(), study.ask()
+    assert first is not None and second is not None
+    assert study.started(first) == 1
+    study.complete(first, 0.5)
+    again = SweepStudy(a_sweep())
+    assert again.unfinished() == [second]
+    assert again.attempts(first) == 1
+    again.fail(first)
+    assert again.rows()[first].state == "complete"
+    again.prune(second)
+    assert [row.state for row in again.rows()] == ["complete", "pruned"]
+    assert again.best() == again.rows()[first]
+
+
+def test_another_sweep_has_another_memory() -> None:
+    assert study_name(a_sweep()) == study_name(a_sweep(concurrency=7))
+    assert study_name(a_sweep()) != study_name(a_sweep(seed=1))
+    assert study_name(a_sweep()) != study_name(a_sweep(settings=["seed=1"]))
+
+
+def test_a_trial_below_the_median_is_hopeless() -> None:
+    study = SweepStudy(a_sweep(prune={"after_trials": 2}, space={"a": {"values": [1, 2, 3]}}))
+    for value in (1.0, 2.0):
+        number = study.ask()
+        assert number is not None
+        assert not study.is_hopeless(number, 10, value)
+        study.complete(number, value)
+    number = study.ask()
+    assert number is not None
+    assert study.is_hopeless(number, 10, 0.5)
+    assert study.rows()[number].value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"space": {}}, "space = "),
+        ({"space": {BETA: {"low": 0.1, "high": 1}}}, rf"space.{BETA} = .*a grid needs values"),
+        ({"space": {BETA: {}}}, "give either values, or low and high"),
+        ({"space": {BETA: {"values": [1], "low": 0}}}, "give either values, or low and high"),
+        ({"space": {BETA: {"low": 0, "high": 1, "log": True}}}, "above 0"),
+        ({"space": {BETA: {"low": 2, "high": 1}}}, "low must lie below high"),
+        ({"space": {"a": {"low": 0.5, "high": 2, "integer": True}}}, "whole numbers"),
+        ({"sampler": "tpe"}, "trials = None: say how many tpe shall draw"),
+        ({"trials": 0}, "trials = 0"),
+    ],
+)  # fmt: skip
+def test_a_sweep_that_cannot_be_drawn_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        a_sweep(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"flow": "sweep"}, "flow = 'sweep': choose one of .*study"),
+        ({"flow": "none"}, "flow = 'none': choose one of"),
+        ({"space": {BETA: {"values": [0.1, -1.0]}}}, rf"{BETA} = -1.0"),
+        ({"space": {"preference.objective.gamma": {"values": [1]}}}, "there is no such setting"),
+        ({"settings": ["nothing"]}, "write it as key=value"),
+        ({"study": "none.yaml"}, "cannot be read"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_work_are_refused_before_any_trial(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_sweep(a_sweep(**changes))
+
+
+def test_the_built_in_sweep_can_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    parameters = load_parameters(SweepParameters, Path("deploy/studies/sweep_beta.yaml"))
+    check_sweep(parameters)
+    assert parameters.total == 8
+
+
+def test_the_page_tells_the_best_trial_and_escapes_names(tmp_path: Path) -> None:
+    rows = [
+        TrialRow(number=n, state="pruned" if n == 2 else "complete", value=-n / 2.0,
+                 settings={BETA: 10.0**-n, "name": "<b>x</b>"})
+        for n in range(3)
+    ]  # fmt: skip
+    write_sweep_page(tmp_path / "s.html", name="<i>s</i>", metric="m", direction="minimize",
+                     rows=rows)  # fmt: skip
+    page = (tmp_path / "s.html").read_text()
+    assert "Trial 1 is best" in page and "2 complete, 1 pruned" in page
+    assert "<i>s</i>" not in page and "<b>x</b>" not in page
+    write_sweep_page(tmp_path / "none.html", name="none", metric="m", direction="minimize", rows=[])
+    assert "0 trials" in (tmp_path / "none.html").read_text()
+
+
+@pytest.mark.services
+def test_trials_share_what_comes_before_and_a_sweep_goes_on_where_it_died(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tried.yaml"
+    parameters = a_sweep(settings=PLAIN, project="swept", metric="train/loss", direction="minimize")
+    file.write_text(yaml.safe_dump(parameters.model_dump(mode="json", exclude_none=True)))
+    monkeypatch.setenv("DYNOLAB_HOME", str(lab.home))
+    died = SweepStudy(parameters)
+    assert died.ask() == 0
+    process = lab.start(config=file, flow="sweep")
+    said, complained = ended(process)
+    assert process.returncode == 0, said + complained
+    assert said.count(" complete ") == 2
+    assert died.attempts(0) == 1 and died.ask() is None
+    stages = lab.home / "store" / "stages"
+    computed = {one.name: len(list(one.glob("*/COMMITTED"))) for one in stages.iterdir()}
+    assert computed["preference"] == 2
+    assert computed["data"] == computed["base"] == computed["sft"] == 1
+    assert "Trial " in (lab.home / "reports" / "tried.html").read_text()
+    _in_mlflow(lab.environment["MLFLOW_TRACKING_URI"])
+
+
+def _in_mlflow(uri: str) -> None:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("swept")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], max_results=100)
+    parents = {run.info.run_id: run for run in runs if run.data.tags.get("flow") == "sweep"}
+    trials = [run for run in runs if run.data.tags.get("flow") == "trial"]
+    assert {run.data.params[BETA] for run in trials} == {"0.1", "1.0"}
+    (parent,) = {run.data.tags["mlflow.parentRunId"] for run in trials}
+    values = [run.data.metrics["train/loss"] for run in trials]
+    assert parents[parent].data.metrics["train/loss"] == min(values)
+    assert {run.info.status for run in runs} == {"FINISHED"}
