@@ -17,11 +17,9 @@ class PushConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     pairs: int = Field(24, ge=2, description="Training pairs, the first ones.")
-    step: float = Field(
-        1e-3, gt=0,
-        description="Learning rate times the weight of the push. DPO's first step has β/2 times "
-        "its learning rate, divided by the batch size.",
-    )  # fmt: skip
+    fall: float = Field(
+        0.1, gt=0, description="Nats per token that a pushed answer loses, to first order."
+    )
 
 
 def push_answers(work: Work[PushConfig]) -> dict[str, float]:
@@ -45,7 +43,7 @@ def push_answers(work: Work[PushConfig]) -> dict[str, float]:
         pairs = read_pairs(work, encoder, "train", config.pairs)
         model = load_language_model(folder, device=distributed.device())
         policy, tally = PolicyFunction(model, torch.float64), Tally()
-        for number, one in enumerate(pushes(policy, pairs, config.step), start=1):
+        for number, one in enumerate(pushes(policy, pairs, config.fall), start=1):
             tally.add(one)
             progress.update(number)
         left = list(tally.left_over())

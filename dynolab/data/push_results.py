@@ -15,11 +15,13 @@ class PairPush(Row):
     """What a push on a pair's rejected answer did at the positions of one of its answers.
 
     Counts of positions: `label_fell`, where the answer's own token became less likely, and
-    `best_rose`, where the likeliest other token became likelier. `pushes.jsonl`.
+    `best_rose`, where the likeliest other token became likelier. `step` is the size of the gradient
+    step. `pushes.jsonl`.
     """
 
     pair_id: str
     answer: Answer
+    step: float
     tokens: int
     label_fell: int
     best_rose: int

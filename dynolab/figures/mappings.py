@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -39,7 +40,7 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def _layout(titles: Sequence[str], across: str, up: str, height: int = 400) -> dict[str, object]:
+def _layout(titles: Sequence[str], across: str, up: str, height: int = 400) -> dict[str, Any]:
     """Panels side by side, one a space."""
     layout = base_layout(height, margin={"l": 64, "r": 24, "t": 60, "b": 56})
     annotations = []
@@ -96,7 +97,7 @@ def similarity_plate(spaces: Sequence[Rows]) -> Plate:
         said.append(f"{with_interval(rho, sign=False)} at {rows[0].space.label}")
     return Plate(
         "similarity",
-        "The more alike the messages of alike objects, the faster",
+        "Are alike messages for alike objects learned faster?",
         f"Among bijections similarity and area under the loss have rank correlation {join(said)}.",
         "A point: one mapping, a mean over seeds; lower is faster. Topographic similarity is "
         "Spearman’s ρ of the distances of two objects and of their messages; constant maps have "
@@ -118,11 +119,13 @@ def influence_plate(spaces: Sequence[Rows]) -> Plate:
             f"{rows[0].space.label}" for rows in spaces]  # fmt: skip
     return Plate(
         "influence",
-        "Good mappings’ examples cooperate, bad ones contradict",
+        "Do the examples of good mappings cooperate?",
         f"Pairwise influence before any training and area under the loss have rank correlation "
         f"{join(said)}, all mappings together.",
         "⟨∇ℓₒ, ∇ℓᵤ⟩ is how much a small step on example u lowers the loss of example o: above zero "
-        "they help each other. A point: one mapping, a mean over pairs of its objects and seeds.",
+        "they help each other. A point: one mapping, a mean over pairs of its objects and seeds. "
+        "Bijections use every letter equally often, so that their examples’ pushes on the biases "
+        "cancel, which draws the mean below zero.",
         figure,
     )
 
@@ -153,7 +156,7 @@ def share_plate(spaces: Sequence[Rows]) -> Plate:
     return Plate(
         "shares",
         "Who taught an example what it learned",
-        f"At {first[0].space.label} the updates of other objects {join(parts)}.",
+        f"At {first[0].space.label} {join(parts)}.",
         "Σ over steps of η/N ⟨∇ℓₒ, ∇ℓᵤ⟩: to first order the whole fall of the loss, split into the "
         "share of an object’s own gradient and that of all others. Means over objects and "
         "mappings, with 95% intervals over seeds.",
@@ -164,9 +167,10 @@ def share_plate(spaces: Sequence[Rows]) -> Plate:
 def _taught(rows: Rows, kind: MappingKind) -> str:
     found = mean_interval(per_seed(rows, "others", kind))
     if not found.n:
-        return f"are not known for {kind} mappings"
+        return f"nothing is known of {kind} mappings"
     way = "lowered" if found.mean > 0 else "raised"
-    return f"{way} an object’s loss by {number(abs(found.mean), 2)} nats in {kind} mappings"
+    size = number(abs(found.mean), 2, sign=True).lstrip("+")
+    return f"the updates of others {way} an object’s loss by {size} nats in {kind} mappings"
 
 
 def loss_plate(spaces: Sequence[Sequence[LossPath]], areas: Sequence[Rows]) -> Plate:
@@ -184,7 +188,7 @@ def loss_plate(spaces: Sequence[Sequence[LossPath]], areas: Sequence[Rows]) -> P
         said.append(f"{with_interval(gained)} nats at {rows[0].space.label}")
     return Plate(
         "losses",
-        "Simple mappings are learned faster",
+        "How the loss falls",
         f"The mean loss over training of compositional mappings less that of holistic ones is "
         f"{join(said)}.",
         "Thick: means over mappings and seeds; bands: 95% intervals over seeds, that is over "
@@ -213,28 +217,81 @@ def _add_path(figure: go.Figure, index: int, path: LossPath, color: str) -> None
     )  # fmt: skip
 
 
+def groups_of(rows: Rows) -> dict[str, list[LearnedMapping]]:
+    """Mappings by coding length where they have one; the others by how many messages they use."""
+    found: dict[str, list[LearnedMapping]] = {}
+    for kind in ("compositional", "holistic"):
+        own = [row for row in rows if row.kind == kind]
+        if own and own[0].bits is not None:
+            found[f"{kind}, {own[0].bits:.3g} bits"] = own
+    for count in sorted({row.distinct for row in rows if row.kind == "degenerate"}, reverse=True):
+        own = [row for row in rows if row.kind == "degenerate" and row.distinct == count]
+        found[f"{count} message{'s' if count > 1 else ''}"] = own
+    return found
+
+
+def speed_plate(spaces: Sequence[Rows]) -> Plate:
+    """Area under the loss by coding length; maps without one stand apart."""
+    figure = go.Figure()
+    for index, rows in enumerate(spaces, start=1):
+        axes = {"xaxis": axis_name("x", index), "yaxis": axis_name("y", index)}
+        for name, own in groups_of(rows).items():
+            color, mean = KINDS[own[0].kind], mean_interval(per_seed(own, "area"))
+            label = name.replace(", ", "<br>").replace(" message", "<br>message")
+            figure.add_scatter(
+                x=[label] * len(own), y=[round(_mean(row.area), 5) for row in own],
+                mode="markers", showlegend=False,
+                marker={"color": color, "size": 6, "opacity": 0.35},
+                hovertemplate="one mapping: %{y:.3f} nats<extra></extra>", **axes,
+            )  # fmt: skip
+            half = mean.high - mean.mean
+            figure.add_scatter(
+                x=[label], y=[round(mean.mean, 5)], mode="markers", showlegend=False,
+                marker={"color": color, "size": 11, "symbol": "diamond"},
+                error_y={"array": [half if np.isfinite(half) else None], "color": color,
+                         "thickness": 1.5, "width": 5},
+                hovertemplate=f"{name}: {with_interval(mean, sign=False)} nats<extra></extra>",
+                **axes,
+            )  # fmt: skip
+    layout = _layout(_titles(spaces), "", "area under the loss (nats)")
+    for index, rows in enumerate(spaces, start=1):
+        layout[axis_key("x", index)] |= {
+            "type": "category", "showgrid": False, "tickangle": 0, "tickfont": {"size": 11},
+            "range": [-0.6, len(groups_of(rows)) - 0.4],
+        }  # fmt: skip
+        layout[axis_key("y", index)] |= {"rangemode": "tozero"}
+    figure.update_layout(**layout)
+    said = []
+    for rows in spaces:
+        simple, other = (mean_interval(per_seed(rows, "area", kind)).mean
+                         for kind in ("compositional", "holistic"))  # fmt: skip
+        said.append(f"{number(simple, 2)} against {number(other, 2)} nats at "
+                    f"{rows[0].space.label}")  # fmt: skip
+    return Plate(
+        "speed",
+        "Learning speed against coding length",
+        f"The area under the loss, where less is faster, of compositional mappings and of longer "
+        f"described ones: {join(said)}.",
+        "Small dots: mappings, means over seeds; diamonds: means over mappings with 95% intervals "
+        "over seeds. Grey: maps that give several objects one message have no coding length here "
+        "and stand apart, by how many messages they use.",
+        figure,
+    )
+
+
 def speed_rows(rows: Rows) -> list[tuple[str, ...]]:
-    """A table's lines: kinds, degenerate ones by how many messages they use."""
+    """A table's lines: one for each group of mappings."""
     lines = []
-    groups = [(kind, None) for kind in ("compositional", "holistic")] + [
-        ("degenerate", count) for count in sorted({row.distinct for row in rows}, reverse=True)
-    ]
-    for kind, distinct in groups:
-        own = [row for row in rows if row.kind == kind and distinct in (None, row.distinct)]
-        if not own:
-            continue
-        bits = own[0].bits
-        columns_ = [mean_interval(per_seed(own, field)) for field in ("area", "final")]
+    for name, own in groups_of(rows).items():
+        similarity = [row.similarity for row in own if np.isfinite(row.similarity)]
         pushes = [mean_interval(per_seed(own, field)) for field in ("start_influence", "others")]
         lines.append(
             (
                 rows[0].space.label,
-                kind if distinct is None else f"degenerate, {distinct} messages",
+                name if own[0].kind != "degenerate" else f"degenerate, {name}",
                 str(len(own)),
-                "–" if bits is None else number(bits, 3),
-                number(float(np.nanmean([row.similarity for row in own])), 2)
-                if distinct != 1 else "–",
-                *(with_interval(one, sign=False) for one in columns_),
+                number(_mean(similarity), 2) if similarity else "–",
+                with_interval(mean_interval(per_seed(own, "area")), sign=False),
                 *(with_interval(one) for one in pushes),
             )
         )  # fmt: skip

@@ -15,6 +15,7 @@ from dynolab.figures.mappings import (
     loss_plate,
     share_plate,
     similarity_plate,
+    speed_plate,
     speed_rows,
 )
 from dynolab.figures.page import Tile, section, table
@@ -26,8 +27,8 @@ _SOURCE = (
     "over the steps of training, the area under the loss; coding lengths are log₂ m! + m log₂ v! "
     "bits for compositional mappings and log₂ (v^m)! for other bijections."
 )
-_HEAD = ("space", "mappings", "how many", "coding length, bits", "similarity", "area, nats",
-         "final loss, nats", "pairwise influence at the start", "from others, nats")  # fmt: skip
+_HEAD = ("space", "mappings", "how many", "similarity", "area, nats",
+         "pairwise influence at the start", "from others, nats")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def simplicity_chapter(found: Simplicity) -> Chapter:
         lead=_lead(spaces),
         verdicts=[verdict for rows in spaces for verdict in mapping_verdicts(rows)],
         content=[
+            speed_plate(spaces),
             loss_plate(found.paths, spaces),
             similarity_plate(spaces),
             influence_plate(spaces),
@@ -63,7 +65,7 @@ def simplicity_chapter(found: Simplicity) -> Chapter:
                 "Kinds of mappings",
                 "Degenerate maps, which give several objects one message, have no coding length "
                 "here and stand apart.",
-                table(_HEAD, [line for rows in spaces for line in speed_rows(rows)], "ssnnnnnnn"),
+                table(_HEAD, [line for rows in spaces for line in speed_rows(rows)], "ssnnnnn"),
                 note="Means over mappings, then over seeds [95% t-interval over seeds].",
             ),
         ],

@@ -1,6 +1,7 @@
 """One push on one answer of a language model, and how far the provable picture explains it.
 
-The step is a gradient step of size s that lowers `Σ_l log π(y_l | x, y_<l)`. Three pictures
+The step is a gradient step of size s that lowers `Σ_l log π(y_l | x, y_<l)`, with s such that the
+answer loses a given number of nats per token to first order: so far in any model. Three pictures
 foretell its Δ log π over the whole vocabulary: the rule of one softmax, at every token by itself,
 `z'_l = z_l − s ‖h_l‖² (e_y − π_l)`; the whole head with features that stand still,
 `z'_o = z_o − s Σ_l (h_o·h_l)(e_y − π_l)`, the unconstrained-features picture; and the first order
@@ -21,6 +22,7 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.push_results import Answer, LeftOver, PairPush, Picture, RankChange
+from dynolab.forces.one_step import norm
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.views import View
 from dynolab.probes.intervals import unexplained_share
@@ -33,11 +35,13 @@ PICTURES: tuple[Picture, ...] = ("own_token", "last_layer", "first_order")
 class Pushed:
     """Δ log π of every token at every position of an answer, in nats: measured, and foretold.
 
+    `step` is the push's s.
     `own_token` is missing where the push was on another answer.
     """
 
     pair_id: str
     answer: Answer
+    step: float
     label: Int[Tensor, tokens]
     before: Float[Tensor, "tokens vocabulary"]
     measured: Float[Tensor, "tokens vocabulary"]
@@ -69,31 +73,31 @@ class _Push:
 
 
 def pushes(
-    policy: PolicyFunction, pairs: Sequence[EncodedExample], step: float
+    policy: PolicyFunction, pairs: Sequence[EncodedExample], fall: float
 ) -> Iterator[Pushed]:  # fmt: skip
     """Pushes every pair's rejected answer down, from the same weights each time.
 
     Seen at the rejected answer's own positions and at the chosen one's.
+
+    **Arguments:** `fall`: nats per token that the rejected answer loses to first order.
     """
     for pair in pairs:
         assert pair.rejected is not None, "a pair without a rejected answer has nothing to push"
-        push = _push_down(policy, pair.rejected, step)
+        push = _push_down(policy, pair.rejected, fall)
         yield _observe(policy, push, pair.id, "rejected", pair.rejected)
         yield _observe(policy, push, pair.id, "chosen", pair.chosen)
 
 
-def _push_down(policy: PolicyFunction, answer: Encoded, step: float) -> _Push:
-    """A gradient step of size s against `Σ_l log π(y_l)`."""
+def _push_down(policy: PolicyFunction, answer: Encoded, fall: float) -> _Push:
+    """A gradient step against L = `Σ_l log π(y_l)`, of size `s = fall · T / ‖∇L‖²`."""
     batch, _ = policy.batch([answer])
     leaves = {name: w.detach().requires_grad_() for name, w in policy.weights.items()}
     with torch.enable_grad():
         total = policy.logps(leaves, batch).sum()
-        gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    change = {
-        name: -step * gradient
-        for name, gradient in zip(leaves, gradients, strict=True)
-        if gradient is not None
-    }
+        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    gradients = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+    step = fall * len(batch.token) / float(norm(gradients).square())
+    change = {name: -step * gradient for name, gradient in gradients.items()}
     logp, features = _read(policy, batch)
     return _Push(change, step, batch.token, logp, features)
 
@@ -107,7 +111,7 @@ def _observe(
     after = {**start, **{name: start[name] + d for name, d in push.change.items()}}
     before, features = _read(policy, batch)
     return Pushed(
-        pair_id=pair_id, answer=answer, label=batch.token, before=before,
+        pair_id=pair_id, answer=answer, step=push.step, label=batch.token, before=before,
         measured=policy.logits(after, batch).log_softmax(-1) - before,
         own_token=push.own_token() if answer == "rejected" else None,
         last_layer=(before + push.last_layer(features)).log_softmax(-1) - before,
@@ -141,7 +145,7 @@ def pair_push(one: Pushed) -> PairPush:
     best = likeliest_other(one.before, one.label)
     own, other = (one.measured.gather(1, index[:, None]).squeeze(1) for index in (one.label, best))
     return PairPush(
-        pair_id=one.pair_id, answer=one.answer, tokens=len(one.label),
+        pair_id=one.pair_id, answer=one.answer, step=one.step, tokens=len(one.label),
         label_fell=int((own < 0).sum()), best_rose=int((other > 0).sum()),
     )  # fmt: skip
 

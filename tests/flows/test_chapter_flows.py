@@ -135,7 +135,7 @@ def test_spaces_that_cannot_be_learned_are_refused(settings, message: str) -> No
 REFUSED_PUSHES = [
     ({"softmax": {"classes": [2]}}, "softmax.classes.0 = 2"),
     ({"softmax": {"cases": 0}}, "softmax.cases = 0"),
-    ({"push": {"step": -1}}, "push.step = -1"),
+    ({"push": {"fall": -1}}, "push.fall = -1"),
     ({"model": {}}, "model = 'nothing': give either result"),
     ({"model": {"model": "/nowhere"}}, "model.model = '/nowhere'"),
     ({"data": {"source": "file", "path": "pairs.jsonl"}}, "name a model for other rows"),

@@ -18,7 +18,7 @@ from dynolab.training.record import RecordedExample
 from tests.forces.families import build
 from tests.forces.small_models import pair
 
-STEP = 1e-3
+FALL = 0.01
 
 
 def examples(count: int = 2) -> list[EncodedExample]:
@@ -26,11 +26,11 @@ def examples(count: int = 2) -> list[EncodedExample]:
     return [EncodedExample(one.id, one.chosen, one.rejected) for one in made]
 
 
-def found(family: str, step: float = STEP, count: int = 2) -> list[Pushed]:
-    return list(pushes(PolicyFunction(build(family), torch.float64), examples(count), step))
+def found(family: str, fall: float = FALL, count: int = 2) -> list[Pushed]:
+    return list(pushes(PolicyFunction(build(family), torch.float64), examples(count), fall))
 
 
-def moved_alone(family: str, part: str) -> Tensor:
+def moved_alone(family: str, part: str, step: float) -> Tensor:
     """Δ log π at the first pair's rejected answer by a real step of some weights alone."""
     model, (one, *_) = build(family), examples()
     policy = PolicyFunction(model, torch.float64)
@@ -39,7 +39,7 @@ def moved_alone(family: str, part: str) -> Tensor:
     start = policy.weights
     leaves = {name: w.clone().requires_grad_() for name, w in start.items()}
     policy.logps(leaves, batch).sum().backward()
-    after = {name: w - STEP * leaves[name].grad if part in name else w for name, w in start.items()}
+    after = {name: w - step * leaves[name].grad if part in name else w for name, w in start.items()}
     with torch.no_grad():
         before, moved = (policy.logits(w, batch).log_softmax(-1) for w in (start, after))
     return moved - before
@@ -47,30 +47,40 @@ def moved_alone(family: str, part: str) -> Tensor:
 
 @pytest.mark.parametrize("family", ["gpt_neox", "llama_tied"])
 def test_the_measured_change_is_that_of_a_real_step(family: str) -> None:
-    torch.testing.assert_close(found(family)[0].measured, moved_alone(family, ""))
+    one = found(family)[0]
+    torch.testing.assert_close(one.measured, moved_alone(family, "", one.step))
 
 
 def test_the_last_layer_s_change_is_that_of_a_step_on_the_head_alone() -> None:
     untied = found("llama_untied")[0]
-    torch.testing.assert_close(untied.last_layer, moved_alone("llama_untied", "lm_head"))
+    torch.testing.assert_close(
+        untied.last_layer, moved_alone("llama_untied", "lm_head", untied.step)
+    )
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "llama_tied"])
 def test_the_last_layer_is_the_head_s_part_of_the_force_map(family: str) -> None:
     """To first order, token by token, also where head and embedding are one table."""
-    (one, *_), step = examples(), 1e-6
-    pushed = found(family, step)[0]
+    (one, *_) = examples()
+    pushed = found(family, 1e-5)[0]
     policy = PolicyFunction(build(family), torch.float64)
     assert one.rejected is not None
     updating = [RecordedExample(id="a", chosen=one.rejected, rejected=None)]
-    parts = breakdown(policy, [one.rejected], updating, SFT(SFTConfig()), update=step)
+    parts = breakdown(policy, [one.rejected], updating, SFT(SFTConfig()), update=pushed.step)
     own = pushed.last_layer.gather(1, pushed.label[:, None]).squeeze(1)
     torch.testing.assert_close(own, -parts.head.sum(1), rtol=1e-4, atol=1e-10)
 
 
+def test_the_pushed_answer_loses_as_much_as_was_asked() -> None:
+    own = [one for one in found("gpt_neox", 1e-5) if one.answer == "rejected"]
+    for one in own:
+        lost = one.measured.gather(1, one.label[:, None]).mean()
+        assert float(lost) == pytest.approx(-1e-5, rel=1e-3)
+
+
 @pytest.mark.parametrize("family", ["gpt_neox", "llama_tied"])
 def test_the_first_order_is_what_a_small_step_does(family: str) -> None:
-    for one in found(family, 1e-7):
+    for one in found(family, 1e-6):
         assert (one.measured - one.first_order).norm() < 1e-4 * one.measured.norm()
 
 
@@ -80,7 +90,7 @@ def test_one_token_s_own_softmax_is_its_last_layer() -> None:
         for one in [pair(0, rejected=1)]
     ]  # fmt: skip
     policy = PolicyFunction(build("gpt_neox"), torch.float64)
-    own, chosen = pushes(policy, pairs, STEP)
+    own, chosen = pushes(policy, pairs, FALL)
     assert own.own_token is not None
     torch.testing.assert_close(own.own_token, own.last_layer)
     assert chosen.own_token is None
