@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from dynolab.data.chapter_results import ClaimRow
 from dynolab.data.mapping_results import LearnedMapping
 from dynolab.data.rows import read_rows
 from dynolab.errors import ConfigError
+from dynolab.figures.style import DARK
 from flows.catalogue import SIMPLICITY, SQUEEZING
 from flows.parameters import load_parameters, validated
 from flows.simplicity_parameters import SimplicityParameters
@@ -41,6 +43,12 @@ def claims(folder: Path) -> dict[str, ClaimRow]:
     return {row.id: row for row in read_rows(folder / "claims.jsonl", ClaimRow)}
 
 
+def check_colours(folder: Path) -> None:
+    """A dark screen has a partner for every colour."""
+    for file in (folder / "figures").glob("*.json"):
+        assert set(re.findall(r"#[0-9a-f]{6}", file.read_text())) <= set(DARK), file.name
+
+
 def test_squeezing_pushes_the_answers_of_a_finished_training(analysed: Analysed) -> None:
     parameters = validated(SqueezingParameters, {
         "name": "small", "softmax": FEW, "push": {"pairs": 3},
@@ -62,6 +70,7 @@ def test_squeezing_pushes_the_answers_of_a_finished_training(analysed: Analysed)
     assert {file.stem for file in (folder / "figures").glob("*.html")} == {
         "panels-20", "shapes", "step-paths", "explained", "ranks"
     }  # fmt: skip
+    check_colours(folder)
 
 
 def test_squeezing_needs_no_language_model(analysed: Analysed) -> None:
@@ -104,6 +113,7 @@ def test_simplicity_learns_every_space_and_makes_a_page(analysed: Analysed) -> N
     page = (folder / "simplicity.html").read_text()
     assert "all 256 of 2×2 and 4 of 3×2 mappings, each from 2 different initial weights" in page
     assert {row.topic for row in claims(folder).values()} == {"2×2 objects", "3×2 objects"}
+    check_colours(folder)
 
 
 def test_the_built_in_simplicity_is_planned_as_it_stands() -> None:

@@ -1,0 +1,35 @@
+"""What the chapter on simplicity shows, on seeds that nothing was chosen by."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynolab.classification.mapping_claims import mapping_verdicts
+from dynolab.classification.mapping_sweep import learned, sweep
+from flows.parameters import load_parameters
+from flows.simplicity_parameters import SimplicityParameters
+from tasks.mappings import SpaceConfig
+from tests.flows.lab import ROOT
+
+SEEDS = range(100, 105)
+FILE = ROOT / "deploy" / "studies" / "simplicity_builtin.yaml"
+SPACES = load_parameters(SimplicityParameters, FILE).spaces
+
+pytestmark = pytest.mark.study
+
+
+@pytest.mark.parametrize("space", SPACES, ids=[one.space.label for one in SPACES])
+def test_short_descriptions_are_learned_fast_and_long_ones_hinder_themselves(
+    space: SpaceConfig,
+) -> None:
+    mappings = space.mappings(seed=1)
+    found = sweep(
+        space.space, mappings, SEEDS, width=32, learning_rate=space.learning_rate,
+        steps=space.steps,
+    )  # fmt: skip
+    verdicts = {
+        one.id.partition("/")[2]: one.outcome
+        for one in mapping_verdicts(learned(space.space, mappings, found))
+    }
+    asserted = ("speed", "similarity", "contradiction", "start", "explains")
+    assert {name: verdicts[name] for name in asserted} == dict.fromkeys(asserted, "appears")
