@@ -38,7 +38,8 @@ class Forecast(Row):
     is foretold to rise or to fall. `foretold` and `rose` count those that were foretold to rise
     and that did, `right` those of all `tokens` that did as foretold. `auc`: how probably a token
     that rose had the higher forecast than one that fell; `auc_top`: among the likeliest few of
-    every position.
+    every position; `auc_last_layer`: where the forecast is what the head's own change makes of all
+    logits, features standing still.
 
     `explained` = 1 − Σ(Δ − Δ_head)²/Σ Δ² over the answers' tokens, where Δ is the realised change
     of log π and Δ_head what the head's own change makes of it while features stand still;
@@ -58,6 +59,7 @@ class Forecast(Row):
     right: int
     auc: float
     auc_top: float
+    auc_last_layer: float
     explained: float
     cosine: float
     agree: float

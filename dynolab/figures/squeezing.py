@@ -118,22 +118,24 @@ def forecast_section(found: Sequence[Forecast], titles: Mapping[str, str]) -> Ht
             _called(one.training, titles), one.step, one.side, one.positions,
             number(100 * one.foretold / one.tokens), number(100 * one.rose / one.tokens),
             number(100 * one.right / one.tokens), number(one.auc), number(one.auc_top),
-            number(one.explained), number(one.cosine), number(100 * one.agree),
+            number(one.auc_last_layer), number(one.explained), number(one.cosine),
+            number(100 * one.agree),
         )
         for one in found
     ]  # fmt: skip
     head = ("training", "step", "answers", "positions", "foretold to rise, %", "rose, %",
-            "right, %", "AUC", "AUC, top 20", "last layer explains", "its cosine",
-            "its sign, %")  # fmt: skip
+            "right, %", "AUC", "AUC, top 20", "AUC, last layer", "last layer explains",
+            "its cosine", "its sign, %")  # fmt: skip
     return section(
-        name, title, _foretold(found, titles), table(head, rows, "snsnnnnnnnnn"),
+        name, title, _foretold(found, titles), table(head, rows, "snsnnnnnnnnnn"),
         note="A push on token y of strength c is foretold to change log π of every token i ≠ y by "
         "c (Σ π² − π_y − π_i): a push down raises i exactly where π_i + π_y > Σ π². The rule sees "
         "one position alone; the step moves features, too, and every example pushes. AUC: how "
-        "probably a token that rose was foretold more than one that fell; ½ is chance. Last layer "
-        "explains: 1 − R² turned round, Σ(Δ − Δ_head)²/Σ Δ² less than one, on the trained tokens "
-        "themselves; below 0 the head’s own change misses them by more than no change would. All "
-        "on the answers of the step’s own batch.",
+        "probably a token that rose was foretold more than one that fell; ½ is chance. Last layer: "
+        "the forecast is what the head’s own change makes of all logits, features standing still; "
+        "it explains R² = 1 − Σ(Δ − Δ_head)²/Σ Δ² of the change of the trained tokens themselves, "
+        "below 0 where it misses them by more than no change would. All on the answers of the "
+        "step’s own batch.",
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ SIDES: dict[int, Side] = {CHOSEN: "chosen", REJECTED: "rejected"}
 TOP = 20
 """Tokens of a position that are its likeliest few."""
 
-MOST = 2**22
+MOST = 2**20
 """Forecasts that are kept of one side: with a large vocabulary, of every so many positions."""
 
 
@@ -32,14 +32,15 @@ MOST = 2**22
 class Foretold:
     """A step at some trained positions: forecast and change of log π of every token but y, nats.
 
-    `own` is the realised change of y itself, `head` what the head's change alone makes of it.
+    `still` is what the head's change alone makes of them; `own` and `own_still` are both of y.
     """
 
     forecast: Float[Tensor, "positions others"]
     change: Float[Tensor, "positions others"]
+    still: Float[Tensor, "positions others"]
     top: Int[Tensor, "positions top"]
     own: Float[Tensor, positions]
-    head: Float[Tensor, positions]
+    own_still: Float[Tensor, positions]
 
 
 def forecasts(
@@ -74,7 +75,9 @@ def forecasts(
 
 def _stride(record: StepRecord, policy: PolicyFunction) -> int:
     """Which positions are taken: every so many, that their forecasts stay within `MOST`."""
-    positions = sum(len(one.ids) for each in record.examples for one in each.named().values())
+    positions = sum(
+        one.response_length for each in record.examples for one in each.named().values()
+    )
     vocabulary = policy.causal.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
     return -(-positions * vocabulary // MOST)
 
@@ -105,18 +108,20 @@ def _foretold(
             Foretold(
                 forecast=rule[others].view_as(likely),
                 change=change[pushed][others].view_as(likely),
+                still=still[pushed][others].view_as(likely),
                 top=likely.topk(min(TOP, likely.shape[1]), dim=1).indices,
                 own=change[pushed].gather(1, y)[:, 0],
-                head=still[pushed].gather(1, y)[:, 0],
+                own_still=still[pushed].gather(1, y)[:, 0],
             ),
         )
 
 
 def _row(record: StepRecord, training: str, side: Side, parts: list[Foretold]) -> Forecast:
-    forecast = torch.cat([part.forecast for part in parts])
-    change = torch.cat([part.change for part in parts])
-    top = torch.cat([part.top for part in parts])
-    own, head = (torch.cat([getattr(p, name) for p in parts]).double() for name in ("own", "head"))
+    def every(name: str) -> Tensor:
+        return torch.cat([getattr(part, name) for part in parts])
+
+    forecast, change, top = every("forecast"), every("change"), every("top")
+    own, head = every("own").double(), every("own_still").double()
     rises, rose = forecast > 0, change > 0
     picture = LastLayer.of(own, head)
     return Forecast(
@@ -125,6 +130,7 @@ def _row(record: StepRecord, training: str, side: Side, parts: list[Foretold]) -
         right=int((rises == rose).sum()),
         auc=_auc(forecast, rose),
         auc_top=_auc(forecast.gather(1, top), rose.gather(1, top)),
+        auc_last_layer=_auc(every("still"), rose),
         explained=float(1 - (own - head).square().sum() / own.square().sum()),
         cosine=picture.cosine, agree=picture.sign_agreement,
     )  # fmt: skip

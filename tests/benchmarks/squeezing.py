@@ -9,7 +9,10 @@ FOLDER holds `models/tinystories-656k` and `data/probes`. Prints one JSON object
   first `forecast_steps` DPO steps of 8 of the paper's pairs each, `…_low` and `…_high` the smallest
   and the largest. `forecast_auc_chosen`: at the positions of chosen answers. `forecast_auc_top`: of
   rejected answers, among the 20 likeliest tokens of every position. `forecast_right`: share of
-  tokens that do as foretold.
+  tokens that do as foretold. `…_one_pair`: of steps on one pair alone, where fewer other tokens
+  push.
+- `last_layer_auc`: the same area, of rejected answers, where what the head's own change does to all
+  logits is the forecast: every token of the batch pushes, features stand still.
 - `last_layer_explained`, `last_layer_cosine`, `last_layer_sign`: what the head's own change makes
   of the change of log π of the trained tokens, against the realised one, both answers' mean.
 """
@@ -37,13 +40,15 @@ from dynolab.training.record import StepRecord
 from models.language import load_language_model, load_tokenizer
 
 STEPS, PAIRS = 5, 8
+STEPS_OF_ONE = 10
 
 
 def forecast() -> dict[str, float]:
     """The rule against the first steps of a DPO run on the tinystories model."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
-        found = _foretold(Path(scratch))
+        found = _foretold(Path(scratch) / "pairs", PAIRS, STEPS)
+        alone = _foretold(Path(scratch) / "pair", 1, STEPS_OF_ONE)
     rejected = [one for one in found if one.side == "rejected"]
     chosen = [one for one in found if one.side == "chosen"]
     return {
@@ -51,6 +56,11 @@ def forecast() -> dict[str, float]:
         **_spread("forecast_auc_top", [one.auc_top for one in rejected]),
         **_spread("forecast_auc_chosen", [one.auc for one in chosen]),
         **_spread("forecast_right", [one.right / one.tokens for one in rejected]),
+        **_spread("forecast_auc_one_pair", [one.auc for one in alone if one.side == "rejected"]),
+        **_spread(
+            "forecast_auc_chosen_one_pair", [one.auc for one in alone if one.side == "chosen"]
+        ),
+        **_spread("last_layer_auc", [one.auc_last_layer for one in rejected]),
         **_spread("last_layer_explained", [one.explained for one in found]),
         **_spread("last_layer_cosine", [one.cosine for one in found]),
         **_spread("last_layer_sign", [one.agree for one in found]),
@@ -60,7 +70,8 @@ def forecast() -> dict[str, float]:
     }
 
 
-def _foretold(folder: Path) -> list[Forecast]:
+def _foretold(folder: Path, pairs: int, steps: int) -> list[Forecast]:
+    folder.mkdir()
     source = Path(os.environ["DYNOLAB_TEST_DATA"])
     model = source / "models/tinystories-656k"
     data = DataConfig(
@@ -71,8 +82,8 @@ def _foretold(folder: Path) -> list[Forecast]:
     config = TrainConfig.model_validate(
         {"objective": {"name": "dpo", "beta": 0.1},
          "optimizer": {"name": "sgd", "learning_rate": 2e-2},
-         "engine": {"kind": "plain", "ranks": 1}, "steps": STEPS, "batch_size": PAIRS,
-         "micro_batch_size": PAIRS // 2, "overlong": "drop", "record_steps": range(STEPS)}
+         "engine": {"kind": "plain", "ranks": 1}, "steps": steps, "batch_size": pairs,
+         "micro_batch_size": min(4, pairs), "overlong": "drop", "record_steps": range(steps)}
     )  # fmt: skip
     job = TrainJob(
         config=config, model=model, examples=folder / "train.jsonl", output=folder / "output",

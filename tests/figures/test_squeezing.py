@@ -28,7 +28,8 @@ def mass(training: str, step: int, argmax: float, own: float) -> list[RisenMass]
 def foretold(step: int, auc: float, side: str = "rejected") -> Forecast:
     return Forecast.model_validate(
         {"training": "preference", "step": step, "side": side, "positions": 10, "tokens": 490,
-         "foretold": 40, "rose": 60, "right": 430, "auc": auc, "auc_top": 0.7, "explained": 0.4,
+         "foretold": 40, "rose": 60, "right": 430, "auc": auc, "auc_top": 0.7,
+         "auc_last_layer": 0.8, "explained": 0.4,
          "cosine": 0.8, "agree": 0.9}
     )  # fmt: skip
 

@@ -39,7 +39,7 @@ SHORT = (
     "preference.steps=3", "preference.probe_every=3", "preference.checkpoint_every=0",
     "sft.warmup_steps=0", "preference.warmup_steps=0", "preference.record_steps=[1]",
     "forces.pairs=1", "probe.answers=1", "probe.answer_tokens=4",
-    "audit.pairs=4", "audit.heldout_pairs=2",
+    "audit.pairs=4", "audit.heldout_pairs=2", "squeezing.pairs=1",
 )  # fmt: skip
 
 pytestmark = [

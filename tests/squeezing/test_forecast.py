@@ -59,7 +59,7 @@ def test_the_rule_is_exact_where_one_token_pushes_through_the_head_alone() -> No
     (rejected,) = [one for one in forecasts(moved_alone(record, pushed, HEAD), policy, training="x")
                    if one.side == "rejected"]  # fmt: skip
     assert (rejected.positions, rejected.tokens) == (1, VOCABULARY - 1)
-    assert rejected.auc == rejected.auc_top == 1.0
+    assert rejected.auc == rejected.auc_top == rejected.auc_last_layer == 1.0
     assert rejected.right == rejected.tokens
     assert rejected.foretold == rejected.rose
     assert rejected.explained == pytest.approx(1, abs=1e-9)
