@@ -10,6 +10,7 @@ from pydantic import BaseModel, create_model
 from flows import catalogue
 from flows.catalogue import Command
 from flows.forms.base import STUDIES, Form
+from flows.forms.chapters import SimplicityForm, SqueezingForm
 from flows.forms.families import (
     AuditForm,
     FileForm,
@@ -109,6 +110,8 @@ _FAMILIES: dict[str, tuple[str, type[Form], str, tuple[str, ...]]] = {
     "forces": ("forces", ForcesForm, "forces_builtin.yaml", ()),
     "audit": ("audit", AuditForm, "audit_builtin.yaml", ()),
     "sweep": ("sweep", SweepForm, "sweep_beta.yaml", ()),
+    "squeezing": ("squeezing", SqueezingForm, "squeezing_builtin.yaml", ()),
+    "simplicity": ("simplicity", SimplicityForm, "simplicity_builtin.yaml", ()),
 }
 
 

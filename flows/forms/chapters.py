@@ -1,0 +1,50 @@
+"""The forms of the chapters beside finetuning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from flows.forms.base import At, Form
+from flows.forms.families import ModelForm
+
+
+class SqueezingForm(ModelForm):
+    """Where pushed-down probability goes: of one softmax, and of a language model."""
+
+    seed: Annotated[int | None, At("seed")] = Field(
+        None, description="Of random cases, and of the built-in model."
+    )
+    cases: Annotated[int | None, At("softmax.cases")] = Field(
+        None, description="Random cases of every statement on one softmax."
+    )
+    model_result: Annotated[str | None, At("model.result")] = Field(
+        None, description="Result with the language model; empty: the built-in one, trained here."
+    )
+    model: Annotated[str | None, At("model.model")] = Field(
+        None, description="In its place a model folder, or a Hub name."
+    )
+    data_source: Annotated[Literal["world", "file", "hub"] | None, At("data.source")] = Field(
+        None, description="Of the pairs: the built-in world, a local file, or the Hub."
+    )
+    data_path: Annotated[str | None, At("data.path")] = Field(
+        None, description="Of source file: .jsonl, .jsonl.gz or .parquet."
+    )
+    pairs: Annotated[int | None, At("push.pairs")] = Field(
+        None, description="Pairs whose rejected answers are pushed down."
+    )
+    fall: Annotated[float | None, At("push.fall")] = Field(
+        None, description="Nats per token that a pushed answer loses, to first order."
+    )
+
+
+class SimplicityForm(Form):
+    """Which mappings of objects to messages a small network learns fast."""
+
+    seeds: Annotated[list[int] | None, At("seeds")] = Field(
+        None, description="Of the initial weights."
+    )
+    width: Annotated[int | None, At("width")] = Field(
+        None, description="Units of the network's hidden layer."
+    )
