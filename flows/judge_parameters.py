@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.sources import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
 from flows.checkpoints import ModelConfig, check_named, resolved_model, results_of
+from flows.comparison import Label
 from flows.parameters import Name, StudyParameters, load_parameters, seeded_data
 from tasks.answers import AnswersConfig
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
-
-Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
 
 REFERENCE = "reference"
 

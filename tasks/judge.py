@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -76,15 +76,12 @@ def _judge(work: Work[JudgeJob], asking: Asking) -> Judge:
     if isinstance(config, ExactJudgeConfig):
         return ExactJudge(label, config.rewards)
     if isinstance(config, LogProbJudgeConfig):
-        return load_log_prob_judge(work, label, batch=config.batch, tie_nats=config.tie_nats)
+        return _log_prob(work, config)
     assert asking.endpoint is not None, "a judge-class model has an endpoint"
     return LlmJudge(label, asking.endpoint, config.criterion)
 
 
-def load_log_prob_judge(
-    work: Work[Any], name: str, *, batch: int, tie_nats: float = 0.0
-) -> LogProbJudge:
-    """The judge by the model of input `reference`."""
+def _log_prob(work: Work[JudgeJob], config: LogProbJudgeConfig) -> LogProbJudge:
     from dynolab.data.encode import Encoder
     from dynolab.distributed import device
     from dynolab.judges.log_prob import LogProbJudge
@@ -95,7 +92,10 @@ def load_log_prob_judge(
     tokenizer = load_tokenizer(folder)
     model = load_language_model(folder, tokenizer=tokenizer, device=device())
     encoder = Encoder(tokenizer, folder_context(folder), "truncate_left")
-    return LogProbJudge(name, ResponseLogits(model), encoder, batch=batch, tie_nats=tie_nats)
+    return LogProbJudge(
+        work.config.label, ResponseLogits(model), encoder,
+        batch=config.batch, tie_nats=config.tie_nats,
+    )  # fmt: skip
 
 
 def _metrics(rates: Sequence[WinRate]) -> dict[str, float]:

@@ -34,7 +34,7 @@ from dynolab.figures.style import (
     points,
 )
 
-_ROW, _MARGIN = 46, 120  # pixels
+_ROW, _MARGIN = 56, 120  # pixels
 
 
 def write_judge_page(inputs: JudgePageInputs, folder: Path) -> dict[str, float]:
@@ -93,9 +93,10 @@ def rate_plate(inputs: JudgePageInputs) -> Plate:
             margin={"l": 130, "r": 24, "t": 40, "b": 54},
             xaxis={"range": [-0.02, 1.02], "tickformat": ".0%",
                    "title": {"text": plotly_text(f"win rate over {inputs.baseline}", 60)}},
-            yaxis={"type": "category", "categoryorder": "array",
-                   "categoryarray": [plotly_text(one, 32) for one in inputs.policies][::-1]},
-            legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
+            yaxis={"type": "category", "categoryorder": "array", "autorange": "reversed",
+                   "categoryarray": [plotly_text(one, 32) for one in inputs.policies]},
+            legend={"orientation": "h", "x": 0.8, "xanchor": "right", "y": 1.02,
+                    "yanchor": "bottom"},
             shapes=[{"type": "line", "x0": 0.5, "x1": 0.5, "yref": "paper", "y0": 0, "y1": 1,
                      "layer": "below", "line": {"color": ZERO, "dash": "dash", "width": 1.5}}],
         )
@@ -110,8 +111,7 @@ def rate_plate(inputs: JudgePageInputs) -> Plate:
 def _message(inputs: JudgePageInputs) -> str:
     """Which judges tell which policies apart from the baseline."""
     told = [
-        f"{rate.judge} prefers {rate.a if rate.low > 0.5 else inputs.baseline} "
-        f"({rate.a} {points(rate.interval, sign=False)}%)"
+        f"{rate.a} wins {points(rate.interval, sign=False)}% by {rate.judge}"
         for rate in inputs.rates
         if rate.low > 0.5 or rate.high < 0.5
     ]
@@ -140,7 +140,7 @@ def _tiles(inputs: JudgePageInputs) -> list[Tile]:
             f"by {rate.judge}: {points(rate.interval, sign=False)}",
         )
         for rate in inputs.rates if rate.judge == first
-    ]  # fmt: skip
+    ][:2]  # fmt: skip
     lowest = min(inputs.agreements, key=lambda one: one.share, default=None)
     if lowest is not None:
         found.append(
@@ -149,7 +149,7 @@ def _tiles(inputs: JudgePageInputs) -> list[Tile]:
         )  # fmt: skip
     asked = sum(rate.counts.asked for rate in inputs.rates)
     missing = asked - sum(rate.counts.parsed for rate in inputs.rates)
-    return [*found[:3], Tile("Verdicts", f"{asked - missing} of {asked}", f"{missing} missing")]
+    return [*found, Tile("Verdicts", f"{asked - missing} of {asked}", f"{missing} missing")]
 
 
 def _summary(inputs: JudgePageInputs) -> dict[str, Any]:

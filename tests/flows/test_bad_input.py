@@ -179,3 +179,19 @@ def test_analyses(change: str, message: str, tmp_path: Path, refused: Refused) -
     file = tmp_path / "forces.yaml"
     file.write_text(f"study: {SMALL}\ncheckpoints: {{sft: {{result: sft}}}}\n")
     assert message in refused("forces", "--config", str(file), "--set", change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("name=x", "policies.sft.result = 'sft': is no finished step of the study; run its study"),
+        ("baseline=ppo", "baseline = 'ppo': name a policy: sft, dpo, on-policy"),
+        ("reference=null", "reference = None: judge log-prob goes by one: name a model"),
+        ("judges.exact.rewards=[{name: os.system}]", "rewards = 'os.system': use one of"),
+        ("judges.gpt={name: llm}", "judges.gpt.endpoint = {'name': 'llm'}: Field required"),
+        ("answers.split=test", "answers.split = 'test': Input should be 'train' or 'heldout'"),
+    ],
+)
+def test_judges(change: str, message: str, refused: Refused) -> None:
+    file = ROOT / "deploy/studies/judge_builtin.yaml"
+    assert message in refused("judge", "--config", str(file), "--set", change)
