@@ -107,21 +107,19 @@ def test_any_cotangents_give_inner_products_of_their_gradients() -> None:
 def test_pair_forces_are_the_change_that_a_step_on_the_pair_makes(name: str) -> None:
     model, x, other = network(name), images(3, 0), images(2, 1)
     targets = torch.eye(CLASSES, dtype=torch.float64)[[1, 3]]
-    rate = 1e-6
+    rate = 1e-7
     found = pair_forces(model, x, other, targets, rate)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     for u in range(2):
-        loss = nn.functional.cross_entropy(functional_call(model, before, (other[u : u + 1],)),
-                                           targets[u : u + 1])  # fmt: skip
-        assert loss.isfinite()
-        leaves = {n: w.requires_grad_() for n, w in before.items()}
+        leaves = {n: w.clone().requires_grad_() for n, w in before.items()}
         loss = nn.functional.cross_entropy(functional_call(model, leaves, (other[u : u + 1],)),
                                            targets[u : u + 1])  # fmt: skip
         gradients = torch.autograd.grad(loss, list(leaves.values()))
         with torch.no_grad():
             after = {n: w - rate * g for (n, w), g in zip(leaves.items(), gradients, strict=True)}
             logps = [functional_call(model, w, (x,)).log_softmax(-1) for w in (before, after)]
-        assert torch.allclose(found[:, u], logps[1] - logps[0], rtol=1e-3, atol=1e-12)
+        measured = logps[1] - logps[0]
+        assert float((found[:, u] - measured).norm() / measured.norm()) < 1e-3
         predicted = predicted_change(model, before, after, x)
         assert torch.allclose(predicted, found[:, u], rtol=1e-7, atol=1e-15)
 
