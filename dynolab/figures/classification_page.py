@@ -1,0 +1,83 @@
+"""The page of classifiers: forces between classes, and learning paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dynolab.classification.force_claims import assess_forces, window
+from dynolab.classification.force_study import ForceFindings
+from dynolab.classification.path_claims import assess_paths
+from dynolab.classification.path_study import PathFindings
+from dynolab.figures.chapter_page import Chapter
+from dynolab.figures.class_forces import (
+    NETWORKS,
+    influence_plate,
+    kernel_plate,
+    pull_plate,
+    rank_plate,
+    step_plate,
+)
+from dynolab.figures.learning_paths import epoch_plate, simplex_plate, zigzag_plate
+from dynolab.figures.page import Tile
+from dynolab.figures.style import Plate, number
+
+_LEAD = (
+    "A classifier is trained, and at every step it is asked what the step did to images that are "
+    "only watched: Δ log p = −η A K G, exact to first order, with the kernel K of all pairs of "
+    "images in full. So one sees which classes move together, how far the picture reaches, and "
+    "where every training example’s prediction goes on its way to its label."
+)
+_SOURCE = (
+    "Claims follow Ren & Sutherland (arXiv 2407.10490), Ren (arXiv 2509.19554, chapters 3 and 4) "
+    "and Ren, Guo & Sutherland (ICLR 2022); intervals are over seeds."
+)
+
+
+def classification_chapter(
+    forces: ForceFindings, paths: PathFindings, *, learning_rate: float, digits: bool
+) -> Chapter:  # fmt: skip
+    """What was measured, as a chapter."""
+    return Chapter(
+        title="How classifiers learn",
+        lead=_LEAD,
+        verdicts=(*assess_forces(forces, learning_rate, digits=digits), *assess_paths(paths)),
+        content=[*_force_plates(forces, learning_rate), *_path_plates(paths)],
+        tiles=list(_tiles(forces, learning_rate)),
+        source=_SOURCE,
+    )
+
+
+def _force_plates(forces: ForceFindings, rate: float) -> Iterator[Plate]:
+    network = forces.states[0].network
+    own = [one for one in forces.states if (one.network, one.learning_rate) == (network, rate)]
+    ranks = [one for one in forces.ranks if (one.network, one.learning_rate) == (network, rate)]
+    first, _ = window(sorted({one.epoch for one in own}))
+    yield pull_plate([one for one in own if one.epoch == first])
+    yield kernel_plate(own, ranks)
+    yield rank_plate(forces.ranks)
+    yield step_plate(forces.states)
+    plate = influence_plate([one for one in forces.influences if one.network == network])
+    if plate is not None:
+        yield plate
+
+
+def _path_plates(paths: PathFindings) -> Iterator[Plate]:
+    known = list(dict.fromkeys(one.data for one in paths.scores))
+    made = [
+        *(simplex_plate(paths.paths, data) for data in known),
+        zigzag_plate(paths.scores),
+        *(epoch_plate(paths.epochs, data) for data in known),
+    ]
+    yield from (plate for plate in made if plate is not None)
+
+
+def _tiles(forces: ForceFindings, rate: float) -> Iterator[Tile]:
+    main = [one for one in forces.states if one.learning_rate == rate]
+    last = max(one.epoch for one in main)
+    for network in dict.fromkeys(one.network for one in main):
+        ends = [one.accuracy for one in main if (one.network, one.epoch) == (network, last)]
+        title = NETWORKS.get(network, network)
+        yield Tile(
+            f"{title}: test accuracy", f"{100 * sum(ends) / len(ends):.1f}%",
+            f"after {last} epochs at η = {number(rate)}, {len(ends)} seeds",
+        )  # fmt: skip

@@ -1,0 +1,48 @@
+"""Stage `learning-paths`: where the predictions of all training examples go."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import numpy as np
+
+from dynolab.classification.path_study import PathStudyConfig
+from dynolab.classification.seeds import Seeds
+from models.vision import ClassifierName
+from tasks.images import IMAGES_FILE
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import Work
+
+
+class LearningPathsJob(PathStudyConfig):
+    """One network on the images, an mlp on the toy, all seeds."""
+
+    model: ClassifierName = "lenet"
+    seeds: Seeds = (0,)
+
+
+def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
+    """Reads input `images`. Results: `scores.jsonl`, `epochs.jsonl` and `paths.jsonl`."""
+    from dynolab.classification.path_study import study_paths
+    from dynolab.data.images import read_images
+    from dynolab.data.rows import write_rows
+    from models.vision import build_classifier
+
+    began, config = time.monotonic(), work.config
+    data = read_images(work.input_folder("images") / IMAGES_FILE)
+    build, toy_build = (partial(build_classifier, name) for name in (config.model, "mlp"))
+    with work.shown():
+        found = study_paths(build, data, config, config.seeds, toy_build)
+        write_rows(work.output / "scores.jsonl", found.scores)
+        write_rows(work.output / "epochs.jsonl", found.epochs)
+        write_rows(work.output / "paths.jsonl", found.paths)
+    metrics = {
+        f"paths/{data}/auc": float(np.mean([one.auc for one in found.scores if one.data == data]))
+        for data in dict.fromkeys(one.data for one in found.scores)
+    }
+    work.tracker.metrics(0, metrics)
+    return metrics | {"seconds": time.monotonic() - began}
+
+
+LEARNING_PATHS = Stage("learning-paths", 1, learning_paths)
