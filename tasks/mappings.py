@@ -9,9 +9,12 @@ from pydantic import Field, model_validator
 
 from dynolab.classification.mappings import Messages, all_mappings, sampled_bijections
 from dynolab.data.mapping_results import SpaceName
+from dynolab.errors import ConfigError
 from tasks.runtime.stage import Stage
 from tasks.runtime.tables import log_tables
 from tasks.runtime.work import Work
+
+MOST_OBJECTS = 81
 
 
 class SpaceConfig(SpaceName):
@@ -27,6 +30,10 @@ class SpaceConfig(SpaceName):
 
     @model_validator(mode="after")
     def _can_be_listed(self) -> SpaceConfig:
+        if self.objects > MOST_OBJECTS:
+            raise ConfigError(
+                "spaces", self.label, f"has {self.objects} objects; choose {MOST_OBJECTS} at most"
+            )
         self.mappings(0)
         return self
 

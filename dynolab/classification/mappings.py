@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import permutations, product
+from itertools import product
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -48,18 +48,23 @@ def all_mappings(space: SpaceName) -> list[Messages]:
     return list(product(range(space.objects), repeat=space.objects))
 
 
-def compositional_mappings(space: SpaceName) -> list[Messages]:
-    """All m!(v!)^m of them: every letter one attribute, its values renamed."""
+def composed(
+    space: SpaceName, order: Sequence[int], names: Sequence[Sequence[int]]
+) -> Messages:  # fmt: skip
+    """The compositional mapping whose i-th letter tells attribute `order[i]`.
+
+    **Arguments:** `names[i][a]`: the letter that stands at place i for value a.
+    """
     objects = digits(space)
+    letters = [np.asarray(name)[objects[:, at]] for at, name in zip(order, names, strict=True)]
     weights = space.values ** np.arange(space.attributes)[::-1]
-    found = []
-    for order in permutations(range(space.attributes)):
-        for names in product(permutations(range(space.values)), repeat=space.attributes):
-            letters = [
-                np.array(name)[objects[:, at]] for at, name in zip(order, names, strict=True)
-            ]
-            found.append(tuple((np.stack(letters, 1) @ weights).tolist()))
-    return found
+    return tuple((np.stack(letters, 1) @ weights).tolist())
+
+
+def compositional_count(space: SpaceName) -> int:
+    """`m!(v!)^m`: every letter one attribute, its values renamed."""
+    names = math.factorial(space.values) ** space.attributes
+    return math.factorial(space.attributes) * names
 
 
 def sampled_bijections(space: SpaceName, count: int, seed: int) -> list[Messages]:
@@ -70,29 +75,34 @@ def sampled_bijections(space: SpaceName, count: int, seed: int) -> list[Messages
 
     **Raises:** `ConfigError` where there are not so many.
     """
-    ordered = compositional_mappings(space)
-    others = math.factorial(space.objects) - len(ordered)
-    if not 1 <= count <= min(len(ordered), others):
+    there = compositional_count(space)
+    most = min(there, math.factorial(space.objects) - there)
+    if not 1 <= count <= most:
         raise ConfigError(
             "sampled", count,
-            f"the space {space.label} has {len(ordered)} compositional and {others} other "
-            f"bijections; choose 1 to {min(len(ordered), others)}",
+            f"there are {most} of the rarer kind of bijections of {space.label} objects; "
+            f"choose 1 to {most}",
         )  # fmt: skip
     rng = np.random.default_rng(seed)
-    chosen = [ordered[i] for i in rng.permutation(len(ordered))[:count]]
-    known, found = set(ordered), dict.fromkeys(chosen)
+    found: dict[Messages, None] = {}
+    while len(found) < count:
+        found[_drawn(space, rng)] = None
     while len(found) < 2 * count:
-        mapping = np.arange(space.objects)
+        mapping = rng.permutation(space.objects)
         if len(found) % 2:
-            mapping = rng.permutation(space.objects)
-        else:
-            mapping = np.array(ordered[rng.integers(len(ordered))])
+            mapping = np.array(_drawn(space, rng))
             moved = rng.permutation(space.objects)[: rng.integers(2, space.objects + 1)]
             mapping[moved] = mapping[rng.permutation(moved)]
         one = tuple(mapping.tolist())
-        if one not in known:
+        if kind_of(space, one) == "holistic":
             found[one] = None
     return list(found)
+
+
+def _drawn(space: SpaceName, rng: np.random.Generator) -> Messages:
+    """A random compositional mapping."""
+    names = [rng.permutation(space.values) for _ in range(space.attributes)]
+    return composed(space, rng.permutation(space.attributes).tolist(), names)
 
 
 def kind_of(space: SpaceName, mapping: Messages) -> MappingKind:
@@ -114,8 +124,7 @@ def _tells(letter: Int[ndarray, objects], attribute: Int[ndarray, objects]) -> b
 def coding_length(space: SpaceName, kind: MappingKind) -> float | None:
     """Bits: `log₂ m! + m log₂ v!` of a compositional one, `log₂ (v^m)!` of another bijection."""
     if kind == "compositional":
-        names = space.attributes * math.log2(math.factorial(space.values))
-        return math.log2(math.factorial(space.attributes)) + names
+        return math.log2(compositional_count(space))
     return math.log2(math.factorial(space.objects)) if kind == "holistic" else None
 
 

@@ -1,0 +1,38 @@
+"""Pushes on a pretrained Llama with tied embeddings: what is left there of the provable part."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynolab.data.encode import Encoder
+from dynolab.data.sources import DataConfig, load_data
+from dynolab.forces import PolicyFunction
+from dynolab.squeezing.pushes import Tally, pushes
+from models.language import folder_context, load_language_model, load_tokenizer
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("DYNOLAB_TEST_DATA"),
+    reason="DYNOLAB_TEST_DATA names no folder with the real model and data",
+)
+
+
+def test_the_first_order_foretells_a_push_and_its_tokens_fall() -> None:
+    folder = Path(os.environ["DYNOLAB_TEST_DATA"])
+    source = folder / "data/probes/hh_helpful_probe_train.jsonl.gz"
+    data = load_data(DataConfig(source="file", path=str(source), format="probe_file"))
+    model = folder / "models/tinystories-656k"
+    encoder = Encoder(load_tokenizer(model), folder_context(model), "drop")
+    pairs = list(islice((one for row in data.pairs if (one := encoder.example(row))), 3))
+    tally = Tally()
+    for one in pushes(PolicyFunction(load_language_model(model), torch.float64), pairs, 0.01):
+        tally.add(one)
+    left = {(one.answer, one.picture): one.left for one in tally.left_over()}
+    assert left["rejected", "first_order"] < 1e-3
+    assert left["chosen", "first_order"] < 1e-3
+    pushed = [row for row in tally.rows if row.answer == "rejected"]
+    assert sum(row.label_fell for row in pushed) > 0.8 * sum(row.tokens for row in pushed)
