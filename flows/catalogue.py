@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from flows.audit_parameters import AuditParameters, resolved_audit
 from flows.audit_steps import audit_steps
 from flows.comparison import resolved_comparison
+from flows.comparisons import planned_study
 from flows.forces_parameters import ForcesParameters, resolved_forces
 from flows.forces_steps import forces_steps
 from flows.grpo_parameters import GrpoParameters
@@ -27,7 +28,6 @@ from flows.simplicity_parameters import SimplicityParameters
 from flows.simplicity_steps import simplicity_steps
 from flows.squeezing_parameters import SqueezingParameters, resolved_squeezing
 from flows.squeezing_steps import squeezing_steps
-from flows.steps import study_steps
 from tasks.runtime.chain import Step
 from tasks.runtime.opening import planning_platform
 from tasks.runtime.work import StageResult
@@ -91,7 +91,7 @@ def _squeezing(parameters: SqueezingParameters) -> Planned:
 
 
 STUDY = Command(
-    "study", StudyParameters, lambda given: (study_steps(resolved(given)), {}),
+    "study", StudyParameters, lambda given: planned_study(resolved(given), planning_platform()),
     page="report", file="report.html",
 )  # fmt: skip
 FORCES = Command("forces", ForcesParameters, _forces, page="force-page", file="forces.html")

@@ -40,6 +40,14 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
+class ComparisonFiles(BaseModel):
+    """Study files of comparisons: where one has run, a study's report shows what it found."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    mitigation: str | None = Field(None, description="Of remedies against squeezing.")
+    reproduction: str | None = Field(None, description="Of the papers' findings.")
+
+
 class StudyParameters(BaseModel):
     """What a person chooses when starting a study."""
 
@@ -72,6 +80,7 @@ class StudyParameters(BaseModel):
         "answers sampled from the policy (on_policy), or answers without a preferred style "
         "(flat_world, for the built-in world).",
     )
+    comparisons: ComparisonFiles = ComparisonFiles()
 
     @model_validator(mode="after")
     def _can_be_contrasted(self) -> StudyParameters:

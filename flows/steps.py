@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import yaml
 
 from dynolab.objectives.registry import PAIR_OBJECTIVES
@@ -24,13 +26,21 @@ from tasks.squeezing import SQUEEZING, SqueezingJob
 from tasks.training import PREFERENCE, SFT
 
 
-def study_steps(parameters: StudyParameters) -> list[Step]:
-    """The study's stages in order, each with its settings and the stages that it reads."""
+def study_steps(
+    parameters: StudyParameters, compared: Collection[str] = (),
+    missing: Mapping[str, str] | None = None,
+) -> list[Step]:  # fmt: skip
+    """The study's stages in order, each with its settings and the stages that it reads.
+
+    `compared` are names of comparisons whose results the report reads without a step, `missing`
+    the commands of those that have not run.
+    """
     report = ReportConfig(
         name=parameters.name,
         seed=parameters.seed,
         settings=yaml.safe_dump(parameters.model_dump(mode="json"), sort_keys=False),
         objective=parameters.preference.objective,
+        missing=dict(missing or {}),
     )
     models = {"base": "base", "sft": "sft", "preference": "preference"}
     forces = {"sft_forces": "sft-forces", "preference_forces": "preference-forces"}
@@ -57,7 +67,8 @@ def study_steps(parameters: StudyParameters) -> list[Step]:
         _squeezing_step(parameters),
         Step("report", REPORT, report,
              {"data": "data", "probe": "probe", "kernel": "kernel", "squeezing": "squeezing",
-              **models, **forces, **audited, **contrasted}),
+              **models, **forces, **audited, **contrasted,
+              **{name: name for name in compared}}),
     ]  # fmt: skip
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from prefect import flow
 
+from flows.comparisons import planned_study
 from flows.parameters import StudyParameters, resolved
 from flows.running import run_steps
-from flows.steps import study_steps
+from tasks.runtime.opening import planning_platform
 
 
 @flow(name="study", flow_run_name="{parameters.name}")
@@ -19,8 +20,9 @@ def study(parameters: StudyParameters, fresh: bool = False) -> dict[str, Any]:
     digest, a few numbers, and its MLflow run.
     """
     known = resolved(parameters)
+    steps, given = planned_study(known, planning_platform())
     return run_steps(
-        study_steps(known), study=known.name, project=known.project,
+        steps, study=known.name, project=known.project, given=given,
         params=known.model_dump(mode="json"), fresh=fresh,
         tags={"flow": "study", "seed": str(known.seed)},
     )  # fmt: skip

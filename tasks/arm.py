@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from dynolab.data.arm_results import ArmFacts, Divergence, Start
 from dynolab.data.results import MetricsLine
-from dynolab.data.rows import read_rows
+from dynolab.data.rows import ProbeRow, read_rows, write_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged, RankFailed
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
@@ -20,9 +21,10 @@ from dynolab.training.config import TrainConfig
 from tasks.filter import FilterConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-from tasks.training import train
+from tasks.training import run_training
 
 DIVERGENCE = "divergence.json"
+WATCHED = ("chosen", "rejected")
 
 
 class ArmConfig(BaseModel):
@@ -79,6 +81,8 @@ class ArmConfig(BaseModel):
 def train_arm(work: Work[TrainConfig]) -> dict[str, float]:
     """Trains input `model` on the rows of input `data`, as a preference stage does.
 
+    Of the kinds of answers those are watched that arms are compared by: the pair's own, and y*.
+
     Results: those of a training. Where it diverges, in a step or only in what a probe finds: what
     was logged and probed until then, no `model/`, and `divergence.json`; the batch that did it is
     among the stage's logs.
@@ -86,7 +90,8 @@ def train_arm(work: Work[TrainConfig]) -> dict[str, float]:
     **Raises** what any other failure of a training raises.
     """
     try:
-        metrics = train(work)
+        data = work.input_folder("data")
+        metrics = run_training(work, data / "train.jsonl", _pairs_own(work, data))
         found = _lost(_logged(work))
     except (Diverged, RankFailed) as error:
         if not (work.logs / DIVERGED).exists():
@@ -101,6 +106,14 @@ def train_arm(work: Work[TrainConfig]) -> dict[str, float]:
     work.tracker.artifact(work.output / DIVERGENCE, "report")
     work.step = found.step
     return metrics | {"diverged": 1.0}
+
+
+def _pairs_own(work: Work[TrainConfig], data: Path) -> Path:
+    """The watched rows without other kinds: reading those takes longer than training."""
+    file = work.scratch / "probes.jsonl"
+    rows = read_rows(data / "probes.jsonl", ProbeRow)
+    write_rows(file, (row for row in rows if row.kind in WATCHED))
+    return file
 
 
 def _logged(work: Work[TrainConfig]) -> list[MetricsLine]:

@@ -17,6 +17,7 @@ FORCES, CONTRAST = "_forces", "contrast_"
 _TOLD = {"kernel": "kernel", "foresight": "foresight", "probe": "probe", "squeezing": "squeeze"}
 """Inputs whose numbers are the report's as well, and what these begin with."""
 
+_COMPARED = ("mitigation", "reproduction")
 SHOWN_DIGITS = 12  # of a key; as many as the command line shows
 
 
@@ -28,11 +29,15 @@ class ReportConfig(BaseModel):
     seed: int
     settings: str
     objective: ObjectiveConfig | None = Field(None, description="Of preference training.")
+    missing: dict[str, str] = Field(
+        {}, description="Comparisons that have not run, with the commands that run them."
+    )
 
 
 def report(work: Work[ReportConfig]) -> dict[str, float]:
     """Reads inputs `data`, `probe`, `kernel`, every training with its `<training>_forces`,
-    `audit`, `foresight` and `squeezing` where there are any, and `contrast_<name>`s.
+    `audit`, `foresight` and `squeezing` where there are any, `contrast_<name>`s, and the pages
+    `mitigation` and `reproduction` where these have run.
 
     Results: `report.html`, `summary.json`, `paths.svg`, `pairs.jsonl` and `figures/`; all go to
     MLflow as well, the pairs as a table too.
@@ -41,6 +46,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     from dynolab.data.results import Answer, PairChange
     from dynolab.data.rows import ProbeRow, read_rows
     from dynolab.figures.audit_inputs import read_audit
+    from dynolab.figures.compared_inputs import read_compared
     from dynolab.figures.inputs import (
         ReportInputs,
         StageFacts,
@@ -86,6 +92,10 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
             squeezing=read_squeezing(work.input_folder("squeezing"))
             if "squeezing" in work.inputs
             else None,
+            compared=read_compared(
+                *(work.input_folder(name) if name in work.inputs else None for name in _COMPARED),
+                missing=work.config.missing,
+            ),
             answers=tuple(read_rows(work.input_folder("probe") / "answers.jsonl", Answer)),
             watched=tuple(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow)),
         )

@@ -25,8 +25,12 @@ def train(work: Work[TrainConfig]) -> dict[str, float]:
     return run_training(work, work.input_folder("data") / "train.jsonl")
 
 
-def run_training(work: Work[Config], examples: Path) -> dict[str, float]:
-    """Trains input `model`, resuming from the newest state there is; probes are input `data`'s.
+def run_training(
+    work: Work[Config], examples: Path, probes: Path | None = None
+) -> dict[str, float]:  # fmt: skip
+    """Trains input `model`, resuming from the newest state there is.
+
+    **Arguments:** `probes`: what is watched; default: the rows of input `data`.
 
     Results: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/`, `summary.json`.
     """
@@ -37,7 +41,7 @@ def run_training(work: Work[Config], examples: Path) -> dict[str, float]:
         config=config,
         model=work.input_folder("model", "model"),
         examples=examples,
-        probes=work.input_folder("data") / "probes.jsonl" if config.probe_every else None,
+        probes=_watched(work, probes) if config.probe_every else None,
         reference_cache=work.cache / "reference",
         output=work.output,
         logs=work.logs,
@@ -60,6 +64,10 @@ def run_training(work: Work[Config], examples: Path) -> dict[str, float]:
         "seconds": time.monotonic() - began,
         "resumed_from": float(resume[0]) if resume else 0.0,
     }
+
+
+def _watched(work: Work[Config], given: Path | None) -> Path:
+    return given or work.input_folder("data") / "probes.jsonl"
 
 
 def check_rows(job: TrainJob) -> None:

@@ -21,6 +21,7 @@ from dynolab.data.results import (
 )
 from dynolab.data.rows import ProbeRow, Row, read_rows, read_value
 from dynolab.figures.audit_inputs import Audit
+from dynolab.figures.compared_inputs import Compared
 from dynolab.figures.squeezing_inputs import Squeezing
 
 
@@ -80,7 +81,8 @@ class ReportInputs:
 
     `contrasts` are trainings beside the study's own, under other conditions; `kernel` is measured
     at the study's models; `audit` is what was said of the pairs before preference training;
-    `squeezing` is where the probability went that rose; `answers` is what the models say, `watched`
+    `squeezing` is where the probability went that rose; `compared` what comparisons beside the
+    study found; `answers` is what the models say, `watched`
     the answers whose likelihood was probed.
     """
 
@@ -90,6 +92,7 @@ class ReportInputs:
     kernel: Kernel | None = None
     audit: Audit | None = None
     squeezing: Squeezing | None = None
+    compared: Compared = field(default_factory=Compared)
     answers: tuple[Answer, ...] = ()
     watched: tuple[ProbeRow, ...] = ()
 

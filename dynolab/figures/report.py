@@ -12,6 +12,7 @@ from plotly.offline import get_plotlyjs
 from dynolab.data.results import PairChange
 from dynolab.data.rows import write_rows
 from dynolab.figures.answers import answer_section
+from dynolab.figures.compared import compared_sections
 from dynolab.figures.contrasts import contrast_section
 from dynolab.figures.curves import training_plate
 from dynolab.figures.decomposition import decomposition_plate
@@ -152,6 +153,7 @@ def _body(
         *(plate_section(plate) for plate in plates if plate.name in first),
         event_section(events),
         *contrasts,
+        *compared_sections(inputs.compared),
         answer_section(inputs.answers, titles),
         hallucination_section(inputs.answers, titles, _training_prompts(inputs)),
         *([repeater_section(squeezing.generations, titles)] if squeezing else []),

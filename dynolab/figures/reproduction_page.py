@@ -21,6 +21,7 @@ from dynolab.figures.files import write_plates, write_text
 from dynolab.figures.inputs import StageFacts
 from dynolab.figures.page import Html, Tile, page, plate_section, section, table, text, tiles
 from dynolab.figures.pair_inputs import PairRun
+from dynolab.figures.reproduction_table import reproduction_section
 from dynolab.figures.sections import stage_section
 from dynolab.figures.style import (
     Plate,
@@ -34,7 +35,6 @@ from dynolab.figures.style import (
     with_interval,
 )
 from dynolab.figures.summary import outcome_counts, verdict_facts
-from dynolab.figures.verdict_table import counts_of, verdict_table
 from dynolab.probes.intervals import Interval, band, mean_interval
 from dynolab.probes.paths import LearningPaths, change, learning_paths
 from dynolab.probes.reproduction import (
@@ -122,22 +122,6 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
     write_plates([plate] if plate else [], folder / "figures", plotly_js)
     metrics: dict[str, float] = summary["metrics"]
     return metrics
-
-
-def reproduction_section(verdicts: Sequence[Verdict], unit: str) -> Html:
-    """Every finding of the papers, its expected shape, what was measured, and the verdict."""
-    return section(
-        "reproduction",
-        "The papers' findings on finetuning",
-        f"Of {len(verdicts)} findings {counts_of(verdicts, {'appears': 'appear'})}.",
-        verdict_table("training", verdicts, named=lambda name: TITLES.get(name, name)),
-        note="Findings and figures of Ren & Sutherland, Learning Dynamics of LLM Finetuning "
-        "(arXiv 2407.10490), its authors' logs, and an independent rerun: shapes carry over to "
-        "other models and data, numbers do not. Measured on training prompts, changes of log π in "
-        f"nats; brackets hold 95% intervals over {unit}. Appears: every interval lies on the "
-        "expected side; does not: one lies wholly on the other side; unclear: neither. A peak's "
-        "step is chosen on the other half of the prompts.",
-    )
 
 
 def changes_of(seeds: Sequence[Trainings]) -> dict[str, Interval]:

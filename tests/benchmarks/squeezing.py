@@ -15,6 +15,12 @@ FOLDER holds `models/tinystories-656k` and `data/probes`. Prints one JSON object
   logits is the forecast: every token of the batch pushes, features stand still.
 - `last_layer_explained`, `last_layer_cosine`, `last_layer_sign`: what the head's own change makes
   of the change of log π of the trained tokens, against the realised one, both answers' mean.
+- `mitigation_arms`, `mitigation_seeds`: what `dynolab mitigation` compares on the built-in world;
+  `mitigation_diverged`: how many of the runs diverged; `mitigation_wall_s`: seconds of the command
+  in an empty home.
+- `claims_checked`, `claims_appear`, `claims_absent`, `claims_unclear`: over the table of
+  `dynolab reproduce` on the built-in world, in the same home; with `_tinystories` on the real
+  model.
 """
 
 from __future__ import annotations
@@ -38,6 +44,7 @@ from dynolab.training.job import TrainJob
 from dynolab.training.loop import train
 from dynolab.training.record import StepRecord
 from models.language import load_language_model, load_tokenizer
+from tests.benchmarks.squeezing_flows import comparisons, real_findings
 
 STEPS, PAIRS = 5, 8
 STEPS_OF_ONE = 10
@@ -104,7 +111,11 @@ def _spread(name: str, values: list[float]) -> dict[str, float]:
     }  # fmt: skip
 
 
-PARTS: dict[str, Callable[[], dict[str, float]]] = {"forecast": forecast}
+PARTS: dict[str, Callable[[], dict[str, float]]] = {
+    "forecast": forecast,
+    "comparisons": comparisons,
+    "real_findings": real_findings,
+}
 """What is measured, part by part: each gives its figures by name."""
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dynolab.data.arm_results import Divergence
 from dynolab.data.results import TrainingSummary
+from dynolab.data.rows import read_rows
+from dynolab.figures.compared_inputs import read_compared
+from dynolab.figures.mitigation_page import write_mitigation_page
 from dynolab.figures.pair_inputs import PairRun
+from dynolab.figures.report import write_report
 from dynolab.figures.reproduction_page import (
     ReproductionInputs,
     path_plate,
@@ -17,8 +22,10 @@ from dynolab.figures.reproduction_page import (
 )
 from dynolab.probes.intervals import Interval
 from dynolab.probes.reproduction import AFTER_EXTENDED, AFTER_SFT, FROM_BASE, ON_POLICY, SFT, SHAPES
+from dynolab.probes.verdict_rows import VerdictRow
+from tests.figures.pairs import mitigation
 from tests.figures.parsed import Parsed
-from tests.figures.synthetic import DPO, line, probes
+from tests.figures.synthetic import DPO, line, probes, study
 from tests.figures.synthetic import SFT as SFT_SHAPES
 
 CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
@@ -71,3 +78,22 @@ def test_text_of_others_is_shown_and_never_obeyed(tmp_path: Path) -> None:
     content = (tmp_path / "reproduction.html").read_text()
     assert CANARY not in content
     assert CANARY in " ".join(Parsed(content).words)
+
+
+def test_a_study_s_report_shows_findings_and_remedies_of_runs_beside_it(tmp_path: Path) -> None:
+    write_reproduction_page(reproduction(CANARY), tmp_path / "findings")
+    write_mitigation_page(mitigation(CANARY), tmp_path / "remedies")
+    compared = read_compared(
+        tmp_path / "remedies", tmp_path / "findings", missing={"mitigation": CANARY}
+    )
+    report = tmp_path / "report"
+    write_report(replace(study(), compared=compared), report)
+    content = (report / "report.html").read_text()
+    words = " ".join(Parsed(content).words)
+    assert CANARY not in content
+    for said in ("The papers' findings on finetuning", "What each remedy does to squeezing",
+                 "Every arm, every figure", "What other runs add to this page"):  # fmt: skip
+        assert said in words
+    verdicts = [row.verdict for row in read_rows(tmp_path / "findings/verdicts.jsonl", VerdictRow)]
+    assert list(compared.findings) == verdicts
+    assert len({verdict.outcome for verdict in verdicts}) > 1
