@@ -9,6 +9,11 @@ from typing import Any, Generic, TypeVar
 
 from flows.audit_parameters import AuditParameters, resolved_audit
 from flows.audit_steps import audit_steps
+from flows.classification_parameters import (
+    ClassificationParameters,
+    resolved_classification,
+)
+from flows.classification_steps import classification_steps
 from flows.comparison import resolved_comparison
 from flows.comparisons import planned_study
 from flows.forces_parameters import ForcesParameters, resolved_forces
@@ -28,6 +33,10 @@ from flows.simplicity_parameters import SimplicityParameters
 from flows.simplicity_steps import simplicity_steps
 from flows.squeezing_parameters import SqueezingParameters, resolved_squeezing
 from flows.squeezing_steps import squeezing_steps
+from flows.supervision_parameters import SupervisionParameters, resolved_supervision
+from flows.supervision_steps import supervision_steps
+from flows.transfer_parameters import TransferParameters, resolved_transfer
+from flows.transfer_steps import transfer_steps
 from tasks.runtime.chain import Step
 from tasks.runtime.opening import planning_platform
 from tasks.runtime.work import StageResult
@@ -37,13 +46,16 @@ Parameters = TypeVar(
     bound=StudyParameters
     | ForcesParameters
     | AuditParameters
+    | ClassificationParameters
     | GrpoParameters
     | JudgeParameters
     | MitigationParameters
     | ProbesParameters
     | ReproduceParameters
     | SimplicityParameters
-    | SqueezingParameters,
+    | SqueezingParameters
+    | SupervisionParameters
+    | TransferParameters,
 )
 Planned = tuple[list[Step], Mapping[str, StageResult]]
 """Steps, and the results that they read without a step."""
@@ -96,6 +108,11 @@ STUDY = Command(
 )  # fmt: skip
 FORCES = Command("forces", ForcesParameters, _forces, page="force-page", file="forces.html")
 AUDIT = Command("audit", AuditParameters, _audit, page="audit-page", file="audit.html")
+CLASSIFICATION = Command(
+    "classification", ClassificationParameters,
+    lambda given: (classification_steps(resolved_classification(given)), {}),
+    page="classification-page", file="classification.html",
+)  # fmt: skip
 GRPO = Command(
     "grpo", GrpoParameters, lambda given: (grpo_steps(resolved_comparison(given)), {}),
     page="grpo-page", file="grpo.html",
@@ -122,3 +139,13 @@ SIMPLICITY = Command(
 SQUEEZING = Command(
     "squeezing", SqueezingParameters, _squeezing, page="squeezing-page", file="squeezing.html"
 )
+SUPERVISION = Command(
+    "supervision", SupervisionParameters,
+    lambda given: (supervision_steps(resolved_supervision(given)), {}),
+    page="supervision-page", file="supervision.html",
+)  # fmt: skip
+TRANSFER = Command(
+    "transfer", TransferParameters,
+    lambda given: (transfer_steps(resolved_transfer(given)), {}),
+    page="transfer-page", file="transfer.html",
+)  # fmt: skip

@@ -126,6 +126,20 @@ def audit(
 
 
 @app.command()
+def classification(
+    config: Annotated[Path, typer.Option(help="Study file (YAML).")] = (
+        EXAMPLES / "classification_builtin.yaml"
+    ),
+    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
+) -> None:  # fmt: skip
+    """Measure which image pushes which in small classifiers, and how every example is learned."""
+    from flows.catalogue import CLASSIFICATION
+    from flows.commands import start
+
+    start(CLASSIFICATION, config, changes or [], plan_only=plan, fresh=fresh)
+
+
+@app.command()
 def grpo(
     config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = (
         EXAMPLES / "grpo_builtin.yaml"
@@ -240,6 +254,34 @@ def up(
         Settings.from_environment().home, typer.echo, profile=profile_named(profile),
         prefect_port=prefect_port, mlflow_port=mlflow_port,
     )  # fmt: skip
+
+
+@app.command()
+def supervision(
+    config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = (
+        EXAMPLES / "supervision_builtin.yaml"
+    ),
+    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
+) -> None:  # fmt: skip
+    """Compare what to teach a classifier when labels are wrong, and what it learns faster."""
+    from flows.catalogue import SUPERVISION
+    from flows.commands import start
+
+    start(SUPERVISION, config, changes or [], plan_only=plan, fresh=fresh)
+
+
+@app.command()
+def transfer(
+    config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = (
+        EXAMPLES / "transfer_builtin.yaml"
+    ),
+    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
+) -> None:  # fmt: skip
+    """Compare how to prepare a task head before everything is finetuned."""
+    from flows.catalogue import TRANSFER
+    from flows.commands import start
+
+    start(TRANSFER, config, changes or [], plan_only=plan, fresh=fresh)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, create_model
 from flows import catalogue
 from flows.catalogue import Command
 from flows.forms.base import STUDIES, Form
-from flows.forms.chapters import SimplicityForm, SqueezingForm
+from flows.forms.chapters import ClassificationForm, SimplicityForm, SqueezingForm
 from flows.forms.families import (
     AuditForm,
     FileForm,
@@ -110,6 +110,7 @@ _FAMILIES: dict[str, tuple[str, type[Form], str, tuple[str, ...]]] = {
     "forces": ("forces", ForcesForm, "forces_builtin.yaml", ()),
     "audit": ("audit", AuditForm, "audit_builtin.yaml", ()),
     "sweep": ("sweep", SweepForm, "sweep_beta.yaml", ()),
+    "classification": ("classification", ClassificationForm, "classification_builtin.yaml", ()),
     "squeezing": ("squeezing", SqueezingForm, "squeezing_builtin.yaml", ()),
     "simplicity": ("simplicity", SimplicityForm, "simplicity_builtin.yaml", ()),
 }

@@ -48,3 +48,38 @@ class SimplicityForm(Form):
     width: Annotated[int | None, At("width")] = Field(
         None, description="Units of the network's hidden layer."
     )
+
+
+class ImageForm(Form):
+    """Which labelled images."""
+
+    seeds: Annotated[list[int] | None, At("seeds")] = Field(
+        None, description="Of weights, batches and wrong labels."
+    )
+    data_source: Annotated[Literal["digits", "idx", "hub", "arrays"] | None, At("data.source")] = (
+        Field(None, description="Built-in digits, MNIST's files, the Hub, or an .npz file.")
+    )
+    data_path: Annotated[str | None, At("data.path")] = Field(
+        None, description="Of source idx: the folder; of arrays: the .npz file."
+    )
+    hub_name: Annotated[str | None, At("data.hub_name")] = Field(
+        None, description="Of source hub: ylecun/mnist, uoft-cs/cifar10, or alike."
+    )
+    images: Annotated[int | None, At("data.train")] = Field(None, description="Images to train on.")
+
+
+class ClassificationForm(ImageForm):
+    """How classifiers learn: which class pushes which, and the path of every example."""
+
+    networks: Annotated[
+        list[Literal["lenet", "mlp", "transformer", "resnet18"]] | None, At("networks")
+    ] = Field(None, description="Whose forces are measured.")
+    learning_rate: Annotated[float | None, At("forces.training.learning_rate")] = Field(
+        None, description="The one that figures show; must be among the learning rates."
+    )
+    learning_rates: Annotated[list[float] | None, At("forces.learning_rates")] = Field(
+        None, description="Each is trained with, rising."
+    )
+    noise: Annotated[float | None, At("paths.noise")] = Field(
+        None, description="Share of images with a wrong label whose paths are followed."
+    )
