@@ -51,7 +51,8 @@ class TrialParameters(BaseModel):
     @property
     def name(self) -> str:
         """What people read: the sweep, and what is different here."""
-        told = ", ".join(change.rpartition(".")[2] for change in self.changes)
+        pairs = [change.partition("=") for change in self.changes]
+        told = ", ".join(f"{name.rpartition('.')[2]} = {value}" for name, _, value in pairs)
         return f"{self.sweep.name} {self.number}: {told}"[:120]
 
 

@@ -1,0 +1,48 @@
+"""Who watches a training's metrics, and may end it early."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from dynolab.errors import Pruned
+from tasks.runtime.tail import MetricLine
+from tasks.runtime.watching import Watched, watched_by
+
+
+def line(step: int, value: float) -> MetricLine:
+    return MetricLine(step, step, 0.0, {"loss": value})
+
+
+def test_a_watcher_ends_the_training_from_its_own_thread() -> None:
+    seen: list[tuple[str, int]] = []
+
+    def watch(stage: str, one: MetricLine) -> None:
+        seen.append((stage, one.step))
+        if one.metrics["loss"] > 1:
+            raise Pruned(stage, one.step, "loss", one.metrics["loss"])
+
+    with watched_by(watch):
+        watched = Watched("sft")
+
+    def read() -> None:  # as the supervisor does, on a thread of its own
+        for step, value in enumerate([0.5, 2.0, 3.0]):
+            watched(line(step, value))
+
+    watched.check()
+    reader = threading.Thread(target=read)
+    reader.start()
+    reader.join()
+    assert seen == [("sft", 0), ("sft", 1)], "after its end nobody watches"
+    with pytest.raises(Pruned, match="sft ended early at step 1: loss = 2"):
+        watched.check()
+
+
+def test_without_a_watcher_nothing_happens() -> None:
+    watched = Watched("sft")
+    watched(line(0, 9.0))
+    watched.check()
+    with watched_by(lambda stage, one: None):
+        pass
+    Watched("sft")(line(0, 9.0))
