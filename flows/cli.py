@@ -41,17 +41,42 @@ Plan = Annotated[bool, typer.Option("--plan", help="Only say what would run.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")]
 EXAMPLES = Path("deploy/studies")
 
+FLOWS = {
+    "study": "Run the study: data, base, SFT, preference training, probe, forces, report.",
+    "probes": "Build the answers that a study watches: of any kind, from any pairs.",
+    "forces": "Measure which token pushes which, at checkpoints of the store, a folder or the Hub.",
+    "grpo": "Compare trainings on groups of the model's own answers: GRPO and its relatives.",
+    "mitigation": "Compare remedies against squeezing: changes to DPO, its pairs, its start.",
+    "judge": "Compare models' answers by judges: exact ones, a model's likelihood, an endpoint's.",
+    "reproduce": "Set the papers' findings on finetuning beside what a model and data show.",
+    "classification": "Measure which image pushes which, and how every example is learned.",
+    "supervision": "Compare what to teach when labels are wrong, and what is learned faster.",
+    "transfer": "Compare how to prepare a task head before everything is finetuned.",
+    "simplicity": "Compare which mappings of objects to messages are learned fast, and why.",
+    "squeezing": "Show where pushed-down probability goes: of one softmax, and of a model.",
+}
+"""What is started by settings alone, each with a built-in file of its name."""
 
-@app.command()
-def study(
-    config: Annotated[Path, typer.Option(help="Study file (YAML).")] = EXAMPLES / "builtin.yaml",
-    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
-) -> None:  # fmt: skip
-    """Run the study: data, base, SFT, preference training, probe, forces, report."""
-    from flows.catalogue import STUDY
-    from flows.commands import start
 
-    start(STUDY, config, changes or [], plan_only=plan, fresh=fresh)
+def _add(name: str, told: str) -> None:
+    """Makes a flow of the catalogue a command."""
+
+    def run(
+        config: Annotated[Path, typer.Option(help="Settings (YAML).")] = (
+            EXAMPLES / ("builtin.yaml" if name == "study" else f"{name}_builtin.yaml")
+        ),
+        changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
+    ) -> None:  # fmt: skip
+        from flows import catalogue
+        from flows.commands import start
+
+        start(getattr(catalogue, name.upper()), config, changes or [], plan_only=plan, fresh=fresh)
+
+    app.command(name, help=told)(run)
+
+
+for _name, _told in FLOWS.items():
+    _add(_name, _told)
 
 
 @app.command()
@@ -77,20 +102,6 @@ def lineage(
     from flows.lineage import show_lineage
 
     show_lineage(address)
-
-
-@app.command()
-def forces(
-    config: Annotated[Path, typer.Option(help="Analysis file (YAML).")] = (
-        EXAMPLES / "forces_builtin.yaml"
-    ),
-    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
-) -> None:  # fmt: skip
-    """Measure which token pushes which, at checkpoints of the store, of a folder or of the Hub."""
-    from flows.catalogue import FORCES
-    from flows.commands import start
-
-    start(FORCES, config, changes or [], plan_only=plan, fresh=fresh)
 
 
 @app.command()
@@ -126,118 +137,6 @@ def audit(
 
 
 @app.command()
-def classification(
-    config: Annotated[Path, typer.Option(help="Study file (YAML).")] = (
-        EXAMPLES / "classification_builtin.yaml"
-    ),
-    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
-) -> None:  # fmt: skip
-    """Measure which image pushes which in small classifiers, and how every example is learned."""
-    from flows.catalogue import CLASSIFICATION
-    from flows.commands import start
-
-    start(CLASSIFICATION, config, changes or [], plan_only=plan, fresh=fresh)
-
-
-@app.command()
-def grpo(
-    config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = (
-        EXAMPLES / "grpo_builtin.yaml"
-    ),
-    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
-) -> None:  # fmt: skip
-    """Compare trainings on groups of the model's own answers: GRPO and its relatives."""
-    from flows.catalogue import GRPO
-    from flows.commands import start
-
-    start(GRPO, config, changes or [], plan_only=plan, fresh=fresh)
-
-
-@app.command()
-def mitigation(
-    config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = (
-        EXAMPLES / "mitigation_builtin.yaml"
-    ),
-    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
-) -> None:  # fmt: skip
-    """Compare remedies against squeezing: DPO and what is done to it, its pairs and its start."""
-    from flows.catalogue import MITIGATION
-    from flows.commands import start
-
-    start(MITIGATION, config, changes or [], plan_only=plan, fresh=fresh)
-
-
-@app.command()
-def judge(
-    config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = (
-        EXAMPLES / "judge_builtin.yaml"
-    ),
-    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
-) -> None:  # fmt: skip
-    """Compare what models answer, by judges: exact ones, a model's likelihood, or an endpoint's."""
-    from flows.catalogue import JUDGE
-    from flows.commands import start
-
-    start(JUDGE, config, changes or [], plan_only=plan, fresh=fresh)
-
-
-@app.command()
-def reproduce(
-    config: Annotated[Path, typer.Option(help="Reproduction file (YAML).")] = (
-        EXAMPLES / "reproduce_builtin.yaml"
-    ),
-    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
-) -> None:  # fmt: skip
-    """Set the papers' findings on finetuning beside what a model and data show of them."""
-    from flows.catalogue import REPRODUCE
-    from flows.commands import start
-
-    start(REPRODUCE, config, changes or [], plan_only=plan, fresh=fresh)
-
-
-@app.command()
-def probes(
-    config: Annotated[Path, typer.Option(help="Probe set file (YAML).")] = (
-        EXAMPLES / "probes_builtin.yaml"
-    ),
-    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
-) -> None:  # fmt: skip
-    """Build the answers that a study watches: of any kind, from any pairs."""
-    from flows.catalogue import PROBES
-    from flows.commands import start
-
-    start(PROBES, config, changes or [], plan_only=plan, fresh=fresh)
-
-
-@app.command()
-def squeezing(
-    config: Annotated[Path, typer.Option(help="Chapter file (YAML).")] = (
-        EXAMPLES / "squeezing_builtin.yaml"
-    ),
-    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
-) -> None:  # fmt: skip
-    """Where pushed-down probability goes: of one softmax for certain, of a model as measured."""
-    from flows.catalogue import SQUEEZING
-    from flows.commands import start
-
-    start(SQUEEZING, config, changes or [], plan_only=plan, fresh=fresh)
-
-
-@app.command()
-def simplicity(
-    config: Annotated[Path, typer.Option(help="Chapter file (YAML).")] = (
-        EXAMPLES / "simplicity_builtin.yaml"
-    ),
-    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
-) -> None:  # fmt: skip
-    """Which mappings of objects to messages a small network learns fast, and why."""
-    from flows.catalogue import SIMPLICITY
-    from flows.commands import start
-
-    start(SIMPLICITY, config, changes or [], plan_only=plan, fresh=fresh)
-
-
-@app.command()
 def up(
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
@@ -254,34 +153,6 @@ def up(
         Settings.from_environment().home, typer.echo, profile=profile_named(profile),
         prefect_port=prefect_port, mlflow_port=mlflow_port,
     )  # fmt: skip
-
-
-@app.command()
-def supervision(
-    config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = (
-        EXAMPLES / "supervision_builtin.yaml"
-    ),
-    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
-) -> None:  # fmt: skip
-    """Compare what to teach a classifier when labels are wrong, and what it learns faster."""
-    from flows.catalogue import SUPERVISION
-    from flows.commands import start
-
-    start(SUPERVISION, config, changes or [], plan_only=plan, fresh=fresh)
-
-
-@app.command()
-def transfer(
-    config: Annotated[Path, typer.Option(help="Comparison file (YAML).")] = (
-        EXAMPLES / "transfer_builtin.yaml"
-    ),
-    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
-) -> None:  # fmt: skip
-    """Compare how to prepare a task head before everything is finetuned."""
-    from flows.catalogue import TRANSFER
-    from flows.commands import start
-
-    start(TRANSFER, config, changes or [], plan_only=plan, fresh=fresh)
 
 
 def main() -> None:
