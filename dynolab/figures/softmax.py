@@ -122,7 +122,8 @@ def _panel_message(panels: Sequence[Panel]) -> str:
         others = np.delete(change, panel.label)
         said.append(f"{panel.name}: y {number(change[panel.label], 2, sign=True)} nats, "
                     f"{(others > 0).sum():,} of {len(others):,} others rise")  # fmt: skip
-    return f"{'; '.join(said)}."[:1].upper() + f"{'; '.join(said)}."[1:]
+    whole = "; ".join(said)
+    return f"{whole[:1].upper()}{whole[1:]}."
 
 
 _SHAPES = (

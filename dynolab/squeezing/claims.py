@@ -14,7 +14,7 @@ from dynolab.probes.verdicts import Counted, Quantity, Verdict
 SOFTMAX, MODEL = "one softmax", "language model"
 HALF = 0.5
 
-_ALWAYS: Mapping[str, tuple[str, str]] = {
+_SAID: Mapping[str, tuple[str, str]] = {
     "label_falls": ("Claim 1: the class that is pushed down falls", "always"),
     "best_rises": ("Claim 2: the likeliest other class i* rises", "always"),
     "peakier_more_fall": ("Claim 3: the peakier the distribution, the more classes fall",
@@ -46,7 +46,7 @@ def softmax_verdicts(counts: Sequence[CaseCount]) -> Iterator[Verdict]:
 
     A trend holds where fewer than half of the cases go the other way.
     """
-    for statement, (claim, expected) in _ALWAYS.items():
+    for statement, (claim, expected) in _SAID.items():
         own = [one for one in counts if one.statement == statement]
         quantities = tuple(map(_trend if statement in _MOSTLY else _exact, own))
         yield Verdict(f"softmax/{statement}", SOFTMAX, claim, expected, quantities)
