@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from prefect import flow
@@ -12,14 +11,12 @@ from dynolab.errors import DynolabError
 from flows.sweep_checks import check_sweep
 from flows.sweep_parameters import SweepParameters
 from flows.sweep_study import SweepStudy
-from flows.sweep_trials import Launch, choose_launch
+from flows.sweep_trials import Launch, Started, choose_launch
 from tasks.runtime.opening import open_platform
 from tasks.runtime.stage import Platform
 
 POLL_SECONDS = 2.0
 RUN_CREATION_SECONDS = 30.0
-
-Ended = Callable[[], bool]
 
 
 @flow(name="sweep", flow_run_name="{parameters.name}")
@@ -44,30 +41,44 @@ def sweep(parameters: SweepParameters, fresh: bool = False) -> dict[str, Any]:
 
 
 def run_trials(study: SweepStudy, launch: Launch) -> None:
-    """Has every trial run, at most `concurrency` at once; those left behind come first."""
-    waiting = study.unfinished()
-    running: dict[int, Ended] = {}
-    while True:
-        while len(running) < study.parameters.concurrency:
-            number = waiting.pop(0) if waiting else study.ask()
-            if number is None:
-                break
-            running[number] = launch(study, number)
-        if not running:
-            return
-        for number, ended in list(running.items()):
-            if not ended():
-                continue
-            del running[number]
-            if study.has_ended(number):
-                continue
-            # Its process died: nobody told.
-            if study.attempts(number) <= study.parameters.retries:
-                waiting.append(number)
-            else:
-                study.fail(number)
-        if len(running) == study.parameters.concurrency or (running and not waiting):
-            time.sleep(POLL_SECONDS)
+    """Has every trial run, at most `concurrency` at once; those left behind come first.
+
+    Trials under way end with the sweep, however it ends; started again it takes them up.
+    """
+    waiting, running = study.unfinished(), dict[int, Started]()
+    try:
+        while _fill(study, waiting, running, launch):
+            for number, started in list(running.items()):
+                if started.ended():
+                    del running[number]
+                    _settle(study, number, waiting)
+            if running:
+                time.sleep(POLL_SECONDS)
+    finally:
+        for started in running.values():
+            started.cancel()
+
+
+def _fill(
+    study: SweepStudy, waiting: list[int], running: dict[int, Started], launch: Launch
+) -> bool:
+    """Starts as many trials as may run; False where none runs and none is left."""
+    while len(running) < study.parameters.concurrency:
+        number = waiting.pop(0) if waiting else study.ask()
+        if number is None:
+            break
+        running[number] = launch(study, number)
+    return bool(running)
+
+
+def _settle(study: SweepStudy, number: int, waiting: list[int]) -> None:
+    """A trial whose process died without a word runs again, so many times."""
+    if study.has_ended(number):
+        return
+    if study.attempts(number) <= study.parameters.retries:
+        waiting.append(number)
+    else:
+        study.fail(number)
 
 
 def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:

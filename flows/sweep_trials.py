@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -23,8 +24,17 @@ POOL = "training"
 WORKER_IS_ALIVE = timedelta(seconds=90)
 RUN_CREATION_SECONDS = 30.0
 
-Launch = Callable[[SweepStudy, int], Callable[[], bool]]
-"""Starts a trial; what it gives says whether the trial's process has ended."""
+
+@dataclass(frozen=True)
+class Started:
+    """A trial under way: whether its process has ended, and how to end it."""
+
+    ended: Callable[[], bool]
+    cancel: Callable[[], None]
+
+
+Launch = Callable[[SweepStudy, int], Started]
+"""Starts a trial."""
 
 
 def choose_launch(parameters: SweepParameters, platform: Platform) -> Launch:
@@ -57,7 +67,7 @@ def _changes(study: SweepStudy, number: int) -> tuple[str, ...]:
 
 
 def _by_workers(parent_run: str | None) -> Launch:
-    def launch(study: SweepStudy, number: int) -> Callable[[], bool]:
+    def launch(study: SweepStudy, number: int) -> Started:
         from prefect.deployments import run_deployment
 
         attempt = _attempt(study, number)
@@ -72,7 +82,7 @@ def _by_workers(parent_run: str | None) -> Launch:
             idempotency_key=_key(study.parameters, number, attempt),
             timeout=0,
         )
-        return lambda: _is_final(run.id)
+        return Started(lambda: _is_final(run.id), lambda: _cancel(run.id))
 
     return launch
 
@@ -109,10 +119,18 @@ def _is_final(run: UUID) -> bool:
     return state is not None and state.is_final()
 
 
+def _cancel(run: UUID) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.states import Cancelling
+
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run, Cancelling())
+
+
 def _here(platform: Platform) -> Launch:
     """Runs a trial to its end at once, with a run of its own under the sweep's."""
 
-    def launch(study: SweepStudy, number: int) -> Callable[[], bool]:
+    def launch(study: SweepStudy, number: int) -> Started:
         study.started(number)
         settings = TrialParameters(
             sweep=study.parameters, number=number, changes=_changes(study, number)
@@ -135,6 +153,6 @@ def _here(platform: Platform) -> Launch:
         except BaseException:
             run.finish("KILLED")
             raise
-        return lambda: True
+        return Started(lambda: True, lambda: None)
 
     return launch

@@ -15,6 +15,7 @@ from flows.parameters import load_parameters, validated
 from flows.sweep_checks import check_sweep
 from flows.sweep_parameters import SweepParameters
 from flows.sweep_study import SweepStudy, study_name
+from flows.sweep_trials import Started
 from tests.flows.lab import SMALL, Lab, ended
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,6 +98,74 @@ def test_a_trial_below_the_median_is_hopeless() -> None:
     assert number is not None
     assert study.is_hopeless(number, 10, 0.5)
     assert study.rows()[number].value == 0.5
+
+
+class Workers:
+    """Stand-ins for processes: a trial ends at the second look, as `ends` says it does."""
+
+    def __init__(self, *ends: str) -> None:
+        self.ends, self.started, self.cancelled = list(ends), list[int](), list[int]()
+        self.most = 0
+        self.at_work: set[int] = set()
+
+    def __call__(self, study: SweepStudy, number: int) -> Started:
+        study.started(number)
+        self.started.append(number)
+        self.at_work.add(number)
+        self.most = max(self.most, len(self.at_work))
+        looks = iter([False, True])
+
+        def ended() -> bool:
+            if not next(looks):
+                return False
+            self.at_work.discard(number)
+            end = self.ends.pop(0)
+            if end == "complete":
+                study.complete(number, float(number))
+            elif end == "interrupted":
+                raise KeyboardInterrupt
+            return True
+
+        return Started(ended, lambda: self.cancelled.append(number))
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.sweep.POLL_SECONDS", 0.0)
+
+
+def test_a_trial_whose_process_died_runs_again_and_then_counts_as_failed(no_pause: None) -> None:
+    from flows.sweep import run_trials
+
+    study, workers = (
+        SweepStudy(a_sweep(retries=1, concurrency=1)),
+        Workers("died", "died", "complete"),
+    )
+    run_trials(study, workers)
+    assert workers.started == [0, 0, 1]
+    assert [row.state for row in study.rows()] == ["failed", "complete"]
+
+
+def test_no_more_trials_run_at_once_than_may(no_pause: None) -> None:
+    from flows.sweep import run_trials
+
+    space = {"a": {"values": list(range(7))}}
+    study, workers = SweepStudy(a_sweep(space=space, concurrency=3)), Workers(*["complete"] * 7)
+    run_trials(study, workers)
+    assert workers.most == 3 and sorted(workers.started) == list(range(7))
+    assert {row.state for row in study.rows()} == {"complete"}
+
+
+def test_an_interrupted_sweep_ends_its_trials_and_takes_them_up_later(no_pause: None) -> None:
+    from flows.sweep import run_trials
+
+    workers = Workers("interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        run_trials(SweepStudy(a_sweep(concurrency=2)), workers)
+    assert len(workers.cancelled) == 2
+    later = Workers("complete", "complete")
+    run_trials(SweepStudy(a_sweep(concurrency=2)), later)
+    assert sorted(later.started) == sorted(workers.started) == [0, 1]
 
 
 @pytest.mark.parametrize(
