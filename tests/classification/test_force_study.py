@@ -1,0 +1,131 @@
+"""The study of forces: its numbers are those of a step taken by hand; claims read them right."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from dynolab.classification.force_claims import assess_forces, beside, window
+from dynolab.classification.force_study import (
+    ForceFindings,
+    ForceStudyConfig,
+    Watched,
+    pulls,
+    study_forces,
+)
+from dynolab.classification.many import SGDConfig, batch_order
+from dynolab.data.classification_results import ClassifierState, KernelRanks
+from dynolab.data.images import ImageConfig, ImageSplits, load_images
+from dynolab.forces.stability import rank_correlation
+from models.vision import build_classifier
+
+CONFIG = ForceStudyConfig(
+    training=SGDConfig(learning_rate=0.01, epochs=2), learning_rates=(0.01, 0.1),
+    epochs=(0, 1, 2), watched=2, influence_epochs=2,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data() -> ImageSplits:
+    return load_images(ImageConfig(train=96, validation=10, test=60))
+
+
+@pytest.fixture(scope="module")
+def found(data: ImageSplits) -> ForceFindings:
+    return study_forces(partial(build_classifier, "mlp"), "mlp", data, CONFIG, (0, 1))
+
+
+def trained(data: ImageSplits, rate: float, seed: int, steps: int) -> torch.nn.Module:
+    model = build_classifier("mlp", data.train.shape, 10, seed)
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    for rows in batch_order(len(data.train), CONFIG.training, seed)[:steps]:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(
+            model(data.train.pixels[rows]), data.train.labels[rows]
+        ).backward()
+        optimizer.step()
+    return model
+
+
+def test_a_state_is_that_of_the_network_trained_alone(
+    data: ImageSplits, found: ForceFindings
+) -> None:
+    (state,) = [one for one in found.states
+                if (one.learning_rate, one.seed, one.epoch) == (0.1, 1, 1)]  # fmt: skip
+    model = trained(data, 0.1, 1, steps=3)
+    with torch.no_grad():
+        logits = model(data.test.pixels)
+    right = (logits.argmax(-1) == data.test.labels).float().mean()
+    assert state.accuracy == pytest.approx(float(right))
+    watched = Watched.of(data, 2)
+    assert np.allclose(state.pulls, pulls(model, watched, 0.1 / 32), rtol=1e-3, atol=1e-7)
+    of_three = logits.softmax(-1)[data.test.labels == 3].mean(0)
+    assert np.allclose(state.predictions[3], of_three, atol=1e-5)
+    after = trained(data, 0.1, 1, steps=4)
+    with torch.no_grad():
+        moved = [m(watched.observed.pixels).log_softmax(-1) for m in (model, after)]
+    size = float((moved[1] - moved[0]).square().mean().sqrt())
+    assert state.change == pytest.approx(size, rel=1e-3)
+
+
+def test_first_order_tells_what_small_steps_did(found: ForceFindings) -> None:
+    small = [one for one in found.states if one.learning_rate == 0.01 and one.epoch < 2]
+    assert all(one.unexplained < 1e-2 for one in small)
+    assert all(np.isnan(one.unexplained) for one in found.states if one.epoch == 2)
+    assert all(one.unexplained < 1e-2 for one in found.influences)
+    for one in found.influences:
+        total = np.array(one.from_class).sum(0)
+        assert np.allclose(total, one.measured, rtol=0.1, atol=0.02)
+
+
+def test_ranks_are_those_of_pairs_of_classes(found: ForceFindings) -> None:
+    own = {one.epoch: np.array(one.kernel) for one in found.states
+           if (one.learning_rate, one.seed) == (0.1, 0)}  # fmt: skip
+    (row,) = [
+        one for one in found.ranks
+        if (one.learning_rate, one.seed, one.first, one.second) == (0.1, 0, 0, 2)
+    ]  # fmt: skip
+    assert np.allclose(own[0], own[0].T, rtol=1e-3)
+    pairs = np.triu_indices(10)
+    assert row.correlation == rank_correlation(own[0][pairs], own[2][pairs])
+    assert row.growth == pytest.approx(float(np.median(own[2][pairs] / own[0][pairs])) - 1)
+
+
+def state(seed: int, pull: np.ndarray, epoch: int = 1) -> ClassifierState:
+    rows = tuple(map(tuple, pull.tolist()))
+    return ClassifierState(
+        network="mlp", learning_rate=0.1, seed=seed, epoch=epoch, accuracy=1, loss=0,
+        unexplained=0.01, change=1, predictions=tuple(zip(*rows, strict=True)), pulls=rows,
+        kernel=rows,
+    )  # fmt: skip
+
+
+def test_claims_read_the_pairing_of_classes() -> None:
+    generator = np.random.default_rng(0)
+    symmetric = generator.random((10, 10))
+    symmetric = symmetric + symmetric.T
+    symmetric[4, 9] = symmetric[9, 4] = 9
+    states = [state(seed, symmetric + 0.01 * generator.random((10, 10))) for seed in range(5)]
+    ranks = [
+        KernelRanks(network="mlp", learning_rate=0.1, seed=seed, first=1, second=2,
+                    correlation=0.95 - seed / 100, growth=1.0 + seed / 10) for seed in range(5)
+    ]  # fmt: skip
+    found = ForceFindings(states, ranks)
+    verdicts = {v.id: v for v in assess_forces(found, 0.1, digits=True)}
+    for name in ("own_class", "confusions", "mutual", "four_nine", "ranks", "step"):
+        assert verdicts[f"mlp/{name}"].outcome == "appears", name
+    assert verdicts["mlp/accumulated"].outcome == "not measured"
+    assert verdicts["mlp/step_size"].outcome == "not measured"
+    assert "mlp/four_nine" not in {v.id for v in assess_forces(found, 0.1, digits=False)}
+    broken = [one.model_copy(update={"correlation": 0.3 + one.seed / 100}) for one in ranks]
+    again = {v.id: v for v in assess_forces(ForceFindings(states, broken), 0.1, digits=True)}
+    assert again["mlp/ranks"].outcome == "does not"
+
+
+def test_the_window_leaves_the_start_out() -> None:
+    assert window([0, 1, 5]) == (1, 5)
+    assert window([0, 5]) == (0, 5)
+    assert beside(np.arange(4.0).reshape(2, 2)).tolist() == [1, 2]
