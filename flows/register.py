@@ -19,8 +19,16 @@ from prefect.client.schemas.actions import (
     WorkPoolCreate,
     WorkPoolUpdate,
 )
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
+from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
+from prefect.states import Crashed, State
 from prefect.workers.process import ProcessWorker
 
 from dynolab.errors import ConfigError
@@ -41,11 +49,26 @@ def main() -> None:
         if name not in known:
             raise ConfigError("schedules", name, f"name a deployment: {', '.join(known)}")
     with get_client(sync_client=True) as client:
+        close_lost_runs(client)
         for name, limit in POOLS.items():
             _pool(client, name, limit)
         for one in known.values():
             _register(client, one, schedules.get(one.name, []))
         _register_trials(client)
+
+
+def close_lost_runs(client: SyncPrefectClient) -> None:
+    """Runs that the server believes at work while no worker is there yet: their process is gone."""
+    at_work = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
+    lost = FlowRunFilter(
+        tags=FlowRunFilterTags(all_=["dynolab"]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=at_work)),
+    )
+    for run in client.read_flow_runs(flow_run_filter=lost, limit=200):
+        ended: State[None] = Crashed(
+            message="The command that worked on it has ended; run it again."
+        )
+        client.set_flow_run_state(run.id, ended, force=True)
 
 
 def read_schedules(file: Path) -> dict[str, list[dict[str, Any]]]:

@@ -65,7 +65,7 @@ def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> 
 def test_the_end_of_the_command_is_the_end_of_all_it_started(tmp_path: Path, number: int) -> None:
     lab = Lab(tmp_path)
     with platform_of(lab) as platform:
-        start(platform, "train/preference", study_text=SMALL.read_text())
+        run = start(platform, "train/preference", study_text=SMALL.read_text())
         until(lambda: list(lab.home.glob("scratch/*")), RUN_SECONDS)
         assert len(lab.processes()) > 4
         began = time.monotonic()
@@ -74,4 +74,6 @@ def test_the_end_of_the_command_is_the_end_of_all_it_started(tmp_path: Path, num
     until(lambda: not lab.processes(), 30)
     assert time.monotonic() - began < 60
     assert not (lab.home / "services.json").exists() or number == signal.SIGKILL
-    assert (lab.home / "prefect" / "prefect.db").exists()
+    if number == signal.SIGKILL:
+        with platform_of(lab) as again:
+            assert again.state(run) == "Crashed", "nobody works on it any more"
