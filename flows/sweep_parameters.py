@@ -45,6 +45,7 @@ class PruneConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     after_trials: int = Field(4, ge=1, description="Complete trials before any is pruned.")
     after_steps: int = Field(0, ge=0, description="Steps of a trial before it can be pruned.")
+    every: int = Field(10, ge=1, description="Steps between two looks at the metric.")
 
 
 class SweepParameters(BaseModel):

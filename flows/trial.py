@@ -77,7 +77,9 @@ def run_trial(parameters: TrialParameters, platform: Platform) -> Any:
 
     def watch(stage: str, line: MetricLine) -> None:
         value = line.metrics.get(sweep.metric)
-        if stage != sweep.stage or value is None or not math.isfinite(value):
+        if sweep.prune is None or stage != sweep.stage or line.step % sweep.prune.every:
+            return
+        if value is None or not math.isfinite(value):
             return
         if study.is_hopeless(parameters.number, line.step, value):
             raise Pruned(stage, line.step, sweep.metric, value)

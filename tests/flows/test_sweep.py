@@ -250,6 +250,34 @@ def test_trials_share_what_comes_before_and_a_sweep_goes_on_where_it_died(
     _in_mlflow(lab.environment["MLFLOW_TRACKING_URI"])
 
 
+@pytest.mark.services
+@pytest.mark.ranks
+@pytest.mark.study
+def test_a_hopeless_trial_is_ended_while_its_ranks_train(lab: Lab, tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    file = tmp_path / "pruned.yaml"
+    parameters = a_sweep(
+        space={BETA: {"values": [1.0, 0.01]}}, metric="train/loss", direction="minimize",
+        prune={"after_trials": 1, "after_steps": 20}, project="pruned",
+        settings=["preference.engine={ranks: 1}", "preference.steps=2000"],
+    )  # fmt: skip
+    file.write_text(yaml.safe_dump(parameters.model_dump(mode="json", exclude_none=True)))
+    process = lab.start(config=file, flow="sweep")
+    said, complained = ended(process)
+    assert process.returncode == 0, said + complained
+    assert said.count(" complete ") == said.count(" pruned ") == 1
+    client = MlflowClient(lab.environment["MLFLOW_TRACKING_URI"])
+    experiment = client.get_experiment_by_name("pruned")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], max_results=100)
+    (pruned,) = (run for run in runs if run.data.tags.get("trial.state") == "pruned")
+    assert pruned.info.status == "FINISHED", "pruned is not failed"
+    stopped = [run for run in runs if run.info.status == "KILLED"]
+    assert [run.data.tags["stage"] for run in stopped] == ["preference"]
+    assert not any(run.info.status == "FAILED" for run in runs)
+
+
 def _in_mlflow(uri: str) -> None:
     from mlflow.tracking import MlflowClient
 
