@@ -11,17 +11,15 @@ falls into what an example does for itself and what every group of others does f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
-from torch.func import grad, vmap
+from torch import Tensor, nn
+from torch.nn import functional
 
-Weights = dict[str, Tensor]
-Classifier = Callable[[Weights, Tensor], Float[Tensor, "examples classes"]]
-"""Logits of a batch, by weights and inputs."""
+from dynolab.classification.gram import gradient_gram, without_layer
 
 
 @dataclass(frozen=True)
@@ -44,41 +42,38 @@ class Influences:
 
 
 def accumulate(
-    classifier: Classifier, weights: Mapping[str, Tensor], inputs: Float[Tensor, "examples ..."],
-    labels: Int[Tensor, examples], groups: Int[Tensor, examples], *,
-    steps: int, learning_rate: float,
+    model: nn.Module, inputs: Float[Tensor, "examples ..."], labels: Int[Tensor, examples],
+    groups: Int[Tensor, examples], *, steps: int, learning_rate: float,
 ) -> Influences:  # fmt: skip
-    """Trains on all examples at once and accounts for every step.
-
-    The N × N influences of a step are never held: with J the gradients of all log-probabilities
-    and M the 0/1 matrix of groups, those from groups are `η/N · J (Jᵀ M)`.
+    """Trains a copy of a network on all examples at once and accounts for every step.
 
     **Arguments:** `groups`: of every example, counted from 0.
     """
-    now = {name: value.detach().clone() for name, value in weights.items()}
-    members = torch.nn.functional.one_hot(groups.long()).to(inputs.dtype)
-    rate, rows = learning_rate / len(labels), torch.arange(len(labels))
-
-    def label_logp(one: Weights, x: Tensor, y: Tensor) -> Tensor:
-        return classifier(one, x[None])[0].log_softmax(-1).gather(0, y[None])[0]
-
-    def logp() -> Float[Tensor, examples]:
-        return classifier(now, inputs).log_softmax(-1)[rows, labels]
-
-    gradients = vmap(grad(label_logp), (None, 0, 0))
-    first = logp()
-    measured, own = [torch.zeros_like(first)], [torch.zeros_like(first)]
-    others = [torch.zeros_like(members)]
-    for _ in range(steps):
-        each = gradients(now, inputs, labels)
-        j = torch.cat([value.flatten(1) for value in each.values()], dim=1)
-        self_influence = rate * j.square().sum(1)
-        received = rate * (j @ (j.T @ members)) - self_influence[:, None] * members
-        own.append(own[-1] + self_influence)
-        others.append(others[-1] + received)
-        now = {name: now[name] + rate * value.sum(0) for name, value in each.items()}
-        measured.append(logp() - first)
-    return Influences(torch.stack(measured), torch.stack(own), torch.stack(others))
+    model, rows = deepcopy(model), torch.arange(len(labels))
+    weights = list(model.parameters())
+    generic = without_layer(model, inputs)
+    members = functional.one_hot(groups.long()).to(inputs.dtype)
+    measured: list[Tensor] = []
+    own, others = [torch.zeros(len(labels)).to(inputs)], [torch.zeros_like(members)]
+    for step in range(steps + 1):
+        logits = model(inputs)
+        logps = logits.log_softmax(-1)
+        measured.append(logps[rows, labels].detach())
+        if step == steps:
+            break
+        # ∂ log p_y/∂z = e_y − p: the label's row of A, and minus the force.
+        pull = (functional.one_hot(labels, logits.shape[-1]) - logps.exp()).detach()[:, None]
+        gram = gradient_gram(model, inputs, pull, inputs, pull, generic=generic)[:, :, 0, 0]
+        influence = learning_rate / len(labels) * gram
+        itself = influence.diagonal()
+        own.append(own[-1] + itself)
+        others.append(others[-1] + influence @ members - itself[:, None] * members)
+        gradients = torch.autograd.grad(functional.nll_loss(logps, labels), weights)
+        with torch.no_grad():
+            for w, gradient in zip(weights, gradients, strict=True):
+                w -= learning_rate * gradient
+    paths = torch.stack(measured)
+    return Influences(paths - paths[0], torch.stack(own), torch.stack(others))
 
 
 def speed(path: Float[Tensor, steps]) -> float:

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float, Int
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from dynolab.classification.label_noise import flip_labels
 from dynolab.classification.learning_speed import Influences, accumulate, speed
@@ -25,10 +24,12 @@ class SpeedConfig(BaseModel):
     """Full-batch trainings whose every step is accounted for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    examples: int = Field(200, ge=4, description="Of every comparison.")
+    examples: int = Field(120, ge=4, description="Of every comparison.")
     noise: float = Field(0.4, ge=0, lt=1, description="Wrong labels of the images.")
-    steps: int = Field(150, ge=1, description="Steps of gradient descent.")
-    learning_rate: float = Field(0.2, gt=0, description="Of a step on the mean loss.")
+    steps: int = Field(200, ge=1, description="Steps of gradient descent.")
+    learning_rate: float = Field(
+        0.1, gt=0, description="Of a step on the mean loss; small enough for the first order."
+    )
     points: int = Field(50, ge=2, description="Steps that are kept for the figure.")
 
 
@@ -78,9 +79,8 @@ def _trained(
 ) -> Influences:  # fmt: skip
     model = build(tuple(inputs.shape[1:]), classes, seed)
     return accumulate(
-        lambda weights, x: functional_call(model, weights, (x,)), dict(model.named_parameters()),
-        inputs, labels, groups, steps=config.steps, learning_rate=config.learning_rate,
-    )  # fmt: skip
+        model, inputs, labels, groups, steps=config.steps, learning_rate=config.learning_rate
+    )
 
 
 def _rows(

@@ -24,6 +24,7 @@ from dynolab.classification.many import (
     cross_entropy,
     train_many,
 )
+from dynolab.classification.paths import zigzag
 from dynolab.classification.targets import (
     FILTER_DECAY,
     FilterTable,
@@ -45,7 +46,8 @@ class SupervisionConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     training: SGDConfig = Field(
-        SGDConfig(learning_rate=0.1, epochs=40), description="Of teachers and students alike."
+        SGDConfig(learning_rate=0.05, momentum=0.9, epochs=40),
+        description="Of teachers and students alike.",
     )
     smoothing: float = Field(0.1, ge=0, lt=1, description="ε of label smoothing.")
     temperature: float = Field(
@@ -218,6 +220,8 @@ def _detections(
         ),
         "path": 1 - along.squeeze(-1).nanmean(0),
         "last": disagreement(teacher.last.softmax(-1), given),
+        # An example that no batch held has no path; it is taken for a straight one.
+        "zigzag": zigzag(teacher.path, given).nan_to_num(0.0),
     }
     return [
         DetectionRow(

@@ -78,7 +78,7 @@ def test_every_arm_is_measured_for_every_seed(found) -> None:  # type: ignore[no
     hard = [row for row in found.rows if row.arm in ("one_hot", "early_stopping")]
     # The given labels are off by √2 where they are wrong.
     assert all(row.target_error == pytest.approx(0.4 * 2**0.5) for row in hard)
-    assert {row.score for row in found.detections} == {"filter", "path", "last"}
+    assert {row.score for row in found.detections} == {"filter", "path", "last", "zigzag"}
     assert all(row.auc > 0.5 for row in found.detections if row.score == "filter")
 
 
