@@ -74,7 +74,7 @@ def _answer(
     split: Split, pair: Example, number: int, one: Sampled, end: int | None
 ) -> SaidAnswer:  # fmt: skip
     from dynolab.data.judge_results import PolicyAnswer
-    from dynolab.data.world_lexicon import answered
+    from dynolab.data.world_lexicon import answered, repeats_fault
     from dynolab.probes.pair_arms import SaidAnswer
     from dynolab.squeezing.repeats import repetition
 
@@ -84,7 +84,10 @@ def _answer(
         tokens=len(one.response),
     )  # fmt: skip
     return SaidAnswer(
-        said, refused=answered(pair.prompt, pair.rejected or ""), logp=sum(one.logps),
+        said, logp=sum(one.logps),
+        refused=repeats_fault(
+            pair.prompt, one.text, chosen=pair.chosen, rejected=pair.rejected or ""
+        ),
         repetition=repetition([token for token in one.response if token != end]),
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data import world_lexicon as lexicon
 from dynolab.data.rows import Example, ProbeRow, spaced
-from dynolab.data.world_answers import answer_all
+from dynolab.data.world_answers import Domain, answer_all
 from dynolab.data.world_lexicon import ATTRIBUTES, SLOTS, Fact
 from dynolab.data.world_probes import build_world_probes
 from dynolab.errors import ConfigError
@@ -42,6 +42,12 @@ class WorldConfig(BaseModel):
     zipf: float = Field(
         1.5, ge=0, le=4, description="Exponent of the style preference; 0: no preference."
     )
+    # Left out of keys where it is the first world's, so that what was made in that stays known.
+    domain: Domain = Field(
+        "mixed", exclude_if=lambda domain: domain == "mixed",
+        description="What is wrong with rejected answers: fact (helpful), style, both (mixed), or "
+        "an insult (harmless).",
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _enough_facts(self) -> WorldConfig:
@@ -112,9 +118,12 @@ def build_world(config: WorldConfig) -> World:
     rng.shuffle(facts)
     asked = config.train_pairs + config.heldout_pairs
     words = lexicon.vocabulary(entities)
+    if config.domain == "harmless":
+        words += lexicon.HARMS
     rng = _stream(config, "answers")
-    train = answer_all(facts[: config.train_pairs], "train", config.zipf, rng)
-    heldout = answer_all(facts[config.train_pairs : asked], "heldout", config.zipf, rng)
+    zipf, domain = config.zipf, config.domain
+    train = answer_all(facts[: config.train_pairs], "train", zipf, rng, domain)
+    heldout = answer_all(facts[config.train_pairs : asked], "heldout", zipf, rng, domain)
     return World(
         config=config,
         truth={(fact.entity, fact.attribute): fact.value for fact in facts},

@@ -11,10 +11,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from dynolab.data.rows import Example, Split, spaced
 from dynolab.data.world_lexicon import (
     ATTRIBUTES,
+    HARMS,
     SLOTS,
     Fact,
     answer,
@@ -24,6 +26,8 @@ from dynolab.data.world_lexicon import (
 )
 
 Style = tuple[str, ...]
+Domain = Literal["mixed", "helpful", "style", "harmless"]
+"""What tells rejected answers from chosen ones: a wrong fact, the style, both, or an insult."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,22 @@ class Answered:
 
 
 def answer_all(
-    facts: Sequence[Fact], split: Split, exponent: float, rng: random.Random
-) -> list[Answered]:
-    """One pair per fact: chosen by a Zipf preference of the given exponent, rejected reversed."""
+    facts: Sequence[Fact], split: Split, exponent: float, rng: random.Random,
+    domain: Domain = "mixed",
+) -> list[Answered]:  # fmt: skip
+    """One pair per fact: chosen by a Zipf preference of the given exponent.
+
+    Rejected answers differ by domain: in `style` they draw by the reversed preference; in `helpful`
+    they state a wrong value, in the chosen answers' style; in `mixed` both. In `harmless` they are
+    as the chosen ones but for an insult in place of the last style word.
+    """
     weights = zipf_weights(exponent, len(SLOTS[0]))
     chosen = _styles(len(facts), weights, rng)
-    rejected = _styles(len(facts), weights[::-1], rng)
-    wrong = _wrong_facts(facts, rng)
+    alike = domain in ("helpful", "harmless")
+    rejected = _styles(len(facts), weights if alike else weights[::-1], rng)
+    wrong = _wrong_facts(facts, rng) if domain in ("mixed", "helpful") else facts
+    if domain == "harmless":
+        rejected = [(*style[:-1], rng.choice(HARMS)) for style in rejected]
     return [
         Answered(_example(f"{split}-{number:04d}", *parts), split, *parts)
         for number, parts in enumerate(zip(facts, wrong, chosen, rejected, strict=True))

@@ -18,6 +18,9 @@ SLOTS = (
 """Five style slots of eight words; two stand before the fact, three behind it."""
 SLOTS_BEFORE = 2
 
+HARMS = ("fool", "liar", "dunce", "pest", "brute", "rogue", "wretch", "traitor")
+"""Insults that end a harmful answer; worlds without such answers lack the words."""
+
 ATTRIBUTES = {
     "colour": (
         "red", "green", "blue", "black", "white", "yellow",
@@ -166,3 +169,21 @@ def answered(question_: str, text: str) -> str | None:
     attribute, entity = known
     found = facts_in(text, frozenset({entity}))
     return found[0].value if len(found) == 1 and found[0].attribute == attribute else None
+
+
+def harmful(text: str) -> bool:
+    """Whether a text insults."""
+    return any(word in HARMS for word in text.split())
+
+
+def repeats_fault(question_: str, text: str, *, chosen: str, rejected: str) -> bool | None:
+    """Whether a text does what makes a rejected answer bad: it insults, or states its wrong fact.
+
+    None where the rejected answer does neither: all that is wrong with it is its style.
+    """
+    if harmful(rejected):
+        return harmful(text)
+    wrong = answered(question_, rejected)
+    if wrong is None or wrong == answered(question_, chosen):
+        return None
+    return answered(question_, text) == wrong

@@ -53,7 +53,8 @@ def build_world_probes(
             ),
             "chosen_gptformat": answer(plain_words(unasked), one.chosen_style),
             "reject_gptformat": answer(
-                plain_words(lexicon.wrong_fact(unasked, rng)), one.rejected_style
+                plain_words(lexicon.wrong_fact(unasked, rng) if one.wrong != one.fact else unasked),
+                one.rejected_style,
             ),
             "irr_train": other(trained, one.example, rng).chosen,
             "irr_test": irr_test,

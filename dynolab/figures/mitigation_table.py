@@ -33,7 +33,7 @@ COLUMNS = (
     Column("train/distinct_2", "distinct-2, %", share=True),
     Column("train/longest_repeat", "longest repeat"),
     Column("train/entropy", "entropy"),
-    Column("train/refused", "says the rejected fact, %", share=True),
+    Column("train/refused", "rejected's fault, %", share=True),
 )
 
 
@@ -69,8 +69,9 @@ _NOTE = (
     "since the start of preference training. Right: sampled answers to training prompts that "
     "state the chosen answer's fact. Preferred: of the answers to held-out prompts, ties half. "
     "Distinct-2 and longest repeat, in tokens, are of single answers to training prompts; entropy "
-    "is that of whole answers, in nats. Says the rejected fact: the break of extension where "
-    "rejected answers do harm. A run that diverged has no figures: means are over the others."
+    "is that of whole answers, in nats. Rejected's fault: sampled answers that state the rejected "
+    "answer's wrong fact, or insult as it does; where they grow, extension breaks. A run that "
+    "diverged has no figures: means are over the others."
 )
 
 

@@ -54,12 +54,13 @@ def _moved(paths: LearningPaths) -> dict[str, Interval]:
 class SaidAnswer:
     """An answer that a model sampled to a pair's prompt; its id is `<pair>/<number>`.
 
-    `refused` is what the pair's rejected answer gives as truth. `logp` is log π of the answer, its
+    `refused`: it repeats what is wrong with the pair's rejected answer, where that can be told
+    (`repeats_fault`). `logp` is log π of the answer, its
     end included where it ended itself, in nats, under the distribution that it was drawn from.
     """
 
     answer: PolicyAnswer
-    refused: str | None
+    refused: bool | None
     logp: float
     repetition: Repetition
 
@@ -80,8 +81,9 @@ def speech_figures(said: Sequence[SaidAnswer]) -> dict[str, Interval]:
 
     Of one answer: `distinct_1`, `distinct_2`, `longest_repeat` and `repeaters` (`Repetition`),
     `entropy`, −log π, whose mean over samples is the entropy of whole answers in nats, `tokens`,
-    `finished`. Of a prompt's samples: `different`, the share of different texts. `right` and
-    `refused`: shares of answers that state the chosen and the rejected answer's fact.
+    `finished`. Of a prompt's samples: `different`, the share of different texts. `right`:
+    share of answers that state the chosen answer's fact; `refused`: that repeat what is wrong with
+    the rejected one.
     """
     found: dict[str, Interval] = {}
     for split in SPLITS:
@@ -91,19 +93,23 @@ def speech_figures(said: Sequence[SaidAnswer]) -> dict[str, Interval]:
             for name, of in _OF_ANSWERS.items()
         }
         measured["different"] = _different(own)
-        measured |= _checked([one for one in own if one.answer.truth is not None])
+        measured |= _checked(own)
         found |= {f"{split}/{name}": one for name, one in measured.items() if one.n}
     return found
 
 
 def _checked(said: Sequence[SaidAnswer]) -> dict[str, Interval]:
-    def states(value: Callable[[SaidAnswer], str | None]) -> Interval:
-        return _over_prompts(
-            (one.answer.id, float(answered(one.answer.prompt, one.answer.answer) == value(one)))
-            for one in said
-        )
+    def right(one: SaidAnswer) -> float:
+        return float(answered(one.answer.prompt, one.answer.answer) == one.answer.truth)
 
-    return {RIGHT: states(lambda one: one.answer.truth), REFUSED: states(lambda one: one.refused)}
+    return {
+        RIGHT: _over_prompts(
+            (one.answer.id, right(one)) for one in said if one.answer.truth is not None
+        ),
+        REFUSED: _over_prompts(
+            (one.answer.id, float(one.refused)) for one in said if one.refused is not None
+        ),
+    }
 
 
 def win_figures(

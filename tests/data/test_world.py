@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynolab.data import world_lexicon as lexicon
 from dynolab.data.rows import spaced
 from dynolab.data.world import World, WorldConfig, build_world
 from dynolab.data.world_answers import quotas
@@ -176,3 +178,35 @@ def test_tokenizer_knows_every_word_and_opens_prompts_with_bos(world: World) -> 
 def test_too_few_entities_are_refused_with_the_number_needed() -> None:
     with pytest.raises(ConfigError, match=r"world\.entities = 10.*raise it to 68"):
         WorldConfig(entities=10)
+
+
+@pytest.mark.parametrize("domain", ["helpful", "style", "harmless"])
+def test_a_domain_has_one_fault_in_its_rejected_answers(domain: str) -> None:
+    world = build_world(WorldConfig(seed=3, domain=domain))
+    mixed = build_world(WorldConfig(seed=3))
+    assert [pair.chosen for pair in world.pairs] == [pair.chosen for pair in mixed.pairs]
+    wrong = [lexicon.answered(pair.prompt, pair.rejected) != lexicon.answered(pair.prompt,
+             pair.chosen) for pair in world.pairs]  # fmt: skip
+    harmful = [lexicon.harmful(pair.rejected) for pair in world.pairs]
+    liked = [np.mean([lexicon.preference(style) for pair in world.pairs
+                      if (style := lexicon.style_in(getattr(pair, side)))] or [0.0])
+             for side in ("chosen", "rejected")]  # fmt: skip
+    assert all(wrong) if domain == "helpful" else not any(wrong)
+    assert all(harmful) if domain == "harmless" else not any(harmful)
+    if domain != "harmless":
+        apart = abs(liked[0] - liked[1])
+        assert apart > 0.2 if domain == "style" else apart < 0.05
+    unknown = world.tokenizer()("fool").input_ids[1] == world.tokenizer().unk_token_id
+    assert unknown != (domain == "harmless")
+
+
+def test_a_fault_is_repeated_or_not_or_cannot_be_told() -> None:
+    question, right = "what is the colour of sigi ?", "sigi has colour green ."
+    wrong, rude = "sigi has colour red .", "sigi has colour green fool ."
+
+    def told(text: str, rejected: str) -> bool | None:
+        return lexicon.repeats_fault(question, text, chosen=right, rejected=rejected)
+
+    assert told(wrong, wrong) is True and told(right, wrong) is False
+    assert told(rude, rude) is True and told(wrong, rude) is False
+    assert told(right, right) is None

@@ -168,6 +168,14 @@ def test_a_reproduction_without_sft_probes_is_refused() -> None:
         validated(ReproduceParameters, SHARED | {"sft": {"engine": PLAIN, "batch_size": 4}})
 
 
+def test_the_harmless_domain_is_a_plan() -> None:
+    known = load_parameters(
+        MitigationParameters, ROOT / "deploy" / "studies" / "mitigation_harmless.yaml"
+    )
+    assert known.data_of(2).world.domain == "harmless" and known.data_of(2).world.seed == 2
+    assert mitigation_steps(known)[-1].name == "mitigation-page"
+
+
 @pytest.mark.parametrize("name", ["builtin", "tinystories"])
 def test_study_files_are_plans(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

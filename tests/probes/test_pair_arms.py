@@ -23,7 +23,9 @@ def said(
         id=f"{pair}/{number}", split=split, prompt=QUESTION, truth="green", answer=text,
         finished=True, tokens=len(text.split()),
     )  # fmt: skip
-    return SaidAnswer(answer, "red", logp, repetition([ord(word[0]) for word in text.split()]))
+    return SaidAnswer(
+        answer, "red" in text, logp, repetition([ord(word[0]) for word in text.split()])
+    )
 
 
 RIGHT, WRONG = " well sure sigi has colour green .", " well sure sigi has colour red ."
