@@ -10,7 +10,13 @@ from pydantic import BaseModel, create_model
 from flows import catalogue
 from flows.catalogue import Command
 from flows.forms.base import STUDIES, Form
-from flows.forms.chapters import ClassificationForm, SimplicityForm, SqueezingForm
+from flows.forms.chapters import (
+    ClassificationForm,
+    SimplicityForm,
+    SqueezingForm,
+    SupervisionForm,
+    TransferForm,
+)
 from flows.forms.families import (
     AuditForm,
     FileForm,
@@ -113,6 +119,8 @@ _FAMILIES: dict[str, tuple[str, type[Form], str, tuple[str, ...]]] = {
     "classification": ("classification", ClassificationForm, "classification_builtin.yaml", ()),
     "squeezing": ("squeezing", SqueezingForm, "squeezing_builtin.yaml", ()),
     "simplicity": ("simplicity", SimplicityForm, "simplicity_builtin.yaml", ()),
+    "supervision": ("supervision", SupervisionForm, "supervision_builtin.yaml", ()),
+    "transfer": ("transfer", TransferForm, "transfer_builtin.yaml", ()),
 }
 
 

@@ -83,3 +83,37 @@ class ClassificationForm(ImageForm):
     noise: Annotated[float | None, At("paths.noise")] = Field(
         None, description="Share of images with a wrong label whose paths are followed."
     )
+
+
+class SupervisionForm(ImageForm):
+    """What to teach when labels are wrong, and which kind of examples is learned faster."""
+
+    noise: Annotated[list[float] | None, At("noise")] = Field(
+        None, description="Shares of labels that are flipped to other classes."
+    )
+    model: Annotated[Literal["lenet", "mlp", "transformer", "resnet18"] | None, At("model")] = (
+        Field(None, description="Network of teachers and students.")
+    )
+    epochs: Annotated[int | None, At("supervision.training.epochs")] = Field(
+        None, description="Of teachers and students alike."
+    )
+    temperature: Annotated[float | None, At("supervision.temperature")] = Field(
+        None, description="Of distillation: of the teacher's predictions and the student's."
+    )
+
+
+class TransferForm(ImageForm):
+    """How to prepare a task head: some digits, then others; some topics, then others."""
+
+    first_digits: Annotated[list[int] | None, At("first_digits")] = Field(
+        None, description="Classes to pretrain on; the others are transferred to."
+    )
+    taus: Annotated[list[int] | None, At("digits.taus")] = Field(
+        None, description="Epochs of head probing on the images, rising."
+    )
+    examples: Annotated[int | None, At("digits.examples")] = Field(
+        None, description="Images of the second task to probe and finetune with."
+    )
+    texts_path: Annotated[str | None, At("texts.path")] = Field(
+        None, description="Texts of your own, with texts.source=file under other settings."
+    )
