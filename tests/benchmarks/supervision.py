@@ -1,0 +1,101 @@
+"""What Filter-KD gains over one-hot labels under label noise, and training seeds together in time.
+
+Part of `python -m tests.benchmarks.classification`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dynolab.classification.many import (
+    ManyModels,
+    SGDConfig,
+    batch_order,
+    cross_entropy,
+    train_many,
+)
+from dynolab.classification.supervision import compare_supervision
+from dynolab.classification.supervision_claims import supervision_table
+from dynolab.classification.targets import one_hot
+from dynolab.data.images import ImageSplits, load_images
+from flows.parameters import load_parameters
+from flows.supervision_parameters import SupervisionParameters
+from models.vision import build_classifier
+
+NOISE = 0.4
+STUDY = Path(__file__).resolve().parents[2] / "deploy" / "studies" / "supervision_builtin.yaml"
+
+Figures = dict[str, float]
+Build = Callable[[int], nn.Module]
+
+
+def filter_kd(repeats: int) -> Figures:
+    """Accuracy at 40% noise on digits, five seeds, by the built-in study's settings; reported.
+
+    `seeds_speedup`: the same networks trained by a plain loop of torch's SGD one after another,
+    against all five together, one epoch each.
+    """
+    known = load_parameters(SupervisionParameters, STUDY)
+    data = load_images(known.data)
+    build: Build = partial(build_classifier, known.model, data.train.shape, data.classes)
+    found = compare_supervision(build, data, known.supervision, NOISE, known.seeds)
+    table = supervision_table(found.rows, NOISE)
+    gain = table.difference("filter_kd", "one_hot", "accuracy")
+    fast, slow = _times(data, build, known.supervision.training, known.seeds, repeats)
+    return {
+        "filter_kd_gain": gain.mean,
+        "filter_kd_gain_low": gain.low,
+        "filter_kd_gain_high": gain.high,
+        "filter_kd_accuracy": table.mean("filter_kd", "accuracy").mean,
+        "one_hot_accuracy": table.mean("one_hot", "accuracy").mean,
+        "seeds_speedup": slow / fast,
+    }
+
+
+def _times(
+    data: ImageSplits, build: Build, config: SGDConfig, seeds: tuple[int, ...], repeats: int
+) -> tuple[float, float]:
+    """Median seconds of an epoch of all seeds: together, and one after another."""
+    once = config.model_copy(update={"epochs": 1})
+    targets = one_hot(data.train.labels, data.classes)
+    orders = torch.stack([batch_order(len(targets), once, seed) for seed in seeds])
+
+    def together() -> None:
+        many = ManyModels([build(seed) for seed in seeds])
+        for _ in train_many(many, data.train.pixels, targets, orders, once):
+            pass
+
+    def apart() -> None:
+        for seed, order in zip(seeds, orders, strict=True):
+            _plain(build(seed), data.train.pixels, targets, order, once)
+
+    times: list[tuple[float, float]] = []
+    for _ in range(repeats + 1):
+        times.append((_seconds(together), _seconds(apart)))
+    first, second = zip(*times[1:], strict=True)
+    return statistics.median(first), statistics.median(second)
+
+
+def _plain(
+    network: nn.Module, inputs: Tensor, targets: Tensor, order: Tensor, config: SGDConfig
+) -> None:
+    optimizer = torch.optim.SGD(
+        network.parameters(), lr=config.learning_rate, momentum=config.momentum
+    )
+    for rows in order:
+        optimizer.zero_grad()
+        cross_entropy(network(inputs[rows]), targets[rows]).backward()
+        optimizer.step()
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
