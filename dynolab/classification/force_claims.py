@@ -19,8 +19,8 @@ from dynolab.probes.intervals import mean_interval
 from dynolab.probes.verdicts import UNEXPLAINED_SHARE, Quantity, Verdict
 
 TOPIC = "forces"
-GROWN = 0.1
-"""By which factor, less one, a norm has to move to have moved."""
+MOVED = 0.1
+"""By how much the logarithm of a norm has to change to have moved, up or down."""
 
 Found = TypeVar("Found")
 
@@ -77,12 +77,12 @@ def _ranks_stay(found: ForceFindings, network: str, rate: float) -> Verdict:
         f"{network}/ranks", network,
         f"The order of ‖K‖ over pairs of classes stays from epoch {first} to {last} while its size "
         "moves",
-        f"ρ > {THRESHOLD}, |growth| > {GROWN}",
+        f"ρ > {THRESHOLD}, |Δ log ‖K‖| > {MOVED}",
         (
             Quantity("ρ", 1, mean_interval(np.array([one.correlation for one in rows])),
                      THRESHOLD, ""),
-            Quantity("|growth|", 1, mean_interval(np.array([abs(one.growth) for one in rows])),
-                     GROWN, ""),
+            Quantity("|Δ log ‖K‖|", 1,
+                     mean_interval(np.abs(np.log1p([one.growth for one in rows]))), MOVED, ""),
         ),
     )  # fmt: skip
 

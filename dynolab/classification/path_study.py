@@ -19,7 +19,7 @@ from dynolab.classification.many import (
     batch_order,
     train_many,
 )
-from dynolab.classification.paths import base_difficulty, filtered, own_pulls, zigzag
+from dynolab.classification.paths import base_difficulty, filtered, own_changes, zigzag
 from dynolab.classification.targets import FILTER_DECAY, one_hot
 from dynolab.data.classification_results import (
     Difficulty,
@@ -43,7 +43,7 @@ class PathStudyConfig(BaseModel):
     toy_training: SGDConfig = Field(
         SGDConfig(learning_rate=0.05, epochs=60), description="On the clouds."
     )
-    training: SGDConfig = Field(SGDConfig(learning_rate=0.1, epochs=40), description="On images.")
+    training: SGDConfig = Field(SGDConfig(learning_rate=0.05, epochs=40), description="On images.")
     noise: float = Field(0.2, ge=0, lt=1, description="Share of images with a wrong label.")
     shown: int = Field(3, ge=1, description="Paths of every difficulty that figures show.")
 
@@ -151,8 +151,8 @@ def follow(
     own = torch.zeros(training.epochs, *labels.shape)
     for step in train_many(many, table, targets, orders + shift, training):
         rows = orders[:, step.number - 1]
-        pulls = own_pulls(many, step.before, table[step.rows], labels.gather(1, rows), rate)
-        own[(step.number - 1) // per_epoch].scatter_add_(1, rows, pulls)
+        changes = own_changes(many, step.before, table[step.rows], labels.gather(1, rows), rate)
+        own[(step.number - 1) // per_epoch].scatter_add_(1, rows, changes)
         if step.number % per_epoch == 0:
             logps.append(_logps(many, inputs, same))
     return Followed(torch.stack(logps), own)

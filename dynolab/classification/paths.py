@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad_and_value, vmap
 
 from dynolab.classification.many import ManyModels, Stacked
 
@@ -51,22 +51,27 @@ def zigzag(
     return length + (label - smooth[-1]).norm(dim=-1) - (label - start).norm(dim=-1)
 
 
-def own_pulls(
+def own_changes(
     many: ManyModels, weights: Stacked, inputs: Float[Tensor, "models batch ..."],
     labels: Int[Tensor, "models batch"], rate: float,
 ) -> Float[Tensor, "models batch"]:  # fmt: skip
-    """`rate · ‖∇ log p_y‖²`: what an example's own share of a step does to its label's log p, nats.
+    """What an example's own share of a step does to its label's log p, in nats.
 
-    The diagonal of `−η/B A K G`: with G = p − e_y an example always pulls its own label up. `rate`
-    is η/B.
+    `log p_y(w + rate ∇ log p_y) − log p_y(w)`, `rate` = η/B: measured, not to first order, since
+    where a label is wrong the gradient is steep and `rate ‖∇ log p_y‖²` goes far beyond it. To
+    first order an example always pulls its own label up.
     """
 
     def logp(one: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         logits = functional_call(many.module, one, (x[None],))[0]
         return logits.log_softmax(-1).gather(0, y[None])[0]
 
-    gradients = vmap(vmap(grad(logp), (None, 0, 0)))(dict(weights), inputs, labels)
-    return rate * sum(g.flatten(2).square().sum(-1) for g in gradients.values())
+    def change(one: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        gradients, before = grad_and_value(logp)(one, x, y)
+        return logp({name: w + rate * gradients[name] for name, w in one.items()}, x, y) - before
+
+    found: Tensor = vmap(vmap(change, (None, 0, 0)))(dict(weights), inputs, labels)
+    return found
 
 
 def base_difficulty(

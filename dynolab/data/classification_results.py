@@ -102,8 +102,8 @@ class EpochInfluence(Measured):
 
     Epoch 0 is the start, where nothing was done yet.
 
-    `own` is each example's own share of its own step, first order; `others` is the rest of the
-    epoch's change of its given label's log p. `label` and `truth` are mean probabilities of the
+    `own` is what each example's share of its own step did to its given label's log p, by itself;
+    `others` is the rest of the epoch's change. `label` and `truth` are mean probabilities of the
     given label and of the true class (of the toy, p*'s likeliest) at the epoch's end.
     """
 

@@ -21,6 +21,7 @@ from dynolab.figures.style import (
     CHOSEN,
     DIVERGING,
     FLAT,
+    MUTED,
     Plate,
     axis_key,
     axis_name,
@@ -36,6 +37,18 @@ from dynolab.probes.intervals import mean_interval
 NETWORKS = {"lenet": "LeNet", "mlp": "MLP", "transformer": "Transformer", "resnet18": "ResNet-18"}
 _SEQUENTIAL = [[0.0, FLAT], [1.0, CHOSEN]]
 _PAIRS = 3
+
+
+def busiest(states: Sequence[ClassifierState]) -> list[ClassifierState]:
+    """Those of the epoch whose updates move their own classes most, in the mean over seeds."""
+    by_epoch = {
+        epoch: [one for one in states if one.epoch == epoch]
+        for epoch in sorted({one.epoch for one in states})
+    }
+    return max(
+        by_epoch.values(),
+        key=lambda some: float(np.diag(_mean(some, lambda one: one.pulls)).mean()),
+    )
 
 
 def pull_plate(states: Sequence[ClassifierState]) -> Plate:
@@ -57,9 +70,9 @@ def pull_plate(states: Sequence[ClassifierState]) -> Plate:
     return Plate(
         "pulls",
         "What one update does: the pairing of classes",
-        f"After epoch {states[0].epoch} an update lifts its class on images of its own class by "
-        f"{number(float(np.diag(pulls).mean()), 2, sign=True)}. Beside that, most of all "
-        f"{join(pairs)}.",
+        f"After epoch {states[0].epoch}, when updates move most, one lifts its class on images of "
+        f"that class by {number(float(np.diag(pulls).mean()), 2, sign=True)}. Beside that, most "
+        f"of all {join(pairs)}.",
         f"{_of(states)}. Rows: the class of the training image that an update is made on; columns: "
         "classes of watched test images. Left: first-order change of the row’s probability by the "
         "image’s share of a step; right: how far the column’s images are taken for the row’s class "
@@ -111,7 +124,12 @@ def rank_plate(ranks: Sequence[KernelRanks]) -> Plate:
         ]  # fmt: skip
         panels.append(LinePanel(_name(network), "epoch", f"ρ with epoch {last}", lines))
     figure = line_figure(panels)
-    figure.add_hline(y=THRESHOLD, line={"dash": "dot", "width": 1.2, "color": CHOSEN})
+    for index in range(1, len(panels) + 1):
+        figure.add_shape(
+            type="line", x0=0, x1=1, y0=THRESHOLD, y1=THRESHOLD,
+            xref=f"{axis_name('x', index)} domain", yref=axis_name("y", index),
+            line={"dash": "dot", "width": 1.2, "color": MUTED},
+        )  # fmt: skip
     return Plate(
         "ranks",
         "Do the same classes stay coupled?",
@@ -157,7 +175,7 @@ def step_plate(states: Sequence[ClassifierState]) -> Plate:
         ]  # fmt: skip
         panels.append(LinePanel(_name(network), "epoch", "1 − R²", lines, zero=True))
     told = [
-        f"{line.name} {number(float(np.mean([one.mean for one in line.intervals])), 2)}"
+        f"{number(float(np.mean([one.mean for one in line.intervals])), 2)} at {line.name}"
         for line in panels[0].lines
     ]
     return Plate(

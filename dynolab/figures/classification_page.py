@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dynolab.classification.force_claims import assess_forces, window
+from dynolab.classification.force_claims import assess_forces
 from dynolab.classification.force_study import ForceFindings
 from dynolab.classification.path_claims import assess_paths
 from dynolab.classification.path_study import PathFindings
 from dynolab.figures.chapter_page import Chapter
 from dynolab.figures.class_forces import (
     NETWORKS,
+    busiest,
     influence_plate,
     kernel_plate,
     pull_plate,
@@ -51,8 +52,7 @@ def _force_plates(forces: ForceFindings, rate: float) -> Iterator[Plate]:
     network = forces.states[0].network
     own = [one for one in forces.states if (one.network, one.learning_rate) == (network, rate)]
     ranks = [one for one in forces.ranks if (one.network, one.learning_rate) == (network, rate)]
-    first, _ = window(sorted({one.epoch for one in own}))
-    yield pull_plate([one for one in own if one.epoch == first])
+    yield pull_plate(busiest(own))
     yield kernel_plate(own, ranks)
     yield rank_plate(forces.ranks)
     yield step_plate(forces.states)

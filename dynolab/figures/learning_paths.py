@@ -52,13 +52,13 @@ def simplex_plate(paths: Sequence[ExamplePath], data: PathData) -> Plate | None:
     figure, annotations = go.Figure(), []
     layout = base_layout(380, margin={"l": 30, "r": 30, "t": 70, "b": 60})
     for index, (group, domain) in enumerate(
-        zip(groups, columns(len(groups), 0.05), strict=True), start=1
+        zip(groups, columns(len(groups), 0.07), strict=True), start=1
     ):
         corner = "ternary" if index == 1 else f"ternary{index}"
         for place, one in enumerate(x for x in own if x.group == group):
             _add_path(figure, one, corner, _SHAPES[place % len(_SHAPES)], COLORS[group])
         ticks = {"ticks": "", "showticklabels": False, "gridcolor": GRID, "linecolor": ZERO}
-        titles = ("given label", "strongest rival", "others")
+        titles = ("label", "rival", "rest")
         layout[corner] = {
             "domain": {"x": domain, "y": [0, 0.9]}, "bgcolor": PAPER, "sum": 1,
             **{f"{axis}axis": {**ticks, "title": {"text": title, "font": {"size": 11,
@@ -74,10 +74,10 @@ def simplex_plate(paths: Sequence[ExamplePath], data: PathData) -> Plate | None:
         f"Learning paths: {TITLES[data]}",
         f"How much longer than straight the ways of these typical examples to their labels are: "
         f"{join(told)}.",
-        "A triangle’s top is certainty of the given label, its left corner of the strongest rival "
-        "(of the mislabelled, the true class), its right of all others. Circles: start; "
-        "stars: end; crosses: p*. One seed; the examples are those in the middle of their group "
-        "by zig-zag.",
+        "A triangle’s top is certainty of the given label, its left corner of the label’s "
+        "strongest rival (of the mislabelled, the true class), its right of all other classes. "
+        "Circles: start; stars: end; crosses: p*. One seed; the examples are those in the middle "
+        "of their group by zig-zag.",
         figure,
     )
 
@@ -183,8 +183,8 @@ def epoch_plate(epochs: Sequence[EpochInfluence], data: PathData) -> Plate | Non
         f"Own updates and the others’: {TITLES[data]}",
         f"All in all, in nats: {'; '.join(told)}.",
         "Added up over epochs, means over the examples of a group, then over seeds with 95% "
-        "t-intervals. Own: η/B ‖∇ log p_y‖² at the step that holds the example, first order; "
-        "others: what is left of the epoch’s change. An own update always lifts the given label; "
+        "t-intervals. Own: what an example’s share of its step does to its label’s log p by "
+        "itself; others: the rest of the epoch’s change. An own update lifts the given label; "
         "what the others do tells whether they agree with it.",
         line_figure(panels),
     )

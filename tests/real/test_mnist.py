@@ -1,0 +1,52 @@
+"""Forces and learning paths on real MNIST digits."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynolab.classification.force_claims import by_seed
+from dynolab.classification.force_study import ForceStudyConfig, study_forces
+from dynolab.classification.many import SGDConfig
+from dynolab.classification.path_study import PathStudyConfig, study_paths
+from dynolab.data.images import ImageConfig, ImageSplits, load_images
+from models.vision import build_classifier
+
+pytestmark = [
+    pytest.mark.study,
+    pytest.mark.skipif("DYNOLAB_TEST_DATA" not in os.environ, reason="needs DYNOLAB_TEST_DATA"),
+]
+SEEDS = (100, 101)
+
+
+@pytest.fixture(scope="module")
+def mnist() -> ImageSplits:
+    folder = Path(os.environ["DYNOLAB_TEST_DATA"]) / "data" / "mnist"
+    return load_images(ImageConfig(source="idx", path=str(folder), seed=SEEDS[0]))
+
+
+def test_lenet_learns_real_digits_and_its_forces_tell_its_steps(mnist: ImageSplits) -> None:
+    config = ForceStudyConfig(
+        training=SGDConfig(learning_rate=0.02, epochs=3), learning_rates=(0.02,), epochs=(0, 1, 3),
+        influence_epochs=0,
+    )  # fmt: skip
+    build = partial(build_classifier, "lenet")
+    found = study_forces(build, "lenet", mnist, config, SEEDS)
+    last = [one for one in found.states if one.epoch == 3]
+    assert min(one.accuracy for one in last) > 0.6
+    own = by_seed(last, lambda one: float(np.diag(np.array(one.pulls)).mean()))
+    assert (own > 0).all()
+    assert np.nanmedian([one.unexplained for one in found.states]) < 0.3
+
+
+def test_zigzag_finds_wrong_labels_among_real_digits(mnist: ImageSplits) -> None:
+    config = PathStudyConfig(
+        training=SGDConfig(learning_rate=0.05, epochs=15), toy_training=SGDConfig(epochs=1)
+    )
+    build = partial(build_classifier, "mlp")
+    found = study_paths(build, mnist, config, SEEDS, build)
+    assert min(one.auc for one in found.scores if one.data == "images") > 0.8
