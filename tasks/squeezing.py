@@ -30,7 +30,7 @@ class SqueezingConfig(BaseModel):
     """Which answers are looked at, and how they are computed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    pairs: int = Field(40, ge=1, description="Pairs of each split whose answers are looked at.")
+    pairs: int = Field(24, ge=1, description="Pairs of each split whose answers are looked at.")
     batch_tokens: int = Field(2_048, ge=1, description="Padded tokens of one forward.")
 
 

@@ -70,7 +70,7 @@ class Repetition(Row):
 
     `distinct_1`, `_2`, `_3`: different n-grams over all n-grams, 1 where there is none;
     `longest_repeat`: length of the longest run of tokens that stands in it twice; `entropy` of its
-    token frequencies, nats. `repeater`: that run is half of it or more.
+    token frequencies, nats. `repeater`: that run is a third of it or more, and it no short answer.
     """
 
     tokens: int

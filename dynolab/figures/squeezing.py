@@ -102,10 +102,15 @@ def _taken(
     for name, steps in shown.items():
         last = steps[max(steps)]
         parts.append(
-            f"under {_called(name, titles)} y* took {points(squeeze_index(last), sign=False)}% and "
-            f"the answers’ own tokens {points(own_share(last), sign=False)}%"
+            f"under {_called(name, titles)} y* took {_percent(squeeze_index(last))} and the "
+            f"answers’ own tokens {_percent(own_share(last))}"
         )
     return f"Of the probability that rose on chosen answers, {join(parts)}."
+
+
+def _percent(share: Interval) -> str:
+    mean, _, ends = points(share, sign=False).partition(" ")
+    return f"{mean}% {ends}"
 
 
 def forecast_section(found: Sequence[Forecast], titles: Mapping[str, str]) -> Html:
@@ -115,45 +120,44 @@ def forecast_section(found: Sequence[Forecast], titles: Mapping[str, str]) -> Ht
         return section(name, title, "No recorded step pushed an answer’s own tokens.")
     rows = [
         (
-            _called(one.training, titles), one.step, one.side, one.positions,
+            _called(one.training, titles), one.step, one.side,
             number(100 * one.foretold / one.tokens), number(100 * one.rose / one.tokens),
             number(100 * one.right / one.tokens), number(one.auc), number(one.auc_top),
-            number(one.auc_last_layer), number(one.explained), number(one.cosine),
-            number(100 * one.agree),
+            number(one.auc_last_layer), number(one.explained), number(100 * one.agree),
         )
         for one in found
     ]  # fmt: skip
-    head = ("training", "step", "answers", "positions", "foretold to rise, %", "rose, %",
-            "right, %", "AUC", "AUC, top 20", "AUC, last layer", "last layer explains",
-            "its cosine", "its sign, %")  # fmt: skip
+    head = ("training", "step", "answers", "foretold up, %", "rose, %", "right, %", "AUC",
+            "AUC, top 20", "last layer: AUC", "R²", "sign, %")  # fmt: skip
     return section(
-        name, title, _foretold(found, titles), table(head, rows, "snsnnnnnnnnnn"),
+        name, title, _foretold(found, titles), table(head, rows, "snsnnnnnnnn"),
         note="A push on token y of strength c is foretold to change log π of every token i ≠ y by "
         "c (Σ π² − π_y − π_i): a push down raises i exactly where π_i + π_y > Σ π². The rule sees "
         "one position alone; the step moves features, too, and every example pushes. AUC: how "
         "probably a token that rose was foretold more than one that fell; ½ is chance. Last layer: "
         "the forecast is what the head’s own change makes of all logits, features standing still; "
-        "it explains R² = 1 − Σ(Δ − Δ_head)²/Σ Δ² of the change of the trained tokens themselves, "
-        "below 0 where it misses them by more than no change would. All on the answers of the "
+        "R² = 1 − Σ(Δ − Δ_head)²/Σ Δ² is what it explains of the change of the trained tokens "
+        "themselves, below 0 where it misses by more than no change would; sign: the share of "
+        "them on whose sign it is right. All on the answers of the "
         "step’s own batch.",
     )  # fmt: skip
 
 
 def _foretold(found: Sequence[Forecast], titles: Mapping[str, str]) -> str:
-    parts = []
+    areas, explained = [], []
     for training in dict.fromkeys(one.training for one in found):
+        own, called = [one for one in found if one.training == training], _called(training, titles)
         for side in _SIDES:
-            own = [one for one in found if (one.training, one.side) == (training, side)]
-            known = [one.auc for one in own if math.isfinite(one.auc)]
+            known = [one.auc for one in own if one.side == side and math.isfinite(one.auc)]
             if known:
-                spread = f"{number(min(known), 2)} to {number(max(known), 2)}"
-                told = number(known[0], 2) if len(known) == 1 else spread
-                parts.append(f"{told} on {side} answers under {_called(training, titles)}")
-    explained = mean_interval(np.array([one.explained for one in found]))
+                ends = dict.fromkeys((number(min(known), 2), number(max(known), 2)))
+                areas.append(f"{' to '.join(ends)} on {side} answers under {called}")
+        share = mean_interval(np.array([one.explained for one in own])).mean
+        explained.append(f"{number(100 * share, 2)}% under {called}")
+    rule = f"The rule tells which tokens rise with an AUC of {join(areas)}. " if areas else ""
     return (
-        f"The rule tells which tokens rise with an AUC of {join(parts)}; the last layer alone "
-        f"explains {number(100 * explained.mean, 2)}% of what a step does to its own tokens, on "
-        "average over steps."
+        f"{rule}Of what a step did to the tokens that it trained on, the last layer alone explains "
+        f"{join(explained)}, on average over steps."
     )
 
 
@@ -182,9 +186,9 @@ def repeater_section(found: Sequence[Generation], titles: Mapping[str, str]) -> 
     return section(
         name, title, f"Greedy answers that repeat themselves: {join(told)}.",
         table(head, rows, "snnnnnnnnn"),
-        note="Means over answers. A repeater has a run of tokens that stands in it twice and is "
-        "half of it or more. Distinct-n: different n-grams over all n-grams of an answer; entropy: "
-        "of its token frequencies.",
+        note="Means over answers. A repeater has a run of tokens that stands in it twice and is a "
+        "third of it or more. Distinct-n: different n-grams over all n-grams of an answer; "
+        "entropy: of its token frequencies.",
     )  # fmt: skip
 
 

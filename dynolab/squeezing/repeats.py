@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from dynolab.data.squeezing_results import Repetition
 
-SHORTEST = 4
-"""Tokens below which an answer is too short to be called a repeater."""
+SHORTEST, PART = 6, 3
+"""An answer of so many tokens is a repeater if its longest repeat is one in `PART` of them."""
 
 
 def repetition(tokens: Sequence[int]) -> Repetition:
@@ -25,7 +25,7 @@ def repetition(tokens: Sequence[int]) -> Repetition:
         distinct_3=distinct([tokens], 3),
         longest_repeat=longest,
         entropy=frequency_entropy([tokens]),
-        repeater=len(tokens) >= SHORTEST and 2 * longest >= len(tokens),
+        repeater=len(tokens) >= SHORTEST and PART * longest >= len(tokens),
     )
 
 

@@ -51,7 +51,7 @@ def found() -> Squeezing:
 def test_the_sentence_tells_what_the_last_state_shows() -> None:
     plate = squeezing_plate(found(), TITLES)
     assert plate is not None
-    assert "under DPO y* took 75.0 [75.0, 75.0]% and the answers’ own tokens 10.0" in plate.message
+    assert "under DPO y* took 75.0% [75.0, 75.0] and the answers’ own tokens 10.0%" in plate.message
     assert "under SFT y* took 30.0" in plate.message
     assert [trace.x for trace in plate.figure.data if trace.name.startswith("y*")] == [(5,), (5, 9)]
 

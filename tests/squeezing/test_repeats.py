@@ -52,8 +52,9 @@ def test_entropy_is_that_of_token_frequencies() -> None:
 
 def test_short_and_plain_answers_are_no_repeaters() -> None:
     assert not repetition([]).repeater
-    assert not repetition([5, 5, 5]).repeater
+    assert not repetition([5, 5, 5, 5]).repeater
     assert not repetition(list(range(20))).repeater
     assert repetition([]).tokens == 0
     twice = repetition([1, 2, 3, 4, 1, 2, 3, 4])
     assert (twice.longest_repeat, twice.repeater) == (4, True)
+    assert not repetition([1, 2, 3, 4, 5, 1, 2]).repeater
