@@ -57,8 +57,8 @@ def composed(
     """
     objects = digits(space)
     letters = [np.asarray(name)[objects[:, at]] for at, name in zip(order, names, strict=True)]
-    weights = space.values ** np.arange(space.attributes)[::-1]
-    return tuple((np.stack(letters, 1) @ weights).tolist())
+    places = [space.values**power for power in reversed(range(space.attributes))]
+    return tuple((np.stack(letters, 1) @ np.array(places)).tolist())
 
 
 def compositional_count(space: SpaceName) -> int:

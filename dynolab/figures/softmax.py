@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
+from jaxtyping import Float
+from numpy import ndarray
 
 from dynolab.data.softmax_results import Panel, ShapePoint, StepPath
 from dynolab.figures.style import (
@@ -108,9 +110,16 @@ def _add_panel(
     )  # fmt: skip
 
 
+def _changes(panel: Panel) -> tuple[float, Float[ndarray, others]]:
+    """Δ log p of y, and of all other classes."""
+    change = np.array(panel.after) - np.array(panel.before)
+    others: Float[ndarray, others] = np.delete(change, panel.label)
+    return float(change[panel.label]), others
+
+
 def _of_others(panel: Panel) -> list[float]:
     """An axis that holds what all classes but y do."""
-    change = np.delete(np.array(panel.after) - np.array(panel.before), panel.label)
+    _, change = _changes(panel)
     room = 0.15 * max(float(np.ptp(change)), float(np.abs(change).max()))
     return [min(0.0, float(change.min())) - room, max(0.0, float(change.max())) + room]
 
@@ -118,9 +127,8 @@ def _of_others(panel: Panel) -> list[float]:
 def _panel_message(panels: Sequence[Panel]) -> str:
     said = []
     for panel in panels:
-        change = np.array(panel.after) - np.array(panel.before)
-        others = np.delete(change, panel.label)
-        said.append(f"{panel.name}: y {number(change[panel.label], 2, sign=True)} nats, "
+        own, others = _changes(panel)
+        said.append(f"{panel.name}: y {number(own, 2, sign=True)} nats, "
                     f"{(others > 0).sum():,} of {len(others):,} others rise")  # fmt: skip
     whole = "; ".join(said)
     return f"{whole[:1].upper()}{whole[1:]}."

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dynolab.data.push_results import Answer, LeftOver, PairPush
+from dynolab.data.push_results import Answer, LeftOver, PairPush, Picture
 from dynolab.data.softmax_results import CaseCount
 from dynolab.probes.intervals import Interval, mean_interval, share_interval
 from dynolab.probes.verdicts import Counted, Quantity, Verdict
@@ -48,7 +48,8 @@ def softmax_verdicts(counts: Sequence[CaseCount]) -> Iterator[Verdict]:
     """
     for statement, (claim, expected) in _SAID.items():
         own = [one for one in counts if one.statement == statement]
-        quantities = tuple(map(_trend if statement in _MOSTLY else _exact, own))
+        mostly = statement in _MOSTLY
+        quantities = tuple(_trend(one) if mostly else _exact(one) for one in own)
         yield Verdict(f"softmax/{statement}", SOFTMAX, claim, expected, quantities)
 
 
@@ -64,8 +65,8 @@ def _trend(one: CaseCount) -> Quantity:
 
 def model_verdicts(pushes: Sequence[PairPush], left: Sequence[LeftOver]) -> Iterator[Verdict]:
     """What the provable part says of a real model's answers, where it is no theorem."""
-    for name, claim, answer, hits in _MOVED:
-        own = [one for one in pushes if one.answer == answer]
+    for name, claim, side, hits in _MOVED:
+        own = [one for one in pushes if one.answer == side]
         shares = mean_interval(np.array([hits(one) / one.tokens for one in own]))
         yield Verdict(
             f"model/{name}", MODEL, claim, "mostly: no theorem",
@@ -89,7 +90,7 @@ _MOVED: tuple[tuple[str, str, Answer, Callable[[PairPush], int]], ...] = (
     ("chosen_falls", "The chosen answer’s tokens fall with the rejected ones", "chosen",
      lambda one: one.label_fell),
 )  # fmt: skip
-_EXPLAINED = (
+_EXPLAINED: tuple[tuple[Answer, Picture, str], ...] = (
     ("rejected", "own_token",
      "The softmax of a token by itself explains more than half of what a push does to it"),
     ("rejected", "last_layer",
