@@ -34,7 +34,7 @@ def forest_figure(
     figure = go.Figure()
     layout = base_layout(
         _ROW * len(arms) + _MARGIN, margin={"l": 110, "r": 24, "t": 76, "b": 54},
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "bottom",
+        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 0.995, "yanchor": "top",
                 "yref": "container"},
     )  # fmt: skip
     named = [plotly_text(arm, 32) for arm in arms]
@@ -50,6 +50,7 @@ def forest_figure(
         layout[axis_key("x", index)] = {
             "domain": domain, "anchor": axes["yaxis"], "title": {"text": panel.unit},
             "tickformat": panel.tickformat, "zeroline": panel.zero, "nticks": 5,
+            "tickangle": 0,
             "range": range_of(figures, arms, panel),
         }  # fmt: skip
         layout[axis_key("y", index)] = {

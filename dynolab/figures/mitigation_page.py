@@ -15,12 +15,12 @@ from dynolab.figures.files import write_plates, write_text
 from dynolab.figures.forest import forest_figure
 from dynolab.figures.inputs import StageFacts
 from dynolab.figures.mitigation_table import ending, mitigation_list, mitigation_table
-from dynolab.figures.page import Html, Tile, page, plate_section, section, text, tiles
+from dynolab.figures.page import Html, Tile, page, plate_section, section, table, text, tiles
 from dynolab.figures.pair_inputs import arm_table_of
 from dynolab.figures.sections import stage_section
 from dynolab.figures.style import SPLITS, Plate, join, mean_and_ends, with_interval
 from dynolab.figures.summary import outcome_counts, verdict_facts
-from dynolab.figures.verdict_table import counts_of, verdict_table
+from dynolab.figures.verdict_table import MARKS, PLURAL, counts_of
 from dynolab.probes.arms import ArmTable
 from dynolab.probes.intervals import Interval, clear
 from dynolab.probes.pair_verdicts import assess_remedies
@@ -30,9 +30,9 @@ _PANELS = (
     ("Gap y* − y⁺", "Δ nats", "gap", "", True),
     ("Chosen y⁺", "Δ nats", "chosen", "", True),
     ("Margin", "Δ nats", "margin", "", True),
-    ("Right answers", "share", "right", ".0%", False),
-    ("Preferred", "share of contests", "won", ".0%", False),
-    ("Distinct-2", "share", "distinct_2", ".0%", False),
+    ("Right answers", "share", "right", ".3~p", False),
+    ("Preferred", "share of contests", "won", ".3~p", False),
+    ("Distinct-2", "share", "distinct_2", ".3~p", False),
     ("Entropy", "nats", "entropy", "", False),
 )
 _CLAIMS = (
@@ -55,17 +55,17 @@ def write_mitigation_page(
     **Returns** the flat finite numbers of the summary: `<arm>/<figure>`, means over seeds,
     `<arm>/diverged`, counts of seeds, and `claims/<outcome>`.
     """
-    table = arm_table_of(compared)
-    verdicts = assess_remedies(list(compared.arms), compared.baseline, table)
-    plates = [plate for plate in (remedy_plate(compared, table),) if plate is not None]
+    figures = arm_table_of(compared)
+    verdicts = assess_remedies(list(compared.arms), compared.baseline, figures)
+    plates = [plate for plate in (remedy_plate(compared, figures),) if plate is not None]
     folder.mkdir(parents=True, exist_ok=True)
     plotly_js = get_plotlyjs()
     body = [
         Html(f"<header><h1>{text(compared.name)}</h1>{_lead(compared).markup}"),
-        tiles(_tiles(compared, table, verdicts)),
+        tiles(_tiles(compared, figures, verdicts)),
         Html("</header><main>"),
         *map(plate_section, plates),
-        mitigation_table(compared, table),
+        mitigation_table(compared, figures),
         mitigation_list(compared),
         _verdict_section(verdicts),
         stage_section(stages),
@@ -75,7 +75,7 @@ def write_mitigation_page(
         ),
         Html("<footer>Made by Dynolab. This page loads nothing from anywhere.</footer></main>"),
     ]
-    summary = _summary(compared, table, verdicts)
+    summary = _summary(compared, figures, verdicts)
     title = f"Dynolab: {compared.name}"
     write_text(folder / "mitigation.html", page(title, body, plotly_js))
     write_text(folder / "comparison.json", compared.model_dump_json(indent=1) + "\n")
@@ -165,23 +165,38 @@ def _tile(what: str, change: Interval) -> Tile:
 
 
 def _verdict_section(verdicts: Sequence[Verdict]) -> Html:
+    """A line for each arm, a column for each hope."""
+    hopes = list(dict.fromkeys(verdict.claim for verdict in verdicts))
+    by_arm: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        by_arm.setdefault(verdict.stage, []).append(verdict)
     return section(
         "verdicts",
         "What is hoped of each remedy",
-        f"Of {len(verdicts)} hopes {counts_of(verdicts, {'appears': 'appear'})}."
+        f"Of {len(verdicts)} hopes {counts_of(verdicts, PLURAL)}."
         if verdicts
         else "There is nothing to compare with the baseline.",
-        verdict_table("arm", verdicts),
+        table(("arm", *hopes), [(arm, *map(_hope, own)) for arm, own in by_arm.items()]),
         note=_CLAIMS,
     )
 
 
+def _hope(verdict: Verdict) -> Html:
+    (quantity,) = verdict.quantities
+    told = with_interval(quantity.interval, sign=verdict.id.rpartition("/")[2] != "won")
+    mark = f"{MARKS[verdict.outcome]} {verdict.outcome}"
+    return Html(
+        f'<span class="verdict {verdict.outcome.replace(" ", "-")}">{mark}</span> '
+        f'<span class="num quiet">{text(told)}</span>'
+    )
+
+
 def _summary(
-    compared: ComparedArms, table: ArmTable, verdicts: Sequence[Verdict]
+    compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict]
 ) -> dict[str, Any]:  # fmt: skip
     means = {
         f"{arm}/{name}": mean
-        for arm in compared.arms for name in table.names if (mean := table.mean(arm, name)).n
+        for arm in compared.arms for name in figures.names if (mean := figures.mean(arm, name)).n
     }  # fmt: skip
     metrics = {name: mean.mean for name, mean in means.items()}
     for arm in compared.arms:
@@ -197,8 +212,8 @@ def _summary(
         "means": {name: mean.as_dict() for name, mean in means.items()},
         "differences": {
             f"{arm}/{name}": difference.as_dict()
-            for arm in compared.others for name in table.names
-            if (difference := table.difference(arm, compared.baseline, name)).n
+            for arm in compared.others for name in figures.names
+            if (difference := figures.difference(arm, compared.baseline, name)).n
         },
         "ends": {arm: ending(compared.runs[arm], compared.seeds) for arm in compared.arms},
         "verdicts": [verdict_facts(verdict) for verdict in verdicts],

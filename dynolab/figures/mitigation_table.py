@@ -37,6 +37,9 @@ COLUMNS = (
 )
 
 
+TO_THE_END = "to the end"
+
+
 def columns_of(figures: ArmTable) -> list[Column]:
     """The columns that anything was measured for."""
     return [one for one in COLUMNS if one.figure in figures.names]
@@ -47,19 +50,18 @@ def mitigation_table(compared: ComparedArms, figures: ArmTable) -> Html:
     shown = columns_of(figures)
     rows = [
         (
-            Html(f"<b>{text(arm)}</b>"),
+            _name(arm, ending(compared.runs[arm], compared.seeds)),
             *(_cell(compared, figures, arm, one) for one in shown),
-            ending(compared.runs[arm], compared.seeds),
         )
         for arm in compared.arms
     ]
-    head = ("arm", *(one.called for one in shown), "runs")
+    head = ("arm", *(one.called for one in shown))
     return section(
         "arms",
         "Every arm, every figure",
         f"{len(compared.arms)} arms with {len(compared.seeds)} seeds; below: the difference to "
         f"{compared.baseline}, paired by seed, bold where its interval excludes zero.",
-        table(head, rows, "s" + "n" * len(shown) + "s"),
+        table(head, rows, "s" + "n" * len(shown)),
         note=_NOTE,
     )
 
@@ -75,6 +77,12 @@ _NOTE = (
 )
 
 
+def _name(arm: str, ended: str) -> Html:
+    """An arm's name, and how its runs ended where that was not as planned."""
+    told = "" if ended == TO_THE_END else f'<br><small class="quiet">{text(ended)}</small>'
+    return Html(f"<b>{text(arm)}</b>{told}")
+
+
 def ending(runs: Sequence[RunFigures], seeds: Sequence[int]) -> str:
     """How an arm's runs ended, with the seed where one did not end as planned."""
     found = [
@@ -86,17 +94,18 @@ def ending(runs: Sequence[RunFigures], seeds: Sequence[int]) -> str:
     if stops:
         ends = "–".join(dict.fromkeys(map(str, (min(stops), max(stops)))))
         found.append(f"{len(stops)} of {len(runs)} ended by the alarm at step {ends}")
-    return "; ".join(found) or "to the end"
+    return "; ".join(found) or TO_THE_END
 
 
 def _cell(compared: ComparedArms, figures: ArmTable, arm: str, column: Column) -> Html:
     mean, ends = _told(figures.mean(arm, column.figure), column, sign=column.change)
-    lines = [f"{mean} <small>{ends}</small>" if ends else mean]
+    lines = [mean, f"<small>{ends}</small>"]
     difference = figures.difference(arm, compared.baseline, column.figure)
     if arm != compared.baseline and difference.n:
         change, ends = _told(difference, column, sign=True)
         mark = "b" if clear(difference) else "span"
-        lines.append(f'<small class="quiet"><{mark}>{change}</{mark}> {ends}</small>')
+        lines.append(f'<small class="quiet"><{mark}>{change}</{mark}></small>')
+        lines.append(f'<small class="quiet">{ends}</small>')
     return Html("<br>".join(lines))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dynolab.figures.page import Html, section
-from dynolab.figures.verdict_table import counts_of, verdict_table
+from dynolab.figures.verdict_table import PLURAL, counts_of, verdict_table
 from dynolab.probes.reproduction import TITLES
 from dynolab.probes.verdicts import Verdict
 
@@ -15,7 +15,7 @@ def reproduction_section(verdicts: Sequence[Verdict], unit: str) -> Html:
     return section(
         "reproduction",
         "The papers' findings on finetuning",
-        f"Of {len(verdicts)} findings {counts_of(verdicts, {'appears': 'appear'})}.",
+        f"Of {len(verdicts)} findings {counts_of(verdicts, PLURAL)}.",
         verdict_table("training", verdicts, named=lambda name: TITLES.get(name, name)),
         note="Findings and figures of Ren & Sutherland, Learning Dynamics of LLM Finetuning "
         "(arXiv 2407.10490), its authors' logs, and an independent rerun: shapes carry over to "

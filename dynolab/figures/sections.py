@@ -17,7 +17,7 @@ from dynolab.figures.style import (
     objective_name,
     style_of,
 )
-from dynolab.figures.verdict_table import counts_of, verdict_table
+from dynolab.figures.verdict_table import PLURAL, counts_of, verdict_table
 from dynolab.probes.intervals import Interval
 from dynolab.probes.verdicts import Verdict
 
@@ -78,7 +78,7 @@ _CLAIMS = (
 
 def verdict_section(verdicts: Sequence[Verdict], note: str = _CLAIMS) -> Html:
     """Claim, expectation, measurement and verdict; `note` says whose claims they are."""
-    message = counts_of(verdicts, {"appears": "appear", "does not": "do not"})
+    message = counts_of(verdicts, PLURAL)
     return section(
         "verdicts",
         "Which known phenomena appear",

@@ -13,6 +13,10 @@ MARKS: Mapping[Outcome, str] = {
 }  # fmt: skip
 
 
+PLURAL: Mapping[Outcome, str] = {"appears": "appear", "does not": "do not"}
+"""What several claims do."""
+
+
 def verdict_table(
     about: str, verdicts: Sequence[Verdict], *, named: Callable[[str], str] = str,
     words: Mapping[Outcome, str] | None = None,
