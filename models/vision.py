@@ -78,19 +78,17 @@ def _lenet(image_shape: tuple[int, ...], classes: int) -> Classifier:
     channels, *sides = image_shape
     padding = 2 if min(sides) < 20 else 0
     ends = [((side // 2) - 4 + 2 * padding) // 2 for side in sides]
-    made = Classifier(
-        nn.Sequential(
-            nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(16 * math.prod(ends), 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
-        ),
-        84, classes,
+    body = nn.Sequential(
+        nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(16 * math.prod(ends), 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
     )  # fmt: skip
-    for layer in made.body:
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
-    return made
+    for name, parameter in body.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        else:
+            nn.init.kaiming_normal_(parameter, nonlinearity="relu")
+    return Classifier(body, 84, classes)
 
 
 def _mlp(image_shape: tuple[int, ...], classes: int) -> Classifier:
@@ -127,7 +125,8 @@ class PatchTransformer(nn.Module):
     def forward(self, x: Float[Tensor, "images channels height width"]) -> Tensor:
         """Features of the images."""
         patches = self.patches(x)
-        places = sine_places(*patches.shape[-2:], patches.shape[1]).to(patches)
+        width, rows, columns = patches.shape[1:]
+        places = sine_places(rows, columns, width).to(patches)
         tokens = patches.flatten(2).transpose(1, 2) + places
         features: Tensor = self.norm(self.blocks(tokens)).flatten(1)
         return features

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,8 +22,11 @@ class ChapterPageConfig(BaseModel):
     settings: str
 
 
+PageConfig = TypeVar("PageConfig", bound=ChapterPageConfig)
+
+
 def publish(
-    work: Work[ChapterPageConfig], file: str, made: Callable[[], Chapter]
+    work: Work[PageConfig], file: str, made: Callable[[], Chapter]
 ) -> dict[str, float]:  # fmt: skip
     """Writes the chapter that `made` gives as the stage's result, and to MLflow.
 

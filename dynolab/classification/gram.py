@@ -210,9 +210,10 @@ def _layer(
     module: nn.Module, given: Tensor, signal: Float[Tensor, "images cotangents ..."]
 ) -> Layer:
     if isinstance(module, nn.Conv2d):
+        assert not isinstance(module.padding, str), "_has_layer leaves these out"
         patches = F.unfold(
             given, module.kernel_size, module.dilation, module.padding, module.stride
-        )  # type: ignore[arg-type]
+        )
         return Layer(_with_one(patches, module), signal.flatten(3))
     inputs, signals = (x if x.dim() > least else x.unsqueeze(-2)
                        for x, least in ((given, 2), (signal, 3)))  # fmt: skip

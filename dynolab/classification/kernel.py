@@ -42,7 +42,7 @@ def class_means(
 
     **Arguments:** `same`: both sides are the same images; then no image is paired with itself.
     """
-    kept = ~np.eye(*values.shape, dtype=bool) if same else np.ones(values.shape, dtype=bool)
+    kept = 1 - np.eye(*values.shape) if same else np.ones(values.shape)
     rows, columns = np.eye(classes)[observed], np.eye(classes)[updating]
     with np.errstate(invalid="ignore"):
         return (rows.T @ (values * kept) @ columns) / (rows.T @ kept @ columns)

@@ -70,7 +70,7 @@ class ManyModels:
                 "models", sorted({type(one).__name__ for one in models}),
                 "models that train together must have the same parameters",
             )  # fmt: skip
-        weights, buffers = stack_module_state(list(models))  # type: ignore[arg-type]
+        weights, buffers = stack_module_state(list(models))
         if buffers:
             raise ConfigError(
                 "models", sorted(buffers), "these buffers cannot change under vmap; use group norm"

@@ -43,7 +43,7 @@ class PathStudyConfig(BaseModel):
     toy_training: SGDConfig = Field(
         SGDConfig(learning_rate=0.05, epochs=60), description="On the clouds."
     )
-    training: SGDConfig = Field(SGDConfig(learning_rate=0.05, epochs=40), description="On images.")
+    training: SGDConfig = Field(SGDConfig(learning_rate=0.1, epochs=40), description="On images.")
     noise: float = Field(0.2, ge=0, lt=1, description="Share of images with a wrong label.")
     shown: int = Field(3, ge=1, description="Paths of every difficulty that figures show.")
 
