@@ -71,7 +71,7 @@ def accumulate(
         gradients = torch.autograd.grad(functional.nll_loss(logps, labels), weights)
         with torch.no_grad():
             for w, gradient in zip(weights, gradients, strict=True):
-                w -= learning_rate * gradient
+                w.sub_(learning_rate * gradient)
     paths = torch.stack(measured)
     return Influences(paths - paths[0], torch.stack(own), torch.stack(others))
 

@@ -1,0 +1,63 @@
+"""Supervision under label noise and task heads on real MNIST digits, by their flows' stages."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dynolab.classification.supervision_claims import supervision_table
+from dynolab.classification.transfer_claims import sweeps
+from dynolab.data.rows import read_rows
+from dynolab.data.supervision_results import DetectionRow, SupervisionRow
+from dynolab.data.transfer_results import TransferRow
+from flows.parameters import validated
+from flows.supervision_parameters import SupervisionParameters, resolved_supervision
+from flows.supervision_steps import supervision_steps
+from flows.transfer_parameters import TransferParameters, resolved_transfer
+from flows.transfer_steps import transfer_steps
+from tests.flows.chapters import Chapters
+
+pytestmark = [
+    pytest.mark.study,
+    pytest.mark.skipif("DYNOLAB_TEST_DATA" not in os.environ, reason="needs DYNOLAB_TEST_DATA"),
+]
+SEEDS = [100, 101, 102, 103, 104]
+
+
+def mnist() -> dict[str, str]:
+    folder = Path(os.environ["DYNOLAB_TEST_DATA"]) / "data" / "mnist"
+    return {"source": "idx", "path": str(folder)}
+
+
+def test_filter_kd_beats_one_hot_labels_on_real_digits(tmp_path: Path) -> None:
+    parameters = validated(SupervisionParameters, {
+        "seeds": SEEDS, "noise": [0.4], "data": mnist() | {"train": 1000},
+        "speed": {"examples": 60, "steps": 20},
+    })  # fmt: skip
+    lab = Chapters(tmp_path)
+    results = lab.run(supervision_steps(resolved_supervision(parameters)))
+    folder = lab.folder(results["noise-40"])
+    rows = list(read_rows(folder / "supervision.jsonl", SupervisionRow))
+    gain = supervision_table(rows, 0.4).difference("filter_kd", "one_hot", "accuracy")
+    assert gain.low > 0
+    found = read_rows(folder / "detections.jsonl", DetectionRow)
+    assert min(one.auc for one in found if one.score in ("filter", "path")) > 0.8
+
+
+def test_probing_trades_energy_for_features_that_stay_on_real_digits(tmp_path: Path) -> None:
+    settings = {
+        "examples": 100, "taus": [0, 4, 64], "strategies": ["linear"],
+        "finetuning": {"learning_rate": 0.03, "batch_size": 20, "epochs": 40},
+    }  # fmt: skip
+    parameters = validated(TransferParameters, {
+        "seeds": SEEDS, "data": mnist() | {"train": 1000}, "digits": settings, "texts": None
+    })  # fmt: skip
+    lab = Chapters(tmp_path)
+    results = lab.run(transfer_steps(resolved_transfer(parameters)))
+    file = lab.folder(results["transfer-digits"]) / "transfer.jsonl"
+    (linear,) = sweeps(list(read_rows(file, TransferRow)))
+    for name in ("energy", "distance"):
+        values = linear.values(name)
+        assert (values[-1] < values[0]).all()
