@@ -50,6 +50,8 @@ GROUPS = {
        for stage in (2, 3)},
 }  # fmt: skip
 ALARMED = "alarmed-zero2"
+SQUEEZING = {"optimizer": {"name": "sgd", "learning_rate": 1.0}, "clip_norm": 10.0,
+             "warmup_steps": 0, "probe_every": 4, "alarm": {"rise": 1.0}}  # fmt: skip
 ROOT = Path(__file__).parents[2]
 
 
@@ -63,7 +65,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     cases |= {f"momentum-{name}": case | {"optimizer": MOMENTUM}
               for name, case in cases.items() if name in ("zero2", "zero3")}  # fmt: skip
-    cases[ALARMED] = cases["zero2"] | {"probe_every": 4, "alarm": {"rise": 1e-3}}
+    cases[ALARMED] = cases["zero2"] | SQUEEZING
     for name, (stage, config) in GROUPS.items():
         engine = {"kind": "deepspeed", "ranks": 2, "zero_stage": stage}
         cases[name] = config.model_dump(mode="json") | {"engine": engine}
