@@ -18,7 +18,7 @@ from dynolab.forces.stability import THRESHOLD, rank_correlation
 from dynolab.probes.intervals import mean_interval
 from dynolab.probes.verdicts import UNEXPLAINED_SHARE, Quantity, Verdict
 
-TOPIC = "forces"
+NETWORKS = {"lenet": "LeNet", "mlp": "MLP", "transformer": "Transformer", "resnet18": "ResNet-18"}
 MOVED = 0.1
 """By how much the logarithm of a norm has to change to have moved, up or down."""
 
@@ -41,7 +41,7 @@ def _all(found: ForceFindings, rate: float, digits: bool) -> Iterator[Verdict]:
         states = [one for one in found.states
                   if one.network == network and one.learning_rate == rate]  # fmt: skip
         yield Verdict(
-            f"{network}/step", network, "First-order forces explain what a step did",
+            f"{network}/step", NETWORKS[network], "First-order forces explain what a step did",
             f"1 − R² < {UNEXPLAINED_SHARE}",
             (Quantity("1 − R²", -1, mean_interval(by_seed(states, lambda s: s.unexplained)),
                       UNEXPLAINED_SHARE, ""),),
@@ -60,7 +60,7 @@ def _adds_up(found: ForceFindings, network: str) -> Verdict:
     sums = [one for one in found.influences if one.network == network]
     epochs = f"{sums[0].epoch} epochs" if sums else "training"
     return Verdict(
-        f"{network}/accumulated", network,
+        f"{network}/accumulated", NETWORKS[network],
         f"Forces summed over all steps of {epochs} explain what these did",
         f"1 − R² < {UNEXPLAINED_SHARE}",
         (Quantity("1 − R²", -1, mean_interval(np.array([one.unexplained for one in sums])),
@@ -74,7 +74,7 @@ def _ranks_stay(found: ForceFindings, network: str, rate: float) -> Verdict:
     first, last = window(sorted({epoch for one in rows for epoch in (one.first, one.second)}))
     rows = [one for one in rows if (one.first, one.second) == (first, last)]
     return Verdict(
-        f"{network}/ranks", network,
+        f"{network}/ranks", NETWORKS[network],
         f"The order of ‖K‖ over pairs of classes stays from epoch {first} to {last} while its size "
         "moves",
         f"ρ > {THRESHOLD}, |Δ log ‖K‖| > {MOVED}",
@@ -95,7 +95,7 @@ def window(epochs: Sequence[int]) -> tuple[int, int]:
 
 def _pairing(network: str, states: Sequence[ClassifierState], digits: bool) -> Iterator[Verdict]:
     def verdict(name: str, claim: str, expected: str, quantity: Quantity) -> Verdict:
-        return Verdict(f"{network}/{name}", network, claim, expected, (quantity,))
+        return Verdict(f"{network}/{name}", NETWORKS[network], claim, expected, (quantity,))
 
     yield verdict(
         "own_class", "An update on an image lifts its class on others of its class", "> 0",
@@ -107,7 +107,7 @@ def _pairing(network: str, states: Sequence[ClassifierState], digits: bool) -> I
         Quantity("ρ(pull, p)", 1, mean_interval(by_seed(states, _with_predictions)), unit=""),
     )  # fmt: skip
     yield verdict(
-        "mutual", "Pairing is mutual: if an a moves the b, a b moves the a", "ρ > 0",
+        "mutual", "Pairing is mutual: a class that moves another is moved by it", "ρ > 0",
         Quantity("ρ(pull, pullᵀ)", 1, mean_interval(by_seed(states, _with_its_transpose)), unit=""),
     )  # fmt: skip
     if digits:
@@ -129,7 +129,8 @@ def _step_size(found: ForceFindings, network: str) -> Verdict:
                  mean_interval(each[1] - each[0]), unit=""),
     )  # fmt: skip
     return Verdict(
-        f"{network}/step_size", network, "The larger the step, the less first order explains",
+        f"{network}/step_size", NETWORKS[network],
+        "The larger the step, the less first order explains",
         "> 0", quantities,
     )  # fmt: skip
 

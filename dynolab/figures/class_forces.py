@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.classification.force_claims import beside, window
+from dynolab.classification.force_claims import NETWORKS, beside, window
 from dynolab.data.classification_results import (
     ClassifierState,
     ClassInfluence,
@@ -34,7 +34,6 @@ from dynolab.figures.style import (
 from dynolab.forces.stability import THRESHOLD
 from dynolab.probes.intervals import mean_interval
 
-NETWORKS = {"lenet": "LeNet", "mlp": "MLP", "transformer": "Transformer", "resnet18": "ResNet-18"}
 _SEQUENTIAL = [[0.0, FLAT], [1.0, CHOSEN]]
 _PAIRS = 3
 
@@ -275,7 +274,7 @@ def _of(states: Sequence[ClassifierState]) -> str:
 
 
 def _name(network: str) -> str:
-    return NETWORKS.get(network, network)
+    return NETWORKS[network]
 
 
 def _spread(epochs: Sequence[int], most: int = 4) -> list[int]:

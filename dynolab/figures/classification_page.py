@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dynolab.classification.force_claims import assess_forces
+from dynolab.classification.force_claims import NETWORKS, assess_forces
 from dynolab.classification.force_study import ForceFindings
 from dynolab.classification.path_claims import assess_paths
 from dynolab.classification.path_study import PathFindings
 from dynolab.figures.chapter_page import Chapter
 from dynolab.figures.class_forces import (
-    NETWORKS,
     busiest,
     influence_plate,
     kernel_plate,
@@ -76,7 +75,7 @@ def _tiles(forces: ForceFindings, rate: float) -> Iterator[Tile]:
     last = max(one.epoch for one in main)
     for network in dict.fromkeys(one.network for one in main):
         ends = [one.accuracy for one in main if (one.network, one.epoch) == (network, last)]
-        title = NETWORKS.get(network, network)
+        title = NETWORKS[network]
         yield Tile(
             f"{title}: test accuracy", f"{100 * sum(ends) / len(ends):.1f}%",
             f"after {last} epochs at η = {number(rate)}, {len(ends)} seeds",
