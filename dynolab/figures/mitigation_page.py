@@ -113,7 +113,8 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
     if not own.n:
         return "The gap was not measured under the baseline."
     said = f"Under {compared.baseline} the gap grows by {with_interval(own)} nats."
-    less, more = [], []
+    less: list[str] = []
+    more: list[str] = []
     for arm in compared.others:
         change = figures.difference(arm, compared.baseline, "train/gap")
         if clear(change):

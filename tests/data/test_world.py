@@ -185,9 +185,12 @@ def test_a_domain_has_one_fault_in_its_rejected_answers(domain: str) -> None:
     world = build_world(WorldConfig(seed=3, domain=domain))
     mixed = build_world(WorldConfig(seed=3))
     assert [pair.chosen for pair in world.pairs] == [pair.chosen for pair in mixed.pairs]
-    wrong = [lexicon.answered(pair.prompt, pair.rejected) != lexicon.answered(pair.prompt,
-             pair.chosen) for pair in world.pairs]  # fmt: skip
-    harmful = [lexicon.harmful(pair.rejected) for pair in world.pairs]
+    wrong = [
+        lexicon.answered(pair.prompt, str(pair.rejected))
+        != lexicon.answered(pair.prompt, pair.chosen)
+        for pair in world.pairs
+    ]
+    harmful = [lexicon.harmful(str(pair.rejected)) for pair in world.pairs]
     liked = [np.mean([lexicon.preference(style) for pair in world.pairs
                       if (style := lexicon.style_in(getattr(pair, side)))] or [0.0])
              for side in ("chosen", "rejected")]  # fmt: skip

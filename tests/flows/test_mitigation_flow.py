@@ -185,7 +185,7 @@ def test_study_files_are_plans(
         (MitigationParameters, mitigation_steps, f"mitigation_{name}.yaml"),
         (ReproduceParameters, reproduce_steps, f"reproduce_{name}.yaml"),
     ):
-        known: Any = load_parameters(kind, ROOT / "deploy" / "studies" / file)  # type: ignore[type-var]
-        names = [step.name for step in steps(known)]  # type: ignore[operator]
+        known: Any = load_parameters(kind, ROOT / "deploy" / "studies" / file)
+        names = [step.name for step in steps(known)]
         assert len(names) == len(set(names))
         assert len(known.seeds) >= 3

@@ -69,7 +69,7 @@ def test_what_nobody_can_check_is_neither_right_nor_wrong() -> None:
 def test_a_contest_without_a_verdict_in_both_orders_does_not_count() -> None:
     def judged(name: str, *outcomes: str) -> list[Judgement]:
         return [
-            Judgement(judge="j", id=name, a="x", b="dpo", swapped=bool(order), outcome=outcome)  # type: ignore[arg-type]
+            Judgement(judge="j", id=name, a="x", b="dpo", swapped=bool(order), outcome=outcome)
             for order, outcome in enumerate(outcomes)
         ]
 
