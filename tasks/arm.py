@@ -54,8 +54,7 @@ class ArmConfig(BaseModel):
         return ArmFacts(
             objective=self.objective, start=self.start, rejected=self.rejected,
             filtered_by=self.filter and self.filter.by, dropped=self.filter and self.filter.drop,
-            alarm=self.alarm and (self.alarm.rise or self.alarm.gap),
-            learning_rate=self.learning_rate,
+            alarm=self.alarm, learning_rate=self.learning_rate,
         )  # fmt: skip
 
     def training(self, shared: TrainConfig, seed: int) -> TrainConfig:

@@ -7,6 +7,7 @@ from typing import Literal
 from dynolab.data.results import AlarmRing
 from dynolab.data.rows import Row
 from dynolab.objectives.registry import RowObjectiveConfig
+from dynolab.squeezing.alarm import AlarmConfig
 
 Start = Literal["base", "sft", "extended"]
 """Model that preference training starts from; extended: SFT on both answers of a pair."""
@@ -16,8 +17,7 @@ class ArmFacts(Row):
     """What an arm of a comparison is.
 
     `rejected`: the data's rejected answers, or the start's own samples. `dropped` is the share of
-    pairs that the ranking `filtered_by` left out. `alarm`: the growth of the gap, in nats, at which
-    training ends. `learning_rate` is its own where it has one.
+    pairs that the ranking `filtered_by` left out. `learning_rate` is its own where it has one.
     """
 
     objective: RowObjectiveConfig
@@ -25,7 +25,7 @@ class ArmFacts(Row):
     rejected: Literal["given", "sampled"] = "given"
     filtered_by: str | None = None
     dropped: float | None = None
-    alarm: float | None = None
+    alarm: AlarmConfig | None = None
     learning_rate: float | None = None
 
 

@@ -35,7 +35,10 @@ def told(arm: ArmFacts) -> tuple[str, str]:
         parts.append(f"without the {arm.dropped:.0%} of the pairs that rank worst {ranking}")
         source = "Razin et al., arXiv 2410.08847" if by else "–"
     if arm.alarm is not None:
-        parts.append(f"ended where the gap has grown by {number(arm.alarm)} nats")
+        done = "ended" if arm.alarm.stop else "watched"
+        bounds = {"has grown by": arm.alarm.rise, "is": arm.alarm.gap}
+        said = [f"{how} {number(nats)} nats" for how, nats in bounds.items() if nats is not None]
+        parts.append(f"{done} where the gap {' or '.join(said)}")
         source = "–"
     if isinstance(arm.objective, DPOConfig) and arm.objective.negative_dose != 1:
         parts.append(f"push on rejected tokens × {number(arm.objective.negative_dose)}")

@@ -15,7 +15,7 @@ ARMS = {
     "dpo": ArmFacts(objective=DPOConfig()),
     "extended": ArmFacts(objective=DPOConfig(), start="extended"),
     "simpo": ArmFacts(objective=SimPOConfig(), learning_rate=0.01),
-    "alarm": ArmFacts(objective=DPOConfig(), alarm=AlarmConfig(rise=2.0).rise),
+    "alarm": ArmFacts(objective=DPOConfig(), alarm=AlarmConfig(rise=2.0)),
     "dose": ArmFacts(objective=DPOConfig(negative_dose=0.3)),
 }
 SHAPES: dict[str, dict[str, Shape]] = {
