@@ -75,18 +75,20 @@ def _of_filter(rows: Sequence[SupervisionRow]) -> Iterator[Verdict]:
         "supervision/target_error", "Filter-KD",
         f"At {noise:.0%} noise its targets are nearer to the truth than the given labels",
         "Δ E‖q − e_true‖ < 0",
-        (Quantity("filter_kd − one_hot", -1,
-                  table.difference("filter_kd", "one_hot", "target_error")),),
+        (Quantity("Filter-KD − one-hot", -1,
+                  table.difference("filter_kd", "one_hot", "target_error"), unit=""),),
     )  # fmt: skip
 
 
 def _higher(arm: str, other: str, noise: float, table: ArmTable) -> Verdict:
+    gain = _points(table.difference(arm, other, "accuracy"))
     return Verdict(
-        f"supervision/{noise:g}/{arm}_over_{other}", "Filter-KD",
-        f"At {noise:.0%} noise it is more accurate than {LABELS[other]}", "Δ accuracy > 0",
-        (Quantity(f"{arm} − {other}", 1, _points(table.difference(arm, other, "accuracy")),
-                  unit="points"),),
-    )  # fmt: skip
+        f"supervision/{noise:g}/{arm}_over_{other}",
+        "Filter-KD",
+        f"At {noise:.0%} noise it is more accurate than {LABELS[other]}",
+        "Δ accuracy > 0",
+        (Quantity(f"{LABELS[arm]} − {LABELS[other]}", 1, gain, unit="points"),),
+    )
 
 
 def _of_detection(
@@ -101,8 +103,8 @@ def _of_detection(
                 f"detection/{score}", "wrong labels",
                 f"At {noise:.0%} noise {SCORES[score]} finds them, and better than the last "
                 "predictions do", "AUC > 0.5, Δ AUC > 0",
-                (Quantity("AUC", 1, mean_interval(own), 0.5),
-                 Quantity(f"{score} − last", 1, mean_interval(own - last))),
+                (Quantity("AUC", 1, mean_interval(own), 0.5, ""),
+                 Quantity("AUC − last prediction’s", 1, mean_interval(own - last), unit="")),
             )  # fmt: skip
 
 
@@ -158,9 +160,9 @@ def _points(share: Interval) -> Interval:
 
 
 LABELS: dict[str, str] = {
+    "filter_kd": "Filter-KD", "eskd": "ESKD", "kd": "KD", "label_smoothing": "label smoothing",
     "one_hot": "one-hot", "early_stopping": "early stopping",
-    "one_hot_twice": "one-hot, twice the rate", "label_smoothing": "label smoothing",
-    "kd": "KD", "eskd": "ESKD", "filter_kd": "Filter-KD",
+    "one_hot_twice": "one-hot, twice the rate",
 }  # fmt: skip
 """What arms are called in sentences and legends."""
 

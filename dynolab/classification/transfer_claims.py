@@ -108,7 +108,7 @@ def _of_energy(task: str, linear: Sweep) -> Iterator[Verdict]:
     energy = linear.values("energy")
     yield Verdict(
         f"{task}/energy", task, "Longer probing leaves less energy", "Δ E‖e − p‖ < 0",
-        (Quantity("last τ − first τ", -1, mean_interval(energy[-1] - energy[0])),),
+        (Quantity("last τ − first τ", -1, mean_interval(energy[-1] - energy[0]), unit=""),),
     )  # fmt: skip
     for name, sign, said in (
         ("distance", 1, "farther"), ("cosine", -1, "to a smaller cosine with where they were")
@@ -119,7 +119,7 @@ def _of_energy(task: str, linear: Sweep) -> Iterator[Verdict]:
             f"{task}/{name}", task, f"More energy moves features {said}",
             f"rank correlation over τ {'>' if sign > 0 else '<'} 0",
             (Quantity(f"Spearman, energy and {name}", 1 if sign > 0 else -1,
-                      mean_interval(np.array(each))),),
+                      mean_interval(np.array(each)), unit=""),),
         )  # fmt: skip
     for name, said in (("dot_product", "The dot product with where they were"),
                        ("norm", "The norm of features")):  # fmt: skip
@@ -129,8 +129,8 @@ def _of_energy(task: str, linear: Sweep) -> Iterator[Verdict]:
             f"{task}/{name}", task, f"{said} rises with energy, then falls",
             "an inner τ above both ends",
             () if inner is None else (
-                Quantity("inner − least energy", 1, mean_interval(inner - values[-1]), unit=" "),
-                Quantity("inner − most energy", 1, mean_interval(inner - values[0]), unit=" "),
+                Quantity("inner − least energy", 1, mean_interval(inner - values[-1]), unit=""),
+                Quantity("inner − most energy", 1, mean_interval(inner - values[0]), unit=""),
             ),
         )  # fmt: skip
     followed = linear.values("followed")
@@ -139,8 +139,9 @@ def _of_energy(task: str, linear: Sweep) -> Iterator[Verdict]:
         f"{task}/mismatch", task,
         "Energy–direction mismatch: an unprobed head has the most energy and features follow its "
         "push less than a probed head’s", "Δ energy > 0, Δ followed < 0",
-        (Quantity("energy, first τ − last τ", 1, mean_interval(energy[0] - energy[-1])),
-         Quantity("followed, first τ − best later τ", -1, mean_interval(followed[0] - inner))),
+        (Quantity("energy, first τ − last τ", 1, mean_interval(energy[0] - energy[-1]), unit=""),
+         Quantity("followed, first τ − best later τ", -1, mean_interval(followed[0] - inner),
+                  unit="")),
     )  # fmt: skip
 
 
@@ -165,7 +166,7 @@ def _of_smoothed(task: str, linear: Sweep, smoothed: Sweep) -> Iterator[Verdict]
     kept = smoothed.values("energy")[-1] - linear.values("energy")[-1]
     yield Verdict(
         f"{task}/smoothed/energy", task, "Probing with smoothed labels keeps energy at the last τ",
-        "Δ energy > 0", (Quantity("smoothed − hard", 1, mean_interval(kept)),),
+        "Δ energy > 0", (Quantity("smoothed − hard", 1, mean_interval(kept), unit=""),),
     )  # fmt: skip
     for test, said in ((IN, "in distribution"), ("elsewhere", "out of distribution")):
         gain = smoothed.accuracy(test)[-1] - linear.accuracy(test)[-1]
