@@ -92,6 +92,8 @@ def run_trial(parameters: TrialParameters, platform: Platform) -> Any:
         if sweep.metric not in values:
             known_names = ", ".join(sorted(values)) or "nothing"
             raise ConfigError("metric", sweep.metric, f"{sweep.stage} measured {known_names}")
+        if not math.isfinite(values[sweep.metric]):
+            raise ConfigError("metric", sweep.metric, "ended as no number: lower the learning rate")
         run.metrics(0, values)
         run.wait_created(RUN_CREATION_SECONDS)
         study.note_run(parameters.number, run.run_id)
