@@ -101,7 +101,7 @@ def sampled_bijections(space: SpaceName, count: int, seed: int) -> list[Messages
 
 def _drawn(space: SpaceName, rng: np.random.Generator) -> Messages:
     """A random compositional mapping."""
-    names = [rng.permutation(space.values) for _ in range(space.attributes)]
+    names = [rng.permutation(space.values).tolist() for _ in range(space.attributes)]
     return composed(space, rng.permutation(space.attributes).tolist(), names)
 
 

@@ -103,11 +103,11 @@ def _tiles(found: Squeezing) -> list[Tile]:
             Tile("Against claim 3", f"{number(100 * share.mean, 2)}%",
                  f"of cases, V = {one.classes:,}: a trend; {ends}")
         )  # fmt: skip
-    for one in found.left:
-        if (one.answer, one.picture) == ("rejected", "last_layer"):
-            ends = " to ".join(f"{100 * (1 - end):.0f}%" for end in (one.high, one.low))
+    for left in found.left:
+        if (left.answer, left.picture) == ("rejected", "last_layer"):
+            ends = " to ".join(f"{100 * (1 - end):.0f}%" for end in (left.high, left.low))
             tiles.append(
-                Tile("Explained by the last layer", f"{100 * (1 - one.left):.0f}%",
+                Tile("Explained by the last layer", f"{100 * (1 - left.left):.0f}%",
                      f"of a push on an answer; {ends}")
             )  # fmt: skip
     return tiles
