@@ -99,7 +99,17 @@ class Watched:
 
     @classmethod
     def of(cls, data: ImageSplits, each: int) -> Watched:
-        """The first images of every class."""
+        """The first images of every class.
+
+        **Raises:** `ConfigError` where a class has too few.
+        """
+        for name, images in (("test", data.test), ("train", data.train)):
+            fewest = int(torch.bincount(images.labels, minlength=data.classes).min())
+            if fewest < each:
+                raise ConfigError(
+                    "forces.watched", each,
+                    f"a class has {fewest} images in {name}; raise data.{name}, or watch fewer",
+                )  # fmt: skip
         return cls(_first(data.test, each, data.classes), _first(data.train, each, data.classes),
                    data.classes)  # fmt: skip
 

@@ -19,6 +19,7 @@ from dynolab.classification.force_study import (
 from dynolab.classification.many import SGDConfig, batch_order
 from dynolab.data.classification_results import ClassifierState, KernelRanks
 from dynolab.data.images import ImageConfig, ImageSplits, load_images
+from dynolab.errors import ConfigError
 from dynolab.forces.stability import rank_correlation
 from models.vision import build_classifier
 
@@ -92,6 +93,12 @@ def test_ranks_are_those_of_pairs_of_classes(found: ForceFindings) -> None:
     pairs = np.triu_indices(10)
     assert row.correlation == rank_correlation(own[0][pairs], own[2][pairs])
     assert row.growth == pytest.approx(float(np.median(own[2][pairs] / own[0][pairs])) - 1)
+
+
+def test_a_class_with_too_few_images_to_watch_is_refused() -> None:
+    few = load_images(ImageConfig(train=96, validation=10, test=15))
+    with pytest.raises(ConfigError, match=r"forces\.watched = 2: a class has 1 images in test"):
+        Watched.of(few, 2)
 
 
 def state(seed: int, pull: np.ndarray, epoch: int = 1) -> ClassifierState:
