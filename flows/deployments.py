@@ -35,7 +35,7 @@ Pool = Literal["cpu", "training"]
 PARAMETER = "settings"
 """The one parameter of a deployed flow: its form."""
 
-CPU: frozenset[str] = frozenset(["forces", "audit", "probes", "sweep"])
+CPU: frozenset[str] = frozenset(["forces", "audit", "judge", "probes", "sweep"])
 """Flows that train nothing; a sweep waits for its trials, which would starve behind it."""
 
 

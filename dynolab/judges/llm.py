@@ -65,4 +65,5 @@ def read_reply(answer: Answered | Failure, swapped: bool) -> tuple[Outcome, str]
     if place is not None:
         return _POLICIES[place][swapped], ""
     declined = answer.declined or refuses(answer.text)
-    return ("refused" if declined else "unparsable"), answer.text
+    cut = "cut at its longest: " if answer.cut else ""
+    return ("refused" if declined else "unparsable"), cut + answer.text

@@ -192,7 +192,7 @@ def test_a_judge_that_is_gone_goes_on_on_another_machine(
     server.answer = verdict
     shutil.rmtree(analysed.platform.settings.cache / "answers")
     metrics = (done := run(analysed, **changes)["judge-gone"]).metrics
-    assert metrics["endpoint/kept"] == 3
+    assert 3 <= metrics["endpoint/kept"] <= 4  # one more request was under way
     assert metrics["endpoint/kept"] + metrics["endpoint/requests"] == len(set(server.texts))
     assert metrics["judge/parsed"] == metrics["judge/asked"] == 24
     assert analysed.platform.store.place(done.stage, done.key).newest_resume() is None

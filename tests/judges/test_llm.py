@@ -125,7 +125,7 @@ FAULTS: dict[str, tuple[Callable[[], Said], str, str]] = {
     "a refused request": (lambda: trouble(400, "too long"), "failed", "too long"),
     "words around": (lambda: good('Sure! {"verdict": "A"}'), "unparsable", "Sure!"),
     "a truncated verdict": (lambda: good('{"verdict": "A'), "unparsable", "verdict"),
-    "a cut reply": (lambda: good("A", finish="length"), "unparsable", "A"),
+    "a cut reply": (lambda: good("A", finish="length"), "unparsable", "cut at its longest: A"),
     "another letter": (lambda: good('{"verdict": "C"}'), "unparsable", "C"),
     "a refusal in words": (lambda: good("I'm sorry, but I can't do that."), "refused", "sorry"),
     "a refusal by protocol": (lambda: declined("I must not."), "refused", "I must not"),
@@ -187,7 +187,9 @@ def test_a_judge_that_is_gone_goes_on_where_it_stopped(server: ChatServer, tmp_p
     server.answer = honest
     again, endpoint = judge(server, tmp_path)
     assert win_rate(again.judge(many(20))).rate == 1
-    assert (endpoint.counts["kept"], endpoint.counts["requests"]) == (5, 35)
+    # One more request was under way, and may have been answered after the server spoke again.
+    assert 5 <= endpoint.counts["kept"] <= 6
+    assert endpoint.counts["kept"] + endpoint.counts["requests"] == 40
 
 
 ATTACKS = (
