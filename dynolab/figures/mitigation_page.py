@@ -30,6 +30,7 @@ _PANELS = (
     ("Gap y* − y⁺", "Δ nats", "gap", "", True),
     ("Chosen y⁺", "Δ nats", "chosen", "", True),
     ("Margin", "Δ nats", "margin", "", True),
+    ("Gap by margin", "nats by the nat", "gap_by_margin", "", False),
     ("Right answers", "share", "right", ".3~p", False),
     ("Preferred", "share of contests", "won", ".3~p", False),
     ("Distinct-2", "share", "distinct_2", ".3~p", False),
@@ -101,7 +102,9 @@ def remedy_plate(compared: ComparedArms, figures: ArmTable) -> Plate | None:
         _message(compared, figures),
         "Diamonds: means over seeds with 95% t-intervals; dots: single seeds; dotted: "
         f"{compared.baseline}. Gap, chosen and margin (y⁺ − y⁻) are changes since the start of "
-        "preference training, on the watched pairs; the others are of sampled answers. Preferred: "
+        "preference training, on the watched pairs; gap by margin is their ratio: an arm that only "
+        "trains less has a smaller gap and the same ratio. The others are of sampled answers. "
+        "Preferred: "
         f"share of answers that beat {compared.baseline}'s to the same prompt, ties half. The "
         f"judge is {JUDGES.get(compared.judge, compared.judge)}.",
         forest_figure(figures, list(compared.arms), panels, compared.baseline),

@@ -28,6 +28,7 @@ COLUMNS = (
     Column("train/chosen", "Δ chosen y⁺", change=True),
     Column("train/rejected", "Δ rejected y⁻", change=True),
     Column("train/argmax", "Δ y*", change=True),
+    Column("train/gap_by_margin", "gap by margin"),
     Column("train/right", "right, %", share=True),
     Column("heldout/won", "preferred, %", share=True),
     Column("train/distinct_2", "distinct-2, %", share=True),
@@ -68,12 +69,13 @@ def mitigation_table(compared: ComparedArms, figures: ArmTable) -> Html:
 
 _NOTE = (
     "Means over pairs or prompts, then over seeds [95% t-interval over seeds]; changes in nats "
-    "since the start of preference training. Right: sampled answers to training prompts that "
-    "state the chosen answer's fact. Preferred: of the answers to held-out prompts, ties half. "
-    "Distinct-2 and longest repeat, in tokens, are of single answers to training prompts; entropy "
-    "is that of whole answers, in nats. Rejected's fault: sampled answers that state the rejected "
-    "answer's wrong fact, or insult as it does; where they grow, extension breaks. A run that "
-    "diverged has no figures: means are over the others."
+    "since the start of preference training. Gap by margin: Δ gap over Δ (y⁺ − y⁻) where that is a "
+    "nat or more: what squeezing costs by the nat learned. Right: sampled answers to training "
+    "prompts that state the chosen answer's fact. Preferred: of the answers to held-out prompts, "
+    "ties half. Distinct-2 and longest repeat, in tokens, are of single answers to training "
+    "prompts; entropy is that of whole answers, in nats. Rejected's fault: sampled answers that "
+    "state the rejected answer's wrong fact, or insult as it does; where they grow, extension "
+    "breaks. A run that diverged has no figures: means are over the others."
 )
 
 

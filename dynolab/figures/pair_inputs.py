@@ -14,7 +14,7 @@ from dynolab.data.results import ProbeScore, TrainingSummary
 from dynolab.data.rows import Row, read_rows, read_value
 from dynolab.probes.arms import ArmTable
 from dynolab.probes.intervals import Interval
-from dynolab.probes.pair_arms import path_figures, win_figures
+from dynolab.probes.pair_arms import gap_by_margin, path_figures, win_figures
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class PairRun:
         if self.summary is None:
             return RunFigures(figures={}, diverged=self.diverged)
         moved = {name: one.mean for name, one in path_figures(self.probes).items() if one.n}
+        moved |= gap_by_margin(moved)
         return RunFigures(figures=moved | dict(self.said or {}), alarm=self.summary.alarm)
 
 

@@ -40,6 +40,19 @@ def path_figures(scores: Sequence[ProbeScore]) -> dict[str, Interval]:
     return found
 
 
+def gap_by_margin(moved: Mapping[str, float]) -> dict[str, float]:
+    """`gap_by_margin`: Δ gap over Δ margin, what squeezing costs by the nat of margin learned.
+
+    An arm that only trains less has a smaller gap and the same ratio. Where the margin has grown by
+    less than a nat there is none.
+    """
+    return {
+        f"{split}/gap_by_margin": moved[f"{split}/{GAP}"] / margin
+        for split in SPLITS
+        if (margin := moved.get(f"{split}/{MARGIN}", 0.0)) >= 1 and f"{split}/{GAP}" in moved
+    }
+
+
 def _moved(paths: LearningPaths) -> dict[str, Interval]:
     logp = paths.logp
     moved = {kind: change(logp[kind]) for kind in (CHOSEN, REJECTED, ARGMAX) if kind in logp}

@@ -18,8 +18,9 @@ EVEN = 0.5
 def assess_remedies(
     arms: Sequence[str], baseline: str, table: ArmTable
 ) -> tuple[Verdict, ...]:  # fmt: skip
-    """All claims about the arms: their gap grows less than the baseline's, their chosen answers
-    end higher, and their answers to held-out prompts are preferred."""
+    """All claims about the arms: their gap grows less than the baseline's, also by the nat of
+    margin that they learn, their chosen answers end higher, and their answers to held-out prompts
+    are preferred."""
     return tuple(
         verdict for arm in arms if arm != baseline for verdict in _of_arm(arm, baseline, table)
     )
@@ -30,6 +31,11 @@ def _of_arm(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]:
     yield Verdict(
         f"{arm}/gap", arm, f"The gap y* − y⁺ grows less than under {baseline}", "< 0",
         (Quantity(f"Δ gap: {arm} − {baseline}", -1, gap),),
+    )  # fmt: skip
+    cost = table.difference(arm, baseline, "train/gap_by_margin")
+    yield Verdict(
+        f"{arm}/gap_by_margin", arm, "It grows less by the nat of margin, too", "< 0",
+        (Quantity(f"Δ gap/Δ margin: {arm} − {baseline}", -1, cost, unit="nats by the nat"),),
     )  # fmt: skip
     chosen = table.difference(arm, baseline, "train/chosen")
     yield Verdict(

@@ -72,8 +72,9 @@ def test_hopes_are_judged_against_the_baseline(tmp_path: Path) -> None:
     write_mitigation_page(mitigation(), tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     outcomes = {one["id"]: one["outcome"] for one in summary["verdicts"]}
-    assert len(outcomes) == 3 * (len(ARMS) - 1)
+    assert len(outcomes) == 4 * (len(ARMS) - 1)
     assert outcomes["extended/gap"] == outcomes["dose/chosen"] == outcomes["dose/won"] == "appears"
+    assert outcomes["dose/gap_by_margin"] == "appears"
     assert outcomes["simpo/gap"] == outcomes["simpo/chosen"] == "does not"
 
 

@@ -9,7 +9,13 @@ from dynolab.data.judge_results import Judgement, PolicyAnswer
 from dynolab.data.rows import Split
 from dynolab.data.world_lexicon import answered
 from dynolab.probes.intervals import mean_interval
-from dynolab.probes.pair_arms import SaidAnswer, path_figures, speech_figures, win_figures
+from dynolab.probes.pair_arms import (
+    SaidAnswer,
+    gap_by_margin,
+    path_figures,
+    speech_figures,
+    win_figures,
+)
 from dynolab.squeezing.repeats import repetition
 from tests.figures.synthetic import DPO, probes
 
@@ -80,3 +86,9 @@ def test_a_contest_without_a_verdict_in_both_orders_does_not_count() -> None:
     assert figures["heldout/won"].n == 1
     assert figures["heldout/judged"].mean == pytest.approx(0.5)
     assert win_figures((), {}) == {}
+
+
+def test_a_gap_is_told_by_the_nat_of_margin_where_there_is_one() -> None:
+    moved = {"train/gap": 3.0, "train/margin": 6.0, "heldout/gap": 1.0, "heldout/margin": 0.5}
+    assert gap_by_margin(moved) == {"train/gap_by_margin": 0.5}
+    assert gap_by_margin({}) == {}
