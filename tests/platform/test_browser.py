@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium"),
 ]
 RUN_SECONDS = 420.0
+PATIENCE_MS, TRIES = 150_000, 5
 
 
 class Person:
@@ -31,6 +32,13 @@ class Person:
 
     def __init__(self, page: playwright.Page, folder: Path) -> None:
         self.page, self.folder, self.pictures = page, folder, 0
+        self.run = ""
+        page.on("response", self._note_run)
+
+    def _note_run(self, response: playwright.Response) -> None:
+        """The run that a submitted form has made."""
+        if response.url.endswith("/create_flow_run") and response.ok:
+            self.run = str(response.json()["id"])
 
     def look(self, at: str) -> None:
         self.page.wait_for_timeout(1500)
@@ -42,20 +50,35 @@ class Person:
         titled = self.page.locator("label", has_text=re.compile(rf"^\s*{label}\b"))
         return titled.locator("xpath=following::*[self::input or self::textarea][1]")
 
+    def click(self, target: playwright.Locator, leads_to: str) -> None:
+        """Clicks until the page is there: one that is being drawn anew loses a click."""
+        for _ in range(TRIES):
+            target.click()
+            try:
+                self.page.wait_for_url(re.compile(leads_to), timeout=PATIENCE_MS / TRIES)
+                return
+            except playwright.TimeoutError:
+                self.look("again")
+        raise AssertionError(f"no click leads to {leads_to}; the page is {self.page.url}")
+
     def start(self, deployment: str, name: str, **fields: str) -> None:
         """Opens a deployment's form by clicks, fills it, submits it; the run's page is open."""
-        self.page.get_by_role("link", name="Deployments").first.click()
-        self.page.get_by_placeholder("Search deployments").fill(deployment)
-        link = self.page.locator("a[href*='/deployments/deployment/']", has_text=deployment)
-        link.first.click()
-        self.page.get_by_role("button", name="Run", exact=True).first.click()
-        self.page.get_by_text("Custom run").first.click()
+        page = self.page
+        self.click(page.get_by_role("link", name="Deployments").first, "/deployments")
+        page.get_by_placeholder("Search deployments").fill(deployment)
+        page.wait_for_timeout(2000)
+        link = page.locator("a[href*='/deployments/deployment/']", has_text=deployment)
+        self.click(link.first, "/deployments/deployment/")
+        page.get_by_role("button", name="Run", exact=True).first.click()
+        self.click(page.get_by_text("Custom run").first, "/run")
         self.field("Name").wait_for()
         self.look(f"{name}-empty-form")
         for label, value in {"Name": name, **fields}.items():
             self.field(label).fill(value)
         self.look(f"{name}-form")
-        self.page.get_by_role("button", name="Submit").click()
+        self.click(page.get_by_role("button", name="Submit"), r"/deployment/[0-9a-f-]+(\?|$)")
+        page.wait_for_timeout(1000)
+        self.click(page.locator(f"a[href*='/runs/flow-run/{self.run}']").first, self.run)
 
 
 @pytest.fixture
@@ -66,7 +89,7 @@ def person(platform: Platform) -> Iterator[Person]:
     with playwright.sync_playwright() as browsers:
         browser = browsers.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1400, "height": 1000})
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(PATIENCE_MS)
         yield Person(page, folder)
         browser.close()
 
@@ -78,10 +101,9 @@ def test_a_study_from_its_form_to_the_comparison_in_mlflow(
     page.goto(platform.prefect)
     for name, beta in (("gentle", "0.1"), ("firm", "0.5")):
         person.start("study", name, Beta=beta, **{"Study Text": SMALL.read_text()})
-        page.locator("a[href*='/runs/flow-run/']").first.click()
-        run = page.url.partition("flow-run/")[2].partition("?")[0]
+        run = person.run
         until(lambda run=run: platform.state(run) == "Running", RUN_SECONDS)
-        page.get_by_text("preference-").first.wait_for()
+        page.wait_for_timeout(10_000)  # a person watches bars grow
         person.look(f"{name}-runs")
         assert until(lambda run=run: platform.end_of(run), RUN_SECONDS) == "Completed"
         person.look(f"{name}-completed")
