@@ -55,7 +55,8 @@ def forest_figure(
         }  # fmt: skip
         layout[axis_key("y", index)] = {
             "anchor": axes["xaxis"], "type": "category", "categoryorder": "array",
-            "categoryarray": named[::-1], "showticklabels": index == 1,
+            "categoryarray": named[::-1], "range": [-0.5, len(arms) - 0.5],
+            "showticklabels": index == 1,
             "ticks": "outside" if index == 1 else "",
         }  # fmt: skip
         own = figures.mean(baseline, next(iter(panel.figures.values())))

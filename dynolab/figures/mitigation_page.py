@@ -116,16 +116,19 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
     if not own.n:
         return "The gap was not measured under the baseline."
     said = f"Under {compared.baseline} the gap grows by {with_interval(own)} nats."
-    less: list[str] = []
-    more: list[str] = []
-    for arm in compared.others:
-        change = figures.difference(arm, compared.baseline, "train/gap")
-        if clear(change):
-            (less if change.mean < 0 else more).append(f"{arm} ({mean_and_ends(change)[0]})")
-    if less:
-        said += f" It grows less under {join(less)}."
-    if more:
-        said += f" It grows more under {join(more)}."
+    for name, start in (("gap", "It grows"), ("gap_by_margin", "By the nat of margin it grows")):
+        changes = {
+            arm: figures.difference(arm, compared.baseline, f"train/{name}")
+            for arm in compared.others
+        }
+        for sign, how in ((-1, "less"), (1, "more")):
+            told = [
+                f"{arm} ({mean_and_ends(one)[0]})"
+                for arm, one in changes.items()
+                if clear(one) and sign * one.mean > 0
+            ]
+            if told:
+                said += f" {start} {how} under {join(told)}."
     return said
 
 

@@ -33,7 +33,6 @@ COLUMNS = (
     Column("heldout/won", "preferred, %", share=True),
     Column("train/distinct_2", "distinct-2, %", share=True),
     Column("train/longest_repeat", "longest repeat"),
-    Column("train/entropy", "entropy"),
     Column("train/refused", "rejected's fault, %", share=True),
 )
 
@@ -73,7 +72,7 @@ _NOTE = (
     "nat or more: what squeezing costs by the nat learned. Right: sampled answers to training "
     "prompts that state the chosen answer's fact. Preferred: of the answers to held-out prompts, "
     "ties half. Distinct-2 and longest repeat, in tokens, are of single answers to training "
-    "prompts; entropy is that of whole answers, in nats. Rejected's fault: sampled answers that "
+    "prompts. Rejected's fault: sampled answers that "
     "state the rejected answer's wrong fact, or insult as it does; where they grow, extension "
     "breaks. A run that diverged has no figures: means are over the others."
 )

@@ -31,7 +31,7 @@ def test_the_figure_says_what_each_arm_does_to_the_gap(seeds: tuple[int, ...]) -
     colours = set(re.findall(r"#[0-9a-f]{6}", json.dumps(json.loads(plate.figure.to_json()))))
     assert colours <= set(DARK)
     if len(seeds) > 1:
-        less, more = plate.message.split("It grows more under")
+        less, more = plate.message.split(" By the nat")[0].split("It grows more under")
         assert "extended" in less and "dose" in less and "simpo" in more
 
 
