@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -38,8 +39,15 @@ class Cases:
     step: Float[Tensor, cases]
     generator: torch.Generator
 
-    def change(self, step: Tensor | None = None, logp: Tensor | None = None) -> Tensor:
-        """Δ log p of all classes by a push, of own size and at own distribution by default."""
+    @cached_property
+    def moved(self) -> Float[Tensor, "cases classes"]:
+        """Δ log p of all classes by the push."""
+        return self.change()
+
+    def change(
+        self, step: Tensor | None = None, logp: Tensor | None = None
+    ) -> Float[Tensor, "cases classes"]:
+        """Δ log p by a push of another size, or at another distribution."""
         start = self.logp if logp is None else logp
         return stepped(start, self.label, -(self.step if step is None else step)) - start
 
@@ -79,18 +87,18 @@ Violated = Callable[[Cases], Bool[Tensor, "cases"]]
 
 def label_rises(cases: Cases) -> Bool[Tensor, cases]:
     """Against claim 1: `log p'_y > log p_y`."""
-    return cases.of(cases.label, cases.change()) > ROUNDING
+    return cases.of(cases.label, cases.moved) > ROUNDING
 
 
 def best_falls(cases: Cases) -> Bool[Tensor, cases]:
     """Against claim 2: `log p'_{i*} < log p_{i*}`."""
-    return cases.of(likeliest_other(cases.logp, cases.label), cases.change()) < -ROUNDING
+    return cases.of(likeliest_other(cases.logp, cases.label), cases.moved) < -ROUNDING
 
 
 def fewer_fall_when_peakier(cases: Cases) -> Bool[Tensor, cases]:
     """Against claim 3: at a temperature of 1/f, 1 < f < 4, fewer classes fall."""
     sharper = (cases.logp * cases.between(1.0, 4.0)[:, None]).log_softmax(-1)
-    return _falling(cases, cases.change(logp=sharper)) < _falling(cases, cases.change())
+    return _falling(cases, cases.change(logp=sharper)) < _falling(cases, cases.moved)
 
 
 def another_rises_beside_a_peak(cases: Cases) -> Bool[Tensor, cases]:
@@ -108,12 +116,12 @@ def another_rises_beside_a_peak(cases: Cases) -> Bool[Tensor, cases]:
 
 def fewer_fall_when_rarer(cases: Cases) -> Bool[Tensor, cases]:
     """Against claim 4: with the odds of y lowered, fewer classes fall."""
-    return _falling(cases, cases.change(logp=_rarer(cases))) < _falling(cases, cases.change())
+    return _falling(cases, cases.change(logp=_rarer(cases))) < _falling(cases, cases.moved)
 
 
 def falls_less_when_rarer(cases: Cases) -> Bool[Tensor, cases]:
     """Against claim 4: with the odds of y lowered, a class that fell falls less far."""
-    before, rarer = cases.change(), cases.change(logp=_rarer(cases))
+    before, rarer = cases.moved, cases.change(logp=_rarer(cases))
     return ((before < 0) & (rarer > before + ROUNDING) & cases.others()).any(1)
 
 
@@ -121,12 +129,12 @@ def best_gains_more_when_rarer(cases: Cases) -> Bool[Tensor, cases]:
     """Against claim 4: with the odds of y lowered, i* gains more."""
     best = likeliest_other(cases.logp, cases.label)
     rarer = cases.of(best, cases.change(logp=_rarer(cases)))
-    return rarer > cases.of(best, cases.change()) + ROUNDING
+    return rarer > cases.of(best, cases.moved) + ROUNDING
 
 
 def weaker_when_larger(cases: Cases) -> Bool[Tensor, cases]:
     """Against claim 5: a larger step lets y fall less or i* rise less."""
-    small, large = cases.change(), cases.change(cases.step * cases.between(1.0, 10.0))
+    small, large = cases.moved, cases.change(cases.step * cases.between(1.0, 10.0))
     best = likeliest_other(cases.logp, cases.label)
     less_fall = cases.of(cases.label, large) > cases.of(cases.label, small) + ROUNDING
     return less_fall | (cases.of(best, large) < cases.of(best, small) - ROUNDING)
@@ -134,14 +142,14 @@ def weaker_when_larger(cases: Cases) -> Bool[Tensor, cases]:
 
 def recovers_when_larger(cases: Cases) -> Bool[Tensor, cases]:
     """Against claim 5: what falls at one step has fallen less at a larger one."""
-    small, large = cases.change(), cases.change(cases.step * cases.between(1.0, 10.0))
+    small, large = cases.moved, cases.change(cases.step * cases.between(1.0, 10.0))
     return ((small < 0) & (large > small + ROUNDING)).any(1)
 
 
 def not_concave(cases: Cases) -> Bool[Tensor, cases]:
     """Against claim 5: `log p'_i/p_i` at the middle of two steps lies below the chord."""
     end = cases.step * cases.between(1.0, 10.0)
-    chord = (cases.change() + cases.change(end)) / 2
+    chord = (cases.moved + cases.change(end)) / 2
     return (cases.change((cases.step + end) / 2) < chord - ROUNDING).any(1)
 
 
@@ -158,7 +166,7 @@ def rule_errs(cases: Cases) -> Bool[Tensor, cases]:
 
 def rises_against_rule(cases: Cases) -> Bool[Tensor, cases]:
     """Against the rule's reach: a class that it lets fall rises at some size of step."""
-    return (~rises(cases.logp, cases.label) & (cases.change() > ROUNDING)).any(1)
+    return (~rises(cases.logp, cases.label) & (cases.moved > ROUNDING)).any(1)
 
 
 def label_rises_elsewhere(cases: Cases) -> Bool[Tensor, cases]:
@@ -205,15 +213,16 @@ STATEMENTS: Mapping[str, Violated] = {
 
 
 def count_violations(count: int, classes: int, seed: int) -> Iterator[CaseCount]:
-    """Every statement's violations among as many random cases; each has cases of its own."""
+    """Every statement's violations among as many random cases."""
     rows = max(1, _CHUNK_NUMBERS // classes)
-    for number, (statement, violated) in enumerate(STATEMENTS.items()):
-        generator = torch.Generator().manual_seed(1_000 * seed + number)
-        found = sum(
-            int(violated(random_cases(min(rows, count - start), classes, generator)).sum())
-            for start in range(0, count, rows)
-        )
-        yield CaseCount(statement=statement, classes=classes, cases=count, violations=found)
+    generator = torch.Generator().manual_seed(seed)
+    found = dict.fromkeys(STATEMENTS, 0)
+    for start in range(0, count, rows):
+        cases = random_cases(min(rows, count - start), classes, generator)
+        for statement, violated in STATEMENTS.items():
+            found[statement] += int(violated(cases).sum())
+    for statement, violations in found.items():
+        yield CaseCount(statement=statement, classes=classes, cases=count, violations=violations)
 
 
 def _falling(cases: Cases, change: Float[Tensor, "cases classes"]) -> Int[Tensor, cases]:
