@@ -43,7 +43,8 @@ class Classifier(nn.Module):
 
 
 def build_classifier(
-    name: ClassifierName, image_shape: tuple[int, ...], classes: int, seed: int
+    name: ClassifierName, image_shape: tuple[int, ...], classes: int, seed: int, *,
+    device: torch.device | str = "cpu",
 ) -> Classifier:  # fmt: skip
     """A classifier with seeded random weights; the caller's random state is left as it was.
 
@@ -71,7 +72,7 @@ def build_classifier(
         )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build(image_shape, classes).eval()
+        return build(image_shape, classes).eval().to(device)
 
 
 def _lenet(image_shape: tuple[int, ...], classes: int) -> Classifier:

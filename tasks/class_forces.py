@@ -24,17 +24,17 @@ class ClassForcesJob(ForceStudyConfig):
 
 def class_forces(work: Work[ClassForcesJob]) -> dict[str, float]:
     """Reads input `images`. Results: `states.jsonl`, `ranks.jsonl` and `influence.jsonl`."""
+    from dynolab import distributed
     from dynolab.classification.force_study import study_forces
     from dynolab.data.images import read_images
     from dynolab.data.rows import write_rows
     from models.vision import build_classifier
 
-    began, config = time.monotonic(), work.config
-    data = read_images(work.input_folder("images") / IMAGES_FILE)
+    began, config, device = time.monotonic(), work.config, distributed.device()
+    data = read_images(work.input_folder("images") / IMAGES_FILE).to(device)
+    build = partial(build_classifier, config.model, device=device)
     with work.shown():
-        found = study_forces(
-            partial(build_classifier, config.model), config.model, data, config, config.seeds
-        )
+        found = study_forces(build, config.model, data, config, config.seeds)
         write_rows(work.output / "states.jsonl", found.states)
         write_rows(work.output / "ranks.jsonl", found.ranks)
         write_rows(work.output / "influence.jsonl", found.influences)

@@ -24,6 +24,7 @@ class LearningPathsJob(PathStudyConfig):
 
 def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
     """Reads input `images`. Results: `scores.jsonl`, `epochs.jsonl` and `paths.jsonl`."""
+    from dynolab import distributed
     from dynolab.classification.path_study import study_paths
     from dynolab.data.images import read_images
     from dynolab.data.rows import write_rows
@@ -31,7 +32,10 @@ def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
 
     began, config = time.monotonic(), work.config
     data = read_images(work.input_folder("images") / IMAGES_FILE)
-    build, toy_build = (partial(build_classifier, name) for name in (config.model, "mlp"))
+    build, toy_build = (
+        partial(build_classifier, name, device=distributed.device())
+        for name in (config.model, "mlp")
+    )
     with work.shown():
         found = study_paths(build, data, config, config.seeds, toy_build)
         write_rows(work.output / "scores.jsonl", found.scores)

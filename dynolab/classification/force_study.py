@@ -213,16 +213,17 @@ def pulls(model: nn.Module, watched: Watched, rate: float) -> Float[ndarray, "cl
     own = found[:, torch.arange(len(updating)), updating.labels]
     with torch.no_grad():
         probabilities = model(observed.pixels).softmax(-1)[:, updating.labels]
-    moved = (probabilities * own).double().numpy()
-    return class_means(moved, observed.labels.numpy(), updating.labels.numpy(), watched.classes).T
+    moved = (probabilities * own).double().cpu().numpy()
+    rows, columns = (side.labels.cpu().numpy() for side in (observed, updating))
+    return class_means(moved, rows, columns, watched.classes).T
 
 
 def kernel_by_class(model: nn.Module, watched: Watched) -> Float[ndarray, "classes classes"]:
     """Mean ‖C K C‖_F of the watched images of every two classes."""
     images = watched.observed
     kernel = classifier_kernel(model, images.pixels, images.pixels, watched.classes)
-    labels = images.labels.numpy()
-    norms = centred_norms(kernel).double().numpy()
+    labels = images.labels.cpu().numpy()
+    norms = centred_norms(kernel).double().cpu().numpy()
     return class_means(norms, labels, labels, watched.classes, same=True)
 
 
@@ -231,7 +232,7 @@ class _Influence:
 
     def __init__(self, watched: Watched, start: Float[Tensor, "observed classes"]) -> None:
         self._watched, self._start = watched, self._own(watched, start)
-        self._sums = torch.zeros(len(watched.observed), watched.classes, dtype=torch.float64)
+        self._sums = start.new_zeros(len(start), watched.classes, dtype=torch.float64)
 
     @staticmethod
     def _own(watched: Watched, logps: Float[Tensor, "observed classes"]) -> Tensor:
@@ -285,7 +286,7 @@ def class_rows(
 ) -> Float[ndarray, "classes columns"]:
     """Mean of the rows of every class."""
     members = one_hot(labels, classes).double()
-    found: ndarray = ((members.T @ values.double()) / members.sum(0)[:, None]).numpy()
+    found: ndarray = ((members.T @ values.double()) / members.sum(0)[:, None]).cpu().numpy()
     return found
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.func import functional_call, jvp
 
 from dynolab.classification.gram import gradient_gram
-from dynolab.classification.many import Stacked
 
 
 def pull_of(logits: Float[Tensor, "images classes"]) -> Float[Tensor, "images classes classes"]:
@@ -55,20 +53,3 @@ def label_forces(
     force = force_of(model(updating), targets)
     found = gradient_gram(model, observed, pull[:, None], updating, force[:, None])
     return -learning_rate * found[..., 0, 0]
-
-
-@torch.no_grad()
-def predicted_change(
-    model: nn.Module, before: Stacked, after: Stacked, observed: Float[Tensor, "observed ..."]
-) -> Float[Tensor, "observed classes"]:
-    """Change of log p, first order along the realised change of the weights, whatever made it.
-
-    A forward-mode derivative at `before`. Less the forces of the step's own images it is what
-    momentum and weight decay did.
-    """
-    start = {name: before[name] for name, _ in model.named_parameters()}
-    moved = {name: after[name] - before[name] for name in start}
-    found: Tensor = jvp(
-        lambda w: functional_call(model, w, (observed,)).log_softmax(-1), (start,), (moved,)
-    )[1]
-    return found

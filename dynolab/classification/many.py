@@ -78,6 +78,11 @@ class ManyModels:
         self.weights: dict[str, Tensor] = {name: w.detach() for name, w in weights.items()}
         self.module = deepcopy(models[0]).eval()
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(iter(self.weights.values())).device
+
     def __len__(self) -> int:
         return len(next(iter(self.weights.values())))
 
@@ -158,6 +163,7 @@ def train_many(
             "orders, targets", (tuple(orders.shape), tuple(targets.shape)),
             f"give one for all models, or one for each of the {len(many)}",
         )  # fmt: skip
+    orders = orders.to(inputs.device)
     rates = _rates(many, config, learning_rates)
     velocity = {name: torch.zeros_like(w) for name, w in many.weights.items()}
     for number in range(orders.shape[-2]):

@@ -119,9 +119,12 @@ def outside_predictions(
     training = training.model_copy(update={"batch_size": few})
     many = ManyModels([build(data.train.shape, data.classes, seed) for seed in seeds])
     orders = torch.stack([batch_order(len(labels), training, seed) for seed in seeds])
-    for _ in train_many(many, inputs, one_hot(labels, data.classes), orders, training):
+    inputs, targets, images = (
+        one.to(many.device) for one in (inputs, one_hot(labels, data.classes), data.train.pixels)
+    )
+    for _ in train_many(many, inputs, targets, orders, training):
         pass
-    return many.logits(data.train.pixels).softmax(-1).mean(0)
+    return many.logits(images).softmax(-1).mean(0).cpu()
 
 
 def _flipped(
@@ -137,7 +140,7 @@ def follow(
     many: ManyModels, tasks: Sequence[Task], classes: int, training: SGDConfig, seeds: Sequence[int]
 ) -> Followed:  # fmt: skip
     """Trains a network of every seed on its task, and looks at all examples after every epoch."""
-    inputs = torch.stack([task.inputs for task in tasks])
+    inputs = torch.stack([task.inputs for task in tasks]).to(many.device)
     labels = torch.stack([task.labels for task in tasks])
     same = all(task.inputs is tasks[0].inputs for task in tasks)
     count = labels.shape[1]
@@ -145,13 +148,14 @@ def follow(
     # Seeds with inputs of their own are rows of one table.
     shift = 0 if same else count * torch.arange(len(tasks))[:, None, None]
     table = inputs[0] if same else inputs.flatten(0, 1)
-    targets = one_hot(labels if same else labels.flatten(), classes)
+    targets = one_hot(labels if same else labels.flatten(), classes).to(many.device)
     per_epoch, rate = count // training.batch_size, training.learning_rate / training.batch_size
     logps = [_logps(many, inputs, same)]
     own = torch.zeros(training.epochs, *labels.shape)
     for step in train_many(many, table, targets, orders + shift, training):
         rows = orders[:, step.number - 1]
-        changes = own_changes(many, step.before, table[step.rows], labels.gather(1, rows), rate)
+        given = labels.gather(1, rows).to(many.device)
+        changes = own_changes(many, step.before, table[step.rows], given, rate).cpu()
         own[(step.number - 1) // per_epoch].scatter_add_(1, rows, changes)
         if step.number % per_epoch == 0:
             logps.append(_logps(many, inputs, same))
@@ -163,7 +167,7 @@ def _logps(
 ) -> Float[Tensor, "seeds examples classes"]:
     with torch.no_grad():
         logits = many.logits(inputs[0]) if same else many.logits(inputs, own=True)
-    return logits.log_softmax(-1)
+    return logits.log_softmax(-1).cpu()
 
 
 def _add(

@@ -67,6 +67,9 @@ class Images:
         return Images(self.pixels.to(device), self.labels.to(device), human)
 
 
+SPLITS = ("train", "validation", "test")
+
+
 @dataclass(frozen=True)
 class ImageSplits:
     """Images to train on, to choose by and to test with; no image stands in two."""
@@ -75,6 +78,11 @@ class ImageSplits:
     validation: Images
     test: Images
     classes: int
+
+    def to(self, device: torch.device | str) -> ImageSplits:
+        """The splits on a device."""
+        parts = (getattr(self, name).to(device) for name in SPLITS)
+        return ImageSplits(*parts, self.classes)
 
 
 def load_images(config: ImageConfig) -> ImageSplits:
@@ -100,9 +108,6 @@ def load_images(config: ImageConfig) -> ImageSplits:
         (test,) = _drawn(parts[1], config, ("test",))
     _check_classes(train, config)
     return ImageSplits(train, validation, test, config.classes)
-
-
-SPLITS = ("train", "validation", "test")
 
 
 def write_images(splits: ImageSplits, file: Path) -> None:
