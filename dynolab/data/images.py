@@ -81,8 +81,9 @@ class ImageSplits:
 
     def to(self, device: torch.device | str) -> ImageSplits:
         """The splits on a device."""
-        parts = (getattr(self, name).to(device) for name in SPLITS)
-        return ImageSplits(*parts, self.classes)
+        return ImageSplits(
+            self.train.to(device), self.validation.to(device), self.test.to(device), self.classes
+        )
 
 
 def load_images(config: ImageConfig) -> ImageSplits:
