@@ -65,14 +65,14 @@ class Deployed:
     @property
     def schema(self) -> dict[str, Any]:
         """The form as Prefect's interface draws it, with the study files there are now."""
-        schema = create_model("Parameters", **{PARAMETER: (self.form, ...)}).model_json_schema(
-            ref_template="#/definitions/{model}"
-        )
-        schema["definitions"] = schema.pop("$defs", {})
-        definition = schema["definitions"][self.form.__name__]
-        definition["properties"]["study_file"]["enum"] = _files_of(self.flow)
-        schema["properties"][PARAMETER] |= {"position": 0, "title": "Settings"}
-        return schema
+        fields: Any = {PARAMETER: (self.form, ...)}
+        model: type[BaseModel] = create_model("Parameters", **fields)
+        drawn = model.model_json_schema(ref_template="#/definitions/{model}")
+        drawn["definitions"] = drawn.pop("$defs", {})
+        form = drawn["definitions"][self.form.__name__]
+        form["properties"]["study_file"]["enum"] = _files_of(self.flow)
+        drawn["properties"][PARAMETER] |= {"position": 0, "title": "Settings"}
+        return drawn
 
     def parameters(self, form: Form) -> BaseModel:
         """The flow's parameters that a filled form stands for; raises `ConfigError`."""
