@@ -47,7 +47,7 @@ def _all(found: ForceFindings, rate: float, digits: bool) -> Iterator[Verdict]:
                       UNEXPLAINED_SHARE, ""),),
         )  # fmt: skip
         yield _adds_up(found, network)
-        yield _ranks_stay(found, network, rate)
+        yield from _stability(found, network, rate)
     main = [
         one for one in found.states
         if one.network == networks[0] and one.learning_rate == rate and one.epoch > 0
@@ -68,22 +68,23 @@ def _adds_up(found: ForceFindings, network: str) -> Verdict:
     )  # fmt: skip
 
 
-def _ranks_stay(found: ForceFindings, network: str, rate: float) -> Verdict:
+def _stability(found: ForceFindings, network: str, rate: float) -> Iterator[Verdict]:
     """From the first measured epoch after the start to the last."""
     rows = [one for one in found.ranks if (one.network, one.learning_rate) == (network, rate)]
     first, last = window(sorted({epoch for one in rows for epoch in (one.first, one.second)}))
     rows = [one for one in rows if (one.first, one.second) == (first, last)]
-    return Verdict(
+    during = f"from epoch {first} to {last}"
+    yield Verdict(
         f"{network}/ranks", NETWORKS[network],
-        f"The order of ‖K‖ over pairs of classes stays from epoch {first} to {last} while its size "
-        "moves",
-        f"ρ > {THRESHOLD}, |Δ log ‖K‖| > {MOVED}",
-        (
-            Quantity("ρ", 1, mean_interval(np.array([one.correlation for one in rows])),
-                     THRESHOLD, ""),
-            Quantity("|Δ log ‖K‖|", 1,
-                     mean_interval(np.abs(np.log1p([one.growth for one in rows]))), MOVED, ""),
-        ),
+        f"The order of ‖K‖ over pairs of classes stays {during}", f"ρ > {THRESHOLD}",
+        (Quantity("ρ", 1, mean_interval(np.array([one.correlation for one in rows])), THRESHOLD,
+                  ""),),
+    )  # fmt: skip
+    yield Verdict(
+        f"{network}/size", NETWORKS[network], f"Its size moves meanwhile, {during}",
+        f"|Δ log ‖K‖| > {MOVED}",
+        (Quantity("|Δ log ‖K‖|", 1, mean_interval(np.abs(np.log1p([one.growth for one in rows]))),
+                  MOVED, ""),),
     )  # fmt: skip
 
 

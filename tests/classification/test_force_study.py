@@ -122,7 +122,7 @@ def test_claims_read_the_pairing_of_classes() -> None:
     ]  # fmt: skip
     found = ForceFindings(states, ranks)
     verdicts = {v.id: v for v in assess_forces(found, 0.1, digits=True)}
-    for name in ("own_class", "confusions", "mutual", "four_nine", "ranks", "step"):
+    for name in ("own_class", "confusions", "mutual", "four_nine", "ranks", "size", "step"):
         assert verdicts[f"mlp/{name}"].outcome == "appears", name
     assert verdicts["mlp/accumulated"].outcome == "not measured"
     assert verdicts["mlp/step_size"].outcome == "not measured"
