@@ -127,6 +127,18 @@ def test_answers_are_drawn_alike_and_judged_prompt_by_prompt(
     assert "dpo/heldout/won" not in page
 
 
+def test_a_model_can_judge_where_nobody_knows_what_is_right(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    arms = {label: ARMS[label] for label in ("dpo", "extended")}
+    steps = mitigation_steps(parameters(judge={"name": "log_prob"}, seeds=[0], arms=arms))
+    (judge,) = [step for step in steps if step.name == "judge-0"]
+    assert judge.inputs["reference"] == "base-0"
+    found = run_all(analysed, steps)
+    assert 0 <= found["mitigation-page"].metrics["extended/heldout/won"] <= 1
+    assert found["judge-0"].metrics["judge/failed"] == 0
+
+
 def test_the_reproduction_measures_every_finding_of_the_world(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
