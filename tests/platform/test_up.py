@@ -30,7 +30,7 @@ def deployment(platform: Platform, name: str) -> dict[str, Any]:
     return found
 
 
-def start(platform: Platform, name: str, **settings: Any) -> str:
+def start(platform: Platform, name: str, /, **settings: Any) -> str:
     form = {"settings": {"study_file": "builtin.yaml", **settings}}
     one = deployment(platform, name)["id"]
     return str(api(platform, f"deployments/{one}/create_flow_run", parameters=form)["id"])
