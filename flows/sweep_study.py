@@ -51,7 +51,7 @@ class SweepStudy:
             return None
         if self.parameters.sampler == "grid":
             self._study.enqueue_trial(_grid(self.parameters)[len(begun)])
-        return self._study.ask(_distributions(self.parameters)).number
+        return self._study.ask(dict(_distributions(self.parameters))).number
 
     def settings(self, number: int) -> dict[str, Scalar]:
         """What a trial was given."""

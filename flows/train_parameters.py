@@ -27,7 +27,7 @@ def resolved_training(parameters: TrainParameters) -> TrainParameters:
 def train_steps(parameters: TrainParameters) -> list[Step]:
     """The study's stages that lead to the last training, in their order."""
     steps = study_steps(parameters)
-    needed = {parameters.until}
+    needed: set[str] = {parameters.until}
     for step in reversed(steps):
         if step.name in needed:
             needed |= set(step.inputs.values())
