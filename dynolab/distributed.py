@@ -8,8 +8,6 @@ from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float
-from torch import Tensor
 
 from dynolab.errors import DynolabError
 
@@ -30,13 +28,6 @@ def barrier() -> None:
     """Returns once every rank has come here."""
     if dist.is_initialized():
         dist.barrier()
-
-
-def sum_over_ranks(values: Float[Tensor, n]) -> Float[Tensor, n]:
-    """Elementwise sum over ranks, on every rank."""
-    if dist.is_initialized():
-        dist.all_reduce(values)
-    return values
 
 
 def gather(mine: Item) -> list[Item]:

@@ -14,7 +14,6 @@ from transformers import (
 )
 
 from dynolab.errors import ConfigError
-from dynolab.hub import resolve_commit
 
 
 def load_language_model(
@@ -32,7 +31,7 @@ def load_language_model(
 
     - `source`: a folder that `save_pretrained` wrote, or a Hub name.
     - `attention`: `sdpa` or `eager`.
-    - `revision`: commit of a Hub name, see `resolve_revision`.
+    - `revision`: commit of a Hub name, see `dynolab.hub.resolve_commit`.
     - `tokenizer`: checked against the model's vocabulary where given.
     - `device`: where the weights are put.
 
@@ -110,11 +109,6 @@ def save_language_model(
     """Writes model and tokenizer into one folder that `from_pretrained` loads."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def resolve_revision(name: str, revision: str = "main") -> str:
-    """The commit that a branch or tag of a Hub model stands at now."""
-    return resolve_commit("model", name, revision, field="model")
 
 
 _SHARDS = ("global_step*", "zero_pp_rank_*", "*_optim_states.pt", "shard-*.safetensors")

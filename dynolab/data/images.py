@@ -50,17 +50,6 @@ class Images:
         human = None if self.human is None else self.human[index]
         return Images(self.pixels[index], self.labels[index], human)
 
-    def of_classes(self, classes: Sequence[int]) -> Images:
-        """The images of some classes, labelled by each class's place among these.
-
-        `human` keeps the shares of these classes, which then need not add up to one.
-        """
-        wanted = torch.tensor(classes, device=self.labels.device)
-        matches = self.labels[:, None] == wanted
-        human = None if self.human is None else self.human[:, wanted]
-        found = Images(self.pixels, matches.long().argmax(1), human)
-        return found.take(matches.any(1).nonzero().squeeze(1))
-
     def to(self, device: torch.device | str) -> Images:
         """The images on a device."""
         human = None if self.human is None else self.human.to(device)

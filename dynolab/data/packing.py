@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dynolab.data.batches import TokenBatch, collate
+from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded
 
 PROMPT, PADDING = 0, -1
@@ -116,14 +116,6 @@ def rows_by_length(
         batch.append(row)
     if batch:
         yield batch
-
-
-def collate_rows(sequences: Sequence[Encoded], rows: Sequence[Row], pad_id: int) -> TokenBatch:
-    """Batch of the sequences of some rows, row by row, with their prompts shared."""
-    members = [number for row in rows for number in row]
-    place = iter(range(len(members)))
-    local = [[next(place) for _ in row] for row in rows]
-    return share_prompts(collate([sequences[number] for number in members], pad_id), local)
 
 
 def share_prompts(batch: TokenBatch, rows: Sequence[Row]) -> TokenBatch:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from dynolab.errors import ConfigError
-from dynolab.probes.intervals import Interval, mean_interval
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
@@ -24,8 +21,3 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     if samples - correct < k:
         return 1.0
     return float(1 - np.prod(1 - k / np.arange(samples - correct + 1, samples + 1)))
-
-
-def pass_interval(correct: Sequence[Sequence[bool]], k: int) -> Interval:
-    """Mean pass@k over prompts with its 95% interval; `correct` holds each prompt's samples."""
-    return mean_interval(np.array([pass_at_k(len(one), sum(one), k) for one in correct]))

@@ -66,26 +66,6 @@ class Settings(BaseModel):
         """What has yet to be sent to MLflow."""
         return self.home / "outbox"
 
-    @property
-    def mlflow(self) -> Path:
-        """The local MLflow server's database and artifacts."""
-        return self.home / "mlflow"
-
-    @property
-    def prefect(self) -> Path:
-        """PREFECT_HOME of the local server."""
-        return self.home / "prefect"
-
-    @property
-    def services(self) -> Path:
-        """Addresses and pids of the servers that run."""
-        return self.home / "services.json"
-
-    @property
-    def logs(self) -> Path:
-        """Logs of servers and commands."""
-        return self.home / "logs"
-
 
 def _http(environment: Mapping[str, str], name: str) -> str | None:
     value = environment.get(name) or None

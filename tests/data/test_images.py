@@ -127,17 +127,6 @@ def test_splits_are_read_as_they_were_written(tmp_path: Path) -> None:
         assert torch.equal(one.human, other.human)
 
 
-def test_some_classes_are_relabelled_by_their_place() -> None:
-    images = Images(
-        torch.rand(5, 1, 8, 8), torch.tensor([3, 1, 0, 3, 2]), torch.eye(4)[[3, 1, 0, 3, 2]]
-    )
-    found = images.of_classes([3, 0])
-    assert found.labels.tolist() == [0, 1, 0]
-    assert torch.equal(found.pixels, images.pixels[[0, 2, 3]])
-    assert found.human is not None
-    assert found.human.tolist() == [[1, 0], [0, 1], [1, 0]]
-
-
 ARRAYS = {
     "labels too large": ({"labels": np.arange(30)}, "label 3"),
     "labels below zero": ({"labels": np.arange(30) - 1}, "label -1"),

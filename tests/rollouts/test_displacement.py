@@ -11,13 +11,9 @@ from dynolab.data.groups import Completion, Group, collate_groups, count_group_t
 from dynolab.errors import ConfigError
 from dynolab.likelihood import ResponseLogits, token_logps
 from dynolab.objectives import GRPOConfig, build_objective
-from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.displacement import Question, likelihood_displacement, one_update
-from dynolab.rollouts.generator import SampleConfig
-from dynolab.rollouts.rewarded import rewarded_group
 from dynolab.training.config import OptimizerConfig
 from tests.forces.small_models import neox, weights
-from tests.training.small import make_policy, make_tokenizer
 
 GRPO = build_objective(GRPOConfig(scale_by_std=False))
 PROMPT, RIGHT, OTHER, WRONG = (5, 6, 7), (10, 11, 12, 13), (20, 21), (30, 31, 32)
@@ -114,18 +110,3 @@ def test_a_batch_of_two_questions_is_refused() -> None:
     two = replace(MIXED, batch=replace(MIXED.batch, ids=("a", "b")))
     with pytest.raises(ConfigError, match="batch of its own"):
         likelihood_displacement(ResponseLogits(neox()), [two], sgd(1e-3))
-
-
-def test_sampled_responses_become_groups_with_their_advantages() -> None:
-    tokenizer = make_tokenizer()
-    generator = ModelGenerator(make_policy(tokenizer), tokenizer)
-    (sampled,) = generator.generate([[1, 5, 6]], SampleConfig(max_new_tokens=6), samples=4)
-    group = rewarded_group("q", sampled, [1.0, 0.0, 0.0, 1.0])
-    advantages = [one.advantage for one in group.completions]
-    assert [len(one) for one in advantages] == [len(one.response) for one in sampled]
-    assert [one.encoded for one in group.completions] == [one.encoded for one in sampled]
-    expected = 0.5 / (3**-0.5 + 1e-4)
-    for one, sign in zip(advantages, (1, -1, -1, 1), strict=True):
-        torch.testing.assert_close(one, torch.full_like(one, sign * expected))
-    with pytest.raises(ConfigError, match="two or more"):
-        rewarded_group("q", sampled[:1], [1.0])

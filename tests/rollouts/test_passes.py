@@ -3,12 +3,10 @@ from __future__ import annotations
 from itertools import combinations
 from math import comb
 
-import numpy as np
 import pytest
 
 from dynolab.errors import ConfigError
-from dynolab.probes.intervals import mean_interval
-from dynolab.rollouts.passes import pass_at_k, pass_interval
+from dynolab.rollouts.passes import pass_at_k
 
 
 def test_it_is_the_share_of_subsets_that_hold_a_correct_sample() -> None:
@@ -24,15 +22,6 @@ def test_it_is_the_share_of_subsets_that_hold_a_correct_sample() -> None:
 def test_large_counts_stay_exact() -> None:
     exact = 1 - comb(9_997, 200) / comb(10_000, 200)
     assert pass_at_k(10_000, 3, 200) == pytest.approx(exact, rel=1e-12)
-
-
-def test_the_interval_is_over_prompts() -> None:
-    correct = [[True, False, False], [False] * 3, [True] * 3, [True, True, False]]
-    each = np.array([1 / 3, 0, 1, 2 / 3])
-    assert pass_interval(correct, 1).mean == pytest.approx(0.5)
-    assert pass_interval(correct, 1).low == pytest.approx(mean_interval(each).low)
-    assert pass_interval(correct, 3).mean == pytest.approx(0.75)
-    assert pass_interval(correct, 3).n == 4
 
 
 @pytest.mark.parametrize(("samples", "correct", "k"), [(4, 1, 5), (4, 1, 0), (4, 5, 1), (4, -1, 1)])
