@@ -32,7 +32,7 @@ class SweepStudy:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.parameters = parameters
         self._study = optuna.create_study(
-            storage=optuna.storages.RDBStorage(database(), engine_kwargs=_PATIENT),
+            storage=_storage(database()),
             study_name=study_name(parameters),
             direction=parameters.direction,
             load_if_exists=True,
@@ -46,10 +46,12 @@ class SweepStudy:
 
     def ask(self) -> int | None:
         """Begins the next trial; None where all are begun."""
-        begun = [one for one in self._study.trials if one.state.name != "WAITING"]
+        known = self._study.trials
+        begun = [one for one in known if one.state.name != "WAITING"]
         if len(begun) >= self.parameters.total:
             return None
-        if self.parameters.sampler == "grid":
+        # What a sweep queued and died before it asked comes first, and is not queued again.
+        if self.parameters.sampler == "grid" and len(known) == len(begun):
             self._study.enqueue_trial(_grid(self.parameters)[len(begun)])
         return self._study.ask(dict(_distributions(self.parameters))).number
 
@@ -106,8 +108,7 @@ class SweepStudy:
     def _tell(self, number: int, state: str, value: float | None) -> None:
         import optuna
 
-        if not self.has_ended(number):
-            self._study.tell(number, value, state=optuna.trial.TrialState[state])
+        self._study.tell(number, value, state=optuna.trial.TrialState[state], skip_if_finished=True)
 
     def _trial(self, number: int) -> optuna.trial.Trial:
         import optuna
@@ -119,15 +120,19 @@ class SweepStudy:
         self._trial(number).set_user_attr(name, value)
 
 
-# Several processes write; SQLite's own patience is five seconds.
-_PATIENT = {"connect_args": {"timeout": 60}}
-
-
 def database() -> str:
     """Address of the database that sweeps are kept in."""
     home = Settings.from_environment().home
     home.mkdir(parents=True, exist_ok=True)
     return os.environ.get("DYNOLAB_SWEEPS") or f"sqlite:///{home}/sweeps.db"
+
+
+def _storage(address: str) -> optuna.storages.RDBStorage:
+    """Several processes write; SQLite's own patience is five seconds."""
+    import optuna
+
+    patient = {"connect_args": {"timeout": 60}} if address.startswith("sqlite:") else {}
+    return optuna.storages.RDBStorage(address, engine_kwargs=patient)
 
 
 def study_name(parameters: SweepParameters) -> str:

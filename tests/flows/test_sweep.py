@@ -16,6 +16,7 @@ from flows.sweep_checks import check_sweep
 from flows.sweep_parameters import SweepParameters
 from flows.sweep_study import SweepStudy, study_name
 from flows.sweep_trials import Started
+from tasks.runtime.processes import listening_socket
 from tests.flows.lab import SMALL, Lab, ended
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +44,26 @@ def test_a_grid_is_tried_whole_and_once() -> None:
     assert study.ask() is None
     tried = {tuple(study.settings(number).values()) for number in numbers if number is not None}
     assert tried == {(a, b) for a in (1, 2) for b in "xyz"}
+
+
+def test_a_sweep_that_died_between_queueing_and_asking_leaves_no_point_out() -> None:
+    study = SweepStudy(a_sweep(space={"a": {"values": [1, 2, 3]}}))
+    study._study.enqueue_trial({"a": 1})
+    numbers = [study.ask() for _ in range(3)]
+    assert study.ask() is None
+    assert [study.settings(number)["a"] for number in numbers if number is not None] == [1, 2, 3]
+
+
+def test_the_memory_is_kept_in_whatever_database_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sqlalchemy.exc import OperationalError
+
+    with listening_socket() as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("DYNOLAB_SWEEPS", f"postgresql+psycopg://a:b@127.0.0.1:{port}/sweeps")
+    with pytest.raises(OperationalError, match="Connection refused"):
+        SweepStudy(a_sweep())
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])

@@ -15,6 +15,8 @@ import pytest
 import requests
 
 from dynolab.errors import ConfigError
+from flows.sweep_parameters import Dimension, SweepParameters
+from flows.sweep_study import SweepStudy
 from tasks.runtime import backing as backing_module
 from tasks.runtime.backing import backing_services, missing_programs, write_environment
 from tests.flows.lab import SMALL, Lab, until
@@ -90,6 +92,17 @@ def test_the_servers_keep_everything_in_postgres_and_tell_no_password(full: Plat
     running = command_lines()
     assert any(str(home).encode() in line for line in running)
     assert not any(password.encode() in line for line in running)
+
+
+@needs_programs
+@pytest.mark.services
+def test_sweeps_are_kept_in_postgres(full: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNOLAB_SWEEPS", variables(full)["DYNOLAB_SWEEPS"])
+    parameters = SweepParameters(name="kept", space={"a": Dimension(values=(1, 2))})
+    number = SweepStudy(parameters).ask()
+    assert number is not None
+    SweepStudy(parameters).complete(number, 0.5)
+    assert [row.state for row in SweepStudy(parameters).rows()] == ["complete"]
 
 
 @needs_programs
