@@ -38,6 +38,9 @@ Contrast = Literal["on_policy", "flat_world"]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")]
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
+_LOGIN = re.compile(r"://[^/\s]*@")
+# PyYAML lets what its constructors of dates and numbers raise through.
+_YAML_ERRORS = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
 
 
 class ComparisonFiles(BaseModel):
@@ -141,7 +144,7 @@ def read_settings(text: str, origin: str) -> dict[str, Any]:
     """A study's settings by name. YAML is read safely: it holds data only."""
     try:
         content = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+    except _YAML_ERRORS as error:
         raise _unreadable(origin, error) from error
     if not isinstance(content, dict):
         raise ConfigError("config", origin, "must hold settings by name")
@@ -153,8 +156,8 @@ def parse_parameters(
 ) -> Parameters:
     """Parameters from a study's text, changed; `origin` is what messages call it.
 
-    `${DYNOLAB_…}` in a text stands for that environment variable; others are left alone, so that
-    a study file cannot bring a secret into parameters.
+    `${DYNOLAB_…}` in a text stands for that environment variable; others are left alone, and an
+    address with a login is refused, so that a study file cannot bring a secret into parameters.
 
     Raises ConfigError naming the field, its value and the remedy.
     """
@@ -257,7 +260,7 @@ def _apply(content: dict[str, Any], change: str) -> None:
             raise ConfigError("--set", change, f"{name} holds a value and no settings")
     try:
         inner[leaf] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except _YAML_ERRORS as error:
         remedy = f"the value is not readable as YAML ({_yaml_problem(error)}); quote it"
         raise ConfigError("--set", change, remedy) from error
 
@@ -286,6 +289,8 @@ def _variable(match: re.Match[str], field: str) -> str:
     found = os.environ.get(name)
     if not found:
         raise ConfigError(field, match[0], f"set the environment variable {name}")
+    if _LOGIN.search(found):
+        raise ConfigError(field, match[0], "holds a login, and parameters are kept; leave it out")
     return found
 
 

@@ -72,6 +72,7 @@ def study(*changes: str, config: Path = SMALL) -> list[str]:
         ("sft..steps=3", "--set = 'sft..steps=3': write it as key=value"),
         ("sft.steps=[", "--set = 'sft.steps=[': the value is not readable as YAML"),
         ("seed.of.all=3", "--set = 'seed.of.all=3': seed holds a value and no settings"),
+        ("name=2024-13-45", "the value is not readable as YAML (month must be in 1..12"),
         ("data.path=${DYNOLAB_NOWHERE}", "set the environment variable DYNOLAB_NOWHERE"),
     ],
 )  # fmt: skip
@@ -93,10 +94,20 @@ def test_study_files(tmp_path: Path, refused: Refused) -> None:
     assert "is not readable as YAML (line 2" in refused(*study(config=file))
     file.write_bytes(b"\xff\xfe\x00")
     assert "is not readable as YAML" in refused(*study(config=file))
+    file.write_text("[" * 3000)
+    assert "is not readable as YAML" in refused(*study(config=file))
     file.write_text("- sft\n")
     assert "must hold settings by name" in refused(*study(config=file))
     file.write_text("&all\nsft: *all\n")
     assert "refers to itself" in refused(*study(config=file))
+
+
+def test_a_study_file_cannot_bring_a_login_into_parameters(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNOLAB_SWEEPS", "postgresql://admin:hidden@127.0.0.1/sweeps")
+    said = refused(*study("project=${DYNOLAB_SWEEPS}"))
+    assert "project = '${DYNOLAB_SWEEPS}': holds a login" in said and "hidden" not in said
 
 
 @pytest.mark.parametrize("tag", ["python/object/apply:os.system", "python/object/new:os.system"])
