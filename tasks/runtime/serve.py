@@ -29,6 +29,8 @@ from typing import Any
 from tasks.runtime.private import write_private
 
 _SHUTDOWN_SECONDS = 3
+_HOSTS = ("127.0.0.1", "localhost")
+"""Names by which a browser on this machine, or behind a forwarded port, may ask."""
 
 
 def prefect_application(folder: Path, port: int, standing: bool) -> Any:
@@ -46,13 +48,18 @@ def prefect_application(folder: Path, port: int, standing: bool) -> Any:
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_UI_API_URL": f"http://127.0.0.1:{port}/api",
+        # By default any page of the web may call the API, and the API starts programs.
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{one}:{port}" for one in _HOSTS),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": str(standing),
         "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": str(standing),
     }
     from prefect.server.api.server import create_app
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    return create_app(final=True)
+    application = create_app(final=True)
+    application.add_middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS, www_redirect=False)
+    return application
 
 
 def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
@@ -60,8 +67,7 @@ def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
     os.environ |= {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        # Names by which a browser on this machine, or behind a forwarded port, may ask.
-        "MLFLOW_SERVER_ALLOWED_HOSTS": "127.0.0.1,127.0.0.1:*,localhost,localhost:*",
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{one},{one}:*" for one in _HOSTS),
     }
     from mlflow.server import constants
 

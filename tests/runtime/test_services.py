@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -52,6 +53,7 @@ def test_standing_servers_serve_until_sigterm(tmp_path: Path) -> None:
             assert json.load(answer)["api_url"] == f"{running[PREFECT].url}/api"
         assert (tmp_path / "prefect" / "prefect.db").exists()
         _mlflow_keeps_runs_and_artifacts(running[MLFLOW].url, tmp_path)
+        _a_page_of_the_web_is_refused(running)
 
         with pytest.raises(ConfigError, match="runs already at"), standing_services(tmp_path):
             pass
@@ -67,6 +69,22 @@ def test_standing_servers_serve_until_sigterm(tmp_path: Path) -> None:
     assert all(_gone(address) for address in running.values())
     assert running_services(tmp_path) == {}
     assert not (tmp_path / "services.json").exists()
+
+
+def _a_page_of_the_web_is_refused(running: dict[str, Address]) -> None:
+    prefect, page = running[PREFECT].url, "http://page.example"
+    asks = {"Origin": page, "Access-Control-Request-Method": "POST"}
+    rebound = [Request(f"{at.url}/", headers={"Host": "page.example"}) for at in running.values()]
+    before = Request(f"{prefect}/api/flows/", headers=asks, method="OPTIONS")
+    plain = {"Origin": page, "Content-Type": "text/plain"}
+    without = Request(f"{prefect}/api/flows/", b'{"name": "foreign"}', plain)
+    for request in (*rebound, before, without):
+        with pytest.raises(HTTPError) as refused:
+            urlopen(request)
+        assert refused.value.code in (400, 403, 422), request.full_url
+    own = Request(f"{prefect}/api/flows/", headers=asks | {"Origin": prefect}, method="OPTIONS")
+    with urlopen(own) as answer:
+        assert answer.headers["Access-Control-Allow-Origin"] == prefect
 
 
 def _mlflow_keeps_runs_and_artifacts(url: str, home: Path) -> None:
