@@ -1,17 +1,30 @@
-"""The README's Python runs as it stands there."""
+"""What the README says can be done can be: its Python runs, its commands and files exist."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from flows.audit_parameters import named_on_command_line
+from flows.cli import app
+from flows.deployments import deployments
+from flows.forms.base import STUDIES
+from flows.parameters import load_parameters
 from tests.flows.analysed import Analysed
 from tests.flows.lab import ROOT
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = re.findall(r"^    \.venv/bin/dynolab (.+)$", README, re.MULTILINE)
+PAGES = dict(re.findall(r"^\| `(\w+)` \|[^|]+\| (?:`([\w.-]+)` )?\|[^|]*\|$", README, re.MULTILINE))
+CLI: Any = get_command(app)
+FLOWS = deployments()
 
 
 @pytest.mark.parametrize("code", BLOCKS, ids=range(len(BLOCKS)))
@@ -25,3 +38,38 @@ def test_a_block_runs(
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_taken_as_it_stands(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("DYNOLAB_TEST_DATA", str(tmp_path))
+    name, *arguments = shlex.split(command, comments=True)
+    given = CLI.commands[name].make_context(name, arguments).params
+    if name not in FLOWS or "my_" in str(given["config"]):
+        return
+    changes = [*(given["changes"] or [])]
+    if name == "audit":
+        changes += named_on_command_line(given["model"], given["data"], given["trained"])
+    load_parameters(FLOWS[name].kind, given["config"], changes)
+
+
+def test_every_command_stands_in_the_table_with_its_page() -> None:
+    assert PAGES.keys() == CLI.commands.keys()
+    for name, page in PAGES.items():
+        if page:
+            one = FLOWS[name]
+            known: Any = load_parameters(one.kind, STUDIES / one.first_file)
+            assert Path(page).stem == known.name
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in STUDIES.glob("*.yaml")))
+def test_every_study_file_is_named_and_holds_settings_of_its_flow(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNOLAB_TEST_DATA", str(tmp_path))
+    flow = file.removesuffix(".yaml").split("_")[0]
+    load_parameters(FLOWS.get(flow, FLOWS["study"]).kind, STUDIES / file)
+    assert f"`{file}`" in README or file == f"{flow}_builtin.yaml"
