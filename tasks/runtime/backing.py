@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -96,7 +97,7 @@ def missing_programs() -> list[str]:
 
 def write_environment(file: Path, variables: Mapping[str, str]) -> None:
     """A file that a shell reads (`set -a; . FILE`), for its owner alone: it holds passwords."""
-    content = "".join(f"{name}='{value}'\n" for name, value in sorted(variables.items()))
+    content = "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(variables.items()))
     write_private(file, content)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -43,7 +45,7 @@ def full() -> Iterator[Platform]:
 
 def variables(platform: Platform) -> dict[str, str]:
     lines = (platform.lab.home / "full" / "environment").read_text().splitlines()
-    return {name: value.strip("'") for name, _, value in (line.partition("=") for line in lines)}
+    return {name: shlex.split(value)[0] for name, _, value in (ln.partition("=") for ln in lines)}
 
 
 def login(platform: Platform) -> tuple[str, str]:
@@ -145,8 +147,10 @@ def test_a_file_with_passwords_is_its_owners_alone(tmp_path: Path) -> None:
     file = tmp_path / "environment"
     before = os.umask(0)
     try:
-        write_environment(file, {"B": "two words", "A": "1"})
+        write_environment(file, {"B": "two words", "A": f"it's $(touch {tmp_path}/ran)"})
     finally:
         os.umask(before)
-    assert file.read_text() == "A='1'\nB='two words'\n"
+    said = subprocess.run(["sh", "-c", f'. {file}; echo "$A,$B"'], capture_output=True, text=True)
+    assert said.stdout == f"it's $(touch {tmp_path}/ran),two words\n"
+    assert not (tmp_path / "ran").exists()
     assert file.stat().st_mode & 0o777 == 0o600
