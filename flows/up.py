@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.backing import Backing, backing_services, write_environment
+from tasks.runtime.backing import backing_services, write_environment
 from tasks.runtime.processes import kill_marked, last_lines, start_child, stop_group
 from tasks.runtime.services import PREFECT, Address, Service, Services
 from tasks.runtime.stack import up
@@ -41,16 +42,15 @@ def start(
     file `environment` there leads other commands to it.
     """
     home = home.resolve() if profile == "local" else home.resolve() / profile
-    backing: AbstractContextManager[Backing | None] = (
-        nullcontext() if profile == "local" else backing_services(home)
-    )
+    backing = backing_services(home) if profile == "full" else None
 
     @contextmanager
     def workers(services: Services) -> Iterator[Services]:
         if profile == "full":
             file = home / "environment"
             write_environment(file, services.environment() | {"DYNOLAB_HOME": str(home)})
-            announce(f"login   admin, password in {home / 'password'}; set -a; . {file}")
+            word, read = home / "password", quote(str(file))
+            announce(f"login   admin, password in {word}; set -a; . {read}")
         with work_for(services) as started:
             announce("flows   Prefect, Deployments: choose one, Run, Custom run; Ctrl-C ends all")
             yield started

@@ -71,9 +71,11 @@ def use_services(home: Path, names: Sequence[str] = ALL) -> Services:
 @contextmanager
 def standing_services(
     home: Path, *, prefect_port: int | None = None, mlflow_port: int | None = None,
-    backing: Backing | None = None,
+    backing: AbstractContextManager[Backing] | None = None,
 ) -> Iterator[Services]:  # fmt: skip
     """Both servers, ready, on the usual ports (4200, 5000) or the given ones, and registered.
+
+    `backing` starts what they stand on, in place of SQLite and folders.
 
     **Raises** `ConfigError` where the home's servers run already or a port is taken,
     `ServiceFailed` where a server does not become ready.
@@ -83,7 +85,10 @@ def standing_services(
         PREFECT: DEFAULT_PORTS[PREFECT] if prefect_port is None else prefect_port,
         MLFLOW: DEFAULT_PORTS[MLFLOW] if mlflow_port is None else mlflow_port,
     }
-    with start_services(home, ports=ports, standing=True, backing=backing) as services:
+    with (
+        backing or nullcontext() as below,
+        start_services(home, ports=ports, standing=True, backing=below) as services,
+    ):
         services.wait_ready()
         _write_register(services)
         try:
@@ -106,14 +111,14 @@ def up(
     *,
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
-    backing: AbstractContextManager[Backing | None] = nullcontext(),  # noqa: B008
+    backing: AbstractContextManager[Backing] | None = None,
     beside: Beside | None = None,
 ) -> None:
     """Start both servers, announce their addresses, serve until Ctrl-C or SIGTERM, end them.
 
     **Arguments**
 
-    - `backing`: what the servers stand on, in place of SQLite and folders.
+    - `backing`: starts what the servers stand on, in place of SQLite and folders.
     - `beside`: starts what works for them (registered deployments, workers).
 
     **Raises** as `standing_services` and `watch` do; an interruption is the ordinary end.
@@ -121,7 +126,7 @@ def up(
     with suppress(KeyboardInterrupt), sigterm_as_interrupt(), ExitStack() as stack:
         services = stack.enter_context(
             standing_services(home, prefect_port=prefect_port, mlflow_port=mlflow_port,
-                              backing=stack.enter_context(backing))
+                              backing=backing)
         )  # fmt: skip
         for name, address in services.addresses.items():
             announce(f"{_LABELS[name]:8}{address.url}")

@@ -8,7 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -16,9 +20,10 @@ import pytest
 
 from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime import services as service_module
+from tasks.runtime.backing import Backing
 from tasks.runtime.processes import listening_socket, port_in_use, start_child, stop_group
 from tasks.runtime.services import MLFLOW, PREFECT, Address, Service, start_services
-from tasks.runtime.stack import running_services, standing_services, use_services
+from tasks.runtime.stack import running_services, standing_services, up, use_services
 
 ROOT = Path(__file__).resolve().parents[2]
 UP = """
@@ -170,6 +175,31 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
 def test_a_torn_register_means_no_servers(tmp_path: Path, content: str) -> None:
     (tmp_path / "services.json").write_text(content)
     assert running_services(tmp_path) == {}
+
+
+def test_a_second_command_is_refused_before_it_starts_a_database(tmp_path: Path) -> None:
+    @contextmanager
+    def database() -> Iterator[Backing]:
+        started.append("database")
+        yield Backing({}, {})
+
+    started = list[str]()
+    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        entry = {"url": f"http://127.0.0.1:{server.server_port}", "pid": os.getpid()}
+        (tmp_path / "services.json").write_text(json.dumps({"mlflow": entry}))
+        with pytest.raises(ConfigError, match="runs already at"):
+            up(tmp_path, print, prefect_port=0, mlflow_port=0, backing=database())
+        server.shutdown()
+    assert not started
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """Answers as a server that is well."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
 
 
 def test_a_register_of_ended_processes_means_no_servers(tmp_path: Path) -> None:
