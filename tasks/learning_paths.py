@@ -49,4 +49,4 @@ def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
     return metrics | {"seconds": time.monotonic() - began}
 
 
-LEARNING_PATHS = Stage("learning-paths", 1, learning_paths)
+LEARNING_PATHS = Stage("learning-paths", 2, learning_paths)

@@ -95,5 +95,5 @@ def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
 
-SUPERVISION = Stage("supervision", 1, supervision)
+SUPERVISION = Stage("supervision", 2, supervision)
 LEARNING_SPEED = Stage("learning-speed", 1, learning_speed)

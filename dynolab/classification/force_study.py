@@ -59,11 +59,7 @@ class ForceStudyConfig(BaseModel):
     @model_validator(mode="after")
     def _fits_together(self) -> ForceStudyConfig:
         training = self.training
-        if training.momentum or training.weight_decay:
-            raise ConfigError(
-                "forces.training", {"momentum": training.momentum, "decay": training.weight_decay},
-                "the forces told are those of a step's own images: both must be 0",
-            )  # fmt: skip
+        training.check_plain("forces.training")
         if training.learning_rate not in self.learning_rates:
             raise ConfigError(
                 "forces.learning_rates", list(self.learning_rates),

@@ -34,6 +34,14 @@ class SGDConfig(BaseModel):
     batch_size: int = Field(32, ge=1, description="Examples of one step.")
     epochs: int = Field(20, ge=1, description="Passes over the examples.")
 
+    def check_plain(self, field: str) -> None:
+        """**Raises:** `ConfigError` for momentum and decay, by which a step is not its images'."""
+        if self.momentum or self.weight_decay:
+            raise ConfigError(
+                field, {"momentum": self.momentum, "decay": self.weight_decay},
+                "the forces told are those of a step's own images: both must be 0",
+            )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ManyStep:

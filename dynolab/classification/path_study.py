@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from dynolab.classification.gaussian_toy import GaussianConfig, gaussian_toy
@@ -20,6 +20,7 @@ from dynolab.classification.many import (
     train_many,
 )
 from dynolab.classification.paths import base_difficulty, filtered, own_changes, zigzag
+from dynolab.classification.seeds import seed_for
 from dynolab.classification.targets import FILTER_DECAY, one_hot
 from dynolab.data.classification_results import (
     Difficulty,
@@ -46,6 +47,12 @@ class PathStudyConfig(BaseModel):
     training: SGDConfig = Field(SGDConfig(learning_rate=0.1, epochs=40), description="On images.")
     noise: float = Field(0.2, ge=0, lt=1, description="Share of images with a wrong label.")
     shown: int = Field(3, ge=1, description="Paths of every difficulty that figures show.")
+
+    @model_validator(mode="after")
+    def _steps_are_plain(self) -> PathStudyConfig:
+        self.toy_training.check_plain("paths.toy_training")
+        self.training.check_plain("paths.training")
+        return self
 
 
 @dataclass
@@ -111,7 +118,9 @@ def outside_predictions(
     build: Build, data: ImageSplits, training: SGDConfig, seeds: Sequence[int]
 ) -> Float[Tensor, "examples classes"]:
     """p* of the training images, estimated: what networks that were trained on the validation and
-    test images alone predict of them, in the mean over seeds."""
+    test images alone predict of them, in the mean over seeds. They share no start with those whose
+    paths are followed."""
+    seeds = [seed_for("outside predictions", seed) for seed in seeds]
     others = [data.validation, data.test]
     inputs = torch.cat([one.pixels for one in others])
     labels = torch.cat([one.labels for one in others])
@@ -131,7 +140,7 @@ def _flipped(
     data: ImageSplits, config: PathStudyConfig, truth: Float[Tensor, "examples classes"], seed: int
 ) -> Task:  # fmt: skip
     train: Images = data.train
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed_for("wrong labels", seed))
     labels = flip_labels(train.labels, data.classes, config.noise, generator)
     return Task(train.pixels, labels.given, train.labels, truth)
 

@@ -25,6 +25,7 @@ from dynolab.classification.many import (
     train_many,
 )
 from dynolab.classification.paths import zigzag
+from dynolab.classification.seeds import seed_for
 from dynolab.classification.targets import (
     FILTER_DECAY,
     FilterTable,
@@ -92,8 +93,10 @@ def compare_supervision(
     **Raises:** `ConfigError` for noise outside [0, 1), labels out of range, a class without
     examples.
     """
-    labels = [_noisy(data.train.labels, data.classes, noise, seed) for seed in seeds]
-    checks = [_noisy(data.validation.labels, data.classes, noise, seed) for seed in seeds]
+    labels, checks = (
+        [_noisy(one.labels, data.classes, noise, seed) for seed in seeds]
+        for one in (data.train, data.validation)
+    )
     given, true = torch.stack([one.given for one in labels]), data.train.labels
     orders = torch.stack([batch_order(len(true), config.training, seed) for seed in seeds])
     hard = one_hot(given, data.classes)
@@ -130,7 +133,8 @@ def compare_supervision(
 def _noisy(
     labels: Int[Tensor, examples], classes: int, noise: float, seed: int
 ) -> NoisyLabels:  # fmt: skip
-    return flip_labels(labels, classes, noise, torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed_for("wrong labels", seed))
+    return flip_labels(labels, classes, noise, generator)
 
 
 def train_teacher(

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from dynolab.classification.label_noise import check_labels, check_noise, flip_labels
+from dynolab.classification.many import SGDConfig, batch_order
+from dynolab.classification.seeds import seed_for
 from dynolab.errors import ConfigError
 
 LABELS = torch.arange(1000) % 10
@@ -31,6 +33,14 @@ def test_wrong_labels_spread_evenly_over_the_other_classes() -> None:
     counts = torch.bincount(found.given[found.wrong & (labels == 0)], minlength=10)
     assert counts[0] == 0
     assert counts[1:].float().std() < 4 * (counts.sum() / 9) ** 0.5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_wrong_labels_stand_anywhere_in_the_first_epoch_s_order(seed: int) -> None:
+    wrong = flip_labels(LABELS, 10, 0.4, seeded(seed_for("wrong labels", seed))).wrong
+    first = batch_order(1000, SGDConfig(epochs=1), seed)[:15]
+    assert float(wrong[first].float().mean()) == pytest.approx(0.4, abs=0.1)
+    assert seed_for("wrong labels", seed) != seed_for("outside predictions", seed)
 
 
 def test_two_classes_are_swapped() -> None:

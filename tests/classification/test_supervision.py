@@ -13,6 +13,7 @@ from dynolab.classification.many import (
     cross_entropy,
     train_many,
 )
+from dynolab.classification.seeds import seed_for
 from dynolab.classification.supervision import (
     SupervisionConfig,
     compare_supervision,
@@ -46,7 +47,7 @@ def accuracy(model) -> float:  # type: ignore[no-untyped-def]
 
 def test_filter_kd_written_out_for_one_seed_gives_the_same_student(found) -> None:  # type: ignore[no-untyped-def]
     seed = 3
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed_for("wrong labels", seed))
     given = flip_labels(DATA.train.labels, 10, 0.4, generator).given
     order = batch_order(120, CONFIG.training, seed)
     teacher, student = build(seed), build(seed)
@@ -79,7 +80,14 @@ def test_every_arm_is_measured_for_every_seed(found) -> None:  # type: ignore[no
     # The given labels are off by √2 where they are wrong.
     assert all(row.target_error == pytest.approx(0.4 * 2**0.5) for row in hard)
     assert {row.score for row in found.detections} == {"filter", "path", "last", "zigzag"}
-    assert all(row.auc > 0.5 for row in found.detections if row.score == "filter")
+
+
+def test_every_score_is_higher_where_a_label_is_wrong() -> None:
+    data = load_images(ImageConfig(train=600, validation=40, test=100))
+    longer = SupervisionConfig(training=SGDConfig(learning_rate=0.1, epochs=10))
+    learned = compare_supervision(build, data, longer, 0.4, (0,))
+    assert len(learned.detections) == 4
+    assert all(row.auc > 0.7 for row in learned.detections)
 
 
 def test_a_seed_s_rows_do_not_depend_on_the_seeds_beside_it(found) -> None:  # type: ignore[no-untyped-def]

@@ -118,6 +118,7 @@ REFUSED = [
     (forces(epochs=[1, 0]), "rising from 0"),
     (forces(learning_rates=[0.1]), "must be one of them"),
     (forces(training={"learning_rate": 0.05, "epochs": 2, "momentum": 0.9}), "both must be 0"),
+    ({"paths": {"training": {"momentum": 0.9}}}, "paths.training = {'momentum': 0.9"),
 ]
 
 
