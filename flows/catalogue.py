@@ -15,7 +15,6 @@ from flows.classification_parameters import (
 )
 from flows.classification_steps import classification_steps
 from flows.comparison import resolved_comparison
-from flows.comparisons import planned_study
 from flows.forces_parameters import ForcesParameters, resolved_forces
 from flows.forces_steps import forces_steps
 from flows.grpo_parameters import GrpoParameters
@@ -33,6 +32,7 @@ from flows.simplicity_parameters import SimplicityParameters
 from flows.simplicity_steps import simplicity_steps
 from flows.squeezing_parameters import SqueezingParameters, resolved_squeezing
 from flows.squeezing_steps import squeezing_steps
+from flows.study_comparisons import planned_study
 from flows.supervision_parameters import SupervisionParameters, resolved_supervision
 from flows.supervision_steps import supervision_steps
 from flows.transfer_parameters import TransferParameters, resolved_transfer

@@ -6,9 +6,9 @@ from typing import Any
 
 from prefect import flow
 
-from flows.comparisons import planned_study
 from flows.parameters import StudyParameters, resolved
 from flows.running import run_steps
+from flows.study_comparisons import planned_study
 from tasks.runtime.opening import planning_platform
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from dynolab.figures.compared_inputs import Compared, read_compared
-from flows.comparisons import planned_study
 from flows.mitigation_steps import mitigation_steps
 from flows.parameters import StudyParameters, validated
+from flows.study_comparisons import planned_study
 from tests.flows.analysed import Analysed
 from tests.flows.test_mitigation_flow import SMALL, parameters, run_all
 
