@@ -79,5 +79,5 @@ def _accuracies(rows: list[TransferRow]) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-TRANSFER_DIGITS = Stage("transfer-digits", 1, transfer_digits)
-TRANSFER_TOPICS = Stage("transfer-topics", 1, transfer_topics)
+TRANSFER_DIGITS = Stage("transfer-digits", 2, transfer_digits)
+TRANSFER_TOPICS = Stage("transfer-topics", 2, transfer_topics)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from dynolab.classification.many import ManyModels, SGDConfig, batch_order, train_many
+from dynolab.classification.seeds import seed_for
 from dynolab.classification.targets import one_hot, smoothed
 from dynolab.classification.task_head import (
     adaptation,
@@ -216,13 +217,17 @@ class _Transfer:
 def _network(
     build: Build, shape: tuple[int, ...], classes: int, seed: int, strategy: Strategy
 ) -> nn.Module:  # fmt: skip
-    """A fresh network for the second task; for `two_layer` with a hidden layer in its head."""
-    model = build(shape, classes, seed)
+    """A fresh network for the second task; for `two_layer` with a hidden layer in its head.
+
+    Its weights are none that the first network began with: features have learned to fit that one's
+    head, and a layer drawn anew would only go back to its start.
+    """
+    model = build(shape, classes, seed_for("second task", seed))
     head = model.get_submodule("head")
     if strategy == "two_layer":
         assert isinstance(head, nn.Linear)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(seed_for("hidden layer", seed))
             hidden = nn.Linear(head.in_features, head.in_features)
         model.add_module("head", nn.Sequential(hidden, nn.ReLU(), head))
     return model

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dynolab.classification.many import SGDConfig, batch_order, cross_entropy
+from dynolab.classification.seeds import seed_for
 from dynolab.classification.targets import one_hot
 from dynolab.classification.transfer import ProbingConfig, TransferConfig, compare_heads
 from dynolab.classification.transfer_claims import (
@@ -60,7 +61,7 @@ def test_one_network_carried_over_by_hand_ends_the_same(rows) -> None:  # type: 
             list(network.parameters()),
             cross_entropy(network(TASK.first.inputs[batch]), hard[batch]),
         )
-    second = build((1, 8, 8), 5, seed)
+    second = build((1, 8, 8), 5, seed_for("second task", seed))
     second.body.load_state_dict(network.body.state_dict())
     drawn = TASK.draw(40, seed)
     inputs, labels = TASK.pool.inputs[drawn], TASK.pool.labels[drawn]
