@@ -47,7 +47,7 @@ def accuracy_plate(rows: Sequence[SupervisionRow]) -> Plate:
     return Plate(
         "accuracy",
         "What is the best teacher of noisy labels?",
-        f"At {noise:.0%} wrong labels {LABELS[best]} is best with "
+        f"At {noise:.0%} wrong labels {LABELS[best]} has the highest mean, "
         f"{tables[noise].mean(best, 'accuracy').mean:.1%}; Filter-KD gains {points(gain)} points "
         "over one-hot labels.",
         f"{_BANDS} Arms of a seed share initial weights, wrong labels and batches. A label that is "
@@ -174,8 +174,7 @@ def speed_section(speeds: Sequence[SpeedRow]) -> Html | None:
     return section(
         "sources",
         "Who teaches whom",
-        "An example’s own steps and those of its kind raise its label; examples that say something "
-        "else lower it.",
+        "Whose steps move an example’s own label, and which way: below zero they lower it.",
         table(head, rows, "ssnnnnn"),
         note="Accumulated first-order influence on log p of the given label after the last step, "
         "nats, means over examples, then over seeds [95% t-interval].",
