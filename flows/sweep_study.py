@@ -30,10 +30,10 @@ class SweepStudy:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.parameters = parameters
+        self.parameters, self.name = parameters, study_name(parameters)
         self._study = optuna.create_study(
             storage=_storage(database()),
-            study_name=study_name(parameters),
+            study_name=self.name,
             direction=parameters.direction,
             load_if_exists=True,
             pruner=_pruner(parameters),

@@ -7,15 +7,18 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dynolab.errors import DynolabError
 from flows.sweep_parameters import SweepParameters
-from flows.sweep_study import SweepStudy, study_name
+from flows.sweep_study import SweepStudy
 from flows.trial import TrialParameters, run_trial
 from tasks.runtime.keys import canonical
 from tasks.runtime.stage import Platform
+
+if TYPE_CHECKING:
+    from tasks.runtime.tracking import Status
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +65,12 @@ def workers_wait() -> bool:
     return any(one.last_heartbeat_time and one.last_heartbeat_time > since for one in workers)
 
 
-def _changes(study: SweepStudy, number: int) -> tuple[str, ...]:
-    return tuple(f"{k}={json.dumps(value)}" for k, value in study.settings(number).items())
+def _settings(study: SweepStudy, number: int, parent_run: str | None = None) -> TrialParameters:
+    changes = tuple(f"{k}={json.dumps(value)}" for k, value in study.settings(number).items())
+    return TrialParameters(
+        sweep=study.parameters, memory=study.name, number=number, changes=changes,
+        parent_run=parent_run,
+    )  # fmt: skip
 
 
 def _by_workers(parent_run: str | None) -> Launch:
@@ -71,15 +78,12 @@ def _by_workers(parent_run: str | None) -> Launch:
         from prefect.deployments import run_deployment
 
         attempt = _attempt(study, number)
-        settings = TrialParameters(
-            sweep=study.parameters, number=number, changes=_changes(study, number),
-            parent_run=parent_run,
-        )  # fmt: skip
+        settings = _settings(study, number, parent_run)
         run: Any = run_deployment(
             DEPLOYMENT,
             parameters={"parameters": settings.model_dump(mode="json")},
             flow_run_name=settings.name,
-            idempotency_key=_key(study.parameters, number, attempt),
+            idempotency_key=_key(study, number, attempt),
             timeout=0,
         )
         return Started(lambda: _is_final(run.id), lambda: _cancel(run.id))
@@ -90,25 +94,25 @@ def _by_workers(parent_run: str | None) -> Launch:
 def _attempt(study: SweepStudy, number: int) -> int:
     """The start that is under way, where a sweep that died has made one, else the next."""
     before = study.attempts(number)
-    if before and not _was_seen(study.parameters, number, before):
+    if before and not _was_seen(study, number, before):
         return before
     return study.started(number)
 
 
-def _was_seen(parameters: SweepParameters, number: int, attempt: int) -> bool:
+def _was_seen(study: SweepStudy, number: int, attempt: int) -> bool:
     """Whether a start of a trial has come to its end."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
 
-    key = _key(parameters, number, attempt)
+    key = _key(study, number, attempt)
     wanted = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[key]))
     with get_client(sync_client=True) as client:
         found = client.read_flow_runs(flow_run_filter=wanted)
     return bool(found) and all(one.state is None or one.state.is_final() for one in found)
 
 
-def _key(parameters: SweepParameters, number: int, attempt: int) -> str:
-    return f"{study_name(parameters)}/{number}/{attempt}"
+def _key(study: SweepStudy, number: int, attempt: int) -> str:
+    return f"{study.name}/{number}/{attempt}"
 
 
 def _is_final(run: UUID) -> bool:
@@ -128,31 +132,37 @@ def _cancel(run: UUID) -> None:
 
 
 def _here(platform: Platform) -> Launch:
-    """Runs a trial to its end at once, with a run of its own under the sweep's."""
+    """Runs a trial to its end at once; what goes wrong is this trial's alone."""
 
     def launch(study: SweepStudy, number: int) -> Started:
         study.started(number)
-        settings = TrialParameters(
-            sweep=study.parameters, number=number, changes=_changes(study, number)
-        )
-        tags = {"flow": "trial", "sweep": study.parameters.name, "trial": str(number)}
-        run = platform.tracking.start_run(
-            settings.name, parent=platform.study, tags=tags,
-            params=canonical(settings.settings),
-        )  # fmt: skip
-        alone = Platform(
-            platform.settings, platform.store, lambda: platform.tracking, platform.progress,
-            open_study=lambda tracking: run,
-        )  # fmt: skip
         try:
-            run_trial(settings, alone)
-            run.finish("FINISHED")
-        except DynolabError as error:  # this trial's alone; the others go on
-            log.warning("trial %d has failed: %s", number, error)
-            run.finish("FAILED")
-        except BaseException:
-            run.finish("KILLED")
-            raise
+            _run_here(_settings(study, number), platform)
+        except Exception as error:
+            foreseen = isinstance(error, DynolabError)
+            log.warning("trial %d has failed: %s", number, error, exc_info=not foreseen)
+            study.fail(number)
         return Started(lambda: True, lambda: None)
 
     return launch
+
+
+def _run_here(settings: TrialParameters, platform: Platform) -> None:
+    """Runs a trial with a run of its own under the sweep's."""
+    run = platform.tracking.start_run(
+        settings.name, parent=platform.study, params=canonical(settings.settings),
+        tags={"flow": "trial", "sweep": settings.sweep.name, "trial": str(settings.number)},
+    )  # fmt: skip
+    alone = Platform(
+        platform.settings, platform.store, lambda: platform.tracking, platform.progress,
+        open_study=lambda tracking: run,
+    )  # fmt: skip
+    status: Status = "KILLED"
+    try:
+        run_trial(settings, alone)
+        status = "FINISHED"
+    except Exception:
+        status = "FAILED"
+        raise
+    finally:
+        run.finish(status)

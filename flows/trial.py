@@ -18,7 +18,7 @@ from flows.deployments import commands
 from flows.parameters import load_parameters
 from flows.running import run_on
 from flows.sweep_parameters import SweepParameters
-from flows.sweep_study import SweepStudy
+from flows.sweep_study import SweepStudy, study_name
 from tasks.runtime.keys import canonical
 from tasks.runtime.opening import open_platform
 from tasks.runtime.stage import Platform
@@ -34,6 +34,9 @@ class TrialParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     sweep: SweepParameters
+    memory: str
+    """The sweep's name in its database, which tells what its study file held when it began."""
+
     number: int
     changes: tuple[str, ...]
     """The trial's settings, as key=value."""
@@ -70,8 +73,14 @@ def trial(parameters: TrialParameters) -> Any:
 
 
 def run_trial(parameters: TrialParameters, platform: Platform) -> Any:
-    """Runs the trial's stages on a platform whose study is the trial's run."""
-    sweep, study = parameters.sweep, SweepStudy(parameters.sweep)
+    """Runs the trial's stages on a platform whose study is the trial's run.
+
+    **Raises** `ConfigError` where the study file is no longer that of the other trials.
+    """
+    sweep = parameters.sweep
+    if study_name(sweep) != parameters.memory:
+        raise ConfigError("study", sweep.study, "has changed since the sweep began; start it again")
+    study = SweepStudy(sweep)
     command, run = commands()[sweep.flow], platform.study
     assert run is not None
 

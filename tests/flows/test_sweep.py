@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,12 @@ from flows.sweep_checks import check_sweep
 from flows.sweep_parameters import SweepParameters
 from flows.sweep_study import SweepStudy, study_name
 from flows.sweep_trials import Started
+from flows.sweep_trials import _here as run_here
+from flows.sweep_trials import _settings as trial_settings
+from flows.trial import run_trial
 from tasks.runtime.processes import listening_socket
 from tests.flows.lab import SMALL, Lab, ended
+from tests.runtime.doubles import memory_platform
 
 ROOT = Path(__file__).resolve().parents[2]
 BETA = "preference.objective.beta"
@@ -187,6 +192,53 @@ def test_an_interrupted_sweep_ends_its_trials_and_takes_them_up_later(no_pause: 
     later = Workers("complete", "complete")
     run_trials(SweepStudy(a_sweep(concurrency=2)), later)
     assert sorted(later.started) == sorted(workers.started) == [0, 1]
+
+
+def test_a_combination_that_cannot_work_is_that_trials_failure(tmp_path: Path) -> None:
+    parameters = a_sweep(
+        space={"preference.engine.ranks": {"values": [2, 3]},
+               "preference.batch_size": {"values": [6, 8]}},
+        settings=["preference.engine.zero_stage=3"],
+    )  # fmt: skip
+    check_sweep(parameters)
+    study = SweepStudy(parameters)
+    numbers = [study.ask() for _ in range(4)]
+    assert numbers[-1] == 3
+    assert run_here(memory_platform(tmp_path))(study, 3).ended()
+    assert study.unfinished() == [0, 1, 2] and study.rows()[3].state == "failed"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "state"),
+    [(RuntimeError("out of memory"), "FAILED", "failed"), (KeyboardInterrupt, "KILLED", "running")],
+)
+def test_what_breaks_a_trial_ends_it_alone_and_an_interruption_ends_the_sweep(
+    error: Exception, status: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("flows.sweep_trials.run_trial", broken)
+    platform, study = memory_platform(tmp_path), SweepStudy(a_sweep())
+    number = study.ask()
+    assert number is not None
+    with suppress(KeyboardInterrupt):
+        run_here(platform)(study, number)
+    tracking: Any = platform.tracking
+    assert [run.status for run in tracking.runs] == [status]
+    assert study.rows()[number].state == state
+
+
+def test_a_trial_of_a_study_file_that_has_changed_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(SMALL.read_text())
+    study = SweepStudy(a_sweep(study=str(file)))
+    number = study.ask()
+    assert number is not None
+    settings = trial_settings(study, number)
+    file.write_text(SMALL.read_text() + "seed: 5\n")
+    with pytest.raises(ConfigError, match=r"study = .*study.yaml.: has changed since"):
+        run_trial(settings, memory_platform(tmp_path))
 
 
 @pytest.mark.parametrize(
