@@ -28,18 +28,18 @@ def show_lineage(address: str, console: Console | None = None) -> None:
 
 def _told(one: Ancestor) -> str:
     """A result in a few lines: what it is, where it lies, what it was made from and with."""
-    role = f"{one.role}: " if one.role else ""
+    role = escape(f"{one.role}: ") if one.role else ""
     if one.result is None or one.manifest is None:
-        return escape(f"{role}content {one.digest[:16]}, which this store does not hold")
+        return role + escape(f"content {one.digest[:16]}, which this store does not hold")
     manifest = one.manifest
     lines = [
-        f"{role}[bold]{escape(one.result.stage)}[/bold] {one.result.key[:16]}",
-        escape(one.result.address),
+        one.result.address,
         f"code {manifest.git_revision or 'unknown'}, stage version {manifest.version}, "
         f"torch {manifest.libraries.get('torch', 'unknown')}, {manifest.created:%Y-%m-%d %H:%M}",
     ]
     if one.sources:
-        lines.append(escape(", ".join(f"{name} {value}" for name, value in one.sources.items())))
+        lines.append(", ".join(f"{name} {value}" for name, value in one.sources.items()))
     if manifest.mlflow_run_id:
         lines.append(f"MLflow run {manifest.mlflow_run_id}")
-    return "\n".join(lines)
+    head = f"{role}[bold]{escape(one.result.stage)}[/bold] {one.result.key[:16]}"
+    return "\n".join([head, *(escape(line) for line in lines)])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 
 import pytest
 from rich.console import Console
+from rich.tree import Tree
 
 from dynolab.errors import ConfigError
-from flows.lineage import show_lineage
+from flows.lineage import _told, show_lineage
 from tasks.runtime.lineage import addressed, lineage
 from tests.flows.analysed import Analysed
 
@@ -41,6 +43,16 @@ def test_it_is_printed_as_a_tree(lab: Analysed, monkeypatch: pytest.MonkeyPatch)
         assert part in told
     with pytest.raises(ConfigError, match="start the servers"):
         show_lineage("0" * 32)
+
+
+def test_what_a_manifest_says_is_shown_as_it_is(lab: Analysed) -> None:
+    (one, *_) = lineage(lab.platform.store, lab.sft)
+    assert one.manifest is not None
+    manifest = one.manifest.model_copy(update={"git_revision": "[/odd]"})
+    said = StringIO()
+    odd = replace(one, role="[red]", manifest=manifest)
+    Console(file=said, width=300).print(Tree(_told(odd)))
+    assert "[red]: sft" in said.getvalue() and "code [/odd]," in said.getvalue()
 
 
 def test_what_the_store_no_longer_holds_is_told(lab: Analysed) -> None:
