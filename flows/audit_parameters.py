@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,7 +16,7 @@ from flows.checkpoints import (
     resolved_model,
     results_of,
 )
-from flows.parameters import Name
+from flows.parameters import Name, as_change
 from tasks.audit import AuditJob
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
@@ -73,7 +72,7 @@ def named_on_command_line(
     if data is not None:
         settings |= {"data.source": "file", "data.path": str(data), "data.heldout_rows": 0,
                      "data.probe_pairs": 0}  # fmt: skip
-    return [f"{name}={json.dumps(value)}" for name, value in settings.items()]
+    return [as_change(name, value) for name, value in settings.items()]
 
 
 def resolved_audit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -244,6 +245,11 @@ def _joined(part: str, field: str) -> str:
     before, after = part.split(".") if part else [], field.split(".")
     shared = [n for n in range(1, len(after) + 1) if before[-n:] == after[:n]]
     return ".".join([*before, *after[max(shared, default=0) :]])
+
+
+def as_change(setting: str, value: Any) -> str:
+    """The change that gives a setting a plain value."""
+    return f"{setting}={json.dumps(value, ensure_ascii=False)}"  # YAML knows no pairs of escapes
 
 
 def _apply(content: dict[str, Any], change: str) -> None:

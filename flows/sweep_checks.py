@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from dynolab.errors import ConfigError
 from flows.deployments import commands
-from flows.parameters import load_parameters
+from flows.parameters import as_change, load_parameters
 from flows.sweep_parameters import SweepParameters
 
 
@@ -26,7 +24,7 @@ def check_sweep(parameters: SweepParameters) -> None:
     }
     for name, one in parameters.space.items():
         for value in one.values if one.values is not None else (one.low, one.high):
-            changes = [f"{key}={json.dumps(v)}" for key, v in (first | {name: value}).items()]
+            changes = [as_change(key, given) for key, given in (first | {name: value}).items()]
             load_parameters(
                 command.parameters, parameters.study_path, [*parameters.settings, *changes]
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dynolab.errors import DynolabError
+from flows.parameters import as_change
 from flows.sweep_parameters import SweepParameters
 from flows.sweep_study import SweepStudy
 from flows.trial import TrialParameters, run_trial
@@ -66,7 +66,7 @@ def workers_wait() -> bool:
 
 
 def _settings(study: SweepStudy, number: int, parent_run: str | None = None) -> TrialParameters:
-    changes = tuple(f"{k}={json.dumps(value)}" for k, value in study.settings(number).items())
+    changes = tuple(as_change(key, value) for key, value in study.settings(number).items())
     return TrialParameters(
         sweep=study.parameters, memory=study.name, number=number, changes=changes,
         parent_run=parent_run,

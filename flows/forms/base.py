@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dynolab.errors import ConfigError
 from dynolab.objectives.registry import AnyConfig
-from flows.parameters import parse_parameters, read_settings, read_study
+from flows.parameters import as_change, parse_parameters, read_settings, read_study
 
 STUDIES = Path(__file__).resolve().parents[2] / "deploy" / "studies"
 
@@ -106,7 +105,7 @@ class Form(BaseModel):
         if self.objective_at is not None:
             yield from self._objective_changes(given, read_settings(text, origin))
         for setting, value in given.values():
-            yield f"{setting}={json.dumps(value)}"
+            yield as_change(setting, value)
 
     def _objective_changes(
         self, given: dict[str, tuple[str, Any]], study: Mapping[str, Any]
@@ -117,9 +116,9 @@ class Form(BaseModel):
         written = _inner(study, str(self.objective_at)).get("name")
         name = chosen or written
         if chosen is not None and chosen != written:
-            yield f"{self.objective_at}={json.dumps({'name': chosen})}"
+            yield as_change(str(self.objective_at), {"name": chosen})
         for field, (setting, value) in given.items():
-            if setting.startswith(place) and name is not None:
+            if setting.startswith(place) and isinstance(name, str):
                 _check_taken(field, value, setting.removeprefix(place), name)
 
 

@@ -26,7 +26,7 @@ KNOWN = deployments()
 BUILTIN = "builtin.yaml"
 
 
-@pytest.fixture(params=KNOWN.values(), ids=KNOWN)
+@pytest.fixture(params=list(KNOWN.values()), ids=list(KNOWN))
 def one(request: pytest.FixtureRequest) -> Deployed:
     found: Deployed = request.param
     return found
@@ -125,6 +125,11 @@ def test_fields_change_the_files_settings() -> None:
     }
 
 
+def test_every_letter_of_a_field_arrives() -> None:
+    form = StudyForm(study_file=BUILTIN, project="βeta 🙂 “tried”: #1")
+    assert form.parameters(StudyParameters).project == "βeta 🙂 “tried”: #1"
+
+
 def test_another_objective_starts_from_its_defaults() -> None:
     form = PreferenceForm(study_file=BUILTIN, objective="simpo", margin=0.5)
     objective = form.parameters(StudyParameters).preference.objective
@@ -150,6 +155,8 @@ def test_one_more_arm_of_a_comparison() -> None:
         ({"study_file": "none.yaml"}, "cannot be read"),
         ({"study_text": "nothing: there"}, "nothing = 'there': there is no such setting"),
         ({"study_text": "!!python/object/apply:os.system ['true']"}, "is not readable as YAML"),
+        ({"study_text": "preference: {objective: {name: [dpo]}}", "beta": 1.0},
+         r"preference.objective.* = "),
         ({"other_settings": ["beta"]}, "write it as key=value"),
     ],
 )  # fmt: skip
@@ -165,10 +172,10 @@ def test_a_study_can_be_written_into_the_form() -> None:
 
 
 def test_a_deployed_flow_is_imported_by_its_name() -> None:
-    from prefect.flows import load_flow_from_entrypoint
+    from prefect.flows import Flow, load_flow_from_entrypoint
 
     for name, one in KNOWN.items():
-        flow = load_flow_from_entrypoint(f"flows.deployed.{name}")
+        flow: Flow[..., Any] = load_flow_from_entrypoint(f"flows.deployed.{name}")
         assert flow.name == one.flow
         form = flow.validate_parameters({PARAMETER: {"study_file": "any.yaml"}})[PARAMETER]
         assert isinstance(form, Form) and form.study_file == "any.yaml"
