@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import (
     DeploymentScheduleCreate,
@@ -30,9 +29,11 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed, State
 from prefect.workers.process import ProcessWorker
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from dynolab.errors import ConfigError
 from flows.deployments import PARAMETER, Deployed, deployments
+from flows.parameters import read_settings, read_study, validated
 
 POOLS = {"cpu": 4, "training": 1}
 """Work pools, and how many runs each works on at once."""
@@ -71,12 +72,24 @@ def close_lost_runs(client: SyncPrefectClient) -> None:
         client.set_flow_run_state(run.id, ended, force=True)
 
 
-def read_schedules(file: Path) -> dict[str, list[dict[str, Any]]]:
-    """Deployment → its schedules: `cron`, `timezone` and the form's `settings`."""
+class Schedule(BaseModel):
+    """When a deployment runs by the clock, and with which form."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str = "schedule"
+    cron: str
+    timezone: str = "UTC"
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the form."""
+
+
+def read_schedules(file: Path) -> dict[str, list[Schedule]]:
+    """Deployment → its schedules; raises `ConfigError` for what is none."""
     if not file.exists():
         return {}
-    content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    return {str(name): list(listed or []) for name, listed in content.items()}
+    content = read_settings(read_study(file), str(file))
+    written = {name: listed or [] for name, listed in content.items()}
+    return validated(RootModel[dict[str, list[Schedule]]], written).root
 
 
 def _pool(client: SyncPrefectClient, name: str, limit: int) -> None:
@@ -94,7 +107,7 @@ def _pool(client: SyncPrefectClient, name: str, limit: int) -> None:
         )
 
 
-def _register(client: SyncPrefectClient, one: Deployed, schedules: list[dict[str, Any]]) -> None:
+def _register(client: SyncPrefectClient, one: Deployed, schedules: list[Schedule]) -> None:
     flow_id = client.create_flow_from_name(one.flow)
     client.create_deployment(
         flow_id,
@@ -129,15 +142,14 @@ def _job() -> dict[str, str]:
     return {"command": shlex.join(COMMAND), "working_dir": str(Path.cwd())}
 
 
-def _schedule(one: Deployed, written: dict[str, Any]) -> DeploymentScheduleCreate:
-    settings = one.form.model_validate(
-        {"study_file": one.first_file} | dict(written.get("settings", {}))
-    )
+def _schedule(one: Deployed, written: Schedule) -> DeploymentScheduleCreate:
+    settings = validated(one.form, {"study_file": one.first_file} | written.settings)
+    clock = {"cron": written.cron, "timezone": written.timezone}
     return DeploymentScheduleCreate(
-        schedule=CronSchedule(cron=written["cron"], timezone=written.get("timezone", "UTC")),
+        schedule=validated(CronSchedule, clock),
         parameters={PARAMETER: settings.model_dump(mode="json", exclude_none=True)},
         active=True,
-        slug=str(written.get("name", "schedule")),
+        slug=written.name,
     )
 
 
