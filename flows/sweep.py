@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from prefect import flow
@@ -55,8 +56,9 @@ def run_trials(study: SweepStudy, launch: Launch) -> None:
             if running:
                 time.sleep(POLL_SECONDS)
     finally:
-        for started in running.values():
-            started.cancel()
+        with ExitStack() as ending:  # a trial that cannot be ended keeps none of the others
+            for started in running.values():
+                ending.callback(started.cancel)
 
 
 def _fill(

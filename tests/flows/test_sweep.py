@@ -182,6 +182,26 @@ def test_no_more_trials_run_at_once_than_may(no_pause: None) -> None:
     assert {row.state for row in study.rows()} == {"complete"}
 
 
+def test_a_trial_that_cannot_be_ended_keeps_no_other_from_its_end(no_pause: None) -> None:
+    from flows.sweep import run_trials
+
+    ended = list[int]()
+
+    def launch(study: SweepStudy, number: int) -> Started:
+        def cancel() -> None:
+            ended.append(number)
+            raise ConnectionError
+
+        def interrupted() -> bool:
+            raise KeyboardInterrupt
+
+        return Started(interrupted, cancel)
+
+    with pytest.raises(ConnectionError):
+        run_trials(SweepStudy(a_sweep(concurrency=2)), launch)
+    assert sorted(ended) == [0, 1]
+
+
 def test_an_interrupted_sweep_ends_its_trials_and_takes_them_up_later(no_pause: None) -> None:
     from flows.sweep import run_trials
 
