@@ -194,7 +194,7 @@ def _redis(home: Path, password: str) -> Iterator[str]:
     write_private(
         settings,
         f"bind {LOOPBACK}\nport {port}\nprotected-mode yes\nrequirepass {password}\n"
-        f"dir {home / 'redis'}\nappendonly yes\n",
+        f'dir "{home / "redis"}"\nappendonly yes\n',
     )
     log = home / "logs" / "redis.log"
     with _running("redis", ["-", program, str(settings)], log) as process:

@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import redis
 import requests
 
 from dynolab.errors import ConfigError
@@ -133,6 +134,18 @@ def test_a_run_brings_no_secret_into_what_is_kept(full: Platform) -> None:
     for secret in (me[1], known["AWS_SECRET_ACCESS_KEY"], known["MLFLOW_TRACKING_PASSWORD"]):
         assert secret not in told + runs + str(seen())
         assert not any(secret.encode() in content for content in stored)
+
+
+@needs_programs
+def test_redis_lets_nobody_in_without_its_password_wherever_the_home_is(tmp_path: Path) -> None:
+    home = tmp_path / "a home"
+    home.mkdir()
+    with backing_module._redis(home, "word") as url:
+        client = redis.Redis.from_url(url)
+        assert client.ping()
+        client.close()
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis.from_url(url.replace("word", "guess")).ping()
 
 
 def test_a_missing_program_is_named_with_its_package(
