@@ -27,7 +27,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Crashed, State
+from prefect.states import Cancelled, Crashed, State
 from prefect.workers.process import ProcessWorker
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
@@ -69,6 +69,8 @@ def close_lost_runs(client: SyncPrefectClient) -> None:
         ended: State[None] = Crashed(
             message="The command that worked on it has ended; run it again."
         )
+        if run.state is not None and run.state.is_cancelling():
+            ended = Cancelled()
         client.set_flow_run_state(run.id, ended, force=True)
 
 
