@@ -75,7 +75,8 @@ def pull_plate(states: Sequence[ClassifierState]) -> Plate:
         f"{_of(states)}. Rows: the class of the training image that an update is made on; columns: "
         "classes of watched test images. Left: first-order change of the row’s probability by the "
         "image’s share of a step; right: how far the column’s images are taken for the row’s class "
-        "at that moment.",
+        "at that moment. As Δp = p Δ log p, the right is a factor of the left: that they go "
+        "together says no more than that Δ log p does not go against it.",
         figure,
     )
 
