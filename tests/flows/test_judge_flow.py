@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -190,7 +189,8 @@ def test_a_judge_that_is_gone_goes_on_on_another_machine(
     with pytest.raises(EndpointFailed):
         run(analysed, **changes)
     server.answer = verdict
-    shutil.rmtree(analysed.platform.settings.cache / "answers")
+    answers = analysed.platform.settings.cache / "answers"
+    answers.rename(answers.with_name("lost-verdicts"))  # requests may be on their way
     metrics = (done := run(analysed, **changes)["judge-gone"]).metrics
     assert 3 <= metrics["endpoint/kept"] <= 4  # one more request was under way
     assert metrics["endpoint/kept"] + metrics["endpoint/requests"] == len(set(server.texts))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -130,7 +129,8 @@ def test_a_build_that_ended_goes_on_on_another_machine(
     with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
         run(analysed, known)
     server.answer = write
-    shutil.rmtree(analysed.platform.settings.cache / "answers")
+    answers = analysed.platform.settings.cache / "answers"
+    answers.rename(answers.with_name("lost-answers"))  # requests may be on their way
     done = run(analysed, known)["probe-set"]
     assert done.metrics["writer/kept"] > 0
     assert done.metrics["writer/kept"] + done.metrics["writer/requests"] == 8
