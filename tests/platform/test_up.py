@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import requests
+from requests.adapters import HTTPAdapter
+from urllib3.util.retry import Retry
 
 from tests.flows.lab import SMALL, Lab, until
 from tests.platform.conftest import Platform, platform_of
@@ -18,7 +20,11 @@ RUN_SECONDS = 300.0
 
 
 def api(platform: Platform, path: str, **body: Any) -> Any:
-    answer = requests.post(f"{platform.prefect}/api/{path}", json=body, timeout=30)
+    """Asks again where the server is too busy (503), as Prefect's own client does."""
+    again = Retry(5, status_forcelist=[503], allowed_methods=None, backoff_factor=0.5)
+    with requests.Session() as session:
+        session.mount("http://", HTTPAdapter(max_retries=again))
+        answer = session.post(f"{platform.prefect}/api/{path}", json=body, timeout=30)
     assert answer.ok, answer.text
     return answer.json()
 
