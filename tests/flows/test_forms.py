@@ -92,8 +92,6 @@ def _settings(annotation: Any, path: list[str]) -> bool:
 
 def test_an_empty_form_is_the_study_file(one: Deployed) -> None:
     file = STUDIES / one.first_file
-    if not file.exists():
-        pytest.skip(f"{one.name} has no study file")
     form = one.form(study_file=file.name)
     assert one.parameters(form) == load_parameters(one.kind, file, one.fixed)
 
