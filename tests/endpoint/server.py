@@ -35,12 +35,16 @@ class FakeClock(Clock):
 
 @dataclass
 class Seen:
-    """A request as the server got it, with the number of its text's repetitions so far."""
+    """A request as the server got it.
+
+    `place`: how many requests came before; `number`: how many of these with the same text.
+    """
 
     text: str
     body: dict[str, Any]
     key: str
     time: float
+    place: int
     number: int
 
 
@@ -95,7 +99,7 @@ def chat_server() -> Iterator[ChatServer]:
             text = body["messages"][-1]["content"]
             with state.lock:
                 seen = Seen(text, body, self.headers["Authorization"], state.clock.now(),
-                            state.texts.count(text))  # fmt: skip
+                            len(state.seen), state.texts.count(text))  # fmt: skip
                 state.seen.append(seen)
             found = state.answer(seen) if self.path.endswith("/chat/completions") else html(404)
             if found is None:

@@ -185,7 +185,7 @@ def test_a_judge_that_is_gone_goes_on_on_another_machine(
     judge = {"gone": {"name": "llm", "endpoint": PATIENT | {
         "model": "gone", "concurrency": 1, "attempts": 1}}}  # fmt: skip
     changes = only(**judge) | {"answers": {"split": "train"}}
-    server.answer = lambda seen: verdict(seen) if len(server.seen) <= 3 else trouble(503)
+    server.answer = lambda seen: verdict(seen) if seen.place < 3 else trouble(503)
     with pytest.raises(EndpointFailed):
         run(analysed, **changes)
     server.answer = verdict

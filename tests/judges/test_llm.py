@@ -180,7 +180,7 @@ def test_replies_without_a_verdict_are_kept_as_they_came(
 
 
 def test_a_judge_that_is_gone_goes_on_where_it_stopped(server: ChatServer, tmp_path: Path) -> None:
-    server.answer = lambda seen: honest(seen) if len(server.seen) <= 5 else trouble(503)
+    server.answer = lambda seen: honest(seen) if seen.place < 5 else trouble(503)
     asking, _ = judge(server, tmp_path, concurrency=1)
     with pytest.raises(EndpointFailed):
         asking.judge(many(20))
