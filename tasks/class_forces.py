@@ -23,7 +23,10 @@ class ClassForcesJob(ForceStudyConfig):
 
 
 def class_forces(work: Work[ClassForcesJob]) -> dict[str, float]:
-    """Reads input `images`. Results: `states.jsonl`, `ranks.jsonl` and `influence.jsonl`."""
+    """Reads input `images`.
+
+    Results: `states.jsonl`, `ranks.jsonl`, `influence.jsonl` and `diverged.jsonl`.
+    """
     from dynolab import distributed
     from dynolab.classification.force_study import study_forces
     from dynolab.data.images import read_images
@@ -38,6 +41,7 @@ def class_forces(work: Work[ClassForcesJob]) -> dict[str, float]:
         write_rows(work.output / "states.jsonl", found.states)
         write_rows(work.output / "ranks.jsonl", found.ranks)
         write_rows(work.output / "influence.jsonl", found.influences)
+        write_rows(work.output / "diverged.jsonl", found.diverged)
     last = max(one.epoch for one in found.states)
     main = [one for one in found.states if one.learning_rate == config.training.learning_rate]
     metrics = {
@@ -49,4 +53,4 @@ def class_forces(work: Work[ClassForcesJob]) -> dict[str, float]:
     return found_metrics | {"seconds": time.monotonic() - began}
 
 
-CLASS_FORCES = Stage("class-forces", 1, class_forces)
+CLASS_FORCES = Stage("class-forces", 2, class_forces)

@@ -28,6 +28,7 @@ def classification_page(work: Work[ClassificationPageConfig]) -> dict[str, float
     from dynolab.data.classification_results import (
         ClassifierState,
         ClassInfluence,
+        Divergence,
         EpochInfluence,
         ExamplePath,
         KernelRanks,
@@ -44,6 +45,7 @@ def classification_page(work: Work[ClassificationPageConfig]) -> dict[str, float
             forces.states += read_rows(folder / "states.jsonl", ClassifierState)
             forces.ranks += read_rows(folder / "ranks.jsonl", KernelRanks)
             forces.influences += read_rows(folder / "influence.jsonl", ClassInfluence)
+            forces.diverged += read_rows(folder / "diverged.jsonl", Divergence)
     followed = PathFindings(
         list(read_rows(paths / "scores.jsonl", PathScores)),
         list(read_rows(paths / "epochs.jsonl", EpochInfluence)),

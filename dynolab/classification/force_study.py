@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from dynolab.classification.targets import one_hot
 from dynolab.data.classification_results import (
     ClassifierState,
     ClassInfluence,
+    Divergence,
     Grid,
     KernelRanks,
 )
@@ -78,11 +79,15 @@ class ForceStudyConfig(BaseModel):
 
 @dataclass
 class ForceFindings:
-    """What was measured; rows of all networks, learning rates and seeds."""
+    """What was measured; rows of all networks, learning rates and seeds.
+
+    A learning rate at which a network diverged with any seed has rows in `diverged` alone.
+    """
 
     states: list[ClassifierState] = field(default_factory=list)
     ranks: list[KernelRanks] = field(default_factory=list)
     influences: list[ClassInfluence] = field(default_factory=list)
+    diverged: list[Divergence] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,8 @@ def study_forces(
     """Trains a network with every learning rate and seed, all at once, and measures on the way.
 
     The runs of a seed share initial weights and the order of batches.
+
+    **Raises:** `ConfigError` where the learning rate that figures show diverges.
     """
     runs = [(rate, seed) for rate in config.learning_rates for seed in seeds]
     many = ManyModels([build(data.train.shape, data.classes, seed) for _, seed in runs])
@@ -124,7 +131,7 @@ def study_forces(
     steps = train_many(
         many, data.train.pixels, one_hot(data.train.labels, data.classes),
         torch.stack([orders[seed] for _, seed in runs]), training,
-        learning_rates=torch.tensor([rate for rate, _ in runs]),
+        learning_rates=torch.tensor([rate for rate, _ in runs]), all_must_last=False,
     )  # fmt: skip
     found, watched = ForceFindings(), Watched.of(data, config.watched)
     measure = _Measure(many, network, runs, data, watched, training)
@@ -133,10 +140,18 @@ def study_forces(
         n: _Influence(watched, measure.logps(many.weights)[n])
         for n, (rate, _) in enumerate(runs) if rate == training.learning_rate
     }  # fmt: skip
+    lasting = torch.ones(len(runs), dtype=torch.bool)
     for step in steps:
         epoch, within = divmod(step.number - 1, per_epoch)
+        lost = lasting & ~_finite(step.after).cpu()
+        lasting &= ~lost
+        found.diverged += [
+            Divergence(network=network, learning_rate=runs[n][0], seed=runs[n][1], step=step.number)
+            for n in lost.nonzero().flatten().tolist()
+        ]
+        _check_main(found.diverged, training)
         if within == 0 and epoch in config.epochs:
-            found.states += measure.states(epoch, step)
+            found.states += measure.states(epoch, step, lasting)
         if epoch < config.influence_epochs:
             for n, one in influence.items():
                 one.add(many.model(n, step.before), data, step.rows[n], training)
@@ -147,9 +162,27 @@ def study_forces(
                     for n, one in influence.items()
                 ]
     if training.epochs in config.epochs:
-        found.states += measure.states(training.epochs, None)
-    found.ranks = [row for run in runs for row in _ranks(found.states, network, *run)]
+        found.states += measure.states(training.epochs, None, lasting)
+    blown = {one.learning_rate for one in found.diverged}
+    found.states = [one for one in found.states if one.learning_rate not in blown]
+    found.ranks = [
+        row for run in runs if run[0] not in blown for row in _ranks(found.states, network, *run)
+    ]
     return found
+
+
+def _finite(weights: Stacked) -> Bool[Tensor, runs]:
+    """Whether all of a run's weights are numbers."""
+    return torch.stack([w.flatten(1).isfinite().all(1) for w in weights.values()]).all(0)
+
+
+def _check_main(diverged: Sequence[Divergence], training: SGDConfig) -> None:
+    for one in diverged:
+        if one.learning_rate == training.learning_rate:
+            raise ConfigError(
+                "forces.training.learning_rate", training.learning_rate,
+                f"{one.network} diverges at step {one.step}, seed {one.seed}; lower it",
+            )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -167,13 +200,19 @@ class _Measure:
         """Log-probabilities of the watched images."""
         return self.many.logits(self.watched.observed.pixels, weights).log_softmax(-1)
 
-    def states(self, epoch: int, step: ManyStep | None) -> Iterator[ClassifierState]:
-        """The runs at an epoch's begin, and their first step from there; no step at the end."""
+    def states(
+        self, epoch: int, step: ManyStep | None, lasting: Bool[Tensor, runs]
+    ) -> Iterator[ClassifierState]:
+        """The runs at an epoch's begin, and their first step from there; no step at the end.
+
+        **Arguments:** `lasting`: the runs that have not diverged.
+        """
         before = self.many.weights if step is None else step.before
         test = self.many.logits(self.data.test.pixels, before)
         labels = self.data.test.labels.expand(len(self.runs), -1)
         moved = None if step is None else self.logps(step.after) - self.logps(before)
-        for n, (rate, seed) in enumerate(self.runs):
+        for n in lasting.nonzero().flatten().tolist():
+            rate, seed = self.runs[n]
             model = self.many.model(n, before)
             unexplained = change = float("nan")
             if step is not None and moved is not None:

@@ -148,7 +148,7 @@ def train_many(
     many: ManyModels, inputs: Float[Tensor, "examples ..."],
     targets: Float[Tensor, "*models examples classes"], orders: Int[Tensor, "*models steps batch"],
     config: SGDConfig, *, loss: Loss = cross_entropy,
-    learning_rates: Float[Tensor, models] | None = None,
+    learning_rates: Float[Tensor, models] | None = None, all_must_last: bool = True,
 ) -> Iterator[ManyStep]:  # fmt: skip
     """Trains all models by SGD, step by step; each becomes what it would become alone.
 
@@ -162,8 +162,10 @@ def train_many(
       which is faster.
     - `loss`: of one model on its batch.
     - `learning_rates`: the models' own, in place of the config's.
+    - `all_must_last`: False: a model that diverges goes on as no number, the others as if it
+      were not there.
 
-    **Raises:** `DynolabError` where a model's loss is no number.
+    **Raises:** `DynolabError` where a model's loss is no number and all must last.
     """
     own = orders.dim() == 3
     if orders.shape[:-2] not in ((), (len(many),)) or targets.shape[:-2] not in ((), (len(many),)):
@@ -185,7 +187,7 @@ def train_many(
             losses = vmap(loss, (0, 0 if wanted.dim() == 3 else None))(logits, wanted)
             gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         losses = losses.detach()
-        if not bool(losses.isfinite().all()):
+        if all_must_last and not bool(losses.isfinite().all()):
             bad = (~losses.isfinite()).nonzero().flatten().tolist()
             raise DynolabError(
                 f"step {number}: the loss of model {', '.join(map(str, bad))} is no number; lower "

@@ -54,6 +54,15 @@ class KernelRanks(Measured):
     growth: float
 
 
+class Divergence(Measured):
+    """A training whose weights ceased to be numbers with a step: `diverged.jsonl`."""
+
+    network: str
+    learning_rate: float
+    seed: int
+    step: int
+
+
 class ClassInfluence(Measured):
     """What the images of each class did to the watched ones, over all steps up to an epoch.
 

@@ -13,6 +13,7 @@ from dynolab.classification.force_claims import NETWORKS, beside, window
 from dynolab.data.classification_results import (
     ClassifierState,
     ClassInfluence,
+    Divergence,
     Grid,
     KernelRanks,
 )
@@ -105,7 +106,7 @@ def kernel_plate(states: Sequence[ClassifierState], ranks: Sequence[KernelRanks]
     )
 
 
-def rank_plate(ranks: Sequence[KernelRanks]) -> Plate:
+def rank_plate(ranks: Sequence[KernelRanks], diverged: Sequence[Divergence]) -> Plate:
     """Rank correlation with the last epoch, network by network, over learning rates."""
     last = max(one.second for one in ranks)
     networks = list(dict.fromkeys(one.network for one in ranks))
@@ -133,7 +134,7 @@ def rank_plate(ranks: Sequence[KernelRanks]) -> Plate:
     return Plate(
         "ranks",
         "Do the same classes stay coupled?",
-        _where_it_holds(ranks, networks),
+        _where_it_holds(ranks, networks) + _where_it_ends(diverged),
         "Spearman’s rank correlation of ‖CKC‖ over pairs of classes between an epoch and the last; "
         f"dotted: {THRESHOLD}, below which the assumption that the kernel’s order stays has broken "
         "down. Means over seeds with 95% t-intervals.",
@@ -156,6 +157,17 @@ def _where_it_holds(ranks: Sequence[KernelRanks], networks: Sequence[str]) -> st
         held = "holds at every learning rate" if not broken else f"breaks at η = {join(broken)}"
         told.append(f"{_name(network)} {held}")
     return f"From epoch {first} to {last} the order of ‖K‖ over pairs of classes: {join(told)}."
+
+
+def _where_it_ends(diverged: Sequence[Divergence]) -> str:
+    told = []
+    for network, eta in dict.fromkeys((one.network, one.learning_rate) for one in diverged):
+        steps = [one.step for one in diverged if (one.network, one.learning_rate) == (network, eta)]
+        told.append(
+            f"{_name(network)} diverged at η = {eta:g} ({len(steps)} seeds, first at step "
+            f"{min(steps)}), which is left out"
+        )
+    return f" {join(told)}." if told else ""
 
 
 def step_plate(states: Sequence[ClassifierState]) -> Plate:

@@ -53,7 +53,7 @@ def _force_plates(forces: ForceFindings, rate: float) -> Iterator[Plate]:
     ranks = [one for one in forces.ranks if (one.network, one.learning_rate) == (network, rate)]
     yield pull_plate(busiest(own))
     yield kernel_plate(own, ranks)
-    yield rank_plate(forces.ranks)
+    yield rank_plate(forces.ranks, forces.diverged)
     yield step_plate(forces.states)
     plate = influence_plate([one for one in forces.influences if one.network == network])
     if plate is not None:

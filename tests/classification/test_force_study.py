@@ -20,6 +20,7 @@ from dynolab.classification.many import SGDConfig, batch_order
 from dynolab.data.classification_results import ClassifierState, KernelRanks
 from dynolab.data.images import ImageConfig, ImageSplits, load_images
 from dynolab.errors import ConfigError
+from dynolab.figures.class_forces import rank_plate
 from dynolab.forces.stability import rank_correlation
 from models.vision import build_classifier
 
@@ -93,6 +94,25 @@ def test_ranks_are_those_of_pairs_of_classes(found: ForceFindings) -> None:
     pairs = np.triu_indices(10)
     assert row.correlation == rank_correlation(own[0][pairs], own[2][pairs])
     assert row.growth == pytest.approx(float(np.median(own[2][pairs] / own[0][pairs])) - 1)
+
+
+def test_a_learning_rate_that_diverges_is_told_and_leaves_the_others_as_they_are(
+    data: ImageSplits, found: ForceFindings
+) -> None:
+    wild = CONFIG.model_copy(update={"learning_rates": (0.01, 0.1, 1e20)})
+    again = study_forces(partial(build_classifier, "mlp"), "mlp", data, wild, (0, 1))
+    assert {(one.learning_rate, one.seed) for one in again.diverged} == {(1e20, 0), (1e20, 1)}
+    assert {one.learning_rate for one in again.states} == {0.01, 0.1}
+    assert {one.learning_rate for one in again.ranks} == {0.01, 0.1}
+    assert [one.accuracy for one in again.states] == [one.accuracy for one in found.states]
+    page = rank_plate(again.ranks, again.diverged)
+    assert "MLP diverged at η = 1e+20 (2 seeds, first at step 2)" in page.message
+    blown = CONFIG.model_copy(update={
+        "training": CONFIG.training.model_copy(update={"learning_rate": 1e20}),
+        "learning_rates": (1e20,),
+    })  # fmt: skip
+    with pytest.raises(ConfigError, match=r"training\.learning_rate = 1e\+20: mlp diverges at st"):
+        study_forces(partial(build_classifier, "mlp"), "mlp", data, blown, (0,))
 
 
 def test_a_class_with_too_few_images_to_watch_is_refused() -> None:
