@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import socket
 import threading
 import time
-from pathlib import Path
 from types import TracebackType
 from uuid import uuid4
 
-from dynolab.errors import StoreError
+from dynolab.errors import CorruptData, StoreError
 from dynolab.store.filesystem import Files
+from dynolab.store.owner import is_dead, this_process
 
 log = logging.getLogger(__name__)
 
@@ -80,15 +78,7 @@ class Claim:
         self.release()
 
     def _content(self) -> bytes:
-        pid = os.getpid()
-        told = {
-            "owner": self._owner,
-            "renewals": self._renewals,
-            "host": socket.gethostname(),
-            "machine": _machine(),
-            "pid": pid,
-            "started": _start_time(pid),
-        }
+        told = {"owner": self._owner, "renewals": self._renewals, **this_process()}
         return json.dumps(told).encode()
 
     def _renew(self) -> None:
@@ -108,7 +98,7 @@ class Claim:
             return
         if self._seen is None or self._seen[0] != content:
             self._seen = (content, now)
-        if now - self._seen[1] >= STALE_SECONDS or _is_dead(_parsed(content)):
+        if now - self._seen[1] >= STALE_SECONDS or is_dead(_parsed(content)):
             log.warning("%s no longer computes: its claim is removed", self.holder() or "a run")
             self._files.remove(self._path)
 
@@ -120,43 +110,13 @@ class Claim:
             return self._files.read(self._path)
         except FileNotFoundError:
             return None
+        except CorruptData:  # too large: a claim of nobody, which turns stale
+            return b""
 
 
 def _parsed(content: bytes | None) -> dict[str, object]:
     try:
         told = json.loads(content or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
-
-
-def _is_dead(told: dict[str, object]) -> bool:
-    """Whether the holder is known to be dead; only its own machine can know."""
-    pid, machine = told.get("pid"), _machine()
-    if machine is None or told.get("machine") != machine or not isinstance(pid, int) or pid < 1:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return told.get("started") != _start_time(pid)
-
-
-def _machine() -> str | None:
-    """This boot of this kernel and this process namespace: within it a pid means one process."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return None
-
-
-def _start_time(pid: int) -> str | None:
-    """Start time in clock ticks since boot, field 22 of proc(5) stat; None for a dead process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]

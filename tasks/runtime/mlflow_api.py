@@ -15,7 +15,7 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ _TRAINING_EXPERIMENT = {"key": "mlflow.experimentKind", "value": "custom_model_d
 PARAM_LENGTH = 6000
 TAG_LENGTH = 8000
 HISTORY_PAGE = 25_000
+EXPERIMENTS_PER_SEARCH = 100
 
 _RETRY_LATER = {401, 403, 408, 425, 429}  # wrong login and throttling are mended from outside
 
@@ -145,6 +146,31 @@ class MlflowApi:
         }
         runs = self._call("POST", "runs/search", body).get("runs", [])
         return _run(runs[0]) if runs else None
+
+    def running(self, tag: str) -> dict[str, dict[str, str]]:
+        """Runs in state RUNNING that carry `tag`, of all experiments: id → tags."""
+        found: dict[str, dict[str, str]] = {}
+        condition = f"attributes.status = 'RUNNING' and tags.`{tag}` LIKE '%'"
+        experiments = self._pages("experiments/search", "experiments", {})
+        ids = [one["experiment_id"] for one in experiments]
+        for first in range(0, len(ids), EXPERIMENTS_PER_SEARCH):
+            body = {
+                "experiment_ids": ids[first : first + EXPERIMENTS_PER_SEARCH],
+                "filter": condition,
+            }
+            for run in self._pages("runs/search", "runs", body):
+                tags = {one["key"]: one["value"] for one in run["data"].get("tags", [])}
+                found[run["info"]["run_id"]] = tags
+        return found
+
+    def _pages(self, path: str, name: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        token = ""
+        while True:
+            asked = {**body, "max_results": 1000, **({"page_token": token} if token else {})}
+            page = self._call("POST", path, asked)
+            yield from page.get(name, [])
+            if not (token := page.get("next_page_token", "")):
+                return
 
     def tags(self, run_id: str) -> dict[str, str]:
         """The tags of a run."""

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 PUBLISH_SECONDS = 5.0  # between two updates of one artifact
 CLOSE_SECONDS = 10.0  # that the end of a stage waits for its last update
 LINK_SECONDS = 600.0  # that a link waits for MLflow to create the run
+FLOW_RUN_TAG = "prefect.flow_run_id"
 
 _tags_lock = threading.Lock()
 
@@ -46,7 +47,7 @@ def run_tags() -> dict[str, str]:
     from prefect.runtime import flow_run, task_run
 
     tags = {
-        "prefect.flow_run_id": flow_run.get_id(),
+        FLOW_RUN_TAG: flow_run.get_id(),
         "prefect.flow_run_url": flow_run.get_flow_run_ui_url(),
         "prefect.task_run_id": task_run.get_id(),
     }

@@ -26,6 +26,7 @@ __all__ = [
     "port_in_use",
     "start_child",
     "stop_group",
+    "variable_of_all",
 ]
 
 Process = subprocess.Popen[bytes]
@@ -157,12 +158,19 @@ def kill_marked(marker: str, within_seconds: float = 10.0) -> None:
 
 def marked_processes(marker: str) -> list[int]:
     """Living processes whose initial environment holds `marker` (NAME=value)."""
-    wanted = marker.encode()
-    found = []
+    name, _, wanted = marker.partition("=")
+    return [pid for pid, value in variable_of_all(name).items() if value == wanted]
+
+
+def variable_of_all(name: str) -> dict[int, str]:
+    """Living processes whose initial environment has the variable, and its value in each."""
+    start = f"{name}=".encode()
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # ended meanwhile, or another user's; a zombie's is empty
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
+            for entry in (folder / "environ").read_bytes().split(b"\0"):
+                if entry.startswith(start):
+                    found[int(folder.name)] = entry[len(start) :].decode("utf-8", "replace")
     return found
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from dynolab.store import Claim, Place, Store
 from dynolab.store import claim as claim_module
+from dynolab.store import owner as owner_module
 
 DEADLINE_SECONDS = 20
 
@@ -86,7 +87,7 @@ def test_a_holder_that_died_on_this_machine_is_succeeded_at_once(
 ) -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
-    told = {"owner": "x", "machine": claim_module._machine(), "pid": child.pid, "started": "1"}
+    told = {"owner": "x", "machine": owner_module._machine(), "pid": child.pid, "started": "1"}
     store.files.create(path, json.dumps(told).encode())
     contender = place.claim()
     assert acquired_in_time(contender)
@@ -95,7 +96,7 @@ def test_a_holder_that_died_on_this_machine_is_succeeded_at_once(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="process identity is read from /proc")
 def test_a_reused_process_number_is_not_its_holder(store: Store, place: Place, path: str) -> None:
-    told = {"owner": "x", "machine": claim_module._machine(), "pid": os.getpid(), "started": "1"}
+    told = {"owner": "x", "machine": owner_module._machine(), "pid": os.getpid(), "started": "1"}
     store.files.create(path, json.dumps(told).encode())
     contender = place.claim()
     assert acquired_in_time(contender)
