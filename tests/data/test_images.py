@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import ClassLabel, Dataset, Features, Image
 from numpy import ndarray
 
 from dynolab.data.images import (
@@ -178,6 +179,38 @@ def test_files_of_different_sets_are_refused(tmp_path: Path) -> None:
     (folder / "t10k-images-idx3-ubyte").unlink()
     with pytest.raises(ConfigError, match="holds no t10k-images-idx3-ubyte"):
         load_images(ImageConfig(source="idx", path=str(folder), **SMALL))
+
+
+def hub_folder(folder: Path, pictures: list[ndarray]) -> ImageConfig:
+    """A data set as the Hub holds it; its folder stands for its name, a commit for the Hub."""
+    labels = [n % 3 for n in range(len(pictures))]
+    kinds = Features({"img": Image(), "label": ClassLabel(names=["a", "b", "c"])})
+    for split in ("train", "test"):
+        rows = Dataset.from_dict({"img": pictures, "label": labels}, features=kinds)
+        rows.to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
+    return ImageConfig(source="hub", hub_name=str(folder), revision="0" * 40, **SMALL)
+
+
+@pytest.mark.parametrize("shape", [(9, 9), (9, 9, 3)])
+def test_data_sets_of_the_hub_are_read(shape: tuple[int, ...], tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    pictures = [random.integers(256, size=shape, dtype=np.uint8) for _ in range(30)]
+    splits = load_images(hub_folder(tmp_path, pictures))
+    assert splits.train.shape == (shape[2] if len(shape) == 3 else 1, 9, 9)
+    assert len(splits.train) == 12 and splits.train.labels.bincount().tolist() == [4, 4, 4]
+    held = {np.atleast_3d(one).transpose(2, 0, 1).tobytes() for one in pictures}
+    found = (splits.train.pixels * 255).round().to(torch.uint8).numpy()
+    assert {one.tobytes() for one in found} <= held
+
+
+def test_data_sets_of_the_hub_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    sizes = [np.zeros((5 + n % 2, 5), np.uint8) for n in range(6)]
+    with pytest.raises(ConfigError, match=r"data\.hub_name = .*its images differ in shape"):
+        load_images(hub_folder(tmp_path / "sizes", sizes))
+    none = tmp_path / "none"
+    Dataset.from_dict({"text": ["a", "b"]}).to_parquet(none / "data" / "train-0-of-1.parquet")
+    with pytest.raises(ConfigError, match="has columns text; a column of images and"):
+        load_images(ImageConfig(source="hub", hub_name=str(none), revision="0" * 40, **SMALL))
 
 
 def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
