@@ -32,6 +32,7 @@ from tasks.filter import FilterConfig
 from tasks.forces import ForcesConfig
 from tasks.kernel import KernelConfig
 from tasks.probe import ProbeConfig
+from tasks.runtime.private import KEY
 from tasks.squeezing import SqueezingConfig
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
@@ -295,8 +296,10 @@ def _variable(match: re.Match[str], field: str) -> str:
     found = os.environ.get(name)
     if not found:
         raise ConfigError(field, match[0], f"set the environment variable {name}")
-    if _LOGIN.search(found):
-        raise ConfigError(field, match[0], "holds a login, and parameters are kept; leave it out")
+    if name == KEY or _LOGIN.search(found):
+        raise ConfigError(
+            field, match[0], "holds a login or key, and parameters are kept; leave it out"
+        )
     return found
 
 

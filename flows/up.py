@@ -12,6 +12,7 @@ from typing import Literal
 
 from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime.backing import backing_services, write_environment
+from tasks.runtime.private import KEY, signing_key
 from tasks.runtime.processes import kill_marked, last_lines, start_child, stop_group
 from tasks.runtime.services import PREFECT, Address, Service, Services
 from tasks.runtime.stack import up
@@ -48,7 +49,8 @@ def start(
     def workers(services: Services) -> Iterator[Services]:
         if profile == "full":
             file = home / "environment"
-            write_environment(file, services.environment() | {"DYNOLAB_HOME": str(home)})
+            own = {"DYNOLAB_HOME": str(home), KEY: signing_key(home).hex()}
+            write_environment(file, services.environment() | own)
             word, read = home / "password", quote(str(file))
             announce(f"login   admin, password in {word}; set -a; . {read}")
         with work_for(services) as started:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from dynolab.errors import StoreError
-from dynolab.store.filesystem import Files
+from dynolab.errors import CorruptData, StoreError
+from dynolab.store.filesystem import SMALL, Files
 from dynolab.store.manifest import MANIFEST, MARKER, FileEntry, Manifest, Marker, hash_bytes, inside
+from dynolab.store.signing import Signer
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +35,13 @@ def new_attempt() -> str:
 
 
 def commit(
-    files: Files, place: str, source: Path, manifest: Manifest, *, replace: bool = False
-) -> Committed:
+    files: Files, place: str, source: Path, manifest: Manifest, *,
+    replace: bool = False, signer: Signer | None = None,
+) -> Committed:  # fmt: skip
     """Store the files of a local folder under `place` and make them count.
 
     **Arguments:** `manifest` tells everything but the files; `replace` overrides what is already
-    committed there.
+    committed there; `signer` signs.
 
     **Returns** what counts afterwards: where another attempt was committed first, that one.
     """
@@ -55,8 +57,13 @@ def commit(
     if files.sizes(folder) != manifest.sizes:
         raise StoreError(f"{files.address(folder)} does not hold what was sent to it")
     content = manifest.to_bytes()
+    if len(content) > SMALL:
+        raise StoreError(f"{source}: too many files; their manifest has more than {SMALL} bytes")
     files.create(f"{folder}/{MANIFEST}", content)
-    marker = Marker(attempt=attempt, manifest_sha256=hash_bytes(content))
+    signature = signer.sign(content) if signer else None
+    marker = Marker(
+        attempt=attempt, manifest_sha256=hash_bytes(content), signature=signature
+    )  # fmt: skip
     path, data = f"{place}/{MARKER}", marker.model_dump_json().encode()
     if replace:
         files.replace(path, data)
@@ -73,23 +80,35 @@ def commit(
     return Committed(folder, manifest)
 
 
-def committed(files: Files, place: str, stage: str, key: str) -> Committed | None:
-    """What counts under `place`, or None; reads no file but marker and manifest."""
+def committed(
+    files: Files, place: str, stage: str, key: str, signer: Signer | None = None
+) -> Committed | None:
+    """What counts under `place`, or None; reads no file but marker and manifest.
+
+    With a signer only what it has signed counts.
+    """
     try:
-        return _believed(files, place, stage, key)
+        return _believed(files, place, stage, key, signer)
     except FileNotFoundError:
         return None
-    except ValueError as error:  # pydantic's ValidationError is one
+    except (ValueError, CorruptData) as error:  # pydantic's ValidationError is a ValueError
         log.warning("%s counts as not committed: %s", files.address(place), error)
         return None
 
 
-def _believed(files: Files, place: str, stage: str, key: str) -> Committed:
+def _believed(
+    files: Files, place: str, stage: str, key: str, signer: Signer | None
+) -> Committed:  # fmt: skip
     marker = Marker.model_validate_json(files.read(f"{place}/{MARKER}"))
     folder = f"{place}/{marker.attempt}"
     content = files.read(f"{folder}/{MANIFEST}")
     if hash_bytes(content) != marker.manifest_sha256:
         raise ValueError("its manifest is not the one that was committed")
+    if signer is not None and not signer.signed(content, marker.signature):
+        raise ValueError(
+            "it is not signed with the key of this worker; where workers share a store, give all "
+            "of them the same DYNOLAB_KEY"
+        )
     manifest = Manifest.model_validate_json(content)
     if (manifest.stage, manifest.key) != (stage, key):
         raise ValueError(f"it belongs to {manifest.stage} {manifest.key}")

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import fsspec
 
-from dynolab.errors import ConfigError, DynolabError, StoreError
+from dynolab.errors import ConfigError, CorruptData, DynolabError, StoreError
 from dynolab.store.manifest import FileEntry, hash_file
 
 # Every part that is sent carries its sha256 in the signature, so the server verifies what it
@@ -24,6 +24,8 @@ S3_CLIENT = {
     "s3": {"payload_signing_enabled": True},
     "connect_timeout": 10,
 }
+SMALL = 16 * 2**20
+"""Bytes that a file which is read whole may have: a manifest of 100,000 files."""
 
 
 class Files:
@@ -64,9 +66,17 @@ class Files:
         return Path(self._root, path) if self.is_local else None
 
     def read(self, path: str) -> bytes:
-        """Whole content of a small file; FileNotFoundError if there is none."""
+        """Whole content of a small file; FileNotFoundError if there is none.
+
+        CorruptData for one larger than SMALL, of which no more than that is read.
+        """
         with self._explained("read", path):
-            return bytes(self._fs.cat_file(self._at(path)))
+            if self._fs.size(self._at(path)) == 0:  # has no range that S3 could give
+                return b""
+            content = bytes(self._fs.cat_file(self._at(path), start=0, end=SMALL + 1))
+        if len(content) > SMALL:
+            raise CorruptData(f"{self.address(path)} is larger than {SMALL} bytes")
+        return content
 
     def create(self, path: str, data: bytes) -> None:
         """Write a file that must not exist; FileExistsError if it does, with other content."""

@@ -5,21 +5,34 @@ from __future__ import annotations
 import hashlib
 import json
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    NonNegativeInt,
+    field_validator,
+)
 
 MANIFEST = "manifest.json"
 MARKER = "COMMITTED"
+LONGEST_NAME, LONGEST_PATH = 255, 1024  # bytes: of a name on Linux, of a key on S3
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def inside(path: str) -> str:
-    """The relative POSIX path itself; ValueError where it climbs out of its folder."""
-    if "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+    """The relative POSIX path itself; ValueError where it climbs out of its folder, or is none."""
+    parts = path.split("/")
+    if "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"{path!r} is not a plain relative path")
+    longest = max(len(part.encode()) for part in parts)
+    if longest > LONGEST_NAME or len(path.encode()) > LONGEST_PATH:
+        raise ValueError(f"{path[:40]!r}… is longer than a path can be")
     return path
 
 
@@ -54,6 +67,15 @@ class Manifest(BaseModel):
     mlflow_run_id: str | None = None
     created: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
+    @field_validator("files")
+    @classmethod
+    def _can_lie_side_by_side(cls, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
+        """No file takes the manifest's own place, or that of a folder which another lies in."""
+        taken = {str(parent) for path in files for parent in PurePosixPath(path).parents}
+        if wrong := sorted(files.keys() & (taken | {MANIFEST})):
+            raise ValueError(f"{wrong[0]!r} cannot be one of its files")
+        return files
+
     @property
     def digest(self) -> str:
         """Content digest: sha256 over the sorted (path, size, sha256) and nothing else."""
@@ -71,10 +93,11 @@ class Manifest(BaseModel):
 
 
 class Marker(BaseModel):
-    """Content of COMMITTED: which attempt counts, and the hash of its manifest."""
+    """Content of COMMITTED: which attempt counts, and its manifest's hash and signature."""
 
     attempt: Annotated[str, Field(pattern=r"^attempt-[0-9a-f]{32}$")]
     manifest_sha256: Sha256
+    signature: Sha256 | None = Field(None, exclude_if=lambda signature: signature is None)
 
 
 def hash_bytes(data: bytes) -> str:

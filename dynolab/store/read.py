@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -39,18 +40,28 @@ class Reader:
             raise StoreError(f"{address} holds no folder {subfolder!r}; it holds: {there}")
         in_place = self._files.local(source.folder)
         root = in_place or self._cache / source.folder
-        for path, entry in wanted.items():
-            if self._holds(root / path, entry):
-                continue
-            if in_place:
-                raise CorruptData(self._changed(source, path))
-            self._fetch(source, path, entry, root / path)
+        missing = [path for path, entry in wanted.items() if not self._holds(root / path, entry)]
+        if missing and in_place:
+            raise CorruptData(self._changed(source, missing[0]))
         if not in_place:
-            root.mkdir(parents=True, exist_ok=True)
-            (root / MANIFEST).write_bytes(source.manifest.to_bytes())
+            try:
+                self._fetch_all(source, missing, root)
+            except OSError as error:
+                raise StoreError(f"cannot keep a copy in {root}: {error}") from error
         folder = root / prefix
         _refuse_strangers(folder, {root / path for path in wanted} | {root / MANIFEST})
         return folder
+
+    def _fetch_all(self, source: Committed, missing: Sequence[str], root: Path) -> None:
+        """What is larger than the manifest says is not even fetched."""
+        sizes = self._files.sizes(source.folder) if missing else {}
+        for path in missing:
+            entry = source.manifest.files[path]
+            if sizes.get(path) != entry.size:
+                raise CorruptData(self._changed(source, path))
+            self._fetch(source, path, entry, root / path)
+        root.mkdir(parents=True, exist_ok=True)
+        (root / MANIFEST).write_bytes(source.manifest.to_bytes())
 
     def _fetch(self, source: Committed, path: str, entry: FileEntry, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)

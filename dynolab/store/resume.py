@@ -1,4 +1,4 @@
-"""Resume states: committed like results, few of them, the newest that verifies counts."""
+"""Resume states: committed as results are, and signed; the newest of few that verifies counts."""
 
 from __future__ import annotations
 
@@ -6,42 +6,54 @@ import logging
 import re
 from pathlib import Path
 
-from dynolab.errors import CorruptData
+from dynolab.errors import CorruptData, StoreError
 from dynolab.store.commit import commit, committed
 from dynolab.store.filesystem import Files
 from dynolab.store.manifest import MARKER, Manifest
 from dynolab.store.read import Reader
+from dynolab.store.signing import Signer
 
 log = logging.getLogger(__name__)
 
 KEEP = 2  # the newest, and one to fall back on
-_STEP = re.compile(r"step-(\d{8,})")
+_STEP = re.compile(r"step-([0-9]{8,19})")
 
 
-def commit_resume(files: Files, place: str, step: int, source: Path, manifest: Manifest) -> None:
+def commit_resume(
+    files: Files, place: str, step: int, source: Path, manifest: Manifest, signer: Signer
+) -> None:
     """Commit the state after `step` optimizer steps, then prune to the newest two."""
     if step < 0:
         raise ValueError(f"step {step} is negative")
-    commit(files, _at(place, step), source, manifest.model_copy(update={"step": step}))
-    _prune(files, place)
+    told = manifest.model_copy(update={"step": step})
+    # What lies there from an earlier run was passed over, else this one would have begun later.
+    commit(files, _at(place, step), source, told, replace=True, signer=signer)
+    try:
+        _prune(files, place, step)
+    except StoreError as error:
+        log.warning("older resume states stay for now: %s", error)
 
 
 def newest_resume(
-    files: Files, reader: Reader, place: str, stage: str, key: str
+    files: Files, reader: Reader, place: str, stage: str, key: str, signer: Signer
 ) -> tuple[int, Path] | None:
-    """Step and verified local folder of the newest state that is intact.
+    """Step and verified local folder of the newest state that is intact and signed.
 
-    States that prove corrupt are deleted on the way: the run goes on from an older step and
-    will commit those steps anew.
+    Others are passed over and stay: what seems corrupt may be the network's doing, and what bears
+    another signature may only lack the right key. The run goes on from an older step and commits
+    those steps anew.
     """
     for step in reversed(_steps(files, place)):
-        state = committed(files, _at(place, step), stage, key)
-        if state is not None:
-            try:
-                return step, reader.folder(state)
-            except CorruptData as error:
-                log.warning("resume state of step %d is left for the one before: %s", step, error)
-        _discard(files, _at(place, step))
+        state = committed(files, _at(place, step), stage, key, signer)
+        if state is None:
+            continue
+        if state.manifest.step != step:
+            log.warning("resume state of step %s lies at step %d", state.manifest.step, step)
+            continue
+        try:
+            return step, reader.folder(state)
+        except CorruptData as error:
+            log.warning("resume state of step %d is left for the one before: %s", step, error)
     return None
 
 
@@ -60,8 +72,9 @@ def _steps(files: Files, place: str) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def _prune(files: Files, place: str) -> None:
-    steps = _steps(files, place)
+def _prune(files: Files, place: str, newest: int) -> None:
+    """Deletes the states before the newest two. Later ones this run has passed over: they stay."""
+    steps = [step for step in _steps(files, place) if step <= newest]
     marked = [step for step in steps if MARKER in files.children(_at(place, step))]
     for step in steps:
         if step < min(marked[-KEEP:], default=0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -15,6 +16,7 @@ from dynolab.store.filesystem import Files
 from dynolab.store.manifest import MANIFEST, Manifest
 from dynolab.store.read import Reader
 from dynolab.store.resume import clear_resume, commit_resume, newest_resume
+from dynolab.store.signing import Signer, process_key
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +33,18 @@ class Store:
     - `url`: `file:///absolute/folder` or `s3://bucket/prefix` (credentials from AWS_*).
     - `cache`: local folder for verified copies of a remote store's files.
     - `endpoint`: address of an S3 server other than Amazon's.
+    - `key`: gives the secret with which resume states are signed, when it is first needed; states
+      under another key are passed over. Default: one that ends with this process.
 
     Raises ConfigError for a URL that cannot be one; StoreError and CorruptData (dynolab.errors)
     where the store cannot be reached or holds other bytes than were committed.
     """
 
-    def __init__(self, url: str, *, cache: Path, endpoint: str | None = None) -> None:
-        self.files = Files(url, endpoint)
+    def __init__(
+        self, url: str, *, cache: Path, endpoint: str | None = None,
+        key: Callable[[], bytes] = process_key,
+    ) -> None:  # fmt: skip
+        self.files, self.signer = Files(url, endpoint), Signer(key)
         self.reader = Reader(self.files, cache)
         self._proved_writable = False
 
@@ -101,12 +108,15 @@ class Place:
         return commit(self._files, self.path, source, manifest, replace=replace)
 
     def commit_resume(self, step: int, source: Path, manifest: Manifest) -> None:
-        """Commit a resume state and prune to the newest two."""
-        commit_resume(self._files, self.path, step, source, manifest)
+        """Commit a resume state, signed, and prune to the newest two."""
+        commit_resume(self._files, self.path, step, source, manifest, self._store.signer)
 
     def newest_resume(self) -> tuple[int, Path] | None:
-        """Step and verified local folder of the newest intact resume state."""
-        return newest_resume(self._files, self._store.reader, self.path, self.stage, self.key)
+        """Step and verified local folder of the newest intact resume state with our signature."""
+        store = self._store
+        return newest_resume(
+            self._files, store.reader, self.path, self.stage, self.key, store.signer
+        )  # fmt: skip
 
     def clear_resume(self) -> None:
         """Forget all resume states."""

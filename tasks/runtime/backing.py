@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import secrets
 import shlex
 import shutil
 import socket
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.private import write_private
+from tasks.runtime.private import kept_secret, write_private
 from tasks.runtime.processes import (
     LOOPBACK,
     Process,
@@ -54,7 +53,7 @@ def backing_services(home: Path, environment: Mapping[str, str] = os.environ) ->
     """
     folder = home.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    password, secret = _kept(folder / "password"), _kept(folder / "server.secret")
+    password, secret = kept_secret(folder / "password"), kept_secret(folder / "server.secret")
     with ExitStack() as started:
         postgres = started.enter_context(_postgres(folder, password))
         redis = started.enter_context(_redis(folder, password))
@@ -99,13 +98,6 @@ def write_environment(file: Path, variables: Mapping[str, str]) -> None:
     """A file that a shell reads (`set -a; . FILE`), for its owner alone: it holds passwords."""
     content = "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(variables.items()))
     write_private(file, content)
-
-
-def _kept(file: Path) -> str:
-    """A random password, made once for a home."""
-    if not file.exists():
-        write_private(file, secrets.token_urlsafe(24))
-    return file.read_text(encoding="utf-8").strip()
 
 
 def _found(program: str) -> Path | None:
@@ -213,7 +205,7 @@ def _s3(home: Path) -> Iterator[dict[str, str]]:
         "DYNOLAB_STORE": f"s3://{BUCKET}/store",
         "DYNOLAB_STORE_ENDPOINT": f"http://{LOOPBACK}:{port}",
         "AWS_ACCESS_KEY_ID": "dynolab",
-        "AWS_SECRET_ACCESS_KEY": _kept(home / "s3.secret"),
+        "AWS_SECRET_ACCESS_KEY": kept_secret(home / "s3.secret"),
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }

@@ -6,10 +6,12 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dynolab.store import Store
 from tasks.runtime.outbox import left_behind
+from tasks.runtime.private import signing_key
 from tasks.runtime.settings import Settings
 from tasks.runtime.showing import make_progress
 from tasks.runtime.stage import Platform
@@ -23,8 +25,11 @@ LAST_SENDING_SECONDS = 20.0
 
 
 def open_store(settings: Settings) -> Store:
-    """The store that the environment names."""
-    return Store(settings.store, cache=settings.cache, endpoint=settings.store_endpoint)
+    """The store that the environment names, with its key."""
+    return Store(
+        settings.store, cache=settings.cache, endpoint=settings.store_endpoint,
+        key=partial(signing_key, settings.home),
+    )  # fmt: skip
 
 
 def planning_platform() -> Platform:

@@ -1,15 +1,63 @@
-"""Files that hold passwords: nobody but their owner can read them, not even for a moment."""
+"""Files that hold passwords and keys: only their owner can read them, and at no moment others."""
 
 from __future__ import annotations
 
 import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
+
+from dynolab.errors import ConfigError
+
+KEY = "DYNOLAB_KEY"
+_KEY_BYTES = 32
 
 
 def write_private(file: Path, content: str) -> None:
     """Writes a file as a whole, readable by its owner alone."""
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    part.unlink(missing_ok=True)
+    _private_part(file, content).replace(file)
+
+
+def kept_secret(file: Path) -> str:
+    """A random secret in hex, made once: of those who come together one makes it for all."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = _private_part(file, secrets.token_hex(_KEY_BYTES))
+        with suppress(FileExistsError):
+            os.link(part, file)
+        part.unlink()
+    return file.read_text(encoding="utf-8").strip()
+
+
+def signing_key(home: Path, environment: Mapping[str, str] = os.environ) -> bytes:
+    """The key that resume states are signed with: DYNOLAB_KEY, else one that the home keeps.
+
+    **Raises** `ConfigError` for what is no key; it shows no part of it.
+    """
+    if given := environment.get(KEY):
+        return _key(given, "is no key: give at least 64 hexadecimal digits (openssl rand -hex 32)")
+    file = home / "key"
+    return _key(kept_secret(file), f"is not set, and {file} holds no key: delete that file")
+
+
+def check_key(environment: Mapping[str, str]) -> None:
+    """Refuses a DYNOLAB_KEY that is none, before anything is signed with it."""
+    if environment.get(KEY):
+        signing_key(Path(), environment)
+
+
+def _key(text: str, wrong: str) -> bytes:
+    with suppress(ValueError):
+        if len(key := bytes.fromhex(text)) >= _KEY_BYTES:
+            return key
+    raise ConfigError(KEY, "…", wrong)
+
+
+def _private_part(file: Path, content: str) -> Path:
+    """A new file beside the one that it shall become."""
+    part = file.with_name(f"{file.name}.{uuid4().hex}.part")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
         stream.write(content)
-    part.replace(file)
+    return part

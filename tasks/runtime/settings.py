@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,6 +11,9 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict
 
 from dynolab.errors import ConfigError
+from tasks.runtime.private import check_key
+
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 
 
 class Settings(BaseModel):
@@ -22,8 +26,11 @@ class Settings(BaseModel):
     | DYNOLAB_STORE_ENDPOINT | S3 server other than Amazon's | none |
     | MLFLOW_TRACKING_URI | MLflow server | none |
     | PREFECT_API_URL | Prefect server | none |
+    | DYNOLAB_HOSTS | how many hosts share a training's ranks | 1 |
+    | DYNOLAB_RENDEZVOUS | `host:port` of the one that starts trainings | none |
+    | DYNOLAB_KEY | signs resume states, in hex | the home's `key` |
 
-    S3 credentials come by the usual AWS_* variables and are never held here.
+    S3 credentials come by the usual AWS_* variables; they and the key are never held here.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,13 +40,16 @@ class Settings(BaseModel):
     store_endpoint: str | None = None
     mlflow_tracking_uri: str | None = None
     prefect_api_url: str | None = None
+    hosts: int = 1
+    rendezvous: str | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         """Read the variables above; an empty one counts as unset.
 
-        Raises ConfigError for an address that is none.
+        Raises ConfigError for an address or a key that is none.
         """
+        check_key(environment)
         home = Path(environment.get("DYNOLAB_HOME") or ".dynolab").expanduser().resolve()
         if home.exists() and not home.is_dir():
             raise ConfigError("DYNOLAB_HOME", str(home), "is a file; name a folder")
@@ -49,6 +59,8 @@ class Settings(BaseModel):
             store_endpoint=_http(environment, "DYNOLAB_STORE_ENDPOINT"),
             mlflow_tracking_uri=_http(environment, "MLFLOW_TRACKING_URI"),
             prefect_api_url=_http(environment, "PREFECT_API_URL"),
+            hosts=_count(environment, "DYNOLAB_HOSTS"),
+            rendezvous=_host_and_port(environment, "DYNOLAB_RENDEZVOUS"),
         )
 
     @property
@@ -73,4 +85,21 @@ def _http(environment: Mapping[str, str], name: str) -> str | None:
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(name, value, "give an address like http://127.0.0.1:5000")
+    return value
+
+
+def _count(environment: Mapping[str, str], name: str) -> int:
+    value = environment.get(name) or "1"
+    if not value.isascii() or not value.isdigit() or int(value) < 1:
+        raise ConfigError(name, value, "give a number of hosts, 1 or more")
+    return int(value)
+
+
+def _host_and_port(environment: Mapping[str, str], name: str) -> str | None:
+    value = environment.get(name) or None
+    if value is not None:
+        host, _, port = value.rpartition(":")
+        number = int(port) if port.isascii() and port.isdigit() else 0
+        if not _HOST.fullmatch(host) or not 0 < number < 2**16:
+            raise ConfigError(name, value, "give an address and a port, like 10.0.0.1:29400")
     return value
