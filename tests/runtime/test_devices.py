@@ -1,0 +1,154 @@
+"""GPUs of a host, shared out by locks; the devices here are names alone."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from dynolab.errors import ConfigError
+from tasks.runtime import devices
+from tasks.runtime.devices import hold_devices, host_devices
+
+FOUR = ("0", "1", "2", "3")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(devices, "POLL_SECONDS", 0.01)
+    return tmp_path / "dynolab-devices"
+
+
+def until(reached: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+class Job(threading.Thread):
+    """Holds devices until it is told to end."""
+
+    def __init__(self, count: int, names: tuple[str, ...] = FOUR) -> None:
+        super().__init__(daemon=True)
+        self.count, self.names = count, names
+        self.held: list[str] = []
+        self.may_end = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with hold_devices(self.count, self.names) as held:
+            self.held = list(held)
+            assert self.may_end.wait(20)
+
+    def end(self) -> None:
+        self.may_end.set()
+        self.join(20)
+
+
+def test_jobs_get_devices_of_their_own_and_wait_where_too_few_arefree_devices() -> None:
+    first, second = Job(2), Job(2)
+    until(lambda: first.held and second.held)
+    assert sorted(first.held + second.held) == sorted(FOUR)
+    third = Job(2)
+    time.sleep(0.1)
+    assert not third.held
+    first.end()
+    until(lambda: third.held)
+    assert sorted(third.held) == sorted(first.held)
+    for job in (second, third):
+        job.end()
+
+
+def test_a_job_on_many_devices_is_not_passed_over_by_jobs_on_few() -> None:
+    small = [Job(1), Job(1)]
+    until(lambda: all(job.held for job in small))
+    large = Job(4)
+    until(lambda: free_devices() == [])  # the two that are free wait for it
+    later = Job(1)
+    small[0].end()
+    time.sleep(0.1)
+    assert not later.held and not large.held
+    small[1].end()
+    until(lambda: large.held)
+    assert not later.held
+    large.end()
+    until(lambda: later.held)
+    later.end()
+
+
+def test_the_locks_of_a_killed_process_are_free_at_once(folder: Path) -> None:
+    program = (
+        "from tasks.runtime.devices import hold_devices\nimport time\n"
+        "with hold_devices(3, ('0', '1', '2', '3')) as held:\n"
+        "    print(' '.join(held), flush=True)\n    time.sleep(60)\n"
+    )
+    environment = os.environ | {"TMPDIR": str(folder.parent)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        held = process.stdout.readline().split()
+        assert len(held) == 3
+        assert set(free_devices()) == set(FOUR) - set(held)
+        process.kill()
+    assert free_devices() == list(FOUR)
+
+
+def test_a_lock_file_that_was_cleared_away_binds_nobody_and_is_made_again(folder: Path) -> None:
+    with hold_devices(1, ("0",)):
+        pass
+    stale = os.open(folder / "device-0.lock", os.O_RDONLY)
+    (folder / "device-0.lock").unlink()
+    assert not devices._is_at(stale, folder / "device-0.lock")
+    with hold_devices(1, ("0",)) as held:
+        assert devices._is_at(held["0"], folder / "device-0.lock")
+    os.close(stale)
+
+
+def test_more_ranks_than_devices_are_refused() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"ranks = 5: this host has 4 GPUs \(0, 1, 2, 3\)"),
+        hold_devices(5, FOUR),
+    ):
+        pass
+
+
+def test_devices_are_those_listed_or_visible_or_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvidia0", "nvidia5", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(devices, "_DEVICES", tmp_path)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0")
+    assert host_devices({}) == ("0", "1")
+    assert host_devices({"CUDA_VISIBLE_DEVICES": "1, GPU-8f2a"}) == ("1", "GPU-8f2a")
+    assert host_devices({"DYNOLAB_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "1"}) == ("3",)
+    for none in ({"CUDA_VISIBLE_DEVICES": ""}, {"DS_ACCELERATOR": "cpu"}):
+        assert host_devices(none) == ()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+cpu")
+    assert host_devices({}) == ()
+
+
+@pytest.mark.parametrize("listed", ["0,0", "0,", "../x", "a b", "-1"])
+def test_what_is_no_list_of_devices_is_refused(listed: str) -> None:
+    with pytest.raises(ConfigError, match=r"DYNOLAB_DEVICES = .*list each device once"):
+        host_devices({"DYNOLAB_DEVICES": listed})
+
+
+def free_devices() -> list[str]:
+    """The devices whose lock nobody holds, asked for one moment."""
+    with ExitStack() as asked:
+        return [
+            name for name in FOUR if devices._take(f"device-{name}", asked, wait=False) is not None
+        ]
