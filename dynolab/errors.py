@@ -50,6 +50,20 @@ class RankFailed(DynolabError):
         return f"{who} {_how_it_ended(self.exit_code)}; its last lines:\n{tail}"
 
 
+class HostLost(DynolabError):
+    """Another host of a training went away or fell silent."""
+
+    def __init__(self, host: str, reason: str) -> None:
+        self.host, self.reason = host, reason
+        super().__init__(host, reason)
+
+    def __str__(self) -> str:
+        return (
+            f"host {self.host} was lost ({self.reason}); run the same again: training goes on from "
+            "its newest resume state"
+        )
+
+
 class ServiceFailed(DynolabError):
     """A server that was started did not become ready; carries its last lines."""
 

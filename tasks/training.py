@@ -13,6 +13,8 @@ from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig
 from dynolab.training.job import TrainJob
 from tasks.ranks.train import run
 from tasks.runtime.launcher import launch_ranks
+from tasks.runtime.rendezvous import Rendezvous
+from tasks.runtime.settings import Settings
 from tasks.runtime.stage import Stage
 from tasks.runtime.supervisor import Supervisor
 from tasks.runtime.work import Work
@@ -106,6 +108,7 @@ def start(job: TrainJob, work: Work[Config], supervisor: Supervisor) -> None:
         logs=work.logs,
         environment={},
         while_running=supervisor.check,
+        rendezvous=Rendezvous.of(Settings.from_environment()),
     )
 
 

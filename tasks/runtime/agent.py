@@ -1,6 +1,6 @@
-"""torchrun as a child process: runs the ranks of one job on this host and reports who failed.
+"""torchrun as a child process: runs a job's ranks on this host and reports who failed.
 
-python -m tasks.runtime.agent <ranks> <logs> <failures> <module> <job.json>
+python -m tasks.runtime.agent <failures> <share as JSON>
 """
 
 from __future__ import annotations
@@ -10,29 +10,31 @@ import os
 import sys
 from pathlib import Path
 
+from tasks.runtime.share import Share
 
-def main(ranks: int, logs: Path, failures: Path, module: str, job: str) -> int:
+
+def main(failures: Path, share: Share) -> int:
     """Run torchrun to its end; `failures`/torchrun.json gets {rank: [exit code, unix second]}.
 
-    `--standalone` lets the kernel choose the rendezvous port: no two jobs can collide. The
-    time-out is that of an interrupted job; after a rank's failure torchrun gives the others its
-    own 30 s to follow SIGTERM, and lists those that it ended among the failures.
+    The time-out is that of an interrupted job; after a rank's failure torchrun gives the others
+    its own 30 s to follow SIGTERM, and lists those that it ended among the failures.
     """
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     options = [
-        "--standalone",
-        "--local-addr=127.0.0.1",
-        f"--nproc-per-node={ranks}",
+        *meeting(share),
+        f"--local-addr={share.address}",
+        f"--nproc-per-node={share.ranks}",
         "--max-restarts=0",
         "--shutdown-timeout=5",
         f"--log-dir={failures}",  # else a folder in /tmp stays
         "--module",
         "tasks.runtime.rank_entry",
     ]
+    program = [str(os.getpid()), str(share.logs), str(failures), share.module, str(share.job)]
     try:
-        torchrun.main([*options, str(os.getpid()), str(logs), str(failures), module, job])
+        torchrun.main([*options, *program])
     except ChildFailedError as error:
         ends = {str(rank): [end.exitcode, end.timestamp] for rank, end in error.failures.items()}
         (failures / "torchrun.json").write_text(json.dumps(ends), encoding="utf-8")
@@ -40,6 +42,25 @@ def main(ranks: int, logs: Path, failures: Path, module: str, job: str) -> int:
     return 0
 
 
+def meeting(share: Share) -> list[str]:
+    """How this torchrun finds the others.
+
+    `--standalone` lets the kernel choose the port: no two jobs can collide. Between hosts the
+    rendezvous is static: rank 0 is on the first host, beside the supervisor that follows its
+    files. c10d's elastic one orders hosts by address and restarts what is left of them, which a
+    job of fixed size has no use for, and shares its state as pickles.
+    """
+    if share.endpoint is None:
+        return ["--standalone"]
+    return [
+        f"--nnodes={share.hosts}",
+        f"--node-rank={share.host}",
+        "--rdzv-backend=static",
+        f"--rdzv-endpoint={share.endpoint}",
+        "--rdzv-id=dynolab",
+    ]
+
+
 if __name__ == "__main__":
-    _ranks, _logs, _failures, _module, _job = sys.argv[1:]
-    sys.exit(main(int(_ranks), Path(_logs), Path(_failures), _module, _job))
+    _failures, _share = sys.argv[1:]
+    sys.exit(main(Path(_failures), Share.model_validate_json(_share)))

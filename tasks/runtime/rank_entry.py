@@ -4,7 +4,7 @@
 
 One rank's failure takes the others down within milliseconds ("connection closed by peer"), and
 torchrun dates failures in whole seconds: each rank therefore records the moment at which its own
-exception reached the top, on the clock that all processes of the host share.
+exception reached the top.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def main(parent: int, logs: Path, failures: Path, module: str, job: str) -> None
     rank = os.environ["RANK"]
     _log_to(logs / f"rank-{rank}.log")
     faulthandler.enable()
-    record: dict[str, int | str]
+    record: dict[str, float | str]
     try:
         run_as_main(module, [job])
     except BaseException as error:
         code = _exit_code(error)
         if code != 0:
-            record = {"time_ns": time.monotonic_ns(), "exit_code": code}
+            record = {"time": time.time(), "exit_code": code}
             if isinstance(error, DynolabError):  # its message is made for people
                 record["reason"] = str(error)
             (failures / f"rank-{rank}.json").write_text(json.dumps(record), encoding="utf-8")

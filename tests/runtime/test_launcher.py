@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from dynolab.errors import ConfigError, RankFailed
-from tasks.runtime.launcher import _first_failure, gpus_visible, launch_ranks
+from tasks.runtime.devices import gpus_visible
+from tasks.runtime.launcher import launch_ranks
 from tasks.runtime.processes import marked_processes, port_in_use
+from tasks.runtime.share import rank_ends
 
 pytestmark = pytest.mark.ranks
 HERE = Path(__file__).parent
@@ -80,6 +82,7 @@ def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 def test_all_ranks_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("DYNOLAB_KEY", "ab" * 32)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     monkeypatch.setenv("RANK", "5")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -98,6 +101,7 @@ def test_all_ranks_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert environment["DS_ACCELERATOR"] == "cpu"
         assert environment["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
         assert "AWS_SECRET_ACCESS_KEY" not in environment
+        assert "DYNOLAB_KEY" not in environment
         assert "MLFLOW_TRACKING_URI" not in environment
     assert job.left_behind() == []
 
@@ -192,10 +196,10 @@ def test_ranks_that_torchrun_had_to_kill_are_not_the_cause(tmp_path: Path) -> No
     (tmp_path / "rank-1.log").write_text("RuntimeError: a bug\n")
     ends = {"0": [-signal.SIGKILL, 130], "1": [1, 100], "2": [-signal.SIGTERM, 100]}
     (tmp_path / "torchrun.json").write_text(json.dumps(ends))
-    (tmp_path / "rank-1.json").write_text(json.dumps({"time_ns": 5, "exit_code": 1}))
+    (tmp_path / "rank-1.json").write_text(json.dumps({"time": 5.0, "exit_code": 1}))
     (tmp_path / "rank-3.json").write_text("{")  # its writer was killed
-    failed = _first_failure(1, tmp_path, tmp_path)
-    assert (failed.rank, failed.last_lines) == (1, ["RuntimeError: a bug"])
+    first = min(rank_ends(tmp_path, tmp_path), key=lambda end: end.order)
+    assert (first.rank, first.last_lines) == (1, ["RuntimeError: a bug"])
 
 
 def test_ranks_must_be_positive(tmp_path: Path) -> None:

@@ -1,0 +1,211 @@
+"""Where the hosts of a training meet: the host that starts it, and those that join.
+
+Rank 0 and all that supervises it are on the host that starts the job. The others see the same
+files: the home is on a file system that all hosts share, which is checked before any rank starts.
+A connection to each host carries signs of life, so that a lost one ends the job in seconds; the
+ranks' own connections would wait for it for half an hour.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+
+from dynolab.errors import ConfigError, HostLost
+from dynolab.store import library_versions
+from tasks.runtime.peer import Message, Peer
+from tasks.runtime.processes import free_port, listening_socket
+from tasks.runtime.settings import Settings
+from tasks.runtime.share import RankEnd, Running, Share, running
+
+JOIN_SECONDS = 600.0
+AFTER_FAILURE_SECONDS = 5.0
+"""What the other hosts have, after a first failure, to fail of it and to say so."""
+
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """An address of this host to which `hosts` − 1 others come."""
+
+    host: str
+    port: int
+    hosts: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> Rendezvous | None:
+        """What the environment asks for; None where trainings run on this host alone.
+
+        Raises ConfigError where several hosts have no address to meet at.
+        """
+        if settings.hosts == 1:
+            return None
+        if settings.rendezvous is None:
+            raise ConfigError(
+                "DYNOLAB_RENDEZVOUS", None,
+                f"{settings.hosts} hosts need a place to meet; set an address of this host that "
+                "the others reach and a free port, like 10.0.0.1:29400",
+            )  # fmt: skip
+        host, _, port = settings.rendezvous.rpartition(":")
+        return cls(host, int(port), settings.hosts)
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass
+class Other:
+    """A host that joined; `code` is its torchrun's exit code, once it has ended."""
+
+    peer: Peer
+    code: int | None = None
+    failure: RankEnd | None = field(default=None)
+
+    def poll(self) -> None:
+        """Hears how its ranks ended, if they have; raises HostLost where it is gone."""
+        if (message := self.peer.poll()) is not None:
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        if "refused" in message:
+            raise ConfigError("DYNOLAB_HOME", str(message.get("folder")), str(message["refused"]))
+        if isinstance(code := message.get("code"), int):
+            end = message.get("failure")
+            self.failure = None if end is None else RankEnd.model_validate(end)
+            self.code = code
+
+
+def launch_on_hosts(
+    share: Share, rendezvous: Rendezvous, environment: Mapping[str, str],
+    while_running: Callable[[], None], poll_seconds: float,
+) -> None:  # fmt: skip
+    """As `launch_ranks`, with `share.ranks` ranks over all hosts together."""
+    each, rest = divmod(share.ranks, rendezvous.hosts)
+    if rest:
+        raise ConfigError(
+            "engine.ranks", share.ranks,
+            f"must be a multiple of DYNOLAB_HOSTS = {rendezvous.hosts}: every host has as many",
+        )  # fmt: skip
+    with _joined(rendezvous, while_running) as others:
+        own = others[0].peer.own_address
+        mine = share.model_copy(
+            update={
+                "ranks": each, "hosts": rendezvous.hosts, "address": own,
+                "endpoint": f"{own}:{free_port(own)}",
+            }
+        )  # fmt: skip
+        _share_out(mine, others, while_running)
+        with running(mine, environment) as here:
+            try:
+                failure = _watch(here, others, while_running, poll_seconds)
+            finally:
+                for other in others:
+                    other.peer.close()  # they end their ranks while this host ends its own
+    if failure is not None:
+        raise failure.error()
+
+
+@contextmanager
+def _joined(
+    rendezvous: Rendezvous, while_running: Callable[[], None]
+) -> Iterator[list[Other]]:  # fmt: skip
+    """The other hosts, once all have come; their connections are closed after the block."""
+    with ExitStack() as connections:
+        others: list[Other] = []
+        with _listening(rendezvous) as listener:
+            deadline = time.monotonic() + JOIN_SECONDS
+            while len(others) < rendezvous.hosts - 1:
+                while_running()
+                with suppress(OSError, HostLost):
+                    connection, _ = listener.accept()
+                    peer = connections.enter_context(Peer(connection))
+                    others.append(_greeted(peer))
+                others = [other for other in others if _still_there(other)]
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        "DYNOLAB_HOSTS", rendezvous.hosts,
+                        f"{len(others) + 1} of them came to {rendezvous} in {JOIN_SECONDS:.0f} s;"
+                        " run `dynolab join` on the others, with the same DYNOLAB_RENDEZVOUS",
+                    )  # fmt: skip
+        yield others
+
+
+def _listening(rendezvous: Rendezvous) -> socket.socket:
+    try:
+        listener = listening_socket(rendezvous.port, rendezvous.host)
+    except OSError as error:
+        raise ConfigError(
+            "DYNOLAB_RENDEZVOUS", str(rendezvous),
+            f"this host cannot listen there ({error.strerror or error}): name one of its own "
+            "addresses, and a port that no other training uses now",
+        ) from error  # fmt: skip
+    listener.settimeout(_POLL_SECONDS)
+    return listener
+
+
+def _greeted(peer: Peer) -> Other:
+    """A host that said who it is, and runs the same libraries as this one."""
+    deadline = time.monotonic() + 10
+    while (hello := peer.poll()) is None:
+        if time.monotonic() > deadline:
+            raise HostLost(peer.name, "it did not say who it is")
+        time.sleep(_POLL_SECONDS)
+    peer.name = f"{hello.get('name')} ({peer.address})"
+    ours, theirs = library_versions(), hello.get("libraries")
+    if theirs != ours:
+        found = theirs if isinstance(theirs, dict) else {}
+        name = next((n for n in ours if found.get(n) != ours[n]), "libraries")
+        raise ConfigError(
+            name, found.get(name),
+            f"host {peer.name} has it, this host has {ours.get(name)}: install the same on both",
+        )  # fmt: skip
+    return Other(peer)
+
+
+def _still_there(other: Other) -> bool:
+    try:
+        other.poll()
+    except HostLost:
+        return False
+    return True
+
+
+def _share_out(mine: Share, others: list[Other], while_running: Callable[[], None]) -> None:
+    """Tells every host its part; returns once each has shown that it sees the job's folder."""
+    digest = hashlib.sha256(mine.job.read_bytes()).hexdigest()
+    for number, other in enumerate(others, start=1):
+        theirs = mine.model_copy(update={"host": number, "address": other.peer.address})
+        other.peer.send(share=theirs.model_dump(mode="json"), digest=digest)
+        while not theirs.log.exists():  # the host makes it where it has found the job
+            while_running()
+            other.poll()
+            time.sleep(_POLL_SECONDS)
+
+
+def _watch(
+    here: Running, others: list[Other], while_running: Callable[[], None], poll_seconds: float
+) -> RankEnd | None:
+    """Waits for the end on every host; returns the first failure, or None where all is well."""
+    failed_at: float | None = None
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            here.agent.wait(poll_seconds)
+        codes = [here.agent.poll(), *(other.code for other in others)]
+        while_running()
+        for other in others:
+            other.poll()
+        if failed_at is None and any(codes):
+            failed_at = time.monotonic()
+        late = failed_at is not None and time.monotonic() > failed_at + AFTER_FAILURE_SECONDS
+        if late or None not in codes:
+            break
+        if codes[0] is not None:
+            time.sleep(poll_seconds)
+    ends = [here.failure(), *(other.failure for other in others)]
+    return min((end for end in ends if end), key=lambda end: end.order, default=None)

@@ -1,0 +1,217 @@
+"""What one host runs of a job: torchrun with this host's ranks, and how they ended."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dynolab.errors import RankFailed
+from dynolab.store.owner import this_process
+from tasks.runtime.devices import VISIBLE, gpus_visible, hold_devices, host_devices
+from tasks.runtime.private import KEY
+from tasks.runtime.processes import Process, kill_marked, last_lines, start_child, stop_group
+
+_GRACE_SECONDS = 10.0
+_JOB_VARIABLE = "DYNOLAB_JOB"
+OWNER_VARIABLE = "DYNOLAB_OWNER"
+"""In the environment of ranks and of all that they start: whose they are, as JSON."""
+
+# A rank knows no service, and must not take an outer job's place in a process group for its own.
+_HIDDEN_PREFIXES = ("AWS_", "MLFLOW_", "PREFECT_", "TORCHELASTIC_", "PET_")
+_HIDDEN = frozenset(
+    ["MASTER_ADDR", "MASTER_PORT", KEY]
+    + [f"{scope}RANK" for scope in ("", "LOCAL_", "GROUP_", "ROLE_")]
+    + [f"{scope}WORLD_SIZE" for scope in ("", "LOCAL_", "GROUP_", "ROLE_")]
+)
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_REQUEST_BYTES = 256  # more than struct ifreq of linux/if.h has
+_ADDRESS = slice(20, 24)  # in it: sin_addr of the interface's IPv4 address
+
+
+class Share(BaseModel):
+    """One host's part of a job.
+
+    `ranks` are those of this host, `host` is its number among `hosts`. Where there are several,
+    their torchruns meet at `endpoint` (host:port, served by the first one), and this one is known
+    to the others by `address`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    module: str
+    job: Path
+    logs: Path
+    ranks: int = Field(ge=1)
+    host: int = Field(0, ge=0)
+    hosts: int = Field(1, ge=1)
+    endpoint: str | None = None
+    address: str = "127.0.0.1"
+
+    @property
+    def log(self) -> Path:
+        """Where this host's torchrun writes."""
+        return self.logs / ("torchrun.log" if self.host == 0 else f"torchrun-{self.host}.log")
+
+
+class RankEnd(BaseModel):
+    """How a rank ended that did not end well; `rank` None is torchrun itself.
+
+    The cause of a failure comes first by `order`: a process that ended without a record (killed,
+    crashed, `os._exit`) ran no Python any more and is a cause; recorded exceptions, which may
+    follow from it, come next by time; last those that torchrun ended (SIGTERM, later SIGKILL) or
+    a communication library aborted (SIGABRT). `time` is seconds since 1970, on clocks that agree
+    between hosts as well as they are set.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    rank: int | None
+    exit_code: int
+    group: int
+    time: float
+    last_lines: list[str]
+    reason: str | None = None
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """Causes before consequences."""
+        return self.group, self.time, -1 if self.rank is None else self.rank
+
+    def error(self) -> RankFailed:
+        """What is raised where this end is the cause."""
+        return RankFailed(self.rank, self.exit_code, self.last_lines, self.reason)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A share at work; `failures` is a folder of its own."""
+
+    share: Share
+    agent: Process
+    failures: Path
+
+    def failure(self) -> RankEnd | None:
+        """The first bad end on this host, once torchrun has ended; None where all is well."""
+        code = self.agent.poll()
+        if not code:
+            return None
+        ends = rank_ends(self.failures, self.share.logs)
+        last = last_lines(self.share.log)
+        torchrun = RankEnd(rank=None, exit_code=code, group=0, time=0, last_lines=last)
+        return min(ends, key=lambda end: end.order, default=torchrun)
+
+
+@contextmanager
+def running(share: Share, environment: Mapping[str, str]) -> Iterator[Running]:
+    """A share's ranks, started; they have ended after the block, whatever happens in it.
+
+    Where this host has GPUs, each rank gets one of its own, and the ranks wait until so many are
+    free. `environment`: variables for the ranks, over this process's own (without its credentials
+    for services, which ranks do not use).
+    """
+    devices = host_devices({**os.environ, **environment})
+    # Beside the job, so that what a killed process leaves lies in the work folder.
+    with (
+        tempfile.TemporaryDirectory(prefix="dynolab-ranks-", dir=share.job.parent) as folder,
+        ExitStack() as holding,
+    ):
+        held = holding.enter_context(hold_devices(share.ranks, devices)) if devices else {}
+        failures, job_id = Path(folder), uuid.uuid4().hex
+        visible = {VISIBLE: ",".join(held)} if held else {}
+        try:
+            agent = start_child(
+                "tasks.runtime.agent",
+                [folder, share.model_dump_json()],
+                environment=rank_environment({**environment, **visible}, share, failures, job_id),
+                log=share.log,
+                pass_fds=held.values(),
+            )
+            try:
+                yield Running(share, agent, failures)
+            finally:
+                stop_group(agent, _GRACE_SECONDS)
+        finally:
+            kill_marked(f"{_JOB_VARIABLE}={job_id}")
+
+
+def rank_environment(
+    additions: Mapping[str, str], share: Share, private: Path, job_id: str
+) -> dict[str, str]:
+    """This process's environment without services, with the settings of DeepSpeed's processes."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _HIDDEN and not name.startswith(_HIDDEN_PREFIXES)
+    }
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, (cores or 1) // share.ranks)),
+        # A killed build leaves a lock on which later jobs hang silently: nothing is shared.
+        "TORCH_EXTENSIONS_DIR": str(private / "torch_extensions"),
+    }
+    # gloo listens where the host's own name leads, on many machines to loopback.
+    if share.hosts > 1 and (interface := interface_of(share.address)):
+        defaults["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", interface)
+    owner = json.dumps(this_process())
+    environment = {
+        **inherited, **defaults, **additions, _JOB_VARIABLE: job_id, OWNER_VARIABLE: owner,
+    }  # fmt: skip
+    if "DS_ACCELERATOR" not in environment and not gpus_visible(environment):
+        environment["DS_ACCELERATOR"] = "cpu"
+    return environment
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an IPv4 address, if one has it."""
+    wanted = socket.inet_aton(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            request = struct.pack(f"{_REQUEST_BYTES}s", name.encode())
+            with suppress(OSError):  # it has none
+                if fcntl.ioctl(asking, _SIOCGIFADDR, request)[_ADDRESS] == wanted:
+                    return name
+    return None
+
+
+def rank_ends(failures: Path, logs: Path) -> list[RankEnd]:
+    """The bad ends on this host, from torchrun's list and the ranks' own records."""
+    ends = {int(rank): end for rank, end in _read(failures / "torchrun.json").items()}
+    records = {int(file.stem[5:]): _read(file) for file in failures.glob("rank-*.json")}
+    first_second = min((second for _, second in ends.values()), default=0)
+    found = []
+    for rank in sorted(ends.keys() | {rank for rank, record in records.items() if record}):
+        lines, record = last_lines(logs / f"rank-{rank}.log"), records.get(rank)
+        if record:
+            end = RankEnd(
+                rank=rank, exit_code=record["exit_code"], group=1, time=record["time"],
+                last_lines=lines, reason=record.get("reason"),
+            )  # fmt: skip
+        else:
+            code, second = ends[rank]
+            was_ended = code in (-signal.SIGTERM, -signal.SIGABRT) or second > first_second + 1
+            end = RankEnd(
+                rank=rank, exit_code=code, group=2 if was_ended else 0, time=second,
+                last_lines=lines,
+            )  # fmt: skip
+        found.append(end)
+    return found
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A small JSON object; empty where its writer was killed before it was complete."""
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return content
