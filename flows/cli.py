@@ -95,7 +95,10 @@ def sweep(
 @app.command()
 def lineage(
     address: Annotated[
-        str, typer.Argument(help="A result: store.address, <stage>/<key>, or an MLflow run's id.")
+        str,
+        typer.Argument(
+            help="A result: store.address, <stage>/<key>, an MLflow run's id, models:/name/version."
+        ),
     ],
 ) -> None:  # fmt: skip
     """Show what a result was made from: inputs, data revisions, settings, code."""
@@ -134,6 +137,15 @@ def audit(
     named = named_on_command_line(model, data, trained)
     file = config or (None if named else EXAMPLES / "audit_builtin.yaml")
     start(AUDIT, file, [*named, *(changes or [])], plan_only=plan, fresh=fresh)
+
+
+@app.command()
+def reconcile() -> None:
+    """Send what is unsent, close MLflow runs that nobody works on, kill orphans on this host."""
+    from flows.reconcile_command import LABELS, start_reconcile
+
+    for name, count in start_reconcile().items():
+        typer.echo(f"{count:5d}  {LABELS[name]}")
 
 
 @app.command()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +27,27 @@ from prefect.client.schemas.filters import (
     FlowRunFilterTags,
 )
 from prefect.client.schemas.objects import StateType
-from prefect.client.schemas.schedules import CronSchedule
-from prefect.exceptions import ObjectNotFound
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.states import Cancelled, Crashed, State
 from prefect.workers.process import ProcessWorker
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from dynolab.errors import ConfigError
+from flows.automations import HEARTBEATS, register_automations
 from flows.deployments import PARAMETER, Deployed, deployments
 from flows.parameters import read_settings, read_study, validated
+from flows.reconcile import reconcile
+from tasks.runtime.devices import host_devices
+from tasks.runtime.leases import limit_name
 
 POOLS = {"cpu": 4, "training": 1}
-"""Work pools, and how many runs each works on at once."""
+"""Work pools, and how many runs each works on at once, until somebody chooses otherwise."""
 
+FIRST = "high"
+"""The training pool's queue whose runs start before those that wait in `default`."""
+
+RECONCILE_EVERY = timedelta(minutes=10)
 SCHEDULES = Path(__file__).resolve().parents[1] / "deploy" / "schedules.yaml"
 COMMAND = [sys.executable, "-m", "tasks.runtime.engine"]
 
@@ -53,9 +63,13 @@ def main() -> None:
         close_lost_runs(client)
         for name, limit in POOLS.items():
             _pool(client, name, limit)
+            _count_gpus(client, name)
+        _first_queue(client)
         for one in known.values():
             _register(client, one, schedules.get(one.name, []))
         _register_trials(client)
+        _register_reconciler(client)
+        register_automations(client)
 
 
 def close_lost_runs(client: SyncPrefectClient) -> None:
@@ -98,15 +112,44 @@ def _pool(client: SyncPrefectClient, name: str, limit: int) -> None:
     template = ProcessWorker.get_default_base_job_template()
     try:
         client.read_work_pool(name)
-        client.update_work_pool(
-            name, WorkPoolUpdate(base_job_template=template, concurrency_limit=limit)
-        )
+        client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
     except ObjectNotFound:
         client.create_work_pool(
             WorkPoolCreate(
                 name=name, type="process", base_job_template=template, concurrency_limit=limit
             )
         )
+
+
+def _count_gpus(client: SyncPrefectClient, pool: str) -> None:
+    """As many slots as this host has GPUs, for trainings to lease; none are leased without GPUs."""
+    if gpus := len(host_devices()):
+        client.upsert_global_concurrency_limit_by_name(limit_name(pool), gpus)
+
+
+def _first_queue(client: SyncPrefectClient) -> None:
+    with suppress(ObjectAlreadyExists):
+        client.create_work_queue(
+            FIRST, "Its runs start before those of other queues.", priority=1,
+            work_pool_name="training",
+        )  # fmt: skip
+
+
+def _made_by_people(client: SyncPrefectClient, one: Deployed) -> list[DeploymentScheduleCreate]:
+    """Schedules that were made in Prefect: without a slug, which those of the file have.
+
+    Registration replaces all of a deployment's schedules, so these are given once more.
+    """
+    try:
+        known = client.read_deployment_by_name(f"{one.flow}/{one.name}").schedules
+    except ObjectNotFound:
+        return []
+    kept = {"schedule", "active", "max_scheduled_runs", "parameters"}
+    return [
+        DeploymentScheduleCreate(**{name: getattr(schedule, name) for name in kept})
+        for schedule in known
+        if schedule.slug is None
+    ]
 
 
 def _register(client: SyncPrefectClient, one: Deployed, schedules: list[Schedule]) -> None:
@@ -122,8 +165,10 @@ def _register(client: SyncPrefectClient, one: Deployed, schedules: list[Schedule
         work_pool_name=one.pool,
         job_variables=_job(),
         tags=["dynolab"],
-        schedules=[_schedule(one, written) for written in schedules],
-    )
+        schedules=[
+            *(_schedule(one, written) for written in schedules), *_made_by_people(client, one),
+        ],
+    )  # fmt: skip
 
 
 def _register_trials(client: SyncPrefectClient) -> None:
@@ -139,9 +184,29 @@ def _register_trials(client: SyncPrefectClient) -> None:
     )
 
 
-def _job() -> dict[str, str]:
+def _register_reconciler(client: SyncPrefectClient) -> None:
+    """What sets right, by the clock, what dead processes left."""
+    client.create_deployment(
+        client.create_flow_from_name("reconcile"),
+        "reconcile",
+        description=reconcile.__doc__,
+        entrypoint="flows.reconcile.reconcile",
+        work_pool_name="cpu",
+        job_variables=_job(),
+        tags=["dynolab", "internal"],
+        schedules=[
+            DeploymentScheduleCreate(
+                schedule=IntervalSchedule(interval=RECONCILE_EVERY), active=True, slug="reconcile"
+            )
+        ],
+    )
+
+
+def _job() -> dict[str, Any]:
     """How a worker starts a run: from the folder that relative paths in study files start at."""
-    return {"command": shlex.join(COMMAND), "working_dir": str(Path.cwd())}
+    return {
+        "command": shlex.join(COMMAND), "working_dir": str(Path.cwd()), "env": dict(HEARTBEATS),
+    }  # fmt: skip
 
 
 def _schedule(one: Deployed, written: Schedule) -> DeploymentScheduleCreate:

@@ -1,0 +1,78 @@
+"""What dead processes left, set right: their helpers, their outboxes, their runs in MLflow."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from dynolab.store.owner import is_dead
+from tasks.runtime.launcher import OWNER_VARIABLE
+from tasks.runtime.mlflow_api import MlflowApi
+from tasks.runtime.outbox import left_behind
+from tasks.runtime.prefect_progress import FLOW_RUN_TAG
+from tasks.runtime.processes import variable_of_all
+from tasks.runtime.sender import OUTBOX_TAG
+from tasks.runtime.tracking import Tracking
+
+log = logging.getLogger(__name__)
+
+
+def reap_orphans() -> list[int]:
+    """SIGKILL ranks of this host, and what ranks have started, whose supervisor is dead.
+
+    A rank ends with its supervisor by the kernel's hand, but not a helper that the rank has put
+    into a session of its own. What a living supervisor owns is never touched, nor what belongs to
+    another machine or container. Returns the processes killed.
+    """
+    orphans = [pid for pid, text in variable_of_all(OWNER_VARIABLE).items() if _is_orphan(text)]
+    for pid in orphans:
+        log.warning("process %d is an orphan of a dead supervisor and is killed", pid)
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return orphans
+
+
+def _is_orphan(text: str) -> bool:
+    try:
+        owner = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(owner, dict) and is_dead(owner)
+
+
+def deliver(uri: str, outbox: Path, timeout: float) -> int:
+    """Send what dead processes left to MLflow, and end their runs there.
+
+    Returns the operations that could not be sent within `timeout` seconds.
+    """
+    if not left_behind(outbox):
+        return 0
+    return Tracking(uri, outbox, experiment="").close(timeout)
+
+
+def close_lost_runs(
+    api: MlflowApi, outbox: Path, over: Callable[[set[str]], set[str]]
+) -> list[str]:
+    """End the MLflow runs left RUNNING whose outbox was lost with its machine.
+
+    **Arguments:** `outbox`: runs whose queue lies there are left to it. `over`: of some Prefect
+    flow runs, those that are over. Returns the ids of the runs that were ended, as KILLED; a
+    process that lives after all still gives its run its true end.
+    """
+    running = {
+        run: tags[FLOW_RUN_TAG]
+        for run, tags in api.running(OUTBOX_TAG).items()
+        if FLOW_RUN_TAG in tags and not (outbox / f"{tags[OUTBOX_TAG]}.jsonl").exists()
+    }
+    ended = over(set(running.values())) if running else set()
+    closed = [run for run, flow_run in running.items() if flow_run in ended]
+    for run in closed:
+        log.warning("the MLflow run %s belongs to a flow run that is over: it is ended", run)
+        api.set_status(run, "KILLED", time.time_ns() // 1_000_000)
+    return closed

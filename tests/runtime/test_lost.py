@@ -1,0 +1,115 @@
+"""What dead processes left is set right, and what lives is let be."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dynolab.store.owner import this_process
+from tasks.runtime.launcher import OWNER_VARIABLE
+from tasks.runtime.lost import close_lost_runs, deliver, reap_orphans
+from tasks.runtime.mlflow_api import MlflowApi
+from tasks.runtime.outbox import left_behind
+from tasks.runtime.prefect_progress import FLOW_RUN_TAG
+from tasks.runtime.sender import OUTBOX_TAG
+
+if TYPE_CHECKING:
+    from tests.runtime.conftest import MlflowServer
+
+DEAD = this_process() | {"started": "1"}  # the pid has been given to another process since
+
+
+@contextmanager
+def helper(owner: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        ["sleep", "100"], env=os.environ | {OWNER_VARIABLE: owner}, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_a_dead_supervisor_owns_is_killed() -> None:
+    with helper(json.dumps(DEAD)) as orphan:
+        assert orphan.pid in reap_orphans()
+        assert orphan.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        json.dumps(this_process()),
+        json.dumps(DEAD | {"machine": "another boot"}),
+        json.dumps(DEAD | {"pid": 2**31}),
+        json.dumps([1]),
+        "{",
+        "[" * 100_000,
+        "",
+    ],
+)
+def test_what_a_living_supervisor_or_another_machine_owns_is_let_be(owner: str) -> None:
+    with helper(owner) as process:
+        assert process.pid not in reap_orphans()
+        assert process.poll() is None
+
+
+@pytest.mark.services
+def test_runs_of_flow_runs_that_are_over_are_closed(
+    mlflow_server: MlflowServer, tmp_path: Path
+) -> None:
+    api = MlflowApi(mlflow_server.uri)
+    experiment = api.experiment("lost")
+
+    def run(outbox: str, flow_run: str | None) -> str:
+        tags = {OUTBOX_TAG: outbox} | ({FLOW_RUN_TAG: flow_run} if flow_run else {})
+        return api.create_run(experiment, outbox, 0, tags).run_id
+
+    lost, at_work = run("a", "over"), run("b", "at work")
+    unknown, foreign = run("c", None), api.create_run(experiment, "d", 0, {}).run_id
+    queued = run("e", "over")
+    (tmp_path / "e.jsonl").touch()
+    asked: list[set[str]] = []
+
+    def over(runs: set[str]) -> set[str]:
+        asked.append(runs)
+        return runs & {"over"}
+
+    assert close_lost_runs(api, tmp_path, over) == [lost]
+    assert asked == [{"over", "at work"}]
+    assert api.status(lost) == "KILLED"
+    for one in (at_work, unknown, foreign, queued):
+        assert api.status(one) == "RUNNING"
+    assert close_lost_runs(api, tmp_path, over) == []
+
+
+@pytest.mark.services
+def test_what_a_killed_process_left_is_sent(mlflow_server: MlflowServer, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from tasks.runtime.tracking import Tracking;"
+        "tracking = Tracking(None, Path(sys.argv[1]), 'left');"
+        "run = tracking.start_run('r', tags={}, params={});"
+        "run.metrics(1, {'m': 2.0}); os.kill(os.getpid(), 9)"
+    )
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root).returncode == -9
+    assert left_behind(tmp_path)
+    began = time.monotonic()
+    assert deliver(mlflow_server.uri, tmp_path, 20) == 0
+    assert time.monotonic() - began < 20
+    assert not left_behind(tmp_path)
+    api = MlflowApi(mlflow_server.uri)
+    found = api.running(OUTBOX_TAG)
+    assert "left" not in {tags.get("mlflow.runName") for tags in found.values()}
+    assert deliver(mlflow_server.uri, tmp_path, 20) == 0

@@ -1,0 +1,79 @@
+"""What is healed by the clock: flow runs that go on after their end, and those that fell silent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import TERMINAL_STATES, StateType
+from prefect.states import Cancelled, Completed, Crashed, Failed, Running, State
+
+from flows.automations import NAME, register_automations
+from flows.reconcile import FLOW_RUN_VARIABLE, end_overdue, over
+
+pytestmark = pytest.mark.services
+
+
+@flow
+def some_flow() -> None:
+    pass
+
+
+@pytest.fixture
+def client(prefect_server: None) -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as connected:
+        yield connected
+
+
+def run_in(client: SyncPrefectClient, state: State[None]) -> str:
+    run = client.create_flow_run(some_flow)
+    client.set_flow_run_state(run.id, state, force=True)
+    return str(run.id)
+
+
+def test_a_flow_run_is_over_for_a_while_or_not_at_all(client: SyncPrefectClient) -> None:
+    ended, at_work = run_in(client, Completed()), run_in(client, Running())
+    none = timedelta(0)
+    asked = [ended, at_work, "no id", "00000000-0000-0000-0000-000000000000"]
+    assert over(client, asked, TERMINAL_STATES, none) == {ended}
+    assert over(client, asked, {StateType.FAILED}, none) == set()
+    assert over(client, asked, TERMINAL_STATES) == set()
+
+
+def test_only_processes_of_flow_runs_that_ended_are_killed(client: SyncPrefectClient) -> None:
+    ended = [run_in(client, state) for state in (Cancelled(), Completed(), Failed())]
+    others = [run_in(client, state) for state in (Running(), Crashed())]
+    unknown = ["00000000-0000-0000-0000-000000000000", "no id"]
+    started = {
+        run: subprocess.Popen(["sleep", "100"], env=os.environ | {FLOW_RUN_VARIABLE: run})
+        for run in [*ended, *others, *unknown]
+    }
+    try:
+        assert not end_overdue(client) & set(ended)
+        assert end_overdue(client, timedelta(0)) & set(started) == set(ended)
+        for run in ended:
+            assert started[run].wait(10) == -signal.SIGKILL
+        for run in [*others, *unknown]:
+            assert started[run].poll() is None
+    finally:
+        for process in started.values():
+            process.kill()
+            process.wait()
+
+
+def test_silence_is_watched_once_however_often_it_is_registered(client: SyncPrefectClient) -> None:
+    for minutes in (20, 15):
+        register_automations(client, timedelta(minutes=minutes))
+    (known,) = client.read_automations_by_name(NAME)
+    assert known.enabled
+    assert known.trigger.within == timedelta(minutes=15)
+    assert known.trigger.after == {"prefect.flow-run.heartbeat"}
+    assert known.trigger.for_each == {"prefect.resource.id"}
+    (action,) = known.actions
+    assert action.type == "change-flow-run-state" and action.state == StateType.CRASHED
