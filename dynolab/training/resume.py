@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from dynolab import distributed
@@ -55,23 +58,44 @@ class StateFacts(BaseModel):
 
 
 def save_state(engine: Engine, source: Source, step: int, job: TrainJob) -> None:
-    """Writes a resume state; it appears under its final name only when every rank is done."""
+    """Writes a resume state; it appears under its final name only when every rank is done.
+
+    Every rank writes its own shard of weights and optimizer state (`engine/shard-<rank>`) and its
+    random numbers; the commit hashes each. A disk without room costs this state, not the training.
+    """
     folder = job.resume_out / f"step-{step:08d}"
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     if distributed.rank() == 0:
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
     distributed.barrier()
-    engine.save(unfinished / "engine")
-    source.save(step, unfinished / "source")
-    _save_random(unfinished / f"random-{distributed.rank()}")
-    if distributed.rank() == 0:
-        for name in CARRIED:
-            _copy(job.output / name, unfinished / "output" / name)
-        (unfinished / "state.json").write_text(StateFacts.of(job, step).model_dump_json(indent=1))
-    distributed.barrier()
-    if distributed.rank() == 0:
+    troubles = distributed.gather(_trouble_writing(engine, source, step, job, unfinished))
+    if distributed.rank() != 0:
+        return
+    trouble = next(filter(None, troubles), None)
+    if trouble is None:
         unfinished.rename(folder)
+        return
+    shutil.rmtree(unfinished, ignore_errors=True)
+    log.warning("training goes on without a resume state of step %d: %s", step, trouble)
+
+
+def _trouble_writing(
+    engine: Engine, source: Source, step: int, job: TrainJob, folder: Path
+) -> str | None:  # fmt: skip
+    """Writes this rank's part; what the disk had against it, if anything."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        engine.save(folder / "engine")
+        source.save(step, folder / "source")
+        _save_random(folder / f"random-{distributed.rank()}")
+        if distributed.rank() == 0:
+            for name in CARRIED:
+                _copy(job.output / name, folder / "output" / name, copy=_linked)
+            facts = StateFacts.of(job, step)
+            (folder / "state.json").write_text(facts.model_dump_json(indent=1))
+    except (OSError, SafetensorError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def load_state(engine: Engine, source: Source, folder: Path, job: TrainJob) -> int:
@@ -141,9 +165,20 @@ def _flat(facts: StateFacts) -> dict[str, Any]:
     return flat
 
 
-def _copy(source: Path, target: Path) -> None:
+def _linked(source: str, target: str) -> None:
+    """A record is never written again: its bytes need not be there twice."""
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one without links
+        shutil.copyfile(source, target)
+
+
+def _copy(
+    source: Path, target: Path, copy: Callable[[str, str], object] = shutil.copyfile
+) -> None:  # fmt: skip
+    """A file, or a folder whose files are given by `copy`."""
     if source.is_dir():
-        shutil.copytree(source, target, dirs_exist_ok=True)
+        shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy)
     elif source.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
