@@ -48,6 +48,9 @@ FIRST = "high"
 """The training pool's queue whose runs start before those that wait in `default`."""
 
 RECONCILE_EVERY = timedelta(minutes=10)
+PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "8", "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500"}
+"""A run waits eight minutes for a server that restarts; one without its database answers 500."""
+
 SCHEDULES = Path(__file__).resolve().parents[1] / "deploy" / "schedules.yaml"
 COMMAND = [sys.executable, "-m", "tasks.runtime.engine"]
 
@@ -204,9 +207,8 @@ def _register_reconciler(client: SyncPrefectClient) -> None:
 
 def _job() -> dict[str, Any]:
     """How a worker starts a run: from the folder that relative paths in study files start at."""
-    return {
-        "command": shlex.join(COMMAND), "working_dir": str(Path.cwd()), "env": dict(HEARTBEATS),
-    }  # fmt: skip
+    variables = HEARTBEATS | PATIENCE
+    return {"command": shlex.join(COMMAND), "working_dir": str(Path.cwd()), "env": variables}
 
 
 def _schedule(one: Deployed, written: Schedule) -> DeploymentScheduleCreate:
