@@ -164,7 +164,7 @@ def _where_it_ends(diverged: Sequence[Divergence]) -> str:
     for network, eta in dict.fromkeys((one.network, one.learning_rate) for one in diverged):
         steps = [one.step for one in diverged if (one.network, one.learning_rate) == (network, eta)]
         told.append(
-            f"{_name(network)} diverged at η = {eta:g} ({len(steps)} seeds, first at step "
+            f"{_name(network)} diverged at η = {eta:g} (seeds: {len(steps)}, first at step "
             f"{min(steps)}), which is left out"
         )
     return f" {join(told)}." if told else ""

@@ -106,7 +106,7 @@ def test_a_learning_rate_that_diverges_is_told_and_leaves_the_others_as_they_are
     assert {one.learning_rate for one in again.ranks} == {0.01, 0.1}
     assert [one.accuracy for one in again.states] == [one.accuracy for one in found.states]
     page = rank_plate(again.ranks, again.diverged)
-    assert "MLP diverged at η = 1e+20 (2 seeds, first at step 2)" in page.message
+    assert "MLP diverged at η = 1e+20 (seeds: 2, first at step 2)" in page.message
     blown = CONFIG.model_copy(update={
         "training": CONFIG.training.model_copy(update={"learning_rate": 1e20}),
         "learning_rates": (1e20,),
