@@ -1,25 +1,48 @@
-# An image that runs studies on CPUs:
-#   docker build --file docker/worker-cpu.Dockerfile --tag dynolab-worker-cpu .
-#   docker run --volume dynolab:/home/dynolab/home dynolab-worker-cpu study
-FROM python:3.11.14-slim-bookworm
+# Runs studies: as a worker of a pool, as a host that joins others' trainings, or alone.
+#   docker build --file docker/worker.Dockerfile --tag dynolab-worker-cpu .
+#   docker build --file docker/worker.Dockerfile --build-arg DEVICE=gpu --tag dynolab-worker-gpu .
+#   docker run --volume dynolab:/home/dynolab/home dynolab-worker-cpu dynolab study
+ARG DEVICE=cpu
 
-RUN useradd --create-home --uid 1000 dynolab
+FROM python:3.11.14-slim-bookworm AS base
+
+# tini hands signals on and reaps what killed ranks leave.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends tini \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 1000 dynolab \
+    && install -d -o 1000 -g 1000 /home/dynolab/app /home/dynolab/home
 USER 1000
 WORKDIR /home/dynolab/app
 
 ENV DS_BUILD_OPS=0 \
     DYNOLAB_HOME=/home/dynolab/home \
     OMP_WAIT_POLICY=PASSIVE \
+    PYTHONUNBUFFERED=1 \
     PATH=/home/dynolab/venv/bin:$PATH
 
 COPY --chown=1000 requirements.lock ./
-RUN python -m venv /home/dynolab/venv \
-    && pip install --no-cache-dir --constraint requirements.lock \
-        --extra-index-url https://download.pytorch.org/whl/cpu torch setuptools \
-    && pip install --no-cache-dir --no-deps --requirement requirements.lock
+RUN python -m venv /home/dynolab/venv
+
+# torch comes alone, for its device: CPU builds have an index of their own, and the usual builds
+# bring CUDA's runtime along, so that the host needs the driver and NVIDIA's container toolkit.
+FROM base AS torch-cpu
+RUN pip install --no-cache-dir --constraint requirements.lock \
+    --extra-index-url https://download.pytorch.org/whl/cpu torch setuptools
+
+FROM base AS torch-gpu
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+RUN pip install --no-cache-dir --constraint requirements.lock torch setuptools
+
+# hadolint ignore=DL3006
+FROM torch-${DEVICE} AS worker
+WORKDIR /home/dynolab/app
+RUN pip install --no-cache-dir --no-deps --requirement requirements.lock
 
 COPY --chown=1000 . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable .
 
-ENTRYPOINT ["dynolab"]
-CMD ["--help"]
+ENTRYPOINT ["tini", "-s", "--"]
+CMD ["dynolab", "--help"]

@@ -93,10 +93,14 @@ def _register(home: Path, environment: Mapping[str, str]) -> None:
         stop_group(process)
 
 
+def worker_arguments(pool: str, name: str | None = None) -> list[str]:
+    """Of `python -m prefect`: works for a pool, here and in containers."""
+    return ["worker", "start", "--pool", pool, "--type", "process", "--name", name or pool,
+            "--install-policy", "never"]  # fmt: skip
+
+
 def _worker(home: Path, pool: str, environment: Mapping[str, str]) -> Service:
     """A process worker of a pool; it starts one process for each flow run."""
     log = home / "logs" / f"worker-{pool}.log"
-    arguments = ["worker", "start", "--pool", pool, "--type", "process", "--name", pool,
-                 "--install-policy", "never"]  # fmt: skip
-    process = start_child("prefect", arguments, environment=environment, log=log)
+    process = start_child("prefect", worker_arguments(pool), environment=environment, log=log)
     return Service(f"the {pool} worker", Address("", process.pid), log, process)

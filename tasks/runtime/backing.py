@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynolab.errors import ConfigError, ServiceFailed
+from tasks.runtime.bucket import make_bucket
 from tasks.runtime.private import kept_secret, write_private
 from tasks.runtime.processes import (
     LOOPBACK,
@@ -64,29 +65,40 @@ def backing_services(home: Path, environment: Mapping[str, str] = os.environ) ->
         }
         if "DYNOLAB_STORE" not in store:
             store |= started.enter_context(_s3(folder))
-        servers = {
-            "DYNOLAB_PREFECT_DATABASE": f"postgresql+asyncpg://{postgres}/prefect",
-            "DYNOLAB_MLFLOW_DATABASE": f"postgresql+psycopg://{postgres}/mlflow",
-            "DYNOLAB_MLFLOW_USERS": f"postgresql+psycopg://{postgres}/mlflow_auth",
-            "PREFECT_SERVER_API_AUTH_STRING": f"{ADMIN}:{password}",
-            "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
-            "PREFECT_MESSAGING_CACHE": "prefect_redis.messaging",
-            "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
-            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
-            "PREFECT_REDIS_MESSAGING_URL": redis,
-            "MLFLOW_AUTH_ADMIN_USERNAME": ADMIN,
-            "MLFLOW_AUTH_ADMIN_PASSWORD": password,
-            "MLFLOW_FLASK_SERVER_SECRET_KEY": secret,
-            **_artifacts(store),
-        }
-        clients = {
-            "PREFECT_API_AUTH_STRING": f"{ADMIN}:{password}",
-            "MLFLOW_TRACKING_USERNAME": ADMIN,
-            "MLFLOW_TRACKING_PASSWORD": password,
-            "DYNOLAB_SWEEPS": f"postgresql+psycopg://{postgres}/sweeps",
-            **store,
-        }
-        yield Backing(servers, clients)
+        yield variables(postgres, redis, password, secret, store)
+
+
+def variables(
+    postgres: str, redis: str, password: str, secret: str, store: Mapping[str, str]
+) -> Backing:  # fmt: skip
+    """What servers and clients are told.
+
+    **Arguments:** `postgres`: `user:password@host:port`. `redis`: its URL. `password`: of the
+    servers' login. `secret`: signs MLflow's sessions. `store`: the results' address and its keys.
+    """
+    servers = {
+        "DYNOLAB_PREFECT_DATABASE": f"postgresql+asyncpg://{postgres}/prefect",
+        "DYNOLAB_MLFLOW_DATABASE": f"postgresql+psycopg://{postgres}/mlflow",
+        "DYNOLAB_MLFLOW_USERS": f"postgresql+psycopg://{postgres}/mlflow_auth",
+        "PREFECT_SERVER_API_AUTH_STRING": f"{ADMIN}:{password}",
+        "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
+        "PREFECT_MESSAGING_CACHE": "prefect_redis.messaging",
+        "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
+        "PREFECT_REDIS_MESSAGING_URL": redis,
+        "MLFLOW_AUTH_ADMIN_USERNAME": ADMIN,
+        "MLFLOW_AUTH_ADMIN_PASSWORD": password,
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": secret,
+        **_artifacts(store),
+    }
+    clients = {
+        "PREFECT_API_AUTH_STRING": f"{ADMIN}:{password}",
+        "MLFLOW_TRACKING_USERNAME": ADMIN,
+        "MLFLOW_TRACKING_PASSWORD": password,
+        "DYNOLAB_SWEEPS": f"postgresql+psycopg://{postgres}/sweeps",
+        **store,
+    }
+    return Backing(servers, clients)
 
 
 def missing_programs() -> list[str]:
@@ -211,20 +223,10 @@ def _s3(home: Path) -> Iterator[dict[str, str]]:
     }
     try:
         _wait("s3", process, log, lambda: _answers(port))
-        _make_bucket(settings)
+        make_bucket(settings)
         yield settings
     finally:
         stop_group(process)
-
-
-def _make_bucket(settings: Mapping[str, str]) -> None:
-    import fsspec
-
-    files = fsspec.filesystem(
-        "s3", key=settings["AWS_ACCESS_KEY_ID"], secret=settings["AWS_SECRET_ACCESS_KEY"],
-        endpoint_url=settings["DYNOLAB_STORE_ENDPOINT"], skip_instance_cache=True,
-    )  # fmt: skip
-    files.mkdir(BUCKET)
 
 
 def _artifacts(store: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,9 @@
-"""The program of one server process: Prefect or MLflow, on a socket that it is handed.
+"""The program of one server process: Prefect or MLflow, on a socket handed to it or an address.
 
-    python -m tasks.runtime.serve <prefect|mlflow> <folder> <listening descriptor> [standing]
+    python -m tasks.runtime.serve <name> <folder> <listening descriptor or host:port> [standing]
+
+`name` is `prefect`, `mlflow`, or `prefect-api`: Prefect without its background services, which then
+are `prefect server services start`.
 
 Both applications run under uvicorn in this one process. Measured in CPU seconds until they
 answer, new database / database at hand, with the libraries' bytecode cached (without it, under
@@ -21,22 +24,33 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tasks.runtime.private import write_private
+from tasks.runtime.processes import listening_socket
 
 _SHUTDOWN_SECONDS = 3
 _HOSTS = ("127.0.0.1", "localhost")
 """Names by which a browser on this machine, or behind a forwarded port, may ask."""
 
 
-def prefect_application(folder: Path, port: int, standing: bool) -> Any:
+def _asked_names() -> tuple[str, ...]:
+    """Names by which clients may ask: those, and what DYNOLAB_SERVER_NAMES lists with commas."""
+    more = os.environ.get("DYNOLAB_SERVER_NAMES", "").split(",")
+    return (*_HOSTS, *filter(None, more))
+
+
+def prefect_application(
+    folder: Path, port: int, standing: bool, *, api_only: bool = False
+) -> Any:  # fmt: skip
     """Prefect's API, interface and background services; `folder` is its PREFECT_HOME.
 
-    The interface's forms for blocks need a standing server; flows do not.
+    `api_only` leaves the services to another process. The interface's forms for blocks need a
+    standing server; flows do not.
     """
     os.environ.pop("PREFECT_API_URL", None)  # it would point the interface to another server
     database = os.environ.get("DYNOLAB_PREFECT_DATABASE")
@@ -57,8 +71,13 @@ def prefect_application(folder: Path, port: int, standing: bool) -> Any:
     from prefect.server.api.server import create_app
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    application = create_app(final=True)
-    application.add_middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS, www_redirect=False)
+    from tasks.runtime.prefect_schedules import let_schedules_run
+
+    let_schedules_run()
+    application = create_app(final=True, webserver_only=api_only)
+    application.add_middleware(
+        TrustedHostMiddleware, allowed_hosts=_asked_names(), www_redirect=False
+    )
     return application
 
 
@@ -67,7 +86,7 @@ def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
     os.environ |= {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{one},{one}:*" for one in _HOSTS),
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{one},{one}:*" for one in _asked_names()),
     }
     from mlflow.server import constants
 
@@ -107,7 +126,11 @@ def _with_login(folder: Path, users: str) -> Any:
     return create_app()
 
 
-_APPLICATIONS = {"prefect": prefect_application, "mlflow": mlflow_application}
+_APPLICATIONS: dict[str, Callable[[Path, int, bool], Any]] = {
+    "prefect": prefect_application,
+    "prefect-api": partial(prefect_application, api_only=True),
+    "mlflow": mlflow_application,
+}
 
 
 @contextmanager
@@ -118,7 +141,13 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def main(name: str, folder: Path, descriptor: int, standing: bool) -> None:
+def _listener(where: str) -> socket.socket:
+    """The socket that this process was handed, or one on an address of its own."""
+    host, colon, port = where.rpartition(":")
+    return listening_socket(int(port), host) if colon else socket.socket(fileno=int(where))
+
+
+def main(name: str, folder: Path, where: str, standing: bool) -> None:
     """Serve until SIGTERM or SIGINT."""
     gc.disable()  # imports make millions of lasting objects: collecting meanwhile costs 8 %
     import uvicorn
@@ -130,7 +159,8 @@ def main(name: str, folder: Path, descriptor: int, standing: bool) -> None:
             gc.freeze()
             gc.enable()
 
-    listener = socket.socket(fileno=descriptor)
+    folder.mkdir(parents=True, exist_ok=True)
+    listener = _listener(where)
     with ExitStack() as until_started:
         until_started.enter_context(_alone(folder))
         config = uvicorn.Config(
@@ -142,4 +172,4 @@ def main(name: str, folder: Path, descriptor: int, standing: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:] == ["standing"])
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4:] == ["standing"])

@@ -1,0 +1,165 @@
+"""What Compose would start, started here: each service's own command, environment and check.
+
+PostgreSQL, Redis and an S3 server are this machine's; names of containers become loopback ports.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pytest
+import requests
+
+from tasks.runtime.backing import Backing, backing_services, missing_programs
+from tasks.runtime.processes import free_port, kill_marked
+from tests.deploy.composed import interpolated, one_shots, services
+from tests.flows.lab import ROOT, until
+
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.study,
+    pytest.mark.skipif(bool(missing_programs()), reason=f"not installed: {missing_programs()}"),
+]
+OURS = [
+    "bucket-init", "prefect-migrate", "prefect-server", "prefect-services", "mlflow", "bootstrap",
+    "worker-cpu",
+]  # fmt: skip
+PASSWORDS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD", "PREFECT_PASSWORD", "MLFLOW_PASSWORD")
+START_SECONDS = 180.0
+
+
+class Composed:
+    """The services, one after the other."""
+
+    def __init__(self, folder: Path, backing: Backing) -> None:
+        self.folder, self.marker = folder, uuid4().hex
+        self.prefect, self.mlflow, self.health = free_port(), free_port(), free_port()
+        self.password = backing.servers["MLFLOW_AUTH_ADMIN_PASSWORD"]
+        clients = backing.clients
+        self.given = {
+            **dict.fromkeys(PASSWORDS, self.password),
+            "MLFLOW_SECRET": backing.servers["MLFLOW_FLASK_SERVER_SECRET_KEY"],
+            "AWS_ACCESS_KEY_ID": clients["AWS_ACCESS_KEY_ID"],
+            "AWS_SECRET_ACCESS_KEY": clients["AWS_SECRET_ACCESS_KEY"],
+            "DYNOLAB_KEY": "00" * 32,
+        }  # fmt: skip
+        postgres = urlsplit(clients["DYNOLAB_SWEEPS"]).netloc.rpartition("@")[2]
+        redis = urlsplit(backing.servers["PREFECT_REDIS_MESSAGING_URL"]).netloc.rpartition("@")[2]
+        self.places = {
+            "@postgres:5432": f"@{postgres}",
+            "@redis:6379": f"@{redis}",
+            "http://s3:8333": clients["DYNOLAB_STORE_ENDPOINT"],
+            "s3://dynolab/": f"s3://{self.marker}/",
+            "//prefect-server:4200": f"//127.0.0.1:{self.prefect}",
+            "//127.0.0.1:4200": f"//127.0.0.1:{self.prefect}",
+            "0.0.0.0:4200": f"127.0.0.1:{self.prefect}",
+            "//mlflow:5000": f"//127.0.0.1:{self.mlflow}",
+            "//127.0.0.1:5000": f"//127.0.0.1:{self.mlflow}",
+            "0.0.0.0:5000": f"127.0.0.1:{self.mlflow}",
+            "//127.0.0.1:8080": f"//127.0.0.1:{self.health}",
+            "/home/dynolab/home": str(folder / "home"),
+        }
+
+    def text(self, value: str) -> str:
+        """A value of the file as a container of this machine would have it."""
+        found = interpolated(value, self.given)
+        for name, place in self.places.items():
+            found = found.replace(name, place)
+        return found
+
+    def environment(self, name: str) -> dict[str, str]:
+        told: Mapping[str, str] = services()[name]["environment"]
+        passed = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
+        return passed | {
+            **{key: self.text(value) for key, value in told.items()},
+            "DYNOLAB_HOME": str(self.folder / "home"),
+            "PREFECT_HOME": str(self.folder / "prefect"),
+            "PREFECT_WORKER_WEBSERVER_PORT": str(self.health),
+            "DYNOLAB_TEST": self.marker,
+        }
+
+    def command(self, words: list[str]) -> list[str]:
+        return [sys.executable if word == "python" else self.text(word) for word in words]
+
+    def start(self, name: str) -> subprocess.Popen[bytes]:
+        with self.log(name).open("w") as log:
+            return subprocess.Popen(
+                self.command(services()[name]["command"]), cwd=ROOT, stdout=log, stderr=log,
+                env=self.environment(name), start_new_session=True,
+            )  # fmt: skip
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def is_well(self, name: str) -> bool:
+        """What the service's own health check says."""
+        test = services()[name]["healthcheck"]["test"]
+        assert test[0] == "CMD"
+        ran = subprocess.run(
+            self.command(test[1:]), env=self.environment(name), cwd=self.folder,
+            capture_output=True,
+        )  # fmt: skip
+        return ran.returncode == 0
+
+    def begin(self, name: str) -> None:
+        """Starts a service and waits for its end or its health, as those do that depend on it."""
+        process, began = self.start(name), time.monotonic()
+        if name in one_shots():
+            assert process.wait(START_SECONDS) == 0, self.log(name).read_text()[-3000:]
+            return
+        if name == "prefect-services":  # its check reads its container's own connections
+            until(lambda: "Starting services" in self.log(name).read_text(), START_SECONDS)
+            assert process.poll() is None
+            return
+        while not self.is_well(name):
+            assert process.poll() is None, self.log(name).read_text()[-3000:]
+            assert time.monotonic() < began + START_SECONDS, self.log(name).read_text()[-3000:]
+            time.sleep(1)
+
+
+@contextmanager
+def started() -> Iterator[Composed]:
+    # PostgreSQL's own user has to get through to its folder, and pytest's are closed to others.
+    folder = Path(tempfile.mkdtemp(prefix="dynolab-composed-"))
+    folder.chmod(0o755)
+    try:
+        with backing_services(folder / "backing", {}) as backing:
+            composed = Composed(folder, backing)
+            try:
+                yield composed
+            finally:
+                kill_marked(f"DYNOLAB_TEST={composed.marker}")
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_each_service_comes_up_by_its_own_command_and_passes_its_own_check() -> None:
+    with started() as composed:
+        for name in OURS:
+            composed.begin(name)
+        login = b64encode(f"admin:{composed.password}".encode()).decode()
+        headers = {"Authorization": f"Basic {login}"}
+        api = f"http://127.0.0.1:{composed.prefect}/api"
+        one = requests.get(f"{api}/deployments/name/study/study", headers=headers, timeout=30)
+        assert one.ok and one.json()["entrypoint"] == "flows.deployed.study"
+        workers = requests.post(
+            f"{api}/work_pools/cpu/workers/filter", headers=headers, json={}, timeout=30
+        )
+        assert [(w["name"], w["status"]) for w in workers.json()] == [("cpu", "ONLINE")]
+        assert requests.get(f"{api}/deployments/name/study/study", timeout=30).status_code == 401
+        mlflow = f"http://127.0.0.1:{composed.mlflow}/api/2.0/mlflow/experiments/get"
+        found = requests.get(mlflow, params={"experiment_id": "0"}, headers=headers, timeout=30)
+        assert found.ok
+        for name in OURS:
+            assert composed.password not in composed.log(name).read_text(), name

@@ -1,0 +1,170 @@
+"""The Compose file: its schema, its promises, and that it starts what tests start."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from importlib import resources
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from flows.register import POOLS
+from flows.up import worker_arguments
+from tasks.runtime.backing import ADMIN, DATABASES
+from tasks.runtime.backing import variables as backing_variables
+from tests.deploy.composed import FILE, is_checked, one_shots, services, variables
+from tests.flows.lab import ROOT
+
+SERVICES = services()
+OURS = {name for name, one in SERVICES.items() if "build" in one}
+SECRET = re.compile(r"PASSWORD|SECRET|KEY|TOKEN|AUTH")
+HOME = "/home/dynolab/home"
+
+
+def test_it_is_valid_by_the_compose_specification() -> None:
+    vendored = resources.files("check_jsonschema") / "builtin_schemas/vendor/compose-spec.json"
+    jsonschema.validate(yaml.safe_load(FILE.read_text()), json.loads(vendored.read_text()))
+
+
+def test_it_has_every_service_of_the_platform() -> None:
+    assert set(SERVICES) == {
+        "postgres", "redis", "prefect-migrate", "prefect-server", "prefect-services", "mlflow",
+        "s3", "bucket-init", "bootstrap", "worker-cpu", "worker-cpu-training", "worker-gpu",
+    }  # fmt: skip
+
+
+def test_no_secret_has_a_default_or_stands_in_the_file() -> None:
+    asked = variables(FILE.read_text())
+    secret = [one for one in asked if SECRET.search(one.name)]
+    assert {one.name for one in secret} >= {"POSTGRES_PASSWORD", "DYNOLAB_KEY", "MLFLOW_SECRET"}
+    assert all(one.required and one.default is None for one in secret)
+    for name, service in SERVICES.items():
+        for variable, value in service.get("environment", {}).items():
+            if re.search(r"PASSWORD|SECRET|_KEY|AUTH_STRING|://[^/]*@", f"{variable}={value}"):
+                assert "${" in value or variable == "DYNOLAB_SERVER_NAMES", (name, variable)
+
+
+def test_no_secret_is_an_argument_of_a_command() -> None:
+    for service in SERVICES.values():
+        told = json.dumps([service.get("command", []), service.get("healthcheck", {})])
+        assert not variables(told), told
+
+
+def test_every_service_is_asked_for_its_health_or_ends() -> None:
+    for name, service in SERVICES.items():
+        assert is_checked(service) != (name in one_shots()), name
+
+
+def test_services_wait_for_what_can_be_waited_for() -> None:
+    for service in SERVICES.values():
+        for name, wanted in service.get("depends_on", {}).items():
+            if wanted["condition"] == "service_healthy":
+                assert is_checked(SERVICES[name])
+                assert "profiles" not in SERVICES[name]
+
+
+def test_one_shots_are_not_started_again_and_others_are() -> None:
+    for name, service in SERVICES.items():
+        assert service["restart"] == ("no" if name in one_shots() else "unless-stopped"), name
+
+
+def test_ports_are_open_to_this_machine_alone() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert sorted(ports) == ["127.0.0.1:4200:4200", "127.0.0.1:5000:5000"]
+
+
+def test_images_of_others_have_versions() -> None:
+    for name, service in SERVICES.items():
+        if name not in OURS:
+            tag = service["image"].rpartition(":")[2]
+            assert re.match(r"\d+\.\d+", tag), service["image"]
+
+
+def test_our_containers_have_an_init_and_no_more_rights_than_they_need() -> None:
+    for name in OURS:
+        service = SERVICES[name]
+        assert service["init"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert (ROOT / service["build"]["dockerfile"]).exists()
+
+
+def test_workers_have_time_to_save_and_the_gpu_is_one_profiles_alone() -> None:
+    for name in ("worker-cpu", "worker-cpu-training", "worker-gpu"):
+        assert SERVICES[name]["stop_grace_period"] == "3m"
+    gpu = SERVICES["worker-gpu"]
+    assert gpu["profiles"] == ["gpu"]
+    assert gpu["build"]["args"] == {"DEVICE": "gpu"}
+    (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+
+
+def test_every_pool_has_workers_started_as_the_command_up_starts_them() -> None:
+    names = {"worker-cpu": ("cpu", "cpu"), "worker-cpu-training": ("training", "training"),
+             "worker-gpu": ("training", "gpu")}  # fmt: skip
+    assert {pool for pool, _ in names.values()} == set(POOLS)
+    for service, (pool, name) in names.items():
+        wanted = ["python", "-m", "prefect", *worker_arguments(pool, name), "--with-healthcheck"]
+        assert SERVICES[service]["command"] == wanted
+
+
+@pytest.mark.parametrize(("service", "name", "port"), [
+    ("prefect-server", "prefect-api", 4200), ("mlflow", "mlflow", 5000),
+])  # fmt: skip
+def test_servers_are_started_by_the_program_that_the_command_up_starts(
+    service: str, name: str, port: int
+) -> None:
+    folder = f"{HOME}/{name.removesuffix('-api')}"
+    wanted = ["python", "-m", "tasks.runtime.serve", name, folder, f"0.0.0.0:{port}", "standing"]
+    assert SERVICES[service]["command"] == wanted
+    from tasks.runtime.serve import _APPLICATIONS
+
+    assert name in _APPLICATIONS
+
+
+def test_commands_are_modules_that_there_are() -> None:
+    for name in OURS:
+        python, option, module, *_ = SERVICES[name]["command"]
+        assert (python, option) == ("python", "-m")
+        assert importlib.util.find_spec(module) is not None
+
+
+def environment(*names: str) -> dict[str, Any]:
+    return {name: value for one in names for name, value in SERVICES[one]["environment"].items()}
+
+
+def test_servers_and_clients_are_told_what_the_command_up_tells_them() -> None:
+    store = {name: "s3://dynolab/store" if name == "DYNOLAB_STORE" else "x" for name in (
+        "DYNOLAB_STORE", "DYNOLAB_STORE_ENDPOINT", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
+        "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED",
+    )}  # fmt: skip
+    known = backing_variables("admin:word@postgres:5432", "redis://", "word", "secret", store)
+    servers = environment("prefect-server", "mlflow")
+    assert set(known.servers) <= set(servers)
+    assert set(known.clients) <= set(environment("worker-cpu"))
+    for name, value in {**known.servers, **known.clients}.items():
+        if value.startswith("prefect_redis."):
+            assert servers[name] == value, "the same parts of Prefect are in Redis"
+        if value.startswith("postgresql"):
+            filled = {**servers, **environment("worker-cpu")}[name]
+            assert filled.replace("${POSTGRES_PASSWORD:?}", "word") == value
+
+
+def test_prefects_processes_share_all_that_they_must() -> None:
+    told = [SERVICES[one]["environment"] for one in
+            ("prefect-migrate", "prefect-server", "prefect-services")]  # fmt: skip
+    assert told[0] == told[1] == told[2]
+    assert told[0]["PREFECT_SERVER_DOCKET_URL"] == told[0]["PREFECT_REDIS_MESSAGING_URL"]
+    assert told[0]["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] == "false", "migrated once, before"
+
+
+def test_postgres_makes_the_databases_of_the_command_up() -> None:
+    statements = (ROOT / "docker" / "databases.sql").read_text()
+    made = re.findall(r"^CREATE DATABASE (\w+);$", statements, re.MULTILINE)
+    first = SERVICES["postgres"]["environment"]
+    assert {first["POSTGRES_DB"], *made} == set(DATABASES)
+    assert first["POSTGRES_USER"] == ADMIN
