@@ -1,4 +1,4 @@
-"""What all tests share: an S3 server as its own process, spoken to over HTTP."""
+"""What all tests share: servers as processes of their own, and a finished small study."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import fsspec
 import pytest
 
 from dynolab.store import Store
+from tasks.runtime.services import MLFLOW, PREFECT, start_services
+from tests.flows.lab import Lab
 
 START_SECONDS = 60
 
@@ -90,3 +92,36 @@ def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, 
 @pytest.fixture
 def store(store_settings: dict[str, str | None], tmp_path: Path) -> Store:
     return Store(cache=tmp_path / "cache", **store_settings)
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Variables that lead commands to a Prefect and an MLflow server of their own."""
+    with start_services(tmp_path_factory.mktemp("servers")) as services:
+        services.wait_ready()
+        yield {
+            "PREFECT_API_URL": f"{services.addresses[PREFECT].url}/api",
+            "MLFLOW_TRACKING_URI": services.addresses[MLFLOW].url,
+        }
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, servers: dict[str, str]) -> Lab:
+    """The home of a small study that nothing has disturbed."""
+    lab = Lab(tmp_path_factory.mktemp("undisturbed"), **servers)
+    assert set(lab.study("project=undisturbed").values()) == {"computed"}
+    assert lab.left_behind() == []
+    return lab
+
+
+@pytest.fixture
+def finished(tmp_path: Path, servers: dict[str, str], undisturbed: Lab) -> Lab:
+    """A home that has all results."""
+    return Lab(tmp_path, **servers).adopt(undisturbed)
+
+
+@pytest.fixture
+def lab(tmp_path: Path, servers: dict[str, str], undisturbed: Lab) -> Lab:
+    """A home that has all results up to the finetuned model."""
+    later = ("preference", "probe", "report")
+    return Lab(tmp_path, **servers).adopt(undisturbed, without=later)

@@ -48,6 +48,8 @@ class Lab:
             "OMP_WAIT_POLICY": "PASSIVE",
             **environment,
         }
+        self.kept: set[int] = set()
+        """Processes that go on when a run has ended: servers and workers."""
         self._ports: set[int] = set()
 
     def start(
@@ -90,18 +92,36 @@ class Lab:
         files = self.manifest(stage)["files"]
         return {name: at["sha256"] for name, at in files.items() if name != "metrics.jsonl"}
 
+    def ranks(self) -> dict[int, int]:
+        """The ranks that live now: number → process."""
+        found = {pid: _variable(pid, "RANK") for pid in self.processes()}
+        return {int(rank): pid for pid, rank in found.items() if rank is not None}
+
+    def pause_start(self) -> int:
+        """Stops rank 1 of preference training before it can have done anything."""
+        until(lambda: 1 in self.ranks())
+        return self._stop_rank()
+
     def pause_preference(self) -> int:
         """Stops rank 1 in the middle of preference training, once a resume state is committed."""
         state = "step-00000003"
         until(lambda: list(self.home.glob(f"scratch/preference-*/resume/{state}")))
-        (rank,) = (pid for pid in self.processes() if _variable(pid, "RANK") == "1")
-        os.kill(rank, signal.SIGSTOP)
-        until(lambda: list(self.home.glob("store/stages/preference/*/resume/step-*/COMMITTED")))
-        assert not list(self.home.glob("store/stages/preference/*/COMMITTED"))
-        for process in map(psutil.Process, self.processes()):
+        rank = self._stop_rank()
+        until(lambda: self.markers("preference/*/resume/step-*"))
+        assert not self.markers("preference/*")
+        for process in map(psutil.Process, set(self.processes()) - self.kept):
             listening = process.net_connections(kind="inet")
             self._ports |= {at.laddr.port for at in listening if at.status == psutil.CONN_LISTEN}
         assert self._ports
+        return rank
+
+    def markers(self, folder: str) -> list[str]:
+        """What is committed in a folder of the store's stages."""
+        return [str(path) for path in self.home.glob(f"store/stages/{folder}/COMMITTED")]
+
+    def _stop_rank(self) -> int:
+        rank = self.ranks()[1]
+        os.kill(rank, signal.SIGSTOP)
         return rank
 
     def processes(self) -> list[int]:
@@ -110,10 +130,11 @@ class Lab:
 
     def left_behind(self) -> list[str]:
         """Processes, ports, build locks, work folders, claims and unsent tracking."""
-        left = [f"process {pid}" for pid in self.processes()]
+        left = [f"process {pid}" for pid in self.processes() if pid not in self.kept]
         left += [f"port {port}" for port in self._ports if port_in_use(port)]
-        # torch keeps a cache there that all processes of a user share.
-        left += [str(p) for p in self.temporary.iterdir() if "torchinductor" not in p.name]
+        # torch keeps a cache there that all processes of a user share, Prefect's workers a folder.
+        kept = ("torchinductor", "runner_storage")
+        left += [str(p) for p in self.temporary.iterdir() if not p.name.startswith(kept)]
         for pattern in ("scratch/*", "outbox/*", "store/stages/*/*/CLAIM", "store/**/*.part"):
             left += [str(path) for path in self.home.glob(pattern)]
         return left

@@ -9,40 +9,25 @@ from pathlib import Path
 import pytest
 
 from tasks.runtime.services import MLFLOW, start_services
-from tests.flows.history import History, histories
+from tests.faults.records import Record, tell
+from tests.flows.history import finished_history, histories, lost
 from tests.flows.lab import Lab, ended, until
 
 pytestmark = [pytest.mark.ranks, pytest.mark.services]
 
-TRAINED, PROBED = list(range(1, 13)), [0, 6, 12]
 
-
-def goes_on_as_if_undisturbed(lab: Lab, undisturbed: Lab, project: str) -> None:
-    """Started again the study resumes, and ends as the undisturbed one."""
+def goes_on_as_if_undisturbed(lab: Lab, undisturbed: Lab, project: str) -> bool:
+    """Started again the study resumes; whether it ends as the undisturbed one."""
     again = lab.study(f"project={project}")
     early = {"data", "base", "sft", "audit", "sft-forces"}
     assert {name for name, state in again.items() if state == "cached"} == early
     assert lab.manifest("preference")["metrics"]["resumed_from"] >= 3
-    assert lab.hashes("preference") == undisturbed.hashes("preference")
-    assert lab.hashes("probe") == undisturbed.hashes("probe")
-    assert lab.left_behind() == []
+    return all(lab.hashes(name) == undisturbed.hashes(name) for name in ("preference", "probe"))
 
 
-def whole_history(uri: str, project: str) -> History:
-    """The one MLflow run of preference training, which has every step of every metric once."""
-    (history,) = histories(uri, project, "preference")
-    assert history.status == "FINISHED"
-    trained = {name: steps for name, steps in history.steps.items() if name.startswith("train/")}
-    probed = {name: steps for name, steps in history.steps.items() if name.startswith("probe/")}
-    assert {"train/loss", "train/grad_norm"} <= set(trained)
-    assert probed
-    assert all(steps == TRAINED for steps in trained.values()), trained
-    assert all(steps == PROBED for steps in probed.values()), probed
-    assert all(len(set(steps)) == len(steps) for steps in history.steps.values())
-    return history
-
-
-def test_a_killed_rank_is_named_and_training_resumes(lab: Lab, undisturbed: Lab) -> None:
+def test_a_killed_rank_is_named_and_training_resumes(
+    lab: Lab, undisturbed: Lab, record_property: Record
+) -> None:
     command = lab.start("project=rank")
     os.kill(lab.pause_preference(), signal.SIGKILL)
     _, complained = ended(command)
@@ -54,12 +39,18 @@ def test_a_killed_rank_is_named_and_training_resumes(lab: Lab, undisturbed: Lab)
     uri = lab.environment["MLFLOW_TRACKING_URI"]
     (failed,) = histories(uri, "rank", "preference")
     assert failed.status == "FAILED"
-    goes_on_as_if_undisturbed(lab, undisturbed, "rank")
-    assert whole_history(uri, "rank").run_id == failed.run_id
+    identical = goes_on_as_if_undisturbed(lab, undisturbed, "rank")
+    history = finished_history(uri, "rank")
+    assert history.run_id == failed.run_id
+    tell(record_property, "a rank of a command is killed between two resume states",
+         left=lab.left_behind(), metrics_lost=lost(history),
+         resume_identical=identical)  # fmt: skip
 
 
 @pytest.mark.faults
-def test_what_a_rank_finds_wrong_is_told_without_its_traceback(lab: Lab) -> None:
+def test_what_a_rank_finds_wrong_is_told_without_its_traceback(
+    lab: Lab, record_property: Record
+) -> None:
     command = lab.start("preference.optimizer.learning_rate=1e30")
     _, complained = ended(command)
     assert command.returncode == 2
@@ -67,13 +58,13 @@ def test_what_a_rank_finds_wrong_is_told_without_its_traceback(lab: Lab) -> None
     assert "training diverged on the batch of rows" in complained
     assert "lower optimizer.learning_rate" in complained
     assert "Traceback" not in complained
-    assert lab.left_behind() == []
+    tell(record_property, "training diverges on all ranks", left=lab.left_behind())
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_command_ends_in_order(
-    number: signal.Signals, lab: Lab, undisturbed: Lab
+    number: signal.Signals, lab: Lab, undisturbed: Lab, record_property: Record
 ) -> None:
     project = number.name
     command = lab.start(f"project={project}")
@@ -87,13 +78,17 @@ def test_an_interrupted_command_ends_in_order(
     uri = lab.environment["MLFLOW_TRACKING_URI"]
     (killed,) = histories(uri, project, "preference")
     assert killed.status == "KILLED"
-    goes_on_as_if_undisturbed(lab, undisturbed, project)
-    assert whole_history(uri, project).run_id == killed.run_id
+    identical = goes_on_as_if_undisturbed(lab, undisturbed, project)
+    history = finished_history(uri, project)
+    assert history.run_id == killed.run_id
+    tell(record_property, f"a command with a hung rank gets {number.name}",
+         left=lab.left_behind(), metrics_lost=lost(history),
+         resume_identical=identical)  # fmt: skip
 
 
 @pytest.mark.faults
 def test_a_killed_command_takes_all_with_it_and_the_next_takes_over(
-    lab: Lab, undisturbed: Lab
+    lab: Lab, undisturbed: Lab, record_property: Record
 ) -> None:
     command = lab.alone().start("project=command")
     lab.pause_preference()
@@ -101,18 +96,20 @@ def test_a_killed_command_takes_all_with_it_and_the_next_takes_over(
     ended(command)
     until(lambda: not lab.processes(), seconds=10)
     assert list(lab.home.glob("store/stages/preference/*/CLAIM"))
-    goes_on_as_if_undisturbed(lab, undisturbed, "command")
+    identical = goes_on_as_if_undisturbed(lab, undisturbed, "command")
     with start_services(lab.home, [MLFLOW]) as services:
         services.wait_ready()
         uri = services.addresses[MLFLOW].url
-        whole_history(uri, "command")
+        history = finished_history(uri, "command")
         ends = [study.status for study in histories(uri, "command", "small")]
         assert sorted(ends) == ["FINISHED", "KILLED"]
+    tell(record_property, "a command with its own servers is killed", left=lab.left_behind(),
+         metrics_lost=lost(history), resume_identical=identical)  # fmt: skip
 
 
 @pytest.mark.faults
 def test_training_does_without_mlflow_and_the_next_command_delivers(
-    lab: Lab, undisturbed: Lab, tmp_path: Path
+    lab: Lab, undisturbed: Lab, tmp_path: Path, record_property: Record
 ) -> None:
     servers = tmp_path / "servers"
     with start_services(servers, [MLFLOW]) as services:
@@ -134,5 +131,6 @@ def test_training_does_without_mlflow_and_the_next_command_delivers(
     with start_services(servers, [MLFLOW], ports={MLFLOW: port}) as services:
         services.wait_ready()
         assert set(lab.study("project=outage").values()) == {"cached"}
-        whole_history(uri, "outage")
-    assert lab.left_behind() == []
+        history = finished_history(uri, "outage")
+    tell(record_property, "MLflow is killed under a command and back for the next",
+         left=lab.left_behind(), metrics_lost=lost(history))  # fmt: skip

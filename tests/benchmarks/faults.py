@@ -1,0 +1,106 @@
+"""Kills, cancels, starves and corrupts whatever can be, and counts what that costs.
+
+    python -m tests.benchmarks.faults [--report FILE]
+
+It runs every fault test (`pytest -m faults`), each with real processes, servers and files, and
+prints one JSON object on its last line:
+
+- `faults_injected`: kinds times points, listed in `faults`; `faults_survived`: those after which
+  everything was as it should be. `faults_skipped`: tests that this machine cannot run.
+- `orphans`: processes, ports, leases, locks, claims and scratch folders that stayed.
+  `metrics_lost`: values that MLflow lacks or has twice. `resume_identical`: whether every training
+  that went on ended with the weights of one that nothing had disturbed, to the bit.
+- `cancel_to_last_rank_dead_s`: the slowest of the cancellations, from the request to Prefect.
+- `checkpoint_upload_over_raw`, `training_stall_fraction`: see `tests.benchmarks.checkpoints`.
+- `list_s`: how long the list took.
+
+`--report` reads a list that has run (pytest's JUnit file) instead of running it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_list(report: Path) -> float:
+    """Runs every fault test; its words go to stderr. Returns the seconds that it took."""
+    began = time.monotonic()
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-m", "faults", "-v", "--junitxml", str(report),
+         "-o", "junit_family=xunit1"],
+        cwd=ROOT, stdout=sys.stderr,
+    )  # fmt: skip
+    return time.monotonic() - began
+
+
+def figures_of(report: Path) -> dict[str, Any]:
+    """What the tests recorded of themselves; one that failed before it could tell is a fault, too.
+
+    A test of the list that records nothing and passes is not a fault.
+    """
+    told = list(_told(report))
+    cancelled = [float(one["cancel_seconds"]) for one in told if "cancel_seconds" in one]
+    faults = [one for one in told if "fault" in one and one["end"] != "skipped"]
+    identical = [one["resume_identical"] == "true" for one in faults if "resume_identical" in one]
+    return {
+        "faults_injected": len(faults),
+        "faults_survived": sum(one["end"] == "passed" for one in faults),
+        "faults_skipped": sum(one["end"] == "skipped" for one in told),
+        "orphans": sum(int(one.get("orphans", 0)) for one in faults),
+        "metrics_lost": sum(int(one.get("metrics_lost", 0)) for one in faults),
+        "resume_identical": bool(identical) and all(identical),
+        "cancel_to_last_rank_dead_s": max(cancelled, default=float("inf")),
+        "faults": [one["fault"] for one in faults],
+    }
+
+
+def _told(report: Path) -> Iterator[dict[str, str]]:
+    for case in ElementTree.parse(report).iter("testcase"):
+        found = {one.attrib["name"]: one.attrib["value"] for one in case.iter("property")}
+        ends = [end for end in ("failure", "error", "skipped") if case.find(end) is not None]
+        found["end"] = ends[0] if ends else "passed"
+        if found["end"] in ("failure", "error"):
+            found.setdefault("fault", case.attrib["name"])
+        yield found
+
+
+def bars(figures: dict[str, Any]) -> dict[str, Any]:
+    """Figure → [its bound, whether it is met]."""
+    injected = figures["faults_injected"]
+    most = {"orphans": 0, "metrics_lost": 0, "cancel_to_last_rank_dead_s": 10,
+            "training_stall_fraction": 0.05}  # fmt: skip
+    least = {"faults_injected": 20, "faults_survived": injected, "checkpoint_upload_over_raw": 0.8}
+    met: dict[str, Any] = {name: [bound, figures[name] <= bound] for name, bound in most.items()}
+    met |= {name: [bound, figures[name] >= bound] for name, bound in least.items()}
+    return met | {"resume_identical": [True, figures["resume_identical"]]}
+
+
+def measure(report: Path | None) -> dict[str, Any]:
+    """All figures, and whether they meet their bars."""
+    from tests.benchmarks.checkpoints import checkpoint_upload, training_stall
+
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        if report is None:
+            report = Path(temporary) / "report.xml"
+            figures["list_s"] = run_list(report)
+        figures |= figures_of(report)
+    figures |= checkpoint_upload() | training_stall()
+    return figures | {"bars": bars(figures)}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--report", type=Path, help="A JUnit file of a list that has run.")
+    print(json.dumps(measure(parser.parse_args().report)))

@@ -1,0 +1,25 @@
+"""What a fault test tells the benchmark of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Record = Callable[[str, Any], None]
+
+
+def tell(
+    record: Record, fault: str, *, left: Sequence[str], metrics_lost: int = 0,
+    resume_identical: bool | None = None, cancel_seconds: float | None = None,
+) -> None:  # fmt: skip
+    """Records which fault was injected and what it cost, then asserts that nothing was lost."""
+    record("fault", fault)
+    record("orphans", len(left))
+    record("metrics_lost", metrics_lost)
+    if resume_identical is not None:
+        record("resume_identical", str(resume_identical).lower())
+    if cancel_seconds is not None:
+        record("cancel_seconds", cancel_seconds)
+    assert list(left) == []
+    assert metrics_lost == 0
+    assert resume_identical is not False

@@ -1,0 +1,187 @@
+"""Servers and workers as `dynolab up` starts them; a test may kill each and start it again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+import requests
+
+from flows.up import work_for
+from tasks.runtime.backing import Backing
+from tasks.runtime.services import ALL, MLFLOW, PREFECT, Services, start_services
+from tests.flows.history import finished_history, histories, lost
+from tests.flows.lab import SMALL, Lab, until
+
+RUN_SECONDS = 240.0
+SETTLE_SECONDS = 20.0
+FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+class Standing:
+    """The platform on one home."""
+
+    def __init__(self, lab: Lab, backing: Backing | None = None) -> None:
+        self.lab, self._backing = lab, backing
+        self.servers: dict[str, Services] = {}
+        self._workers: ExitStack | None = None
+        self._worker_pids: dict[str, int] = {}
+        for name in ALL:
+            self._serve(name, 0)
+
+    def _serve(self, name: str, port: int) -> None:
+        self.servers[name] = start_services(
+            self.lab.home, [name], ports={name: port}, standing=True, backing=self._backing
+        )
+        self._keep()
+
+    def work(self) -> None:
+        """Registers the deployments and starts the workers."""
+        clients = self._backing.clients if self._backing else {}
+        servers = tuple(self.servers[name].services[0] for name in ALL)
+        self._workers = ExitStack()
+        workers = self._workers.enter_context(work_for(Services(self.lab.home, servers, clients)))
+        self._worker_pids = {one.log.stem: one.address.pid for one in workers.services}
+        self._keep()
+
+    def _keep(self) -> None:
+        servers = {one.services[0].address.pid for one in self.servers.values()}
+        self.lab.kept = servers | set(self._worker_pids.values())
+
+    def kill(self, name: str) -> None:
+        """SIGKILL for a server."""
+        process = self.servers[name].services[0].process
+        assert process is not None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def start_again(self, name: str) -> None:
+        """The killed server, on its port and its data."""
+        self._serve(name, int(self.servers[name].addresses[name].url.rpartition(":")[2]))
+        self.servers[name].wait_ready()
+
+    def kill_worker(self, pool: str = "training") -> None:
+        """SIGKILL for a worker, and for nothing else."""
+        os.kill(self._worker_pids[f"worker-{pool}"], signal.SIGKILL)
+
+    def work_again(self) -> None:
+        """What a person does who finds a worker dead: ends what is left, and starts it anew."""
+        self.stop_work()
+        self.work()
+
+    def stop_work(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+            self._workers, self._worker_pids = None, {}
+
+    def stop(self) -> None:
+        self.stop_work()
+        for one in self.servers.values():
+            one.stop()
+
+    @property
+    def prefect(self) -> str:
+        return f"{self.servers[PREFECT].addresses[PREFECT].url}/api"
+
+    @property
+    def mlflow(self) -> str:
+        """MLflow's address, with a login where it wants one."""
+        url = self.servers[MLFLOW].addresses[MLFLOW].url
+        login = self.lab.environment.get("PREFECT_API_AUTH_STRING")
+        return url.replace("http://", f"http://{login}@") if login else url
+
+    def api(self, method: str, path: str, **body: Any) -> Any:
+        """Asks the Prefect server, again where it is busy or just starts."""
+        login = self.lab.environment.get("PREFECT_API_AUTH_STRING", "").split(":")
+        auth = (login[0], login[1]) if len(login) == 2 else None
+
+        def asked() -> requests.Response | None:
+            try:
+                answer = requests.request(
+                    method, f"{self.prefect}/{path}", json=body or None, auth=auth, timeout=30
+                )
+            except requests.ConnectionError:
+                return None
+            return None if answer.status_code in (500, 503) else answer
+
+        answer = until(asked, 60)
+        assert answer.ok, answer.text
+        return answer.json() if answer.content else None
+
+    def start(self, project: str) -> str:
+        """A preference training of the small study, by its deployment; gives the flow run."""
+        one = self.api("GET", "deployments/name/train/preference")["id"]
+        form = {"study_file": "builtin.yaml", "study_text": SMALL.read_text(), "project": project}
+        run = self.api("POST", f"deployments/{one}/create_flow_run", parameters={"settings": form})
+        return str(run["id"])
+
+    def cancel(self, run: str) -> float:
+        """Asks for the run's end as the interface does; seconds until its last rank is dead."""
+        began = time.monotonic()
+        self.api("POST", f"flow_runs/{run}/set_state", state={"type": "CANCELLING"})
+        until(lambda: not self.lab.ranks(), 60)
+        return time.monotonic() - began
+
+    def state(self, run: str) -> dict[str, Any]:
+        return dict(self.api("GET", f"flow_runs/{run}")["state"])
+
+    def end(self, run: str) -> str:
+        """The name of the state in which the run ends, which is awaited."""
+        until(lambda: self.state(run)["type"] in FINAL, RUN_SECONDS)
+        return str(self.state(run)["name"])
+
+    def statuses(self, project: str) -> list[str]:
+        """Of the project's MLflow runs of preference training."""
+        return [one.status for one in histories(self.mlflow, project, "preference")]
+
+    def metrics_lost(self, project: str) -> int:
+        return lost(finished_history(self.mlflow, project))
+
+    def left_behind(self) -> list[str]:
+        """What a run left, once what ends by itself has had its time."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (left := self._left_behind()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return left
+
+    def _left_behind(self) -> list[str]:
+        limits = self.api("POST", "v2/concurrency_limits/filter", limit=200)
+        held = [f"lease {one['name']}" for one in limits if one["active_slots"]]
+        return [*self.lab.left_behind(), *held]
+
+
+@contextmanager
+def standing(lab: Lab, backing: Backing | None = None) -> Iterator[Standing]:
+    """A platform, ready to work, on the home of a lab."""
+    clients = dict(backing.clients) if backing else {}
+    lab.environment |= clients
+    chosen = {name: lab.environment[name] for name in ("DYNOLAB_TEST", "TMPDIR", *clients)}
+    with patch.dict(os.environ, chosen):
+        platform = Standing(lab, backing)
+        try:
+            for one in platform.servers.values():
+                one.wait_ready()
+            platform.work()
+            yield platform
+        finally:
+            platform.stop()
+
+
+def launcher_of(rank: int) -> psutil.Process:
+    """torchrun's own process."""
+    parent = psutil.Process(rank).parent()
+    assert parent is not None
+    return parent
+
+
+def engine_of(rank: int) -> psutil.Process:
+    """The process of the flow run that a rank works for."""
+    parent = launcher_of(rank).parent()
+    assert parent is not None and "tasks.runtime.engine" in " ".join(parent.cmdline())
+    return parent
