@@ -149,6 +149,14 @@ def reconcile() -> None:
 
 
 @app.command()
+def join() -> None:
+    """Run a share of the ranks of trainings that another host starts; Ctrl-C ends it."""
+    from tasks.runtime.join import main as join_trainings
+
+    join_trainings()
+
+
+@app.command()
 def up(
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,

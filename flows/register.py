@@ -112,10 +112,11 @@ def read_schedules(file: Path) -> dict[str, list[Schedule]]:
 
 
 def _pool(client: SyncPrefectClient, name: str, limit: int) -> None:
+    """A pool of processes; one of another type (Kubernetes) is its makers', and stays as it is."""
     template = ProcessWorker.get_default_base_job_template()
     try:
-        client.read_work_pool(name)
-        client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
+        if client.read_work_pool(name).type == "process":
+            client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
     except ObjectNotFound:
         client.create_work_pool(
             WorkPoolCreate(

@@ -5,6 +5,7 @@ PostgreSQL, Redis and an S3 server are this machine's; names of containers becom
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -36,6 +37,7 @@ OURS = [
     "worker-cpu",
 ]  # fmt: skip
 PASSWORDS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD", "PREFECT_PASSWORD", "MLFLOW_PASSWORD")
+TEMPLATE = json.loads((ROOT / "deploy/kubernetes/base-job-template.json").read_text())
 START_SECONDS = 180.0
 
 
@@ -146,11 +148,17 @@ def started() -> Iterator[Composed]:
 
 def test_each_service_comes_up_by_its_own_command_and_passes_its_own_check() -> None:
     with started() as composed:
-        for name in OURS:
-            composed.begin(name)
         login = b64encode(f"admin:{composed.password}".encode()).decode()
         headers = {"Authorization": f"Basic {login}"}
         api = f"http://127.0.0.1:{composed.prefect}/api"
+        for name in OURS:
+            if name == "bootstrap":
+                pool = {"name": "training", "type": "kubernetes", "base_job_template": TEMPLATE}
+                made = requests.post(f"{api}/work_pools/", headers=headers, json=pool, timeout=30)
+                assert made.ok, made.text
+            composed.begin(name)
+        kept = requests.get(f"{api}/work_pools/training", headers=headers, timeout=30).json()
+        assert (kept["type"], kept["base_job_template"]) == ("kubernetes", TEMPLATE)
         one = requests.get(f"{api}/deployments/name/study/study", headers=headers, timeout=30)
         assert one.ok and one.json()["entrypoint"] == "flows.deployed.study"
         workers = requests.post(

@@ -1,0 +1,155 @@
+"""The Kubernetes files, by the schemas of those who read them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+import subprocess
+from typing import Any
+from uuid import uuid4
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.objects import FlowRun
+from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
+
+from flows.parameters import StudyParameters, load_parameters
+from flows.register import COMMAND
+from tasks.runtime.settings import Settings
+from tests.deploy.kubeflow import TRAIN_JOB, TRAINING_RUNTIME
+from tests.flows.lab import ROOT
+
+FOLDER = ROOT / "deploy" / "kubernetes"
+TEMPLATE = json.loads((FOLDER / "base-job-template.json").read_text())
+RUNTIME, JOB = yaml.safe_load_all((FOLDER / "trainjob.yaml").read_text())
+VERSIONS = ("1.33.0", kubernetes_validate.latest_version())
+
+
+def made(**values: Any) -> dict[str, Any]:
+    """The job that Prefect's worker makes of the template for a run."""
+    nobody = PrefectClient("http://127.0.0.1:1/api")  # the template asks the server for nothing
+    configuration = asyncio.run(
+        KubernetesWorkerJobConfiguration.from_template_and_values(TEMPLATE, values, client=nobody)
+    )
+    configuration.prepare_for_flow_run(FlowRun(flow_id=uuid4(), name="a run"))
+    return configuration.job_manifest
+
+
+def checked(job: dict[str, Any]) -> dict[str, Any]:
+    """The job's pod, valid by Kubernetes' schema."""
+    pod: dict[str, Any] = job["spec"]["template"]["spec"]
+    # Prefect's worker refuses a template without these two, which are a Job's and no Pod's;
+    # Kubernetes drops them.
+    extra = {name: pod.pop(name) for name in ("completions", "parallelism") if name in pod}
+    for version in VERSIONS:
+        kubernetes_validate.validate(job, version, strict=True)
+    assert extra in ({}, {"completions": 1, "parallelism": 1})
+    return pod
+
+
+def is_careful(pod: dict[str, Any]) -> None:
+    """No root, memory for NCCL, a home that stays, time to save, secrets from a secret."""
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == 1000
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["terminationGracePeriodSeconds"] >= 180
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert container["envFrom"] == [{"secretRef": {"name": "dynolab"}}]
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounted == {"shm": "/dev/shm", "home": "/home/dynolab/home"}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+    assert "persistentVolumeClaim" in volumes["home"]
+
+
+def test_every_variable_of_the_template_is_used_and_there() -> None:
+    used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(TEMPLATE["job_configuration"])))
+    assert used == set(TEMPLATE["variables"]["properties"])
+    jsonschema.Draft202012Validator.check_schema(TEMPLATE["variables"])
+    properties = TEMPLATE["variables"]["properties"]
+    defaults = {name: one["default"] for name, one in properties.items()}
+    jsonschema.validate(defaults, TEMPLATE["variables"])
+
+
+def test_a_run_gets_a_valid_job_that_takes_care() -> None:
+    job = made()
+    is_careful(checked(job))
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["python", "-m", "tasks.runtime.engine"]
+    assert container["args"][1:] == COMMAND[1:]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    told = {one["name"]: one["value"] for one in container["env"]}
+    assert told["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "reschedule", "an evicted run"
+
+
+def test_a_deployments_variables_arrive_in_the_job() -> None:
+    job = made(
+        gpus=8, memory="256Gi", image="registry/worker@sha256:0", grace_seconds=600,
+        command=shlex.join(COMMAND), working_dir="/app", env={"A": "b"},
+    )  # fmt: skip
+    pod = checked(job)
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "memory": "256Gi"}
+    assert container["image"] == "registry/worker@sha256:0"
+    assert container["args"] == COMMAND and container["workingDir"] == "/app"
+    assert {"name": "A", "value": "b"} in container["env"]
+    assert pod["terminationGracePeriodSeconds"] == 600
+
+
+def test_the_training_job_and_its_runtime_are_valid() -> None:
+    jsonschema.validate(RUNTIME, TRAINING_RUNTIME)
+    jsonschema.validate(JOB, TRAIN_JOB)
+    reference = JOB["spec"]["runtimeRef"]
+    assert (reference["kind"], reference["name"]) == (RUNTIME["kind"], RUNTIME["metadata"]["name"])
+    assert RUNTIME["metadata"]["namespace"] == JOB["metadata"]["namespace"]
+    (replicated,) = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"]
+    count = JOB["spec"]["trainer"]["numNodes"]
+    whole = {
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "node"},
+        "spec": {**replicated["template"]["spec"], "completions": count, "parallelism": count},
+    }  # fmt: skip
+    is_careful(checked(whole))
+
+
+def test_the_first_pods_command_ends_the_training_job() -> None:
+    (replicated,) = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    assert job["completionMode"] == "Indexed", "as a success policy and the pods' names want it"
+    assert job["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert job["backoffLimit"] > 0, "lost pods are started again"
+    labels = replicated["template"]["metadata"]["labels"]
+    assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+
+
+def test_all_hosts_meet_at_the_first_pod_and_there_are_as_many_as_pods() -> None:
+    trainer = JOB["spec"]["trainer"]
+    told = {one["name"]: one["value"] for one in trainer["env"]}
+    settings = Settings.from_environment(told)
+    assert settings.hosts == trainer["numNodes"]
+    name = JOB["metadata"]["name"]
+    assert settings.rendezvous is not None
+    assert settings.rendezvous.startswith(f"{name}-node-0-0.{name}:")
+    gpus = trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] * settings.hosts
+    _, _, file, *changes = shlex.split(told["DYNOLAB_STUDY"])
+    study = load_parameters(StudyParameters, ROOT / file, [c for c in changes if c != "--set"])
+    assert study.preference.engine.ranks == gpus and study.sft.engine.ranks == gpus
+
+
+@pytest.mark.parametrize("index", ["0", "1"])
+def test_pods_choose_their_part_by_their_number(index: str) -> None:
+    *tini, script = JOB["spec"]["trainer"]["command"]
+    assert tini == ["tini", "-s", "--", "sh", "-c"]
+    told = {"JOB_COMPLETION_INDEX": index, "DYNOLAB_STUDY": "study --plan"}
+    said = subprocess.run(
+        ["sh", "-c", script.replace("exec dynolab", "echo")], env=told, capture_output=True,
+        text=True, check=True,
+    ).stdout  # fmt: skip
+    assert said == ("study --plan\n" if index == "0" else "join\n")
