@@ -11,6 +11,7 @@ from prefect.states import Completed, State
 
 from dynolab.errors import Pruned
 from tasks.runtime.chain import Step
+from tasks.runtime.models import register_model
 from tasks.runtime.opening import open_platform
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.work import StageResult
@@ -19,18 +20,22 @@ from tasks.runtime.work import StageResult
 def run_steps(
     steps: Sequence[Step], *, study: str, project: str, tags: Mapping[str, str],
     params: Mapping[str, Any], fresh: bool, given: Mapping[str, StageResult] | None = None,
+    trained: str | None = None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Runs the steps in order; returns their results as plain data.
 
     In MLflow the parent run holds `params` and the last step's numbers, so that studies can be
     compared by it alone. `given` are results that are there without a step, under the names that
-    steps read them by.
+    steps read them by; `trained` is the step whose model is what came of it all, which MLflow then
+    lists among its models.
 
     A step whose result is committed ends in state `Cached`. Tasks are called, not submitted: a
     cancelled flow run's signal then reaches the training that it must end.
     """
     with open_platform(study=study, project=project, tags=tags, params=params) as platform:
         results = run_on(platform, steps, given=given, fresh=fresh)
+        if trained is not None and platform.has_worked and platform.study is not None:
+            register_model(platform.study, f"{project}-{study}", results[trained])
     return {name: result.model_dump(mode="json") for name, result in results.items()}
 
 

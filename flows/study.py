@@ -24,5 +24,5 @@ def study(parameters: StudyParameters, fresh: bool = False) -> dict[str, Any]:
     return run_steps(
         steps, study=known.name, project=known.project, given=given,
         params=known.model_dump(mode="json"), fresh=fresh,
-        tags={"flow": "study", "seed": str(known.seed)},
+        tags={"flow": "study", "seed": str(known.seed)}, trained="preference",
     )  # fmt: skip

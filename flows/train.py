@@ -17,8 +17,9 @@ def train(parameters: TrainParameters, fresh: bool = False) -> dict[str, Any]:
     `fresh` computes every stage again. Returns each stage's result as the study does.
     """
     known = resolved_training(parameters)
+    steps = train_steps(known)
     return run_steps(
-        train_steps(known), study=known.name, project=known.project,
+        steps, study=known.name, project=known.project,
         params=known.model_dump(mode="json"), fresh=fresh,
-        tags={"flow": "train", "seed": str(known.seed)},
+        tags={"flow": "train", "seed": str(known.seed)}, trained=steps[-1].name,
     )  # fmt: skip

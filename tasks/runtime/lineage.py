@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,11 @@ from dynolab.errors import ConfigError
 from dynolab.store import Manifest, Store
 from tasks.runtime.given import given_result
 from tasks.runtime.mlflow_api import MlflowApi, MlflowRejectedError, MlflowUnreachableError
+from tasks.runtime.stage import ADDRESS_TAG
 from tasks.runtime.work import StageResult
 
-_MLFLOW_ID_LETTERS = frozenset("0123456789abcdef")
+_RUN = re.compile(r"[0-9a-f]{32}")
+_MODEL = re.compile(r"models:/(?P<name>[^/:]+)/(?P<version>[0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -58,23 +61,25 @@ def lineage(store: Store, result: StageResult) -> Iterator[Ancestor]:
 
 
 def addressed(store: Store, reference: str, mlflow_uri: str | None) -> StageResult:
-    """The result that an address, `<stage>/<key>` or an MLflow run's id stands for.
+    """The result that an address, `<stage>/<key>`, an MLflow run's id or `models:/…` stands for.
 
     **Raises** `ConfigError` where it stands for none.
     """
-    if len(reference) == 32 and set(reference) <= _MLFLOW_ID_LETTERS:
-        if mlflow_uri is None:
-            raise ConfigError(
-                "address", reference, "looks like an MLflow run: start the servers (make up)"
-            )
-        try:
-            tags = MlflowApi(mlflow_uri).tags(reference)
-        except (MlflowRejectedError, MlflowUnreachableError) as error:
-            raise ConfigError("address", reference, f"MLflow has no such run: {error}") from error
-        if "store.address" not in tags:
-            raise ConfigError("address", reference, "this MLflow run is of no stage; name one")
-        reference = tags["store.address"]
-    return given_result(store, "address", reference)
+    model = _MODEL.fullmatch(reference)
+    if not model and not _RUN.fullmatch(reference):
+        if reference.startswith("models:"):
+            raise ConfigError("address", reference, "write it as models:/<name>/<version number>")
+        return given_result(store, "address", reference)
+    if mlflow_uri is None:
+        raise ConfigError("address", reference, "is MLflow's: start the servers (make up)")
+    api = MlflowApi(mlflow_uri)
+    try:
+        tags = api.model_tags(model["name"], model["version"]) if model else api.tags(reference)
+    except (MlflowRejectedError, MlflowUnreachableError) as error:
+        raise ConfigError("address", reference, f"MLflow does not know it: {error}") from error
+    if ADDRESS_TAG not in tags:
+        raise ConfigError("address", reference, "is of no stage; name a result or a stage's run")
+    return given_result(store, "address", tags[ADDRESS_TAG])
 
 
 def _by_digest(store: Store) -> dict[str, StageResult]:

@@ -178,6 +178,26 @@ class MlflowApi:
         data = self._call("GET", f"runs/get?{query}")["run"]["data"]
         return {tag["key"]: tag["value"] for tag in data.get("tags", [])}
 
+    def register_model(
+        self, name: str, source: str, run_id: str, tags: Mapping[str, str]
+    ) -> None:  # fmt: skip
+        """A version of the registered model `name`, unless one has this source already."""
+        try:
+            self._call("POST", "registered-models/create", {"name": name})
+        except MlflowRejectedError as error:
+            if error.code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        query = urllib.parse.urlencode({"filter": f"name = '{name}' and source_path = '{source}'"})
+        if not self._call("GET", f"model-versions/search?{query}").get("model_versions"):
+            body = {"name": name, "source": source, "run_id": run_id, "tags": _key_values(tags)}
+            self._call("POST", "model-versions/create", body)
+
+    def model_tags(self, name: str, version: str) -> dict[str, str]:
+        """The tags of a version of a registered model."""
+        query = urllib.parse.urlencode({"name": name, "version": version})
+        found = self._call("GET", f"model-versions/get?{query}")["model_version"]
+        return {tag["key"]: tag["value"] for tag in found.get("tags", [])}
+
     def held_steps(self, run_id: str, key: str) -> set[int]:
         """Steps at which the run already holds a value of the metric `key`."""
         steps: set[int] = set()

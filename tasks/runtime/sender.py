@@ -2,9 +2,9 @@
 
 Whatever is interrupted is simply sent again. The server drops a metric that it already holds with
 equal key, step, timestamp and value, and timestamps are those of the outbox; a run is tagged with
-its outbox's name and looked up by it before another is created; params, tags, artifacts and the
-final status overwrite themselves. Steps that a reopened run holds are left out, because a resumed
-stage measures them again at another time.
+its outbox's name and looked up by it before another is created, a model by where it lies; params,
+tags, artifacts and the final status overwrite themselves. Steps that a reopened run holds are left
+out, because a resumed stage measures them again at another time.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ class Sender:
             self._log(box, batch)
             if kind == "artifact":
                 self._upload(box, operation)
+            elif kind == "model":
+                self._register(box, operation)
             elif kind == "finish":
                 run_id = _run(box).run_id
                 self.api.set_status(run_id, operation["status"], operation["time"])
@@ -176,6 +178,14 @@ class Sender:
             log.info("%s had been sent before", file)
         except MlflowRejectedError as error:
             log.warning("MLflow refuses the artifact %s: %s", operation["name"], error)
+
+    def _register(self, box: Outbox, operation: Operation) -> None:
+        name, source = operation["name"], operation["source"]
+        run_id = operation["run_id"] or _run(box).run_id
+        try:
+            self.api.register_model(name, source, run_id, operation["tags"])
+        except MlflowRejectedError as error:
+            log.warning("MLflow refuses the model %s at %s: %s", name, source, error)
 
     def _open_run(self, box: Outbox) -> bool:
         """Find or create the run; False where another process must first send what precedes it."""

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 RUN_CREATION_SECONDS = 2.0
+ADDRESS_TAG, DIGEST_TAG = "store.address", "store.digest"
 COMMIT_PAUSES = (5.0, 30.0, 120.0)  # seconds
 
 
@@ -233,7 +234,7 @@ def _tags(stage: Stage[Config], key: str, inputs: Mapping[str, StageResult]) -> 
 
 def _report(tracker: RunTracker, result: StageResult, manifest: Manifest, scratch: Path) -> None:
     """From the MLflow run to the result in the store, and the result's numbers."""
-    tracker.tags({"store.address": result.address, "store.digest": result.digest})
+    tracker.tags({ADDRESS_TAG: result.address, DIGEST_TAG: result.digest})
     tracker.metrics(
         manifest.step or 0, {f"result/{name}": value for name, value in manifest.metrics.items()}
     )

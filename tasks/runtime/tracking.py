@@ -10,6 +10,7 @@ import contextlib
 import getpass
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -213,6 +214,14 @@ class RunTracker:
             copy = self._box.keep_artifact(file)
             self._append({"op": "artifact", "file": copy, "name": file.name, "folder": folder})
 
+    def model(self, name: str, source: str, tags: Mapping[str, str], run_id: str | None) -> None:
+        """Register a model that lies at `source` as a version of `name`, once for each source.
+
+        `run_id`: MLflow's id of the run that made it; default: this run.
+        """
+        kept = {"name": _model_name(name), "source": source, "run_id": run_id}
+        self._append({"op": "model", **kept, "tags": _clipped(tags, TAG_LENGTH)})
+
     def wait_created(self, timeout: float) -> bool:
         """Wait until `run_id` is known; False after `timeout` seconds."""
         return self._box.created.wait(timeout) if self._box else False
@@ -259,6 +268,11 @@ def _clipped(values: Mapping[str, Any], length: int) -> dict[str, str]:
         key: text if len(text) <= length else text[: length - 1] + "…"
         for key, text in texts.items()
     }
+
+
+def _model_name(name: str) -> str:
+    """What stands between slashes and colons elsewhere holds none itself."""
+    return re.sub(r"[^\w .-]", "-", name)
 
 
 def _now_ms() -> int:

@@ -41,8 +41,9 @@ def test_it_is_printed_as_a_tree(lab: Analysed, monkeypatch: pytest.MonkeyPatch)
     told = said.getvalue()
     for part in (lab.sft.address, lab.base.address, lab.data.address, "model: base", "torch 2"):
         assert part in told
-    with pytest.raises(ConfigError, match="start the servers"):
-        show_lineage("0" * 32)
+    for reference in ("0" * 32, "models:/dynolab-builtin/1"):
+        with pytest.raises(ConfigError, match="start the servers"):
+            show_lineage(reference)
 
 
 def test_what_a_manifest_says_is_shown_as_it_is(lab: Analysed) -> None:
@@ -71,6 +72,6 @@ def test_what_the_store_no_longer_holds_is_told(lab: Analysed) -> None:
 
 
 def test_what_is_no_result_is_refused(lab: Analysed) -> None:
-    for reference in ("nothing", "sft/ffff"):
+    for reference in ("nothing", "sft/ffff", "models:/a", "models:/a/newest"):
         with pytest.raises(ConfigError, match=f"address = '{reference}'"):
             addressed(lab.platform.store, reference, None)
