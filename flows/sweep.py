@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from prefect import flow
 
-from dynolab.errors import DynolabError
+from dynolab.errors import ConfigError, DynolabError
+from dynolab.store import Claim, Store
 from flows.sweep_checks import check_sweep
 from flows.sweep_parameters import SweepParameters
 from flows.sweep_study import SweepStudy
@@ -36,9 +38,24 @@ def sweep(parameters: SweepParameters, fresh: bool = False) -> dict[str, Any]:
     with open_platform(
         study=parameters.name, project=parameters.project,
         tags={"flow": "sweep", "sweep": parameters.name}, params=params,
-    ) as platform:  # fmt: skip
+    ) as platform, alone(study, platform.store):  # fmt: skip
         run_trials(study, choose_launch(parameters, platform))
         return report(study, platform)
+
+
+@contextmanager
+def alone(study: SweepStudy, store: Store) -> Iterator[None]:
+    """One process at a time hands out a sweep's trials; a dead one's place is taken.
+
+    **Raises** `ConfigError` where somebody does already.
+    """
+    with Claim(store.files, f"sweeps/{study.name}/CLAIM") as claim:
+        if holder := claim.take_or_tell():
+            raise ConfigError(
+                "name", study.parameters.name,
+                f"{holder} runs this sweep now; wait for its end, or end it and start again",
+            )  # fmt: skip
+        yield
 
 
 def run_trials(study: SweepStudy, launch: Launch) -> None:

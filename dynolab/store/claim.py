@@ -48,6 +48,20 @@ class Claim:
         self._renewer.start()
         return True
 
+    def take_or_tell(self, poll_seconds: float = 0.5) -> str:
+        """Take the claim, and return nothing; or say in words who holds it and lives.
+
+        A living holder shows itself by the next renewal; a dead one is succeeded.
+        """
+        before = self._read()
+        while not self.try_acquire():
+            now = self._read()
+            if None not in (before, now) and now != before:
+                return self.holder()
+            before = before or now
+            time.sleep(poll_seconds)
+        return ""
+
     def holder(self) -> str:
         """Who computes, in words; empty if nobody does."""
         told = _parsed(self._read())
