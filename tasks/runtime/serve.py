@@ -65,6 +65,11 @@ def prefect_application(
         # By default any page of the web may call the API, and the API starts programs.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{one}:{port}" for one in _HOSTS),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # In memory, what is leased when a server ends would stay taken for ever.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": os.environ.get(
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE",
+            "prefect.server.concurrency.lease_storage.filesystem",
+        ),
         "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": str(standing),
         "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": str(standing),
     }
