@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,14 @@ S3_CLIENT = {
     "response_checksum_validation": "when_required",
     "s3": {"payload_signing_enabled": True},
     "connect_timeout": 10,
+    "read_timeout": 20,
 }
+# botocore tries every request five times; what it gives up s3fs begins once more, not five times:
+# a server that never answers is known as such after minutes.
+S3_ROUNDS = 2
+PART_BYTES = 16 * 2**20
+"""Of a large file sent to S3: several are under way at once, and none is worth much if it fails."""
+S3_PARTS = 10_000  # the most that S3 takes of one file
 SMALL = 16 * 2**20
 """Bytes that a file which is read whole may have: a manifest of 100,000 files."""
 
@@ -55,6 +63,8 @@ class Files:
         except ImportError as error:
             remedy = f"install what its kind needs: pip install 'dynolab[platform]' ({error})"
             raise ConfigError("DYNOLAB_STORE", url, remedy) from error
+        if not self.is_local:
+            self._fs.retries = S3_ROUNDS
         self._root = os.path.normpath(path) if self.is_local else path
 
     def address(self, path: str) -> str:
@@ -106,9 +116,19 @@ class Files:
         with self._explained("write", path):
             if self.is_local:
                 return _copy_durably(source, Path(self._root, path))
-            entry = hash_file(source)
-            self._fs.put_file(str(source), self._at(path))
-            return entry
+            return self._send(source, self._at(path))
+
+    def _send(self, source: Path, target: str) -> FileEntry:
+        """Hashed beside the sending; a file that changes meanwhile could be sent as another."""
+        before = source.stat()
+        part = max(PART_BYTES, -(-before.st_size // S3_PARTS))
+        with ThreadPoolExecutor(1) as beside:
+            hashed = beside.submit(hash_file, source)
+            self._fs.put_file(str(source), target, chunksize=part)
+        after = source.stat()
+        if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
+            raise StoreError(f"{source} changed while it was sent")
+        return hashed.result()
 
     def download(self, path: str, target: Path) -> None:
         """Copy a file of the store to a local path; FileNotFoundError if there is none."""

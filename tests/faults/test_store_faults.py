@@ -1,0 +1,277 @@
+"""Between a worker and its store everything goes wrong; what counts afterwards is whole."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import boto3
+import pytest
+
+from dynolab.errors import ConfigError, DynolabError, StoreError
+from dynolab.store import Manifest, Place, Store, filesystem, hash_file
+from tests.faults.proxy import (
+    Fault,
+    Proxy,
+    garbles,
+    hangs,
+    loses_answer,
+    proxied,
+    refuses,
+    resets_request,
+    shortens,
+    slows,
+    truncates,
+)
+from tests.faults.records import Record, tell
+
+pytestmark = [pytest.mark.faults, pytest.mark.services]
+
+KEY = "bc" * 32
+PART = 5 * 2**20  # the least that S3 takes
+LARGE = 2 * PART + 1000  # bytes: goes in parts
+
+
+def uploads(method: str, path: str) -> bool:
+    return method in ("PUT", "POST")
+
+
+def parts(method: str, path: str) -> bool:
+    return method == "PUT" and "uploadId" in path
+
+
+def downloads(method: str, path: str) -> bool:
+    return method == "GET" and "shard" in path
+
+
+def named(name: str) -> Callable[[str, str], bool]:
+    return lambda method, path: method == "PUT" and path.partition("?")[0].endswith(name)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A store reached through a proxy, and the same store reached without it."""
+
+    proxy: Proxy
+    folder: Path
+    bucket: str
+    through: Store
+    direct: Store
+
+    @property
+    def place(self) -> Place:
+        return self.through.place("sft", KEY)
+
+    def state(self, step: int) -> Path:
+        """A state's files: two shards, one of them large."""
+        source = self.folder / f"state-{step}"
+        source.mkdir(exist_ok=True)
+        made = random.Random(step)
+        (source / "shard-0.safetensors").write_bytes(made.randbytes(LARGE))
+        (source / "shard-1.safetensors").write_bytes(made.randbytes(10_000))
+        (source / "state.json").write_text(f'{{"step": {step}}}')
+        return source
+
+    def save(self, step: int) -> None:
+        self.place.commit_resume(
+            step, self.state(step), Manifest(stage="sft", key=KEY, version=1)
+        )  # fmt: skip
+
+    def holds(self, step: int | None, through: Store | None = None) -> bool:
+        """Whether exactly this step is what a worker with an empty cache would go on from."""
+        settings = {"url": self.direct.files.url, "endpoint": self.direct.files.endpoint}
+        store = through or Store(cache=self.folder / f"cache-{uuid4().hex}", **settings)
+        found = store.place("sft", KEY).newest_resume()
+        if found is None or step is None:
+            return found is None and step is None
+        wanted = {path.name: hash_file(path) for path in self.state(step).iterdir()}
+        read = {path.name: hash_file(path) for path in found[1].iterdir()}
+        return found[0] == step and {name: read[name] for name in wanted} == wanted
+
+    def left(self) -> list[str]:
+        """Uploads that were begun and neither ended nor given up: they are paid for."""
+        client = boto3.client("s3", endpoint_url=self.direct.files.endpoint)
+        open_ones = client.list_multipart_uploads(Bucket=self.bucket).get("Uploads", [])
+        return [f"upload {one['Key']}" for one in open_ones]
+
+
+@pytest.fixture
+def bench(
+    s3_server: str, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bench]:
+    monkeypatch.setattr(filesystem, "PART_BYTES", PART)
+    monkeypatch.setitem(filesystem.S3_CLIENT, "read_timeout", 1.5)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "3")
+    url = f"s3://{s3_bucket}/lab"
+    direct = Store(url, cache=tmp_path / "direct", endpoint=s3_server)
+    with proxied(s3_server) as proxy:
+        through = Store(url, cache=tmp_path / "cache", endpoint=proxy.address)
+        yield Bench(proxy, tmp_path, s3_bucket, through, direct)
+
+
+PASSING: dict[str, tuple[Fault, Callable[[str, str], bool], int]] = {
+    "the store answers 500 twice": (refuses(500, "InternalError"), uploads, 2),
+    "the store says SlowDown twice": (refuses(503, "SlowDown"), uploads, 2),
+    "the store hangs once": (hangs, uploads, 1),
+    "a connection is reset in the middle of a part": (resets_request, parts, 1),
+    "the answer to a part is lost": (loses_answer, parts, 1),
+    "the answer to the manifest is lost": (loses_answer, named("/manifest.json"), 1),
+    "the answer to COMMITTED is lost": (loses_answer, named("/COMMITTED"), 1),
+    "the link is slow": (slows(6e6), lambda method, path: True, 10**6),
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_a_commit_outlives_what_passes(name: str, bench: Bench, record_property: Record) -> None:
+    bench.save(10)
+    fault, strikes, times = PASSING[name]
+    bench.proxy.breaks(fault, strikes, times)
+    bench.save(20)
+    assert bench.proxy.struck > 0
+    bench.proxy.heals()
+    assert bench.holds(20)
+    tell(record_property, f"{name} during a commit", left=bench.left())
+
+
+LASTING: dict[str, tuple[Fault, Callable[[str, str], bool]]] = {
+    "the store answers 500": (refuses(500, "InternalError"), uploads),
+    "the store hangs": (hangs, uploads),
+    "every connection is reset": (resets_request, parts),
+    "writes are denied": (refuses(403, "AccessDenied"), uploads),
+    "the manifest cannot be written": (refuses(500, "InternalError"), named("/manifest.json")),
+    "COMMITTED cannot be written": (refuses(403, "AccessDenied"), named("/COMMITTED")),
+}
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_a_commit_that_fails_counts_for_nothing(
+    name: str, bench: Bench, record_property: Record
+) -> None:
+    bench.save(10)
+    bench.proxy.breaks(*LASTING[name])
+    with pytest.raises(StoreError, match="cannot"):
+        bench.save(20)
+    bench.proxy.heals()
+    assert bench.holds(10)
+    bench.save(20)
+    assert bench.holds(20)
+    tell(record_property, f"{name} during a commit, for good", left=bench.left())
+
+
+def test_denied_writes_are_told_before_any_work(bench: Bench, record_property: Record) -> None:
+    bench.proxy.breaks(refuses(403, "AccessDenied"), uploads)
+    with pytest.raises(ConfigError, match="AWS_ACCESS_KEY_ID = 'tester'"):
+        bench.through.check_writable()
+    tell(record_property, "writes are denied when a run begins", left=bench.left())
+
+
+READING: dict[str, tuple[Fault, int]] = {
+    "the store answers 500 twice": (refuses(500, "InternalError"), 2),
+    "the store hangs once": (hangs, 1),
+    "a body is truncated": (truncates, 1),
+    "a body is shorter than it was": (shortens, 1),
+    "a bit of a body turns": (garbles, 1),
+}
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_resume_outlives_what_passes(name: str, bench: Bench, record_property: Record) -> None:
+    bench.save(10)
+    bench.save(20)
+    fault, times = READING[name]
+    bench.proxy.breaks(fault, downloads, times)
+    assert bench.holds(20, bench.through)
+    assert bench.proxy.struck > 0
+    tell(record_property, f"{name} during a resume", left=bench.left())
+
+
+@pytest.mark.parametrize(("name", "fault"), [("short", shortens), ("garbled", garbles)])
+def test_a_state_that_always_comes_wrong_is_passed_over_and_kept(
+    name: str, fault: Fault, bench: Bench, record_property: Record
+) -> None:
+    bench.save(10)
+    bench.save(20)
+    bench.proxy.breaks(
+        fault, lambda method, path: downloads(method, path) and "step-00000020" in path
+    )
+    assert bench.holds(10, bench.through)
+    bench.proxy.heals()
+    assert bench.holds(20)
+    tell(record_property, f"the newest state's bodies come {name} during a resume, for good",
+         left=bench.left())  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("truncated", truncates), ("refused", refuses(403, "AccessDenied")), ("hung", hangs)],
+)
+def test_a_resume_without_answers_is_one_typed_error(
+    name: str, fault: Fault, bench: Bench, record_property: Record
+) -> None:
+    bench.save(10)
+    bench.proxy.breaks(fault, downloads)
+    with pytest.raises(StoreError, match="cannot read"):
+        bench.place.newest_resume()
+    bench.proxy.heals()
+    assert bench.holds(10, bench.through)
+    tell(record_property, f"downloads are {name} during a resume, for good", left=bench.left())
+
+
+@contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Path]:
+    """A real disk of so many bytes."""
+    folder.mkdir()
+    mounted = os.geteuid() == 0 and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True
+    ).returncode == 0  # fmt: skip
+    if not mounted:
+        pytest.skip("a small disk of its own can be mounted by root alone")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def stored(folder: Path, step: int, size: int) -> Path:
+    source = folder / f"source-{step}"
+    source.mkdir()
+    (source / "shard-0.safetensors").write_bytes(random.Random(step).randbytes(size))
+    return source
+
+
+def test_a_full_disk_under_the_store_believes_nothing_half_written(
+    tmp_path: Path, record_property: Record
+) -> None:
+    manifest = Manifest(stage="sft", key=KEY, version=1)
+    with small_disk(tmp_path / "disk", 2**20) as disk:
+        place = Store(f"file://{disk}/store", cache=tmp_path / "cache").place("sft", KEY)
+        place.commit_resume(10, stored(tmp_path, 10, 400_000), manifest)
+        with pytest.raises(StoreError, match="No space left"):
+            place.commit_resume(20, stored(tmp_path, 20, 900_000), manifest)
+        left = [str(path) for path in disk.rglob("*.part")]
+        left += [str(path) for path in disk.rglob("step-00000020/attempt-*")]
+        found = place.newest_resume()
+        assert found is not None and found[0] == 10
+        place.commit_resume(20, stored(tmp_path, 21, 300_000), manifest)
+        assert (place.newest_resume() or (0,))[0] == 20
+    tell(record_property, "the disk under a file store is full during a commit", left=left)
+
+
+def test_a_full_disk_under_the_cache_is_one_typed_error(
+    bench: Bench, record_property: Record
+) -> None:
+    bench.save(10)
+    with small_disk(bench.folder / "disk", 2**20) as disk:
+        settings = {"url": bench.direct.files.url, "endpoint": bench.direct.files.endpoint}
+        place = Store(cache=disk / "cache", **settings).place("sft", KEY)
+        with pytest.raises(DynolabError, match="No space left"):
+            place.newest_resume()
+        left = [str(path) for path in disk.rglob("parts/*")]
+    assert bench.holds(10)
+    tell(record_property, "the disk under the cache is full during a resume", left=left)
