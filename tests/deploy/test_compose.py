@@ -133,6 +133,10 @@ def test_commands_are_modules_that_there_are() -> None:
         assert importlib.util.find_spec(module) is not None
 
 
+def test_registering_again_ends_no_run_of_workers_that_are_there() -> None:
+    assert SERVICES["bootstrap"]["command"] == ["python", "-m", "flows.register"]
+
+
 def environment(*names: str) -> dict[str, Any]:
     return {name: value for one in names for name, value in SERVICES[one]["environment"].items()}
 
