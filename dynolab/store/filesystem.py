@@ -26,9 +26,9 @@ S3_CLIENT = {
     "connect_timeout": 10,
     "read_timeout": 20,
 }
-# botocore tries every request five times; what it gives up s3fs begins once more, not five times:
+# botocore tries every request five times; what it gives up s3fs begins twice more, not four times:
 # a server that never answers is known as such after minutes.
-S3_ROUNDS = 2
+S3_ROUNDS = 3
 PART_BYTES = 16 * 2**20
 """Of a large file sent to S3: several are under way at once, and none is worth much if it fails."""
 S3_PARTS = 10_000  # the most that S3 takes of one file

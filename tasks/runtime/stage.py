@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic
 from uuid import uuid4
 
-from dynolab.errors import Pruned, StoreError
+from dynolab.errors import ConfigError, DynolabError, Pruned, StoreError
 from dynolab.store import Claim, Committed, Manifest, Place, Store, git_revision
 from tasks.runtime.keys import canonical, stage_key
 from tasks.runtime.prefect_progress import link_mlflow_run, run_tags
@@ -174,7 +176,10 @@ def _compute(
     link_mlflow_run(tracker, name)
     status: Status = "FAILED"
     try:
-        with scratch_folder(platform.settings.scratch, folder) as scratch:
+        with (
+            _room_asked_for(platform.settings.home),
+            scratch_folder(platform.settings.scratch, folder) as scratch,
+        ):
             work = Work(
                 name,
                 config,
@@ -192,7 +197,8 @@ def _compute(
             except BaseException as error:
                 failed = isinstance(error, Exception) and not isinstance(error, Pruned)
                 status = "FAILED" if failed else "KILLED"
-                (work.logs / "error.txt").write_text(traceback.format_exc())
+                with suppress(OSError):  # the disk may be what failed
+                    (work.logs / "error.txt").write_text(traceback.format_exc())
                 raise
             finally:
                 place.upload_logs(attempt, work.logs)
@@ -205,6 +211,22 @@ def _compute(
             return result
     finally:
         tracker.finish(status)
+
+
+@contextmanager
+def _room_asked_for(home: Path) -> Iterator[None]:
+    """A full disk is told as what it is, whichever library met it."""
+    try:
+        yield
+    except DynolabError:
+        raise
+    except Exception as error:
+        # safetensors and tokenizers wrap the system's answer in errors of their own.
+        if getattr(error, "errno", None) != errno.ENOSPC and "(os error 28)" not in str(error):
+            raise
+        raise ConfigError(
+            "DYNOLAB_HOME", str(home), "its disk is full; make room there, or name another folder"
+        ) from error
 
 
 def _commit(place: Place, output: Path, manifest: Manifest, *, replace: bool) -> Committed:

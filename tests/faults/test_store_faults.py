@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -16,6 +13,7 @@ import pytest
 
 from dynolab.errors import ConfigError, DynolabError, StoreError
 from dynolab.store import Manifest, Place, Store, filesystem, hash_file
+from tests.faults.disk import small_disk
 from tests.faults.proxy import (
     Fault,
     Proxy,
@@ -221,21 +219,6 @@ def test_a_resume_without_answers_is_one_typed_error(
     bench.proxy.heals()
     assert bench.holds(10, bench.through)
     tell(record_property, f"downloads are {name} during a resume, for good", left=bench.left())
-
-
-@contextmanager
-def small_disk(folder: Path, size: int) -> Iterator[Path]:
-    """A real disk of so many bytes."""
-    folder.mkdir()
-    mounted = os.geteuid() == 0 and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True
-    ).returncode == 0  # fmt: skip
-    if not mounted:
-        pytest.skip("a small disk of its own can be mounted by root alone")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def stored(folder: Path, step: int, size: int) -> Path:

@@ -1,0 +1,235 @@
+"""A training whose store or disk misbehaves in the middle ends with the weights of any other."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from dynolab.errors import ConfigError
+from dynolab.store import Store, filesystem
+from dynolab.training import loop
+from dynolab.training.job import TrainJob
+from tasks import training
+from tasks.runtime.progress import PlainProgress
+from tasks.runtime.settings import Settings
+from tasks.runtime.stage import Platform, Stage, run_stage
+from tasks.runtime.work import StageResult, Work
+from tests.faults.disk import filled, small_disk
+from tests.faults.proxy import (
+    Fault,
+    Proxy,
+    hangs,
+    loses_answer,
+    proxied,
+    refuses,
+    resets_request,
+    slows,
+    truncates,
+)
+from tests.faults.records import Record, tell
+from tests.flows.lab import until
+from tests.runtime.doubles import MemoryTracking
+from tests.training.interrupted import Died, Mortal
+from tests.training.small import make_files, settings
+
+pytestmark = [pytest.mark.faults, pytest.mark.services]
+
+CONFIG = settings(steps=12, checkpoint_every=2, record_steps=(1, 7))
+STEPS = list(range(1, CONFIG.steps + 1))
+
+
+class Given(BaseModel):
+    folder: str
+
+
+def give(work: Work[Given]) -> dict[str, float]:
+    """Files that are there, as a result."""
+    shutil.copytree(work.config.folder, work.output, dirs_exist_ok=True)
+    return {}
+
+
+GIVEN = Stage("given", 1, give)
+
+
+@dataclass
+class Trainings:
+    """One home and store."""
+
+    platform: Platform
+    inputs: Path
+
+    def run(self) -> StageResult:
+        made = run_stage(GIVEN, Given(folder=str(self.inputs)), {}, self.platform)
+        inputs = {"model": made, "data": made}
+        return run_stage(training.PREFERENCE, CONFIG, inputs, self.platform)
+
+    def hashes(self, result: StageResult) -> dict[str, str]:
+        """Of the files that hold no times."""
+        files = self.platform.store.manifest(result.address, result.digest).files
+        return {name: at.sha256 for name, at in files.items() if name != "metrics.jsonl"}
+
+    def lost(self) -> int:
+        """Steps whose loss tracking was never told."""
+        runs = self.platform.tracking.runs  # type: ignore[attr-defined]
+        told = {step for run in runs for step, values in run.values if "train/loss" in values}
+        return len(set(STEPS) - told)
+
+    def left(self) -> list[str]:
+        """Work folders, and claims and resume states in the store."""
+        files = self.platform.store.files
+        found = [str(path) for path in self.platform.settings.scratch.iterdir()]
+        found += [name for name in files.sizes("stages") if "CLAIM" in name or "/resume/" in name]
+        return found
+
+
+def trainings(home: Path, store: Store, inputs: Path) -> Trainings:
+    place = Settings(home=home, store=store.files.url)
+    tracking = MemoryTracking()
+    platform = Platform(
+        place, store, lambda: tracking, lambda: PlainProgress(StringIO())
+    )  # type: ignore[arg-type, return-value]  # fmt: skip
+    return Trainings(platform, inputs)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    make_files(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, inputs: Path) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    alone = trainings(folder, Store(f"file://{folder}/store", cache=folder / "cache"), inputs)
+    return alone.hashes(alone.run())
+
+
+@pytest.fixture
+def remote(
+    s3_server: str, s3_bucket: str, tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Proxy, Trainings]]:
+    monkeypatch.setitem(filesystem.S3_CLIENT, "read_timeout", 1.0)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    with proxied(s3_server) as proxy:
+        store = Store(f"s3://{s3_bucket}/lab", cache=tmp_path / "cache", endpoint=proxy.address)
+        yield proxy, trainings(tmp_path / "home", store, inputs)
+
+
+def states(method: str, path: str) -> bool:
+    """Whatever is asked about resume states but their deletion at the end."""
+    return "/resume/" in path and method in ("PUT", "GET")
+
+
+STORE: dict[str, tuple[Fault, int | None]] = {
+    "answers 500 to every resume state": (refuses(500, "InternalError"), None),
+    "denies every resume state": (refuses(403, "AccessDenied"), None),
+    "says SlowDown for a while": (refuses(503, "SlowDown"), 6),
+    "hangs for a while": (hangs, 3),
+    "resets connections for a while": (resets_request, 4),
+    "loses answers for a while": (loses_answer, 4),
+    "is behind a slow link": (slows(3e5), None),
+}
+
+
+@pytest.mark.parametrize("name", STORE)
+def test_training_does_not_depend_on_its_store_being_well(
+    name: str, remote: tuple[Proxy, Trainings], undisturbed: dict[str, str],
+    record_property: Record, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    proxy, lab = remote
+    fault, times = STORE[name]
+    genuine = loop.save_state
+
+    def not_too_fast(*arguments: Any) -> None:
+        genuine(*arguments)
+        until(lambda: proxy.struck > 0, seconds=30)
+
+    monkeypatch.setattr(loop, "save_state", not_too_fast)
+    proxy.breaks(fault, states, times)
+    done = lab.run()
+    proxy.heals()
+    lab.platform.store.place(done.stage, done.key).clear_resume()  # its deletion may have failed
+    tell(record_property, f"the store {name} during a training", left=lab.left(),
+         metrics_lost=lab.lost(), resume_identical=lab.hashes(done) == undisturbed)  # fmt: skip
+
+
+def dying(last: int) -> Callable[[TrainJob], None]:
+    return lambda job: Mortal(job, last).run()
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "times"),
+    [("truncates bodies", truncates, 2), ("answers 500", refuses(500, "InternalError"), 1),
+     ("hangs", hangs, 1)],
+)  # fmt: skip
+def test_a_training_that_died_resumes_from_a_store_that_is_not_well(
+    name: str, fault: Fault, times: int, remote: tuple[Proxy, Trainings],
+    undisturbed: dict[str, str], record_property: Record, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    proxy, lab = remote
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "run", dying(last=CONFIG.accumulation * 7 + 1))
+        with pytest.raises(Died):
+            lab.run()
+    proxy.breaks(fault, states, times)
+    done = lab.run()
+    assert proxy.struck > 0
+    assert done.metrics["resumed_from"] >= 2
+    tell(record_property, f"a training dies, and the store {name} when it is taken up again",
+         left=lab.left(), metrics_lost=lab.lost(),
+         resume_identical=lab.hashes(done) == undisturbed)  # fmt: skip
+
+
+def on_small_disk(disk: Path, tmp_path: Path, inputs: Path) -> Trainings:
+    store = Store(f"file://{tmp_path}/store", cache=tmp_path / "cache")
+    return trainings(disk / "home", store, inputs)
+
+
+def test_a_disk_that_is_full_at_a_checkpoint_costs_the_checkpoint(
+    tmp_path: Path, inputs: Path, undisturbed: dict[str, str], record_property: Record,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    genuine = loop.save_state
+    with small_disk(tmp_path / "disk", 16 * 2**20) as disk:
+
+        def starved(*arguments: Any) -> None:
+            with filled(disk):
+                genuine(*arguments)
+
+        monkeypatch.setattr(loop, "save_state", starved)
+        lab = on_small_disk(disk, tmp_path, inputs)
+        done = lab.run()
+        left = lab.left()
+    assert "training goes on without a resume state of step 2" in caplog.text
+    tell(record_property, "the scratch disk is full at every checkpoint", left=left,
+         metrics_lost=lab.lost(), resume_identical=lab.hashes(done) == undisturbed)  # fmt: skip
+
+
+def test_a_disk_that_is_full_for_good_is_named_and_training_goes_on_later(
+    tmp_path: Path, inputs: Path, undisturbed: dict[str, str], record_property: Record,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    genuine = training.run
+    with small_disk(tmp_path / "disk", 16 * 2**20) as disk:
+        lab = on_small_disk(disk, tmp_path, inputs)
+
+        def starved(job: TrainJob) -> None:
+            with filled(disk):
+                genuine(job)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(training, "run", starved)
+            with pytest.raises(ConfigError, match=r"DYNOLAB_HOME = .*its disk is full"):
+                lab.run()
+        done = lab.run()
+        left = lab.left()
+    tell(record_property, "the scratch disk is full during a training, for good", left=left,
+         metrics_lost=lab.lost(), resume_identical=lab.hashes(done) == undisturbed)  # fmt: skip
