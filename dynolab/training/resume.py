@@ -7,7 +7,9 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,9 @@ log = logging.getLogger(__name__)
 CARRIED = ("metrics.jsonl", "probes.jsonl", "forces")
 """Results so far, kept with the state so that a resumed run's results are whole."""
 
+
+ARRIVE_SECONDS = 90.0
+"""Longer than network file systems hide other hosts' files (nfs(5), acdirmax: a minute)."""
 
 FREE = {
     "steps", "probe_every", "probe_batch_tokens", "checkpoint_every", "record_steps", "alarm",
@@ -69,9 +74,10 @@ def save_state(engine: Engine, source: Source, step: int, job: TrainJob) -> None
         shutil.rmtree(unfinished, ignore_errors=True)
     distributed.barrier()
     troubles = distributed.gather(_trouble_writing(engine, source, step, job, unfinished))
+    parts = distributed.gather(_sizes(unfinished))
     if distributed.rank() != 0:
         return
-    trouble = next(filter(None, troubles), None)
+    trouble = next(filter(None, troubles), None) or _trouble_seeing(parts, unfinished)
     if trouble is None:
         unfinished.rename(folder)
         return
@@ -95,6 +101,32 @@ def _trouble_writing(
             (folder / "state.json").write_text(facts.model_dump_json(indent=1))
     except (OSError, SafetensorError) as error:
         return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of the files below a folder, as this host sees it."""
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def _trouble_seeing(parts: Sequence[dict[str, int]], folder: Path) -> str | None:
+    """Waits until this host sees all that ranks wrote; what does not arrive, if anything.
+
+    Ranks of other hosts write through a network file system, which may hide new files for a while;
+    a state that lacks one would be committed without it.
+    """
+    written: dict[str, int] = {}
+    for name, size in chain.from_iterable(part.items() for part in parts):
+        written[name] = max(size, written.get(name, 0))  # old sizes may be seen of others' files
+    deadline = time.monotonic() + ARRIVE_SECONDS
+    while missing := sorted(written.items() - _sizes(folder).items()):
+        if time.monotonic() > deadline:
+            return f"{missing[0][0]}, written on another host, does not arrive on this one"
+        time.sleep(0.1)
     return None
 
 

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -45,32 +46,32 @@ def join(settings: Settings) -> None:
         )  # fmt: skip
     log.info("waiting for trainings at %s", settings.rendezvous)
     while True:
-        join_once(settings.rendezvous)
+        join_once(settings.rendezvous, settings.home)
 
 
-def join_once(rendezvous: str) -> None:
+def join_once(rendezvous: str, home: Path) -> None:
     """Waits for the rendezvous and takes part in what it gives; its end is told in the log."""
     with Peer(_connected(rendezvous)) as peer:
         try:
             peer.send(name=socket.gethostname(), libraries=library_versions())
-            work(peer)
+            work(peer, home)
         except HostLost as lost:  # the ordinary end of a job, too: the other host hangs up
             log.info("back to waiting: %s", lost.reason)
 
 
-def work(peer: Peer) -> None:
+def work(peer: Peer, home: Path) -> None:
     """Runs the share that the other host gives; until it hangs up, or is lost."""
     order = _next_of(peer)
     try:
-        share = _checked(order, Share.model_validate(order.get("share")))
-    except (ValidationError, ConfigError, OSError) as error:
+        share = _checked(order, Share.model_validate(order.get("share")), home)
+    except (ValidationError, ConfigError) as error:
         log.warning("a job was refused: %s", error)
-        folder = (order.get("share") or {}).get("job")
-        peer.send(refused=f"host {socket.gethostname()}: {error}", folder=folder)
+        peer.send(refused=f"host {socket.gethostname()} refuses the job: {error}", home=str(home))
         while True:  # until it has heard
             _next_of(peer)
     log.info("host %d of %d runs %d ranks of %s", share.host, share.hosts, share.ranks, share.job)
     with running(share, {}) as here:
+        peer.send(ready=True)
         while here.agent.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 here.agent.wait(_POLL_SECONDS)
@@ -82,20 +83,20 @@ def work(peer: Peer) -> None:
             _next_of(peer)
 
 
-def _checked(order: Message, share: Share) -> Share:
-    """The share, where it is one that this host may run and whose job it sees."""
+def _checked(order: Message, share: Share, home: Path) -> Share:
+    """The share, where it is one that this host may run and whose job it sees in its home."""
     if not share.module.startswith(PROGRAMS):
         raise ConfigError("module", share.module, "only rank programs of this project are run")
+    remedy = "DYNOLAB_HOME must be one folder that all hosts share, under the same path"
+    job, logs = share.job.resolve(), share.logs.resolve()
+    if not (job.is_relative_to(home) and logs.is_relative_to(home)):
+        raise ConfigError("job", str(share.job), f"lies outside of this host's home; {remedy}")
     try:
-        digest = hashlib.sha256(share.job.read_bytes()).hexdigest()
+        digest = hashlib.sha256(job.read_bytes()).hexdigest()
     except OSError:
         digest = None
     if digest != order.get("digest"):
-        raise ConfigError(
-            "job", str(share.job),
-            "this host does not see it; DYNOLAB_HOME must be one folder that all hosts share, "
-            "under the same path",
-        )  # fmt: skip
+        raise ConfigError("job", str(share.job), f"this host does not see it; {remedy}")
     return share
 
 

@@ -27,6 +27,9 @@ JOIN_SECONDS = 600.0
 AFTER_FAILURE_SECONDS = 5.0
 """What the other hosts have, after a first failure, to fail of it and to say so."""
 
+SHARED_SECONDS = 60.0
+"""How long network file systems hide new files of other hosts, at the most (nfs(5), acdirmax)."""
+
 _POLL_SECONDS = 0.1
 
 
@@ -61,9 +64,10 @@ class Rendezvous:
 
 @dataclass
 class Other:
-    """A host that joined; `code` is its torchrun's exit code, once it has ended."""
+    """A host that joined: whether it is at work, and its torchrun's exit code, once that ended."""
 
     peer: Peer
+    ready: bool = False
     code: int | None = None
     failure: RankEnd | None = field(default=None)
 
@@ -74,7 +78,8 @@ class Other:
 
     def _take(self, message: Message) -> None:
         if "refused" in message:
-            raise ConfigError("DYNOLAB_HOME", str(message.get("folder")), str(message["refused"]))
+            raise ConfigError("DYNOLAB_HOME", message.get("home"), str(message["refused"]))
+        self.ready = self.ready or message.get("ready") is True
         if isinstance(code := message.get("code"), int):
             end = message.get("failure")
             self.failure = None if end is None else RankEnd.model_validate(end)
@@ -177,14 +182,28 @@ def _still_there(other: Other) -> bool:
 
 
 def _share_out(mine: Share, others: list[Other], while_running: Callable[[], None]) -> None:
-    """Tells every host its part; returns once each has shown that it sees the job's folder."""
+    """Tells every host its part; returns once each is at work on it and writes where this reads."""
     digest = hashlib.sha256(mine.job.read_bytes()).hexdigest()
-    for number, other in enumerate(others, start=1):
-        theirs = mine.model_copy(update={"host": number, "address": other.peer.address})
+    shares = [
+        mine.model_copy(update={"host": number, "address": other.peer.address})
+        for number, other in enumerate(others, start=1)
+    ]
+    for theirs, other in zip(shares, others, strict=True):
         other.peer.send(share=theirs.model_dump(mode="json"), digest=digest)
-        while not theirs.log.exists():  # the host makes it where it has found the job
+    for theirs, other in zip(shares, others, strict=True):
+        while not other.ready:
             while_running()
             other.poll()
+            time.sleep(_POLL_SECONDS)
+        deadline = time.monotonic() + SHARED_SECONDS
+        while not theirs.log.exists():
+            other.poll()
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    "DYNOLAB_HOME", str(mine.logs),
+                    f"what host {other.peer.name} writes there does not arrive here; it must be "
+                    "one folder that all hosts share",
+                )  # fmt: skip
             time.sleep(_POLL_SECONDS)
 
 

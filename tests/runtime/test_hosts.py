@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import socket
@@ -10,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,9 +42,11 @@ def fake_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def joining(rendezvous: Rendezvous, work: Callable[[str], None] = join_once) -> Iterator[None]:
+def joining(
+    rendezvous: Rendezvous, home: Path, work: Callable[[str, Path], None] = join_once
+) -> Iterator[None]:
     """Another host takes part once."""
-    other = threading.Thread(target=work, args=[str(rendezvous)])
+    other = threading.Thread(target=work, args=[str(rendezvous), home])
     other.start()
     try:
         yield
@@ -80,7 +82,7 @@ def nothing_is_left(folder: Path) -> bool:
 def test_two_hosts_share_the_ranks_and_leave_nothing(
     rendezvous: Rendezvous, tmp_path: Path
 ) -> None:
-    with joining(rendezvous):
+    with joining(rendezvous, tmp_path):
         launch(rendezvous, tmp_path, [], [])
     for rank in (0, 1):
         seen = environment(tmp_path, rank)
@@ -95,7 +97,7 @@ def test_two_hosts_share_the_ranks_and_leave_nothing(
 def test_a_rank_that_fails_on_another_host_is_named_with_its_last_lines(
     rendezvous: Rendezvous, tmp_path: Path
 ) -> None:
-    with joining(rendezvous), pytest.raises(RankFailed) as failed:
+    with joining(rendezvous, tmp_path), pytest.raises(RankFailed) as failed:
         launch(rendezvous, tmp_path, ["sleep"], ["wait-for-rank-0.json", "raise"])
     assert failed.value.rank == 1
     assert failed.value.last_lines[-1] == "RuntimeError: rank 1 has a bug"
@@ -104,7 +106,10 @@ def test_a_rank_that_fails_on_another_host_is_named_with_its_last_lines(
 
 @pytest.mark.ranks
 def test_a_killed_rank_here_ends_the_ranks_there(rendezvous: Rendezvous, tmp_path: Path) -> None:
-    with joining(rendezvous), pytest.raises(RankFailed, match="rank 0 was killed by SIGKILL"):
+    with (
+        joining(rendezvous, tmp_path),
+        pytest.raises(RankFailed, match="rank 0 was killed by SIGKILL"),
+    ):
         launch(rendezvous, tmp_path, ["wait-for-rank-1.json", "kill"], ["sleep"])
     assert nothing_is_left(tmp_path)
 
@@ -115,38 +120,49 @@ def test_an_interruption_here_ends_the_ranks_there(rendezvous: Rendezvous, tmp_p
         if all((tmp_path / f"rank-{rank}.json").exists() for rank in (0, 1)):
             raise KeyboardInterrupt
 
-    with joining(rendezvous), pytest.raises(KeyboardInterrupt):
+    with joining(rendezvous, tmp_path), pytest.raises(KeyboardInterrupt):
         launch(rendezvous, tmp_path, ["sleep"], ["sleep"], while_running=interrupt)
     assert nothing_is_left(tmp_path)
 
 
-def test_a_host_that_does_not_see_the_job_is_named(rendezvous: Rendezvous, tmp_path: Path) -> None:
-    def without_the_folder(address: str) -> None:
-        checked = join_module._checked
-
-        def elsewhere(order: dict[str, Any], share: Share) -> Share:
-            return checked(order, share.model_copy(update={"job": tmp_path / "elsewhere.json"}))
-
-        join_module._checked = elsewhere
-        try:
-            join_once(address)
-        finally:
-            join_module._checked = checked
-
+def test_a_host_with_another_home_is_named(rendezvous: Rendezvous, tmp_path: Path) -> None:
     with (
-        joining(rendezvous, without_the_folder),
-        pytest.raises(
-            ConfigError, match=r"DYNOLAB_HOME = .*does not see it.* that all hosts share"
-        ),
+        joining(rendezvous, tmp_path / "another"),
+        pytest.raises(ConfigError, match=r"DYNOLAB_HOME = '.*another': .* that all hosts share"),
     ):
         launch(rendezvous, tmp_path, [], [])
+
+
+@pytest.mark.parametrize("job", ["missing.json", "other.json", "../outside.json"])
+def test_a_host_that_sees_another_job_or_none_refuses_it(job: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "other.json").write_text("{}")
+    (tmp_path / "outside.json").write_text("told")
+    order = {"digest": hashlib.sha256(b"told").hexdigest()}
+    share = Share(module="fake_rank", job=home / job, logs=home, ranks=1)
+    with pytest.raises(ConfigError, match="that all hosts share, under the same path"):
+        join_module._checked(order, share, home)
+
+
+@pytest.mark.ranks
+def test_a_host_whose_files_do_not_arrive_is_named(
+    rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous_module, "SHARED_SECONDS", 0.3)
+    monkeypatch.setattr(Share, "log", property(lambda share: tmp_path / f"{time.time_ns()}.log"))
+    with (
+        joining(rendezvous, tmp_path),
+        pytest.raises(ConfigError, match=r"DYNOLAB_HOME = .* writes there does not arrive here"),
+    ):
+        launch(rendezvous, tmp_path, ["sleep"], ["sleep"])
 
 
 def test_a_host_runs_rank_programs_alone(
     rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(join_module, "PROGRAMS", ("tasks.ranks.",))
-    with joining(rendezvous), pytest.raises(ConfigError, match="only rank programs"):
+    with joining(rendezvous, tmp_path), pytest.raises(ConfigError, match="only rank programs"):
         launch(rendezvous, tmp_path, [], [])
 
 
@@ -155,7 +171,10 @@ def test_a_host_with_other_libraries_is_refused(
 ) -> None:
     theirs = {**join_module.library_versions(), "torch": "1.0"}
     monkeypatch.setattr(join_module, "library_versions", lambda: theirs)
-    with joining(rendezvous), pytest.raises(ConfigError, match=r"torch = '1\.0': .*this host has"):
+    with (
+        joining(rendezvous, tmp_path),
+        pytest.raises(ConfigError, match=r"torch = '1\.0': .*this host has"),
+    ):
         launch(rendezvous, tmp_path, [], [])
 
 
@@ -186,13 +205,13 @@ def test_an_address_that_is_taken_or_another_hosts_is_refused(tmp_path: Path) ->
 
 @pytest.mark.ranks
 def test_strangers_are_no_hosts(rendezvous: Rendezvous, tmp_path: Path) -> None:
-    def after_strangers(address: str) -> None:
+    def after_strangers(address: str, home: Path) -> None:
         for said in (b"GET / HTTP/1.1\r\n\r\n", b"", b'["list"]\n', b"{" * 2**21):
             with connected(rendezvous) as stranger:
                 stranger.sendall(said)
-        join_once(address)
+        join_once(address, home)
 
-    with joining(rendezvous, after_strangers):
+    with joining(rendezvous, tmp_path, after_strangers):
         launch(rendezvous, tmp_path, [], [])
 
 
