@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import shutil
+import subprocess
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import redis
 import yaml
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
 from flows.register import POOLS
 from flows.up import worker_arguments
 from tasks.runtime.backing import ADMIN, DATABASES
 from tasks.runtime.backing import variables as backing_variables
-from tests.deploy.composed import FILE, is_checked, one_shots, services, variables
+from tasks.runtime.processes import free_port
+from tests.deploy.composed import FILE, interpolated, is_checked, one_shots, services, variables
 from tests.flows.lab import ROOT
 
 SERVICES = services()
@@ -164,6 +172,26 @@ def test_prefects_processes_share_all_that_they_must() -> None:
     assert told[0] == told[1] == told[2]
     assert told[0]["PREFECT_SERVER_DOCKET_URL"] == told[0]["PREFECT_REDIS_MESSAGING_URL"]
     assert told[0]["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] == "false", "migrated once, before"
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
+def test_redis_takes_its_password_from_the_environment_and_keeps_it(tmp_path: Path) -> None:
+    port, told = free_port(), SERVICES["redis"]["environment"]
+    command = [interpolated(word, {}) for word in SERVICES["redis"]["command"]]
+    command[-1] = command[-1].replace("dir /data", f"dir {tmp_path}\nport {port}\nbind 127.0.0.1")
+    given = {name: interpolated(value, {"REDIS_PASSWORD": "word"}) for name, value in told.items()}
+    with subprocess.Popen(
+        command, env=os.environ | given, stdout=subprocess.DEVNULL, cwd=tmp_path
+    ) as process:
+        try:
+            client = redis.Redis(port=port, password="word", retry=Retry(ConstantBackoff(0.1), 100))
+            assert client.ping()
+            client.close()
+            with pytest.raises(redis.AuthenticationError):
+                redis.Redis(port=port, password="guess").ping()
+            assert "word" not in Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
+        finally:
+            process.terminate()
 
 
 def test_postgres_makes_the_databases_of_the_command_up() -> None:
