@@ -15,21 +15,23 @@ from dynolab.store.signing import Signer
 
 log = logging.getLogger(__name__)
 
-KEEP = 2  # the newest, and one to fall back on
+KEEP = 2
+"""States that are kept by default: the newest, and one to fall back on."""
 _STEP = re.compile(r"step-([0-9]{8,19})")
 
 
 def commit_resume(
-    files: Files, place: str, step: int, source: Path, manifest: Manifest, signer: Signer
-) -> None:
-    """Commit the state after `step` optimizer steps, then prune to the newest two."""
+    files: Files, place: str, step: int, source: Path, manifest: Manifest, signer: Signer,
+    keep: int = KEEP,
+) -> None:  # fmt: skip
+    """Commit the state after `step` optimizer steps, then prune to the newest `keep`."""
     if step < 0:
         raise ValueError(f"step {step} is negative")
     told = manifest.model_copy(update={"step": step})
     # What lies there from an earlier run was passed over, else this one would have begun later.
     commit(files, _at(place, step), source, told, replace=True, signer=signer)
     try:
-        _prune(files, place, step)
+        _prune(files, place, step, keep)
     except StoreError as error:
         log.warning("older resume states stay for now: %s", error)
 
@@ -72,12 +74,12 @@ def _steps(files: Files, place: str) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def _prune(files: Files, place: str, newest: int) -> None:
-    """Deletes the states before the newest two. Later ones this run has passed over: they stay."""
+def _prune(files: Files, place: str, newest: int, keep: int) -> None:
+    """Deletes those before the newest `keep`. Later ones, which this run has passed over, stay."""
     steps = [step for step in _steps(files, place) if step <= newest]
     marked = [step for step in steps if MARKER in files.children(_at(place, step))]
     for step in steps:
-        if step < min(marked[-KEEP:], default=0):
+        if step < min(marked[-keep:], default=0):
             _discard(files, _at(place, step))
 
 

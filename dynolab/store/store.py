@@ -15,7 +15,7 @@ from dynolab.store.commit import Committed, commit, committed
 from dynolab.store.filesystem import Files
 from dynolab.store.manifest import MANIFEST, Manifest
 from dynolab.store.read import Reader
-from dynolab.store.resume import clear_resume, commit_resume, newest_resume
+from dynolab.store.resume import KEEP, clear_resume, commit_resume, newest_resume
 from dynolab.store.signing import Signer, process_key
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class Store:
     - `endpoint`: address of an S3 server other than Amazon's.
     - `key`: gives the secret with which resume states are signed, when it is first needed; states
       under another key are passed over. Default: one that ends with this process.
+    - `keep`: how many resume states of a training are kept, the newest of them.
 
     Raises ConfigError for a URL that cannot be one; StoreError and CorruptData (dynolab.errors)
     where the store cannot be reached or holds other bytes than were committed.
@@ -42,9 +43,9 @@ class Store:
 
     def __init__(
         self, url: str, *, cache: Path, endpoint: str | None = None,
-        key: Callable[[], bytes] = process_key,
+        key: Callable[[], bytes] = process_key, keep: int = KEEP,
     ) -> None:  # fmt: skip
-        self.files, self.signer = Files(url, endpoint), Signer(key)
+        self.files, self.signer, self.keep = Files(url, endpoint), Signer(key), keep
         self.reader = Reader(self.files, cache)
         self._proved_writable = False
 
@@ -108,8 +109,9 @@ class Place:
         return commit(self._files, self.path, source, manifest, replace=replace)
 
     def commit_resume(self, step: int, source: Path, manifest: Manifest) -> None:
-        """Commit a resume state, signed, and prune to the newest two."""
-        commit_resume(self._files, self.path, step, source, manifest, self._store.signer)
+        """Commit a resume state, signed, and prune to the newest few."""
+        signer, keep = self._store.signer, self._store.keep
+        commit_resume(self._files, self.path, step, source, manifest, signer, keep)
 
     def newest_resume(self) -> tuple[int, Path] | None:
         """Step and verified local folder of the newest intact resume state with our signature."""

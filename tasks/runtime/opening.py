@@ -28,7 +28,7 @@ def open_store(settings: Settings) -> Store:
     """The store that the environment names, with its key."""
     return Store(
         settings.store, cache=settings.cache, endpoint=settings.store_endpoint,
-        key=partial(signing_key, settings.home),
+        key=partial(signing_key, settings.home), keep=settings.resume_states,
     )  # fmt: skip
 
 

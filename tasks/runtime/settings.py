@@ -28,6 +28,7 @@ class Settings(BaseModel):
     | PREFECT_API_URL | Prefect server | none |
     | DYNOLAB_HOSTS | how many hosts share a training's ranks | 1 |
     | DYNOLAB_RENDEZVOUS | `host:port` of the one that starts trainings | none |
+    | DYNOLAB_RESUME_STATES | how many of a training are kept, the newest | 2 |
     | DYNOLAB_KEY | signs resume states, in hex | the home's `key` |
 
     S3 credentials come by the usual AWS_* variables; they and the key are never held here.
@@ -42,6 +43,7 @@ class Settings(BaseModel):
     prefect_api_url: str | None = None
     hosts: int = 1
     rendezvous: str | None = None
+    resume_states: int = 2
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -61,6 +63,7 @@ class Settings(BaseModel):
             prefect_api_url=_http(environment, "PREFECT_API_URL"),
             hosts=_count(environment, "DYNOLAB_HOSTS"),
             rendezvous=_host_and_port(environment, "DYNOLAB_RENDEZVOUS"),
+            resume_states=_count(environment, "DYNOLAB_RESUME_STATES", 2),
         )
 
     @property
@@ -88,10 +91,10 @@ def _http(environment: Mapping[str, str], name: str) -> str | None:
     return value
 
 
-def _count(environment: Mapping[str, str], name: str) -> int:
-    value = environment.get(name) or "1"
-    if not value.isascii() or not value.isdigit() or int(value) < 1:
-        raise ConfigError(name, value, "give a number of hosts, 1 or more")
+def _count(environment: Mapping[str, str], name: str, default: int = 1) -> int:
+    value = environment.get(name) or str(default)
+    if not re.fullmatch("0*[1-9][0-9]{0,8}", value):
+        raise ConfigError(name, value, "give a number, 1 or more")
     return int(value)
 
 

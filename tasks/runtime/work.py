@@ -116,7 +116,7 @@ class Work(Generic[Config]):
         return any(path.startswith(f"{folder}/") for path in files)
 
     def commit_resume(self, step: int, folder: Path, extra: dict[str, Any]) -> None:
-        """Commit the state after `step` optimizer steps; the newest two are kept.
+        """Commit the state after `step` optimizer steps; the newest few are kept.
 
         `extra` (data cursor and the like) goes into the state's `manifest.json`. A store that is
         out of reach costs this state, not the training.

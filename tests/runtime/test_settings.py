@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from dynolab.errors import ConfigError
+from tasks.runtime.private import signing_key
 from tasks.runtime.settings import Settings
 
 
@@ -51,3 +53,28 @@ def test_a_home_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")
     with pytest.raises(ConfigError, match="DYNOLAB_HOME"):
         Settings.from_environment({"DYNOLAB_HOME": str(tmp_path / "home")})
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", "9" * 5000, "٣"])
+def test_a_number_of_states_that_is_none(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"DYNOLAB_RESUME_STATES = .*1 or more"):
+        Settings.from_environment({"DYNOLAB_RESUME_STATES": value})
+
+
+@pytest.mark.parametrize("value", ["secret", "ab" * 31, "xy" * 32, "ab " * 5])
+def test_a_key_that_is_none_is_refused_and_not_shown(value: str) -> None:
+    with pytest.raises(ConfigError, match="openssl rand") as caught:
+        Settings.from_environment({"DYNOLAB_KEY": value})
+    assert value not in str(caught.value)
+
+
+def test_a_home_makes_its_key_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as together:
+        keys = set(together.map(lambda _: signing_key(tmp_path / "home", {}), range(16)))
+    assert len(keys) == 1
+    (file,) = (tmp_path / "home").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert signing_key(tmp_path / "home", {"DYNOLAB_KEY": "ab" * 32}) == b"\xab" * 32
+    file.write_text("")
+    with pytest.raises(ConfigError, match="delete that file"):
+        signing_key(tmp_path / "home", {})

@@ -54,6 +54,16 @@ def test_the_newest_two_are_kept(store: Store, place: Place, tmp_path: Path) -> 
     assert place.committed() is None  # a resume state is no result
 
 
+def test_as_many_are_kept_as_the_store_is_told_to(
+    store_settings: dict[str, str | None], tmp_path: Path
+) -> None:
+    store = Store(cache=tmp_path / "cache", keep=3, **store_settings)
+    place = store.place("dpo", KEY)
+    for step in (50, 100, 150, 200):
+        save(place, step, tmp_path)
+    assert states(store, place) == ["step-00000100", "step-00000150", "step-00000200"]
+
+
 def test_a_corrupt_newest_falls_back_one(store: Store, place: Place, tmp_path: Path) -> None:
     save(place, 50, tmp_path)
     save(place, 100, tmp_path)
