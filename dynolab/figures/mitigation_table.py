@@ -15,12 +15,16 @@ from dynolab.probes.intervals import Interval, clear
 
 @dataclass(frozen=True)
 class Column:
-    """A figure as the table calls it; a share is shown in parts of a hundred."""
+    """A figure as the table calls it; a share is shown in parts of a hundred.
+
+    `note` explains the name where it needs that.
+    """
 
     figure: str
     called: str
     share: bool = False
     change: bool = False
+    note: str = ""
 
 
 COLUMNS = (
@@ -28,13 +32,30 @@ COLUMNS = (
     Column("train/chosen", "Δ chosen y⁺", change=True),
     Column("train/rejected", "Δ rejected y⁻", change=True),
     Column("train/argmax", "Δ y*", change=True),
-    Column("train/gap_by_margin", "gap by margin"),
-    Column("train/right", "right, %", share=True),
-    Column("heldout/won", "preferred, %", share=True),
+    Column(
+        "train/gap_by_margin", "gap by margin",
+        note="Gap by margin: Δ gap over Δ (y⁺ − y⁻) where that is a nat or more: what squeezing "
+        "costs by the nat learned.",
+    ),
+    Column(
+        "train/right", "right, %", share=True,
+        note="Right: sampled answers to training prompts that state the chosen answer's fact.",
+    ),
+    Column(
+        "heldout/won", "preferred, %", share=True,
+        note="Preferred: of the answers to held-out prompts, ties half.",
+    ),
     Column("train/distinct_2", "distinct-2, %", share=True),
-    Column("train/longest_repeat", "longest repeat"),
-    Column("train/refused", "rejected's fault, %", share=True),
-)
+    Column(
+        "train/longest_repeat", "longest repeat",
+        note="Distinct-2 and longest repeat, in tokens, are of single answers to training prompts.",
+    ),
+    Column(
+        "train/refused", "rejected's fault, %", share=True,
+        note="Rejected's fault: sampled answers that state the rejected answer's wrong fact, or "
+        "insult as it does; where they grow, extension breaks.",
+    ),
+)  # fmt: skip
 
 
 TO_THE_END = "to the end"
@@ -62,20 +83,17 @@ def mitigation_table(compared: ComparedArms, figures: ArmTable) -> Html:
         f"{len(compared.arms)} arms with {len(compared.seeds)} seeds; below: the difference to "
         f"{compared.baseline}, paired by seed, bold where its interval excludes zero.",
         table(head, rows, "s" + "n" * len(shown)),
-        note=_NOTE,
+        note=_note(shown),
     )
 
 
-_NOTE = (
-    "Means over pairs or prompts, then over seeds [95% t-interval over seeds]; changes in nats "
-    "since the start of preference training. Gap by margin: Δ gap over Δ (y⁺ − y⁻) where that is a "
-    "nat or more: what squeezing costs by the nat learned. Right: sampled answers to training "
-    "prompts that state the chosen answer's fact. Preferred: of the answers to held-out prompts, "
-    "ties half. Distinct-2 and longest repeat, in tokens, are of single answers to training "
-    "prompts. Rejected's fault: sampled answers that "
-    "state the rejected answer's wrong fact, or insult as it does; where they grow, extension "
-    "breaks. A run that diverged has no figures: means are over the others."
-)
+def _note(shown: Sequence[Column]) -> str:
+    return " ".join([
+        "Means over pairs or prompts, then over seeds [95% t-interval over seeds]; changes in nats "
+        "since the start of preference training.",
+        *(one.note for one in shown if one.note),
+        "A run that diverged has no figures: means are over the others.",
+    ])  # fmt: skip
 
 
 def _name(arm: str, ended: str) -> Html:
