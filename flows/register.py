@@ -1,6 +1,6 @@
 """Registers work pools and deployments with a Prefect server.
 
-    python -m flows.register
+    python -m flows.register [alone]
 
 It is a program of its own, so that the command that starts the servers need not load the flows.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import shlex
 import sys
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,12 @@ from prefect.client.schemas.filters import (
     FlowRunFilterTags,
 )
 from prefect.client.schemas.objects import StateType
-from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.states import Cancelled, Crashed, State
 from prefect.workers.process import ProcessWorker
-from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from dynolab.errors import ConfigError
-from flows.automations import HEARTBEATS, register_automations
-from flows.deployments import PARAMETER, Deployed, deployments
-from flows.parameters import read_settings, read_study, validated
-from flows.reconcile import reconcile
+from flows.automations import register_automations
+from flows.entries import ENGINE, VARIABLES, Entry, entries
 from tasks.runtime.devices import host_devices
 from tasks.runtime.leases import limit_name
 
@@ -47,31 +41,24 @@ POOLS = {"cpu": 4, "training": 1}
 FIRST = "high"
 """The training pool's queue whose runs start before those that wait in `default`."""
 
-RECONCILE_EVERY = timedelta(minutes=10)
-PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "8", "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500"}
-"""A run waits eight minutes for a server that restarts; one without its database answers 500."""
-
-SCHEDULES = Path(__file__).resolve().parents[1] / "deploy" / "schedules.yaml"
-COMMAND = [sys.executable, "-m", "tasks.runtime.engine"]
+COMMAND = [sys.executable, *ENGINE]
 
 
-def main() -> None:
-    """Make the server know every pool and every deployment, whatever it knew before."""
-    schedules = read_schedules(SCHEDULES)
-    known = deployments()
-    for name in schedules:
-        if name not in known:
-            raise ConfigError("schedules", name, f"name a deployment: {', '.join(known)}")
+def main(*, alone: bool = False) -> None:
+    """Make the server know every pool and every deployment, whatever it knew before.
+
+    `alone`: no worker is there yet, so that runs which the server believes at work are lost.
+    """
+    listed = list(entries())
     with get_client(sync_client=True) as client:
-        close_lost_runs(client)
+        if alone:
+            close_lost_runs(client)
         for name, limit in POOLS.items():
             _pool(client, name, limit)
             _count_gpus(client, name)
         _first_queue(client)
-        for one in known.values():
-            _register(client, one, schedules.get(one.name, []))
-        _register_trials(client)
-        _register_reconciler(client)
+        for one in listed:
+            _register(client, one)
         register_automations(client)
 
 
@@ -89,26 +76,6 @@ def close_lost_runs(client: SyncPrefectClient) -> None:
         if run.state is not None and run.state.is_cancelling():
             ended = Cancelled()
         client.set_flow_run_state(run.id, ended, force=True)
-
-
-class Schedule(BaseModel):
-    """When a deployment runs by the clock, and with which form."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str = "schedule"
-    cron: str
-    timezone: str = "UTC"
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Fields of the form."""
-
-
-def read_schedules(file: Path) -> dict[str, list[Schedule]]:
-    """Deployment → its schedules; raises `ConfigError` for what is none."""
-    if not file.exists():
-        return {}
-    content = read_settings(read_study(file), str(file))
-    written = {name: listed or [] for name, listed in content.items()}
-    return validated(RootModel[dict[str, list[Schedule]]], written).root
 
 
 def _pool(client: SyncPrefectClient, name: str, limit: int) -> None:
@@ -139,7 +106,7 @@ def _first_queue(client: SyncPrefectClient) -> None:
         )  # fmt: skip
 
 
-def _made_by_people(client: SyncPrefectClient, one: Deployed) -> list[DeploymentScheduleCreate]:
+def _made_by_people(client: SyncPrefectClient, one: Entry) -> list[DeploymentScheduleCreate]:
     """Schedules that were made in Prefect: without a slug, which those of the file have.
 
     Registration replaces all of a deployment's schedules, so these are given once more.
@@ -156,72 +123,21 @@ def _made_by_people(client: SyncPrefectClient, one: Deployed) -> list[Deployment
     ]
 
 
-def _register(client: SyncPrefectClient, one: Deployed, schedules: list[Schedule]) -> None:
-    flow_id = client.create_flow_from_name(one.flow)
+def _register(client: SyncPrefectClient, one: Entry) -> None:
     client.create_deployment(
-        flow_id,
-        one.name,
-        description=one.form.__doc__,
-        entrypoint=f"flows.deployed.{one.name}",
-        parameters={PARAMETER: {"study_file": one.first_file, "fresh": False}},
-        parameter_openapi_schema=one.schema,
-        enforce_parameter_schema=True,
-        work_pool_name=one.pool,
-        job_variables=_job(),
-        tags=["dynolab"],
-        schedules=[
-            *(_schedule(one, written) for written in schedules), *_made_by_people(client, one),
-        ],
+        client.create_flow_from_name(one.flow), one.name,
+        description=one.description, entrypoint=one.entrypoint, parameters=one.parameters,
+        parameter_openapi_schema=one.schema, enforce_parameter_schema=one.schema is not None,
+        work_pool_name=one.pool, job_variables=_job(), tags=one.tags,
+        schedules=[*one.schedules, *_made_by_people(client, one)],
     )  # fmt: skip
-
-
-def _register_trials(client: SyncPrefectClient) -> None:
-    """What a sweep starts; people start sweeps."""
-    client.create_deployment(
-        client.create_flow_from_name("trial"),
-        "trial",
-        description="One trial of a sweep, started by the sweep.",
-        entrypoint="flows.trial.trial",
-        work_pool_name="training",
-        job_variables=_job(),
-        tags=["dynolab", "internal"],
-    )
-
-
-def _register_reconciler(client: SyncPrefectClient) -> None:
-    """What sets right, by the clock, what dead processes left."""
-    client.create_deployment(
-        client.create_flow_from_name("reconcile"),
-        "reconcile",
-        description=reconcile.__doc__,
-        entrypoint="flows.reconcile.reconcile",
-        work_pool_name="cpu",
-        job_variables=_job(),
-        tags=["dynolab", "internal"],
-        schedules=[
-            DeploymentScheduleCreate(
-                schedule=IntervalSchedule(interval=RECONCILE_EVERY), active=True, slug="reconcile"
-            )
-        ],
-    )
 
 
 def _job() -> dict[str, Any]:
     """How a worker starts a run: from the folder that relative paths in study files start at."""
-    variables = HEARTBEATS | PATIENCE
-    return {"command": shlex.join(COMMAND), "working_dir": str(Path.cwd()), "env": variables}
-
-
-def _schedule(one: Deployed, written: Schedule) -> DeploymentScheduleCreate:
-    settings = validated(one.form, {"study_file": one.first_file} | written.settings)
-    clock = {"cron": written.cron, "timezone": written.timezone}
-    return DeploymentScheduleCreate(
-        schedule=validated(CronSchedule, clock),
-        parameters={PARAMETER: settings.model_dump(mode="json", exclude_none=True)},
-        active=True,
-        slug=written.name,
-    )
+    command = shlex.join(COMMAND)
+    return {"command": command, "working_dir": str(Path.cwd()), "env": VARIABLES}
 
 
 if __name__ == "__main__":
-    main()
+    main(alone=sys.argv[1:] == ["alone"])

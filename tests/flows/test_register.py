@@ -8,20 +8,28 @@ import pytest
 
 from dynolab.errors import ConfigError
 from flows.deployments import PARAMETER, deployments
-from flows.register import SCHEDULES, _schedule, read_schedules
+from flows.entries import entries
+from flows.prefect_yaml import FILE, prefect_yaml
+from flows.schedules import SCHEDULES, read_schedules
 
 
 def test_the_built_in_schedules_can_be_read(tmp_path: Path) -> None:
-    assert read_schedules(SCHEDULES).keys() <= deployments().keys()
-    assert read_schedules(tmp_path / "none.yaml") == {}
+    known = deployments()
+    assert read_schedules(SCHEDULES, known).keys() <= known.keys()
+    assert read_schedules(tmp_path / "none.yaml", known) == {}
+
+
+def test_the_file_for_prefects_own_command_is_current() -> None:
+    assert FILE.read_text() == prefect_yaml(entries()), "run python -m flows.prefect_yaml"
 
 
 def test_a_schedule_runs_a_form_by_the_clock(tmp_path: Path) -> None:
     file = tmp_path / "schedules.yaml"
     file.write_text("sweep: [{name: nightly, cron: 0 3 * * *, settings: {trials: 3}}]\nstudy:\n")
-    known = read_schedules(file)
-    assert known["study"] == []
-    made = _schedule(deployments()["sweep"], known["sweep"][0])
+    known = deployments()
+    schedules = read_schedules(file, known)
+    assert schedules["study"] == []
+    made = schedules["sweep"][0].of(known["sweep"])
     assert made.slug == "nightly" and made.parameters is not None
     assert made.parameters[PARAMETER]["study_file"] == "sweep_beta.yaml"
     assert made.parameters[PARAMETER]["trials"] == 3
@@ -30,6 +38,7 @@ def test_a_schedule_runs_a_form_by_the_clock(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
+        ("weep: []", "schedules = 'weep': name a deployment: study, "),
         ("[1]", "must hold settings by name"),
         ("sweep: {cron: 0 3 * * *}", "sweep = "),
         ("sweep: [{timezone: UTC}]", r"sweep.0.cron = .*Field required"),
@@ -43,4 +52,4 @@ def test_what_is_no_schedule_is_named(written: str, message: str, tmp_path: Path
     file = tmp_path / "schedules.yaml"
     file.write_text(written)
     with pytest.raises(ConfigError, match=message):
-        _schedule(deployments()["sweep"], read_schedules(file)["sweep"][0])
+        read_schedules(file, known := deployments())["sweep"][0].of(known["sweep"])

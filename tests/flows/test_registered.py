@@ -1,0 +1,94 @@
+"""What a Prefect server knows after registration, and what stays of people's own choices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import WorkPoolUpdate
+from prefect.client.schemas.schedules import CronSchedule
+
+from flows import register
+from flows.entries import entries
+from tasks.runtime.leases import limit_name
+from tests.flows.lab import ROOT
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture(scope="module")
+def client(servers: dict[str, str]) -> Iterator[SyncPrefectClient]:
+    """A server that everything is registered with once."""
+    with (
+        SyncPrefectClient(api=servers["PREFECT_API_URL"]) as client,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(
+            register, "get_client", lambda **_: SyncPrefectClient(api=servers["PREFECT_API_URL"])
+        )
+        patch.setenv("DYNOLAB_DEVICES", "0,1,2")
+        register.main()
+        yield client
+
+
+def test_each_pool_counts_the_gpus_of_this_host(client: SyncPrefectClient) -> None:
+    for pool in register.POOLS:
+        limit = client.read_global_concurrency_limit_by_name(limit_name(pool))
+        assert (limit.limit, limit.active_slots) == (3, 0)
+
+
+def test_runs_of_the_first_queue_start_before_those_that_waited_longer(
+    client: SyncPrefectClient,
+) -> None:
+    one = client.read_deployment_by_name("train/sft").id
+    given = {"settings": {"study_file": "builtin.yaml"}}
+    late = client.create_flow_run_from_deployment(one, parameters=given)
+    urgent = client.create_flow_run_from_deployment(
+        one, parameters=given, work_queue_name=register.FIRST
+    )
+    started = []
+    for _ in range(2):  # the pool has one place
+        (given_out,) = client.get_scheduled_flow_runs_for_work_pool("training")
+        started.append(given_out.flow_run.id)
+        client.delete_flow_run(started[-1])
+    assert started == [urgent.id, late.id]
+
+
+def test_what_people_chose_in_prefect_outlives_the_next_registration(
+    client: SyncPrefectClient,
+) -> None:
+    one = client.read_deployment_by_name("study/study")
+    early = CronSchedule(cron="0 5 * * *", timezone="Europe/Amsterdam")
+    client.create_deployment_schedules(one.id, [(early, False)])
+    client.update_work_pool("training", WorkPoolUpdate(concurrency_limit=3))
+    for _ in range(2):
+        register.main()
+        (kept,) = client.read_deployment_by_name("study/study").schedules
+        assert kept.schedule == early and not kept.active
+        assert client.read_work_pool("training").concurrency_limit == 3
+    client.delete_deployment_schedule(one.id, kept.id)
+    assert client.read_deployment_by_name("study/study").id == one.id
+
+
+@pytest.mark.study
+def test_prefects_own_command_deploys_the_same(
+    client: SyncPrefectClient, servers: dict[str, str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all",
+               "--prefect-file", "deploy/prefect.yaml"]  # fmt: skip
+    environment = os.environ | servers | {"PREFECT_HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for one in entries():
+        found = client.read_deployment_by_name(f"{one.flow}/{one.name}")
+        assert (found.entrypoint, found.work_pool_name) == (one.entrypoint, one.pool)
+        assert found.parameters == one.parameters and set(found.tags) == set(one.tags)
+        if one.schema is not None:
+            theirs = found.parameter_openapi_schema["definitions"]
+            for kind, ours in one.schema["definitions"].items():
+                assert theirs[kind].get("properties", {}).keys() == ours["properties"].keys()
