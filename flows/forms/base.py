@@ -15,6 +15,7 @@ from flows.parameters import as_change, parse_parameters, read_settings, read_st
 
 STUDIES = Path(__file__).resolve().parents[2] / "deploy" / "studies"
 
+_WORDS = {"sft": "SFT", "hub": "Hub"}
 _LAST = ("project", "other_settings", "study_text", "fresh")
 
 _OBJECTIVES: dict[str, type[BaseModel]] = {
@@ -46,7 +47,12 @@ def for_people(schema: dict[str, Any]) -> None:
                 field.update(choice)
         if field.get("default", ...) is None:
             del field["default"]
-        field["position"] = position
+        field["position"], field["title"] = position, _title(name)
+
+
+def _title(name: str) -> str:
+    words = " ".join(_WORDS.get(word, word) for word in name.split("_"))
+    return words[0].upper() + words[1:]
 
 
 class Form(BaseModel):

@@ -97,7 +97,8 @@ class MlflowApi:
 
     def run_url(self, run: Run) -> str:
         """Address of the run's page in MLflow's UI."""
-        return f"{self.uri}/#/experiments/{run.experiment_id}/runs/{run.run_id}"
+        place = f"experiments/{run.experiment_id}/runs/{run.run_id}"
+        return f"{self.uri}/#/{place}?workflowType=machine_learning"  # not language model calls
 
     def experiment(self, name: str) -> str:
         """Id of the experiment called `name`; created, or restored if it was deleted."""
