@@ -206,6 +206,25 @@ def test_a_lost_host_ends_the_training_soon_and_it_resumes(
          resume_identical=identical)  # fmt: skip
 
 
+def test_a_rank_killed_on_another_host_is_named_and_training_resumes(
+    lab: Lab, undisturbed: Lab, cable: Cable, record_property: Record
+) -> None:
+    with other_host(lab, cable) as other:
+        command = lab.start("project=remote-rank")
+        os.kill(lab.pause_preference(), signal.SIGKILL)
+        _, complained = ended(command)
+        assert command.returncode == 2
+        assert complained.count("error ") == 1
+        assert "rank 1 was killed by SIGKILL; its last lines:" in complained
+        until(lambda: not other.ranks(), STOP_SECONDS)
+        identical = resumed(lab, undisturbed, "remote-rank")
+        until(lambda: not other.ranks(), STOP_SECONDS)
+    history = finished_history(lab.environment["MLFLOW_TRACKING_URI"], "remote-rank")
+    tell(record_property, "a rank on the other host of two is killed",
+         left=lab.left_behind(), metrics_lost=lost(history),
+         resume_identical=identical)  # fmt: skip
+
+
 def test_the_host_that_starts_a_training_is_lost_and_the_other_waits_for_its_return(
     lab: Lab, undisturbed: Lab, cable: Cable, record_property: Record
 ) -> None:
