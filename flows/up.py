@@ -71,8 +71,6 @@ def work_for(services: Services) -> Iterator[Services]:
     environment = {
         **os.environ, **services.environment(), "DYNOLAB_HOME": str(home), _MARK: mark,
         "OMP_WAIT_POLICY": "PASSIVE",
-        # What a run says of itself (whom it waits for, what it could not send) is on its page.
-        "PREFECT_LOGGING_EXTRA_LOGGERS": "dynolab,flows,tasks",
     }  # fmt: skip
     _register(home, environment)
     workers = Services(home, tuple(_worker(home, pool, environment) for pool in POOLS))

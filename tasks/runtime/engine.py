@@ -6,10 +6,18 @@ that nobody waits for.
 
 from __future__ import annotations
 
+import logging
 import os
 
 from tasks.runtime.child import die_with_parent, run_as_main
 
+_SPEAKERS = ("dynolab", "flows", "tasks")
+
 if __name__ == "__main__":
     die_with_parent(os.getppid())
+    # What a run says of itself (whom it waits for, what it could not send) stands on its page.
+    os.environ["PREFECT_LOGGING_EXTRA_LOGGERS"] = ",".join(_SPEAKERS)
+    os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"  # threads have no run
+    for speaker in _SPEAKERS:
+        logging.getLogger(speaker).setLevel(logging.INFO)
     run_as_main("prefect.engine", [])
