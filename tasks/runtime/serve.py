@@ -37,6 +37,9 @@ _SHUTDOWN_SECONDS = 3
 _HOSTS = ("127.0.0.1", "localhost")
 """Names by which a browser on this machine, or behind a forwarded port, may ask."""
 
+_ITSELF = "prefect-in-memory"
+"""The name by which Prefect's automations ask its own API; no browser can resolve it."""
+
 
 def _asked_names() -> tuple[str, ...]:
     """Names by which clients may ask: those, and what DYNOLAB_SERVER_NAMES lists with commas."""
@@ -81,7 +84,7 @@ def prefect_application(
     let_schedules_run()
     application = create_app(final=True, webserver_only=api_only)
     application.add_middleware(
-        TrustedHostMiddleware, allowed_hosts=_asked_names(), www_redirect=False
+        TrustedHostMiddleware, allowed_hosts=(*_asked_names(), _ITSELF), www_redirect=False
     )
     return application
 
