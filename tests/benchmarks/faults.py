@@ -10,7 +10,8 @@ prints one JSON object on its last line:
 - `orphans`: processes, ports, leases, locks, claims and scratch folders that stayed.
   `metrics_lost`: values that MLflow lacks or has twice. `resume_identical`: whether every training
   that went on ended with the weights of one that nothing had disturbed, to the bit.
-- `cancel_to_last_rank_dead_s`: the slowest of the cancellations, from the request to Prefect.
+- `cancel_to_last_rank_dead_s`: the slowest of the cancellations, from the request to Prefect;
+  null where none got so far.
 - `checkpoint_upload_over_raw`, `training_stall_fraction`: see `tests.benchmarks.checkpoints`.
 - `list_s`: how long the list took.
 
@@ -60,7 +61,7 @@ def figures_of(report: Path) -> dict[str, Any]:
         "orphans": sum(int(one.get("orphans", 0)) for one in faults),
         "metrics_lost": sum(int(one.get("metrics_lost", 0)) for one in faults),
         "resume_identical": bool(identical) and all(identical),
-        "cancel_to_last_rank_dead_s": max(cancelled, default=float("inf")),
+        "cancel_to_last_rank_dead_s": max(cancelled, default=None),
         "faults": [one["fault"] for one in faults],
     }
 
@@ -81,7 +82,10 @@ def bars(figures: dict[str, Any]) -> dict[str, Any]:
     most = {"orphans": 0, "metrics_lost": 0, "cancel_to_last_rank_dead_s": 10,
             "training_stall_fraction": 0.05}  # fmt: skip
     least = {"faults_injected": 20, "faults_survived": injected, "checkpoint_upload_over_raw": 0.8}
-    met: dict[str, Any] = {name: [bound, figures[name] <= bound] for name, bound in most.items()}
+    met: dict[str, Any] = {
+        name: [bound, figures[name] is not None and figures[name] <= bound]
+        for name, bound in most.items()
+    }
     met |= {name: [bound, figures[name] >= bound] for name, bound in least.items()}
     return met | {"resume_identical": [True, figures["resume_identical"]]}
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +16,14 @@ import requests
 
 from flows.up import work_for
 from tasks.runtime.backing import Backing
-from tasks.runtime.services import ALL, MLFLOW, PREFECT, Services, start_services
+from tasks.runtime.services import (
+    ALL,
+    MLFLOW,
+    PREFECT,
+    Services,
+    is_healthy,
+    start_services,
+)
 from tests.flows.history import finished_history, histories, lost
 from tests.flows.lab import SMALL, Lab, until
 
@@ -58,7 +66,8 @@ class Standing:
         """SIGKILL for a server."""
         process = self.servers[name].services[0].process
         assert process is not None
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def start_again(self, name: str) -> None:
@@ -74,6 +83,21 @@ class Standing:
         """What a person does who finds a worker dead: ends what is left, and starts it anew."""
         self.stop_work()
         self.work()
+
+    def clear(self) -> None:
+        """Nothing at work, and none of what a fault before may have left."""
+        for name in ALL:
+            if not is_healthy(name, self.servers[name].addresses[name].url):
+                self.kill(name)
+                self.start_again(name)
+        if self.left_behind():
+            self.stop_work()
+            for pid in set(self.lab.processes()) - self.lab.kept:
+                os.kill(pid, signal.SIGKILL)
+            for name in ("scratch", "outbox"):
+                shutil.rmtree(self.lab.home / name, ignore_errors=True)
+            self.work()
+        assert self.left_behind() == []
 
     def stop_work(self) -> None:
         if self._workers is not None:

@@ -24,8 +24,9 @@ from tests.flows.lab import ROOT, Lab, until
 pytestmark = [pytest.mark.faults, pytest.mark.ranks, pytest.mark.services]
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("hung", [False, True], ids=["at work", "hung"])
+@pytest.mark.parametrize(
+    ("point", "hung"), [(POINTS[0], False), (POINTS[1], False), (POINTS[1], True)]
+)
 def test_a_cancelled_run_ends_with_all_its_ranks(
     point: Point, hung: bool, platform: Standing, undisturbed: Lab, record_property: Record
 ) -> None:
@@ -45,8 +46,10 @@ def test_a_cancelled_run_ends_with_all_its_ranks(
     assert seconds <= 10
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("who", ["rank", "launcher", "engine"])
+@pytest.mark.parametrize(
+    ("who", "point"),
+    [(who, point) for who in ("rank", "engine") for point in POINTS] + [("launcher", POINTS[1])],
+)
 def test_a_killed_process_ends_the_run_and_it_resumes(
     who: str, point: Point, platform: Standing, undisturbed: Lab, record_property: Record
 ) -> None:

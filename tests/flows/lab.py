@@ -98,8 +98,11 @@ class Lab:
         return {int(rank): pid for pid, rank in found.items() if rank is not None}
 
     def pause_start(self) -> int:
-        """Stops rank 1 of preference training before it can have done anything."""
-        until(lambda: 1 in self.ranks())
+        """Stops rank 1 of preference training before it can have done anything.
+
+        It has its log by then: before, it is not yet tied to its parent, and would stay, stopped.
+        """
+        until(lambda: list(self.home.glob("scratch/preference-*/logs/rank-1.log")))
         return self._stop_rank()
 
     def pause_preference(self) -> int:
