@@ -6,16 +6,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.schedules import CronSchedule
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from dynolab.errors import ConfigError
 from flows import register
 from flows.entries import entries
-from tasks.runtime.leases import limit_name
+from tasks.runtime import leases
+from tasks.runtime.leases import gpu_slots, limit_name
 from tests.flows.lab import ROOT
 
 pytestmark = pytest.mark.services
@@ -92,3 +96,39 @@ def test_prefects_own_command_deploys_the_same(
             theirs = found.parameter_openapi_schema["definitions"]
             for kind, ours in one.schema["definitions"].items():
                 assert theirs[kind].get("properties", {}).keys() == ours["properties"].keys()
+
+
+def test_a_training_holds_as_many_slots_as_it_has_ranks(
+    client: SyncPrefectClient, servers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken() -> int:
+        return client.read_global_concurrency_limit_by_name("gpu:training").active_slots
+
+    monkeypatch.setattr(leases, "_pool", lambda: "training")
+    with temporary_settings({PREFECT_API_URL: servers["PREFECT_API_URL"]}):
+        with gpu_slots(2):
+            assert taken() == 2
+            with gpu_slots(1):
+                assert taken() == 3
+        assert taken() == 0
+        with pytest.raises(RuntimeError, match="training failed"), gpu_slots(3):
+            raise RuntimeError("training failed")
+        assert taken() == 0
+        with pytest.raises(ConfigError, match="gpu:training = 3: 4 GPUs are asked"), gpu_slots(4):
+            pass
+        monkeypatch.setattr(leases, "_pool", lambda: "elsewhere")
+        with pytest.raises(ConfigError, match="gpu:elsewhere = None: is no concurrency limit"):
+            gpu_slots(1).__enter__()
+
+
+def test_a_server_that_is_away_at_the_end_costs_no_training(
+    client: SyncPrefectClient, servers: dict[str, str], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(leases, "_pool", lambda: "training")
+    with ExitStack() as held:
+        with temporary_settings({PREFECT_API_URL: servers["PREFECT_API_URL"]}):
+            held.enter_context(gpu_slots(1))
+        with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:1/api"}):
+            held.close()
+    assert "the lease of gpu:training was lost before its end" in caplog.text
