@@ -32,6 +32,13 @@ class Reader:
         Raises CorruptData where bytes differ from the manifest, or files lie beside those it
         names; StoreError where the result has no such folder.
         """
+        try:
+            return self._folder(source, subfolder)
+        except OSError as error:  # of this machine's disks
+            address = self._files.address(source.folder)
+            raise StoreError(f"cannot read {address} on this machine: {error}") from error
+
+    def _folder(self, source: Committed, subfolder: str | None) -> Path:
         prefix = f"{subfolder.strip('/')}/" if subfolder else ""
         wanted = {p: e for p, e in source.manifest.files.items() if p.startswith(prefix)}
         if prefix and not wanted:
@@ -44,10 +51,7 @@ class Reader:
         if missing and in_place:
             raise CorruptData(self._changed(source, missing[0]))
         if not in_place:
-            try:
-                self._fetch_all(source, missing, root)
-            except OSError as error:
-                raise StoreError(f"cannot keep a copy in {root}: {error}") from error
+            self._fetch_all(source, missing, root)
         folder = root / prefix
         _refuse_strangers(folder, {root / path for path in wanted} | {root / MANIFEST})
         return folder

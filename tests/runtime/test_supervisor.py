@@ -1,0 +1,132 @@
+"""Beside training: metrics are followed and resume states kept, neither in the other's way."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from doubles import MemoryRun
+
+from tasks.runtime import supervisor as supervisor_module
+from tasks.runtime.progress import PlainProgress
+from tasks.runtime.supervisor import Supervisor
+from tests.flows.lab import until
+
+
+class Training:
+    """What a supervisor looks after; `keep` stands for the store."""
+
+    def __init__(self, folder: Path, keep: Callable[[int], None] = lambda step: None) -> None:
+        self.output, self.states = folder / "output", folder / "resume"
+        self.output.mkdir()
+        self.run = MemoryRun("sft", {"tags": {}})
+        self.kept: list[int] = []
+        self._keep = keep
+        self.work: Any = SimpleNamespace(
+            name="sft", output=self.output, tracker=self.run, address="sft/key",
+            progress=PlainProgress(StringIO()), commit_resume=self.commit_resume,
+        )  # fmt: skip
+
+    def commit_resume(self, step: int, folder: Path, extra: dict[str, Any]) -> None:
+        assert (folder / "state.json").exists()
+        self._keep(step)
+        self.kept.append(step)
+
+    def supervised(self) -> Supervisor:
+        return Supervisor(self.work, self.states, 10)
+
+    def save(self, step: int) -> None:
+        unfinished = self.states / f".step-{step:08d}.unfinished"
+        unfinished.mkdir()
+        (unfinished / "state.json").write_text("{}")
+        unfinished.rename(self.states / f"step-{step:08d}")
+
+    def log(self, step: int) -> None:
+        line = {"step": step, "examples": step, "time": 0.0, "metrics": {"train/loss": 1.0}}
+        with (self.output / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def told(self) -> list[int]:
+        return [step for step, _ in self.run.values]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "POLL_SECONDS", 0.01)
+
+
+def test_a_store_that_hangs_holds_up_no_metrics(tmp_path: Path) -> None:
+    hanging, healed = threading.Event(), threading.Event()
+
+    def hang(step: int) -> None:
+        hanging.set()
+        assert healed.wait(30)
+
+    training = Training(tmp_path, hang)
+    with training.supervised() as supervisor:
+        training.save(1)
+        assert hanging.wait(30)
+        training.log(2)
+        until(lambda: training.told() == [2], 30)
+        supervisor.check()
+        assert training.kept == []
+        healed.set()
+    assert training.kept == [1]
+    assert list(training.states.iterdir()) == []
+
+
+def test_of_several_states_the_newest_is_taken(tmp_path: Path) -> None:
+    first, healed = threading.Event(), threading.Event()
+
+    def hang(step: int) -> None:
+        first.set()
+        assert healed.wait(30)
+
+    training = Training(tmp_path, hang)
+    with training.supervised():
+        training.save(1)
+        assert first.wait(30)
+        training.save(2)
+        training.save(3)
+        healed.set()
+        until(lambda: len(training.kept) == 2, 30)
+    assert training.kept == [1, 3]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_last_state_is_kept_where_training_failed_and_only_there(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "POLL_SECONDS", 60.0)
+    training = Training(tmp_path)
+    try:
+        with training.supervised():
+            training.save(4)
+            training.log(5)
+            if fails:
+                raise RuntimeError("power cut")
+    except RuntimeError:
+        assert fails
+    assert training.kept == ([4] if fails else [])
+    assert training.told() == [5]
+
+
+def test_what_ends_a_thread_ends_the_training(tmp_path: Path) -> None:
+    def broken(step: int) -> None:
+        raise OSError("the states' disk is gone")
+
+    def wait_in_vain(training: Training) -> None:
+        with training.supervised() as supervisor:
+            training.save(1)
+            for _ in range(3000):
+                supervisor.check()
+                threading.Event().wait(0.01)
+
+    with pytest.raises(OSError, match="disk is gone"):
+        wait_in_vain(Training(tmp_path, broken))
