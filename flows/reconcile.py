@@ -6,13 +6,15 @@ from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from httpx import HTTPError
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 
+from dynolab.errors import ConfigError
 from tasks.runtime.lost import close_lost_runs, deliver, reap_orphans
-from tasks.runtime.mlflow_api import MlflowApi
+from tasks.runtime.mlflow_api import MlflowApi, MlflowUnreachableError
 from tasks.runtime.processes import kill_marked, variable_of_all
 from tasks.runtime.settings import Settings
 
@@ -35,20 +37,30 @@ def reconcile() -> dict[str, int]:
 
 
 def heal(settings: Settings, client: SyncPrefectClient) -> dict[str, int]:
-    """Does what `reconcile` says on this host.
+    """Does what `reconcile` says on this host; what needs no Prefect first.
 
-    Returns how many flow runs' processes were ended that went on after their end, how many orphans
-    were killed, how many MLflow runs were closed, and how many operations are still unsent.
+    Returns how many orphans were killed, how many operations are still unsent, how many flow runs'
+    processes were ended that went on after their end, and how many MLflow runs were closed.
+
+    **Raises** `ConfigError` where a server is away.
     """
-    figures = {"ended": len(end_overdue(client)), "reaped": len(reap_orphans())}
-    uri = settings.mlflow_tracking_uri
-    if uri is None:
-        return figures
-    figures["unsent"] = deliver(uri, settings.outbox, SENDING_SECONDS)
-    closed = close_lost_runs(
-        MlflowApi(uri), settings.outbox, lambda ids: over(client, ids, TERMINAL_STATES)
-    )
-    return figures | {"closed": len(closed)}
+    uri, outbox = settings.mlflow_tracking_uri, settings.outbox
+    figures = {"reaped": len(reap_orphans())}
+    if uri is not None:
+        figures["unsent"] = deliver(uri, outbox, SENDING_SECONDS)
+    try:
+        figures["ended"] = len(end_overdue(client))
+        if uri is not None:
+            closed = close_lost_runs(
+                MlflowApi(uri), outbox, lambda ids: over(client, ids, TERMINAL_STATES)
+            )
+            figures["closed"] = len(closed)
+    except MlflowUnreachableError as error:
+        raise ConfigError("MLFLOW_TRACKING_URI", uri, f"cannot be used: {error}") from error
+    except HTTPError as error:
+        address = str(client.api_url)
+        raise ConfigError("PREFECT_API_URL", address, f"cannot be used: {error}") from error
+    return figures
 
 
 def end_overdue(client: SyncPrefectClient, grace: timedelta = GRACE) -> set[str]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from prefect import flow
@@ -14,8 +15,11 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running, State
 
+from dynolab.errors import ConfigError
 from flows.automations import NAME, register_automations
-from flows.reconcile import FLOW_RUN_VARIABLE, end_overdue, over
+from flows.reconcile import FLOW_RUN_VARIABLE, end_overdue, heal, over
+from tasks.runtime.processes import free_port
+from tasks.runtime.settings import Settings
 
 pytestmark = pytest.mark.services
 
@@ -65,6 +69,28 @@ def test_only_processes_of_flow_runs_that_ended_are_killed(client: SyncPrefectCl
         for process in started.values():
             process.kill()
             process.wait()
+
+
+def test_a_server_that_is_away_is_named(client: SyncPrefectClient, tmp_path: Path) -> None:
+    away = f"http://127.0.0.1:{free_port()}"
+    settings = Settings(home=tmp_path, store=f"file://{tmp_path}/store", mlflow_tracking_uri=away)
+    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI"):
+        heal(settings, client)
+    alone = settings.model_copy(update={"mlflow_tracking_uri": None})
+    assert heal(alone, client).keys() == {"reaped", "ended"}
+    marked = subprocess.Popen(
+        ["sleep", "100"], env=os.environ | {FLOW_RUN_VARIABLE: run_in(client, Running())}
+    )
+    try:
+        with (
+            SyncPrefectClient(api=f"{away}/api") as nobody,
+            pytest.raises(ConfigError, match="PREFECT_API_URL"),
+        ):
+            heal(alone, nobody)
+        assert marked.poll() is None
+    finally:
+        marked.kill()
+        marked.wait()
 
 
 def test_silence_is_watched_once_however_often_it_is_registered(client: SyncPrefectClient) -> None:
