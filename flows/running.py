@@ -10,9 +10,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, State
 
 from dynolab.errors import Pruned
+from dynolab.training.config import EngineConfig
 from tasks.runtime.chain import Step
 from tasks.runtime.models import register_model
 from tasks.runtime.opening import open_platform
+from tasks.runtime.rendezvous import Rendezvous
+from tasks.runtime.settings import Settings
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.work import StageResult
 
@@ -43,13 +46,26 @@ def run_on(
     platform: Platform, steps: Sequence[Step], *, given: Mapping[str, StageResult] | None = None,
     fresh: bool,
 ) -> dict[str, StageResult]:  # fmt: skip
-    """Runs the steps in order on a platform that is open; returns their results."""
+    """Runs the steps in order on a platform that is open; returns their results.
+
+    Raises ConfigError before the first where a training's ranks cannot be shared out to hosts.
+    """
+    check_hosts(steps, platform.settings)
     results = dict(given or {})
     for step in steps:
         results[step.name] = _as_task(step, results, platform, fresh=fresh)
     if platform.has_worked and platform.study is not None:
         platform.study.metrics(0, results[steps[-1].name].metrics)
     return {step.name: results[step.name] for step in steps}
+
+
+def check_hosts(steps: Sequence[Step], settings: Settings) -> None:
+    """Refuses, before anything runs, a training that the hosts cannot share evenly."""
+    rendezvous = Rendezvous.of(settings)
+    for step in steps:
+        engine = getattr(step.config, "engine", None)
+        if rendezvous and isinstance(engine, EngineConfig) and engine.kind == "deepspeed":
+            rendezvous.ranks_each(f"{step.name}.engine.ranks", engine.ranks)
 
 
 def _as_task(

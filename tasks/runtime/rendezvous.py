@@ -58,6 +58,16 @@ class Rendezvous:
         host, _, port = settings.rendezvous.rpartition(":")
         return cls(host, int(port), settings.hosts)
 
+    def ranks_each(self, field: str, ranks: int) -> int:
+        """How many of the ranks every host runs; raises ConfigError, naming the field."""
+        each, rest = divmod(ranks, self.hosts)
+        if rest:
+            raise ConfigError(
+                field, ranks,
+                f"must be a multiple of DYNOLAB_HOSTS = {self.hosts}: every host has as many",
+            )  # fmt: skip
+        return each
+
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
@@ -91,12 +101,7 @@ def launch_on_hosts(
     while_running: Callable[[], None], poll_seconds: float,
 ) -> None:  # fmt: skip
     """As `launch_ranks`, with `share.ranks` ranks over all hosts together."""
-    each, rest = divmod(share.ranks, rendezvous.hosts)
-    if rest:
-        raise ConfigError(
-            "engine.ranks", share.ranks,
-            f"must be a multiple of DYNOLAB_HOSTS = {rendezvous.hosts}: every host has as many",
-        )  # fmt: skip
+    each = rendezvous.ranks_each("engine.ranks", share.ranks)
     with _joined(rendezvous, while_running) as others:
         own = others[0].peer.own_address
         mine = share.model_copy(
