@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
+from pydantic import ValidationError
+
 from dynolab.errors import ConfigError, HostLost
 from dynolab.store import library_versions
 from tasks.runtime.peer import Message, Peer
@@ -92,7 +94,10 @@ class Other:
         self.ready = self.ready or message.get("ready") is True
         if isinstance(code := message.get("code"), int):
             end = message.get("failure")
-            self.failure = None if end is None else RankEnd.model_validate(end)
+            try:
+                self.failure = None if end is None else RankEnd.model_validate(end)
+            except ValidationError as error:
+                raise HostLost(self.peer.name, "it told no end of a rank") from error
             self.code = code
 
 

@@ -108,7 +108,9 @@ class Running:
             return None
         ends = rank_ends(self.failures, self.share.logs)
         last = last_lines(self.share.log)
-        torchrun = RankEnd(rank=None, exit_code=code, group=0, time=0, last_lines=last)
+        # A torchrun that was killed is a cause; its own exceptions follow from lost connections.
+        group = 0 if code < 0 else 3
+        torchrun = RankEnd(rank=None, exit_code=code, group=group, time=0, last_lines=last)
         return min(ends, key=lambda end: end.order, default=torchrun)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,9 +25,9 @@ from tasks.runtime.join import join_once
 from tasks.runtime.launcher import launch_ranks
 from tasks.runtime.peer import Peer
 from tasks.runtime.processes import free_port, listening_socket, marked_processes
-from tasks.runtime.rendezvous import Rendezvous
+from tasks.runtime.rendezvous import Other, Rendezvous
 from tasks.runtime.settings import Settings
-from tasks.runtime.share import Share, interface_of
+from tasks.runtime.share import Running, Share, interface_of
 
 HERE = Path(__file__).parent
 
@@ -267,6 +270,15 @@ def test_what_is_no_message_ends_the_connection(said: bytes) -> None:
         assert until_lost(peer) == "it sent what is no message"
 
 
+def test_an_end_that_is_none_is_not_believed() -> None:
+    with pair() as (peer, bare):
+        bare.sendall(b'{"code": 1, "failure": {"rank": "all"}}\n')
+        with pytest.raises(HostLost, match="it told no end of a rank"):
+            other = Other(peer)
+            while other.code is None:
+                other.poll()
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -292,10 +304,6 @@ def test_several_hosts_need_an_address() -> None:
 
 
 def test_a_signal_ends_a_host_that_waits(rendezvous: Rendezvous) -> None:
-    import os
-    import subprocess
-    import sys
-
     variables = os.environ | {"DYNOLAB_RENDEZVOUS": str(rendezvous)}
     waiting = subprocess.Popen(
         [sys.executable, "-m", "tasks.runtime.join"], env=variables, cwd=HERE.parents[1],
@@ -306,3 +314,19 @@ def test_a_signal_ends_a_host_that_waits(rendezvous: Rendezvous) -> None:
     waiting.send_signal(signal.SIGTERM)
     assert waiting.wait(10) == 0
     assert "Traceback" not in waiting.stderr.read()
+
+
+def test_a_torchrun_that_lost_the_others_is_no_cause(tmp_path: Path) -> None:
+    def ended(code: int, folder: Path) -> Running:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
+        process.wait()
+        share = Share(module="fake_rank", job=tmp_path / "job.json", logs=tmp_path, ranks=1)
+        return Running(share, process, tmp_path / folder)
+
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "rank-0.json").write_text(json.dumps({"time": 5.0, "exit_code": 1}))
+    ends = [ended(1, Path("here")).failure(), ended(1, Path("there")).failure()]
+    assert [end.rank for end in ends if end] == [0, None]
+    assert min((end for end in ends if end), key=lambda end: end.order).rank == 0
+    assert ended(0, Path("there")).failure() is None
