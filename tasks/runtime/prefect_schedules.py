@@ -30,7 +30,7 @@ def let_schedules_run() -> None:
                 attribute.bulk_dml_setter = _ignored
 
 
-def _ignored(kind: type[Any], row: MutableMapping[str, Any], value: Any) -> None:
+def _ignored(cls: Any, mapping: MutableMapping[str, Any], value: Any) -> None:
     """Leaves the row as it is."""
 
 
