@@ -48,7 +48,7 @@ def test_a_cancelled_run_ends_with_all_its_ranks(
 
 @pytest.mark.parametrize(
     ("who", "point"),
-    [(who, point) for who in ("rank", "engine") for point in POINTS] + [("launcher", POINTS[1])],
+    [("rank", POINTS[0]), *((who, POINTS[1]) for who in ("rank", "launcher", "engine"))],
 )
 def test_a_killed_process_ends_the_run_and_it_resumes(
     who: str, point: Point, platform: Standing, undisturbed: Lab, record_property: Record
