@@ -42,6 +42,11 @@ COLUMNS = (
         note="Right: sampled answers to training prompts that state the chosen answer's fact.",
     ),
     Column(
+        "train/refused", "rejected's fault, %", share=True,
+        note="Rejected's fault: sampled answers that state the rejected answer's wrong fact, or "
+        "insult as it does; where they grow, extension breaks.",
+    ),
+    Column(
         "heldout/won", "preferred, %", share=True,
         note="Preferred: of the answers to held-out prompts, ties half.",
     ),
@@ -49,11 +54,6 @@ COLUMNS = (
     Column(
         "train/longest_repeat", "longest repeat",
         note="Distinct-2 and longest repeat, in tokens, are of single answers to training prompts.",
-    ),
-    Column(
-        "train/refused", "rejected's fault, %", share=True,
-        note="Rejected's fault: sampled answers that state the rejected answer's wrong fact, or "
-        "insult as it does; where they grow, extension breaks.",
     ),
 )  # fmt: skip
 
