@@ -206,6 +206,7 @@ def _compute(
             done = _commit(place, work.output, work.manifest(metrics), replace=fresh)
             _forget_resume(place)
             result = StageResult.of(place, done, cached=False)
+            log.info("%s is committed at %s", name, result.address)
             _report(tracker, result, done.manifest, scratch)
             status = "FINISHED"
             return result
