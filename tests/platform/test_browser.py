@@ -72,6 +72,7 @@ class Person:
         page.get_by_role("button", name="Run", exact=True).first.click()
         self.click(page.get_by_text("Custom run").first, "/run")
         self.field("Name").wait_for()
+        page.get_by_text("Additional Options").first.click()  # where the queue is chosen
         self.look(f"{name}-empty-form")
         for label, value in {"Name": name, **fields}.items():
             self.field(label).fill(value)
