@@ -37,7 +37,10 @@ def summarise(
     `force/<stage>/unexplained` (1 − R²), `force/replay_error` and `force/closure_error` (the
     worst), `claims/<outcome>`.
     """
-    metrics = {f"{name}/change": interval.mean for name, interval in changes.items()}
+    # Where runs are compared the first number shows: that of the last training tells them apart.
+    stages = [training.stage for training in reversed(inputs.trainings)]
+    last_first = [name for stage in stages for name in changes if name.startswith(f"{stage}/")]
+    metrics = {f"{name}/change": changes[name].mean for name in (*last_first, *changes)}
     metrics |= outcome_counts(verdicts)
     for verdict in verdicts:
         if verdict.id.endswith("/forces") and verdict.outcome != "not measured":

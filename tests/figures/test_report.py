@@ -45,6 +45,7 @@ def test_summary_is_flat_finite_json(folder: Path) -> None:
     assert all(isinstance(value, float) for value in summary["metrics"].values())
     assert summary["metrics"]["claims/appears"] == 12
     assert summary["metrics"]["dpo/gap/change"] > 4
+    assert next(iter(summary["metrics"])).startswith("dpo/")
     assert 0 <= summary["metrics"]["force/dpo/unexplained"] < 0.1
     assert {verdict["outcome"] for verdict in summary["verdicts"]} == {"appears"}
 
