@@ -27,19 +27,18 @@ def limit_name(pool: str) -> str:
 def gpu_slots(count: int) -> Iterator[None]:
     """Holds slots of the pool whose worker runs this flow, waiting for them; else does nothing.
 
-    A server that goes away costs the lease and not the training: the host's own locks still keep
-    its GPUs apart.
+    A pool without the limit does not count its GPUs: Kubernetes, say, gives each run its own. A
+    server that goes away costs the lease and not the training: the host's own locks still keep its
+    GPUs apart.
 
-    **Raises** `ConfigError` where the pool has no such limit, or fewer GPUs.
+    **Raises** `ConfigError` where the pool has fewer GPUs.
     """
     pool = _pool()
-    if pool is None:
+    if pool is None or not _is_counted(name := limit_name(pool), count):
         yield
         return
     from prefect.concurrency.sync import concurrency
 
-    name = limit_name(pool)
-    _check(name, count)
     lease = concurrency(
         name, occupy=count, strict=True, lease_duration=LEASE_SECONDS,
         raise_on_lease_renewal_failure=False,
@@ -66,17 +65,20 @@ def _pool() -> str | None:
     return run.work_pool_name if run else None
 
 
-def _check(name: str, count: int) -> None:
+def _is_counted(name: str, count: int) -> bool:
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
 
-    remedy = "set it, in Prefect's Concurrency page, to the number of the pool's GPUs"
     with get_client(sync_client=True) as client:
         try:
             limit = client.read_global_concurrency_limit_by_name(name).limit
-        except ObjectNotFound as error:
-            raise ConfigError(
-                name, None, f"is no concurrency limit of Prefect; {remedy}"
-            ) from error
+        except ObjectNotFound:
+            log.info("Prefect has no limit %s, so the GPUs are not counted there", name)
+            return False
     if limit < count:
-        raise ConfigError(name, limit, f"{count} GPUs are asked for; {remedy}, or use fewer ranks")
+        raise ConfigError(
+            name, limit,
+            f"{count} GPUs are asked for; use fewer ranks, or set the limit, in Prefect's "
+            "Concurrency page, to the number of the pool's GPUs",
+        )  # fmt: skip
+    return True
