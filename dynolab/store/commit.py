@@ -8,6 +8,7 @@ at their sizes. Whatever else lies in the store, a writer was killed or somebody
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from dynolab.store.manifest import MANIFEST, MARKER, FileEntry, Manifest, Marker
 from dynolab.store.signing import Signer
 
 log = logging.getLogger(__name__)
+
+FILES_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,29 @@ def _believed(
 
 
 def _upload(files: Files, source: Path, folder: str) -> dict[str, FileEntry]:
-    entries = {}
+    """Sends several files at once, the largest first; the first error ends it."""
+    paths = _plain_files(source)
+    largest_first = sorted(paths, key=lambda name: -paths[name].stat().st_size)
+    pool = ThreadPoolExecutor(FILES_AT_ONCE)
+    try:
+        sent = {
+            name: pool.submit(files.upload, paths[name], f"{folder}/{name}")
+            for name in largest_first
+        }
+        entries = {name: sent[name].result() for name in paths}
+    except Exception:
+        pool.shutdown(cancel_futures=True)  # what is under way could still write
+        raise
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)  # who interrupts does not wait
+        raise
+    pool.shutdown()
+    return entries
+
+
+def _plain_files(source: Path) -> dict[str, Path]:
+    """A folder's files by their names in a manifest, in order."""
+    found = {}
     for path in sorted(source.rglob("*")):
         if path.is_dir() and not path.is_symlink():
             continue
@@ -130,5 +155,5 @@ def _upload(files: Files, source: Path, folder: str) -> dict[str, FileEntry]:
             raise StoreError(f"{path}: {error}") from error
         if name == MANIFEST or path.is_symlink() or not path.is_file():
             raise StoreError(f"{path}: only plain files not named {MANIFEST} can be committed")
-        entries[name] = files.upload(path, f"{folder}/{name}")
-    return entries
+        found[name] = path
+    return found

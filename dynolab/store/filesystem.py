@@ -29,8 +29,8 @@ S3_CLIENT = {
 # botocore tries every request five times; what it gives up s3fs begins twice more, not four times:
 # a server that never answers is known as such after minutes.
 S3_ROUNDS = 3
-PART_BYTES = 16 * 2**20
-"""Of a large file sent to S3: several are under way at once, and none is worth much if it fails."""
+PART_BYTES, PARTS_AT_ONCE = 64 * 2**20, 2
+"""Of a file sent to S3; one of less than two parts goes whole. Each part is held in memory."""
 S3_PARTS = 10_000  # the most that S3 takes of one file
 SMALL = 16 * 2**20
 """Bytes that a file which is read whole may have: a manifest of 100,000 files."""
@@ -124,7 +124,9 @@ class Files:
         part = max(PART_BYTES, -(-before.st_size // S3_PARTS))
         with ThreadPoolExecutor(1) as beside:
             hashed = beside.submit(hash_file, source)
-            self._fs.put_file(str(source), target, chunksize=part)
+            self._fs.put_file(
+                str(source), target, chunksize=part, max_concurrency=PARTS_AT_ONCE
+            )  # fmt: skip
         after = source.stat()
         if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
             raise StoreError(f"{source} changed while it was sent")
