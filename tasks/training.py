@@ -60,9 +60,12 @@ def run_training(
     summary = read_value(work.output / "summary.json", TrainingSummary)
     work.step = summary.steps
     stopped = {"stopped_at": float(summary.steps)} if summary.steps < config.steps else {}
+    best = summary.best
+    found = {"best_step": float(best.step), "best_value": best.value} if best else {}
     return {
         **summary.rows,
         **stopped,
+        **found,
         "seconds": time.monotonic() - began,
         "resumed_from": float(resume[0]) if resume else 0.0,
     }

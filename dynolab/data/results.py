@@ -220,13 +220,23 @@ class AlarmRing(Row):
     stopped: bool
 
 
+class BestProbe(Row):
+    """The probe, after `step` optimizer steps, at which a metric was best."""
+
+    step: int
+    metric: str
+    value: float
+
+
 class TrainingSummary(Row):
     """What a training was: `summary.json`. `rows` says how many rows were kept and left out.
 
     `steps` counts the updates that were made: fewer than the settings say where `alarm` ended it.
+    `best`: the probe whose model the result is, where it is not that of the last step.
     """
 
     steps: int
     objective: ObjectiveName
     rows: dict[str, int]
     alarm: AlarmRing | None = Field(None, exclude_if=lambda ring: ring is None)
+    best: BestProbe | None = Field(None, exclude_if=lambda probe: probe is None)

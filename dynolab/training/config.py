@@ -55,6 +55,14 @@ class LoraConfig(BaseModel):
     )
 
 
+class BestConfig(BaseModel):
+    """Which probe's model becomes the result; default: that of the last step."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    metric: str = Field("probe/chosen/logp", description="A probe's, by its name in MLflow.")
+    largest: bool = Field(True, description="False: the smallest is best.")
+
+
 class LoopConfig(BaseModel):
     """What every training has, whatever its examples are made of."""
 
@@ -79,11 +87,16 @@ class LoopConfig(BaseModel):
     record_steps: tuple[int, ...] = Field(
         (), description="Steps whose update is recorded for force analysis, counted from 0."
     )
-    # Left out of keys where it is not set, so that what was trained without one stays known.
+    # Left out of keys where they are not set, so that what was trained without them stays known.
     alarm: AlarmConfig | None = Field(
         None,
         exclude_if=lambda alarm: alarm is None,
         description="On the squeezing gap that probes find; it can end the training early.",
+    )
+    best: BestConfig | None = Field(
+        None,
+        exclude_if=lambda best: best is None,
+        description="The result is the model of the best probe in place of the last step's.",
     )
 
     @model_validator(mode="after")
@@ -123,6 +136,8 @@ class LoopConfig(BaseModel):
             raise ConfigError(
                 "probe_every", 0, "the alarm hears of the gap from probes; set the steps between"
             )
+        if self.best is not None and not self.probe_every:
+            raise ConfigError("probe_every", 0, "best is found by probes; set the steps between")
         late = [step for step in self.record_steps if not 0 <= step < self.steps]
         if late:
             raise ConfigError("record_steps", late, f"must lie in 0..{self.steps - 1}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from dynolab.probes.score import ProbeScorer
 from dynolab.probes.summary import mean_by_kind
 from dynolab.squeezing.alarm import Alarm, check_watched
 from dynolab.training.adapters import add_adapters, save_merged
+from dynolab.training.best import FOLDER, Best
 from dynolab.training.config import GroupTrainConfig
 from dynolab.training.engine import Engine, PlainEngine
 from dynolab.training.examples import load_examples, load_prompts, training_encoder
@@ -81,6 +83,7 @@ class Trainer:
         check_watched(job.config.alarm, self.probes)
         self.scorer: ProbeScorer | None = None
         self.alarm: Alarm | None = None
+        self.best: Best | None = None
 
     def run(self) -> None:
         """The whole run."""
@@ -94,6 +97,7 @@ class Trainer:
         if job.resume_from:
             start = load_state(engine, self.source, job.resume_from, job)
         self.alarm = self._build_alarm()
+        self.best = None if config.best is None else Best(config.best, job.output)
 
         step = start
         while not self._ended(engine, step):
@@ -219,6 +223,8 @@ class Trainer:
         means = mean_by_kind(rows)
         if self.alarm is not None:
             means |= self.alarm.hear(step, means)
+        if self.best is not None:
+            self.best.hear(engine, step, means)
         self._log(step, {**means, "probe/seconds": time.perf_counter() - began})
 
     def _snapshot(self, engine: Engine) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
@@ -261,6 +267,9 @@ class Trainer:
     def _finish(self, engine: Engine, steps: int) -> None:
         """Saves the model, trained so many steps, as a folder that `from_pretrained` loads."""
         weights, output = engine.master_weights(), self.job.output
+        best = None if self.best is None else self.best.probe
+        if self.best is not None and best is not None and distributed.rank() == 0:
+            weights = self.best.weights()
         if self.config.lora is not None:
             with engine.gathered():
                 if distributed.rank() == 0:
@@ -274,8 +283,10 @@ class Trainer:
                 objective=self.config.objective.name,
                 rows=self.encoder.counts.as_metrics(),
                 alarm=None if self.alarm is None else self.alarm.ring,
+                best=best,
             )
             (output / "summary.json").write_text(summary.model_dump_json(indent=1))
+            shutil.rmtree(output / FOLDER, ignore_errors=True)
         distributed.barrier()
 
     def _build_engine(self, logits: ResponseLogits) -> Engine:

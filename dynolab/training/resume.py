@@ -27,7 +27,7 @@ from dynolab.training.source import Source
 
 log = logging.getLogger(__name__)
 
-CARRIED = ("metrics.jsonl", "probes.jsonl", "forces")
+CARRIED = ("metrics.jsonl", "probes.jsonl", "forces", "best")
 """Results so far, kept with the state so that a resumed run's results are whole."""
 
 

@@ -77,7 +77,7 @@ class Supervisor:
 class _Beside:
     """A thread that looks every POLL_SECONDS; what ends it early is handed on by `check`."""
 
-    def __init__(self, name: str, look: Callable[[], None]) -> None:
+    def __init__(self, name: str, look: Callable[[], object]) -> None:
         self._look = look
         self._ended = threading.Event()
         self._again = False

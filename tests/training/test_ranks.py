@@ -14,6 +14,7 @@ from dynolab.data.rows import read_value
 from dynolab.forces import PolicyFunction, force_map, one_step, split_step
 from dynolab.objectives import build_objective
 from dynolab.rollouts.rewards import ALLOWED
+from dynolab.store import Manifest, Store
 from dynolab.training.loop import train
 from dynolab.training.record import StepRecord
 from models.language import load_language_model, load_tokenizer
@@ -52,6 +53,7 @@ GROUPS = {
 ALARMED = "alarmed-zero2"
 SQUEEZING = {"optimizer": {"name": "sgd", "learning_rate": 1.0}, "clip_norm": 10.0,
              "warmup_steps": 0, "probe_every": 4, "alarm": {"rise": 1.0}}  # fmt: skip
+BEST = {"metric": "probe/rejected/logp", "largest": False}
 ROOT = Path(__file__).parents[2]
 
 
@@ -66,6 +68,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cases |= {f"momentum-{name}": case | {"optimizer": MOMENTUM}
               for name, case in cases.items() if name in ("zero2", "zero3")}  # fmt: skip
     cases[ALARMED] = cases["zero2"] | SQUEEZING
+    cases |= {f"best-{name}": cases[name] | {"best": BEST} for name in ("zero2", "zero3", "bf16")}
     for name, (stage, config) in GROUPS.items():
         engine = {"kind": "deepspeed", "ranks": 2, "zero_stage": stage}
         cases[name] = config.model_dump(mode="json") | {"engine": engine}
@@ -87,6 +90,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job_of(runs: Path, name: str, which: str):
     return make_job(runs, runs / name / which, settings())
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
+def test_every_rank_keeps_a_shard_of_its_own_and_none_holds_code(
+    runs: Path, name: str, tmp_path: Path
+) -> None:
+    state = job_of(runs, name, "whole").resume_out / "step-00000003"
+    place = Store(f"file://{tmp_path}/store", cache=tmp_path / "cache").place("sft", "ab" * 32)
+    place.commit_resume(3, state, Manifest(stage="sft", key="ab" * 32, version=1, world_size=2))
+    _, kept = place.newest_resume() or pytest.fail("no state was kept")
+    files = Manifest.model_validate_json((kept / "manifest.json").read_bytes()).files
+    shards = {f"engine/shard-{rank}.safetensors" for rank in range(2)}
+    assert shards | {f"random-{rank}.safetensors" for rank in range(2)} <= files.keys()
+    assert {Path(path).suffix for path in files} == {".safetensors", ".json", ".jsonl"}
+    one, other = (files[path] for path in sorted(shards))
+    assert one.sha256 != other.sha256
+    assert one.size == pytest.approx(other.size, rel=0.1)  # each holds its half
 
 
 @pytest.mark.parametrize("name", [*CASES, "momentum-zero2", "momentum-zero3"])
@@ -121,6 +141,17 @@ def test_an_alarm_ends_all_ranks_at_one_step_resumed_or_not(runs: Path) -> None:
         assert steps == [0, 1, 2, 3, 4, 4]
     whole, resumed = (job_of(runs, ALARMED, which) for which in ("whole", "resumed"))
     assert distance(trained_weights(whole), trained_weights(resumed)) == 0.0
+
+
+@pytest.mark.parametrize("name", ["zero2", "zero3", "bf16"])
+def test_the_best_probe_s_model_is_gathered_from_all_ranks(runs: Path, name: str) -> None:
+    whole, resumed = (job_of(runs, f"best-{name}", which) for which in ("whole", "resumed"))
+    told = read_value(whole.output / "summary.json", TrainingSummary)
+    assert told == read_value(resumed.output / "summary.json", TrainingSummary)
+    assert told.best is not None
+    assert told.best.step == 6  # DPO pushes rejected answers down to the end
+    assert distance(trained_weights(whole), trained_weights(resumed)) == 0.0
+    assert distance(trained_weights(whole), trained_weights(job_of(runs, name, "whole"))) == 0.0
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "bf16"])

@@ -1,0 +1,68 @@
+"""The model of the probe at which a metric was best: a training's result where that is asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dynolab import distributed
+from dynolab.data.results import BestProbe
+from dynolab.data.rows import read_value
+from dynolab.errors import ConfigError
+from dynolab.training.config import BestConfig
+from dynolab.training.engine import Engine
+
+FOLDER = "best"
+"""Among the results so far, and gone at the end."""
+
+
+class Best:
+    """The best probe so far, and its weights on disk. `hear` is collective over the ranks.
+
+    **Arguments:** `output`: the results so far; what a resumed training had found is there.
+    """
+
+    def __init__(self, config: BestConfig, output: Path) -> None:
+        self._config, self._folder = config, output / FOLDER
+        known = self._folder / "probe.json"
+        self.probe = read_value(known, BestProbe) if known.exists() else None
+
+    def hear(self, engine: Engine, step: int, means: Mapping[str, float]) -> None:
+        """Takes the means of a probe after `step` optimizer steps.
+
+        **Raises:** `ConfigError` where no probe measures the metric.
+        """
+        metric = self._config.metric
+        if metric not in means:
+            raise ConfigError(
+                "best.metric", metric, f"no probe measures it; choose one of {', '.join(means)}"
+            )
+        found = BestProbe(step=step, metric=metric, value=means[metric])
+        # Rank 0's word: rounding may differ between ranks.
+        if not distributed.gather(self._is_better(found.value))[0]:
+            return
+        self.probe, weights = found, engine.master_weights()
+        if distributed.rank() == 0:
+            self._keep(found, weights)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Its fp32 weights by parameter name; on rank 0 alone."""
+        return load_file(self._folder / "weights.safetensors")
+
+    def _is_better(self, value: float) -> bool:
+        sign = 1 if self._config.largest else -1
+        known = self.probe
+        return math.isfinite(value) and (known is None or sign * value > sign * known.value)
+
+    def _keep(self, found: BestProbe, weights: Mapping[str, Tensor]) -> None:
+        """Files are replaced as a whole: resume states may share the old ones' bytes."""
+        self._folder.mkdir(exist_ok=True)
+        part = self._folder / "part"
+        save_file({name: weight.contiguous() for name, weight in weights.items()}, part)
+        part.replace(self._folder / "weights.safetensors")
+        part.write_text(found.model_dump_json())
+        part.replace(self._folder / "probe.json")
