@@ -104,6 +104,7 @@ def bench(
     s3_server: str, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bench]:
     monkeypatch.setattr(filesystem, "PART_BYTES", PART)
+    monkeypatch.setattr(filesystem, "S3_ROUNDS", 2)
     monkeypatch.setitem(filesystem.S3_CLIENT, "read_timeout", 1.5)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "3")
     url = f"s3://{s3_bucket}/lab"
