@@ -24,10 +24,10 @@ S3_CLIENT = {
     "response_checksum_validation": "when_required",
     "s3": {"payload_signing_enabled": True},
     "connect_timeout": 10,
-    "read_timeout": 20,
+    "read_timeout": 60,  # from the last byte sent: servers join the parts of large files in silence
 }
 # botocore tries every request five times; what it gives up s3fs begins twice more, not four times:
-# a server that never answers is known as such after minutes.
+# a server that never answers is known as such after a quarter of an hour.
 S3_ROUNDS = 3
 PART_BYTES, PARTS_AT_ONCE = 64 * 2**20, 2
 """Of a file sent to S3; one of less than two parts goes whole. Each part is held in memory."""
