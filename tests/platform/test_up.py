@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 import requests
+import yaml
+from prefect.client.orchestration import SyncPrefectClient
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
+from flows import entries as entries_module
+from flows import register
 from tests.flows.lab import SMALL, Lab, until
 from tests.platform.conftest import Platform, platform_of
 
@@ -65,6 +69,48 @@ def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> 
         timeout=30,
     )  # fmt: skip
     assert answer.status_code == 409 and "steps" in answer.text
+
+
+def test_a_sweep_by_the_clock_has_its_trials_run_by_the_training_worker(
+    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = {
+        "name": "clock", "study": str(SMALL), "stage": "preference", "metric": "train/loss",
+        "direction": "minimize", "space": {"preference.objective.beta": {"values": [0.1, 1.0]}},
+        "settings": ["preference.engine={kind: plain, ranks: 1}"],
+    }  # fmt: skip
+    minutely = {
+        "name": "minutely", "cron": "* * * * *", "settings": {"study_text": yaml.safe_dump(sweep)},
+    }  # fmt: skip
+    file = tmp_path / "schedules.yaml"
+    file.write_text(yaml.safe_dump({"sweep": [minutely]}))
+    monkeypatch.setattr(entries_module, "SCHEDULES", file)
+    address = f"{platform.prefect}/api"
+    monkeypatch.setattr(register, "get_client", lambda **_: SyncPrefectClient(api=address))
+    register.main()
+    first = until(lambda: runs_of(platform, "sweep", "RUNNING", "COMPLETED"), RUN_SECONDS)[0]
+    with SyncPrefectClient(api=address) as client:
+        one = client.read_deployment_by_name("sweep/sweep")
+        (schedule,) = one.schedules
+        assert schedule.slug == "minutely"
+        client.delete_deployment_schedule(one.id, schedule.id)
+    assert ended(platform, first["id"]) == "Completed"
+    assert first["work_pool_name"] == "cpu"
+    trials = runs_of(platform, "trial", "COMPLETED")
+    assert {trial["work_pool_name"] for trial in trials} == {"training"}
+    assert sorted(trial["name"] for trial in trials) == [
+        "clock 0: beta = 0.1",
+        "clock 1: beta = 1.0",
+    ]
+
+
+def runs_of(platform: Platform, deployment: str, *states: str) -> list[dict[str, Any]]:
+    """A deployment's runs that are in one of the states."""
+    found: list[dict[str, Any]] = api(
+        platform, "flow_runs/filter", deployments={"name": {"any_": [deployment]}},
+        flow_runs={"state": {"type": {"any_": list(states)}}},
+    )  # fmt: skip
+    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
