@@ -100,7 +100,7 @@ def test_run_arrives_whole(tracking: Tracking, client: Any, tmp_path: Path) -> N
     run = client.get_run(stage.run_id)
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "dpo"
-    assert stage.url is not None and stage.url.endswith(f"/runs/{stage.run_id}")
+    assert stage.url is not None and f"/runs/{stage.run_id}?" in stage.url
     assert client.get_run(study.run_id).info.status == "FAILED"
     assert run.data.tags["mlflow.parentRunId"] == study.run_id
     assert run.data.tags["stage_key"] == "k1"
