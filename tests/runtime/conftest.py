@@ -81,7 +81,9 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowSe
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
     """Prefect's temporary server; only one may live at a time."""
+    from prefect.events.worker import EventsWorker
     from prefect.testing.utilities import prefect_test_harness
 
+    EventsWorker.drain_all()  # it would go on sending to the server of an earlier test
     with prefect_test_harness(server_startup_timeout=START_SECONDS):
         yield
