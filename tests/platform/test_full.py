@@ -112,8 +112,14 @@ def test_sweeps_are_kept_in_postgres(full: Platform, monkeypatch: pytest.MonkeyP
 @needs_programs
 @pytest.mark.services
 @pytest.mark.study
-def test_a_run_brings_no_secret_into_what_is_kept(full: Platform) -> None:
+def test_a_run_brings_no_secret_into_what_is_kept(
+    full: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known, me = variables(full), login(full)
+    monkeypatch.setenv("DYNOLAB_SWEEPS", known["DYNOLAB_SWEEPS"])
+    assert (
+        SweepStudy(SweepParameters(name="quiet", space={"a": Dimension(values=(1, 2))})).ask() == 0
+    )
     one = requests.get(f"{full.prefect}/api/deployments/name/train/sft", auth=me, timeout=30).json()
     form = {"study_file": "builtin.yaml", "study_text": SMALL.read_text(), "name": "full"}
     run = requests.post(
