@@ -52,13 +52,13 @@ def commit(
     folder = f"{place}/{attempt}"
     try:
         entries = _upload(files, source, folder)
+        manifest = manifest.model_copy(update={"files": entries})
+        if files.sizes(folder) != manifest.sizes:
+            raise StoreError(f"{files.address(folder)} does not hold what was sent to it")
     except StoreError:
         with suppress(StoreError):  # a full disk needs the room
             files.remove_folder(folder)
         raise
-    manifest = manifest.model_copy(update={"files": entries})
-    if files.sizes(folder) != manifest.sizes:
-        raise StoreError(f"{files.address(folder)} does not hold what was sent to it")
     content = manifest.to_bytes()
     if len(content) > SMALL:
         raise StoreError(f"{source}: too many files; their manifest has more than {SMALL} bytes")

@@ -176,6 +176,36 @@ def test_anothers_manifest_is_no_commit(store: Store, place: Place) -> None:
     assert place.committed() is None
 
 
+def test_a_manifest_that_was_changed_since_is_no_commit(
+    store: Store, place: Place, source: Path
+) -> None:
+    made = place.commit(source, manifest(step=7))
+    path = f"{made.folder}/manifest.json"
+    overwrite(store, path, made.manifest.model_copy(update={"step": 8}).to_bytes())
+    assert place.committed() is None
+    overwrite(store, path, made.manifest.to_bytes())
+    assert place.committed() == made
+
+
+def test_what_the_store_kept_half_of_is_not_committed(
+    store: Store, place: Place, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = Files.upload
+
+    def halved(self: Files, local: Path, path: str) -> Any:
+        entry = genuine(self, local, path)
+        if path.endswith("weights.bin"):
+            overwrite(store, path, b"w" * 500)
+        return entry
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, "upload", halved)
+        with pytest.raises(StoreError, match="does not hold what was sent to it"):
+            place.commit(source, manifest())
+    assert store.files.sizes(place.path) == {}
+    assert place.commit(source, manifest()) == place.committed()
+
+
 def test_missing_and_truncated_files_are_no_commit(
     store: Store, place: Place, source: Path
 ) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+
+import numpy as np
+import torch
 
 from dynolab.data.rows import PromptRow
 
@@ -46,6 +50,19 @@ def sometimes_nan(prompt: str, completions: Sequence[str], row: PromptRow) -> li
 
 def one_short(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
     return [0.0] * (len(completions) - 1)
+
+
+def drawn_by_python(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    """Random numbers of the process, as a reward of one's own may draw them."""
+    return [random.random() for _ in completions]
+
+
+def drawn_by_numpy(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    return [np.random.random() for _ in completions]
+
+
+def drawn_by_torch(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
+    return torch.rand(len(completions)).tolist()
 
 
 def _low(word: str) -> bool:

@@ -76,6 +76,7 @@ def test_a_resumed_training_knows_the_best_probe_of_before(
 ) -> None:
     config = settings(best=best, checkpoint_every=2, record_steps=())
     done = interrupt(inputs, tmp_path, config, seed)
+    assert done.resumed_from is not None
     assert done.identical
     assert summary(done.whole) == summary(done.resumed)
 

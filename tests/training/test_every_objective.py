@@ -55,6 +55,7 @@ def test_a_training_that_died_anywhere_ends_with_the_same_bits(
     inputs: Path, tmp_path: Path, name: str
 ) -> None:
     runs = interrupt(inputs, tmp_path, small_training(name), seed=name)
+    assert runs.resumed_from is not None
     assert runs.identical
     assert metrics(runs.whole) == metrics(runs.resumed)
     if name in ON_ROWS:
@@ -65,7 +66,20 @@ def test_a_training_that_died_anywhere_ends_with_the_same_bits(
 @pytest.mark.parametrize("optimizer", ["sgd", "rmsprop"])
 def test_so_does_one_with_another_optimizer(inputs: Path, tmp_path: Path, optimizer: str) -> None:
     changes = {"optimizer": {"name": optimizer, "learning_rate": 1e-3, "momentum": 0.9}}
-    assert interrupt(inputs, tmp_path, small_training("dpo", **changes), optimizer).identical
+    runs = interrupt(inputs, tmp_path, small_training("dpo", **changes), optimizer)
+    assert runs.resumed_from is not None
+    assert runs.identical
+
+
+@pytest.mark.parametrize("generator", ["python", "numpy", "torch"])
+def test_so_does_one_whose_rewards_draw_random_numbers(
+    inputs: Path, tmp_path: Path, generator: str
+) -> None:
+    changes = {"rewards": [{"name": f"tests.training.rewards.drawn_by_{generator}"}]}
+    runs = interrupt(inputs, tmp_path, small_training("grpo", **changes), generator)
+    assert runs.resumed_from is not None
+    assert runs.identical
+    assert metrics(runs.whole) == metrics(runs.resumed)
 
 
 def test_a_state_within_a_rollout_holds_its_steps_to_come(inputs: Path, tmp_path: Path) -> None:

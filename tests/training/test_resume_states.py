@@ -1,15 +1,19 @@
-"""A resume state counts when the host that commits it sees every rank's files."""
+"""A resume state counts when the host that commits it sees every rank's files, and holds all."""
 
 from __future__ import annotations
 
+import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from dynolab.training import resume
-from dynolab.training.resume import _sizes, _trouble_seeing
+from dynolab.training.resume import _load_random, _save_random, _sizes, _trouble_seeing
 
 
 def folder_of(tmp_path: Path) -> Path:
@@ -46,3 +50,28 @@ def test_a_part_that_never_arrives_whole_costs_the_state(
     assert trouble == (
         "engine/shard-1.safetensors, written on another host, does not arrive on this one"
     )
+
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "python": random.random,
+    "python gauss": lambda: random.gauss(0.0, 1.0),
+    "numpy": np.random.random,
+    "numpy gauss": lambda: float(np.random.standard_normal()),
+    "torch": lambda: torch.rand(()).item(),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_go_on_where_the_state_was_saved(name: str, tmp_path: Path) -> None:
+    draw = DRAWS[name]
+    random.seed(3)
+    np.random.seed(3)
+    torch.manual_seed(3)
+    draw()  # Gaussian numbers come in pairs, of which the second is kept
+    _save_random(tmp_path / "random-0")
+    expected = [draw() for _ in range(3)]
+    random.seed(4)
+    np.random.seed(4)
+    torch.manual_seed(4)
+    _load_random(tmp_path / "random-0")
+    assert [draw() for _ in range(3)] == expected
