@@ -32,7 +32,7 @@ from tasks.filter import FilterConfig
 from tasks.forces import ForcesConfig
 from tasks.kernel import KernelConfig
 from tasks.probe import ProbeConfig
-from tasks.runtime.private import KEY
+from tasks.runtime.private import holds_secret
 from tasks.squeezing import SqueezingConfig
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
@@ -40,7 +40,6 @@ Contrast = Literal["on_policy", "flat_world"]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")]
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-_LOGIN = re.compile(r"://[^/\s]*@")
 # PyYAML lets what its constructors of dates and numbers raise through.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
 
@@ -158,8 +157,8 @@ def parse_parameters(
 ) -> Parameters:
     """Parameters from a study's text, changed; `origin` is what messages call it.
 
-    `${DYNOLAB_…}` in a text stands for that environment variable; others are left alone, and an
-    address with a login is refused, so that a study file cannot bring a secret into parameters.
+    `${DYNOLAB_…}` in a text stands for that environment variable; others are left alone, and what
+    may hold a login or key is refused, so that a study file cannot bring it into parameters.
 
     Raises ConfigError naming the field, its value and the remedy.
     """
@@ -296,7 +295,7 @@ def _variable(match: re.Match[str], field: str) -> str:
     found = os.environ.get(name)
     if not found:
         raise ConfigError(field, match[0], f"set the environment variable {name}")
-    if name == KEY or _LOGIN.search(found):
+    if holds_secret(found, name):
         raise ConfigError(
             field, match[0], "holds a login or key, and parameters are kept; leave it out"
         )

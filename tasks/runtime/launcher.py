@@ -33,8 +33,8 @@ def launch_ranks(
     **Arguments**
 
     - `logs`: folder for `rank-<n>.log` (stdout and stderr of a rank) and `torchrun.log`.
-    - `environment`: variables for this host's ranks, over this process's own (without its
-      credentials for services, which ranks do not use).
+    - `environment`: variables for this host's ranks, over those of this process that computing
+      needs.
     - `while_running`: called in this thread every `poll_seconds`, and once after the ranks ended.
     - `rendezvous`: where other hosts come to share the ranks evenly; default: all run on this host.
 

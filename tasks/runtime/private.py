@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,6 +14,16 @@ from dynolab.errors import ConfigError
 
 KEY = "DYNOLAB_KEY"
 _KEY_BYTES = 32
+_WORD = "(?:pass(?:word|wd|phrase)?|pwd|secret|token|key|credentials?|auth|login|sig(?:nature)?)"
+_SECRET_NAME = re.compile(f"(?:^|_){_WORD}s?(?:_|$)", re.IGNORECASE)
+# A login before the host; any setting behind an address, whatever its server calls passwords; or
+# a setting that sounds like one (`host=… password=…`).
+_SECRET = re.compile(rf"//[^/\s]*@|\w:[^/\s]+@|://\S*[?;#]|{_WORD}[\"']?\s*[=:]", re.IGNORECASE)
+
+
+def holds_secret(text: str, name: str = "") -> bool:
+    """Whether a text may bring a login, password or key along; `name`: of the variable it fills."""
+    return bool(_SECRET_NAME.search(name) or _SECRET.search(text))
 
 
 def write_private(file: Path, content: str) -> None:

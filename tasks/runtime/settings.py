@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict
 
 from dynolab.errors import ConfigError
-from tasks.runtime.private import check_key
+from tasks.runtime.private import check_key, holds_secret
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 
@@ -49,15 +49,18 @@ class Settings(BaseModel):
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         """Read the variables above; an empty one counts as unset.
 
-        Raises ConfigError for an address or a key that is none.
+        Raises ConfigError for an address or a key that is none, and for an address with a login.
         """
         check_key(environment)
+        store = environment.get("DYNOLAB_STORE")
+        if store and not store.startswith("file:"):
+            _check_no_login("DYNOLAB_STORE", store)
         home = Path(environment.get("DYNOLAB_HOME") or ".dynolab").expanduser().resolve()
         if home.exists() and not home.is_dir():
             raise ConfigError("DYNOLAB_HOME", str(home), "is a file; name a folder")
         return cls(
             home=home,
-            store=environment.get("DYNOLAB_STORE") or f"file://{home}/store",
+            store=store or f"file://{home}/store",
             store_endpoint=_http(environment, "DYNOLAB_STORE_ENDPOINT"),
             mlflow_tracking_uri=_http(environment, "MLFLOW_TRACKING_URI"),
             prefect_api_url=_http(environment, "PREFECT_API_URL"),
@@ -85,10 +88,27 @@ class Settings(BaseModel):
 def _http(environment: Mapping[str, str], name: str) -> str | None:
     value = environment.get(name) or None
     if value is not None:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        _check_no_login(name, value)
+        try:
+            parts = urlsplit(value)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+        except ValueError:
+            is_address = False
+        if not is_address:
             raise ConfigError(name, value, "give an address like http://127.0.0.1:5000")
     return value
+
+
+def _check_no_login(name: str, address: str) -> None:
+    """Addresses stand in manifests, on pages and in messages."""
+    if holds_secret(address):
+        raise ConfigError(
+            name,
+            "…",
+            "holds a login or other settings, and addresses are shown; give the address alone, and "
+            "logins by AWS_*, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "PREFECT_API_AUTH_STRING",
+        )
 
 
 def _count(environment: Mapping[str, str], name: str, default: int = 1) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -21,7 +22,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from dynolab.errors import RankFailed
 from dynolab.store.owner import this_process
 from tasks.runtime.devices import VISIBLE, gpus_visible, hold_devices, host_devices
-from tasks.runtime.private import KEY
 from tasks.runtime.processes import Process, kill_marked, last_lines, start_child, stop_group
 
 _GRACE_SECONDS = 10.0
@@ -29,12 +29,23 @@ _JOB_VARIABLE = "DYNOLAB_JOB"
 OWNER_VARIABLE = "DYNOLAB_OWNER"
 """In the environment of ranks and of all that they start: whose they are, as JSON."""
 
-# A rank knows no service, and must not take an outer job's place in a process group for its own.
-_HIDDEN_PREFIXES = ("AWS_", "MLFLOW_", "PREFECT_", "TORCHELASTIC_", "PET_")
-_HIDDEN = frozenset(
-    ["MASTER_ADDR", "MASTER_PORT", KEY]
-    + [f"{scope}RANK" for scope in ("", "LOCAL_", "GROUP_", "ROLE_")]
-    + [f"{scope}WORLD_SIZE" for scope in ("", "LOCAL_", "GROUP_", "ROLE_")]
+# Ranks compute on local files: they get what computing needs and nothing else, so that no secret of
+# a service reaches them, and no outer job's place in a process group is taken for their own.
+_PASSED = re.compile(
+    r"""
+    PATH|HOME|USER|LOGNAME|SHELL|TZ|LANG|LANGUAGE|LC_.*|TMPDIR|TMP|TEMP|XDG_CACHE_HOME|VIRTUAL_ENV
+    |PYTHON.*|LD_LIBRARY_PATH|LD_PRELOAD|MALLOC_.*
+    |CC|CXX|CPATH|LIBRARY_PATH|MAX_JOBS  # DeepSpeed compiles kernels
+    |(OMP|GOMP|KMP|MKL|OPENBLAS|ATEN)_.*
+    |(TORCH|PYTORCH|TORCHINDUCTOR|TRITON|DS|DEEPSPEED)_.*
+    |(CUDA|CUBLAS|CUDNN|NVIDIA|NVTE|ROCM|ROCR|HIP|HSA)_.*
+    |(NCCL|RCCL|GLOO|UCX|FI)_.*
+    |HF_(HOME|HUB_CACHE|DATASETS_CACHE|MODULES_CACHE|HUB_OFFLINE|DATASETS_OFFLINE)
+    |TRANSFORMERS_(OFFLINE|VERBOSITY)|TOKENIZERS_PARALLELISM
+    |DYNOLAB_(HOME|REWARD_MODULES)
+    |DYNOLAB_(UP|TEST|TEST_HOST)  # marks by which processes are found
+    """,
+    re.VERBOSE,
 )
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _REQUEST_BYTES = 256  # more than struct ifreq of linux/if.h has
@@ -119,8 +130,7 @@ def running(share: Share, environment: Mapping[str, str]) -> Iterator[Running]:
     """A share's ranks, started; they have ended after the block, whatever happens in it.
 
     Where this host has GPUs, each rank gets one of its own, and the ranks wait until so many are
-    free. `environment`: variables for the ranks, over this process's own (without its credentials
-    for services, which ranks do not use).
+    free. `environment`: variables for the ranks, over those of this process that computing needs.
     """
     devices = host_devices({**os.environ, **environment})
     # Beside the job, so that what a killed process leaves lies in the work folder.
@@ -150,12 +160,8 @@ def running(share: Share, environment: Mapping[str, str]) -> Iterator[Running]:
 def rank_environment(
     additions: Mapping[str, str], share: Share, private: Path, job_id: str
 ) -> dict[str, str]:
-    """This process's environment without services, with the settings of DeepSpeed's processes."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _HIDDEN and not name.startswith(_HIDDEN_PREFIXES)
-    }
+    """What of this process's environment computing needs, with `additions` and DeepSpeed's own."""
+    inherited = {name: value for name, value in os.environ.items() if _PASSED.fullmatch(name)}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     defaults = {
         "OMP_NUM_THREADS": str(max(1, (cores or 1) // share.ranks)),

@@ -102,10 +102,18 @@ def test_study_files(tmp_path: Path, refused: Refused) -> None:
     assert "refers to itself" in refused(*study(config=file))
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://admin:hidden@127.0.0.1/sweeps",
+        "postgresql://127.0.0.1/sweeps?user=admin&password=hidden",
+        "https://127.0.0.1/sweeps?token=hidden",
+    ],
+)
 def test_a_study_file_cannot_bring_a_login_into_parameters(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch
+    address: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DYNOLAB_SWEEPS", "postgresql://admin:hidden@127.0.0.1/sweeps")
+    monkeypatch.setenv("DYNOLAB_SWEEPS", address)
     said = refused(*study("project=${DYNOLAB_SWEEPS}"))
     assert "project = '${DYNOLAB_SWEEPS}': holds a login" in said and "hidden" not in said
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dynolab.errors import ConfigError, RankFailed
+from dynolab.rollouts.rewards import ALLOWED
 from tasks.runtime.devices import gpus_visible
 from tasks.runtime.launcher import launch_ranks
 from tasks.runtime.processes import marked_processes, port_in_use
@@ -80,10 +81,19 @@ def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.05)
 
 
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY", "AZURE_CLIENT_SECRET", "DYNOLAB_KEY", "DYNOLAB_SWEEPS",
+    "DYNOLAB_MLFLOW_DATABASE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_URI", "OPENAI_API_KEY", "PGPASSWORD", "PREFECT_API_AUTH_STRING",
+    "REDISCLI_AUTH", "WANDB_API_KEY", "http_proxy",
+}  # fmt: skip
+
+
 def test_all_ranks_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("DYNOLAB_KEY", "ab" * 32)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    for name in SECRETS:
+        monkeypatch.setenv(name, "a secret")
+    monkeypatch.setenv(ALLOWED, "my.rewards")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
     monkeypatch.setenv("RANK", "5")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
@@ -100,9 +110,9 @@ def test_all_ranks_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert environment["GIVEN"] == "yes"
         assert environment["DS_ACCELERATOR"] == "cpu"
         assert environment["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
-        assert "AWS_SECRET_ACCESS_KEY" not in environment
-        assert "DYNOLAB_KEY" not in environment
-        assert "MLFLOW_TRACKING_URI" not in environment
+        assert (environment[ALLOWED], environment["NCCL_DEBUG"]) == ("my.rewards", "WARN")
+        assert "a secret" not in environment.values()
+        assert not environment.keys() & SECRETS
     assert job.left_behind() == []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynolab.errors import ConfigError
-from tasks.runtime.private import signing_key
+from tasks.runtime.private import holds_secret, signing_key
 from tasks.runtime.settings import Settings
 
 
@@ -42,11 +42,52 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["DYNOLAB_STORE_ENDPOINT", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"]
 )
-@pytest.mark.parametrize("value", ["localhost:9000", "http://", "sqlite:///x.db"])
+@pytest.mark.parametrize("value", ["localhost:9000", "http://", "sqlite:///x.db", "http://[::1"])
 def test_an_address_that_is_none(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match="give an address like") as caught:
         Settings.from_environment({name: value})
     assert (caught.value.field, caught.value.value) == (name, value)
+
+
+@pytest.mark.parametrize("name", ["DYNOLAB_STORE", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"])
+@pytest.mark.parametrize(
+    "value", ["http://ada:hush@host", "http://host/?token=hush", "s3://a#hush"]
+)
+def test_an_address_with_a_login_is_refused_and_not_shown(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match="holds a login") as caught:
+        Settings.from_environment({name: value})
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql://ada:hush@host/sweeps",
+        "postgresql://host/sweeps?user=ada&password=hush",
+        "https://host/data?token=hush",
+        "https://host/data#access_token=hush",
+        "//ada:hush@host/data",
+        "ada:hush@host:5432",
+        "jdbc:postgresql://host/sweeps;pwd=hush",
+        "host=db password = hush",
+        '{"api_key": "hush"}',
+        "AccountName=a;AccountKey=hush",
+    ],
+)
+def test_a_text_that_may_hold_a_secret(text: str) -> None:
+    assert holds_secret(text)
+
+
+@pytest.mark.parametrize("name", ["DYNOLAB_KEY", "DYNOLAB_PASSWORD", "DYNOLAB_API_TOKENS"])
+def test_a_name_that_speaks_of_a_secret(name: str) -> None:
+    assert holds_secret("hush", name)
+
+
+@pytest.mark.parametrize(
+    "text", ["/data/pairs.jsonl", "s3://bucket/a/b", "/home/key/@monkey", "a@b.example", "design=3"]
+)
+def test_what_holds_no_secret(text: str) -> None:
+    assert not holds_secret(text, "DYNOLAB_TOKENIZER")
 
 
 def test_a_home_that_is_a_file(tmp_path: Path) -> None:
