@@ -18,7 +18,7 @@ from tasks.runtime.work import Work
 if TYPE_CHECKING:
     from dynolab.data.rows import Split
     from dynolab.likelihood import ResponseLogits
-    from dynolab.probes.intervals import Interval
+    from dynolab.statistics import Interval
     from dynolab.training.rollout import Answers
 
 

@@ -14,9 +14,9 @@ from numpy import ndarray
 
 from dynolab.classification.force_study import ForceFindings
 from dynolab.data.classification_results import ClassifierState, Grid
-from dynolab.forces.stability import THRESHOLD, rank_correlation
-from dynolab.probes.intervals import mean_interval
+from dynolab.forces.stability import THRESHOLD
 from dynolab.probes.verdicts import UNEXPLAINED_SHARE, Quantity, Verdict
+from dynolab.statistics import mean_interval, rank_correlation
 
 NETWORKS = {"lenet": "LeNet", "mlp": "MLP", "transformer": "Transformer", "resnet18": "ResNet-18"}
 MOVED = 0.1
@@ -159,11 +159,11 @@ def beside(grid: Grid | Float[ndarray, "classes classes"]) -> Float[ndarray, pai
 
 def _with_predictions(state: ClassifierState) -> float:
     """Pull of class u on o's images, and how far o's images are taken for u already."""
-    return rank_correlation(beside(state.pulls), beside(np.array(state.predictions).T))
+    return float(rank_correlation(beside(state.pulls), beside(np.array(state.predictions).T)))
 
 
 def _with_its_transpose(state: ClassifierState) -> float:
-    return rank_correlation(beside(state.pulls), beside(np.array(state.pulls).T))
+    return float(rank_correlation(beside(state.pulls), beside(np.array(state.pulls).T)))
 
 
 def _four_nine(state: ClassifierState) -> float:

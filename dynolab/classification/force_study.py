@@ -34,7 +34,7 @@ from dynolab.data.classification_results import (
 )
 from dynolab.data.images import Images, ImageSplits
 from dynolab.errors import ConfigError
-from dynolab.forces.stability import rank_correlation
+from dynolab.statistics import rank_correlation
 
 
 class ForceStudyConfig(BaseModel):
@@ -311,7 +311,7 @@ def _ranks(
     for first, second in combinations(sorted(sizes), 2):
         yield KernelRanks(
             network=network, learning_rate=rate, seed=seed, first=first, second=second,
-            correlation=rank_correlation(sizes[first], sizes[second]),
+            correlation=float(rank_correlation(sizes[first], sizes[second])),
             growth=float(np.median(sizes[second] / sizes[first])) - 1,
         )  # fmt: skip
 

@@ -9,9 +9,8 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.data.mapping_results import LearnedMapping, MappingKind
-from dynolab.forces.stability import rank_correlation
-from dynolab.probes.intervals import Interval, mean_interval
 from dynolab.probes.verdicts import Quantity, Verdict
+from dynolab.statistics import Interval, mean_interval, rank_correlation
 
 
 def per_seed(
@@ -37,8 +36,7 @@ def correlation(rows: Sequence[LearnedMapping], with_: str) -> Interval:
     for seed in range(len(rows[0].area) if rows else 0):
         values = [_of_seed(row, with_, seed) for row in rows]
         kept = [(x, row.area[seed]) for x, row in zip(values, rows, strict=True) if x == x]
-        x, area = np.array(kept).T if len(kept) > 2 else (np.zeros(0), np.zeros(0))
-        found.append(rank_correlation(x, area) if len(kept) > 2 else np.nan)
+        found.append(float(rank_correlation(*np.array(kept).T)) if len(kept) > 2 else np.nan)
     return mean_interval(np.array(found))
 
 

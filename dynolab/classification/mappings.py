@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from dynolab.data.mapping_results import MappingKind, SpaceName
 from dynolab.errors import ConfigError
-from dynolab.forces.stability import rank_correlation
+from dynolab.statistics import rank_correlation
 
 Messages = tuple[int, ...]
 """The message of every object."""
@@ -138,4 +138,4 @@ def topographic_similarity(space: SpaceName, mapping: Messages) -> float:
     messages = every[np.asarray(mapping)]
     apart = (every[first] != every[second]).sum(1)
     said = (messages[first] != messages[second]).sum(1)
-    return rank_correlation(apart.astype(float), said.astype(float))
+    return float(rank_correlation(apart, said))

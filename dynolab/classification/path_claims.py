@@ -13,8 +13,8 @@ from numpy import ndarray
 
 from dynolab.classification.path_study import PathFindings
 from dynolab.data.classification_results import Difficulty, EpochInfluence, PathData
-from dynolab.probes.intervals import mean_interval
 from dynolab.probes.verdicts import Quantity, Verdict
+from dynolab.statistics import mean_interval
 
 TITLES: dict[PathData, str] = {
     "toy": "Gaussian toy", "images": "images, labels flipped", "human": "images, human labels"

@@ -30,8 +30,7 @@ from dynolab.data.classification_results import (
     PathScores,
 )
 from dynolab.data.images import Images, ImageSplits
-from dynolab.forces.stability import rank_correlation
-from dynolab.probes.foresight import auc
+from dynolab.statistics import auc, rank_correlation
 
 GROUPS: tuple[Difficulty, ...] = ("easy", "medium", "hard", "mislabelled")
 
@@ -211,13 +210,12 @@ def _scores(
 ) -> PathScores:  # fmt: skip
     difficulty = base_difficulty(task.truth, task.labels)
     wrong = task.wrong
-    tells = bool(wrong.any()) and not bool(wrong.all())
     return PathScores(
         data=name, seed=seed,
         difficulty=tuple(difficulty.tolist()), zigzag=tuple(score.tolist()),
         wrong=tuple(wrong.tolist()),
-        auc=auc(score.numpy(), wrong.numpy()) if tells else float("nan"),
-        rank_correlation=rank_correlation(score.numpy(), difficulty.numpy()),
+        auc=float(auc(score.numpy(), wrong.numpy())),
+        rank_correlation=float(rank_correlation(score.numpy(), difficulty.numpy())),
         filtered_error=float((filtered(path, FILTER_DECAY)[-1] - task.truth).norm(dim=-1).mean()),
         last_error=float((path[-1] - task.truth).norm(dim=-1).mean()),
     )  # fmt: skip

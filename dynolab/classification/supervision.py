@@ -36,7 +36,7 @@ from dynolab.classification.targets import (
 )
 from dynolab.data.images import ImageSplits
 from dynolab.data.supervision_results import Arm, DetectionRow, DetectionScore, SupervisionRow
-from dynolab.probes.foresight import auc
+from dynolab.statistics import auc
 
 Build = Callable[[int], nn.Module]
 """A network by the seed of its initial weights."""
@@ -230,7 +230,7 @@ def _detections(
     return [
         DetectionRow(
             score=name, noise=noise, seed=seed,
-            auc=auc(score[place].numpy(), labels[place].wrong.numpy()),
+            auc=float(auc(score[place].numpy(), labels[place].wrong.numpy())),
         )
         for name, score in scores.items()
         for place, seed in enumerate(seeds)

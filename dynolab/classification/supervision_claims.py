@@ -19,8 +19,8 @@ from dynolab.data.supervision_results import (
     SupervisionRow,
 )
 from dynolab.probes.arms import ArmTable
-from dynolab.probes.intervals import Interval, mean_interval
 from dynolab.probes.verdicts import Quantity, Verdict
+from dynolab.statistics import Interval, mean_interval
 
 ARMS: tuple[Arm, ...] = get_args(Arm)
 JUDGED_NOISE = 0.4

@@ -14,9 +14,8 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.data.transfer_results import Strategy, TransferRow
-from dynolab.forces.stability import rank_correlation
-from dynolab.probes.intervals import Interval, mean_interval
 from dynolab.probes.verdicts import Quantity, Verdict
+from dynolab.statistics import Interval, mean_interval, rank_correlation
 
 IN = "in distribution"
 Values = Float[ndarray, "taus seeds"]
@@ -114,12 +113,11 @@ def _of_energy(task: str, linear: Sweep) -> Iterator[Verdict]:
         ("distance", 1, "farther"), ("cosine", -1, "to a smaller cosine with where they were")
     ):  # fmt: skip
         values = linear.values(name)
-        each = [rank_correlation(e, v) for e, v in zip(energy.T, values.T, strict=True)]
         yield Verdict(
             f"{task}/{name}", task, f"More energy moves features {said}",
             f"rank correlation over τ {'>' if sign > 0 else '<'} 0",
             (Quantity(f"Spearman, energy and {name}", 1 if sign > 0 else -1,
-                      mean_interval(np.array(each)), unit=""),),
+                      mean_interval(rank_correlation(energy.T, values.T)), unit=""),),
         )  # fmt: skip
     for name, said in (("dot_product", "The dot product with where they were"),
                        ("norm", "The norm of features")):  # fmt: skip

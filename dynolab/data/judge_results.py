@@ -9,7 +9,7 @@ from pydantic import model_validator
 from dynolab.data.force_results import Measured
 from dynolab.data.rows import Row, Split
 from dynolab.errors import ConfigError
-from dynolab.probes.intervals import Interval
+from dynolab.statistics import Interval
 
 Preferred = Literal["a", "b", "tie"]
 Outcome = Literal["a", "b", "tie", "refused", "unparsable", "failed"]

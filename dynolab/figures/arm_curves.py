@@ -21,7 +21,7 @@ from dynolab.figures.style import (
     panel_title,
     plotly_text,
 )
-from dynolab.probes.intervals import band
+from dynolab.statistics import band
 
 ACCURACY, ENTROPY = "rollout/pass_at_1", "rollout/entropy"
 _PANELS = (

@@ -9,7 +9,7 @@ from dynolab.figures.arm_style import DotPanel, dot_figure
 from dynolab.figures.group_inputs import GroupPageInputs
 from dynolab.figures.style import SPLITS, Plate, join, points, with_interval
 from dynolab.probes.arms import LAZY_CHANGE, LAZY_SHARE, START, ArmTable, pass_names, splits_of
-from dynolab.probes.intervals import Interval, clear
+from dynolab.statistics import Interval, clear
 
 _READ = "Diamonds: means over seeds with 95% t-intervals; dots: single seeds."
 

@@ -24,8 +24,8 @@ from dynolab.figures.style import (
     number,
     plotly_text,
 )
-from dynolab.forces.stability import rank_correlation
 from dynolab.probes.foresight import RISKY, Ranking, risk, worst_first
+from dynolab.statistics import rank_correlation
 
 WORST = 10
 

@@ -33,7 +33,7 @@ from dynolab.figures.style import (
     panel_title,
 )
 from dynolab.forces.stability import THRESHOLD
-from dynolab.probes.intervals import mean_interval
+from dynolab.statistics import mean_interval
 
 _SEQUENTIAL = [[0.0, FLAT], [1.0, CHOSEN]]
 _PAIRS = 3

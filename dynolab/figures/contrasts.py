@@ -8,8 +8,8 @@ from dynolab.data.results import ARGMAX
 from dynolab.figures.inputs import Training
 from dynolab.figures.page import Html, section, table
 from dynolab.figures.style import join, mean_and_ends, objective_name, style_of, with_interval
-from dynolab.probes.intervals import Interval, mean_interval
 from dynolab.probes.paths import LearningPaths, change, learning_paths
+from dynolab.statistics import Interval, mean_interval
 
 _KINDS = ("chosen", "rejected", ARGMAX)
 _MEANING = {

@@ -30,7 +30,7 @@ from dynolab.figures.style import (
     style_of,
     with_interval,
 )
-from dynolab.probes.intervals import mean_interval
+from dynolab.statistics import mean_interval
 
 _STEPS_SHOWN = 4
 _ONE_SCALE = 8.0  # beyond this ratio the smaller steps' bars would vanish

@@ -27,7 +27,7 @@ from dynolab.figures.style import (
     with_interval,
 )
 from dynolab.probes.foresight import Ranking
-from dynolab.probes.intervals import Interval
+from dynolab.statistics import Interval
 
 LABELS: dict[Ranking, str] = {
     "from_all": "force of all pairs on it",

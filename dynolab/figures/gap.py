@@ -20,8 +20,8 @@ from dynolab.figures.style import (
     style_of,
     with_interval,
 )
-from dynolab.probes.intervals import band, mean_interval
 from dynolab.probes.paths import LearningPaths, change
+from dynolab.statistics import band, mean_interval
 
 
 def gap_plate(paths: Paths) -> Plate | None:

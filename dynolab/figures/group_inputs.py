@@ -17,7 +17,7 @@ from dynolab.data.rows import Row, read_rows
 from dynolab.figures.inputs import StageFacts
 from dynolab.objectives.registry import AnyConfig
 from dynolab.probes.arms import START, ArmTable, displacement_figures, evaluation_figures
-from dynolab.probes.intervals import Interval
+from dynolab.statistics import Interval
 from dynolab.training.config import OptimizerConfig
 
 

@@ -8,7 +8,7 @@ from dynolab.data.results import Answer
 from dynolab.figures.page import Html, excerpt, section, table
 from dynolab.figures.style import join, points
 from dynolab.probes.hallucination import SIMILAR
-from dynolab.probes.intervals import share_interval
+from dynolab.statistics import share_interval
 
 _EXAMPLES = 3  # of each model
 _PROMPT, _TEXT = 90, 90  # characters

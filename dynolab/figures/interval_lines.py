@@ -18,7 +18,7 @@ from dynolab.figures.style import (
     plotly_text,
     with_interval,
 )
-from dynolab.probes.intervals import Interval
+from dynolab.statistics import Interval
 
 
 @dataclass(frozen=True)

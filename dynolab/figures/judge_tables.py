@@ -11,7 +11,7 @@ from dynolab.figures.page import Html, excerpt, section, table, text
 from dynolab.figures.style import join, number, points, with_interval
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
 from dynolab.judges.win_rate import both_orders, preferred
-from dynolab.probes.intervals import Interval
+from dynolab.statistics import Interval
 
 SHOWN = 24
 """Prompts on the page; all of them are in the results."""

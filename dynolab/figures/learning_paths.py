@@ -35,7 +35,7 @@ from dynolab.figures.style import (
     panel_title,
     with_interval,
 )
-from dynolab.probes.intervals import mean_interval
+from dynolab.statistics import mean_interval
 
 COLORS: dict[Difficulty, str] = {
     "easy": UP, "medium": CHOSEN, "hard": BEST, "mislabelled": REJECTED

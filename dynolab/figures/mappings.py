@@ -27,7 +27,7 @@ from dynolab.figures.style import (
     panel_title,
     with_interval,
 )
-from dynolab.probes.intervals import band, mean_interval
+from dynolab.statistics import band, mean_interval
 
 KINDS: Mapping[MappingKind, str] = {
     "compositional": CHOSEN, "holistic": REJECTED, "degenerate": HISTORY

@@ -22,9 +22,9 @@ from dynolab.figures.style import SPLITS, Plate, join, mean_and_ends, with_inter
 from dynolab.figures.summary import outcome_counts, verdict_facts
 from dynolab.figures.verdict_table import MARKS, PLURAL, counts_of
 from dynolab.probes.arms import ArmTable
-from dynolab.probes.intervals import Interval, clear
 from dynolab.probes.pair_verdicts import assess_remedies
 from dynolab.probes.verdicts import Verdict
+from dynolab.statistics import Interval, clear
 
 _PANELS = (
     ("Gap y* − y⁺", "Δ nats", "gap", "", True),

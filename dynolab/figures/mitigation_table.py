@@ -10,7 +10,7 @@ from dynolab.figures.arm_words import settings, told
 from dynolab.figures.page import Html, section, table, text
 from dynolab.figures.style import join, mean_and_ends
 from dynolab.probes.arms import ArmTable
-from dynolab.probes.intervals import Interval, clear
+from dynolab.statistics import Interval, clear
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dynolab.data.judge_results import Judgement, PolicyAnswer
 from dynolab.data.results import ProbeScore, TrainingSummary
 from dynolab.data.rows import Row, read_rows, read_value
 from dynolab.probes.arms import ArmTable
-from dynolab.probes.intervals import Interval
 from dynolab.probes.pair_arms import gap_by_margin, path_figures, win_figures
+from dynolab.statistics import Interval
 
 
 @dataclass(frozen=True)

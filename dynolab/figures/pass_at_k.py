@@ -23,7 +23,7 @@ from dynolab.figures.style import (
     with_interval,
 )
 from dynolab.probes.arms import START, ArmTable, pass_names, splits_of
-from dynolab.probes.intervals import Interval, clear
+from dynolab.statistics import Interval, clear
 
 
 def _level(name: str) -> int:

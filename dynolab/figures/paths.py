@@ -30,8 +30,8 @@ from dynolab.figures.style import (
     stage_title,
     style_of,
 )
-from dynolab.probes.intervals import band, mean_interval
 from dynolab.probes.paths import LearningPaths, change, learning_paths, peak_change
+from dynolab.statistics import band, mean_interval
 
 Paths = Mapping[tuple[str, Split], LearningPaths]
 """Learning paths by the objective's name and the split, trainings in the study's order."""

@@ -35,7 +35,6 @@ from dynolab.figures.style import (
     with_interval,
 )
 from dynolab.figures.summary import outcome_counts, verdict_facts
-from dynolab.probes.intervals import Interval, band, mean_interval
 from dynolab.probes.paths import LearningPaths, change, learning_paths
 from dynolab.probes.reproduction import (
     AFTER_EXTENDED,
@@ -47,6 +46,7 @@ from dynolab.probes.reproduction import (
 )
 from dynolab.probes.verdict_rows import VerdictRow
 from dynolab.probes.verdicts import Verdict
+from dynolab.statistics import Interval, band, mean_interval
 
 KINDS = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*"}
 

@@ -18,8 +18,8 @@ from dynolab.figures.style import (
     style_of,
 )
 from dynolab.figures.verdict_table import PLURAL, counts_of, verdict_table
-from dynolab.probes.intervals import Interval
 from dynolab.probes.verdicts import Verdict
+from dynolab.statistics import Interval
 
 _HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*",
               "gap": "gap y* − y⁺"}  # fmt: skip

@@ -25,8 +25,8 @@ from dynolab.figures.style import (
     plotly_text,
     points,
 )
-from dynolab.probes.intervals import Interval, mean_interval, share_interval
 from dynolab.squeezing.index import own_share, squeeze_index
+from dynolab.statistics import Interval, mean_interval, share_interval
 
 _TAKERS: tuple[tuple[str, str, Callable[[Sequence[RisenMass]], Interval]], ...] = (
     ("y* of the start", BEST, squeeze_index),

@@ -14,8 +14,8 @@ from dynolab.figures.page import Html, Tile
 from dynolab.figures.pushes import explained_plate, rank_plate
 from dynolab.figures.softmax import panel_plate, shape_plate, step_plate
 from dynolab.figures.style import Plate, number
-from dynolab.probes.intervals import share_interval
 from dynolab.squeezing.claims import model_verdicts, softmax_verdicts
+from dynolab.statistics import share_interval
 
 _LEAD = (
     "A negative gradient on a class moves its probability to what is already likely, and little "

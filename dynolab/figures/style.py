@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from dynolab.data.results import ARGMAX
 from dynolab.data.rows import Split
-from dynolab.probes.intervals import Interval
+from dynolab.statistics import Interval
 
 INK, MUTED, GRID, ZERO, PAPER = "#1d2733", "#5d6875", "#e4e8ec", "#aab3bd", "#ffffff"
 CHOSEN, REJECTED, BEST = "#2468b2", "#cf4f2c", "#7d4bb5"

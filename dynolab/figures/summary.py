@@ -9,9 +9,9 @@ from typing import Any
 from dynolab.figures.inputs import ReportInputs
 from dynolab.figures.paths import Paths
 from dynolab.probes.events import Event
-from dynolab.probes.intervals import Interval, mean_interval
 from dynolab.probes.paths import change
 from dynolab.probes.verdicts import Verdict
+from dynolab.statistics import Interval, mean_interval
 
 
 def changes_since_start(paths: Paths) -> dict[str, Interval]:

@@ -20,7 +20,7 @@ from dynolab.data.supervision_results import Contrast, DetectionRow, SpeedRow, S
 from dynolab.figures.interval_lines import Line, LinePanel, line_figure
 from dynolab.figures.page import Html, section, table
 from dynolab.figures.style import Plate, join, points, with_interval
-from dynolab.probes.intervals import mean_interval
+from dynolab.statistics import mean_interval
 
 _BANDS = "Lines: means over seeds; bands: 95% t-intervals over seeds."
 

@@ -10,8 +10,8 @@ import numpy as np
 from dynolab.data.results import ARGMAX
 from dynolab.figures.paths import Paths, stages_of
 from dynolab.figures.style import objective_name
-from dynolab.probes.intervals import band
 from dynolab.probes.paths import LearningPaths
+from dynolab.statistics import band
 
 _PANEL_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _SPACE = 340, 330, 52, 46, 42, 84
 _CLASSES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*"}

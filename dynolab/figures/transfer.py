@@ -10,7 +10,7 @@ from dynolab.classification.transfer_claims import IN, STRATEGY_LABELS, Sweep
 from dynolab.figures.interval_lines import Line, LinePanel, line_figure
 from dynolab.figures.page import Html, section, table
 from dynolab.figures.style import Plate, join, number, points, with_interval
-from dynolab.probes.intervals import Interval, mean_interval
+from dynolab.statistics import Interval, mean_interval
 
 _BANDS = "Lines: means over seeds; bands: 95% t-intervals over seeds."
 

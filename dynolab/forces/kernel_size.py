@@ -17,7 +17,7 @@ from dynolab.errors import ConfigError, DynolabError
 from dynolab.forces.kernel_operator import Pullback, TangentKernel, check_items
 from dynolab.forces.logit_function import LogitFunction
 from dynolab.forces.policy import Weights
-from dynolab.probes.intervals import student_975
+from dynolab.statistics import student_975
 
 Norm = Literal["raw", "centred"]
 RANK, PROBES = 8, 8

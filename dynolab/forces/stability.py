@@ -13,6 +13,7 @@ from numpy import ndarray
 
 from dynolab.errors import ConfigError
 from dynolab.forces.kernel_size import KernelSizes, Norm
+from dynolab.statistics import percentile_ends, rank_correlation
 
 Verdict = Literal["holds", "breaks down", "unclear"]
 THRESHOLD = 0.8
@@ -94,46 +95,41 @@ def kernel_stability(
         one, other = (sizes[label].squares(norm).norm for label in (first, second))
         every = np.eye(*shape) == 0 if exclude_diagonal else np.ones(shape, dtype=bool)
         again = [rank_correlation(one[cells], other[cells]) for cells in drawn]
-        low, high = (float(end) for end in np.nanquantile(again, [0.025, 0.975]))
+        low, high = percentile_ends(np.concatenate(again))
         noise = [_reliability(sizes[label], norm, every) for label in (first, second)]
         ceiling = float(np.sqrt(noise[0] * noise[1]))
         agreements.append(
             Agreement(
-                first, second, rank_correlation(one[every], other[every]), low, high, ceiling,
-                _verdict(low, high, ceiling, threshold), other / one - 1,
+                first,
+                second,
+                float(rank_correlation(one[every], other[every])),
+                low,
+                high,
+                ceiling,
+                _verdict(low, high, ceiling, threshold),
+                other / one - 1,
             )
-        )  # fmt: skip
+        )
     return KernelStability(tuple(agreements), norm, threshold)
-
-
-def rank_correlation(x: Float[ndarray, values], y: Float[ndarray, values]) -> float:
-    """Spearman's ρ: the correlation of ranks, ties at their mean; nan where one is constant."""
-    ranks = mean_ranks(x), mean_ranks(y)
-    a, b = (r - r.mean() for r in ranks)
-    scale = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / scale if scale > 0 else float("nan")
-
-
-def mean_ranks(values: Float[ndarray, values]) -> Float[ndarray, values]:
-    """Ranks from 1 on; equal values share the mean of theirs."""
-    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    return (last - (counts - 1) / 2)[index]
 
 
 def _drawn(
     shape: tuple[int, ...], together: bool, resamples: int, seed: int
 ) -> list[tuple[ndarray, ndarray]]:
-    """Cells of the pairs of redrawn responses, the same for all readings."""
+    """Rows and columns of redrawn pairs, each [draws, cells], the same for all readings.
+
+    Together, draws differ in how many cells they keep: those of equal number stand in one array.
+    """
     rng = np.random.default_rng(seed)
-    cells = []
+    cells: dict[int, list[ndarray]] = {}
     for _ in range(resamples):
         rows = rng.integers(shape[0], size=shape[0])
         columns = rows if together else rng.integers(shape[1], size=shape[1])
         o, u = (axis.ravel() for axis in np.meshgrid(rows, columns, indexing="ij"))
         kept = o != u if together else slice(None)
-        cells.append((o[kept], u[kept]))
-    return cells
+        draw = np.stack([o[kept], u[kept]])
+        cells.setdefault(draw.shape[1], []).append(draw)
+    return [tuple(np.stack(draws, axis=1)) for draws in cells.values()]
 
 
 def _reliability(sizes: KernelSizes, norm: Norm, cells: ndarray) -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from numpy import ndarray
 
 from dynolab.data.judge_results import Agreement, Judgement
 from dynolab.judges.win_rate import both_orders, preferred
-from dynolab.probes.intervals import bootstrap
+from dynolab.statistics import bootstrap
 
 
 def agreement(first: Sequence[Judgement], second: Sequence[Judgement]) -> Agreement | None:
@@ -26,22 +26,33 @@ def agreement(first: Sequence[Judgement], second: Sequence[Judgement]) -> Agreem
     said = np.array([preferred(left[name]) for name in shared])
     other = np.array([preferred(right[name]) for name in shared])
     low, high = bootstrap(lambda at: cohen_kappa(said[at], other[at]), len(shared))
-    one = first[0]
+    judged = first[0]
     return Agreement(
-        first=one.judge, second=second[0].judge, a=one.a, b=one.b, prompts=len(shared),
+        first=judged.judge,
+        second=second[0].judge,
+        a=judged.a,
+        b=judged.b,
+        prompts=len(shared),
         share=float((said == other).mean()),
-        kappa=cohen_kappa(said, other), kappa_low=low, kappa_high=high,
-    )  # fmt: skip
+        kappa=float(cohen_kappa(said, other)),
+        kappa_low=low,
+        kappa_high=high,
+    )
 
 
-def cohen_kappa(first: Shaped[ndarray, items], second: Shaped[ndarray, items]) -> float:
+def cohen_kappa(
+    first: Shaped[ndarray, "*draws items"], second: Shaped[ndarray, "*draws items"]
+) -> Float[ndarray, "*draws"]:
     """`κ = (p_o − p_e)/(1 − p_e)`: agreement p_o beyond the p_e that chance alone would give.
 
     `p_e = Σ_c p₁(c) p₂(c)` over the categories (Cohen 1960). Not a number where both say one and
     the same throughout: p_e = 1.
     """
-    categories = np.union1d(first, second)
-    chance = sum(float((first == c).mean() * (second == c).mean()) for c in categories)
-    if len(categories) == 1:
-        return float("nan")
-    return float(((first == second).mean() - chance) / (1 - chance))
+    agreed = np.asarray((first == second).mean(-1))
+    chance = sum(
+        (first == category).mean(-1) * (second == category).mean(-1)
+        for category in np.union1d(first, second)
+    )
+    return np.divide(
+        agreed - chance, 1 - chance, out=np.full_like(agreed, np.nan), where=chance < 1
+    )

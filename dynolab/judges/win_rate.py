@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 
 from dynolab.data.judge_results import Judgement, Preferred, WinRate
 from dynolab.errors import ConfigError
 from dynolab.judges.contests import ORDERS, count
-from dynolab.probes.intervals import Interval, bootstrap, share_interval
+from dynolab.statistics import Interval, bootstrap, share_interval
 
 WORTH: dict[str, float] = {"a": 1.0, "tie": 0.5, "b": 0.0}
 """What a verdict is worth to policy a: ties count half."""
@@ -98,7 +98,7 @@ def _rate(worth: Float[ndarray, prompts]) -> Interval:
         return Interval(np.nan, np.nan, np.nan, 0)
     if (worth == worth[0]).all():
         return share_interval(float(worth.sum()), worth.size)
-    low, high = bootstrap(lambda at: float(worth[at].mean()), worth.size)
+    low, high = bootstrap(lambda at: worth[at].mean(-1), worth.size)
     return Interval(float(worth.mean()), low, high, worth.size)
 
 
@@ -112,8 +112,10 @@ def _first_share(judged: Sequence[Both]) -> Interval:
     if not decided.sum():
         return Interval(np.nan, np.nan, np.nan, 0)
 
-    def share(at: ndarray) -> float:
-        return float(first[at].sum() / decided[at].sum()) if decided[at].any() else np.nan
+    def share(at: Int[ndarray, "draws prompts"]) -> Float[ndarray, " draws"]:
+        verdicts = decided[at].sum(-1)
+        nothing = np.full_like(verdicts, np.nan)
+        return np.divide(first[at].sum(-1), verdicts, out=nothing, where=verdicts > 0)
 
     low, high = bootstrap(share, len(judged))
     return Interval(float(first.sum() / decided.sum()), low, high, len(judged))

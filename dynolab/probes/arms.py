@@ -10,8 +10,8 @@ from numpy import ndarray
 
 from dynolab.data.group_results import LikelihoodChange, PromptScore, QuestionDisplacement
 from dynolab.data.rows import Split
-from dynolab.probes.intervals import Interval, mean_interval
 from dynolab.rollouts.passes import pass_at_k
+from dynolab.statistics import Interval, mean_interval
 
 LAZY_SHARE, LAZY_CHANGE = "displaced/share", "displaced/change"
 

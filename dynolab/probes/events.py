@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.probes.intervals import Interval, mean_interval
 from dynolab.probes.paths import LearningPaths, change, peak_change
+from dynolab.statistics import Interval, mean_interval
 
 GAP = "gap"
 """The kind of events of the gap `log π(y*) − log π(y⁺)`."""

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.data.audit_results import ChosenChange, Foresight, PairAudit
-from dynolab.forces.stability import mean_ranks, rank_correlation
-from dynolab.probes.intervals import bootstrap
+from dynolab.statistics import auc, bootstrap, rank_correlation
 
 Ranking = Literal[
     "from_all", "on_all", "force", "push_down", "ches", "ches_per_token", "likelihood_gap",
@@ -41,18 +40,6 @@ def worst_first(rows: Sequence[PairAudit], ranking: Ranking) -> list[PairAudit]:
     return [rows[number] for number in order]
 
 
-def auc(risks: Float[ndarray, pairs], fell: Bool[ndarray, pairs]) -> float:
-    """Area under the ROC curve: how probably a fallen answer has the greater risk; ties half.
-
-    `(R̄ − (n₁ + 1)/2) / n₀`, R̄ the mean rank of the n₁ fallen ones (Mann–Whitney); nan where all
-    or none fell.
-    """
-    fallen, others = int(fell.sum()), int((~fell).sum())
-    if not fallen or not others:
-        return float("nan")
-    return float((mean_ranks(risks)[fell].mean() - (fallen + 1) / 2) / others)
-
-
 def foresight(rows: Sequence[PairAudit], changes: Sequence[ChosenChange]) -> list[Foresight]:
     """Every ranking against what training did, on the pairs of each split that have a change.
 
@@ -75,7 +62,14 @@ def _judged(
     low, high = bootstrap(lambda at: rank_correlation(risks[at], -change[at]), len(rows))
     auc_low, auc_high = bootstrap(lambda at: auc(risks[at], fell[at]), len(rows))
     return Foresight(
-        ranking=ranking, split=rows[0].split, pairs=len(rows), fallen=int(fell.sum()),
-        spearman=rank_correlation(risks, -change), spearman_low=low, spearman_high=high,
-        auc=auc(risks, fell), auc_low=auc_low, auc_high=auc_high,
-    )  # fmt: skip
+        ranking=ranking,
+        split=rows[0].split,
+        pairs=len(rows),
+        fallen=int(fell.sum()),
+        spearman=float(rank_correlation(risks, -change)),
+        spearman_low=low,
+        spearman_high=high,
+        auc=float(auc(risks, fell)),
+        auc_low=auc_low,
+        auc_high=auc_high,
+    )

@@ -17,8 +17,8 @@ from dynolab.data.rows import Split
 from dynolab.data.squeezing_results import Repetition
 from dynolab.data.world_lexicon import answered
 from dynolab.judges.win_rate import both_orders, worth_to_a
-from dynolab.probes.intervals import Interval, mean_interval
 from dynolab.probes.paths import LearningPaths, change, learning_paths
+from dynolab.statistics import Interval, mean_interval
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 

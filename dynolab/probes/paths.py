@@ -11,7 +11,7 @@ from numpy import ndarray
 
 from dynolab.data.results import ARGMAX, ProbeScore
 from dynolab.data.rows import Split
-from dynolab.probes.intervals import mean_interval
+from dynolab.statistics import mean_interval
 
 
 @dataclass(frozen=True)

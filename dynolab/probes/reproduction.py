@@ -16,7 +16,6 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.data.results import ARGMAX
-from dynolab.probes.intervals import Interval, mean_interval
 from dynolab.probes.paths import LearningPaths, change
 from dynolab.probes.verdicts import (
     Quantity,
@@ -28,6 +27,7 @@ from dynolab.probes.verdicts import (
     rises,
     rises_then_falls,
 )
+from dynolab.statistics import Interval, mean_interval
 
 SFT, EXTENDED = "sft", "sft_extended"
 FROM_BASE, AFTER_SFT, AFTER_EXTENDED, ON_POLICY = "from-base", "dpo", "extended", "on-policy"

@@ -6,8 +6,8 @@ from typing import Literal
 
 from dynolab.data.force_results import Measured
 from dynolab.data.rows import Row
-from dynolab.probes.intervals import Interval
 from dynolab.probes.verdicts import Quantity, Verdict
+from dynolab.statistics import Interval
 
 
 class QuantityRow(Measured):

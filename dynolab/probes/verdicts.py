@@ -17,8 +17,8 @@ from numpy import ndarray
 
 from dynolab.data.results import ARGMAX, ForceRow
 from dynolab.objectives.registry import PAIR_OBJECTIVES
-from dynolab.probes.intervals import Interval, mean_interval, share_interval, unexplained_share
 from dynolab.probes.paths import LearningPaths, change, peak_change
+from dynolab.statistics import Interval, mean_interval, share_interval, unexplained_share
 
 Outcome = Literal["appears", "does not", "unclear", "not measured"]
 UNEXPLAINED_SHARE = 0.1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from math import comb
 
 from dynolab.errors import ConfigError
 
@@ -10,7 +10,7 @@ from dynolab.errors import ConfigError
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """`1 − C(n−c, k)/C(n, k)`, the chance that k of n samples, c correct, hold a correct one.
 
-    Chen et al., arXiv 2107.03374, eq. 1, as the product `1 − Π_{i=n−c+1}^{n} (1 − k/i)`.
+    Chen et al., arXiv 2107.03374, eq. 1.
 
     **Raises:** `ConfigError` for k beyond the samples, and for impossible counts.
     """
@@ -18,6 +18,4 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
         raise ConfigError("k", k, f"must lie in 1..{samples}, the samples of a prompt")
     if not 0 <= correct <= samples:
         raise ConfigError("correct samples", correct, f"must lie in 0..{samples}")
-    if samples - correct < k:
-        return 1.0
-    return float(1 - np.prod(1 - k / np.arange(samples - correct + 1, samples + 1)))
+    return 1 - comb(samples - correct, k) / comb(samples, k)

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from numbers import Real
+from statistics import fmean, pstdev
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -97,10 +98,9 @@ def checked(name: str, values: object, count: int, row: str) -> list[float]:
 def reward_metrics(groups: Sequence[Sequence[float]]) -> dict[str, float]:
     """Mean and spread of the rewards, and how many groups teach nothing: all rewards equal."""
     every = [reward for group in groups for reward in group]
-    mean = sum(every) / len(every)
     return {
-        "rollout/reward": mean,
-        "rollout/reward_std": math.sqrt(sum((one - mean) ** 2 for one in every) / len(every)),
+        "rollout/reward": fmean(every),
+        "rollout/reward_std": pstdev(every),
         "rollout/equal_groups": float(sum(min(group) == max(group) for group in groups)),
     }
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from dynolab.data.push_results import Answer, LeftOver, PairPush, Picture
 from dynolab.data.softmax_results import CaseCount
-from dynolab.probes.intervals import Interval, mean_interval, share_interval
 from dynolab.probes.verdicts import Counted, Quantity, Verdict
+from dynolab.statistics import Interval, mean_interval, share_interval
 
 SOFTMAX, MODEL = "one softmax", "language model"
 HALF = 0.5

@@ -15,9 +15,9 @@ from dynolab.forces.breakdown import LastLayer
 from dynolab.forces.policy import PolicyFunction
 from dynolab.forces.split import micro_batches, objective_logps, record_batch
 from dynolab.objectives import build_objective
-from dynolab.probes.foresight import auc
 from dynolab.squeezing.last_layer import moved_by_head
 from dynolab.squeezing.rule import first_order
+from dynolab.statistics import auc
 from dynolab.training.record import StepRecord
 
 SIDES: dict[int, Side] = {CHOSEN: "chosen", REJECTED: "rejected"}
@@ -137,4 +137,4 @@ def _row(record: StepRecord, training: str, side: Side, parts: list[Foretold]) -
 
 
 def _auc(forecast: Tensor, rose: Tensor) -> float:
-    return auc(forecast.flatten().double().cpu().numpy(), rose.flatten().cpu().numpy())
+    return float(auc(forecast.flatten().cpu().numpy(), rose.flatten().cpu().numpy()))

@@ -12,7 +12,7 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch, by_length, collate
 from dynolab.data.encode import Encoded
 from dynolab.data.squeezing_results import RisenMass
-from dynolab.probes.intervals import Interval, ratio_interval
+from dynolab.statistics import Interval, ratio_interval
 
 Logits = Callable[[TokenBatch], Float[Tensor, "tokens vocabulary"]]
 """A policy: a `ResponseLogits`, or a `PolicyFunction`'s `logits` at given weights."""

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dynolab.data.softmax_results import Panel, ShapePoint, StepPath
-from dynolab.probes.intervals import mean_interval
 from dynolab.squeezing.rule import likeliest_other, stepped
+from dynolab.statistics import mean_interval
 
 FLAT, PEAKED = 0.3, 3.0
 MODERATE = 1.0

@@ -25,8 +25,8 @@ from dynolab.data.push_results import Answer, LeftOver, PairPush, Picture, RankC
 from dynolab.forces.one_step import norm
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.views import View
-from dynolab.probes.intervals import unexplained_share
 from dynolab.squeezing.rule import force_of, likeliest_other, stepped
+from dynolab.statistics import unexplained_share
 
 PICTURES: tuple[Picture, ...] = ("own_token", "last_layer", "first_order")
 

@@ -21,7 +21,7 @@ from dynolab.data.classification_results import ClassifierState, KernelRanks
 from dynolab.data.images import ImageConfig, ImageSplits, load_images
 from dynolab.errors import ConfigError
 from dynolab.figures.class_forces import rank_plate
-from dynolab.forces.stability import rank_correlation
+from dynolab.statistics import rank_correlation
 from models.vision import build_classifier
 
 CONFIG = ForceStudyConfig(

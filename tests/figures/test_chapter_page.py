@@ -14,8 +14,8 @@ from dynolab.figures.chapter_page import Chapter, write_chapter
 from dynolab.figures.inputs import StageFacts
 from dynolab.figures.page import Tile, section
 from dynolab.figures.style import Plate, base_layout, plotly_text
-from dynolab.probes.intervals import Interval
 from dynolab.probes.verdicts import Counted, Quantity, Verdict
+from dynolab.statistics import Interval
 from tests.figures.parsed import Parsed
 from tests.figures.test_hostile_text import CANARY
 

@@ -25,8 +25,8 @@ from dynolab.figures.style import DARK, Plate
 from dynolab.objectives import DPOConfig, GRPOConfig
 from dynolab.probes.arm_verdicts import assess_arms
 from dynolab.probes.arms import START
-from dynolab.probes.intervals import mean_interval
 from dynolab.rollouts.passes import pass_at_k
+from dynolab.statistics import mean_interval
 from tests.figures.groups import SAMPLES, comparison
 from tests.figures.parsed import Parsed
 

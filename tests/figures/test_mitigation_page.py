@@ -15,7 +15,7 @@ from dynolab.figures.inputs import StageFacts
 from dynolab.figures.mitigation_page import remedy_plate, write_mitigation_page
 from dynolab.figures.pair_inputs import arm_table_of
 from dynolab.figures.style import DARK
-from dynolab.probes.intervals import mean_interval
+from dynolab.statistics import mean_interval
 from tests.figures.pairs import ARMS, mitigation
 from tests.figures.parsed import Parsed
 

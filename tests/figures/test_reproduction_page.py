@@ -20,9 +20,9 @@ from dynolab.figures.reproduction_page import (
     path_plate,
     write_reproduction_page,
 )
-from dynolab.probes.intervals import Interval
 from dynolab.probes.reproduction import AFTER_EXTENDED, AFTER_SFT, FROM_BASE, ON_POLICY, SFT, SHAPES
 from dynolab.probes.verdict_rows import VerdictRow
+from dynolab.statistics import Interval
 from tests.figures.pairs import mitigation
 from tests.figures.parsed import Parsed
 from tests.figures.synthetic import DPO, line, probes, study

@@ -19,8 +19,8 @@ from dynolab.data.group_results import (
 from dynolab.data.rows import PromptRow, read_rows
 from dynolab.errors import ConfigError
 from dynolab.likelihood import ResponseLogits
-from dynolab.probes.intervals import mean_interval
 from dynolab.rollouts.rewards import ALLOWED
+from dynolab.statistics import mean_interval
 from dynolab.training.reference import score_responses
 from flows.grpo_parameters import GrpoParameters
 from flows.grpo_steps import grpo_steps

@@ -7,7 +7,6 @@ from dynolab.data.rows import Example
 from dynolab.data.world import WorldConfig, build_world
 from dynolab.probes.edit_distance import edit_distance
 from dynolab.probes.hallucination import SIMILAR, Source, TrainingAnswers
-from dynolab.probes.intervals import share_interval
 
 LONG = "the river was wide and slow so we waited for the boat until dusk fell"
 
@@ -99,17 +98,3 @@ def test_in_the_built_in_world_the_stated_fact_decides() -> None:
     two = " ".join(row.chosen.strip() for row in world.pairs[:2])
     assert source(known, two, world.heldout[0].chosen) is None
     assert source(known, " welcome welcome .", world.heldout[0].chosen) is None
-
-
-def test_a_wilson_interval_holds_the_shares_that_fit() -> None:
-    """Its ends are where |p̂ − p| is z standard errors at p, not at p̂."""
-    for hits, n in ((7, 72), (36, 72), (1, 5)):
-        found = share_interval(hits, n)
-        assert found.low < found.mean == hits / n < found.high
-        for end in (found.low, found.high):
-            error = (end * (1 - end) / n) ** 0.5
-            assert abs(found.mean - end) / error == pytest.approx(1.959964, rel=1e-5)
-    assert share_interval(0, 72).low == 0
-    assert 0 < share_interval(0, 72).high < 0.06
-    assert share_interval(72, 72).high == 1
-    assert share_interval(0, 0).n == 0

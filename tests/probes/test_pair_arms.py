@@ -8,7 +8,6 @@ import pytest
 from dynolab.data.judge_results import Judgement, PolicyAnswer
 from dynolab.data.rows import Split
 from dynolab.data.world_lexicon import answered
-from dynolab.probes.intervals import mean_interval
 from dynolab.probes.pair_arms import (
     SaidAnswer,
     gap_by_margin,
@@ -17,6 +16,7 @@ from dynolab.probes.pair_arms import (
     win_figures,
 )
 from dynolab.squeezing.repeats import repetition
+from dynolab.statistics import mean_interval
 from tests.figures.synthetic import DPO, probes
 
 QUESTION = "what is the colour of sigi ?"

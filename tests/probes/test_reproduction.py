@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dynolab.probes.intervals import Interval, mean_interval
 from dynolab.probes.paths import LearningPaths, change, learning_paths
 from dynolab.probes.reproduction import (
     AFTER_EXTENDED,
@@ -21,6 +20,7 @@ from dynolab.probes.reproduction import (
     early,
     judge_shape,
 )
+from dynolab.statistics import Interval, mean_interval
 from tests.figures.synthetic import DPO, Shape, line, probes, up, up_then_down
 from tests.figures.synthetic import SFT as SFT_SHAPES
 

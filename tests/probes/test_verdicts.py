@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from dynolab.data.results import ForceRow
-from dynolab.probes.intervals import mean_interval, student_975, unexplained_share
 from dynolab.probes.paths import LearningPaths, learning_paths, peak_change
 from dynolab.probes.verdicts import CLAIMS, Verdict, assess, judge
+from dynolab.statistics import mean_interval
 from tests.figures.synthetic import DPO, SFT, probes, study, up, up_then_down
 
 CLAIM = {claim.id: claim for claim in CLAIMS}
@@ -153,22 +153,3 @@ def test_exact_predictions_explain_and_empty_ones_do_not() -> None:
     assert found["sft/forces"].outcome == "does not"
     assert found["dpo/forces"].quantities[0].interval.mean == 0.0
     assert found["sft/forces"].quantities[0].interval.mean == 1.0
-
-
-def test_unexplained_share_by_hand() -> None:
-    measured, predicted = np.array([3.0, 4.0]), np.array([3.0, 3.0])
-    found = unexplained_share(measured, predicted, np.array(["a", "b"]))
-    assert found.mean == pytest.approx(1 / 25)
-
-
-@pytest.mark.parametrize(
-    ("degrees", "value"), [(1, 12.7062), (4, 2.7764), (5, 2.5706), (10, 2.2281), (30, 2.0423)]
-)
-def test_student(degrees: int, value: float) -> None:
-    assert student_975(degrees) == pytest.approx(value, abs=3e-3)
-
-
-def test_intervals_cover() -> None:
-    rng = np.random.default_rng(1)
-    found = [mean_interval(rng.normal(3.0, 2.0, 6)) for _ in range(1000)]
-    assert 0.93 < np.mean([i.low < 3.0 < i.high for i in found]) < 0.97

@@ -11,7 +11,6 @@ import torch
 from dynolab.data.batches import collate
 from dynolab.data.squeezing_results import RisenMass
 from dynolab.forces import PolicyFunction
-from dynolab.probes.intervals import ratio_interval
 from dynolab.squeezing.index import answers_risen_mass, own_share, risen_mass, squeeze_index
 from dynolab.squeezing.rule import likeliest_other, stepped
 from tests.forces.small_models import encoded, neox
@@ -65,14 +64,3 @@ def test_answers_add_up_their_positions_whatever_the_batch() -> None:
         alone = risen_mass(before(batch), after(batch), batch.token).sum(0)
         torch.testing.assert_close(sums, alone.detach())
     assert bool((found[:, 1:] <= found[:, :1] + 1e-12).all())
-
-
-def test_the_interval_is_the_jackknifes_over_pairs() -> None:
-    parts, wholes = np.array([1.0, 0.0, 2.0, 1.0]), np.array([2.0, 1.0, 2.0, 3.0])
-    pairs = np.array(["a", "a", "b", "c"])
-    found = ratio_interval(parts, wholes, pairs)
-    without = [(4 - p) / (8 - w) for p, w in ((1, 3), (2, 2), (1, 3))]
-    spread = (2 / 3 * sum((x - np.mean(without)) ** 2 for x in without)) ** 0.5
-    assert found.mean == pytest.approx(4 / 8)
-    assert (found.high - found.low) / 2 == pytest.approx(4.3027 * spread, rel=1e-4)
-    assert found.n == 3

@@ -17,9 +17,9 @@ from dynolab.data.encode import Encoder
 from dynolab.data.results import ARGMAX, ForceRow, ProbeScore
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.forces import PolicyFunction, step_forces
-from dynolab.probes.intervals import mean_interval
 from dynolab.probes.paths import LearningPaths, change, learning_paths
 from dynolab.probes.verdicts import CLAIMS, Quantity, unexplained
+from dynolab.statistics import mean_interval
 from dynolab.training.record import StepRecord
 from models.language import context_length, load_language_model, load_tokenizer
 from tests.study.arms import (

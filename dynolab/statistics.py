@@ -1,0 +1,187 @@
+"""Intervals, rank correlations and areas under ROC curves: scipy's, under the field's names.
+
+scipy loads its `stats`, which takes about a second, when a function here first asks for it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import scipy
+from jaxtyping import Bool, Float, Int, Shaped
+from numpy import ndarray
+
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95% interval over `n` pairs; not a number where there is none."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """For JSON, which has no NaN."""
+        low, mean, high = (x if np.isfinite(x) else None for x in (self.low, self.mean, self.high))
+        return {"mean": mean, "low": low, "high": high, "n": self.n}
+
+
+@cache
+def student_975(degrees: int) -> float:
+    """The 97.5% point of Student's t with `degrees` degrees of freedom."""
+    return float(scipy.stats.t.ppf(0.975, degrees))
+
+
+def mean_interval(values: Float[ndarray, " pairs"]) -> Interval:
+    """`x̄ ± t₀.₉₇₅(n−1) · s/√n` over the pairs that were measured (the finite ones).
+
+    The pair is the unit, for its answers share a prompt. Of paired quantities pass the
+    differences. One pair has a mean and no interval.
+    """
+    values = values[np.isfinite(values)]
+    n = values.size
+    if n == 0:
+        return Interval(np.nan, np.nan, np.nan, 0)
+    mean = float(values.mean())
+    if n == 1:
+        return Interval(mean, np.nan, np.nan, 1)
+    half = student_975(n - 1) * float(values.std(ddof=1)) / n**0.5
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def band(
+    values: Float[ndarray, "steps pairs"],
+) -> tuple[Float[ndarray, " steps"], Float[ndarray, " steps"], Float[ndarray, " steps"]]:
+    """Mean, lower and upper end of the interval at every step; NaN where no pair was measured."""
+    steps = [mean_interval(row) for row in values]
+    return (
+        np.array([step.mean for step in steps]),
+        np.array([step.low for step in steps]),
+        np.array([step.high for step in steps]),
+    )
+
+
+def clear(change: Interval) -> bool:
+    """Whether the interval lies wholly on one side of zero."""
+    return change.low > 0 or change.high < 0
+
+
+def share_interval(hits: float, n: int) -> Interval:
+    """A share `hits/n` of independent trials with Wilson's 95% interval.
+
+    Trials may be hit in part: a quantity within [0, 1] spreads no more than a share of its mean.
+    The lower end is then that of the whole hits below, the upper end that of those above.
+    """
+    if n == 0:
+        return Interval(np.nan, np.nan, np.nan, 0)
+    below, above = (
+        scipy.stats.binomtest(int(whole), n).proportion_ci(method="wilson")
+        for whole in (np.floor(hits), np.ceil(hits))
+    )
+    return Interval(hits / n, float(below.low), float(above.high), n)
+
+
+def ratio_interval(
+    parts: Float[ndarray, " rows"], wholes: Float[ndarray, " rows"], pair: Shaped[ndarray, " rows"]
+) -> Interval:
+    """`Σ parts / Σ wholes` with the jackknife's 95% interval over pairs.
+
+    `± t₀.₉₇₅(n−1) · √((n−1)/n · Σ_i (ratio₍₋ᵢ₎ − mean)²)` (Tukey 1958): rows of one pair are not
+    independent.
+    """
+    names, index = np.unique(pair, return_inverse=True)
+    n = names.size
+    if n == 0 or wholes.sum() == 0:
+        return Interval(np.nan, np.nan, np.nan, 0)
+    sums = np.bincount(index, parts, n)
+    totals = np.bincount(index, wholes, n)
+    whole = float(sums.sum() / totals.sum())
+    if n == 1:
+        return Interval(whole, np.nan, np.nan, 1)
+    rest = totals.sum() - totals
+    if (rest == 0).any():
+        return Interval(whole, np.nan, np.nan, n)
+    without = (sums.sum() - sums) / rest
+    spread = ((n - 1) / n * ((without - without.mean()) ** 2).sum()) ** 0.5
+    half = student_975(n - 1) * float(spread)
+    return Interval(whole, whole - half, whole + half, n)
+
+
+def unexplained_share(
+    measured: Float[ndarray, " rows"],
+    predicted: Float[ndarray, " rows"],
+    pair: Shaped[ndarray, " rows"],
+) -> Interval:
+    """Share of the measured change that a prediction leaves over; predicting no change leaves 1.
+
+    `1 − R² = Σ(measured − predicted)² / Σ measured²`, as a ratio over pairs (`ratio_interval`).
+    """
+    finite = np.isfinite(measured) & np.isfinite(predicted)
+    squares = measured[finite] ** 2
+    return ratio_interval((measured[finite] - predicted[finite]) ** 2, squares, pair[finite])
+
+
+def bootstrap(
+    statistic: Callable[[Int[ndarray, "draws n"]], Float[ndarray, " draws"]], n: int
+) -> tuple[float, float]:
+    """Ends of the 95% percentile interval over redrawn items; not numbers for fewer than two.
+
+    **Arguments:** `statistic`: of the items at the places of every draw; a draw whose statistic
+    is not a number is left out. The draws are the same for every statistic of n items.
+    """
+    if n < 2:
+        return float("nan"), float("nan")
+    with warnings.catch_warnings():
+        # scipy's own interval is not a number where one draw is not; the draws are.
+        warnings.simplefilter("ignore", scipy.stats.DegenerateDataWarning)
+        redrawn = scipy.stats.bootstrap(
+            (np.arange(n),),
+            lambda places, axis: statistic(places),
+            vectorized=True,
+            method="percentile",
+            n_resamples=RESAMPLES,
+            rng=np.random.default_rng(0),
+        )
+    return percentile_ends(redrawn.bootstrap_distribution)
+
+
+def percentile_ends(draws: Float[ndarray, " draws"]) -> tuple[float, float]:
+    """Ends of the 95% percentile interval of the draws that are numbers; NaN where none is."""
+    draws = draws[np.isfinite(draws)]
+    if not draws.size:
+        return float("nan"), float("nan")
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def rank_correlation(
+    x: Shaped[ndarray, "*draws values"], y: Shaped[ndarray, "*draws values"]
+) -> Float[ndarray, "*draws"]:
+    """Spearman's ρ of every draw, ties at their mean rank; NaN where x or y is constant."""
+    if x.shape[-1] < 2:
+        return np.full(x.shape[:-1], np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", scipy.stats.DegenerateDataWarning)
+        return scipy.stats.spearmanrho(x.astype(float), y.astype(float), axis=-1).statistic
+
+
+def auc(
+    scores: Float[ndarray, "*draws items"], positive: Bool[ndarray, "*draws items"]
+) -> Float[ndarray, "*draws"]:
+    """Area under the ROC curve: how probably a positive item has the greater score; ties half.
+
+    `(Σ₊ rank − n₊(n₊ + 1)/2) / (n₊ n₋)` (Mann & Whitney 1947), for every draw; NaN where all or
+    none are positive.
+    """
+    ranks = scipy.stats.rankdata(scores, axis=-1)
+    positives = positive.sum(-1, dtype=float)
+    pairs = positives * (positive.shape[-1] - positives)
+    wins = np.where(positive, ranks, 0).sum(-1) - positives * (positives + 1) / 2
+    return np.divide(wins, pairs, out=np.full_like(pairs, np.nan), where=pairs > 0)
