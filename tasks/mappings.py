@@ -62,8 +62,8 @@ class MappingsConfig(SpaceConfig):
 
 
 def learn_mappings(work: Work[MappingsConfig]) -> dict[str, float]:
-    """Results: `mappings.jsonl`, and `paths.jsonl` with the mean loss of each kind."""
-    from dynolab.classification.mapping_sweep import learned, loss_paths, sweep
+    """Results: `mappings.jsonl`, and `paths.jsonl` with each kind's means by step."""
+    from dynolab.classification.mapping_sweep import kind_paths, learned, sweep
     from dynolab.data.rows import write_rows
 
     began, config = time.monotonic(), work.config
@@ -75,10 +75,10 @@ def learn_mappings(work: Work[MappingsConfig]) -> dict[str, float]:
         )  # fmt: skip
         rows = learned(config.space, mappings, found)
         write_rows(work.output / "mappings.jsonl", rows)
-        write_rows(work.output / "paths.jsonl", loss_paths(rows, found))
+        write_rows(work.output / "paths.jsonl", kind_paths(rows, found))
     log_tables(work.tracker, {"mappings": rows}, work.scratch)
     seconds = time.monotonic() - began
     return {"trained": float(len(rows) * len(config.seeds)), "seconds": seconds}
 
 
-MAPPINGS = Stage("mappings", 1, learn_mappings)
+MAPPINGS = Stage("mappings", 2, learn_mappings)

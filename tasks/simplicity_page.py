@@ -26,4 +26,4 @@ def _chapter(work: Work[ChapterPageConfig]) -> Chapter:
     return simplicity_chapter(read_simplicity([work.input_folder(name) for name in work.inputs]))
 
 
-SIMPLICITY_PAGE = Stage("simplicity-page", 1, simplicity_page)
+SIMPLICITY_PAGE = Stage("simplicity-page", 2, simplicity_page)

@@ -54,32 +54,50 @@ def mapping_verdicts(rows: Sequence[LearnedMapping]) -> Iterator[Verdict]:
         return Verdict(f"{space}/{name}", f"{space} objects", claim, expected, quantities)
 
     yield verdict(
-        "speed", "Compositional mappings, whose description is shorter, are learned faster",
+        "speed",
+        "Compositional mappings, whose description is shorter, are learned faster",
         "area: compositional < holistic",
         Quantity("Δ area", -1, difference(rows, "area")),
-    )  # fmt: skip
+    )
     yield verdict(
-        "similarity", "Among bijections: the more alike the messages of alike objects, the faster",
-        "ρ(similarity, area) < 0", Quantity("ρ", -1, correlation(bijections, "similarity"),
-                                           unit=""),
-    )  # fmt: skip
+        "similarity",
+        "Among bijections: the more alike the messages of alike objects, the faster",
+        "ρ(similarity, area) < 0",
+        Quantity("ρ", -1, correlation(bijections, "similarity"), unit=""),
+    )
+    start = Quantity(
+        "cooperation",
+        1,
+        mean_interval(per_seed(rows, "start_cooperation", "compositional")),
+        unit="",
+    )
     yield verdict(
-        "cooperation", "The examples of compositional mappings lower each other’s loss",
-        "from others > 0", Quantity("from others", 1, mean_interval(
-            per_seed(rows, "others", "compositional"))),
-    )  # fmt: skip
+        "cooperation",
+        "Before training examples of compositional mappings that share an attribute lower each "
+        "other’s loss",
+        "cooperation > 0",
+        start,
+    )
+    contrary = mean_interval(per_seed(rows, "start_cooperation", "holistic"))
     yield verdict(
-        "contradiction", "The examples of holistic mappings raise each other’s loss",
-        "from others < 0", Quantity("from others", -1, mean_interval(
-            per_seed(rows, "others", "holistic"))),
-    )  # fmt: skip
+        "contradiction",
+        "Those of holistic mappings raise it",
+        "cooperation < 0",
+        Quantity("cooperation", -1, contrary, unit=""),
+    )
+    for name, field, when in (
+        ("start", "start_cooperation", "Before training"),
+        ("along", "cooperation", "Over the whole training"),
+    ):
+        yield verdict(
+            name,
+            f"{when} examples of compositional mappings cooperate more than those of holistic ones",
+            "Δ cooperation > 0",
+            Quantity("Δ cooperation", 1, difference(rows, field), unit=""),
+        )
     yield verdict(
-        "start", "Already before training examples of compositional mappings push each other "
-        "better than those of holistic ones", "Δ pairwise influence > 0",
-        Quantity("Δ ⟨∇ℓₒ, ∇ℓᵤ⟩", 1, difference(rows, "start_influence"), unit=""),
-    )  # fmt: skip
-    yield verdict(
-        "explains", "Pairwise influence before training foretells the speed of all mappings",
-        "ρ(influence, area) < 0", Quantity("ρ", -1, correlation(rows, "start_influence"),
-                                          unit=""),
-    )  # fmt: skip
+        "explains",
+        "Cooperation before training foretells the speed of all mappings",
+        "ρ(cooperation, area) < 0",
+        Quantity("ρ", -1, correlation(rows, "start_cooperation"), unit=""),
+    )

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import vmap
 
-from dynolab.classification.many import Loss, ManyModels, SGDConfig, train_many
+from dynolab.classification.many import Loss, ManyModels, SGDConfig, Stacked, train_many
 from dynolab.classification.mappings import (
     Messages,
     coding_length,
     kind_of,
     one_hot,
+    sharing_pairs,
     topographic_similarity,
 )
-from dynolab.data.mapping_results import LearnedMapping, LossPath, SpaceName
+from dynolab.data.mapping_results import KindPath, LearnedMapping, Paths, SpaceName
 
 
 def message_network(space: SpaceName, width: int, seed: int) -> nn.Module:
@@ -46,43 +47,42 @@ def message_loss(space: SpaceName) -> Loss:
 class Sweep:
     """What was measured of every mapping and seed.
 
-    `losses[t]` is before step t, in nats per object; `own` and `others` as in `LearnedMapping`.
+    `losses[t]`, in nats per object, and `cooperation[t]` are before step t.
     """
 
     losses: Float[Tensor, "steps mappings seeds"]
     final: Float[Tensor, "mappings seeds"]
-    start_influence: Float[Tensor, "mappings seeds"]
-    own: Float[Tensor, "mappings seeds"]
-    others: Float[Tensor, "mappings seeds"]
+    cooperation: Float[Tensor, "steps mappings seeds"]
 
 
 def sweep(
-    space: SpaceName, mappings: Sequence[Messages], seeds: Sequence[int], *,
-    width: int, learning_rate: float, steps: int,
-) -> Sweep:  # fmt: skip
+    space: SpaceName,
+    mappings: Sequence[Messages],
+    seeds: Sequence[int],
+    *,
+    width: int,
+    learning_rate: float,
+    steps: int,
+) -> Sweep:
     """Full-batch gradient descent on all mappings with all seeds together.
 
     A seed stands for one set of initial weights, the same for every mapping.
     """
     inputs = torch.from_numpy(one_hot(space, range(space.objects)))
     targets, many = _models(space, mappings, seeds, width)
+    sharing = torch.from_numpy(sharing_pairs(space))
     shape = (len(mappings), len(seeds))
-    own, others, losses = torch.zeros(shape), torch.zeros(shape), []
-    start = torch.zeros(0)
-    network, loss = message_network(space, width, 0), message_loss(space)
+    loss = message_loss(space)
+    losses, cooperation = [], []
     for step in train_many(
         many, inputs, targets, _whole_batch(space, steps), _sgd(space, learning_rate), loss=loss
     ):
-        itself, between = influences(network, step.before, inputs, targets, loss)
-        if step.number == 1:
-            start = between.view(shape)
-        # A step lowers ℓ_o by η/N Σ_u ⟨∇ℓ_o, ∇ℓ_u⟩.
-        own += learning_rate / space.objects * itself.view(shape)
-        others += learning_rate / space.objects * (space.objects - 1) * between.view(shape)
         losses.append(step.losses.view(shape))
+        products = letter_products(space, step.before, inputs, targets)
+        cooperation.append(products[..., sharing].mean((1, 2)).view(shape))
     with torch.no_grad():
         final = vmap(loss)(many.logits(inputs), targets).view(shape)
-    return Sweep(torch.stack(losses), final, start, own, others)
+    return Sweep(torch.stack(losses), final, torch.stack(cooperation))
 
 
 def train_together(
@@ -116,52 +116,68 @@ def _sgd(space: SpaceName, learning_rate: float) -> SGDConfig:
     return SGDConfig(learning_rate=learning_rate, batch_size=space.objects)
 
 
-def influences(
-    network: nn.Module, weights: dict[str, Tensor], inputs: Float[Tensor, "objects letters"],
-    targets: Float[Tensor, "models objects letters"], loss: Loss,
-) -> tuple[Float[Tensor, models], Float[Tensor, models]]:  # fmt: skip
-    """Means of `⟨∇ℓ_o, ∇ℓ_u⟩` over o = u and over pairs o ≠ u, of every stacked model.
+def letter_products(
+    space: SpaceName,
+    weights: Stacked,
+    inputs: Float[Tensor, "objects letters"],
+    targets: Float[Tensor, "models objects letters"],
+) -> Float[Tensor, "models places objects objects"]:
+    """`⟨∇ℓ_o, ∇ℓ_u⟩` of the losses of the letter at each place, of every stacked `message_network`.
 
-    The N × N matrix is not needed: `Σ_{o,u} ⟨∇ℓ_o, ∇ℓ_u⟩ = ‖Σ_o ∇ℓ_o‖²`.
+    A small step on the letter of object u lowers the loss of o's letter by η times that. With
+    `z = W₂ h + b₂`, `h = tanh(W₁ x + b₁)`, the force G on the letter's logits, and
+    `δ = (W₂ᵀ G) (1 − h²)`, it is `G_o·G_u (h_o·h_u + 1) + δ_o·δ_u (x_o·x_u + 1)`: the kernel
+    between two objects by the forces on them.
     """
-
-    def one(own: dict[str, Tensor], x: Tensor, target: Tensor) -> Tensor:
-        return loss(functional_call(network, own, (x[None],)), target[None])
-
-    each = vmap(vmap(grad(one), (None, 0, 0)), (0, None, 0))(weights, inputs, targets)
-    flat = torch.cat([g.flatten(2) for g in each.values()], dim=2)
-    objects = inputs.shape[0]
-    itself = flat.square().sum((1, 2))
-    every = flat.sum(1).square().sum(1)
-    return itself / objects, (every - itself) / (objects * (objects - 1))
+    into, bias, out, out_bias = (
+        weights[name] for name in ("0.weight", "0.bias", "2.weight", "2.bias")
+    )
+    hidden = (inputs @ into.mT + bias[:, None]).tanh()
+    logits = (hidden @ out.mT + out_bias[:, None]).unflatten(-1, (space.attributes, space.values))
+    force = logits.softmax(-1) - targets.unflatten(-1, (space.attributes, space.values))
+    force = force.transpose(1, 2)  # models, places, objects, values
+    back = force @ out.unflatten(1, (space.attributes, space.values))
+    back = back * (1 - hidden.square())[:, None]
+    head = (force @ force.mT) * (hidden @ hidden.mT + 1)[:, None]
+    return head + (back @ back.mT) * (inputs @ inputs.mT + 1)
 
 
 def learned(
-    space: SpaceName, mappings: Sequence[Messages], found: Sweep
-) -> list[LearnedMapping]:  # fmt: skip
+    space: SpaceName, mappings: Sequence[Messages], measured: Sweep
+) -> list[LearnedMapping]:
     """The rows of a sweep."""
-    area = found.losses.mean(0)
+    area, cooperation = measured.losses.mean(0), measured.cooperation.mean(0)
     rows = []
     for index, mapping in enumerate(mappings):
         kind = kind_of(space, mapping)
-        rows.append(
-            LearnedMapping(
-                space=space, messages=mapping, kind=kind, distinct=len(set(mapping)),
-                bits=coding_length(space, kind),
-                similarity=topographic_similarity(space, mapping),
-                area=tuple(area[index].tolist()), final=tuple(found.final[index].tolist()),
-                start_influence=tuple(found.start_influence[index].tolist()),
-                own=tuple(found.own[index].tolist()), others=tuple(found.others[index].tolist()),
-            )
-        )  # fmt: skip
+        row = LearnedMapping(
+            space=space,
+            messages=mapping,
+            kind=kind,
+            distinct=len(set(mapping)),
+            bits=coding_length(space, kind),
+            similarity=topographic_similarity(space, mapping),
+            area=tuple(area[index].tolist()),
+            final=tuple(measured.final[index].tolist()),
+            start_cooperation=tuple(measured.cooperation[0, index].tolist()),
+            cooperation=tuple(cooperation[index].tolist()),
+        )
+        rows.append(row)
     return rows
 
 
-def loss_paths(rows: Sequence[LearnedMapping], found: Sweep) -> Iterator[LossPath]:
-    """The mean loss of every kind by step, the loss after the last step at the end."""
-    losses = torch.cat([found.losses, found.final[None]])
+def kind_paths(rows: Sequence[LearnedMapping], measured: Sweep) -> Iterator[KindPath]:
+    """Means over every kind's mappings by step, the loss after the last step at the end."""
+    losses = torch.cat([measured.losses, measured.final[None]])
+
+    def means(values: Float[Tensor, "steps mappings seeds"], members: list[int]) -> Paths:
+        return tuple(tuple(path.tolist()) for path in values[:, members].mean(1).T)
+
     for kind in dict.fromkeys(row.kind for row in rows):
         members = [index for index, row in enumerate(rows) if row.kind == kind]
-        means = losses[:, members].mean(1)
-        paths = tuple(tuple(path.tolist()) for path in means.T)
-        yield LossPath(space=rows[0].space, kind=kind, losses=paths)
+        yield KindPath(
+            space=rows[0].space,
+            kind=kind,
+            losses=means(losses, members),
+            cooperation=means(measured.cooperation, members),
+        )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from dynolab.data.mapping_results import MappingKind, SpaceName
@@ -33,6 +33,13 @@ def one_hot(space: SpaceName, messages: Sequence[int]) -> Float[ndarray, "object
     chosen = digits(space)[np.asarray(messages)]
     blocks = np.eye(space.values, dtype=np.float32)[chosen]
     return blocks.reshape(len(chosen), -1)
+
+
+def sharing_pairs(space: SpaceName) -> Bool[ndarray, "objects objects"]:
+    """Which two different objects have an attribute in common."""
+    objects = digits(space)
+    alike = (objects[:, None] == objects).sum(-1)
+    return (alike > 0) & (alike < space.attributes)
 
 
 def all_mappings(space: SpaceName) -> list[Messages]:

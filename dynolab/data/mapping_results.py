@@ -9,6 +9,7 @@ from pydantic import Field
 from dynolab.data.force_results import Measured
 
 MappingKind = Literal["compositional", "holistic", "degenerate"]
+Paths = tuple[tuple[float, ...], ...]
 
 
 class SpaceName(Measured):
@@ -35,9 +36,13 @@ class LearnedMapping(Measured):
     - `bits`: the coding length of its kind; none for maps that are no bijections.
     - `similarity`: topographic similarity; not a number for a constant map.
     - `area`: mean loss over the steps of training, in nats per object.
-    - `start_influence`: mean over pairs o ≠ u of `⟨∇ℓ_o, ∇ℓ_u⟩` before training.
-    - `own`, `others`: how far an object's loss was lowered, in nats and to first order, by its own
-      share of the updates and by those of all other objects, over the whole training.
+    - `start_cooperation`: before training, the mean of `⟨∇ℓ_o, ∇ℓ_u⟩` over the places of letters
+      and over the pairs o ≠ u that share an attribute, ℓ the loss of the letter at that place;
+      `cooperation`: its mean over the steps of training.
+
+    Over all pairs that mean would say little: where every letter is used equally often, the
+    forces on the logits add up to zero at the start, so that a kernel that is the same for all
+    pairs adds `−a Σ_o ‖G_o‖²`, whatever the mapping.
     """
 
     space: SpaceName
@@ -48,14 +53,17 @@ class LearnedMapping(Measured):
     similarity: float
     area: tuple[float, ...]
     final: tuple[float, ...]
-    start_influence: tuple[float, ...]
-    own: tuple[float, ...]
-    others: tuple[float, ...]
+    start_cooperation: tuple[float, ...]
+    cooperation: tuple[float, ...]
 
 
-class LossPath(Measured):
-    """Mean loss of a kind's mappings by step, nats per object, a path a seed: `paths.jsonl`."""
+class KindPath(Measured):
+    """Means over a kind's mappings by step, a path a seed: `paths.jsonl`.
+
+    `losses` in nats per object, one more than steps; `cooperation` as in `LearnedMapping`.
+    """
 
     space: SpaceName
     kind: MappingKind
-    losses: tuple[tuple[float, ...], ...]
+    losses: Paths
+    cooperation: Paths

@@ -8,12 +8,16 @@ from dynolab.data.rows import Row
 
 
 class CaseCount(Row):
-    """How many random cases violate a statement: `counts.jsonl`."""
+    """How many random cases violate a statement: `counts.jsonl`.
+
+    A case that a statement makes about several classes counts by the share of them that violate
+    it; `cases` are those that have such classes.
+    """
 
     statement: str
     classes: int
     cases: int
-    violations: int
+    violations: float
 
 
 class Panel(Row):

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.classification.mapping_claims import correlation, difference, per_seed
-from dynolab.data.mapping_results import LearnedMapping, LossPath, MappingKind
+from dynolab.data.mapping_results import KindPath, LearnedMapping, MappingKind, Paths
 from dynolab.figures.style import (
     CHOSEN,
     HISTORY,
@@ -108,78 +108,65 @@ def similarity_plate(spaces: Sequence[Rows]) -> Plate:
 
 
 def influence_plate(spaces: Sequence[Rows]) -> Plate:
-    """Area under the loss against mean pairwise influence before training."""
+    """Area under the loss against cooperation before training."""
     figure = go.Figure()
     for index, rows in enumerate(spaces, start=1):
-        _points(figure, index, rows, np.array([_mean(row.start_influence) for row in rows]),
-                "influence")  # fmt: skip
-    layout = _layout(_titles(spaces), "mean ⟨∇ℓₒ, ∇ℓᵤ⟩, o ≠ u, before training", "area (nats)")
-    figure.update_layout(**layout)
-    said = [f"{with_interval(correlation(rows, 'start_influence'), sign=False)} at "
-            f"{rows[0].space.label}" for rows in spaces]  # fmt: skip
+        start = np.array([_mean(row.start_cooperation) for row in rows])
+        _points(figure, index, rows, start, "cooperation")
+    figure.update_layout(**_layout(_titles(spaces), "cooperation before training", "area (nats)"))
+    said = [
+        f"{with_interval(correlation(rows, 'start_cooperation'), sign=False)} at "
+        f"{rows[0].space.label}"
+        for rows in spaces
+    ]
     return Plate(
         "influence",
-        "Do the examples of good mappings cooperate?",
-        f"Pairwise influence before any training and area under the loss have rank correlation "
+        "Does cooperation foretell which mappings are learned fast?",
+        f"Cooperation before any training and area under the loss have rank correlation "
         f"{join(said)}, all mappings together.",
-        "⟨∇ℓₒ, ∇ℓᵤ⟩ is how much a small step on example u lowers the loss of example o: above zero "
-        "they help each other. A point: one mapping, a mean over pairs of its objects and seeds. "
-        "Bijections use every letter equally often, so that their examples’ pushes on the biases "
-        "cancel, which draws the mean below zero.",
+        f"A point: one mapping, a mean over seeds. {_COOPERATION}",
         figure,
     )
 
 
-def share_plate(spaces: Sequence[Rows]) -> Plate:
-    """What lowered the loss: an example's own updates, and those of the others."""
+_COOPERATION = (
+    "Cooperation: ⟨∇ℓₒ, ∇ℓᵤ⟩, how much a small step on a letter of object u lowers the loss of "
+    "object o’s letter at that place, mean over places and over the pairs of objects that share an "
+    "attribute. Of a compositional mapping with two values per attribute as many of these letters "
+    "agree as differ, so that little is left of it."
+)
+
+
+def cooperation_plate(paths: Sequence[Sequence[KindPath]], spaces: Sequence[Rows]) -> Plate:
+    """Cooperation of every kind by step, with bands over seeds."""
     figure = go.Figure()
-    told: set[str] = set()
-    for index, rows in enumerate(spaces, start=1):
-        there = [kind for kind in KINDS if any(row.kind == kind for row in rows)]
-        for field, label, color in (("own", "its own updates", HISTORY),
-                                    ("others", "others’ updates", CHOSEN)):  # fmt: skip
-            means = [mean_interval(per_seed(rows, field, kind)) for kind in there]
-            figure.add_bar(
-                x=list(there), y=[one.mean for one in means], name=label, legendgroup=label,
-                showlegend=label not in told, marker={"color": color, "line": {"width": 0}},
-                error_y={"array": [one.high - one.mean for one in means], "thickness": 1.2,
-                         "width": 4},
-                hovertemplate=f"%{{x}}, {label}: %{{y:+.3f}} nats<extra></extra>",
-                xaxis=axis_name("x", index), yaxis=axis_name("y", index),
-            )  # fmt: skip
-            told.add(label)
-    layout = _layout(_titles(spaces), "", "loss lowered by (nats)", 380)
-    layout["barmode"] = "group"
-    figure.update_layout(**layout)
-    first = spaces[0]
-    parts = [_taught(first, kind) for kind in KINDS if kind != "degenerate"]
+    for index, own in enumerate(paths, start=1):
+        for path in own:
+            _add_path(figure, index, path.kind, path.cooperation, "")
+    figure.update_layout(**_layout(_titles(spaces), "step", "⟨∇ℓₒ, ∇ℓᵤ⟩"))
+    said = []
+    for rows in spaces:
+        means = [
+            with_interval(mean_interval(per_seed(rows, "start_cooperation", kind)))
+            for kind in ("compositional", "holistic")
+        ]
+        said.append(f"{means[0]} against {means[1]} at {rows[0].space.label}")
     return Plate(
-        "shares",
-        "Who taught an example what it learned",
-        f"At {first[0].space.label} {join(parts)}.",
-        "Σ over steps of η/N ⟨∇ℓₒ, ∇ℓᵤ⟩: to first order the whole fall of the loss, split into the "
-        "share of an object’s own gradient and that of all others. Means over objects and "
-        "mappings, with 95% intervals over seeds.",
+        "cooperation",
+        "Do the examples of good mappings cooperate?",
+        "Above zero examples that share an attribute help each other, below they hinder. Before "
+        f"training, compositional against holistic mappings: {join(said)}.",
+        f"Thick: means over mappings and seeds; bands: 95% intervals over seeds. {_COOPERATION}",
         figure,
     )
 
 
-def _taught(rows: Rows, kind: MappingKind) -> str:
-    found = mean_interval(per_seed(rows, "others", kind))
-    if not found.n:
-        return f"nothing is known of {kind} mappings"
-    way = "lowered" if found.mean > 0 else "raised"
-    size = number(abs(found.mean), 2, sign=True).lstrip("+")
-    return f"the updates of others {way} an object’s loss by {size} nats in {kind} mappings"
-
-
-def loss_plate(spaces: Sequence[Sequence[LossPath]], areas: Sequence[Rows]) -> Plate:
+def loss_plate(spaces: Sequence[Sequence[KindPath]], areas: Sequence[Rows]) -> Plate:
     """Mean loss of every kind by step with bands over seeds."""
     figure = go.Figure()
     for index, paths in enumerate(spaces, start=1):
-        for kind, color in KINDS.items():
-            for path in (one for one in paths if one.kind == kind):
-                _add_path(figure, index, path, color)
+        for path in paths:
+            _add_path(figure, index, path.kind, path.losses, " nats")
     layout = _layout(_titles(areas), "step", "loss (nats per object)")
     figure.update_layout(**layout)
     said = []
@@ -197,24 +184,38 @@ def loss_plate(spaces: Sequence[Sequence[LossPath]], areas: Sequence[Rows]) -> P
     )
 
 
-def _add_path(figure: go.Figure, index: int, path: LossPath, color: str) -> None:
-    values = np.array(path.losses).T
+def _add_path(figure: go.Figure, index: int, kind: MappingKind, paths: Paths, unit: str) -> None:
+    color, values = KINDS[kind], np.array(paths).T
     steps = np.arange(len(values))
     mean, low, high = band(values)
-    axes = {"xaxis": axis_name("x", index), "yaxis": axis_name("y", index),
-            "legendgroup": path.kind}  # fmt: skip
+    axes = {
+        "xaxis": axis_name("x", index),
+        "yaxis": axis_name("y", index),
+        "legendgroup": kind,
+    }
     if np.isfinite(low).all():
         figure.add_scatter(
             x=np.concatenate([steps, steps[::-1]]),
-            y=np.concatenate([high, low[::-1]]).round(5), fill="toself", fillcolor=color,
-            opacity=0.15, line={"width": 0}, mode="lines", hoverinfo="skip", showlegend=False,
+            y=np.concatenate([high, low[::-1]]).round(5),
+            fill="toself",
+            fillcolor=color,
+            opacity=0.15,
+            line={"width": 0},
+            mode="lines",
+            hoverinfo="skip",
+            showlegend=False,
             **axes,
-        )  # fmt: skip
+        )
     figure.add_scatter(
-        x=steps, y=mean.round(5), mode="lines", name=path.kind, showlegend=index == 1,
+        x=steps,
+        y=mean.round(5),
+        mode="lines",
+        name=kind,
+        showlegend=index == 1,
         line={"color": color, "width": 2.5},
-        hovertemplate=f"{path.kind}, step %{{x}}: %{{y:.3f}} nats<extra></extra>", **axes,
-    )  # fmt: skip
+        hovertemplate=f"{kind}, step %{{x}}: %{{y:.3f}}{unit}<extra></extra>",
+        **axes,
+    )
 
 
 def groups_of(rows: Rows) -> dict[str, list[LearnedMapping]]:
@@ -284,7 +285,9 @@ def speed_rows(rows: Rows) -> list[tuple[str, ...]]:
     lines = []
     for name, own in groups_of(rows).items():
         similarity = [row.similarity for row in own if np.isfinite(row.similarity)]
-        pushes = [mean_interval(per_seed(own, field)) for field in ("start_influence", "others")]
+        pushes = [
+            mean_interval(per_seed(own, field)) for field in ("start_cooperation", "cooperation")
+        ]
         lines.append(
             (
                 rows[0].space.label,

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynolab.classification.mapping_claims import difference, mapping_verdicts
-from dynolab.data.mapping_results import LearnedMapping, LossPath
+from dynolab.data.mapping_results import KindPath, LearnedMapping
 from dynolab.data.rows import read_rows
 from dynolab.figures.chapter_page import Chapter
 from dynolab.figures.mappings import (
+    cooperation_plate,
     influence_plate,
     loss_plate,
-    share_plate,
     similarity_plate,
     speed_plate,
     speed_rows,
@@ -27,8 +27,15 @@ _SOURCE = (
     "over the steps of training, the area under the loss; coding lengths are log₂ m! + m log₂ v! "
     "bits for compositional mappings and log₂ (v^m)! for other bijections."
 )
-_HEAD = ("space", "mappings", "how many", "similarity", "area, nats",
-         "pairwise influence at the start", "from others, nats")  # fmt: skip
+_HEAD = (
+    "space",
+    "mappings",
+    "how many",
+    "similarity",
+    "area, nats",
+    "cooperation before training",
+    "over training",
+)
 
 
 @dataclass(frozen=True)
@@ -36,14 +43,14 @@ class Simplicity:
     """The rows of every space."""
 
     mappings: Sequence[Sequence[LearnedMapping]]
-    paths: Sequence[Sequence[LossPath]]
+    paths: Sequence[Sequence[KindPath]]
 
 
 def read_simplicity(folders: Sequence[Path]) -> Simplicity:
     """The rows that the stages wrote, space by space."""
     return Simplicity(
         mappings=[tuple(read_rows(one / "mappings.jsonl", LearnedMapping)) for one in folders],
-        paths=[tuple(read_rows(one / "paths.jsonl", LossPath)) for one in folders],
+        paths=[tuple(read_rows(one / "paths.jsonl", KindPath)) for one in folders],
     )
 
 
@@ -58,8 +65,8 @@ def simplicity_chapter(found: Simplicity) -> Chapter:
             speed_plate(spaces),
             loss_plate(found.paths, spaces),
             similarity_plate(spaces),
+            cooperation_plate(found.paths, spaces),
             influence_plate(spaces),
-            share_plate(spaces),
             section(
                 "kinds",
                 "Kinds of mappings",

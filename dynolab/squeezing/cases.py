@@ -1,13 +1,16 @@
 """What is said of one push on a softmax, tried on random cases.
 
-Claims 1 to 5 of Ren & Sutherland (arXiv 2407.10490, §3.3): 1 the pushed class falls; 2 the
-likeliest other class rises; 3 the peakier the distribution, the more classes fall; 4 the less
-likely the pushed class, the more fall and the further; 5 the larger the step, the stronger. Beside
-them what follows from `Δ log p_i = η (p_i + p_y − Σ_j p_j²) + O(η²)` and from its concavity in η.
+Claims 1 to 5 of Ren & Sutherland (arXiv 2407.10490, §3.3 and the notebook of their code): 1 the
+pushed class falls; 2 the likeliest other class rises; 3 the peakier the distribution, the more
+classes fall; 4 the less likely the pushed class, the more fall, the further, and the more the
+likeliest other gains; 5 the larger the step, the stronger. The notebook also says that the rich
+get richer and the poor get poorer. Beside them what follows from
+`Δ log p_i = η (p_i + p_y − Σ_j p_j²) + O(η²)` and from its concavity in η.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,7 +85,9 @@ def random_cases(count: int, classes: int, generator: torch.Generator) -> Cases:
     return Cases((logits * scale[:, None]).log_softmax(-1), label, step, generator)
 
 
-Violated = Callable[[Cases], Bool[Tensor, "cases"]]
+Violated = Callable[[Cases], Bool[Tensor, "cases"] | Float[Tensor, "cases"]]
+"""Whether a case violates a statement, or by what share of the classes that it speaks of; not a
+number where the case has none."""
 
 
 def label_rises(cases: Cases) -> Bool[Tensor, cases]:
@@ -125,11 +130,33 @@ def falls_less_when_rarer(cases: Cases) -> Bool[Tensor, cases]:
     return ((before < 0) & (rarer > before + ROUNDING) & cases.others()).any(1)
 
 
-def best_gains_more_when_rarer(cases: Cases) -> Bool[Tensor, cases]:
-    """Against claim 4: with the odds of y lowered, i* gains more."""
-    best = likeliest_other(cases.logp, cases.label)
-    rarer = cases.of(best, cases.change(logp=_rarer(cases)))
-    return rarer > cases.of(best, cases.moved) + ROUNDING
+def best_gains_less_when_rarer(cases: Cases) -> Bool[Tensor, cases]:
+    """Against claim 4: with the odds of y lowered, the probability of i* gains less."""
+    best, rarer = likeliest_other(cases.logp, cases.label), _rarer(cases)
+    before, after = (
+        cases.of(best, (logp + cases.change(logp=logp)).exp() - logp.exp())
+        for logp in (cases.logp, rarer)
+    )
+    return after < before - ROUNDING
+
+
+def poor_gain(cases: Cases) -> Float[Tensor, cases]:
+    """Against “the poor get poorer”: of the others below their median, the share that rises."""
+    others = cases.logp.masked_fill(~cases.others(), torch.nan)
+    return _share(cases.moved > ROUNDING, others < others.nanquantile(0.5, 1, keepdim=True))
+
+
+def rich_lose(cases: Cases) -> Float[Tensor, cases]:
+    """Against “the rich get richer”: of the others with more than 1/V, the share that falls."""
+    rich = (cases.logp > -math.log(cases.logp.shape[1])) & cases.others()
+    return _share(cases.moved < -ROUNDING, rich)
+
+
+def _share(
+    hit: Bool[Tensor, "cases classes"], among: Bool[Tensor, "cases classes"]
+) -> Float[Tensor, cases]:
+    """Not a number where there are none to be hit."""
+    return (hit & among).sum(1).double() / among.sum(1)
 
 
 def weaker_when_larger(cases: Cases) -> Bool[Tensor, cases]:
@@ -199,7 +226,9 @@ STATEMENTS: Mapping[str, Violated] = {
     "peak_alone_rises": another_rises_beside_a_peak,
     "rarer_more_fall": fewer_fall_when_rarer,
     "rarer_fall_further": falls_less_when_rarer,
-    "rarer_best_gains_less": best_gains_more_when_rarer,
+    "rarer_best_gains_more": best_gains_less_when_rarer,
+    "rich_get_richer": rich_lose,
+    "poor_get_poorer": poor_gain,
     "larger_is_stronger": weaker_when_larger,
     "fallen_stays_fallen": recovers_when_larger,
     "concave": not_concave,
@@ -216,13 +245,20 @@ def count_violations(count: int, classes: int, seed: int) -> Iterator[CaseCount]
     """Every statement's violations among as many random cases."""
     rows = max(1, _CHUNK_NUMBERS // classes)
     generator = torch.Generator().manual_seed(seed)
-    found = dict.fromkeys(STATEMENTS, 0)
+    violations, tried = dict.fromkeys(STATEMENTS, 0.0), dict.fromkeys(STATEMENTS, 0)
     for start in range(0, count, rows):
         cases = random_cases(min(rows, count - start), classes, generator)
         for statement, violated in STATEMENTS.items():
-            found[statement] += int(violated(cases).sum())
-    for statement, violations in found.items():
-        yield CaseCount(statement=statement, classes=classes, cases=count, violations=violations)
+            share = violated(cases).double()
+            violations[statement] += float(share.nansum())
+            tried[statement] += int(share.isfinite().sum())
+    for statement in STATEMENTS:
+        yield CaseCount(
+            statement=statement,
+            classes=classes,
+            cases=tried[statement],
+            violations=violations[statement],
+        )
 
 
 def _falling(cases: Cases, change: Float[Tensor, "cases classes"]) -> Int[Tensor, cases]:

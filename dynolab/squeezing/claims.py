@@ -24,7 +24,9 @@ _SAID: Mapping[str, tuple[str, str]] = {
     "rarer_more_fall": ("Claim 4: the less likely the pushed class, the more classes fall",
                         "always"),
     "rarer_fall_further": ("Claim 4: … and the further those fall that fell", "always"),
-    "rarer_best_gains_less": ("Claim 4: … while i* itself gains less", "mostly: up to p_y ≈ ½"),
+    "rarer_best_gains_more": ("Claim 4: … and the more the probability of i* rises", "mostly"),
+    "rich_get_richer": ("The rich get richer: other classes with more than 1/V rise", "mostly"),
+    "poor_get_poorer": ("… and the poor get poorer: other classes below the median fall", "mostly"),
     "larger_is_stronger": ("Claim 5: the larger the step, the stronger: y falls and i* rises "
                            "further", "always"),
     "fallen_stays_fallen": ("Claim 5: a class that has fallen falls further with a larger step",
@@ -38,7 +40,13 @@ _SAID: Mapping[str, tuple[str, str]] = {
     "features_best_rises": ("Features that move as well (d = 4): i* still rises",
                             "mostly: nothing forbids a fall"),
 }  # fmt: skip
-_MOSTLY = {"peakier_more_fall", "rarer_best_gains_less", "features_best_rises"}
+_MOSTLY = {
+    "peakier_more_fall",
+    "rarer_best_gains_more",
+    "rich_get_richer",
+    "poor_get_poorer",
+    "features_best_rises",
+}
 
 
 def softmax_verdicts(counts: Sequence[CaseCount]) -> Iterator[Verdict]:
@@ -54,7 +62,7 @@ def softmax_verdicts(counts: Sequence[CaseCount]) -> Iterator[Verdict]:
 
 
 def _exact(one: CaseCount) -> Counted:
-    return Counted(f"V = {one.classes:,}: violations", one.violations, one.cases)
+    return Counted(f"V = {one.classes:,}: violations", int(one.violations), one.cases)
 
 
 def _trend(one: CaseCount) -> Quantity:

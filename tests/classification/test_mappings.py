@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import pairwise, permutations, product
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -12,8 +12,9 @@ import torch
 
 from dynolab.classification.mapping_claims import correlation, difference, mapping_verdicts
 from dynolab.classification.mapping_sweep import (
+    kind_paths,
     learned,
-    loss_paths,
+    letter_products,
     message_loss,
     message_network,
     sweep,
@@ -118,26 +119,57 @@ def test_together_every_mapping_and_seed_learns_as_it_would_alone() -> None:
             torch.testing.assert_close(losses[:, index, place], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_influence_is_the_product_of_the_examples_gradients() -> None:
-    found = sweep(SMALL, [HOLISTIC], [0], width=8, learning_rate=0.5, steps=2)
-    network, loss = message_network(SMALL, 8, 0), message_loss(SMALL)
-    x, target = (torch.from_numpy(one_hot(SMALL, one)) for one in (range(4), HOLISTIC))
-    flat = []
-    for row in range(4):
-        value = loss(network(x[row : row + 1]), target[row : row + 1])
-        gradients = torch.autograd.grad(value, list(network.parameters()))
-        flat.append(torch.cat([one.flatten() for one in gradients]))
-    products = torch.stack(flat) @ torch.stack(flat).T
-    between = products[~torch.eye(4, dtype=torch.bool)].mean()
-    torch.testing.assert_close(found.start_influence[0, 0], between)
+@pytest.mark.parametrize(("values", "mapping"), [(2, HOLISTIC), (3, (0, 4, 8, 2, 3, 7, 1, 5, 6))])
+def test_letter_products_are_those_of_autograd_s_gradients(
+    values: int, mapping: tuple[int, ...]
+) -> None:
+    space = SpaceName(attributes=2, values=values)
+    network = message_network(space, 8, 0).double()
+    x, target = (
+        torch.from_numpy(one_hot(space, messages)).double()
+        for messages in (range(space.objects), mapping)
+    )
+    weights = {name: w.detach()[None] for name, w in network.named_parameters()}
+    products = letter_products(space, weights, x, target[None])
+    for place in range(2):
+        letter = slice(place * values, (place + 1) * values)
+        gradients = []
+        for row in range(space.objects):
+            loss = -(target[row, letter] * network(x[row])[letter].log_softmax(-1)).sum()
+            parts = torch.autograd.grad(loss, list(network.parameters()))
+            gradients.append(torch.cat([part.flatten() for part in parts]))
+        stacked = torch.stack(gradients)
+        torch.testing.assert_close(products[0, place], stacked @ stacked.T)
 
 
-def test_own_and_others_parts_add_up_to_the_fall_of_the_loss() -> None:
-    steps = 200
-    found = sweep(SMALL, [IDENTITY, HOLISTIC], [0, 1], width=16, learning_rate=0.02, steps=steps)
-    fallen = found.losses[0] - found.final
-    torch.testing.assert_close(found.own + found.others, fallen, rtol=0.02, atol=0.0)
-    assert all(b < a for a, b in pairwise(found.losses[:, 0, 0].tolist()))
+def test_cooperation_is_the_mean_over_pairs_that_share_an_attribute() -> None:
+    measured = sweep(SMALL, [IDENTITY, HOLISTIC], [4], width=8, learning_rate=0.5, steps=2)
+    network, x = message_network(SMALL, 8, 4), torch.from_numpy(one_hot(SMALL, range(4)))
+    weights = {name: w.detach()[None] for name, w in network.named_parameters()}
+    for index, mapping in enumerate((IDENTITY, HOLISTIC)):
+        target = torch.from_numpy(one_hot(SMALL, mapping))[None]
+        products = letter_products(SMALL, weights, x, target)[0]
+        # Objects 00, 01, 10, 11: only 00 with 11 and 01 with 10 share nothing.
+        sharing = [(o, u) for o in range(4) for u in range(4) if o != u and o + u != 3]
+        expected = torch.stack([products[:, o, u] for o, u in sharing]).mean()
+        torch.testing.assert_close(measured.cooperation[0, index, 0], expected)
+
+
+def test_compositional_mappings_cooperate_though_all_pairs_together_do_not() -> None:
+    space, seeds = SpaceName(attributes=2, values=3), tuple(range(100, 105))
+    mappings = sampled_bijections(space, 10, seed=1)
+    measured = sweep(space, mappings, seeds, width=16, learning_rate=0.5, steps=2)
+    rows = learned(space, mappings, measured)
+    outcomes = {verdict.id: verdict.outcome for verdict in mapping_verdicts(rows)}
+    assert outcomes["2×3/cooperation"] == outcomes["2×3/start"] == "appears"
+    assert outcomes["2×3/contradiction"] == "appears"
+    # The same products over all pairs: the part of the kernel that all pairs share drags them down.
+    x, network = torch.from_numpy(one_hot(space, range(9))), message_network(space, 16, 100)
+    weights = {name: w.detach()[None] for name, w in network.named_parameters()}
+    target = torch.from_numpy(one_hot(space, mappings[0]))[None]
+    products = letter_products(space, weights, x, target)[0]
+    assert kind_of(space, mappings[0]) == "compositional"
+    assert products[:, ~torch.eye(9, dtype=torch.bool)].mean() < 0
 
 
 def test_rows_and_claims_of_a_sweep() -> None:
@@ -150,11 +182,12 @@ def test_rows_and_claims_of_a_sweep() -> None:
     only = [row for row in rows if row.messages in (IDENTITY, HOLISTIC)]
     assert difference(only, "area").mean == pytest.approx(expected)
     assert difference(only, "area").n == 2
-    assert -1 <= correlation(rows, "start_influence").mean <= 1
-    assert len({one.id for one in mapping_verdicts(rows)}) == 6
-    paths = {path.kind: path for path in loss_paths(rows, found)}
+    assert -1 <= correlation(rows, "start_cooperation").mean <= 1
+    assert len({one.id for one in mapping_verdicts(rows)}) == 7
+    paths = {path.kind: path for path in kind_paths(rows, found)}
     assert set(paths) == {"compositional", "holistic", "degenerate"}
     assert np.shape(paths["holistic"].losses) == (2, 31)
+    assert np.shape(paths["holistic"].cooperation) == (2, 30)
 
 
 def test_what_is_not_there_is_not_measured() -> None:

@@ -7,12 +7,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynolab.squeezing.cases import STATEMENTS, count_violations, random_cases
+from dynolab.squeezing.cases import (
+    STATEMENTS,
+    Cases,
+    count_violations,
+    poor_gain,
+    random_cases,
+    rich_lose,
+)
+from dynolab.squeezing.claims import softmax_verdicts
 from dynolab.squeezing.features import stepped_elsewhere, stepped_with_features
 from dynolab.squeezing.panels import panels, regression_steps, shape_points, step_paths
 from dynolab.squeezing.rule import first_order, likeliest_other, rises, stepped
 
-TRENDS = {"peakier_more_fall", "rarer_best_gains_less", "features_best_rises"}
+TRENDS = {
+    "peakier_more_fall",
+    "rarer_best_gains_more",
+    "rich_get_richer",
+    "poor_get_poorer",
+    "features_best_rises",
+}
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -93,7 +107,44 @@ def test_what_is_said_of_every_case_has_no_violation(classes: int) -> None:
     found = {one.statement: one for one in count_violations(1_000, classes, seed=7)}
     assert set(found) == set(STATEMENTS)
     assert {name for name, one in found.items() if one.violations} <= TRENDS
-    assert all(one.cases == 1_000 for one in found.values())
+    # Of three classes y may hold so much that no other has more than a third.
+    of_all = [one for name, one in found.items() if name != "rich_get_richer"]
+    assert {one.cases for one in of_all} == {1_000}
+    assert 900 < found["rich_get_richer"].cases <= 1_000
+
+
+def case(probabilities: list[float], label: int, step: float) -> Cases:
+    logp = torch.tensor([probabilities], dtype=torch.float64).log()
+    return Cases(
+        logp, torch.tensor([label]), torch.tensor([step], dtype=torch.float64), generator()
+    )
+
+
+def test_who_is_rich_and_who_is_poor_in_a_case_worked_out_by_hand() -> None:
+    # Σ p² = 0.422, p_y = 0.1: to first order a class rises where p_i > 0.322. So one of the two
+    # others above 1/5 falls, and both below the median, 0.135.
+    pushed = case([0.6, 0.22, 0.1, 0.05, 0.03], 2, 1e-4)
+    assert rich_lose(pushed).tolist() == [0.5]
+    assert poor_gain(pushed).tolist() == [0.0]
+    # Where y holds nearly all, no other class is rich, and all rise.
+    alone = case([0.02, 0.95, 0.01, 0.015, 0.005], 1, 1e-4)
+    assert rich_lose(alone).isnan().all()
+    assert poor_gain(alone).tolist() == [1.0]
+
+
+def test_the_authors_claim_that_a_rarer_label_feeds_the_likeliest_more_is_refuted() -> None:
+    counts = list(count_violations(1_000, 50, seed=7))
+    outcomes = {one.id.removeprefix("softmax/"): one.outcome for one in softmax_verdicts(counts)}
+    assert outcomes["rarer_best_gains_more"] == "does not"
+    assert outcomes["rich_get_richer"] == outcomes["poor_get_poorer"] == "appears"
+    # By hand, p_y = 0.5 and 0.1 under a push of size one: i* gains 0.125 and 0.085.
+    gains = []
+    for p_y in (0.5, 0.1):
+        rest = (1 - p_y) / 0.5
+        pushed = case([0.3 * rest, 0.2 * rest, p_y], 2, 1.0)
+        after = (pushed.logp + pushed.moved).exp()
+        gains.append(float(after[0, 0] - 0.3 * rest))
+    assert gains[1] < gains[0]
 
 
 def test_a_wrong_statement_is_found_out() -> None:
