@@ -142,8 +142,9 @@ def best_gains_less_when_rarer(cases: Cases) -> Bool[Tensor, cases]:
 
 def poor_gain(cases: Cases) -> Float[Tensor, cases]:
     """Against “the poor get poorer”: of the others below their median, the share that rises."""
-    others = cases.logp.masked_fill(~cases.others(), torch.nan)
-    return _share(cases.moved > ROUNDING, others < others.nanquantile(0.5, 1, keepdim=True))
+    others = cases.logp.masked_fill(~cases.others(), torch.inf)
+    half = (cases.logp.shape[1] - 1) // 2
+    return _share(cases.moved > ROUNDING, others <= others.kthvalue(half, 1, keepdim=True).values)
 
 
 def rich_lose(cases: Cases) -> Float[Tensor, cases]:
