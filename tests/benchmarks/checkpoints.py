@@ -22,8 +22,7 @@ import os
 import random
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
@@ -42,6 +41,7 @@ from tasks.runtime.launcher import launch_ranks
 from tasks.runtime.progress import PlainProgress
 from tasks.runtime.settings import Settings
 from tasks.runtime.stage import Platform, run_stage
+from tests.benchmarks.figures import report, seconds
 from tests.conftest import start_s3
 from tests.runtime.doubles import MemoryTracking
 
@@ -49,6 +49,8 @@ PAIRS = 7
 SHARDS, SHARD_BYTES = 2, 100_000_000
 STEPS, EVERY = 400, 50
 KEY = "ca" * 32
+AT_LEAST = {"checkpoint_upload_over_raw": 0.8}
+AT_MOST = {"training_stall_fraction": 0.05}
 BUCKET = "checkpoints"
 LOGIN = {
     "AWS_ACCESS_KEY_ID": "benchmark", "AWS_SECRET_ACCESS_KEY": "benchmark",
@@ -67,12 +69,6 @@ def s3() -> Iterator[tuple[Path, str]]:
         finally:
             process.kill()
             process.wait()
-
-
-def seconds(deed: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    deed()
-    return time.perf_counter() - began
 
 
 def state(folder: Path) -> list[Path]:
@@ -154,12 +150,7 @@ def training_stall() -> dict[str, float]:
 
 
 def main() -> None:
-    figures: dict[str, Any] = {**checkpoint_upload(), **training_stall()}
-    figures["bars"] = {
-        "checkpoint_upload_over_raw": [0.8, figures["checkpoint_upload_over_raw"] >= 0.8],
-        "training_stall_fraction": [0.05, figures["training_stall_fraction"] <= 0.05],
-    }
-    print(json.dumps(figures))
+    report(checkpoint_upload() | training_stall(), at_least=AT_LEAST, at_most=AT_MOST)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@ gains.
 
     python -m tests.benchmarks.classification
 
-Prints one JSON object on its last line. Times are medians of interleaved runs in this process;
-peaks of memory are of processes of their own, above what stood before.
+Prints one JSON object on its last line. Times are medians of interleaved runs in this process, and
+so are ratios, whose largest less smallest ends in `_spread`; peaks of memory are of processes of
+their own, above what stood before.
 
 - `exact_kernel_speedup`, `exact_kernel_memory`: the V × V kernels of all 64 × 64 pairs of digits
   (8 × 8 pixels) under LeNet, against the faster of the tutorial's two routes, Jacobian contraction
@@ -26,7 +27,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 import torch
@@ -36,6 +36,7 @@ from torch.func import functional_call, jacrev, jvp, vjp, vmap
 from dynolab.classification.kernel import classifier_kernel
 from dynolab.data.images import ImageConfig, load_images
 from models.vision import build_classifier
+from tests.benchmarks.figures import interleaved, ratio, report
 from tests.benchmarks.mapping_sweep import one_after_another, together
 from tests.benchmarks.resident import peak_above_start
 from tests.benchmarks.supervision import filter_kd
@@ -46,20 +47,6 @@ AT_MOST = {"exact_kernel_memory": 0.25, "exact_kernel_agreement": 1e-5}
 SIDES = {"": 8, "_mnist": 28}
 
 Figures = dict[str, float]
-
-
-def interleaved(*works: Callable[[], object], repeats: int) -> list[float]:
-    """Median seconds of each, run in turn after one unmeasured round."""
-    for work in works:
-        work()
-    times = [[seconds(work) for work in works] for _ in range(repeats)]
-    return [statistics.median(column) for column in zip(*times, strict=True)]
-
-
-def seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 def digits(side: int) -> tuple[nn.Module, Tensor, Tensor]:
@@ -116,26 +103,27 @@ def exact_kernel(repeats: int) -> Figures:
         model, left, right = digits(side)
         routes = tutorial(model)
 
-        def ours(
-            model: nn.Module = model, left: Tensor = left, right: Tensor = right
-        ) -> Tensor:  # fmt: skip
+        def ours(model: nn.Module = model, left: Tensor = left, right: Tensor = right) -> Tensor:
             return classifier_kernel(model, left, right, CLASSES)
 
         few = left[:PRODUCT_IMAGES], right[:PRODUCT_IMAGES]
         truth = routes["contraction"](left, right)
         agreement = float((ours() - truth).norm() / truth.norm())
-        fast, contraction = interleaved(
-            ours, lambda r=routes, a=left, b=right: r["contraction"](a, b), repeats=repeats
+        fast, contraction, products = interleaved(
+            ours,
+            lambda r=routes, a=left, b=right: r["contraction"](a, b),
+            lambda r=routes, p=few: r["products"](*p),
+            repeats=repeats,
         )
-        (products,) = interleaved(lambda r=routes, p=few: r["products"](*p), repeats=1)
-        products *= (IMAGES / PRODUCT_IMAGES) ** 2
+        products = [(IMAGES / PRODUCT_IMAGES) ** 2 * time for time in products]
+        faster = min(contraction, products, key=statistics.median)
         peaks = {who: peak_of(who, side) for who in ("ours", "tutorial")}
         found |= {
             f"exact_kernel_agreement{suffix}": agreement,
-            f"exact_kernel_seconds{suffix}": fast,
-            f"tutorial_contraction_seconds{suffix}": contraction,
-            f"tutorial_products_seconds{suffix}": products,
-            f"exact_kernel_speedup{suffix}": min(contraction, products) / fast,
+            f"exact_kernel_seconds{suffix}": statistics.median(fast),
+            f"tutorial_contraction_seconds{suffix}": statistics.median(contraction),
+            f"tutorial_products_seconds{suffix}": statistics.median(products),
+            **ratio(f"exact_kernel_speedup{suffix}", faster, fast),
             f"exact_kernel_mb{suffix}": peaks["ours"] / 2**20,
             f"tutorial_mb{suffix}": peaks["tutorial"] / 2**20,
             f"exact_kernel_memory{suffix}": peaks["ours"] / peaks["tutorial"],
@@ -168,9 +156,9 @@ def mapping_sweep(repeats: int) -> Figures:
     apart = float((together() - one_after_another()).abs().max())
     fast, slow = interleaved(together, one_after_another, repeats=repeats)
     return {
-        "mapping_sweep_seconds": fast,
-        "mapping_loop_seconds": slow,
-        "mapping_sweep_speedup": slow / fast,
+        "mapping_sweep_seconds": statistics.median(fast),
+        "mapping_loop_seconds": statistics.median(slow),
+        **ratio("mapping_sweep_speedup", slow, fast),
         "mapping_sweep_agreement": apart,
     }
 
@@ -192,13 +180,7 @@ def main() -> None:
         measured = part(arguments.repeats)
         print(json.dumps(measured), flush=True)
         found |= measured
-    figures: dict[str, object] = {name: float(f"{value:.4g}") for name, value in found.items()}
-    figures["bars"] = {
-        **{name: [bound, found[name] <= bound] for name, bound in AT_MOST.items() if name in found},
-        **{name: [bound, found[name] >= bound] for name, bound in AT_LEAST.items()
-           if name in found},
-    }  # fmt: skip
-    print(json.dumps(figures))
+    report(found, at_least=AT_LEAST, at_most=AT_MOST)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ prints one JSON object on its last line:
 - `faults_injected`: kinds times points, listed in `faults`; `faults_survived`: those after which
   everything was as it should be. `faults_skipped`: tests that this machine cannot run.
 - `orphans`: processes, ports, leases, locks, claims and scratch folders that stayed.
-  `metrics_lost`: values that MLflow lacks or has twice. `resume_identical`: whether every training
-  that went on ended with the weights of one that nothing had disturbed, to the bit.
+  `metrics_lost`: values that MLflow lacks, has twice or has otherwise than of an undisturbed
+  training, over the `metrics_looked_at` faults whose training makes metrics.
+  `resume_identical`: whether every training that went on ended with the weights of one that
+  nothing had disturbed, to the bit.
 - `cancel_to_last_rank_dead_s`: the slowest of the cancellations, from the request to Prefect;
   null where none got so far.
 - `checkpoint_upload_over_raw`, `training_stall_fraction`: see `tests.benchmarks.checkpoints`.
@@ -21,7 +23,6 @@ prints one JSON object on its last line:
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -31,43 +32,49 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from tests.benchmarks.figures import report
+
 ROOT = Path(__file__).parents[2]
+AT_LEAST = {"faults_injected": 20, "metrics_looked_at": 20, "resume_identical": True}
+AT_MOST = {"orphans": 0, "metrics_lost": 0, "cancel_to_last_rank_dead_s": 10}
 
 
-def run_list(report: Path) -> float:
+def run_list(file: Path) -> float:
     """Runs every fault test; its words go to stderr. Returns the seconds that it took."""
     began = time.monotonic()
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", "faults", "-v", "--junitxml", str(report),
+        [sys.executable, "-m", "pytest", "-m", "faults", "-v", "--junitxml", str(file),
          "-o", "junit_family=xunit1"],
         cwd=ROOT, stdout=sys.stderr,
     )  # fmt: skip
     return time.monotonic() - began
 
 
-def figures_of(report: Path) -> dict[str, Any]:
+def figures_of(file: Path) -> dict[str, Any]:
     """What the tests recorded of themselves; one that failed before it could tell is a fault, too.
 
     A test of the list that records nothing and passes is not a fault.
     """
-    told = list(_told(report))
+    told = list(_told(file))
     cancelled = [float(one["cancel_seconds"]) for one in told if "cancel_seconds" in one]
     faults = [one for one in told if "fault" in one and one["end"] != "skipped"]
+    looked = [int(one["metrics_lost"]) for one in faults if "metrics_lost" in one]
     identical = [one["resume_identical"] == "true" for one in faults if "resume_identical" in one]
     return {
         "faults_injected": len(faults),
         "faults_survived": sum(one["end"] == "passed" for one in faults),
         "faults_skipped": sum(one["end"] == "skipped" for one in told),
         "orphans": sum(int(one.get("orphans", 0)) for one in faults),
-        "metrics_lost": sum(int(one.get("metrics_lost", 0)) for one in faults),
+        "metrics_lost": sum(looked),
+        "metrics_looked_at": len(looked),
         "resume_identical": bool(identical) and all(identical),
         "cancel_to_last_rank_dead_s": max(cancelled, default=None),
         "faults": [one["fault"] for one in faults],
     }
 
 
-def _told(report: Path) -> Iterator[dict[str, str]]:
-    for case in ElementTree.parse(report).iter("testcase"):
+def _told(file: Path) -> Iterator[dict[str, str]]:
+    for case in ElementTree.parse(file).iter("testcase"):
         found = {one.attrib["name"]: one.attrib["value"] for one in case.iter("property")}
         ends = [end for end in ("failure", "error", "skipped") if case.find(end) is not None]
         found["end"] = ends[0] if ends else "passed"
@@ -76,35 +83,23 @@ def _told(report: Path) -> Iterator[dict[str, str]]:
         yield found
 
 
-def bars(figures: dict[str, Any]) -> dict[str, Any]:
-    """Figure → [its bound, whether it is met]."""
-    injected = figures["faults_injected"]
-    most = {"orphans": 0, "metrics_lost": 0, "cancel_to_last_rank_dead_s": 10,
-            "training_stall_fraction": 0.05}  # fmt: skip
-    least = {"faults_injected": 20, "faults_survived": injected, "checkpoint_upload_over_raw": 0.8}
-    met: dict[str, Any] = {
-        name: [bound, figures[name] is not None and figures[name] <= bound]
-        for name, bound in most.items()
-    }
-    met |= {name: [bound, figures[name] >= bound] for name, bound in least.items()}
-    return met | {"resume_identical": [True, figures["resume_identical"]]}
+def main() -> None:
+    from tests.benchmarks import checkpoints
 
-
-def measure(report: Path | None) -> dict[str, Any]:
-    """All figures, and whether they meet their bars."""
-    from tests.benchmarks.checkpoints import checkpoint_upload, training_stall
-
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--report", type=Path, help="A JUnit file of a list that has run.")
+    known: Path | None = parser.parse_args().report
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
-        if report is None:
-            report = Path(temporary) / "report.xml"
-            figures["list_s"] = run_list(report)
-        figures |= figures_of(report)
-    figures |= checkpoint_upload() | training_stall()
-    return figures | {"bars": bars(figures)}
+        file = known or Path(temporary) / "report.xml"
+        if known is None:
+            figures["list_s"] = run_list(file)
+        figures |= figures_of(file)
+    figures |= checkpoints.checkpoint_upload() | checkpoints.training_stall()
+    survived = {"faults_survived": figures["faults_injected"]}
+    at_least = AT_LEAST | survived | checkpoints.AT_LEAST
+    report(figures, at_least=at_least, at_most=AT_MOST | checkpoints.AT_MOST)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--report", type=Path, help="A JUnit file of a list that has run.")
-    print(json.dumps(measure(parser.parse_args().report)))
+    main()

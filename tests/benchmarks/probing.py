@@ -5,8 +5,9 @@
 FOLDER holds `models/tinystories-656k`, `models/pythia-tokenizer` and `data/probes`. Prints one JSON
 object on its last line; a figure of the randomly initialised Pythia-70m shape ends in `_70m`. The
 rows are the paper's 500 prompts × 13 kinds; a prompt that the context cuts is cut alike on all
-sides. They are taken in blocks of prompts, and in every block one after another scores the same
-rows; a ratio is the median over blocks, `…_low` and `…_high` are the smallest and the largest.
+sides. They are taken in blocks of prompts; in every block one after another scores the same rows,
+in every other block in the opposite order; a ratio is the median over blocks, `…_low` and `…_high`
+are the smallest and the largest.
 
 - `agreement_nats`: largest difference of a row's log-probability from that of transformers' own
   forward on one sequence at a time, with its log-softmax in float64, over every fifth row.
@@ -31,6 +32,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ from dynolab.data.sources import DataConfig, load_data
 from dynolab.likelihood import ResponseLogits, packing_width
 from dynolab.probes.score import ProbeScorer
 from models.language import load_language_model, load_tokenizer, save_language_model
+from tests.benchmarks.figures import report
 
 BATCH_TOKENS, STEPS_BETWEEN, PAIRS, PROBED = 16_384, 50, 16, 100
 FIFTH = 5
@@ -155,7 +158,8 @@ def lm_eval_of(bench: Bench, longest: int) -> Callable[[Sequence[Encoded]], list
     return score
 
 
-def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, and what the work gives."""
     began = time.perf_counter()
     found = work()
     return time.perf_counter() - began, found
@@ -190,16 +194,19 @@ def scoring(which: str, blocks_run: int | None) -> dict[str, float]:
     bench.one_by_one(sequences[0][:20])
     ratios: dict[str, list[float]] = {}
     gap, loop_gap, work = 0.0, 0.0, {"ours": 0.0, "one_by_one": 0.0}
-    for rows, part in zip(blocks, sequences, strict=True):
-        batches = bench.batches(part)
-        mine, logps = seconds(lambda rows=rows: bench.ours(rows))  # type: ignore[misc]
-        plain, truth = seconds(lambda part=part: bench.one_by_one(part))  # type: ignore[misc]
-        bare = statistics.median(
-            seconds(lambda batches=batches: bench.forward(batches))[0]  # type: ignore[misc]
-            for _ in range(2)
+    for number, (rows, part) in enumerate(zip(blocks, sequences, strict=True)):
+        works: dict[str, Callable[[], Any]] = {
+            "ours": partial(bench.ours, rows),
+            "one_by_one": partial(bench.one_by_one, part),
+            "forward": partial(bench.forward, bench.batches(part)),
+        }
+        if theirs:
+            works["lm_eval"] = partial(theirs, part)
+        order = list(works) if number % 2 == 0 else list(reversed(works))
+        measured = {name: timed(works[name]) for name in order}
+        (mine, logps), (plain, truth), (bare, _) = (
+            measured[name] for name in ("ours", "one_by_one", "forward")
         )
-        again, _ = seconds(lambda rows=rows: bench.ours(rows))  # type: ignore[misc]
-        mine = (mine + again) / 2
         exact = bench.one_by_one(part[::FIFTH], torch.float64)
         gap = max(gap, *(abs(a - b) for a, b in zip(logps[::FIFTH], exact, strict=True)))
         loop_gap = max(loop_gap, *(abs(a - b) for a, b in zip(truth[::FIFTH], exact, strict=True)))
@@ -210,7 +217,7 @@ def scoring(which: str, blocks_run: int | None) -> dict[str, float]:
         found["speedup_over_flop_ratio"] = plain / mine / (dense / shared)
         found["flop_ratio"] = dense / shared
         if theirs:
-            other, values = seconds(lambda part=part: theirs(part))  # type: ignore[misc]
+            other, values = measured["lm_eval"]
             found["speedup_vs_lm_eval"] = other / mine
             off = max(abs(a - b) for a, b in zip(values, truth, strict=True))
             found["agreement_of_lm_eval_nats"] = off
@@ -282,11 +289,7 @@ def main() -> None:
         if only in (None, name):
             found |= part()
             print(json.dumps(found), flush=True)
-    figures: dict[str, object] = {name: float(f"{value:.4g}") for name, value in found.items()}
-    bars = {name: [bound, found[name] <= bound] for name, bound in AT_MOST.items() if name in found}
-    bars |= {name: [bound, found[name] >= bound] for name, bound in AT_LEAST.items()
-             if name in found}  # fmt: skip
-    print(json.dumps(figures | {"bars": bars}))
+    report(found, at_least=AT_LEAST, at_most=AT_MOST)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from dynolab.training.job import TrainJob
 from dynolab.training.loop import train
 from dynolab.training.record import StepRecord
 from models.language import load_language_model, load_tokenizer
+from tests.benchmarks.figures import report
 from tests.benchmarks.squeezing_flows import comparisons, real_findings
 
 STEPS, PAIRS = 5, 8
@@ -128,7 +129,7 @@ def main() -> None:
         if only in (None, name):
             found |= part()
             print(json.dumps(found), flush=True)
-    print(json.dumps({name: float(f"{value:.4g}") for name, value in found.items()}))
+    report(found)
 
 
 if __name__ == "__main__":

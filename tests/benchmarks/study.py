@@ -41,11 +41,13 @@ from tasks.runtime.services import start_services
 from tasks.runtime.settings import Settings
 from tasks.runtime.stack import standing_services
 from tasks.runtime.stage import Platform
+from tests.benchmarks.figures import report, seconds
 
 ROOT = Path(__file__).parents[2]
 STUDY = ROOT / "deploy" / "studies" / "builtin.yaml"
 REPEATS = 5
 NO_CONTRASTS = "contrasts=[]"
+AT_MOST = {"cold_s": 360.0, "cached_s": 45.0, "cached_warm_s": 10.0}
 
 
 def command(home: Path, *changes: str) -> subprocess.Popen[bytes]:
@@ -58,12 +60,6 @@ def command(home: Path, *changes: str) -> subprocess.Popen[bytes]:
 
 def study(home: Path, *changes: str) -> None:
     assert command(home, *changes).wait() == 0, "the study failed; see its lines above"
-
-
-def seconds(work: Callable[[], object]) -> float:
-    began = time.monotonic()
-    work()
-    return time.monotonic() - began
 
 
 def median(work: Callable[[], object]) -> float:
@@ -149,11 +145,6 @@ def measure(folder: Path) -> dict[str, object]:
     figures["stages"] = len(list((home / "store" / "stages").glob("*/*/COMMITTED")))
     figures["probe_kinds"] = len({json.loads(line)["kind"] for line in probes} | {"argmax"})
     figures["resume_identical"] = resume_identical(home, folder)
-    bars = {"cold_s": 360.0, "cached_s": 45.0, "cached_warm_s": 10.0}
-    figures["bars"] = {
-        **{name: [bound, float(str(figures[name])) <= bound] for name, bound in bars.items()},
-        "resume_identical": [True, figures["resume_identical"]],
-    }
     return figures
 
 
@@ -163,10 +154,9 @@ def main() -> None:
     keep = parser.parse_args().keep
     if keep:
         keep.mkdir(parents=True)
-        print(json.dumps(measure(keep.resolve())))
-        return
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(measure(Path(folder))))
+        figures = measure((keep or Path(folder)).resolve())
+    report(figures, at_least={"resume_identical": True}, at_most=AT_MOST)
 
 
 if __name__ == "__main__":

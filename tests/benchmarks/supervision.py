@@ -5,8 +5,6 @@ Part of `python -m tests.benchmarks.classification`.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,6 +26,7 @@ from dynolab.data.images import ImageSplits, load_images
 from flows.parameters import load_parameters
 from flows.supervision_parameters import SupervisionParameters
 from models.vision import build_classifier
+from tests.benchmarks.figures import interleaved, ratio
 
 NOISE = 0.4
 STUDY = Path(__file__).resolve().parents[2] / "deploy" / "studies" / "supervision_builtin.yaml"
@@ -48,21 +47,20 @@ def filter_kd(repeats: int) -> Figures:
     found = compare_supervision(build, data, known.supervision, NOISE, known.seeds)
     table = supervision_table(found.rows, NOISE)
     gain = table.difference("filter_kd", "one_hot", "accuracy")
-    fast, slow = _times(data, build, known.supervision.training, known.seeds, repeats)
     return {
         "filter_kd_gain": gain.mean,
         "filter_kd_gain_low": gain.low,
         "filter_kd_gain_high": gain.high,
         "filter_kd_accuracy": table.mean("filter_kd", "accuracy").mean,
         "one_hot_accuracy": table.mean("one_hot", "accuracy").mean,
-        "seeds_speedup": slow / fast,
+        **_speedup(data, build, known.supervision.training, known.seeds, repeats),
     }
 
 
-def _times(
+def _speedup(
     data: ImageSplits, build: Build, config: SGDConfig, seeds: tuple[int, ...], repeats: int
-) -> tuple[float, float]:
-    """Median seconds of an epoch of all seeds: together, and one after another."""
+) -> Figures:
+    """An epoch of all seeds one after another, over one of all together."""
     once = config.model_copy(update={"epochs": 1})
     targets = one_hot(data.train.labels, data.classes)
     orders = torch.stack([batch_order(len(targets), once, seed) for seed in seeds])
@@ -76,11 +74,8 @@ def _times(
         for seed, order in zip(seeds, orders, strict=True):
             _plain(build(seed), data.train.pixels, targets, order, once)
 
-    times: list[tuple[float, float]] = []
-    for _ in range(repeats + 1):
-        times.append((_seconds(together), _seconds(apart)))
-    first, second = zip(*times[1:], strict=True)
-    return statistics.median(first), statistics.median(second)
+    fast, slow = interleaved(together, apart, repeats=repeats)
+    return ratio("seeds_speedup", slow, fast)
 
 
 def _plain(
@@ -93,9 +88,3 @@ def _plain(
         optimizer.zero_grad()
         cross_entropy(network(inputs[rows]), targets[rows]).backward()
         optimizer.step()
-
-
-def _seconds(work: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began

@@ -6,8 +6,8 @@ FOLDER holds `models/tinystories-656k`, `models/pythia-tokenizer` and `data/hh`.
 object on its last line; a figure of the randomly initialised Pythia-70m shape ends in `_70m`.
 
 - `dpo_throughput_vs_trl`, `sft_throughput_vs_trl`: pairs (rows) a second over TRL's, each the
-  median over steps after warm-up; the ratio is the median over interleaved rounds, and
-  `..._spread` its largest less its smallest.
+  median over steps after warm-up; the ratio is the median over rounds in which each goes first
+  in turn, and `..._spread` its largest less its smallest.
 - `grpo_throughput_vs_trl`: the same of completions sampled, rewarded and learned from.
 - `dpo_peak_memory_vs_trl` and the like: most resident memory above the level after loading, over
   TRL's.
@@ -15,7 +15,8 @@ object on its last line; a figure of the randomly initialised Pythia-70m shape e
   steps of 16 pairs as in the built-in study; `..._of_4`: in steps of 4, as beside TRL, where what
   a step costs whatever its size weighs more.
 - `resume_identical`: the objectives (a list) of which a small training that died in a random
-  micro-batch and went on ended with the weights of one left alone, to the bit.
+  micro-batch after a resume state and went on from it ended with the weights of one left alone, to
+  the bit; `resume_differs`: how many others there are.
 
 TRL runs at its best settings: no gradient checkpointing, reference log-probabilities precomputed,
 no dropout, nothing logged or saved, SDPA, generation with its cache. Preparing the data set is
@@ -31,17 +32,23 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from dynolab.rollouts.rewards import ALLOWED
+from tests.benchmarks.figures import ratio, report
 from tests.benchmarks.training_work import BATCH, RANKS_BATCH, STEPS
 
-ROUNDS = {"tinystories": 5, "70m": 3}
+Figures = list[dict[str, float]]
+Run = Callable[[], dict[str, float]]
+
+ROUNDS = 5
 AT_LEAST = {
     "dpo_throughput_vs_trl": 2.0, "sft_throughput_vs_trl": 1.5, "grpo_throughput_vs_trl": 1.0,
     "zero2_two_ranks_over_one": 1.5,
 }  # fmt: skip
-AT_MOST = {"dpo_peak_memory_vs_trl": 0.8}
+AT_MOST = {"dpo_peak_memory_vs_trl": 0.8, "resume_differs": 0}
 
 
 def alone(folder: Path, *arguments: str, threads: int | None = None) -> dict[str, float]:
@@ -56,41 +63,46 @@ def alone(folder: Path, *arguments: str, threads: int | None = None) -> dict[str
 
 
 def against_trl(folder: Path, model: str, method: str, rounds: int) -> dict[str, float]:
-    runs = [(alone(folder, "ours", method, model), alone(folder, "trl", method, model))
-            for _ in range(rounds)]  # fmt: skip
+    mine, theirs = in_turns(
+        lambda: alone(folder, "ours", method, model),
+        lambda: alone(folder, "trl", method, model),
+        rounds,
+    )
     suffix = "" if model == "tinystories" else f"_{model}"
     return {
-        **_ratio(f"{method}_throughput_vs_trl{suffix}", runs, "speed"),
-        **_ratio(f"{method}_peak_memory_vs_trl{suffix}", runs, "peak"),
-        f"{method}_per_s{suffix}": statistics.median(mine["speed"] for mine, _ in runs),
-        f"{method}_per_s_trl{suffix}": statistics.median(theirs["speed"] for _, theirs in runs),
+        **_ratio(f"{method}_throughput_vs_trl{suffix}", mine, theirs, "speed"),
+        **_ratio(f"{method}_peak_memory_vs_trl{suffix}", mine, theirs, "peak"),
+        f"{method}_per_s{suffix}": statistics.median(run["speed"] for run in mine),
+        f"{method}_per_s_trl{suffix}": statistics.median(run["speed"] for run in theirs),
     }
 
 
 def over_ranks(folder: Path, rounds: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for batch, suffix in ((RANKS_BATCH, ""), (BATCH, f"_of_{BATCH}")):
-        runs = []
-        for _ in range(rounds):
-            two, one = (
-                alone(folder, "ours", "dpo", "tinystories", ranks, str(batch), threads=1)
-                for ranks in "21"
-            )
-            runs.append((two, one))
-        found |= _ratio(f"zero2_two_ranks_over_one{suffix}", runs, "speed")
+        sizes = [("dpo", "tinystories", ranks, str(batch)) for ranks in "21"]
+        two, one = in_turns(
+            *(partial(alone, folder, "ours", *size, threads=1) for size in sizes), rounds
+        )
+        found |= _ratio(f"zero2_two_ranks_over_one{suffix}", two, one, "speed")
     return found
 
 
-def _ratio(
-    name: str, runs: list[tuple[dict[str, float], dict[str, float]]], figure: str
-) -> dict[str, float]:
-    """Median over rounds of the first's figure over the second's, and how far the rounds differ."""
-    ratios = [one[figure] / other[figure] for one, other in runs]
-    return {name: statistics.median(ratios), f"{name}_spread": max(ratios) - min(ratios)}
+def in_turns(first: Run, second: Run, rounds: int) -> tuple[Figures, Figures]:
+    """What both measure in every round; each goes first in every other one."""
+    measured: tuple[Figures, Figures] = ([], [])
+    for number in range(rounds):
+        for which in (0, 1) if number % 2 == 0 else (1, 0):
+            measured[which].append((first, second)[which]())
+    return measured
 
 
-def resumed(folder: Path) -> list[str]:
-    """Objectives whose interrupted training ends with the undisturbed one's weights."""
+def _ratio(name: str, ours: Figures, theirs: Figures, figure: str) -> dict[str, float]:
+    return ratio(name, [run[figure] for run in ours], [run[figure] for run in theirs])
+
+
+def resumed(folder: Path) -> dict[str, object]:
+    """Objectives whose resumed training ends with the undisturbed one's weights, and the others."""
     from tests.training.every_objective import ON_GROUPS, ON_ROWS, small_training
     from tests.training.interrupted import interrupt
     from tests.training.small import make_files
@@ -98,11 +110,13 @@ def resumed(folder: Path) -> list[str]:
     os.environ[ALLOWED] = "tests.training.rewards"
     folder.mkdir()
     make_files(folder)
-    return [
+    names = [*ON_ROWS, *ON_GROUPS]
+    identical = [
         name
-        for name in [*ON_ROWS, *ON_GROUPS]
+        for name in names
         if interrupt(folder, folder / name, small_training(name), seed=name).identical
     ]
+    return {"resume_identical": identical, "resume_differs": len(names) - len(identical)}
 
 
 def one(folder: Path, who: str, method: str, model: str, *sizes: str) -> dict[str, float]:
@@ -116,11 +130,16 @@ def one(folder: Path, who: str, method: str, model: str, *sizes: str) -> dict[st
     return ours(method, folder / model, folder, *map(int, sizes))
 
 
+def _of_both(bars: dict[str, float]) -> dict[str, float]:
+    """The bars of both models."""
+    return bars | {f"{name}_70m": bound for name, bound in bars.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--one", nargs="+")
     parser.add_argument("--methods", nargs="*", default=["dpo", "sft", "grpo", "ranks"])
-    parser.add_argument("--rounds", type=int, help="of every comparison; default: see ROUNDS")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="Of every comparison.")
     arguments = parser.parse_args()
     if arguments.one:
         folder, *rest = arguments.one
@@ -134,18 +153,12 @@ def main() -> None:
         prepare(folder)
         for method, model in STEPS:
             if method in arguments.methods:
-                rounds = arguments.rounds or ROUNDS[model]
-                found |= against_trl(folder, model, method, rounds)
+                found |= against_trl(folder, model, method, arguments.rounds)
                 print(json.dumps(found), file=sys.stderr, flush=True)
         if "ranks" in arguments.methods:
-            found |= over_ranks(folder, arguments.rounds or ROUNDS["tinystories"])
-        identical = resumed(folder / "resumed")
-    figures: dict[str, object] = {name: float(f"{value:.4g}") for name, value in found.items()}
-    bars = {name: [bound, value >= bound] for name, value in found.items()
-            for key, bound in AT_LEAST.items() if name.removesuffix("_70m") == key}  # fmt: skip
-    bars |= {name: [bound, value <= bound] for name, value in found.items()
-             for key, bound in AT_MOST.items() if name.removesuffix("_70m") == key}  # fmt: skip
-    print(json.dumps(figures | {"resume_identical": identical, "bars": bars}))
+            found |= over_ranks(folder, arguments.rounds)
+        resumptions = resumed(folder / "resumed")
+    report(found | resumptions, at_least=_of_both(AT_LEAST), at_most=_of_both(AT_MOST))
 
 
 if __name__ == "__main__":
