@@ -1,16 +1,25 @@
-"""The connection between two hosts of a job: whole messages, and whether the other one lives."""
+"""The connection between two hosts of a job: whole messages, and whether the other one lives.
+
+Both ends have a key in common, that of the home they share. Each sends a nonce; every later line
+begins with an HMAC-SHA256 (RFC 2104) over its content, its number and both nonces, so that nothing
+that somebody without the key sends, repeats or changes on the way is even parsed.
+"""
 
 from __future__ import annotations
 
+import hmac
 import json
+import re
+import secrets
 import select
 import socket
 import threading
 import time
 from contextlib import suppress
+from hashlib import sha256
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from dynolab.errors import HostLost
 
@@ -18,9 +27,36 @@ SIGN_SECONDS = 1.0
 LOST_SECONDS = 20.0
 """Silence after which a host counts as lost: longer than a machine that swaps stands still."""
 
+MEET_SECONDS = 10.0
+"""How long the other end has to show that it has the key."""
+
+STRANGER = "it did not show that it has the key of this home"
+
 _SEND_SECONDS = 5.0
 _MESSAGE_BYTES = 2**20
+_STRANGER_BYTES = 2**12
+_NONCE_BYTES = 32
+_NONCE = re.compile(rb"[0-9a-f]{%d}" % (2 * _NONCE_BYTES))
+_PURPOSE = b"dynolab hosts\0"  # the same key signs resume states
 Message = dict[str, Any]
+Role = Literal["starts", "joins"]
+"""What a host does: no end may be answered with its own lines."""
+
+_OTHER: dict[Role, Role] = {"starts": "joins", "joins": "starts"}
+
+
+class _Seal:
+    """HMACs of the lines that one end sends, in their order."""
+
+    def __init__(self, key: bytes, sender: Role, nonce: bytes, others_nonce: bytes) -> None:
+        content = _PURPOSE + sender.encode() + nonce + others_nonce
+        self._key, self._number = hmac.digest(key, content, sha256), 0
+
+    def next(self, content: bytes) -> bytes:
+        """Of the next line, in hex."""
+        self._number += 1
+        numbered = self._number.to_bytes(8, "big") + content
+        return hmac.new(self._key, numbered, sha256).hexdigest().encode()
 
 
 class Peer:
@@ -28,27 +64,38 @@ class Peer:
 
     A thread sends a sign of life every second and hears the other end's, so that a cut cable is
     noticed, too, whatever the process is busy with. Messages are JSON objects, one a line. A
-    connection that ends, a silence of `LOST_SECONDS` and what is no message make the host lost.
+    connection that ends, a silence of `LOST_SECONDS` and what is no message make the host lost,
+    and so does an end that has not shown within `MEET_SECONDS` that it has the key.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, key: bytes, role: Role) -> None:
+        """**Arguments:** `role`: of this end; the other one has the other."""
         connection.settimeout(_SEND_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection = connection
+        self._connection, self._key, self._role = connection, key, role
         self.address = str(connection.getpeername()[0])
         self.own_address = str(connection.getsockname()[0])
         self.name = self.address
+        self.known = False  # whether it has shown that it has the key
+        self._nonce = secrets.token_hex(_NONCE_BYTES).encode()
+        self._sealed: _Seal | None = None
+        self._expected: _Seal | None = None
         self._messages: SimpleQueue[Message] = SimpleQueue()
         self._lost: str | None = None
         self._sending, self._closed = threading.Lock(), threading.Event()
+        self._can_send = threading.Event()
         self._thread = threading.Thread(target=self._live, name=f"peer-{self.name}", daemon=True)
         self._thread.start()
 
     def send(self, **message: Any) -> None:
-        """Sends one message; raises HostLost where it cannot."""
+        """Sends one message, once the other end's nonce is there; raises HostLost if it cannot."""
+        self._can_send.wait()
+        content = json.dumps(message).encode()
         try:
             with self._sending:
-                self._connection.sendall(json.dumps(message).encode() + b"\n")
+                if self._sealed is None or self._lost is not None:
+                    raise HostLost(self.name, self._lost or STRANGER)
+                self._connection.sendall(self._sealed.next(content) + b" " + content + b"\n")
         except OSError as error:
             raise HostLost(self.name, self._lost or "it takes no messages any more") from error
 
@@ -73,30 +120,44 @@ class Peer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.close()
 
     def _live(self) -> None:
-        received, heard, signed = b"", time.monotonic(), 0.0
+        try:
+            self._hear_and_sign()
+        except HostLost as lost:
+            reason = lost.reason
+        except OSError as error:
+            reason = f"its connection broke: {error.strerror or error}"
+        else:
+            reason = "this end hung up"
+        self._lost = reason if self.known else STRANGER
+        self._can_send.set()
+
+    def _hear_and_sign(self) -> None:
+        """Until this end hangs up; raises HostLost or OSError where the other one is lost."""
+        self._connection.sendall(self._nonce + b"\n")
+        received, signed, began = b"", 0.0, time.monotonic()
+        heard = began
         readable = select.poll()  # select(2) knows the first 1024 descriptors alone
         readable.register(self._connection, select.POLLIN)
-        try:
-            while not self._closed.is_set():
-                if time.monotonic() - signed >= SIGN_SECONDS:
-                    self.send()
-                    signed = time.monotonic()
-                if readable.poll(SIGN_SECONDS * 1000 / 4):
-                    received = self._take(received + self._read())
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > LOST_SECONDS:
-                    self._lost = f"no sign of life for {LOST_SECONDS:.0f} s"
-                    return
-        except HostLost as lost:
-            self._lost = lost.reason
-        except OSError as error:
-            self._lost = f"its connection broke: {error.strerror or error}"
+        while not self._closed.is_set():
+            now = time.monotonic()
+            if self._sealed is not None and now - signed >= SIGN_SECONDS:
+                self.send()
+                signed = now
+            if not self.known and now - began > MEET_SECONDS:
+                raise HostLost(self.name, STRANGER)
+            if readable.poll(SIGN_SECONDS * 1000 / 4):
+                received = self._take(received + self._read())
+                heard = time.monotonic()
+            elif now - heard > LOST_SECONDS:
+                raise HostLost(self.name, f"no sign of life for {LOST_SECONDS:.0f} s")
 
     def _read(self) -> bytes:
         try:
@@ -108,17 +169,35 @@ class Peer:
         return data
 
     def _take(self, received: bytes) -> bytes:
-        """Queues the messages that are whole; returns the rest."""
+        """Takes the lines that are whole; returns the rest."""
         *lines, rest = received.split(b"\n")
         for line in lines:
-            try:
-                message = json.loads(line)
-            except (ValueError, RecursionError):
-                message = None
-            if not isinstance(message, dict):
-                raise HostLost(self.name, "it sent what is no message")
-            if message:  # an empty one is a sign of life
-                self._messages.put(message)
-        if len(rest) > _MESSAGE_BYTES:
+            if self._expected is None:
+                self._meet(line)
+            else:
+                self._hear(line, self._expected)
+        if len(rest) > (_MESSAGE_BYTES if self.known else _STRANGER_BYTES):
             raise HostLost(self.name, "it sent what is no message")
         return rest
+
+    def _meet(self, nonce: bytes) -> None:
+        if not _NONCE.fullmatch(nonce):
+            raise HostLost(self.name, STRANGER)
+        self._expected = _Seal(self._key, _OTHER[self._role], nonce, self._nonce)
+        self._sealed = _Seal(self._key, self._role, self._nonce, nonce)
+        self._can_send.set()
+
+    def _hear(self, line: bytes, expected: _Seal) -> None:
+        """Queues the message of a line."""
+        seal, _, content = line.partition(b" ")
+        if not hmac.compare_digest(seal, expected.next(content)):
+            raise HostLost(self.name, "it sent a line without the key of this home")
+        self.known = True
+        try:
+            message = json.loads(content)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            raise HostLost(self.name, "it sent what is no message")
+        if message:  # an empty one is a sign of life
+            self._messages.put(message)

@@ -2,28 +2,37 @@
 
 Rank 0 and all that supervises it are on the host that starts the job. The others see the same
 files: the home is on a file system that all hosts share, which is checked before any rank starts.
-A connection to each host carries signs of life, so that a lost one ends the job in seconds; the
-ranks' own connections would wait for it for half an hour.
+Only who has the key of that home takes part (`tasks.runtime.peer`). A connection to each host
+carries signs of life, so that a lost one ends the job in seconds; the ranks' own connections would
+wait for it for half an hour.
+
+torchrun's c10d rendezvous is no replacement: it knows neither key nor home, and unpickles what
+anybody who reaches its port has put there.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from dynolab.errors import ConfigError, HostLost
 from dynolab.store import library_versions
 from tasks.runtime.peer import Message, Peer
+from tasks.runtime.private import signing_key
 from tasks.runtime.processes import free_port, listening_socket
 from tasks.runtime.settings import Settings
 from tasks.runtime.share import RankEnd, Running, Share, running
+
+log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 600.0
 AFTER_FAILURE_SECONDS = 5.0
@@ -33,15 +42,18 @@ SHARED_SECONDS = 60.0
 """How long network file systems hide new files of other hosts, at the most (nfs(5), acdirmax)."""
 
 _POLL_SECONDS = 0.1
+_UNKNOWN_AT_ONCE = 64
+"""Connections of which nobody knows yet whose they are; further ones end the oldest."""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """An address of this host to which `hosts` − 1 others come."""
+    """An address of this host to which `hosts` − 1 others come, who share its home."""
 
     host: str
     port: int
     hosts: int
+    home: Path
 
     @classmethod
     def of(cls, settings: Settings) -> Rendezvous | None:
@@ -58,7 +70,7 @@ class Rendezvous:
                 "the others reach and a free port, like 10.0.0.1:29400",
             )  # fmt: skip
         host, _, port = settings.rendezvous.rpartition(":")
-        return cls(host, int(port), settings.hosts)
+        return cls(host, int(port), settings.hosts, settings.home)
 
     def ranks_each(self, field: str, ranks: int) -> int:
         """How many of the ranks every host runs; raises ConfigError, naming the field."""
@@ -90,7 +102,8 @@ class Other:
 
     def _take(self, message: Message) -> None:
         if "refused" in message:
-            raise ConfigError("DYNOLAB_HOME", message.get("home"), str(message["refused"]))
+            field, value, remedy = (str(message.get(n)) for n in ("field", "value", "refused"))
+            raise ConfigError(field, value, remedy)
         self.ready = self.ready or message.get("ready") is True
         if isinstance(code := message.get("code"), int):
             end = message.get("failure")
@@ -127,28 +140,85 @@ def launch_on_hosts(
 
 
 @contextmanager
-def _joined(
-    rendezvous: Rendezvous, while_running: Callable[[], None]
-) -> Iterator[list[Other]]:  # fmt: skip
+def _joined(rendezvous: Rendezvous, while_running: Callable[[], None]) -> Iterator[list[Other]]:
     """The other hosts, once all have come; their connections are closed after the block."""
-    with ExitStack() as connections:
-        others: list[Other] = []
+    arrivals = _Arrivals(signing_key(rendezvous.home))
+    others: list[Other] = []
+    try:
         with _listening(rendezvous) as listener:
             deadline = time.monotonic() + JOIN_SECONDS
             while len(others) < rendezvous.hosts - 1:
                 while_running()
-                with suppress(OSError, HostLost):
-                    connection, _ = listener.accept()
-                    peer = connections.enter_context(Peer(connection))
-                    others.append(_greeted(peer))
+                with suppress(OSError):
+                    arrivals.add(listener.accept()[0])
+                if (host := arrivals.next()) is not None:
+                    others.append(host)
                 others = [other for other in others if _still_there(other)]
                 if time.monotonic() > deadline:
                     raise ConfigError(
-                        "DYNOLAB_HOSTS", rendezvous.hosts,
+                        "DYNOLAB_HOSTS",
+                        rendezvous.hosts,
                         f"{len(others) + 1} of them came to {rendezvous} in {JOIN_SECONDS:.0f} s;"
-                        " run `dynolab join` on the others, with the same DYNOLAB_RENDEZVOUS",
-                    )  # fmt: skip
+                        " run `dynolab join` on the others, with the same DYNOLAB_RENDEZVOUS"
+                        + arrivals.strangers_told(),
+                    )
         yield others
+    finally:
+        arrivals.close()
+        for other in others:
+            other.peer.close()
+
+
+class _Arrivals:
+    """Connections to the rendezvous; none keeps another waiting."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._unknown: list[Peer] = []
+        self._strangers: set[str] = set()
+
+    def add(self, connection: socket.socket) -> None:
+        """Begins to hear whose it is."""
+        self._unknown.append(Peer(connection, self._key, "starts"))
+        if len(self._unknown) > _UNKNOWN_AT_ONCE:
+            self._unknown.pop(0).close()
+
+    def next(self) -> Other | None:
+        """A host that has shown that it has the key, if one has; raises ConfigError."""
+        for peer in list(self._unknown):
+            try:
+                hello = peer.poll()
+            except HostLost:
+                self._unknown.remove(peer)
+                self._refuse(peer)
+                continue
+            if hello is not None:
+                self._unknown.remove(peer)
+                return _greeted(peer, hello)
+        return None
+
+    def _refuse(self, peer: Peer) -> None:
+        peer.close()
+        if not peer.known and peer.address not in self._strangers:
+            self._strangers.add(peer.address)
+            log.warning("%s came to the rendezvous%s", peer.address, _WITHOUT_KEY)
+
+    def strangers_told(self) -> str:
+        """Who came without the key, for people."""
+        if not self._strangers:
+            return ""
+        return f"; {', '.join(sorted(self._strangers))} came{_WITHOUT_KEY}"
+
+    def close(self) -> None:
+        """Hangs up on all that are still unknown."""
+        for peer in self._unknown:
+            peer.close()
+
+
+_WITHOUT_KEY = (
+    " without the key of this home: DYNOLAB_HOME must be one folder that all hosts share, or "
+    "DYNOLAB_KEY the same on all"
+)
 
 
 def _listening(rendezvous: Rendezvous) -> socket.socket:
@@ -164,22 +234,19 @@ def _listening(rendezvous: Rendezvous) -> socket.socket:
     return listener
 
 
-def _greeted(peer: Peer) -> Other:
-    """A host that said who it is, and runs the same libraries as this one."""
-    deadline = time.monotonic() + 10
-    while (hello := peer.poll()) is None:
-        if time.monotonic() > deadline:
-            raise HostLost(peer.name, "it did not say who it is")
-        time.sleep(_POLL_SECONDS)
+def _greeted(peer: Peer, hello: Message) -> Other:
+    """A host that runs the same libraries as this one; raises ConfigError for another."""
     peer.name = f"{hello.get('name')} ({peer.address})"
     ours, theirs = library_versions(), hello.get("libraries")
     if theirs != ours:
-        found = theirs if isinstance(theirs, dict) else {}
-        name = next((n for n in ours if found.get(n) != ours[n]), "libraries")
+        peer.close()
+        versions = theirs if isinstance(theirs, dict) else {}
+        name = next((n for n in ours if versions.get(n) != ours[n]), "libraries")
         raise ConfigError(
-            name, found.get(name),
+            name,
+            versions.get(name),
             f"host {peer.name} has it, this host has {ours.get(name)}: install the same on both",
-        )  # fmt: skip
+        )
     return Other(peer)
 
 
@@ -207,6 +274,7 @@ def _share_out(mine: Share, others: list[Other], while_running: Callable[[], Non
             time.sleep(_POLL_SECONDS)
         deadline = time.monotonic() + SHARED_SECONDS
         while not theirs.log.exists():
+            while_running()
             other.poll()
             if time.monotonic() > deadline:
                 raise ConfigError(

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Set
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,17 +26,20 @@ from tasks.runtime import rendezvous as rendezvous_module
 from tasks.runtime.join import join_once
 from tasks.runtime.launcher import launch_ranks
 from tasks.runtime.peer import Peer
+from tasks.runtime.private import KEY
 from tasks.runtime.processes import free_port, listening_socket, marked_processes
 from tasks.runtime.rendezvous import Other, Rendezvous
 from tasks.runtime.settings import Settings
 from tasks.runtime.share import Running, Share, interface_of
+from tests.flows.lab import until
 
 HERE = Path(__file__).parent
+SECRET = b"a key that both have"
 
 
 @pytest.fixture
-def rendezvous() -> Rendezvous:
-    return Rendezvous("127.0.0.1", free_port(), 2)
+def rendezvous(tmp_path: Path) -> Rendezvous:
+    return Rendezvous("127.0.0.1", free_port(), 2, tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +52,7 @@ def fake_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def joining(
-    rendezvous: Rendezvous, home: Path, work: Callable[[str, Path], None] = join_once
+    rendezvous: Rendezvous, home: Path, work: Callable[[str, Path], object] = join_once
 ) -> Iterator[None]:
     """Another host takes part once."""
     other = threading.Thread(target=work, args=[str(rendezvous), home])
@@ -86,14 +91,23 @@ def nothing_is_left(folder: Path) -> bool:
 def test_two_hosts_share_the_ranks_whoever_calls_before_and_leave_nothing(
     rendezvous: Rendezvous, tmp_path: Path
 ) -> None:
-    def after_strangers(address: str, home: Path) -> None:
-        for said in (b"GET / HTTP/1.1\r\n\r\n", b"", b'["list"]\n', b"{" * 2**21):
-            with connected(rendezvous) as stranger:
-                stranger.sendall(said)
-        join_once(address, home)
+    hello = json.dumps({"name": "stranger", "libraries": {}}).encode() + b"\n"
+    said = [b"GET / HTTP/1.1\r\n\r\n", b"", b'["list"]\n', b"{" * 2**21, b"\n", hello]
+    said += [b"ab" * 32 + b"\n" + b"cd" * 32 + b" " + hello, b"ab" * 32 + b"\n" + hello]
+    with ExitStack() as silent:
 
-    with joining(rendezvous, tmp_path, after_strangers):
-        launch(rendezvous, tmp_path, [], [])
+        def after_strangers(address: str, home: Path) -> None:
+            for content in said:
+                with connected(rendezvous) as stranger, suppress(OSError):
+                    stranger.sendall(content)
+            for _ in range(3):
+                silent.enter_context(connected(rendezvous))
+            assert join_once(address, home)
+
+        began = time.monotonic()
+        with joining(rendezvous, tmp_path, after_strangers):
+            launch(rendezvous, tmp_path, [], [])
+        assert time.monotonic() - began < 25
     for rank in (0, 1):
         seen = environment(tmp_path, rank)
         assert (seen["RANK"], seen["LOCAL_RANK"]) == (str(rank), "0")
@@ -135,7 +149,89 @@ def test_an_interruption_here_ends_the_ranks_there(rendezvous: Rendezvous, tmp_p
     assert nothing_is_left(tmp_path)
 
 
-def test_a_host_with_another_home_is_named(rendezvous: Rendezvous, tmp_path: Path) -> None:
+def test_a_silent_stranger_does_not_keep_an_interruption_waiting(
+    rendezvous: Rendezvous, tmp_path: Path
+) -> None:
+    strangers: list[socket.socket] = []
+    calls: list[float] = []
+
+    def interrupt_soon() -> None:
+        calls.append(time.monotonic())
+        if len(calls) == 2:
+            strangers.append(connected(rendezvous))
+        if len(calls) == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(rendezvous, tmp_path, [], [], while_running=interrupt_soon)
+    strangers[0].close()
+    assert max(later - earlier for earlier, later in pairwise(calls)) < 2
+
+
+def test_a_host_without_the_key_is_named_and_ends_nothing(
+    rendezvous: Rendezvous,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(rendezvous_module, "JOIN_SECONDS", 2.0)
+    known: list[bool] = []
+
+    def work(address: str, home: Path) -> None:
+        known.append(join_once(address, home))
+
+    remedy = "127.0.0.1 came without the key of this home: DYNOLAB_HOME must be one folder that all"
+    with (
+        joining(rendezvous, tmp_path / "another", work),
+        pytest.raises(ConfigError, match=f"DYNOLAB_HOSTS = 2: 1 of them came .*; {remedy}"),
+    ):
+        launch(rendezvous, tmp_path, [], [])
+    assert known == [False]
+    assert "127.0.0.1 came to the rendezvous without the key of this home" in caplog.text
+
+
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1"])
+@pytest.mark.parametrize("job", ["a\0b", "x" * 5000, "missing.json"])
+def test_an_impostor_at_the_rendezvous_ends_no_host_that_waits(
+    address: str, job: str, tmp_path: Path
+) -> None:
+    share = {"module": "fake_rank", "job": f"{tmp_path}/{job}", "logs": str(tmp_path), "ranks": 1}
+    order = json.dumps({"share": share | {"address": address}, "digest": None}).encode() + b"\n"
+    nonce = b"ab" * 32 + b"\n"
+    for said in (order, nonce + order, nonce + b"cd" * 32 + b" " + order, b""):
+        with listening_socket() as impostor:
+            host, port = impostor.getsockname()
+            with joining(Rendezvous(host, port, 2, tmp_path), tmp_path):
+                connection, _ = impostor.accept()
+                with connection:
+                    connection.sendall(said)
+    assert not list(tmp_path.glob("dynolab-ranks-*"))
+
+
+def test_a_host_that_waits_tells_once_of_an_impostor_and_waits_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(join_module, "RETRY_SECONDS", 0.01)
+    meetings = 0
+
+    def impostor(rendezvous: str, home: Path) -> bool:
+        nonlocal meetings
+        meetings += 1
+        if meetings == 5:
+            raise KeyboardInterrupt
+        return False
+
+    monkeypatch.setattr(join_module, "join_once", impostor)
+    variables = {"DYNOLAB_HOME": str(tmp_path), "DYNOLAB_RENDEZVOUS": "10.0.0.1:29400"}
+    with pytest.raises(KeyboardInterrupt):
+        join_module.join(Settings.from_environment(variables))
+    assert caplog.text.count("does not have the key of") == 1
+
+
+def test_a_host_with_another_home_is_named(
+    rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, "ab" * 32)
     with (
         joining(rendezvous, tmp_path / "another"),
         pytest.raises(ConfigError, match=r"DYNOLAB_HOME = '.*another': .* that all hosts share"),
@@ -149,10 +245,21 @@ def test_a_host_that_sees_another_job_or_none_refuses_it(job: str, tmp_path: Pat
     home.mkdir()
     (home / "other.json").write_text("{}")
     (tmp_path / "outside.json").write_text("told")
-    order = {"digest": hashlib.sha256(b"told").hexdigest()}
     share = Share(module="fake_rank", job=home / job, logs=home, ranks=1)
-    with pytest.raises(ConfigError, match="that all hosts share, under the same path"):
-        join_module._checked(order, share, home)
+    for digest in (hashlib.sha256(b"told").hexdigest(), "", None):
+        order = {"digest": digest, "share": share.model_dump(mode="json")}
+        with pytest.raises(ConfigError, match="that all hosts share, under the same path"):
+            join_module._checked(order, home)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"address": "nowhere"}, {"job": "a\0b"}, {"ranks": 0}, {"logs": 5}, None]
+)
+def test_a_share_that_is_none_is_refused(changes: dict[str, Any] | None, tmp_path: Path) -> None:
+    share = Share(module="fake_rank", job=tmp_path / "job.json", logs=tmp_path, ranks=1)
+    order = {"share": None if changes is None else share.model_dump(mode="json") | changes}
+    with pytest.raises(ConfigError, match=r"share = .*is none that this version runs"):
+        join_module._checked(order, tmp_path)
 
 
 @pytest.mark.ranks
@@ -208,9 +315,9 @@ def test_an_address_that_is_taken_or_another_hosts_is_refused(tmp_path: Path) ->
         listening_socket() as taken,
         pytest.raises(ConfigError, match="no other training uses now"),
     ):
-        launch(Rendezvous("127.0.0.1", taken.getsockname()[1], 2), tmp_path, [], [])
+        launch(Rendezvous("127.0.0.1", taken.getsockname()[1], 2, tmp_path), tmp_path, [], [])
     with pytest.raises(ConfigError, match="one of its own addresses"):
-        launch(Rendezvous("192.0.2.1", 29400, 2), tmp_path, [], [])
+        launch(Rendezvous("192.0.2.1", 29400, 2, tmp_path), tmp_path, [], [])
 
 
 def connected(rendezvous: Rendezvous) -> socket.socket:
@@ -223,22 +330,56 @@ def connected(rendezvous: Rendezvous) -> socket.socket:
             time.sleep(0.02)
 
 
+class OtherEnd:
+    """The bare other end of a peer's connection, which has the key."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket, self.lines = connection, connection.makefile("rb")
+        theirs, mine = self.lines.readline().strip(), b"ab" * 32
+        connection.sendall(mine + b"\n")
+        self._seal = peer_module._Seal(SECRET, "joins", mine, theirs)
+        self._expected = peer_module._Seal(SECRET, "starts", theirs, mine)
+
+    def sealed(self, *contents: bytes) -> bytes:
+        """Lines as they are sent."""
+        return b"".join(self._seal.next(one) + b" " + one + b"\n" for one in contents)
+
+    def hear(self) -> bytes:
+        """The next line's content."""
+        seal, _, content = self.lines.readline().strip().partition(b" ")
+        assert seal == self._expected.next(content)
+        return content
+
+
 @contextmanager
-def pair() -> Iterator[tuple[Peer, socket.socket]]:
+def bare_pair() -> Iterator[tuple[Peer, socket.socket]]:
     """A peer, and the bare other end of its connection."""
     with listening_socket() as listener:
         bare = socket.create_connection(listener.getsockname())
         connection, _ = listener.accept()
-    with bare, Peer(connection) as peer:
+    with bare, Peer(connection, SECRET, "starts") as peer:
         yield peer, bare
 
 
-def until_lost(peer: Peer) -> str:
-    deadline = time.monotonic() + 10
+@contextmanager
+def pair() -> Iterator[tuple[Peer, OtherEnd]]:
+    """A peer, and the other end of its connection, which has shown that it has the key."""
+    with bare_pair() as (peer, bare):
+        other = OtherEnd(bare)
+        bare.sendall(other.sealed(b"{}"))
+        until(lambda: peer.known, 10)
+        yield peer, other
+
+
+def until_lost(peer: Peer, allowed: Set[str] = frozenset()) -> str:
+    """Why the other end was lost; before that it said one message with the allowed keys."""
+    deadline, heard = time.monotonic() + 10, []
     with pytest.raises(HostLost) as lost:
         while time.monotonic() < deadline:
-            peer.poll()
+            if (message := peer.poll()) is not None:
+                heard.append(set(message))
             time.sleep(0.01)
+    assert heard == ([set(allowed)] if allowed else [])
     return lost.value.reason
 
 
@@ -248,11 +389,22 @@ def test_a_silent_host_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         assert until_lost(peer).startswith("no sign of life for")
 
 
+def test_who_does_not_show_the_key_in_time_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_module, "MEET_SECONDS", 0.5)
+    for said in (b"", b"ab" * 32 + b"\n"):
+        with bare_pair() as (peer, bare):
+            bare.sendall(said)
+            assert until_lost(peer) == peer_module.STRANGER
+            with pytest.raises(HostLost):
+                peer.send(code=1)
+
+
 def test_a_hosts_last_message_is_heard_before_its_loss() -> None:
-    with pair() as (peer, bare):
-        assert bare.recv(10) == b"{}\n", "a sign of life"
-        bare.sendall(b'{}\n{"code": 1}\n{"hal')
-        bare.close()
+    with pair() as (peer, other):
+        assert other.hear() == b"{}", "a sign of life"
+        other.socket.sendall(other.sealed(b"{}", b'{"code": 1}') + b'{"hal')
+        other.lines.close()
+        other.socket.close()
         heard = []
         with pytest.raises(HostLost, match=r"it closed its connection.*newest resume state"):
             while True:
@@ -261,18 +413,50 @@ def test_a_hosts_last_message_is_heard_before_its_loss() -> None:
         assert heard == [{"code": 1}]
 
 
-@pytest.mark.parametrize(
-    "said", [b"[]\n", b"\xff\n", b"[" * 100_000 + b"\n", b"1\n", b"x" * (2**20 + 1)]
-)
+@pytest.mark.parametrize("said", [b"[]", b"\xff", b"[" * 100_000, b"1"])
 def test_what_is_no_message_ends_the_connection(said: bytes) -> None:
-    with pair() as (peer, bare):
-        bare.sendall(said)
+    with pair() as (peer, other):
+        other.socket.sendall(other.sealed(said))
         assert until_lost(peer) == "it sent what is no message"
+
+
+def test_a_line_without_end_ends_the_connection() -> None:
+    with pair() as (peer, other), suppress(OSError):
+        other.socket.sendall(b"x" * (2**20 + 1))
+        assert until_lost(peer) == "it sent what is no message"
+
+
+def test_nothing_on_the_way_repeats_changes_or_answers_a_line_with_itself() -> None:
+    def repeated(other: OtherEnd) -> bytes:
+        return other.sealed(b'{"code": 1}') * 2
+
+    def changed(other: OtherEnd) -> bytes:
+        return other.sealed(b'{"code": 0}') + other.sealed(b'{"code": 1}').replace(b"1}", b"2}")
+
+    def left_out(other: OtherEnd) -> bytes:
+        first, _, last = (other.sealed(b'{"code": 1}') for _ in range(3))
+        return first + last
+
+    def reflected(other: OtherEnd) -> bytes:
+        return other.sealed(b'{"code": 1}') + other.lines.readline()
+
+    for attack in (repeated, changed, left_out, reflected):
+        with pair() as (peer, other):
+            other.socket.sendall(attack(other))
+            assert until_lost(peer, {"code"}) == "it sent a line without the key of this home"
+
+
+def test_a_reflected_nonce_shows_no_key() -> None:
+    with bare_pair() as (peer, bare):
+        lines = bare.makefile("rb")
+        bare.sendall(lines.readline())
+        bare.sendall(lines.readline())  # its own first sign of life
+        assert until_lost(peer) == peer_module.STRANGER
 
 
 def test_an_end_that_is_none_is_not_believed() -> None:
     with pair() as (peer, bare):
-        bare.sendall(b'{"code": 1, "failure": {"rank": "all"}}\n')
+        bare.socket.sendall(bare.sealed(b'{"code": 1, "failure": {"rank": "all"}}'))
         with pytest.raises(HostLost, match="it told no end of a rank"):
             other = Other(peer)
             while other.code is None:
