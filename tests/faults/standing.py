@@ -164,8 +164,8 @@ class Standing:
         """Of the project's MLflow runs of preference training."""
         return [one.status for one in histories(self.mlflow, project, "preference")]
 
-    def metrics_lost(self, project: str) -> int:
-        return lost(finished_history(self.mlflow, project))
+    def metrics_lost(self, project: str, undisturbed: Lab) -> list[str]:
+        return lost(finished_history(self.mlflow, project), undisturbed.history())
 
     def left_behind(self) -> list[str]:
         """What a run left, once what ends by itself has had its time."""

@@ -57,9 +57,13 @@ def test_a_restart_below_the_servers_costs_nothing(
     identical = full.lab.hashes("preference") == undisturbed.hashes("preference")
     again = platform.start(project)
     assert platform.end(again) == "Completed"
-    tell(record_property, f"{name} killed and started again between two resume states",
-         left=platform.left_behind(), metrics_lost=platform.metrics_lost(project),
-         resume_identical=identical)  # fmt: skip
+    tell(
+        record_property,
+        f"{name} killed and started again between two resume states",
+        left=platform.left_behind(),
+        metrics_lost=platform.metrics_lost(project, undisturbed),
+        resume_identical=identical,
+    )
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "COMMITTED"])
@@ -78,6 +82,10 @@ def test_a_run_that_dies_while_it_commits_has_committed_nothing(
     assert rank_is_gone and full.lab.markers("preference/*") == []
     assert platform.end(platform.start(project)) == "Completed"
     identical = full.lab.hashes("preference") == undisturbed.hashes("preference")
-    tell(record_property, f"engine killed while {file} of the result is written",
-         left=platform.left_behind(), metrics_lost=platform.metrics_lost(project),
-         resume_identical=identical)  # fmt: skip
+    tell(
+        record_property,
+        f"engine killed while {file} of the result is written",
+        left=platform.left_behind(),
+        metrics_lost=platform.metrics_lost(project, undisturbed),
+        resume_identical=identical,
+    )

@@ -84,12 +84,17 @@ def test_what_a_killed_part_held_is_free_again(
     dead(platform)
     identical = goes_on(platform, undisturbed, project, POINTS[1])  # with the same GPUs
     until(lambda: slots(platform) == 0, HEALED_SECONDS)
-    tell(record_property, f"{who} killed while its ranks hold GPUs", left=left(platform),
-         metrics_lost=platform.metrics_lost(project), resume_identical=identical)  # fmt: skip
+    tell(
+        record_property,
+        f"{who} killed while its ranks hold GPUs",
+        left=left(platform),
+        metrics_lost=platform.metrics_lost(project, undisturbed),
+        resume_identical=identical,
+    )
 
 
 def test_a_training_keeps_its_gpus_while_the_server_is_away(
-    platform: Standing, record_property: Record
+    platform: Standing, undisturbed: Lab, record_property: Record
 ) -> None:
     project = "gpus without a server"
     run = platform.start(project)
@@ -102,8 +107,12 @@ def test_a_training_keeps_its_gpus_while_the_server_is_away(
     assert platform.end(run) == "Completed"
     until(lambda: slots(platform) == 0, HEALED_SECONDS)
     assert free(platform.lab) == list(DEVICES)
-    tell(record_property, "Prefect server killed while ranks hold GPUs", left=left(platform),
-         metrics_lost=platform.metrics_lost(project))  # fmt: skip
+    tell(
+        record_property,
+        "Prefect server killed while ranks hold GPUs",
+        left=left(platform),
+        metrics_lost=platform.metrics_lost(project, undisturbed),
+    )
 
 
 def test_a_run_that_waits_for_gpus_is_cancelled_at_once(
@@ -121,5 +130,10 @@ def test_a_run_that_waits_for_gpus_is_cancelled_at_once(
         dead(platform)
         until(lambda: len(free(platform.lab)) == 1, 10)
     until(lambda: slots(platform) == 0, HEALED_SECONDS)
-    tell(record_property, "cancelled while it waits for GPUs", left=left(platform),
-         cancel_seconds=seconds)  # fmt: skip
+    tell(
+        record_property,
+        "cancelled while it waits for GPUs",
+        left=left(platform),
+        metrics_lost=None,
+        cancel_seconds=seconds,
+    )

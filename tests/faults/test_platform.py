@@ -40,9 +40,14 @@ def test_a_cancelled_run_ends_with_all_its_ranks(
     dead(platform)
     assert platform.statuses(project) == ["KILLED"]
     identical = goes_on(platform, undisturbed, project, point)
-    tell(record_property, f"cancelled {point}, a rank {'hung' if hung else 'at work'}",
-         left=platform.left_behind(), metrics_lost=platform.metrics_lost(project),
-         resume_identical=identical, cancel_seconds=seconds)  # fmt: skip
+    tell(
+        record_property,
+        f"cancelled {point}, a rank {'hung' if hung else 'at work'}",
+        left=platform.left_behind(),
+        metrics_lost=platform.metrics_lost(project, undisturbed),
+        resume_identical=identical,
+        cancel_seconds=seconds,
+    )
     assert seconds <= 10
 
 
@@ -61,8 +66,13 @@ def test_a_killed_process_ends_the_run_and_it_resumes(
     assert platform.end(run) == ("Crashed" if who == "engine" else "Failed")
     dead(platform)
     identical = goes_on(platform, undisturbed, project, point)
-    tell(record_property, f"{who} killed {point}", left=platform.left_behind(),
-         metrics_lost=platform.metrics_lost(project), resume_identical=identical)  # fmt: skip
+    tell(
+        record_property,
+        f"{who} killed {point}",
+        left=platform.left_behind(),
+        metrics_lost=platform.metrics_lost(project, undisturbed),
+        resume_identical=identical,
+    )
 
 
 def test_a_killed_worker_takes_its_run_along_and_a_new_one_resumes(
@@ -75,8 +85,13 @@ def test_a_killed_worker_takes_its_run_along_and_a_new_one_resumes(
     platform.work_again()
     assert platform.end(run) == "Crashed"
     identical = goes_on(platform, undisturbed, "worker", POINTS[1])
-    tell(record_property, "worker killed between two resume states", left=platform.left_behind(),
-         metrics_lost=platform.metrics_lost("worker"), resume_identical=identical)  # fmt: skip
+    tell(
+        record_property,
+        "worker killed between two resume states",
+        left=platform.left_behind(),
+        metrics_lost=platform.metrics_lost("worker", undisturbed),
+        resume_identical=identical,
+    )
 
 
 def test_a_run_that_vanished_with_its_worker_is_crashed_by_the_server(
@@ -93,9 +108,13 @@ def test_a_run_that_vanished_with_its_worker_is_crashed_by_the_server(
     assert "no sign of life" in platform.state(run)["message"]
     platform.work_again()
     identical = goes_on(platform, undisturbed, "vanished", POINTS[0])
-    tell(record_property, "worker killed, and nobody there to say so",
-         left=platform.left_behind(), metrics_lost=platform.metrics_lost("vanished"),
-         resume_identical=identical)  # fmt: skip
+    tell(
+        record_property,
+        "worker killed, and nobody there to say so",
+        left=platform.left_behind(),
+        metrics_lost=platform.metrics_lost("vanished", undisturbed),
+        resume_identical=identical,
+    )
 
 
 @pytest.mark.parametrize("server", [PREFECT, MLFLOW])
@@ -112,9 +131,13 @@ def test_training_does_without_a_server_until_it_is_back(
     assert platform.end(run) == "Completed"
     reconciled(platform)
     identical = platform.lab.hashes("preference") == undisturbed.hashes("preference")
-    tell(record_property, f"{server} killed between two resume states, back after the result",
-         left=platform.left_behind(), metrics_lost=platform.metrics_lost(project),
-         resume_identical=identical)  # fmt: skip
+    tell(
+        record_property,
+        f"{server} killed between two resume states, back after the result",
+        left=platform.left_behind(),
+        metrics_lost=platform.metrics_lost(project, undisturbed),
+        resume_identical=identical,
+    )
 
 
 def test_the_reconciler_ends_what_a_killed_run_left(
@@ -137,8 +160,13 @@ def test_the_reconciler_ends_what_a_killed_run_left(
     assert platform.statuses("left") == ["KILLED"]
     assert [one.status for one in histories(platform.mlflow, "left", "small")] == ["KILLED"]
     identical = goes_on(platform, undisturbed, "left", POINTS[1])
-    tell(record_property, "engine killed, a rank's helper lives on", left=platform.left_behind(),
-         metrics_lost=platform.metrics_lost("left"), resume_identical=identical)  # fmt: skip
+    tell(
+        record_property,
+        "engine killed, a rank's helper lives on",
+        left=platform.left_behind(),
+        metrics_lost=platform.metrics_lost("left", undisturbed),
+        resume_identical=identical,
+    )
 
 
 def reconciled(platform: Standing) -> str:

@@ -135,7 +135,7 @@ def test_a_commit_outlives_what_passes(name: str, bench: Bench, record_property:
     assert bench.proxy.struck > 0
     bench.proxy.heals()
     assert bench.holds(20)
-    tell(record_property, f"{name} during a commit", left=bench.left())
+    tell(record_property, f"{name} during a commit", left=bench.left(), metrics_lost=None)
 
 
 LASTING: dict[str, tuple[Fault, Callable[[str, str], bool]]] = {
@@ -160,14 +160,16 @@ def test_a_commit_that_fails_counts_for_nothing(
     assert bench.holds(10)
     bench.save(20)
     assert bench.holds(20)
-    tell(record_property, f"{name} during a commit, for good", left=bench.left())
+    tell(record_property, f"{name} during a commit, for good", left=bench.left(), metrics_lost=None)
 
 
 def test_denied_writes_are_told_before_any_work(bench: Bench, record_property: Record) -> None:
     bench.proxy.breaks(refuses(403, "AccessDenied"), uploads)
     with pytest.raises(ConfigError, match="AWS_ACCESS_KEY_ID = 'tester'"):
         bench.through.check_writable()
-    tell(record_property, "writes are denied when a run begins", left=bench.left())
+    tell(
+        record_property, "writes are denied when a run begins", left=bench.left(), metrics_lost=None
+    )
 
 
 READING: dict[str, tuple[Fault, int]] = {
@@ -187,7 +189,7 @@ def test_a_resume_outlives_what_passes(name: str, bench: Bench, record_property:
     bench.proxy.breaks(fault, downloads, times)
     assert bench.holds(20, bench.through)
     assert bench.proxy.struck > 0
-    tell(record_property, f"{name} during a resume", left=bench.left())
+    tell(record_property, f"{name} during a resume", left=bench.left(), metrics_lost=None)
 
 
 @pytest.mark.parametrize(("name", "fault"), [("short", shortens), ("garbled", garbles)])
@@ -202,8 +204,12 @@ def test_a_state_that_always_comes_wrong_is_passed_over_and_kept(
     assert bench.holds(10, bench.through)
     bench.proxy.heals()
     assert bench.holds(20)
-    tell(record_property, f"the newest state's bodies come {name} during a resume, for good",
-         left=bench.left())  # fmt: skip
+    tell(
+        record_property,
+        f"the newest state's bodies come {name} during a resume, for good",
+        left=bench.left(),
+        metrics_lost=None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +225,12 @@ def test_a_resume_without_answers_is_one_typed_error(
         bench.place.newest_resume()
     bench.proxy.heals()
     assert bench.holds(10, bench.through)
-    tell(record_property, f"downloads are {name} during a resume, for good", left=bench.left())
+    tell(
+        record_property,
+        f"downloads are {name} during a resume, for good",
+        left=bench.left(),
+        metrics_lost=None,
+    )
 
 
 def stored(folder: Path, step: int, size: int) -> Path:
@@ -244,7 +255,12 @@ def test_a_full_disk_under_the_store_believes_nothing_half_written(
         assert found is not None and found[0] == 10
         place.commit_resume(20, stored(tmp_path, 21, 300_000), manifest)
         assert (place.newest_resume() or (0,))[0] == 20
-    tell(record_property, "the disk under a file store is full during a commit", left=left)
+    tell(
+        record_property,
+        "the disk under a file store is full during a commit",
+        left=left,
+        metrics_lost=None,
+    )
 
 
 def test_a_full_disk_under_the_cache_is_one_typed_error(
@@ -258,4 +274,9 @@ def test_a_full_disk_under_the_cache_is_one_typed_error(
             place.newest_resume()
         left = [str(path) for path in disk.rglob("parts/*")]
     assert bench.holds(10)
-    tell(record_property, "the disk under the cache is full during a resume", left=left)
+    tell(
+        record_property,
+        "the disk under the cache is full during a resume",
+        left=left,
+        metrics_lost=None,
+    )

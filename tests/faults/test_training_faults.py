@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from pydantic import BaseModel
@@ -20,6 +21,7 @@ from tasks import training
 from tasks.runtime.progress import PlainProgress
 from tasks.runtime.settings import Settings
 from tasks.runtime.stage import Platform, Stage, run_stage
+from tasks.runtime.tracking import Tracking
 from tasks.runtime.work import StageResult, Work
 from tests.faults.disk import filled, small_disk
 from tests.faults.proxy import (
@@ -34,15 +36,15 @@ from tests.faults.proxy import (
     truncates,
 )
 from tests.faults.records import Record, tell
+from tests.flows.history import finished_history, lost
 from tests.flows.lab import until
-from tests.runtime.doubles import MemoryTracking
 from tests.training.interrupted import Died, Mortal
 from tests.training.small import make_files, settings
 
 pytestmark = [pytest.mark.faults, pytest.mark.services]
 
 CONFIG = settings(steps=12, checkpoint_every=2, record_steps=(1, 7))
-STEPS = list(range(1, CONFIG.steps + 1))
+SEND_SECONDS = 60.0
 
 
 class Given(BaseModel):
@@ -60,42 +62,54 @@ GIVEN = Stage("given", 1, give)
 
 @dataclass
 class Trainings:
-    """One home and store."""
+    """One home and store; every run tracks as a process of its own does."""
 
-    platform: Platform
+    settings: Settings
+    store: Store
     inputs: Path
+    mlflow: str
+    project: str
 
     def run(self) -> StageResult:
-        made = run_stage(GIVEN, Given(folder=str(self.inputs)), {}, self.platform)
-        inputs = {"model": made, "data": made}
-        return run_stage(training.PREFERENCE, CONFIG, inputs, self.platform)
+        tracking = Tracking(self.mlflow, self.settings.outbox, self.project)
+        platform = Platform(
+            self.settings, self.store, lambda: tracking, lambda: PlainProgress(StringIO())
+        )
+        try:
+            made = run_stage(GIVEN, Given(folder=str(self.inputs)), {}, platform)
+            inputs = {"model": made, "data": made}
+            return run_stage(training.PREFERENCE, CONFIG, inputs, platform)
+        finally:
+            assert tracking.close(SEND_SECONDS) == 0
 
     def hashes(self, result: StageResult) -> dict[str, str]:
         """Of the files that hold no times."""
-        files = self.platform.store.manifest(result.address, result.digest).files
+        files = self.store.manifest(result.address, result.digest).files
         return {name: at.sha256 for name, at in files.items() if name != "metrics.jsonl"}
 
-    def lost(self) -> int:
-        """Steps whose loss tracking was never told."""
-        runs = self.platform.tracking.runs  # type: ignore[attr-defined]
-        told = {step for run in runs for step, values in run.values if "train/loss" in values}
-        return len(set(STEPS) - told)
+    def lost(self, undisturbed: Trainings) -> list[str]:
+        """Metrics that MLflow lacks, has twice, or has otherwise than of the undisturbed one."""
+        histories = (finished_history(self.mlflow, at.project) for at in (self, undisturbed))
+        return lost(*histories)
 
     def left(self) -> list[str]:
         """Work folders, and claims and resume states in the store."""
-        files = self.platform.store.files
-        found = [str(path) for path in self.platform.settings.scratch.iterdir()]
-        found += [name for name in files.sizes("stages") if "CLAIM" in name or "/resume/" in name]
-        return found
+        left = [str(path) for path in self.settings.scratch.iterdir()]
+        names = self.store.files.sizes("stages")
+        return left + [name for name in names if "CLAIM" in name or "/resume/" in name]
 
 
-def trainings(home: Path, store: Store, inputs: Path) -> Trainings:
+@dataclass
+class Undisturbed:
+    """What a training leaves that nothing has disturbed."""
+
+    trainings: Trainings
+    hashes: dict[str, str]
+
+
+def trainings(home: Path, store: Store, inputs: Path, servers: dict[str, str]) -> Trainings:
     place = Settings(home=home, store=store.files.url)
-    tracking = MemoryTracking()
-    platform = Platform(
-        place, store, lambda: tracking, lambda: PlainProgress(StringIO())
-    )  # type: ignore[arg-type, return-value]  # fmt: skip
-    return Trainings(platform, inputs)
+    return Trainings(place, store, inputs, servers["MLFLOW_TRACKING_URI"], f"faults-{uuid4().hex}")
 
 
 @pytest.fixture(scope="module")
@@ -106,21 +120,29 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, inputs: Path) -> dict[str, str]:
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, inputs: Path, servers: dict[str, str]
+) -> Undisturbed:
     folder = tmp_path_factory.mktemp("undisturbed")
-    alone = trainings(folder, Store(f"file://{folder}/store", cache=folder / "cache"), inputs)
-    return alone.hashes(alone.run())
+    store = Store(f"file://{folder}/store", cache=folder / "cache")
+    alone = trainings(folder, store, inputs, servers)
+    return Undisturbed(alone, alone.hashes(alone.run()))
 
 
 @pytest.fixture
 def remote(
-    s3_server: str, s3_bucket: str, tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
+    s3_server: str,
+    s3_bucket: str,
+    tmp_path: Path,
+    inputs: Path,
+    servers: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[tuple[Proxy, Trainings]]:
     monkeypatch.setitem(filesystem.S3_CLIENT, "read_timeout", 1.0)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     with proxied(s3_server) as proxy:
         store = Store(f"s3://{s3_bucket}/lab", cache=tmp_path / "cache", endpoint=proxy.address)
-        yield proxy, trainings(tmp_path / "home", store, inputs)
+        yield proxy, trainings(tmp_path / "home", store, inputs, servers)
 
 
 def states(method: str, path: str) -> bool:
@@ -141,9 +163,12 @@ STORE: dict[str, tuple[Fault, int | None]] = {
 
 @pytest.mark.parametrize("name", STORE)
 def test_training_does_not_depend_on_its_store_being_well(
-    name: str, remote: tuple[Proxy, Trainings], undisturbed: dict[str, str],
-    record_property: Record, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    name: str,
+    remote: tuple[Proxy, Trainings],
+    undisturbed: Undisturbed,
+    record_property: Record,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     proxy, lab = remote
     fault, times = STORE[name]
     genuine = loop.save_state
@@ -156,9 +181,14 @@ def test_training_does_not_depend_on_its_store_being_well(
     proxy.breaks(fault, states, times)
     done = lab.run()
     proxy.heals()
-    lab.platform.store.place(done.stage, done.key).clear_resume()  # its deletion may have failed
-    tell(record_property, f"the store {name} during a training", left=lab.left(),
-         metrics_lost=lab.lost(), resume_identical=lab.hashes(done) == undisturbed)  # fmt: skip
+    lab.store.place(done.stage, done.key).clear_resume()  # its deletion may have failed
+    tell(
+        record_property,
+        f"the store {name} during a training",
+        left=lab.left(),
+        metrics_lost=lab.lost(undisturbed.trainings),
+        resume_identical=lab.hashes(done) == undisturbed.hashes,
+    )
 
 
 def dying(last: int) -> Callable[[TrainJob], None]:
@@ -171,9 +201,14 @@ def dying(last: int) -> Callable[[TrainJob], None]:
      ("hangs", hangs, 1)],
 )  # fmt: skip
 def test_a_training_that_died_resumes_from_a_store_that_is_not_well(
-    name: str, fault: Fault, times: int, remote: tuple[Proxy, Trainings],
-    undisturbed: dict[str, str], record_property: Record, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    name: str,
+    fault: Fault,
+    times: int,
+    remote: tuple[Proxy, Trainings],
+    undisturbed: Undisturbed,
+    record_property: Record,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     proxy, lab = remote
     with monkeypatch.context() as patch:
         patch.setattr(training, "run", dying(last=CONFIG.accumulation * 7 + 1))
@@ -183,53 +218,72 @@ def test_a_training_that_died_resumes_from_a_store_that_is_not_well(
     done = lab.run()
     assert proxy.struck > 0
     assert done.metrics["resumed_from"] >= 2
-    tell(record_property, f"a training dies, and the store {name} when it is taken up again",
-         left=lab.left(), metrics_lost=lab.lost(),
-         resume_identical=lab.hashes(done) == undisturbed)  # fmt: skip
+    tell(
+        record_property,
+        f"a training dies, and the store {name} when it is taken up again",
+        left=lab.left(),
+        metrics_lost=lab.lost(undisturbed.trainings),
+        resume_identical=lab.hashes(done) == undisturbed.hashes,
+    )
 
 
-def on_small_disk(disk: Path, tmp_path: Path, inputs: Path) -> Trainings:
-    store = Store(f"file://{tmp_path}/store", cache=tmp_path / "cache")
-    return trainings(disk / "home", store, inputs)
+@pytest.fixture
+def on_small_disk(
+    tmp_path: Path, inputs: Path, servers: dict[str, str]
+) -> Iterator[tuple[Path, Trainings]]:
+    with small_disk(tmp_path / "disk", 16 * 2**20) as disk:
+        store = Store(f"file://{tmp_path}/store", cache=tmp_path / "cache")
+        yield disk, trainings(disk / "home", store, inputs, servers)
 
 
 def test_a_disk_that_is_full_at_a_checkpoint_costs_the_checkpoint(
-    tmp_path: Path, inputs: Path, undisturbed: dict[str, str], record_property: Record,
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    on_small_disk: tuple[Path, Trainings],
+    undisturbed: Undisturbed,
+    record_property: Record,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk, lab = on_small_disk
     genuine = loop.save_state
-    with small_disk(tmp_path / "disk", 16 * 2**20) as disk:
 
-        def starved(*arguments: Any) -> None:
-            with filled(disk):
-                genuine(*arguments)
+    def starved(*arguments: Any) -> None:
+        with filled(disk):
+            genuine(*arguments)
 
-        monkeypatch.setattr(loop, "save_state", starved)
-        lab = on_small_disk(disk, tmp_path, inputs)
-        done = lab.run()
-        left = lab.left()
+    monkeypatch.setattr(loop, "save_state", starved)
+    done = lab.run()
     assert "training goes on without a resume state of step 2" in caplog.text
-    tell(record_property, "the scratch disk is full at every checkpoint", left=left,
-         metrics_lost=lab.lost(), resume_identical=lab.hashes(done) == undisturbed)  # fmt: skip
+    tell(
+        record_property,
+        "the scratch disk is full at every checkpoint",
+        left=lab.left(),
+        metrics_lost=lab.lost(undisturbed.trainings),
+        resume_identical=lab.hashes(done) == undisturbed.hashes,
+    )
 
 
 def test_a_disk_that_is_full_for_good_is_named_and_training_goes_on_later(
-    tmp_path: Path, inputs: Path, undisturbed: dict[str, str], record_property: Record,
+    on_small_disk: tuple[Path, Trainings],
+    undisturbed: Undisturbed,
+    record_property: Record,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
+    disk, lab = on_small_disk
     genuine = training.run
-    with small_disk(tmp_path / "disk", 16 * 2**20) as disk:
-        lab = on_small_disk(disk, tmp_path, inputs)
 
-        def starved(job: TrainJob) -> None:
-            with filled(disk):
-                genuine(job)
+    def starved(job: TrainJob) -> None:
+        with filled(disk):
+            genuine(job)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(training, "run", starved)
-            with pytest.raises(ConfigError, match=r"DYNOLAB_HOME = .*its disk is full"):
-                lab.run()
-        done = lab.run()
-        left = lab.left()
-    tell(record_property, "the scratch disk is full during a training, for good", left=left,
-         metrics_lost=lab.lost(), resume_identical=lab.hashes(done) == undisturbed)  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "run", starved)
+        with pytest.raises(ConfigError, match=r"DYNOLAB_HOME = .*its disk is full"):
+            lab.run()
+    done = lab.run()
+    tell(
+        record_property,
+        "the scratch disk is full during a training, for good",
+        left=lab.left(),
+        metrics_lost=lab.lost(undisturbed.trainings),
+        resume_identical=lab.hashes(done) == undisturbed.hashes,
+    )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -14,14 +15,15 @@ from urllib.request import Request, urlopen
 
 @dataclass(frozen=True)
 class History:
-    """One run: its id, status, and the steps of every metric as often as they are there."""
+    """One run: its id, status, and (step, value) of every metric as often as they are there."""
 
     run_id: str
     status: str
-    steps: Mapping[str, list[int]]
+    values: Mapping[str, list[tuple[int, float]]]
 
 
-TRAINED, PROBED = list(range(1, 13)), [0, 6, 12]
+OWN = {"train/examples_per_s", "probe/seconds", "result/resumed_from", "result/seconds"}
+"""Metrics whose values differ between two runs of one training."""
 
 
 def finished_history(uri: str, project: str) -> History:
@@ -31,20 +33,23 @@ def finished_history(uri: str, project: str) -> History:
     return history
 
 
-def lost(history: History) -> int:
-    """Of a whole preference training's metrics the steps that are not there exactly once."""
-    steps = history.steps
-    trained = {name for name in steps if name.startswith("train/")}
-    probed = {name for name in steps if name.startswith("probe/")}
-    assert {"train/loss", "train/grad_norm"} <= trained and probed
-    expected = {name: dict.fromkeys(found, 1) for name, found in steps.items()}
-    expected |= {name: dict.fromkeys(TRAINED, 1) for name in trained}
-    expected |= {name: dict.fromkeys(PROBED, 1) for name in probed}
-    wrong = 0
-    for name, wanted in expected.items():
-        found = Counter(steps[name])
-        wrong += (found - Counter(wanted)).total() + (Counter(wanted) - found).total()
-    return wrong
+def lost(history: History, undisturbed: History, *, up_to: float = math.inf) -> list[str]:
+    """Values that are missing, doubled, or not those of the undisturbed training.
+
+    Of `OWN` metrics the steps alone are compared; steps beyond `up_to` are not.
+    """
+    found, wanted = (Counter(_entries(one, up_to)) for one in (history, undisturbed))
+    assert wanted
+    missing = [f"{entry} is missing" for entry in (wanted - found).elements()]
+    return missing + [f"{entry} is surplus" for entry in (found - wanted).elements()]
+
+
+def _entries(history: History, up_to: float) -> Iterator[str]:
+    """Values as text: NaN equals nothing."""
+    for name, values in history.values.items():
+        for step, value in values:
+            if step <= up_to:
+                yield f"{name} of step {step}" + ("" if name in OWN else f" = {value!r}")
 
 
 def histories(uri: str, project: str, name: str) -> list[History]:
@@ -60,12 +65,12 @@ def histories(uri: str, project: str, name: str) -> list[History]:
 
 
 def _history(uri: str, run: Mapping[str, Any]) -> History:
-    run_id, steps = run["info"]["run_id"], {}
+    run_id, values = run["info"]["run_id"], {}
     for metric in run["data"].get("metrics", []):
         query = {"run_id": run_id, "metric_key": metric["key"], "max_results": 1000}
-        values = _call(uri, "metrics/get-history", query)["metrics"]
-        steps[metric["key"]] = sorted(int(value.get("step", 0)) for value in values)
-    return History(run_id, run["info"]["status"], steps)
+        logged = _call(uri, "metrics/get-history", query)["metrics"]
+        values[metric["key"]] = [(int(at.get("step", 0)), float(at["value"])) for at in logged]
+    return History(run_id, run["info"]["status"], values)
 
 
 def _call(uri: str, path: str, values: Mapping[str, Any], *, post: bool = False) -> Any:

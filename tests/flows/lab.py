@@ -17,6 +17,7 @@ from uuid import uuid4
 import psutil
 
 from tasks.runtime.processes import marked_processes, port_in_use
+from tests.flows.history import History, finished_history
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Path(__file__).with_name("small.yaml")
@@ -86,6 +87,10 @@ class Lab:
             next(marker.parent.glob(f"*{attempt}*/manifest.json")).read_text()
         )
         return manifest
+
+    def history(self) -> History:
+        """What MLflow has of this home's one training, whose project is `undisturbed`."""
+        return finished_history(self.environment["MLFLOW_TRACKING_URI"], "undisturbed")
 
     def hashes(self, stage: str) -> dict[str, str]:
         """sha256 of a result's files, but for those that hold times."""

@@ -42,23 +42,33 @@ def test_a_killed_rank_is_named_and_training_resumes(
     identical = goes_on_as_if_undisturbed(lab, undisturbed, "rank")
     history = finished_history(uri, "rank")
     assert history.run_id == failed.run_id
-    tell(record_property, "a rank of a command is killed between two resume states",
-         left=lab.left_behind(), metrics_lost=lost(history),
-         resume_identical=identical)  # fmt: skip
+    tell(
+        record_property,
+        "a rank of a command is killed between two resume states",
+        left=lab.left_behind(),
+        metrics_lost=lost(history, undisturbed.history()),
+        resume_identical=identical,
+    )
 
 
 @pytest.mark.faults
 def test_what_a_rank_finds_wrong_is_told_without_its_traceback(
-    lab: Lab, record_property: Record
+    lab: Lab, undisturbed: Lab, record_property: Record
 ) -> None:
-    command = lab.start("preference.optimizer.learning_rate=1e30")
+    command = lab.start("project=diverged", "preference.optimizer.learning_rate=1e30")
     _, complained = ended(command)
     assert command.returncode == 2
     assert complained.count("error ") == 1
     assert "training diverged on the batch of rows" in complained
     assert "lower optimizer.learning_rate" in complained
     assert "Traceback" not in complained
-    tell(record_property, "training diverges on all ranks", left=lab.left_behind())
+    (failed,) = histories(lab.environment["MLFLOW_TRACKING_URI"], "diverged", "preference")
+    tell(
+        record_property,
+        "training diverges on all ranks",
+        left=lab.left_behind(),
+        metrics_lost=lost(failed, undisturbed.history(), up_to=0),
+    )
 
 
 @pytest.mark.faults
@@ -81,9 +91,13 @@ def test_an_interrupted_command_ends_in_order(
     identical = goes_on_as_if_undisturbed(lab, undisturbed, project)
     history = finished_history(uri, project)
     assert history.run_id == killed.run_id
-    tell(record_property, f"a command with a hung rank gets {number.name}",
-         left=lab.left_behind(), metrics_lost=lost(history),
-         resume_identical=identical)  # fmt: skip
+    tell(
+        record_property,
+        f"a command with a hung rank gets {number.name}",
+        left=lab.left_behind(),
+        metrics_lost=lost(history, undisturbed.history()),
+        resume_identical=identical,
+    )
 
 
 @pytest.mark.faults
@@ -103,8 +117,13 @@ def test_a_killed_command_takes_all_with_it_and_the_next_takes_over(
         history = finished_history(uri, "command")
         ends = [study.status for study in histories(uri, "command", "small")]
         assert sorted(ends) == ["FINISHED", "KILLED"]
-    tell(record_property, "a command with its own servers is killed", left=lab.left_behind(),
-         metrics_lost=lost(history), resume_identical=identical)  # fmt: skip
+    tell(
+        record_property,
+        "a command with its own servers is killed",
+        left=lab.left_behind(),
+        metrics_lost=lost(history, undisturbed.history()),
+        resume_identical=identical,
+    )
 
 
 @pytest.mark.faults
@@ -132,5 +151,9 @@ def test_training_does_without_mlflow_and_the_next_command_delivers(
         services.wait_ready()
         assert set(lab.study("project=outage").values()) == {"cached"}
         history = finished_history(uri, "outage")
-    tell(record_property, "MLflow is killed under a command and back for the next",
-         left=lab.left_behind(), metrics_lost=lost(history))  # fmt: skip
+    tell(
+        record_property,
+        "MLflow is killed under a command and back for the next",
+        left=lab.left_behind(),
+        metrics_lost=lost(history, undisturbed.history()),
+    )

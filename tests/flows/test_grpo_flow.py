@@ -217,9 +217,9 @@ def test_the_command_leaves_a_page_and_runs_in_mlflow(
     assert (lab.home / "reports" / "small.html").exists()
     (parent,) = histories(servers["MLFLOW_TRACKING_URI"], "arms", "small")
     assert parent.status == "FINISHED"
-    assert "grpo/train/pass_at_4" in parent.steps
+    assert "grpo/train/pass_at_4" in parent.values
     (evaluation,) = histories(servers["MLFLOW_TRACKING_URI"], "arms", "grpo-0-evaluation")
-    assert "eval/heldout/pass_at_1" in evaluation.steps
+    assert "eval/heldout/pass_at_1" in evaluation.values
     assert set(lab.alone().study(config=file, flow="grpo").values()) == {"cached"}
     assert lab.left_behind() == []
 
