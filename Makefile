@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python -m
 STUDY  ?= deploy/studies/builtin.yaml
-# local: SQLite and folders; full: PostgreSQL, Redis and S3, with logins.
+# local: SQLite; full: PostgreSQL and Redis, in a home of its own.
 PROFILE ?= local
 
 export DS_BUILD_OPS := 0

@@ -1,4 +1,3 @@
 -- What PostgreSQL's image makes beside its first database, on a new volume.
 CREATE DATABASE mlflow;
-CREATE DATABASE mlflow_auth;
 CREATE DATABASE sweeps;

@@ -162,10 +162,13 @@ def up(
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
     profile: Annotated[
         str,
-        typer.Option(help="local: SQLite and folders. full: PostgreSQL, Redis and S3, logins."),
+        typer.Option(help="local: SQLite. full: PostgreSQL and Redis, in a home of its own."),
     ] = "local",
 ) -> None:
-    """Start the servers on what was run here, with deployments and workers; Ctrl-C ends them."""
+    """Start the servers on what was run here, with deployments and workers; Ctrl-C ends them.
+
+    The links that it prints log in a browser, for 30 days.
+    """
     from flows.up import profile_named, start
     from tasks.runtime.settings import Settings
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
 from tasks.runtime.lineage import Ancestor, addressed, lineage
 from tasks.runtime.opening import open_store
-from tasks.runtime.services import MLFLOW
+from tasks.runtime.services import MLFLOW, client_variables
 from tasks.runtime.settings import Settings
 from tasks.runtime.stack import running_services
 
@@ -17,10 +20,11 @@ def show_lineage(address: str, console: Console | None = None) -> None:
     """Prints the tree; raises `ConfigError` for what is no result."""
     settings = Settings.from_environment()
     store, uri = open_store(settings), settings.mlflow_tracking_uri
+    environment: Mapping[str, str] = os.environ
     if uri is None and MLFLOW in (running := running_services(settings.home)):
-        uri = running[MLFLOW].url
+        uri, environment = running[MLFLOW].url, client_variables(settings.home, running)
     branches: list[Tree] = []
-    for one in lineage(store, addressed(store, address, uri)):
+    for one in lineage(store, addressed(store, address, uri, environment)):
         branch = Tree(_told(one)) if one.depth == 0 else branches[one.depth - 1].add(_told(one))
         branches[one.depth :] = [branch]
     (console or Console(soft_wrap=True)).print(branches[0])

@@ -15,6 +15,7 @@ from tasks.runtime.backing import backing_services, write_environment
 from tasks.runtime.private import KEY, signing_key
 from tasks.runtime.processes import kill_marked, last_lines, start_child, stop_group
 from tasks.runtime.services import PREFECT, Address, Service, Services
+from tasks.runtime.settings import Settings
 from tasks.runtime.stack import up
 
 Profile = Literal["local", "full"]
@@ -39,8 +40,8 @@ def start(
 ) -> None:  # fmt: skip
     """Starts everything, says where it is, and serves until Ctrl-C or SIGTERM ends everything.
 
-    The full profile stands on PostgreSQL, Redis and S3, with logins, in a home of its own; the
-    file `environment` there leads other commands to it.
+    The full profile stands on PostgreSQL and Redis, in a home of its own; the file `environment`
+    there leads other commands to it.
     """
     home = home.resolve() if profile == "local" else home.resolve() / profile
     backing = backing_services(home) if profile == "full" else None
@@ -51,8 +52,8 @@ def start(
             file = home / "environment"
             own = {"DYNOLAB_HOME": str(home), KEY: signing_key(home).hex()}
             write_environment(file, services.environment() | own)
-            word, read = home / "password", quote(str(file))
-            announce(f"login   admin, password in {word}; set -a; . {read}")
+            announce(f"results {Settings.from_environment(os.environ | own).store}")
+            announce(f"shell   set -a; . {quote(str(file))}  # other commands then use all this")
         with work_for(services) as started:
             announce("flows   Prefect, Deployments: choose one, Run, Custom run; Ctrl-C ends all")
             yield started

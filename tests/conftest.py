@@ -16,7 +16,7 @@ import fsspec
 import pytest
 
 from dynolab.store import Store
-from tasks.runtime.services import MLFLOW, PREFECT, start_services
+from tasks.runtime.services import client_variables, start_services
 from tests.flows.lab import Lab
 
 START_SECONDS = 60
@@ -99,10 +99,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     """Variables that lead commands to a Prefect and an MLflow server of their own."""
     with start_services(tmp_path_factory.mktemp("servers")) as services:
         services.wait_ready()
-        yield {
-            "PREFECT_API_URL": f"{services.addresses[PREFECT].url}/api",
-            "MLFLOW_TRACKING_URI": services.addresses[MLFLOW].url,
-        }
+        variables = client_variables(services.home, services.addresses)
+        del variables["PREFECT_HOME"]  # each lab has its own
+        yield variables
 
 
 @pytest.fixture(scope="session")

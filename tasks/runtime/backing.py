@@ -1,4 +1,4 @@
-"""What the servers stand on in the full profile: PostgreSQL, Redis and an S3 store, as processes.
+"""What the servers stand on in the full profile: PostgreSQL and Redis, as processes.
 
 They are the machine's own packages, on free loopback ports, with data folders and passwords of
 their own in the home; and they end with the command that started them.
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.bucket import make_bucket
 from tasks.runtime.private import kept_secret, write_private
 from tasks.runtime.processes import (
     LOOPBACK,
@@ -31,8 +30,7 @@ from tasks.runtime.processes import (
 )
 
 POSTGRES_USER = "postgres"
-DATABASES = ("prefect", "mlflow", "mlflow_auth", "sweeps")
-BUCKET = "dynolab"
+DATABASES = ("prefect", "mlflow", "sweeps")
 ADMIN = "admin"
 START_SECONDS = 60.0
 _PACKAGES = {"postgres": "postgresql", "initdb": "postgresql", "redis-server": "redis-server"}
@@ -48,13 +46,13 @@ class Backing:
 
 @contextmanager
 def backing_services(home: Path, environment: Mapping[str, str] = os.environ) -> Iterator[Backing]:
-    """PostgreSQL, Redis, and an S3 store where `environment` names none; ready.
+    """PostgreSQL and Redis, ready; results lie where `environment` says, else in the home.
 
     **Raises** `ConfigError` where a program is missing, `ServiceFailed` where one does not start.
     """
     folder = home.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    password, secret = kept_secret(folder / "password"), kept_secret(folder / "server.secret")
+    password = kept_secret(folder / "password")
     with ExitStack() as started:
         postgres = started.enter_context(_postgres(folder, password))
         redis = started.enter_context(_redis(folder, password))
@@ -63,41 +61,26 @@ def backing_services(home: Path, environment: Mapping[str, str] = os.environ) ->
             for name, value in environment.items()
             if name.startswith("AWS_") or name in ("DYNOLAB_STORE", "DYNOLAB_STORE_ENDPOINT")
         }
-        if "DYNOLAB_STORE" not in store:
-            store |= started.enter_context(_s3(folder))
-        yield variables(postgres, redis, password, secret, store)
+        yield variables(postgres, redis, store)
 
 
-def variables(
-    postgres: str, redis: str, password: str, secret: str, store: Mapping[str, str]
-) -> Backing:  # fmt: skip
+def variables(postgres: str, redis: str, store: Mapping[str, str]) -> Backing:
     """What servers and clients are told.
 
-    **Arguments:** `postgres`: `user:password@host:port`. `redis`: its URL. `password`: of the
-    servers' login. `secret`: signs MLflow's sessions. `store`: the results' address and its keys.
+    **Arguments:** `postgres`: `user:password@host:port`. `redis`: its URL. `store`: the results'
+    address and its keys, where they are set.
     """
     servers = {
         "DYNOLAB_PREFECT_DATABASE": f"postgresql+asyncpg://{postgres}/prefect",
         "DYNOLAB_MLFLOW_DATABASE": f"postgresql+psycopg://{postgres}/mlflow",
-        "DYNOLAB_MLFLOW_USERS": f"postgresql+psycopg://{postgres}/mlflow_auth",
-        "PREFECT_SERVER_API_AUTH_STRING": f"{ADMIN}:{password}",
         "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
         "PREFECT_MESSAGING_CACHE": "prefect_redis.messaging",
         "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
         "PREFECT_REDIS_MESSAGING_URL": redis,
-        "MLFLOW_AUTH_ADMIN_USERNAME": ADMIN,
-        "MLFLOW_AUTH_ADMIN_PASSWORD": password,
-        "MLFLOW_FLASK_SERVER_SECRET_KEY": secret,
         **_artifacts(store),
     }
-    clients = {
-        "PREFECT_API_AUTH_STRING": f"{ADMIN}:{password}",
-        "MLFLOW_TRACKING_USERNAME": ADMIN,
-        "MLFLOW_TRACKING_PASSWORD": password,
-        "DYNOLAB_SWEEPS": f"postgresql+psycopg://{postgres}/sweeps",
-        **store,
-    }
+    clients = {"DYNOLAB_SWEEPS": f"postgresql+psycopg://{postgres}/sweeps", **store}
     return Backing(servers, clients)
 
 
@@ -206,32 +189,9 @@ def _redis(home: Path, password: str) -> Iterator[str]:
         yield f"redis://:{password}@{LOOPBACK}:{port}/0"
 
 
-@contextmanager
-def _s3(home: Path) -> Iterator[dict[str, str]]:
-    """Yields the settings of an S3 server that keeps what it holds in memory."""
-    port, log = free_port(), home / "logs" / "s3.log"
-    process = start_child(
-        "moto.server", ["-H", LOOPBACK, "-p", str(port)], environment=os.environ, log=log
-    )
-    settings = {
-        "DYNOLAB_STORE": f"s3://{BUCKET}/store",
-        "DYNOLAB_STORE_ENDPOINT": f"http://{LOOPBACK}:{port}",
-        "AWS_ACCESS_KEY_ID": "dynolab",
-        "AWS_SECRET_ACCESS_KEY": kept_secret(home / "s3.secret"),
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    try:
-        _wait("s3", process, log, lambda: _answers(port))
-        make_bucket(settings)
-        yield settings
-    finally:
-        stop_group(process)
-
-
 def _artifacts(store: Mapping[str, str]) -> dict[str, str]:
-    """Where MLflow's server keeps artifacts: beside the results."""
-    url = store["DYNOLAB_STORE"].rstrip("/")
+    """Where MLflow's server keeps artifacts: beside the results, where they lie in S3."""
+    url = store.get("DYNOLAB_STORE", "").rstrip("/")
     if not url.startswith("s3://"):
         return {}
     settings = {"DYNOLAB_MLFLOW_ARTIFACTS": f"{url}-mlflow"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +61,15 @@ def lineage(store: Store, result: StageResult) -> Iterator[Ancestor]:
     yield from walk("", 0, result.digest)
 
 
-def addressed(store: Store, reference: str, mlflow_uri: str | None) -> StageResult:
+def addressed(
+    store: Store,
+    reference: str,
+    mlflow_uri: str | None,
+    environment: Mapping[str, str] = os.environ,
+) -> StageResult:
     """The result that an address, `<stage>/<key>`, an MLflow run's id or `models:/…` stands for.
+
+    `environment`: where the login to MLflow stands.
 
     **Raises** `ConfigError` where it stands for none.
     """
@@ -72,7 +80,7 @@ def addressed(store: Store, reference: str, mlflow_uri: str | None) -> StageResu
         return given_result(store, "address", reference)
     if mlflow_uri is None:
         raise ConfigError("address", reference, "is MLflow's: start the servers (make up)")
-    api = MlflowApi(mlflow_uri)
+    api = MlflowApi(mlflow_uri, environment)
     try:
         tags = api.model_tags(model["name"], model["version"]) if model else api.tags(reference)
     except (MlflowRejectedError, MlflowUnreachableError) as error:

@@ -79,11 +79,13 @@ class Batch:
 class MlflowApi:
     """Client of one tracking server; each call is one HTTP request.
 
-    Login is taken from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+    Login is taken from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD of `environment`.
     Every call raises `MlflowUnreachableError` or `MlflowRejectedError`.
     """
 
-    def __init__(self, uri: str, timeout: float = 10.0) -> None:
+    def __init__(
+        self, uri: str, environment: Mapping[str, str] = os.environ, timeout: float = 10.0
+    ) -> None:
         parts = urllib.parse.urlsplit(uri)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ConfigError(
@@ -91,8 +93,8 @@ class MlflowApi:
             )
         self.uri, self.timeout = uri.rstrip("/"), timeout
         self._headers: dict[str, str] = {}
-        if user := os.environ.get("MLFLOW_TRACKING_USERNAME"):
-            login = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
+        if user := environment.get("MLFLOW_TRACKING_USERNAME"):
+            login = f"{user}:{environment.get('MLFLOW_TRACKING_PASSWORD', '')}"
             self._headers["Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
 
     def run_url(self, run: Run) -> str:

@@ -74,10 +74,11 @@ def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tra
     from tasks.runtime.stack import use_services
     from tasks.runtime.tracking import Tracking
 
-    uri = settings.mlflow_tracking_uri
-    if uri is None:
-        uri = services.enter_context(use_services(settings.home, [MLFLOW])).addresses[MLFLOW].url
-    return Tracking(uri, settings.outbox, experiment=project)
+    if settings.mlflow_tracking_uri is not None:
+        return Tracking(settings.mlflow_tracking_uri, settings.outbox, experiment=project)
+    server = services.enter_context(use_services(settings.home, [MLFLOW]))
+    uri = server.addresses[MLFLOW].url
+    return Tracking(uri, settings.outbox, experiment=project, environment=server.environment())
 
 
 def _open_study(

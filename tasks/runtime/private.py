@@ -13,7 +13,9 @@ from uuid import uuid4
 from dynolab.errors import ConfigError
 
 KEY = "DYNOLAB_KEY"
+TOKEN = "DYNOLAB_TOKEN"
 _KEY_BYTES = 32
+_TOKEN_LENGTH = 32
 _WORD = "(?:pass(?:word|wd|phrase)?|pwd|secret|token|key|credentials?|auth|login|sig(?:nature)?)"
 _SECRET_NAME = re.compile(f"(?:^|_){_WORD}s?(?:_|$)", re.IGNORECASE)
 # A login before the host; any setting behind an address, whatever its server calls passwords; or
@@ -57,6 +59,22 @@ def check_key(environment: Mapping[str, str]) -> None:
     """Refuses a DYNOLAB_KEY that is none, before anything is signed with it."""
     if environment.get(KEY):
         signing_key(Path(), environment)
+
+
+def login_token(home: Path) -> str:
+    """What a home's servers ask of those who use them."""
+    file = home / "token"
+    return check_token(kept_secret(file), f"; delete {file}, and a new one is made")
+
+
+def check_token(text: str, remedy: str = " (openssl rand -hex 32)") -> str:
+    """The token, if it is one: letters and digits that nobody guesses, as they stand in a cookie.
+
+    **Raises** `ConfigError`; it shows no part of it.
+    """
+    if len(text) < _TOKEN_LENGTH or not (text.isascii() and text.isalnum()):
+        raise ConfigError(TOKEN, "…", f"give at least 32 letters and digits{remedy}")
+    return text
 
 
 def _key(text: str, wrong: str) -> bytes:

@@ -2,6 +2,9 @@
 
     python -m tasks.runtime.serve <name> <folder> <listening descriptor or host:port> [standing]
 
+Everything that the server answers passes the guard (`tasks.runtime.guard`) first, whose token is
+DYNOLAB_TOKEN in the environment.
+
 `name` is `prefect`, `mlflow`, or `prefect-api`: Prefect without its background services, which then
 are `prefect server services start`.
 
@@ -30,15 +33,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tasks.runtime.private import write_private
+from tasks.runtime.guard import Guard
+from tasks.runtime.private import TOKEN, check_token
 from tasks.runtime.processes import listening_socket
 
 _SHUTDOWN_SECONDS = 3
 _HOSTS = ("127.0.0.1", "localhost")
 """Names by which a browser on this machine, or behind a forwarded port, may ask."""
 
-_ITSELF = "prefect-in-memory"
-"""The name by which Prefect's automations ask its own API; no browser can resolve it."""
+_PUBLIC = {"prefect": ("/api/health", "/api/ready"), "mlflow": ("/health",)}
+"""What health checks ask: it tells nothing but that the server is well."""
 
 
 def _asked_names() -> tuple[str, ...]:
@@ -56,6 +60,7 @@ def prefect_application(
     standing server; flows do not.
     """
     os.environ.pop("PREFECT_API_URL", None)  # it would point the interface to another server
+    os.environ.pop("PREFECT_SERVER_API_AUTH_STRING", None)  # the guard asks for the login
     database = os.environ.get("DYNOLAB_PREFECT_DATABASE")
     os.environ |= {
         "PREFECT_HOME": str(folder),
@@ -64,9 +69,8 @@ def prefect_application(
         ),
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
         "PREFECT_SERVER_API_PORT": str(port),
-        "PREFECT_UI_API_URL": f"http://127.0.0.1:{port}/api",
-        # By default any page of the web may call the API, and the API starts programs.
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{one}:{port}" for one in _HOSTS),
+        "PREFECT_UI_API_URL": "/api",  # of the address that the browser knows
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "",  # none; by default all
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # In memory, what is leased when a server ends would stay taken for ever.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": os.environ.get(
@@ -77,16 +81,11 @@ def prefect_application(
         "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": str(standing),
     }
     from prefect.server.api.server import create_app
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     from tasks.runtime.prefect_schedules import let_schedules_run
 
     let_schedules_run()
-    application = create_app(final=True, webserver_only=api_only)
-    application.add_middleware(
-        TrustedHostMiddleware, allowed_hosts=(*_asked_names(), _ITSELF), www_redirect=False
-    )
-    return application
+    return create_app(final=True, webserver_only=api_only)
 
 
 def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
@@ -111,27 +110,9 @@ def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
     from mlflow.server.handlers import initialize_backend_stores
 
     initialize_backend_stores(database, database, artifact_root)
-    if users := os.environ.get("DYNOLAB_MLFLOW_USERS"):
-        return _with_login(folder, users)
     from mlflow.server.fastapi_app import app
 
     return app
-
-
-def _with_login(folder: Path, users: str) -> Any:
-    """MLflow's application behind basic authentication; `users` is the database of its users."""
-    settings = folder / "login.ini"
-    write_private(
-        settings,
-        "[mlflow]\ndefault_permission = NO_PERMISSIONS\n"
-        f"database_uri = {users.replace('%', '%%')}\n"
-        # Verifying a password costs some 50 ms of PBKDF2, and every request brings one.
-        "auth_cache_ttl_seconds = 60\n",
-    )
-    os.environ |= {"MLFLOW_AUTH_CONFIG_PATH": str(settings), "_MLFLOW_SGI_NAME": "uvicorn"}
-    from mlflow.server.auth import create_app
-
-    return create_app()
 
 
 _APPLICATIONS: dict[str, Callable[[Path, int, bool], Any]] = {
@@ -167,12 +148,15 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
             gc.freeze()
             gc.enable()
 
+    token = check_token(os.environ.pop(TOKEN, ""))
     folder.mkdir(parents=True, exist_ok=True)
     listener = _listener(where)
     with ExitStack() as until_started:
         until_started.enter_context(_alone(folder))
+        application = _APPLICATIONS[name](folder, listener.getsockname()[1], standing)
+        public = _PUBLIC[name.removesuffix("-api")]
         config = uvicorn.Config(
-            _APPLICATIONS[name](folder, listener.getsockname()[1], standing),
+            Guard(application, token, _asked_names(), public),
             access_log=False,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )

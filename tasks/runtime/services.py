@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import http.client
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 
 from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime.backing import Backing
+from tasks.runtime.private import TOKEN, login_token
 from tasks.runtime.processes import Process, last_lines, listening_socket, start_child, stop_group
 
 PREFECT, MLFLOW = "prefect", "mlflow"
@@ -92,14 +94,7 @@ class Services:
 
         To be set before either is imported: Prefect reads its settings at import.
         """
-        variables = {**_QUIET, **self.clients}
-        for name, address in self.addresses.items():
-            if name == PREFECT:
-                variables |= {"PREFECT_API_URL": f"{address.url}/api"}
-                variables |= {"PREFECT_HOME": str(self.home / PREFECT)}
-            else:
-                variables |= {"MLFLOW_TRACKING_URI": address.url}
-        return variables
+        return {**_QUIET, **self.clients, **client_variables(self.home, self.addresses)}
 
     def stop(self) -> None:
         """End the servers that were started here; those of other commands stay."""
@@ -119,6 +114,28 @@ class Services:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def client_variables(home: Path, addresses: Mapping[str, Address]) -> dict[str, str]:
+    """Addresses of a home's servers and the login to them, as their clients take them."""
+    if not addresses:
+        return {}
+    token = login_token(home)
+    variables: dict[str, str] = {}
+    if PREFECT in addresses:
+        variables |= {
+            "PREFECT_API_URL": f"{addresses[PREFECT].url}/api",
+            "PREFECT_HOME": str(home / PREFECT),
+            # Not PREFECT_API_AUTH_STRING: most of Prefect's WebSockets open without it.
+            "PREFECT_CLIENT_CUSTOM_HEADERS": json.dumps({"Authorization": f"Bearer {token}"}),
+        }
+    if MLFLOW in addresses:
+        variables |= {
+            "MLFLOW_TRACKING_URI": addresses[MLFLOW].url,
+            "MLFLOW_TRACKING_USERNAME": "dynolab",
+            "MLFLOW_TRACKING_PASSWORD": token,
+        }
+    return variables
 
 
 def start_services(
@@ -172,7 +189,7 @@ def _start(
         process = start_child(
             "tasks.runtime.serve",
             [name, str(home / name), str(listener.fileno()), *(["standing"] if standing else [])],
-            environment={**os.environ, **_QUIET, **more},
+            environment={**os.environ, **_QUIET, **more, TOKEN: login_token(home)},
             log=log,
             pass_fds=[listener.fileno()],
         )

@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from dynolab.errors import ConfigError
 from tasks.runtime.backing import Backing
+from tasks.runtime.private import login_token
 from tasks.runtime.processes import port_in_use
 from tasks.runtime.services import (
     ALL,
@@ -114,7 +115,7 @@ def up(
     backing: AbstractContextManager[Backing] | None = None,
     beside: Beside | None = None,
 ) -> None:
-    """Start both servers, announce their addresses, serve until Ctrl-C or SIGTERM, end them.
+    """Start both servers, announce links that log in, serve until Ctrl-C or SIGTERM, end them.
 
     **Arguments**
 
@@ -129,7 +130,7 @@ def up(
                               backing=backing)
         )  # fmt: skip
         for name, address in services.addresses.items():
-            announce(f"{_LABELS[name]:8}{address.url}")
+            announce(f"{_LABELS[name]:8}{address.url}/?token={login_token(home)}")
         workers = stack.enter_context(beside(services)) if beside else Services(home, ())
         watch(services, workers)
 

@@ -10,6 +10,7 @@ import contextlib
 import getpass
 import json
 import logging
+import os
 import re
 import threading
 import time
@@ -35,12 +36,19 @@ class Tracking:
 
     **Arguments:** `uri`: http(s) address of the server; None keeps everything in the outbox until
     `connect` names one. `outbox`: folder of the queues. `experiment`: MLflow experiment (project).
+    `environment`: where the login to the server stands.
     Raises `ConfigError` for an address that is not http(s).
     """
 
-    def __init__(self, uri: str | None, outbox: Path, experiment: str) -> None:
-        self.outbox, self.experiment = outbox, experiment
-        self._api = MlflowApi(uri) if uri else None
+    def __init__(
+        self,
+        uri: str | None,
+        outbox: Path,
+        experiment: str,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.outbox, self.experiment, self._environment = outbox, experiment, environment
+        self._api = MlflowApi(uri, environment) if uri else None
         self._own: list[Outbox] = []
         self._sender: Sender | None = None
         self._thread: threading.Thread | None = None
@@ -52,7 +60,7 @@ class Tracking:
     def connect(self, uri: str) -> None:
         """Name the server's address after the fact; the first address stays."""
         if self._api is None:
-            self._api = MlflowApi(uri)
+            self._api = MlflowApi(uri, self._environment)
             self._start()
 
     def start_run(

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +35,8 @@ OURS = [
     "bucket-init", "prefect-migrate", "prefect-server", "prefect-services", "mlflow", "bootstrap",
     "worker-cpu",
 ]  # fmt: skip
-PASSWORDS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD", "PREFECT_PASSWORD", "MLFLOW_PASSWORD")
+PASSWORDS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD")
+TOKEN = "0123456789abcdef" * 2
 TEMPLATE = json.loads((ROOT / "deploy/kubernetes/base-job-template.json").read_text())
 START_SECONDS = 180.0
 
@@ -44,24 +44,24 @@ START_SECONDS = 180.0
 class Composed:
     """The services, one after the other."""
 
-    def __init__(self, folder: Path, backing: Backing) -> None:
+    def __init__(self, folder: Path, backing: Backing, s3: str) -> None:
         self.folder, self.marker = folder, uuid4().hex
         self.prefect, self.mlflow, self.health = free_port(), free_port(), free_port()
-        self.password = backing.servers["MLFLOW_AUTH_ADMIN_PASSWORD"]
-        clients = backing.clients
+        login = urlsplit(backing.clients["DYNOLAB_SWEEPS"])
+        self.password = login.password or ""
         self.given = {
             **dict.fromkeys(PASSWORDS, self.password),
-            "MLFLOW_SECRET": backing.servers["MLFLOW_FLASK_SERVER_SECRET_KEY"],
-            "AWS_ACCESS_KEY_ID": clients["AWS_ACCESS_KEY_ID"],
-            "AWS_SECRET_ACCESS_KEY": clients["AWS_SECRET_ACCESS_KEY"],
+            "DYNOLAB_TOKEN": TOKEN,
+            "AWS_ACCESS_KEY_ID": "tester",
+            "AWS_SECRET_ACCESS_KEY": "secret",
             "DYNOLAB_KEY": "00" * 32,
         }  # fmt: skip
-        postgres = urlsplit(clients["DYNOLAB_SWEEPS"]).netloc.rpartition("@")[2]
+        postgres = login.netloc.rpartition("@")[2]
         redis = urlsplit(backing.servers["PREFECT_REDIS_MESSAGING_URL"]).netloc.rpartition("@")[2]
         self.places = {
             "@postgres:5432": f"@{postgres}",
             "@redis:6379": f"@{redis}",
-            "http://s3:8333": clients["DYNOLAB_STORE_ENDPOINT"],
+            "http://s3:8333": s3,
             "s3://dynolab/": f"s3://{self.marker}/",
             "//prefect-server:4200": f"//127.0.0.1:{self.prefect}",
             "//127.0.0.1:4200": f"//127.0.0.1:{self.prefect}",
@@ -131,13 +131,13 @@ class Composed:
 
 
 @contextmanager
-def started() -> Iterator[Composed]:
+def started(s3: str) -> Iterator[Composed]:
     # PostgreSQL's own user has to get through to its folder, and pytest's are closed to others.
     folder = Path(tempfile.mkdtemp(prefix="dynolab-composed-"))
     folder.chmod(0o755)
     try:
         with backing_services(folder / "backing", {}) as backing:
-            composed = Composed(folder, backing)
+            composed = Composed(folder, backing, s3)
             try:
                 yield composed
             finally:
@@ -146,10 +146,11 @@ def started() -> Iterator[Composed]:
         shutil.rmtree(folder)
 
 
-def test_each_service_comes_up_by_its_own_command_and_passes_its_own_check() -> None:
-    with started() as composed:
-        login = b64encode(f"admin:{composed.password}".encode()).decode()
-        headers = {"Authorization": f"Basic {login}"}
+def test_each_service_comes_up_by_its_own_command_and_passes_its_own_check(
+    s3_server: str,
+) -> None:
+    with started(s3_server) as composed:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
         api = f"http://127.0.0.1:{composed.prefect}/api"
         for name in OURS:
             if name == "bootstrap":
@@ -170,4 +171,5 @@ def test_each_service_comes_up_by_its_own_command_and_passes_its_own_check() -> 
         found = requests.get(mlflow, params={"experiment_id": "0"}, headers=headers, timeout=30)
         assert found.ok
         for name in OURS:
-            assert composed.password not in composed.log(name).read_text(), name
+            for secret in (composed.password, TOKEN):
+                assert secret not in composed.log(name).read_text(), name

@@ -23,7 +23,9 @@ from flows.register import POOLS
 from flows.up import worker_arguments
 from tasks.runtime.backing import ADMIN, DATABASES
 from tasks.runtime.backing import variables as backing_variables
+from tasks.runtime.private import TOKEN
 from tasks.runtime.processes import free_port
+from tasks.runtime.services import MLFLOW, PREFECT, Address, client_variables
 from tests.deploy.composed import FILE, interpolated, is_checked, one_shots, services, variables
 from tests.flows.lab import ROOT
 
@@ -48,7 +50,7 @@ def test_it_has_every_service_of_the_platform() -> None:
 def test_no_secret_has_a_default_or_stands_in_the_file() -> None:
     asked = variables(FILE.read_text())
     secret = [one for one in asked if SECRET.search(one.name)]
-    assert {one.name for one in secret} >= {"POSTGRES_PASSWORD", "DYNOLAB_KEY", "MLFLOW_SECRET"}
+    assert {one.name for one in secret} >= {"POSTGRES_PASSWORD", "DYNOLAB_KEY", "DYNOLAB_TOKEN"}
     assert all(one.required and one.default is None for one in secret)
     for name, service in SERVICES.items():
         for variable, value in service.get("environment", {}).items():
@@ -149,15 +151,21 @@ def environment(*names: str) -> dict[str, Any]:
     return {name: value for one in names for name, value in SERVICES[one]["environment"].items()}
 
 
-def test_servers_and_clients_are_told_what_the_command_up_tells_them() -> None:
+def test_servers_and_clients_are_told_what_the_command_up_tells_them(tmp_path: Path) -> None:
     store = {name: "s3://dynolab/store" if name == "DYNOLAB_STORE" else "x" for name in (
         "DYNOLAB_STORE", "DYNOLAB_STORE_ENDPOINT", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
         "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED",
     )}  # fmt: skip
-    known = backing_variables("admin:word@postgres:5432", "redis://", "word", "secret", store)
+    known = backing_variables("admin:word@postgres:5432", "redis://", store)
     servers = environment("prefect-server", "mlflow")
-    assert set(known.servers) <= set(servers)
-    assert set(known.clients) <= set(environment("worker-cpu"))
+    addresses = dict.fromkeys((PREFECT, MLFLOW), Address("http://", 0))
+    clients = known.clients | client_variables(tmp_path, addresses)
+    assert {*known.servers, TOKEN} <= set(servers)
+    assert clients.keys() - {"PREFECT_HOME"} <= set(environment("worker-cpu"))
+    headers = interpolated(
+        environment("worker-cpu")["PREFECT_CLIENT_CUSTOM_HEADERS"], {TOKEN: "a1" * 16}
+    )
+    assert json.loads(headers) == {"Authorization": f"Bearer {'a1' * 16}"}
     for name, value in {**known.servers, **known.clients}.items():
         if value.startswith("prefect_redis."):
             assert servers[name] == value, "the same parts of Prefect are in Redis"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -18,14 +19,13 @@ from flows.up import work_for
 from tasks.runtime.backing import Backing
 from tasks.runtime.services import (
     ALL,
-    MLFLOW,
     PREFECT,
     Services,
     is_healthy,
     start_services,
 )
 from tests.flows.history import finished_history, histories, lost
-from tests.flows.lab import SMALL, Lab, until
+from tests.flows.lab import SMALL, Lab, address_with_login, until
 
 RUN_SECONDS = 240.0
 SETTLE_SECONDS = 20.0
@@ -51,12 +51,20 @@ class Standing:
 
     def work(self) -> None:
         """Registers the deployments and starts the workers."""
-        clients = self._backing.clients if self._backing else {}
-        servers = tuple(self.servers[name].services[0] for name in ALL)
         self._workers = ExitStack()
-        workers = self._workers.enter_context(work_for(Services(self.lab.home, servers, clients)))
+        workers = self._workers.enter_context(work_for(self._all_servers()))
         self._worker_pids = {one.log.stem: one.address.pid for one in workers.services}
         self._keep()
+
+    def _all_servers(self) -> Services:
+        clients = self._backing.clients if self._backing else {}
+        servers = tuple(self.servers[name].services[0] for name in ALL)
+        return Services(self.lab.home, servers, clients)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What leads clients to the servers and logs them in."""
+        return self._all_servers().environment()
 
     def _keep(self) -> None:
         servers = {one.services[0].address.pid for one in self.servers.values()}
@@ -115,20 +123,25 @@ class Standing:
 
     @property
     def mlflow(self) -> str:
-        """MLflow's address, with a login where it wants one."""
-        url = self.servers[MLFLOW].addresses[MLFLOW].url
-        login = self.lab.environment.get("PREFECT_API_AUTH_STRING")
-        return url.replace("http://", f"http://{login}@") if login else url
+        """MLflow's address, with the login."""
+        return address_with_login(self.variables)
+
+    @property
+    def login(self) -> dict[str, str]:
+        """The header that logs in."""
+        return dict(json.loads(self.variables["PREFECT_CLIENT_CUSTOM_HEADERS"]))
 
     def api(self, method: str, path: str, **body: Any) -> Any:
         """Asks the Prefect server, again where it is busy or just starts."""
-        login = self.lab.environment.get("PREFECT_API_AUTH_STRING", "").split(":")
-        auth = (login[0], login[1]) if len(login) == 2 else None
 
         def asked() -> requests.Response | None:
             try:
                 answer = requests.request(
-                    method, f"{self.prefect}/{path}", json=body or None, auth=auth, timeout=30
+                    method,
+                    f"{self.prefect}/{path}",
+                    json=body or None,
+                    headers=self.login,
+                    timeout=30,
                 )
             except requests.ConnectionError:
                 return None

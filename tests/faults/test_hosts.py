@@ -201,7 +201,7 @@ def test_a_lost_host_ends_the_training_soon_and_it_resumes(
             other.start()
         identical = resumed(lab, undisturbed, project)
         until(lambda: not other.ranks(), STOP_SECONDS)
-    history = finished_history(lab.environment["MLFLOW_TRACKING_URI"], project)
+    history = finished_history(lab.mlflow, project)
     record_property("seconds", seconds)
     tell(
         record_property,
@@ -225,7 +225,7 @@ def test_a_rank_killed_on_another_host_is_named_and_training_resumes(
         until(lambda: not other.ranks(), STOP_SECONDS)
         identical = resumed(lab, undisturbed, "remote-rank")
         until(lambda: not other.ranks(), STOP_SECONDS)
-    history = finished_history(lab.environment["MLFLOW_TRACKING_URI"], "remote-rank")
+    history = finished_history(lab.mlflow, "remote-rank")
     tell(
         record_property,
         "a rank on the other host of two is killed",
@@ -247,7 +247,7 @@ def test_the_host_that_starts_a_training_is_lost_and_the_other_waits_for_its_ret
         assert other.process.poll() is None
         identical = resumed(lab, undisturbed, "first")
         until(lambda: not other.ranks(), STOP_SECONDS)
-    history = finished_history(lab.environment["MLFLOW_TRACKING_URI"], "first")
+    history = finished_history(lab.mlflow, "first")
     tell(
         record_property,
         "the first host of two is killed in the middle of a training",

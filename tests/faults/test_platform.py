@@ -97,7 +97,7 @@ def test_a_killed_worker_takes_its_run_along_and_a_new_one_resumes(
 def test_a_run_that_vanished_with_its_worker_is_crashed_by_the_server(
     platform: Standing, undisturbed: Lab, record_property: Record
 ) -> None:
-    with SyncPrefectClient(api=platform.prefect) as client:
+    with SyncPrefectClient(platform.prefect, httpx_settings={"headers": platform.login}) as client:
         register_automations(client, timedelta(seconds=MINIMUM_HEARTBEAT_INTERVAL + 10))
     run = platform.start("vanished")
     platform.lab.pause_start()
@@ -171,9 +171,7 @@ def test_the_reconciler_ends_what_a_killed_run_left(
 
 def reconciled(platform: Standing) -> str:
     """What `dynolab reconcile` says on this home."""
-    environment = platform.lab.environment | {
-        "PREFECT_API_URL": platform.prefect, "MLFLOW_TRACKING_URI": platform.mlflow,
-    }  # fmt: skip
+    environment = platform.lab.environment | platform.variables
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli", "reconcile"], cwd=ROOT, env=environment,
         capture_output=True, text=True, timeout=120,

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -70,6 +70,11 @@ class Lab:
         for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
             del self.environment[name]
         return self
+
+    @property
+    def mlflow(self) -> str:
+        """MLflow's address, with the login."""
+        return address_with_login(self.environment)
 
     def study(self, *changes: str, config: Path = SMALL, flow: str = "study") -> dict[str, str]:
         """Runs the study, or another flow, to its good end; stage → cached or computed."""
@@ -153,6 +158,12 @@ class Lab:
         for name in without:
             shutil.rmtree(self.home / "store" / "stages" / name)
         return self
+
+
+def address_with_login(environment: Mapping[str, str]) -> str:
+    """MLflow's address as its clients take it, with the login in it."""
+    user, password = (environment[f"MLFLOW_TRACKING_{name}"] for name in ("USERNAME", "PASSWORD"))
+    return environment["MLFLOW_TRACKING_URI"].replace("http://", f"http://{user}:{password}@")
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from tasks.runtime.services import MLFLOW, start_services
 from tests.faults.records import Record, tell
 from tests.flows.history import finished_history, histories, lost
-from tests.flows.lab import Lab, ended, until
+from tests.flows.lab import Lab, address_with_login, ended, until
 
 pytestmark = [pytest.mark.ranks, pytest.mark.services]
 
@@ -36,7 +36,7 @@ def test_a_killed_rank_is_named_and_training_resumes(
     assert "rank 1 was killed by SIGKILL; its last lines:" in complained
     assert "Traceback" not in complained
     assert lab.left_behind() == []
-    uri = lab.environment["MLFLOW_TRACKING_URI"]
+    uri = lab.mlflow
     (failed,) = histories(uri, "rank", "preference")
     assert failed.status == "FAILED"
     identical = goes_on_as_if_undisturbed(lab, undisturbed, "rank")
@@ -85,7 +85,7 @@ def test_an_interrupted_command_ends_in_order(
     assert "interrupted" in complained
     assert "Traceback" not in complained
     assert lab.left_behind() == []
-    uri = lab.environment["MLFLOW_TRACKING_URI"]
+    uri = lab.mlflow
     (killed,) = histories(uri, project, "preference")
     assert killed.status == "KILLED"
     identical = goes_on_as_if_undisturbed(lab, undisturbed, project)
@@ -113,7 +113,7 @@ def test_a_killed_command_takes_all_with_it_and_the_next_takes_over(
     identical = goes_on_as_if_undisturbed(lab, undisturbed, "command")
     with start_services(lab.home, [MLFLOW]) as services:
         services.wait_ready()
-        uri = services.addresses[MLFLOW].url
+        uri = address_with_login(services.environment())
         history = finished_history(uri, "command")
         ends = [study.status for study in histories(uri, "command", "small")]
         assert sorted(ends) == ["FINISHED", "KILLED"]
@@ -133,8 +133,8 @@ def test_training_does_without_mlflow_and_the_next_command_delivers(
     servers = tmp_path / "servers"
     with start_services(servers, [MLFLOW]) as services:
         services.wait_ready()
-        uri = services.addresses[MLFLOW].url
-        lab.environment["MLFLOW_TRACKING_URI"] = uri
+        lab.environment |= services.environment()
+        uri = lab.mlflow
         command = lab.start("project=outage")
         rank = lab.pause_preference()
         (server,) = services.services

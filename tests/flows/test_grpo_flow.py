@@ -32,7 +32,7 @@ from tasks.runtime.chain import plan
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
 from tests.flows.history import histories
-from tests.flows.lab import ROOT, Lab
+from tests.flows.lab import ROOT, Lab, address_with_login
 
 PLAIN = {"kind": "plain", "ranks": 1}
 SMALL: dict[str, Any] = {
@@ -215,10 +215,10 @@ def test_the_command_leaves_a_page_and_runs_in_mlflow(
     lab = Lab(tmp_path / "lab", **servers)
     assert set(lab.study(config=file, flow="grpo").values()) == {"computed"}
     assert (lab.home / "reports" / "small.html").exists()
-    (parent,) = histories(servers["MLFLOW_TRACKING_URI"], "arms", "small")
+    (parent,) = histories(address_with_login(servers), "arms", "small")
     assert parent.status == "FINISHED"
     assert "grpo/train/pass_at_4" in parent.values
-    (evaluation,) = histories(servers["MLFLOW_TRACKING_URI"], "arms", "grpo-0-evaluation")
+    (evaluation,) = histories(address_with_login(servers), "arms", "grpo-0-evaluation")
     assert "eval/heldout/pass_at_1" in evaluation.values
     assert set(lab.alone().study(config=file, flow="grpo").values()) == {"cached"}
     assert lab.left_behind() == []

@@ -21,16 +21,16 @@ def test_a_studys_model_is_listed_once_and_leads_back_to_its_data(
 ) -> None:
     from mlflow import MlflowClient
 
-    uri = undisturbed.environment["MLFLOW_TRACKING_URI"]
     trained = undisturbed.manifest("preference")
-    client: Any = MlflowClient(uri)
+    client: Any = MlflowClient(undisturbed.mlflow)
     (version,) = client.search_model_versions(f"name = '{NAME}'")
     assert version.tags["stage_key"] == trained["key"]
     assert version.run_id == trained["mlflow_run_id"]
     assert f"/stages/preference/{trained['key']}/attempt-" in version.source
 
     monkeypatch.setenv("DYNOLAB_HOME", str(undisturbed.home))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, undisturbed.environment[name])
     monkeypatch.delenv("DYNOLAB_STORE", raising=False)
     said = StringIO()
     show_lineage(f"models:/{NAME}/{version.version}", Console(file=said, width=300))

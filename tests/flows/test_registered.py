@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
-from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_CLIENT_CUSTOM_HEADERS,
+    Setting,
+    temporary_settings,
+)
 
 from dynolab.errors import ConfigError
 from flows import register
@@ -25,16 +32,22 @@ from tests.flows.lab import ROOT
 pytestmark = pytest.mark.services
 
 
+def settings_of(servers: dict[str, str]) -> dict[Setting, Any]:
+    """Prefect's settings that lead to the servers and log in there."""
+    return {
+        PREFECT_API_URL: servers["PREFECT_API_URL"],
+        PREFECT_CLIENT_CUSTOM_HEADERS: json.loads(servers["PREFECT_CLIENT_CUSTOM_HEADERS"]),
+    }
+
+
 @pytest.fixture(scope="module")
 def client(servers: dict[str, str]) -> Iterator[SyncPrefectClient]:
     """A server that everything is registered with once."""
     with (
-        SyncPrefectClient(api=servers["PREFECT_API_URL"]) as client,
+        temporary_settings(settings_of(servers)),
+        get_client(sync_client=True) as client,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(
-            register, "get_client", lambda **_: SyncPrefectClient(api=servers["PREFECT_API_URL"])
-        )
         patch.setenv("DYNOLAB_DEVICES", "0,1,2")
         register.main()
         yield client
@@ -105,7 +118,7 @@ def test_a_training_holds_as_many_slots_as_it_has_ranks(
         return client.read_global_concurrency_limit_by_name("gpu:training").active_slots
 
     monkeypatch.setattr(leases, "_pool", lambda: "training")
-    with temporary_settings({PREFECT_API_URL: servers["PREFECT_API_URL"]}):
+    with temporary_settings(settings_of(servers)):
         with gpu_slots(2):
             assert taken() == 2
             with gpu_slots(1):
@@ -128,7 +141,7 @@ def test_a_server_that_is_away_at_the_end_costs_no_training(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(leases, "_pool", lambda: "training")
     with ExitStack() as held:
-        with temporary_settings({PREFECT_API_URL: servers["PREFECT_API_URL"]}):
+        with temporary_settings(settings_of(servers)):
             held.enter_context(gpu_slots(1))
         with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:1/api"}):
             held.close()

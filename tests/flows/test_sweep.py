@@ -340,7 +340,7 @@ def test_trials_share_what_comes_before_and_a_sweep_goes_on_where_it_died(
     assert computed["preference"] == 2
     assert computed["data"] == computed["base"] == computed["sft"] == 1
     assert "Trial " in (lab.home / "reports" / "tried.html").read_text()
-    _in_mlflow(lab.environment["MLFLOW_TRACKING_URI"])
+    _in_mlflow(lab.mlflow)
 
 
 @pytest.mark.services
@@ -360,7 +360,7 @@ def test_a_hopeless_trial_is_ended_while_its_ranks_train(lab: Lab, tmp_path: Pat
     said, complained = ended(process)
     assert process.returncode == 0, said + complained
     assert said.count(" complete ") == said.count(" pruned ") == 1
-    client = MlflowClient(lab.environment["MLFLOW_TRACKING_URI"])
+    client = MlflowClient(lab.mlflow)
     experiment = client.get_experiment_by_name("pruned")
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id], max_results=100)

@@ -27,18 +27,24 @@ class Platform:
 
     @property
     def prefect(self) -> str:
-        return self._address("Prefect")
+        return self.link("Prefect").partition("/?token=")[0]
 
     @property
     def mlflow(self) -> str:
-        return self._address("MLflow")
+        return self.link("MLflow").partition("/?token=")[0]
 
-    def _address(self, name: str) -> str:
+    def link(self, name: str) -> str:
+        """What is opened in a browser to log in at a server."""
         return next(line.split()[1] for line in self.said if line.startswith(name))
+
+    @property
+    def login(self) -> dict[str, str]:
+        """The header that logs in."""
+        return {"Authorization": f"Bearer {self.link('Prefect').partition('/?token=')[2]}"}
 
     def state(self, run: str) -> str:
         """Name of a flow run's state now."""
-        answer = requests.get(f"{self.prefect}/api/flow_runs/{run}", timeout=30)
+        answer = requests.get(f"{self.prefect}/api/flow_runs/{run}", headers=self.login, timeout=30)
         return str(answer.json()["state"]["name"])
 
     def end_of(self, run: str) -> str | None:

@@ -105,7 +105,7 @@ def test_a_study_from_its_form_to_the_comparison_in_mlflow(
     written: dict[str, str], platform: Platform, person: Person
 ) -> None:
     page = person.page
-    page.goto(platform.prefect)
+    page.goto(platform.link("Prefect"))
     for name, beta in (("gentle", "0.1"), ("firm", "0.5")):
         person.start("study", name, Beta=beta, **written)
         run = person.run

@@ -28,6 +28,7 @@ def api(platform: Platform, path: str, **body: Any) -> Any:
     again = Retry(5, status_forcelist=[503], allowed_methods=None, backoff_factor=0.5)
     with requests.Session() as session:
         session.mount("http://", HTTPAdapter(max_retries=again))
+        session.headers.update(platform.login)
         answer = session.post(f"{platform.prefect}/api/{path}", json=body, timeout=30)
     assert answer.ok, answer.text
     return answer.json()
@@ -35,7 +36,7 @@ def api(platform: Platform, path: str, **body: Any) -> Any:
 
 def deployment(platform: Platform, name: str) -> dict[str, Any]:
     found: dict[str, Any] = requests.get(
-        f"{platform.prefect}/api/deployments/name/{name}", timeout=30
+        f"{platform.prefect}/api/deployments/name/{name}", headers=platform.login, timeout=30
     ).json()
     return found
 
@@ -55,7 +56,9 @@ def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> 
     good = start(platform, "train/sft", study_text=text, name="from a form", steps=4)
     bad = start(platform, "train/preference", study_text=text, objective="ipo", margin=1.0)
     assert ended(platform, bad) == "Failed"
-    said = requests.get(f"{platform.prefect}/api/flow_runs/{bad}", timeout=30).json()["state"]
+    said = requests.get(
+        f"{platform.prefect}/api/flow_runs/{bad}", headers=platform.login, timeout=30
+    ).json()["state"]
     assert "ipo does not take it" in said["message"]
     assert ended(platform, good) == "Completed"
     stages = platform.lab.home / "store" / "stages"
@@ -66,7 +69,7 @@ def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> 
     wrong = {"settings": {"study_file": "builtin.yaml", "steps": "many"}}
     answer = requests.post(
         f"{platform.prefect}/api/deployments/{one}/create_flow_run", json={"parameters": wrong},
-        timeout=30,
+        headers=platform.login, timeout=30,
     )  # fmt: skip
     assert answer.status_code == 409 and "steps" in answer.text
 
@@ -86,10 +89,13 @@ def test_a_sweep_by_the_clock_has_its_trials_run_by_the_training_worker(
     file.write_text(yaml.safe_dump({"sweep": [minutely]}))
     monkeypatch.setattr(entries_module, "SCHEDULES", file)
     address = f"{platform.prefect}/api"
-    monkeypatch.setattr(register, "get_client", lambda **_: SyncPrefectClient(api=address))
+    login = {"headers": platform.login}
+    monkeypatch.setattr(
+        register, "get_client", lambda **_: SyncPrefectClient(address, httpx_settings=login)
+    )
     register.main()
     first = until(lambda: runs_of(platform, "sweep", "RUNNING", "COMPLETED"), RUN_SECONDS)[0]
-    with SyncPrefectClient(api=address) as client:
+    with SyncPrefectClient(address, httpx_settings=login) as client:
         one = client.read_deployment_by_name("sweep/sweep")
         (schedule,) = one.schedules
         assert schedule.slug == "minutely"

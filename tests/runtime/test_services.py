@@ -14,15 +14,23 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPCookieProcessor, Request, build_opener
 
 import pytest
 
 from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime import services as service_module
 from tasks.runtime.backing import Backing
+from tasks.runtime.private import login_token
 from tasks.runtime.processes import listening_socket, port_in_use, start_child, stop_group
-from tasks.runtime.services import MLFLOW, PREFECT, Address, Service, start_services
+from tasks.runtime.services import (
+    MLFLOW,
+    PREFECT,
+    Address,
+    Service,
+    client_variables,
+    start_services,
+)
 from tasks.runtime.stack import running_services, standing_services, up, use_services
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +50,9 @@ def _gone(address: Address) -> bool:
 
 
 @pytest.mark.services
-def test_standing_servers_serve_until_sigterm(tmp_path: Path) -> None:
+def test_standing_servers_serve_until_sigterm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = [sys.executable, "-c", UP, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -51,14 +61,16 @@ def test_standing_servers_serve_until_sigterm(tmp_path: Path) -> None:
         lines = [process.stdout.readline(), process.stdout.readline()]
         running = running_services(tmp_path)
         assert set(running) == {PREFECT, MLFLOW}
-        assert lines[0].split() == ["Prefect", running[PREFECT].url]
-        assert lines[1].split() == ["MLflow", running[MLFLOW].url]
-
-        with urlopen(f"{running[PREFECT].url}/ui-settings") as answer:
-            assert json.load(answer)["api_url"] == f"{running[PREFECT].url}/api"
+        query = f"/?token={login_token(tmp_path)}"
+        assert lines[0].split() == ["Prefect", running[PREFECT].url + query]
+        assert lines[1].split() == ["MLflow", running[MLFLOW].url + query]
+        pages = {PREFECT: "/api/admin/version", MLFLOW: "/version"}
+        for name, address in running.items():
+            _its_link_logs_a_browser_in(address.url + query, address.url + pages[name])
         assert (tmp_path / "prefect" / "prefect.db").exists()
+        for name, value in client_variables(tmp_path, running).items():
+            monkeypatch.setenv(name, value)
         _mlflow_keeps_runs_and_artifacts(running[MLFLOW].url, tmp_path)
-        _a_page_of_the_web_is_refused(running)
 
         with pytest.raises(ConfigError, match="runs already at"), standing_services(tmp_path):
             pass
@@ -76,20 +88,14 @@ def test_standing_servers_serve_until_sigterm(tmp_path: Path) -> None:
     assert not (tmp_path / "services.json").exists()
 
 
-def _a_page_of_the_web_is_refused(running: dict[str, Address]) -> None:
-    prefect, page = running[PREFECT].url, "http://page.example"
-    asks = {"Origin": page, "Access-Control-Request-Method": "POST"}
-    rebound = [Request(f"{at.url}/", headers={"Host": "page.example"}) for at in running.values()]
-    before = Request(f"{prefect}/api/flows/", headers=asks, method="OPTIONS")
-    plain = {"Origin": page, "Content-Type": "text/plain"}
-    without = Request(f"{prefect}/api/flows/", b'{"name": "foreign"}', plain)
-    for request in (*rebound, before, without):
-        with pytest.raises(HTTPError) as refused:
-            urlopen(request)
-        assert refused.value.code in (400, 403, 422), request.full_url
-    own = Request(f"{prefect}/api/flows/", headers=asks | {"Origin": prefect}, method="OPTIONS")
-    with urlopen(own) as answer:
-        assert answer.headers["Access-Control-Allow-Origin"] == prefect
+def _its_link_logs_a_browser_in(link: str, page: str) -> None:
+    browser = build_opener(HTTPCookieProcessor())
+    with pytest.raises(HTTPError, match="401"):
+        browser.open(page)
+    with browser.open(Request(link, headers={"Accept": "text/html"})) as answer:
+        assert "token" not in answer.url
+    with browser.open(page) as answer:
+        assert answer.status == 200
 
 
 def _mlflow_keeps_runs_and_artifacts(url: str, home: Path) -> None:
