@@ -11,8 +11,8 @@ from shlex import quote
 from typing import Literal
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.backing import backing_services, write_environment
-from tasks.runtime.private import KEY, signing_key
+from tasks.runtime.backing import backing_services, let_postgres_through, write_environment
+from tasks.runtime.private import KEY, own_folder, signing_key
 from tasks.runtime.processes import kill_marked, last_lines, start_child, stop_group
 from tasks.runtime.services import PREFECT, Address, Service, Services
 from tasks.runtime.settings import Settings
@@ -43,8 +43,11 @@ def start(
     The full profile stands on PostgreSQL and Redis, in a home of its own; the file `environment`
     there leads other commands to it.
     """
-    home = home.resolve() if profile == "local" else home.resolve() / profile
-    backing = backing_services(home) if profile == "full" else None
+    home, backing = own_folder(home.resolve()), None
+    if profile == "full":
+        let_postgres_through(home)
+        home = home / profile
+        backing = backing_services(home)
 
     @contextmanager
     def workers(services: Services) -> Iterator[Services]:

@@ -16,7 +16,7 @@ import fsspec
 import pytest
 
 from dynolab.store import Store
-from tasks.runtime.services import client_variables, start_services
+from tasks.runtime.services import Services, client_variables, start_services
 from tests.flows.lab import Lab
 
 START_SECONDS = 60
@@ -95,13 +95,19 @@ def store(store_settings: dict[str, str | None], tmp_path: Path) -> Store:
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Variables that lead commands to a Prefect and an MLflow server of their own."""
+def started_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """A Prefect and an MLflow server, ready."""
     with start_services(tmp_path_factory.mktemp("servers")) as services:
         services.wait_ready()
-        variables = client_variables(services.home, services.addresses)
-        del variables["PREFECT_HOME"]  # each lab has its own
-        yield variables
+        yield services
+
+
+@pytest.fixture(scope="session")
+def servers(started_servers: Services) -> dict[str, str]:
+    """Variables that lead commands to a Prefect and an MLflow server of their own."""
+    variables = client_variables(started_servers.home, started_servers.addresses)
+    del variables["PREFECT_HOME"]  # each lab has its own
+    return variables
 
 
 @pytest.fixture(scope="session")

@@ -14,12 +14,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.private import kept_secret, write_private
+from tasks.runtime.private import kept_secret, own_folder, write_private
 from tasks.runtime.processes import (
     LOOPBACK,
     Process,
@@ -50,8 +50,8 @@ def backing_services(home: Path, environment: Mapping[str, str] = os.environ) ->
 
     **Raises** `ConfigError` where a program is missing, `ServiceFailed` where one does not start.
     """
-    folder = home.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = own_folder(home.resolve())
+    let_postgres_through(folder)
     password = kept_secret(folder / "password")
     with ExitStack() as started:
         postgres = started.enter_context(_postgres(folder, password))
@@ -62,6 +62,14 @@ def backing_services(home: Path, environment: Mapping[str, str] = os.environ) ->
             if name.startswith("AWS_") or name in ("DYNOLAB_STORE", "DYNOLAB_STORE_ENDPOINT")
         }
         yield variables(postgres, redis, store)
+
+
+def let_postgres_through(folder: Path) -> None:
+    """Started as root, PostgreSQL runs as a user of its own, who has to reach its own folder."""
+    if os.geteuid() == 0:
+        with suppress(KeyError):  # no such user, so no PostgreSQL
+            os.chown(folder, -1, pwd.getpwnam(POSTGRES_USER).pw_gid)
+            folder.chmod(0o710)
 
 
 def variables(postgres: str, redis: str, store: Mapping[str, str]) -> Backing:

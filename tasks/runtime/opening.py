@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynolab.store import Store
 from tasks.runtime.outbox import left_behind
-from tasks.runtime.private import signing_key
+from tasks.runtime.private import own_folder, signing_key
 from tasks.runtime.settings import Settings
 from tasks.runtime.showing import make_progress
 from tasks.runtime.stage import Platform
@@ -26,6 +26,7 @@ LAST_SENDING_SECONDS = 20.0
 
 def open_store(settings: Settings) -> Store:
     """The store that the environment names, with its key."""
+    own_folder(settings.home)
     return Store(
         settings.store, cache=settings.cache, endpoint=settings.store_endpoint,
         key=partial(signing_key, settings.home), keep=settings.resume_states,

@@ -1,4 +1,4 @@
-"""Files that hold passwords and keys: only their owner can read them, and at no moment others."""
+"""Files that only their owner can read, and at no moment others: keys, and all of the home."""
 
 from __future__ import annotations
 
@@ -28,6 +28,19 @@ def holds_secret(text: str, name: str = "") -> bool:
     return bool(_SECRET_NAME.search(name) or _SECRET.search(text))
 
 
+def own_folder(folder: Path) -> Path:
+    """Makes a folder that its owner alone may enter, or closes it to others; returns it.
+
+    A folder of another user (a volume of a container) stays as its owner has it. A group that may
+    only pass through stays: see `tasks.runtime.backing`.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & 0o067:
+        with suppress(PermissionError):
+            folder.chmod(0o700)
+    return folder
+
+
 def write_private(file: Path, content: str) -> None:
     """Writes a file as a whole, readable by its owner alone."""
     _private_part(file, content).replace(file)
@@ -36,7 +49,7 @@ def write_private(file: Path, content: str) -> None:
 def kept_secret(file: Path) -> str:
     """A random secret in hex, made once: of those who come together one makes it for all."""
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(file.parent)
         part = _private_part(file, secrets.token_hex(_KEY_BYTES))
         with suppress(FileExistsError):
             os.link(part, file)

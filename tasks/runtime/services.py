@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime.backing import Backing
-from tasks.runtime.private import TOKEN, login_token
+from tasks.runtime.private import TOKEN, login_token, own_folder
 from tasks.runtime.processes import Process, last_lines, listening_socket, start_child, stop_group
 
 PREFECT, MLFLOW = "prefect", "mlflow"
@@ -160,7 +160,7 @@ def start_services(
 
     **Raises** `ConfigError` where a port is taken; servers started by then are ended.
     """
-    home, more = home.resolve(), backing.servers if backing else {}
+    home, more = own_folder(home.resolve()), backing.servers if backing else {}
     started = Services(home, (), backing.clients if backing else {})
     try:
         for name in names:

@@ -175,10 +175,8 @@ def _write_register(services: Services) -> None:
 
 
 def _is_alive(pid: int) -> bool:
+    """Whether it is a living process of this user: another's is shown no login."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+    except FileNotFoundError:
         return False
-    except PermissionError:
-        pass  # another user's process
-    return True

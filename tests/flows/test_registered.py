@@ -18,7 +18,6 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_CUSTOM_HEADERS,
-    Setting,
     temporary_settings,
 )
 
@@ -32,7 +31,7 @@ from tests.flows.lab import ROOT
 pytestmark = pytest.mark.services
 
 
-def settings_of(servers: dict[str, str]) -> dict[Setting, Any]:
+def settings_of(servers: dict[str, str]) -> dict[Any, Any]:
     """Prefect's settings that lead to the servers and log in there."""
     return {
         PREFECT_API_URL: servers["PREFECT_API_URL"],

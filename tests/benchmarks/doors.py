@@ -1,0 +1,218 @@
+"""Tries every way into what `make up` starts, in both profiles.
+
+    python -m tests.benchmarks.doors [--profile local|full]
+
+The ways are those of another user of the machine, of strangers at every port that is listened on,
+and of pages of other sites in a real Chromium whose user is logged in. Prints one JSON object on
+its last line:
+
+- `ways_tried`, and of them `ways_open`; `open`: what each open way got, where there are any.
+- `ways_tried_by_user`, `ways_tried_by_strangers`, `ways_tried_by_pages`: their kinds.
+- `own_browser_works`: by profile, whether the links, and then the cookie alone in a browser that
+  was closed in between, show Prefect's deployments and MLflow's experiments.
+
+It exits non-zero where a way is open, where fewer than 20 were tried, or where the owner's own
+browser does not get in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import urlsplit
+
+from playwright.sync_api import BrowserContext, Error, Page, sync_playwright
+
+from flows.up import PROFILES
+from tests.flows.lab import Lab
+from tests.platform import doors
+from tests.platform.conftest import Platform, platform_of
+from tests.platform.doors import EVIL, Found, Owner
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+REBOUND = "rebound.example"
+PAGE = Path(__file__).with_name("doors_page.js")
+REBOUND_PAGE = Path(__file__).with_name("doors_rebound.js")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    f"--host-resolver-rules=MAP {urlsplit(EVIL).hostname} 127.0.0.1, MAP {REBOUND} 127.0.0.1",
+]  # fmt: skip
+SETTLE_MS = 3000
+BAR_WAYS = 20
+
+
+class BlankPage(BaseHTTPRequestHandler):
+    """A page of another site, into which its ways are put."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>page</title><body></body>")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def other_site() -> Iterator[int]:
+    """Serves pages that are not ours; yields the port."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BlankPage) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[BrowserContext]:
+    """A Chromium that keeps its cookies in a folder."""
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            folder, executable_path=CHROMIUM, headless=True, args=FLAGS
+        )
+        try:
+            yield context
+        finally:
+            context.close()
+
+
+def tried_by_pages(platform: Platform, owner: Owner, deployment: str, folder: Path) -> Found:
+    """The ways of pages of another name, of another port, and of a name rebound to the server."""
+    path = f"/api/deployments/{deployment}/create_flow_run"
+    given = [owner.prefect, owner.mlflow, owner.prefect + path, doors.artifact_url(owner.mlflow)]
+    found: Found = {}
+    with other_site() as port, browser(folder) as context:
+        page = context.new_page()
+        for name in ("Prefect", "MLflow"):
+            page.goto(platform.link(name))
+        for site in (f"{EVIL}:{port}", f"http://127.0.0.1:{port}"):
+            page.goto(site)
+            before = owner.state()
+            told = page.evaluate(PAGE.read_text(), given)
+            page.wait_for_timeout(SETTLE_MS)
+            for number, server in enumerate(("Prefect", "MLflow")):
+                told[f"frame around {server}"] = _framed(page, given[number])
+            after = owner.state()
+            told["all ways together change something"] = (
+                None if after == before else f"{before} became {after}"
+            )
+            where = "of another name" if site.startswith(EVIL) else "of another port"
+            found |= {f"page {where}: {way}": got for way, got in told.items()}
+        for server in (owner.prefect, owner.mlflow):
+            address = server.replace("127.0.0.1", REBOUND)
+            answer = page.goto(f"{address}/api/admin/version")
+            assert answer is not None
+            name = "Prefect" if server == owner.prefect else "MLflow"
+            found[f"rebound name: page of {name}"] = answer.text() if answer.ok else None
+            told = page.evaluate(REBOUND_PAGE.read_text(), path)
+            found |= {f"rebound name, {name}: {way}": got for way, got in told.items()}
+    return found
+
+
+def _framed(page: Page, server: str) -> str | None:
+    """What a page's frame shows of a server, where it shows anything."""
+    for frame in page.frames[1:]:
+        try:
+            if frame.url.startswith(server) and (text := frame.inner_text("body", timeout=2000)):
+                return text if "own pages" not in text else None
+        except Error:  # the browser shows nothing
+            continue
+    return None
+
+
+def own_browser_works(platform: Platform, folder: Path) -> bool:
+    """Whether links log in, and the cookie alone does once the browser was closed."""
+    for attempt in ("link", "cookie"):
+        with browser(folder) as context:
+            page = context.new_page()
+            page.set_default_timeout(60_000)
+            for name, path, word in (
+                ("Prefect", "/deployments", "study"), ("MLflow", "/#/experiments", "Default"),
+            ):  # fmt: skip
+                plain, _, _ = platform.link(name).partition("/?")
+                if attempt == "link":
+                    page.goto(platform.link(name))
+                page.goto(plain + path)
+                try:
+                    page.get_by_text(word, exact=True).first.wait_for()
+                except Error:
+                    return False
+    return True
+
+
+def tried(profile: str, folder: Path) -> tuple[dict[str, Found], bool]:
+    """All ways into one profile, by kind, and whether its owner's browser gets in."""
+    lab = Lab(folder)
+    home = lab.home / profile if profile != "local" else lab.home
+    with platform_of(lab, "--profile", profile) as platform:
+        owner = Owner(platform.prefect, platform.mlflow, platform.login["Authorization"][7:])
+        owner.keep_artifact()
+        processes = lab.processes()
+        addresses = doors.listening(processes)
+        ports = {doors.program_at(port): port for _, port in addresses}
+        known = {"postgres": ports.get("postgres", 0), "redis": ports.get("redis-server", 0)}
+        target = doors.target_of(owner, home, processes, **known)
+        before = owner.state()
+        by_user = doors.tried_by_another_user(target)
+        by_user["all ways together change something"] = (
+            None if owner.state() == before else "something changed"
+        )
+        for address, port in addresses:
+            by_user[f"port of {doors.program_at(port)}: reach it from elsewhere"] = (
+                None if address.startswith("127.") else address
+            )
+        works = own_browser_works(platform, folder / "own-browser")
+        found = {
+            "user": by_user,
+            "strangers": doors.tried_by_strangers(owner, [port for _, port in addresses]),
+            "pages": doors.tried_by_pages(owner, target)
+            | tried_by_pages(platform, owner, target.deployment, folder / "browser"),
+        }
+        return found, works
+
+
+def measure(profiles: list[str]) -> dict[str, Any]:
+    """All figures, and whether they meet their bars."""
+    counts = dict.fromkeys(("user", "strangers", "pages"), 0)
+    is_open: dict[str, str] = {}
+    works: dict[str, bool] = {}
+    for profile in profiles:
+        # Other users have to get as far as to the home, or nothing is shown.
+        folder = Path(tempfile.mkdtemp(prefix="dynolab-doors-"))
+        folder.chmod(0o755)
+        try:
+            found, works[profile] = tried(profile, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        for kind, ways in found.items():
+            counts[kind] += len(ways)
+            is_open |= {f"{profile}, {way}": got for way, got in doors.open_ways(ways).items()}
+    ways_tried = sum(counts.values())
+    return {
+        "ways_tried": ways_tried, "ways_open": len(is_open), "open": is_open,
+        **{f"ways_tried_by_{kind}": count for kind, count in counts.items()},
+        **{f"own_browser_works_{profile}": well for profile, well in works.items()},
+        "bars": {
+            "ways_tried": [BAR_WAYS, ways_tried >= BAR_WAYS],
+            "ways_open": [0, not is_open],
+            **{f"own_browser_works_{profile}": [True, well] for profile, well in works.items()},
+        },
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--profile", choices=PROFILES, action="append")
+    figures = measure(parser.parse_args().profile or list(PROFILES))
+    print(json.dumps(figures))
+    sys.exit(not all(met for _, met in figures["bars"].values()))

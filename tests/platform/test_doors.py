@@ -1,0 +1,64 @@
+"""Nobody but the owner gets into running servers: not by the ways of `doors` and `outsider`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tasks.runtime.private import login_token, own_folder
+from tasks.runtime.services import MLFLOW, PREFECT, Services
+from tests.platform import doors
+from tests.platform.doors import Owner
+from tests.platform.outsider import Target
+
+
+@pytest.fixture(scope="module")
+def owner(started_servers: Services) -> Owner:
+    addresses = started_servers.addresses
+    owner = Owner(addresses[PREFECT].url, addresses[MLFLOW].url, login_token(started_servers.home))
+    owner.keep_artifact()
+    return owner
+
+
+@pytest.fixture(scope="module")
+def target(started_servers: Services, owner: Owner) -> Target:
+    processes = [address.pid for address in started_servers.addresses.values()]
+    return doors.target_of(owner, started_servers.home, processes)
+
+
+@pytest.mark.services
+def test_another_user_finds_every_way_closed(owner: Owner, target: Target) -> None:
+    before = owner.state()
+    found = doors.tried_by_another_user(target)
+    assert len(found) > 30 and doors.open_ways(found) == {}
+    assert owner.state() == before
+
+
+@pytest.mark.services
+def test_a_page_of_another_site_finds_every_way_closed(owner: Owner, target: Target) -> None:
+    before = owner.state()
+    found = doors.tried_by_pages(owner, target)
+    assert len(found) > 30 and doors.open_ways(found) == {}
+    assert owner.state() == before
+
+
+@pytest.mark.services
+def test_strangers_at_the_ports_keep_nobody_waiting(owner: Owner) -> None:
+    ports = [urlsplit(url).port or 0 for url in (owner.prefect, owner.mlflow)]
+    assert doors.open_ways(doors.tried_by_strangers(owner, ports)) == {}
+
+
+def test_a_home_is_closed_before_anything_lies_in_it(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        new = own_folder(tmp_path / "new" / "home")
+        (tmp_path / "old").mkdir(mode=0o777)
+        old = own_folder(tmp_path / "old")
+    finally:
+        os.umask(before)
+    assert [folder.stat().st_mode & 0o777 for folder in (new, old)] == [0o700, 0o700]
+    old.chmod(0o710)  # a group that may only pass through
+    assert own_folder(old).stat().st_mode & 0o777 == 0o710
