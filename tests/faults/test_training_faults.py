@@ -37,7 +37,7 @@ from tests.faults.proxy import (
 )
 from tests.faults.records import Record, tell
 from tests.flows.history import finished_history, lost
-from tests.flows.lab import until
+from tests.flows.lab import address_with_login, until
 from tests.training.interrupted import Died, Mortal
 from tests.training.small import make_files, settings
 
@@ -67,11 +67,13 @@ class Trainings:
     settings: Settings
     store: Store
     inputs: Path
-    mlflow: str
+    servers: dict[str, str]
     project: str
 
     def run(self) -> StageResult:
-        tracking = Tracking(self.mlflow, self.settings.outbox, self.project)
+        tracking = Tracking(
+            self.servers["MLFLOW_TRACKING_URI"], self.settings.outbox, self.project, self.servers
+        )
         platform = Platform(
             self.settings, self.store, lambda: tracking, lambda: PlainProgress(StringIO())
         )
@@ -89,7 +91,8 @@ class Trainings:
 
     def lost(self, undisturbed: Trainings) -> list[str]:
         """Metrics that MLflow lacks, has twice, or has otherwise than of the undisturbed one."""
-        histories = (finished_history(self.mlflow, at.project) for at in (self, undisturbed))
+        uri = address_with_login(self.servers)
+        histories = (finished_history(uri, at.project) for at in (self, undisturbed))
         return lost(*histories)
 
     def left(self) -> list[str]:
@@ -109,7 +112,7 @@ class Undisturbed:
 
 def trainings(home: Path, store: Store, inputs: Path, servers: dict[str, str]) -> Trainings:
     place = Settings(home=home, store=store.files.url)
-    return Trainings(place, store, inputs, servers["MLFLOW_TRACKING_URI"], f"faults-{uuid4().hex}")
+    return Trainings(place, store, inputs, servers, f"faults-{uuid4().hex}")
 
 
 @pytest.fixture(scope="module")

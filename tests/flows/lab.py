@@ -95,7 +95,7 @@ class Lab:
 
     def history(self) -> History:
         """What MLflow has of this home's one training, whose project is `undisturbed`."""
-        return finished_history(self.environment["MLFLOW_TRACKING_URI"], "undisturbed")
+        return finished_history(self.mlflow, "undisturbed")
 
     def hashes(self, stage: str) -> dict[str, str]:
         """sha256 of a result's files, but for those that hold times."""

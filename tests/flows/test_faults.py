@@ -62,7 +62,7 @@ def test_what_a_rank_finds_wrong_is_told_without_its_traceback(
     assert "training diverged on the batch of rows" in complained
     assert "lower optimizer.learning_rate" in complained
     assert "Traceback" not in complained
-    (failed,) = histories(lab.environment["MLFLOW_TRACKING_URI"], "diverged", "preference")
+    (failed,) = histories(lab.mlflow, "diverged", "preference")
     tell(
         record_property,
         "training diverges on all ranks",
