@@ -67,10 +67,11 @@ def supervision(work: Work[SupervisionJob]) -> dict[str, float]:
 
 
 def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
-    """Reads input `images`. Results: `speeds.jsonl`.
+    """Reads input `images`. Results: `speeds.jsonl` and `adaptations.jsonl`.
 
     Returns the mean accumulated influence of every kind of examples as `speed/<kind>`, in nats.
     """
+    from dynolab.classification.adaptation import compare_adaptation
     from dynolab.classification.speed_comparisons import compare_speeds
     from dynolab.data.images import read_images
     from dynolab.data.rows import write_rows
@@ -83,6 +84,8 @@ def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
             partial(build_classifier, config.model), data.train, data.classes, config, config.seeds
         )
         write_rows(work.output / "speeds.jsonl", rows)
+        adaptations = compare_adaptation(config.adaptation, config.seeds)
+        write_rows(work.output / "adaptations.jsonl", adaptations)
     metrics = {
         f"speed/{kind}": _mean(row.speed for row in rows if row.kind == kind)
         for kind in dict.fromkeys(row.kind for row in rows)
@@ -96,4 +99,4 @@ def _mean(values: Iterable[float]) -> float:
 
 
 SUPERVISION = Stage("supervision", 2, supervision)
-LEARNING_SPEED = Stage("learning-speed", 1, learning_speed)
+LEARNING_SPEED = Stage("learning-speed", 2, learning_speed)

@@ -20,14 +20,24 @@ def supervision_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
     Results: `supervision.html`, `claims.jsonl` and `figures/`.
     """
     from dynolab.data.rows import read_rows
-    from dynolab.data.supervision_results import DetectionRow, SpeedRow, SupervisionRow
+    from dynolab.data.supervision_results import (
+        AdaptationRow,
+        DetectionRow,
+        SpeedRow,
+        SupervisionRow,
+    )
     from dynolab.figures.supervision_page import supervision_chapter
 
     folders = [work.input_folder(name) for name in work.inputs if name != SPEED]
     rows = [row for one in folders for row in read_rows(one / "supervision.jsonl", SupervisionRow)]
     found = [row for one in folders for row in read_rows(one / "detections.jsonl", DetectionRow)]
     speeds = list(read_rows(work.input_folder(SPEED) / "speeds.jsonl", SpeedRow))
-    return publish(work, "supervision.html", lambda: supervision_chapter(rows, found, speeds))
+    adaptations = list(read_rows(work.input_folder(SPEED) / "adaptations.jsonl", AdaptationRow))
+    return publish(
+        work,
+        "supervision.html",
+        lambda: supervision_chapter(rows, found, speeds, adaptations),
+    )
 
 
-SUPERVISION_PAGE = Stage("supervision-page", 1, supervision_page)
+SUPERVISION_PAGE = Stage("supervision-page", 2, supervision_page)

@@ -1,5 +1,4 @@
-"""Which of two kinds of examples is learned faster: clean or noisy, coherent or contradictory,
-from the cause or from the effect."""
+"""Which of two kinds of examples is learned faster: clean or noisy, coherent or contradictory."""
 
 from __future__ import annotations
 
@@ -10,9 +9,10 @@ from jaxtyping import Float, Int
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from dynolab.classification.adaptation import AdaptationConfig
 from dynolab.classification.label_noise import flip_labels
 from dynolab.classification.learning_speed import Influences, accumulate, speed
-from dynolab.classification.speed_toys import Toy, cause_and_effect, coherent_and_contradictory
+from dynolab.classification.speed_toys import Toy, coherent_and_contradictory
 from dynolab.data.images import Images
 from dynolab.data.supervision_results import Contrast, SpeedRow
 
@@ -31,22 +31,19 @@ class SpeedConfig(BaseModel):
         0.1, gt=0, description="Of a step on the mean loss; small enough for the first order."
     )
     points: int = Field(50, ge=2, description="Steps that are kept for the figure.")
+    adaptation: AdaptationConfig = AdaptationConfig()
 
 
 def compare_speeds(
     build: Build, images: Images, classes: int, config: SpeedConfig, seeds: Sequence[int]
 ) -> list[SpeedRow]:
-    """Accumulated influences of the three comparisons, two kinds each, seed by seed."""
+    """Accumulated influences of the two comparisons, two kinds each, seed by seed."""
     rows: list[SpeedRow] = []
     for seed in seeds:
         rows += _images(build, images, classes, config, seed)
         generator = torch.Generator().manual_seed(seed)
-        rows += _toy(
-            build, coherent_and_contradictory(config.examples // 2, generator),
-            "coherent-contradictory", config, seed,
-        )  # fmt: skip
-        for toy in cause_and_effect(config.examples, generator):
-            rows += _toy(build, toy, "causal-anti-causal", config, seed)
+        toy = coherent_and_contradictory(config.examples // 2, generator)
+        rows += _toy(build, toy, "coherent-contradictory", config, seed)
     return rows
 
 
@@ -61,16 +58,15 @@ def _images(
     if not labels.wrong.any():
         return iter(())
     groups = labels.wrong.long()
-    most = float(torch.tensor(float(classes)).log())
     found = _trained(build, inputs, labels.given, groups, classes, config, seed)
-    return _rows(found, ("clean", "noisy"), groups, "clean-noisy", seed, most, config)
+    return _rows(found, ("clean", "noisy"), groups, "clean-noisy", seed, config)
 
 
 def _toy(
     build: Build, toy: Toy, contrast: Contrast, config: SpeedConfig, seed: int
 ) -> Iterator[SpeedRow]:
     found = _trained(build, toy.inputs, toy.labels, toy.groups, toy.classes, config, seed)
-    return _rows(found, toy.names, toy.groups, contrast, seed, toy.attainable, config)
+    return _rows(found, toy.names, toy.groups, contrast, seed, config)
 
 
 def _trained(
@@ -85,7 +81,7 @@ def _trained(
 
 def _rows(
     found: Influences, names: Sequence[str], groups: Int[Tensor, examples], contrast: Contrast,
-    seed: int, attainable: float, config: SpeedConfig,
+    seed: int, config: SpeedConfig,
 ) -> Iterator[SpeedRow]:  # fmt: skip
     kept = torch.linspace(0, config.steps, min(config.points, config.steps + 1)).long()
     for place, name in enumerate(names):
@@ -101,5 +97,5 @@ def _rows(
             contrast=contrast, kind=name, seed=seed, steps=tuple(kept.tolist()),
             influence=path(influence), measured=path(found.measured[:, mine].mean(1)),
             own=path(found.own[:, mine].mean(1)), from_alike=path(alike),
-            from_others=path(everyone - alike), speed=speed(influence), attainable=attainable,
+            from_others=path(everyone - alike), speed=speed(influence),
         )  # fmt: skip

@@ -218,13 +218,14 @@ def _detections(
     """How well each score tells wrong labels from right ones; nothing where none is wrong."""
     given = torch.stack([one.given for one in labels])
     along = teacher.path.gather(-1, given[None, :, :, None].expand(len(teacher.path), -1, -1, 1))
+    # An example that no batch held has no path: the mean over it is chance, and it is straight.
+    classes = teacher.last.shape[-1]
     scores: dict[DetectionScore, Tensor] = {
         "filter": disagreement(
-            teacher.table.targets(one_hot(given, teacher.last.shape[-1])), given
+            teacher.table.targets(one_hot(given, classes)), given
         ),
-        "path": 1 - along.squeeze(-1).nanmean(0),
+        "path": 1 - along.squeeze(-1).nanmean(0).nan_to_num(1 / classes),
         "last": disagreement(teacher.last.softmax(-1), given),
-        # An example that no batch held has no path; it is taken for a straight one.
         "zigzag": zigzag(teacher.path, given).nan_to_num(0.0),
     }
     return [

@@ -54,7 +54,7 @@ class DetectionRow(Row):
     auc: float
 
 
-Contrast = Literal["clean-noisy", "coherent-contradictory", "causal-anti-causal"]
+Contrast = Literal["clean-noisy", "coherent-contradictory"]
 
 
 class SpeedRow(Row):
@@ -64,7 +64,7 @@ class SpeedRow(Row):
     is accumulated to first order up to step `steps[t]`, `measured[t]` the change itself;
     `influence` = `own` + `from_alike` + `from_others`: of the example itself, of other examples
     of its kind, and of those of the other kind. `speed` is the mean of the influence over all
-    steps. `attainable` is the most that the labels' frequencies given the input allow.
+    steps.
     """
 
     contrast: Contrast
@@ -77,4 +77,24 @@ class SpeedRow(Row):
     from_alike: tuple[float, ...]
     from_others: tuple[float, ...]
     speed: float
-    attainable: float
+
+
+Direction = Literal["causal", "anti-causal"]
+
+
+class AdaptationRow(Row):
+    """How a learner adapts to an intervention on the cause, one seed: `adaptations.jsonl`.
+
+    `causal` holds p(A) and p(B|A), `anti-causal` p(B) and p(A|B). `kl[t]` is the divergence of its
+    joint from the true one after t examples, nats, mean over problems.
+    """
+
+    direction: Direction
+    seed: int
+    learning_rate: float
+    kl: tuple[float, ...]
+
+    @property
+    def delay(self) -> float:
+        """Mean of `kl` after the first example: how far from the truth it was on its way."""
+        return sum(self.kl[1:]) / (len(self.kl) - 1)

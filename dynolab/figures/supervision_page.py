@@ -12,12 +12,18 @@ from dynolab.classification.supervision_claims import (
     levels_of,
     supervision_table,
 )
-from dynolab.data.supervision_results import DetectionRow, SpeedRow, SupervisionRow
+from dynolab.data.supervision_results import (
+    AdaptationRow,
+    DetectionRow,
+    SpeedRow,
+    SupervisionRow,
+)
 from dynolab.figures.chapter_page import Chapter
 from dynolab.figures.page import Html, Tile
 from dynolab.figures.style import Plate, join, points
 from dynolab.figures.supervision import (
     accuracy_plate,
+    adaptation_plate,
     belief_plate,
     detection_plate,
     speed_plate,
@@ -26,24 +32,32 @@ from dynolab.figures.supervision import (
 
 _SOURCE = (
     "Claims follow Ren, Guo & Sutherland, Better Supervisory Signals (ICLR 2022), and Ren, "
-    "Learning Dynamics of Deep Learning (arXiv 2509.19554); the toys are choices of this project. "
-    "Intervals are 95% t-intervals over seeds, paired by seed."
+    "Learning Dynamics of Deep Learning (arXiv 2509.19554), on adaptation Bengio et al., A "
+    "Meta-Transfer Objective (arXiv 1901.10912); toys are choices of this project. Intervals are "
+    "95% t-intervals over seeds, paired by seed."
 )
 
 
 def supervision_chapter(
-    rows: Sequence[SupervisionRow], detections: Sequence[DetectionRow], speeds: Sequence[SpeedRow]
+    rows: Sequence[SupervisionRow],
+    detections: Sequence[DetectionRow],
+    speeds: Sequence[SpeedRow],
+    adaptations: Sequence[AdaptationRow],
 ) -> Chapter:
     """The chapter; its name, settings and stages are for the stage to fill in."""
     made: tuple[Plate | Html | None, ...] = (
-        accuracy_plate(rows), belief_plate(rows), detection_plate(detections),
-        speed_plate(speeds), speed_section(speeds),
-    )  # fmt: skip
+        accuracy_plate(rows),
+        belief_plate(rows),
+        detection_plate(detections),
+        speed_plate(speeds),
+        speed_section(speeds),
+        adaptation_plate(adaptations),
+    )
     return Chapter(
         name="",
         title="What to teach when labels are wrong",
         lead=_lead(rows),
-        verdicts=assess_supervision(rows, detections, speeds),
+        verdicts=assess_supervision(rows, detections, speeds, adaptations),
         content=[part for part in made if part is not None],
         tiles=_tiles(rows),
         source=_SOURCE,
@@ -56,7 +70,8 @@ def _lead(rows: Sequence[SupervisionRow]) -> str:
         f"One network, {len(ARMS)} ways of teaching it, {len(levels)} shares of wrong labels "
         f"({join([f'{level:.0%}' for level in levels])}), {len(seeds)} seeds. A wrong label is one "
         "of the other classes; nobody is told which labels are wrong. Then, with every step "
-        "accounted for: which kind of examples training lifts faster."
+        "accounted for: which kind of examples training lifts faster; and which factorisation of a "
+        "joint distribution adapts faster after an intervention on the cause."
     )
 
 
