@@ -15,11 +15,13 @@ from rich.table import Table
 from dynolab.store import Store
 from flows.catalogue import Command, Parameters
 from flows.parameters import load_parameters
+from flows.result_table import result_table, write_table
 from tasks.runtime.chain import plan
 from tasks.runtime.opening import open_store, planning_platform
 from tasks.runtime.services import PREFECT
 from tasks.runtime.settings import Settings
 from tasks.runtime.stack import use_services
+from tasks.runtime.work import StageResult
 
 console = Console()
 
@@ -54,7 +56,8 @@ def start(
 def _run(command: Command[Parameters], parameters: Parameters, *, fresh: bool) -> None:
     """Runs a flow on the servers at hand, or on its own for as long as it takes.
 
-    Copies a file of one of its results to where a person finds it.
+    Copies a file of one of its results to where a person finds it, and writes the run's numbers
+    beside it.
     """
     settings, began = Settings.from_environment(), time.monotonic()
     store = open_store(settings)
@@ -68,6 +71,15 @@ def _run(command: Command[Parameters], parameters: Parameters, *, fresh: bool) -
             send_last_words()
         made = results[command.page]
         copy = _friendly_copy(store, made, command.file, settings.home, parameters.name)
+        write_table(
+            result_table(
+                store,
+                command.page,
+                parameters.model_dump(mode="json"),
+                {step: StageResult.model_validate(result) for step, result in results.items()},
+            ),
+            copy.with_suffix(".json"),
+        )
     _show(command.name, results, copy, time.monotonic() - began)
 
 

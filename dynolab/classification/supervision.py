@@ -221,9 +221,7 @@ def _detections(
     # An example that no batch held has no path: the mean over it is chance, and it is straight.
     classes = teacher.last.shape[-1]
     scores: dict[DetectionScore, Tensor] = {
-        "filter": disagreement(
-            teacher.table.targets(one_hot(given, classes)), given
-        ),
+        "filter": disagreement(teacher.table.targets(one_hot(given, classes)), given),
         "path": 1 - along.squeeze(-1).nanmean(0).nan_to_num(1 / classes),
         "last": disagreement(teacher.last.softmax(-1), given),
         "zigzag": zigzag(teacher.path, given).nan_to_num(0.0),

@@ -1,0 +1,111 @@
+"""The numbers of a finished run in one file: verdicts, estimates with intervals, and their sources.
+
+It stands beside the page, and what a text says of a run can be checked against it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from dynolab.data.chapter_results import ClaimRow
+from dynolab.data.rows import read_rows
+from dynolab.statistics import Interval
+from dynolab.store import Store
+from tasks.runtime.work import StageResult
+
+_UNSAID = ("seconds",)
+"""Metrics that tell how a run went, not what it found."""
+
+
+def result_table(
+    store: Store, page: str, parameters: Mapping[str, Any], results: Mapping[str, StageResult]
+) -> dict[str, Any]:
+    """The table of a run.
+
+    **Arguments:** `page`: the step whose result holds the page; `results`: of all steps.
+
+    **Returns:**
+
+    - `name`, `seeds`, and `stages`: every step's key and the revision
+      of the code that computed it;
+    - `verdicts`: what became of every claim;
+    - `estimates`: `{mean, low, high, n}` by name: `<claim>/<quantity>`, a page's `means/…`,
+      `differences/…`, `changes/…` and `rates/<policy>/<judge>`;
+    - `numbers`: every step's metrics as `<step>/<metric>`.
+    """
+    folder = store.folder(results[page].address, results[page].digest)
+    verdicts, estimates = _of_claims(folder) if (folder / "claims.jsonl").exists() else ({}, {})
+    if (folder / "summary.json").exists():
+        verdicts, estimates = _of_summary(json.loads((folder / "summary.json").read_text()))
+    stages = {
+        step: {
+            "key": result.key,
+            "code": store.manifest(result.address, result.digest).git_revision,
+        }
+        for step, result in results.items()
+    }
+    numbers = {
+        f"{step}/{name}": value
+        for step, result in results.items()
+        for name, value in result.metrics.items()
+        if name not in _UNSAID and isfinite(value)
+    }
+    return {
+        "name": parameters["name"],
+        "seeds": parameters.get("seeds", parameters.get("seed")),
+        "stages": stages,
+        "verdicts": verdicts,
+        "estimates": estimates,
+        "numbers": numbers,
+    }
+
+
+def write_table(table: Mapping[str, Any], file: Path) -> None:
+    """As JSON, an entry a line, so that two versions can be compared line by line."""
+    parts = []
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            entries = (f"  {_json(key)}: {_json(entry)}" for key, entry in value.items())
+            parts.append(f" {_json(name)}: {{\n" + ",\n".join(entries) + "\n }")
+        else:
+            parts.append(f" {_json(name)}: {_json(value)}")
+    file.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+Found = tuple[dict[str, str], dict[str, Any]]
+
+
+def _of_claims(folder: Path) -> Found:
+    verdicts: dict[str, str] = {}
+    estimates: dict[str, Any] = {}
+    for row in read_rows(folder / "claims.jsonl", ClaimRow):
+        verdicts[row.id] = row.verdict
+        for one in row.measured:
+            interval = Interval(one.mean, one.low, one.high, one.n)
+            estimates[f"{row.id}/{one.name}"] = interval.as_dict()
+    return verdicts, estimates
+
+
+def _of_summary(summary: Mapping[str, Any]) -> Found:
+    verdicts = {row["id"]: row["outcome"] for row in summary.get("verdicts", ())}
+    return verdicts, dict(_estimates(summary))
+
+
+def _estimates(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for row in summary.get("verdicts", ()):
+        for name, interval in row["measured"].items():
+            yield f"{row['id']}/{name}", interval
+    for kind in ("changes", "means", "differences"):
+        for name, interval in summary.get(kind, {}).items():
+            yield f"{kind}/{name}", interval
+    for row in summary.get("rates", ()):
+        interval = {name: row[name] for name in ("mean", "low", "high", "n")}
+        yield f"rates/{row['policy']}/{row['judge']}", interval
