@@ -1,0 +1,199 @@
+"""Losses and reported numbers against plain arithmetic, response by response."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dynolab.data.batches import CHOSEN, REJECTED
+from dynolab.likelihood import target_logps, token_logps
+from dynolab.objectives import (
+    DPOConfig,
+    GRPOConfig,
+    HingeConfig,
+    IPOConfig,
+    RobustDPOConfig,
+    SFTConfig,
+    SFTExtendedConfig,
+    SimKOConfig,
+    SimPOConfig,
+    SLiCConfig,
+    SPINConfig,
+    SPPOConfig,
+    build_objective,
+)
+from dynolab.objectives.clipping import ClippedConfig, divergence_rate
+from tests.objectives.sampled import batch_of
+from tests.objectives.test_forces import EXAMPLES, random_logits
+from tests.objectives.test_forces import batch_of as pairs_of
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+# Name: settings, φ(s_c, s_r), and what a score is multiplied with to be the reward.
+PAIR_LOSSES = {
+    "dpo": (DPOConfig(beta=0.3), lambda c, r: -math.log(sigmoid(0.3 * (c - r))), 0.3),
+    "smoothed dpo": (
+        DPOConfig(beta=0.3, label_smoothing=0.2),
+        lambda c, r: (
+            -0.8 * math.log(sigmoid(0.3 * (c - r))) - 0.2 * math.log(sigmoid(0.3 * (r - c)))
+        ),
+        0.3,
+    ),
+    "dosed dpo": (
+        DPOConfig(beta=0.3, negative_dose=0.4),
+        lambda c, r: -math.log(sigmoid(0.3 * (c - r))),
+        0.3,
+    ),
+    "robust dpo": (
+        RobustDPOConfig(beta=0.3, label_smoothing=0.2),
+        lambda c, r: (
+            (0.2 * math.log(sigmoid(0.3 * (r - c))) - 0.8 * math.log(sigmoid(0.3 * (c - r)))) / 0.6
+        ),
+        0.3,
+    ),
+    "ipo": (IPOConfig(beta=0.2), lambda c, r: (c - r - 2.5) ** 2, 0.2),
+    "ipo mean": (IPOConfig(beta=0.2, normalise="mean"), lambda c, r: (c - r - 2.5) ** 2, 0.2),
+    "slic": (
+        SLiCConfig(margin=2.0, sft_weight=0.3),
+        lambda c, r: max(0.0, 2.0 - c + r) - 0.3 * c,
+        1.0,
+    ),
+    "hinge": (HingeConfig(beta=0.3), lambda c, r: max(0.0, 1 - 0.3 * (c - r)), 0.3),
+    "simpo": (
+        SimPOConfig(beta=1.5, margin=0.4),
+        lambda c, r: -math.log(sigmoid(1.5 * (c - r) - 0.4)),
+        1.5,
+    ),
+    "sppo": (SPPOConfig(beta=0.05), lambda c, r: (c - 10) ** 2 + (r + 10) ** 2, 0.05),
+    "spin": (SPINConfig(beta=0.3), lambda c, r: -math.log(sigmoid(0.3 * (c - r))), 0.3),
+}
+WITHOUT_REFERENCE, AVERAGED = {"slic", "simpo"}, {"simpo", "ipo mean"}
+
+
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_a_loss_on_pairs_and_what_it_reports_are_sums_over_the_pairs(name):
+    config, phi, scale = PAIR_LOSSES[name]
+    objective, batch = build_objective(config), pairs_of(config)
+    logps = token_logps(random_logits(batch), batch).detach()
+    losses, rewards, totals = [], [], []
+    for pair in range(len(EXAMPLES)):
+        scores, sums = {}, {}
+        for side in (CHOSEN, REJECTED):
+            own = batch.sequence == int(
+                torch.nonzero((batch.example == pair) & (batch.side == side))
+            )
+            sums[side] = float(logps[own].sum())
+            reference = 0.0 if name in WITHOUT_REFERENCE else float(batch.reference[own].sum())
+            scores[side] = (sums[side] - reference) / (int(own.sum()) if name in AVERAGED else 1)
+        losses.append(phi(scores[CHOSEN], scores[REJECTED]))
+        rewards.append((scale * scores[CHOSEN], scale * scores[REJECTED]))
+        totals.append((sums[CHOSEN], sums[REJECTED]))
+    assert float(objective.loss(logps, batch)) == pytest.approx(sum(losses) / len(EXAMPLES))
+    reported = {name: float(value) for name, value in objective.metrics(logps, batch).items()}
+    assert reported == {
+        "train/margin": pytest.approx(sum(chosen - rejected for chosen, rejected in rewards)),
+        "train/accuracy": sum(chosen > rejected for chosen, rejected in rewards),
+        "train/reward_chosen": pytest.approx(sum(chosen for chosen, _ in rewards)),
+        "train/reward_rejected": pytest.approx(sum(rejected for _, rejected in rewards)),
+        "train/chosen_logp": pytest.approx(sum(chosen for chosen, _ in totals)),
+        "train/rejected_logp": pytest.approx(sum(rejected for _, rejected in totals)),
+        "train/dynamic_learning_rate": reported["train/dynamic_learning_rate"],
+        "train/dynamic_learning_rate_rejected": reported["train/dynamic_learning_rate_rejected"],
+    }
+
+
+def test_equal_rewards_are_not_counted_as_accurate():
+    objective = build_objective(DPOConfig())
+    batch = pairs_of(DPOConfig())
+    assert float(objective.metrics(batch.reference, batch)["train/accuracy"]) == 0
+
+
+def test_the_likelihood_of_answers_is_reported_side_by_side():
+    for config in (SFTConfig(), SFTExtendedConfig()):
+        objective, batch = build_objective(config), pairs_of(config)
+        logps = token_logps(random_logits(batch), batch)
+        reported = objective.metrics(logps, batch)
+        assert all(not value.requires_grad for value in reported.values())
+        expected = {"train/chosen_logp": CHOSEN, "train/rejected_logp": REJECTED}
+        assert {name: float(value) for name, value in reported.items()} == pytest.approx(
+            {
+                name: float(logps[batch.token_side == side].sum())
+                for name, side in expected.items()
+                if side in objective.sides
+            }
+        )
+
+
+@pytest.mark.parametrize("config", [GRPOConfig(kl=0.1), SimKOConfig(kl=0.1, share=0.3)], ids=repr)
+def test_a_policy_gradient_reports_means_over_the_step_s_tokens(config):
+    objective = build_objective(config)
+    batch, logits = batch_of()
+    batch = replace(batch, advantage=batch.advantage * (batch.token % 5 > 0))
+    logps = (target_logps if objective.dense else token_logps)(logits, batch).detach()
+    own = logps[:, 0] if objective.dense else logps
+    if objective.dense:
+        ratio = objective._mixed(objective._ratios(logps, batch), objective._shared(batch))
+    else:
+        ratio = (own - batch.old).exp()
+    clipped = kl = 0.0
+    for r, push, gap in zip(ratio, batch.advantage, batch.reference - own, strict=True):
+        clipped += float((push > 0 and r > 1.2) or (push < 0 and r < 0.8))
+        kl += math.exp(gap) - float(gap) - 1
+    per_token = {
+        "train/ratio": float(ratio.sum()),
+        "train/clip_fraction": clipped,
+        "train/logp_per_token": float(own.sum()),
+        "train/advantage_size": float(batch.advantage.abs().sum()),
+        "train/kl": kl,
+    }
+    assert 0 < clipped < len(own) and (batch.advantage == 0).any()
+    share = batch.totals.examples / batch.totals.tokens
+    reported = {name: float(value) for name, value in objective.metrics(logps, batch).items()}
+    assert reported == pytest.approx({name: share * total for name, total in per_token.items()})
+    without = build_objective(type(config)()).metrics(logps, batch)
+    assert set(without) == set(per_token) - {"train/kl"}
+
+
+def test_the_divergence_s_rate_is_its_slope():
+    batch, logits = batch_of()
+    logps = token_logps(logits, batch).detach()
+    expected = [math.exp(gap) - 1 for gap in (batch.reference - logps).tolist()]
+    assert divergence_rate(logps, batch).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("aggregation", ["grpo", "dapo", "bnpo", "dr_grpo"])
+def test_a_policy_gradient_s_loss_is_its_tokens_over_their_denominator(aggregation):
+    limits = {"max_tokens": 9} if aggregation == "dr_grpo" else {}
+    config = GRPOConfig(aggregation=aggregation, clip_low=0.1, clip_high=0.3, kl=0.2, **limits)
+    batch, logits = batch_of()
+    logps = token_logps(logits, batch).detach()
+    sequences, tokens = len(batch.side), len(batch.token)
+    loss = 0.0
+    for n in range(tokens):
+        ratio = math.exp(float(logps[n] - batch.old[n]))
+        push, gap = float(batch.advantage[n]), float(batch.reference[n] - logps[n])
+        value = -min(ratio * push, min(max(ratio, 0.9), 1.3) * push)
+        value += 0.2 * (math.exp(gap) - gap - 1)
+        length = int((batch.sequence == batch.sequence[n]).sum())
+        loss += value / {"grpo": sequences * length, "dr_grpo": sequences * 9}.get(
+            aggregation, tokens
+        )
+    assert float(build_objective(config).loss(logps, batch)) == pytest.approx(loss)
+
+
+def test_the_defaults_are_the_papers():
+    plain = ClippedConfig()
+    assert (plain.clip_low, plain.clip_high, plain.kl, plain.scale_by_std) == (0.2, 0.2, 0.0, True)
+    simko = SimKOConfig()
+    assert (simko.share, simko.ranks, simko.gate_quantile, simko.penalty) == (0.01, 3, 0.8, 1.1)
+    beta = {"dpo": 0.1, "robust_dpo": 0.1, "ipo": 0.1, "hinge": 0.1, "spin": 0.1, "sppo": 0.001}
+    configs = (DPOConfig, RobustDPOConfig, IPOConfig, HingeConfig, SPINConfig, SPPOConfig)
+    assert {config().name: config().beta for config in configs} == beta
+    assert (SimPOConfig().beta, SimPOConfig().margin) == (2.0, 0.5)
+    assert (SLiCConfig().margin, SLiCConfig().sft_weight) == (1.0, 0.1)
