@@ -1,0 +1,305 @@
+"""A checkpoint's forces in one go, against plain sums over its force map and plain softmaxes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dynolab.data.encode import Encoded
+from dynolab.data.rows import ProbeRow
+from dynolab.forces import PolicyFunction, breakdown, force_map, split_step
+from dynolab.forces.analysis import Analysis, Question, analyse, recorded
+from dynolab.forces.map_examples import MOST_CELLS, token_maps
+from dynolab.forces.map_job import MapJob, fill_map
+from dynolab.objectives import DPOConfig, build_objective
+from tests.forces import small_models
+from tests.forces.small_models import VOCABULARY, encoded, neox, pairs, with_reference
+
+BETA, RATE = 0.5, 0.3
+OBSERVED = [
+    (kind, pair, split, encoded(seed, 4, length))
+    for kind, pair, split, seed, length in (
+        ("chosen", "pair-0", "train", 1, 3),
+        ("chosen", "pair-1", "train", 2, 2),
+        ("rejected", "pair-1", "train", 3, 4),
+        ("chosen", "pair-9", "heldout", 4, 2),
+    )
+]
+
+
+class Letters:
+    """Token n reads as t<n>."""
+
+    all_special_ids = ()
+
+    def decode(self, ids: list[int]) -> str:
+        return f"t{ids[0]}"
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return f"t{token}"
+
+
+def read(ids: tuple[int, ...]) -> list[str]:
+    return [f"t{token}" for token in ids]
+
+
+def response(sequence: Encoded) -> tuple[int, ...]:
+    return sequence.ids[sequence.prompt_length :]
+
+
+@pytest.fixture(scope="module")
+def question() -> Question:
+    model = neox()
+    observed = [
+        (
+            ProbeRow(
+                pair_id=pair, split=split, kind=kind, prompt="p", response="r", made_by="test"
+            ),
+            sequence,
+        )
+        for kind, pair, split, sequence in OBSERVED
+    ]
+    return Question(
+        PolicyFunction(model, torch.float64),
+        Letters(),
+        observed,
+        with_reference(model, pairs(2)),
+        DPOConfig(beta=BETA),
+        RATE,
+        RATE,
+        left_out=7,
+    )
+
+
+@pytest.fixture(scope="module")
+def answer(question: Question, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    return analyse(question, tmp_path_factory.mktemp("map"))
+
+
+def force_of(question: Question, found: np.ndarray, observed: int, pair: int, side: str) -> float:
+    """Sum of the map's entries of one observed answer and one side of a pair, counted out."""
+    rows = [sequence.response_length for _, sequence in question.observed]
+    columns = [
+        (one.id, name, one.named()[name].response_length)
+        for one in question.updating
+        for name in ("chosen", "rejected")
+    ]
+    total, first = 0.0, 0
+    for name, of, count in columns:
+        if (name, of) == (question.updating[pair].id, side):
+            start = sum(rows[:observed])
+            total += found[start : start + rows[observed], first : first + count].sum()
+        first += count
+    return float(total)
+
+
+def test_totals_are_sums_of_the_map_by_answer_pair_and_side(
+    question: Question, answer: Analysis
+) -> None:
+    objective = build_objective(question.objective)
+    sequences = [sequence for _, sequence in question.observed]
+    whole = force_map(question.policy, sequences, question.updating, objective, update=RATE)
+    parts = breakdown(question.policy, sequences, question.updating, objective, update=RATE)
+    np.testing.assert_allclose(answer.force_map.force, whole.force, rtol=1e-6)
+    rows = iter(answer.totals)
+    for number, (probe, sequence) in enumerate(question.observed):
+        for pair, example in enumerate(question.updating):
+            row = next(rows)
+            assert (row.observed_id, row.split, row.kind) == (
+                probe.pair_id,
+                probe.split,
+                probe.kind,
+            )
+            assert (row.tokens, row.updating_id) == (sequence.response_length, example.id)
+            for side in ("chosen", "rejected"):
+                expected = force_of(question, np.array(whole.force), number, pair, side)
+                assert getattr(row, f"from_{side}") == pytest.approx(expected, rel=1e-5)
+            head = sum(
+                force_of(question, parts.head.numpy(), number, pair, side)
+                for side in ("chosen", "rejected")
+            )
+            assert row.from_head == pytest.approx(head, rel=1e-6)
+    assert next(rows, None) is None
+
+
+def test_metrics_are_means_over_the_training_pairs_answers(answer: Analysis) -> None:
+    found = answer.metrics()
+    for kind, ids in (("chosen", ("pair-0", "pair-1")), ("rejected", ("pair-1",))):
+        for part in ("from_chosen", "from_rejected"):
+            values = [
+                getattr(row, part)
+                for row in answer.totals
+                if row.split == "train" and row.kind == kind
+            ]
+            assert len(values) == 2 * len(ids)
+            assert found[f"force/{kind}/{part}"] == pytest.approx(sum(values) / len(ids))
+        assert found[f"force/{kind}/predicted"] == pytest.approx(
+            found[f"force/{kind}/from_chosen"] + found[f"force/{kind}/from_rejected"]
+        )
+    for part in answer.facts.blocks:
+        assert found[f"force/block/{part.block}/share"] == part.share
+        assert found[f"force/block/{part.block}/projection"] == part.projection
+    fit = answer.facts.last_layer
+    assert found["force/last_layer/cosine"] == fit.cosine
+    assert found["force/block_error"] == answer.facts.block_error
+    kinds = {name.split("/")[1] for name in found}
+    assert kinds == {"chosen", "rejected", "block", "last_layer", "block_error"}
+    unmoved = replace(
+        answer,
+        facts=answer.facts.model_copy(
+            update={"last_layer": fit.model_copy(update={"cosine": float("nan")})}
+        ),
+    )
+    assert set(found) - set(unmoved.metrics()) == {"force/last_layer/cosine"}
+
+
+def test_terms_are_those_of_plain_softmaxes(question: Question, answer: Analysis) -> None:
+    model = question.policy.model
+
+    def plain(sequence: Encoded) -> tuple[list[float], list[float], list[float], list[float]]:
+        with torch.no_grad():
+            logits = model(torch.tensor([sequence.ids])).logits[0, sequence.prompt_length - 1 : -1]
+        policy = logits.softmax(-1)
+        logp, norm, energy, size = [], [], [], []
+        for pi, token in zip(policy, response(sequence), strict=True):
+            own = torch.eye(VOCABULARY, dtype=pi.dtype)[token]
+            logp.append(float(pi[token].log()))
+            norm.append(float((torch.eye(VOCABULARY) - torch.ones(VOCABULARY, 1) * pi).norm()))
+            energy.append(1 - float(pi[token]))
+            size.append(float((pi - own).norm()))
+        return logp, norm, energy, size
+
+    expected = [
+        ("observed", probe.pair_id, probe.kind, sequence, 1.0)
+        for probe, sequence in question.observed
+    ]
+    for example in question.updating:
+        scores = {
+            name: sum(plain(sequence)[0]) - sum(getattr(example, f"{name}_reference"))
+            for name, sequence in example.named().items()
+        }
+        margin = BETA * (scores["chosen"] - scores["rejected"])
+        push = BETA / (1 + np.exp(margin)) / len(question.updating)
+        expected += [
+            ("updating", example.id, name, sequence, push * (1 if name == "chosen" else -1))
+            for name, sequence in example.named().items()
+        ]
+    for row, (role, name, kind, sequence, rate) in zip(answer.terms, expected, strict=True):
+        assert (row.role, row.id, row.kind) == (role, name, kind)
+        assert row.tokens == read(response(sequence))
+        logp, norm, energy, size = plain(sequence)
+        assert row.logp == pytest.approx(logp)
+        assert row.a_norm == pytest.approx(norm)
+        assert row.energy == pytest.approx(energy)
+        assert row.force_size == pytest.approx(size)
+        assert row.learning_rate == pytest.approx([rate] * len(logp))
+
+
+def test_facts_say_what_was_asked_and_how_it_was_computed(
+    question: Question, answer: Analysis
+) -> None:
+    facts, whole = answer.facts, np.array(answer.force_map.force)
+    assert (facts.objective, facts.objective_settings["beta"]) == ("dpo", BETA)
+    assert "name" not in facts.objective_settings
+    assert (facts.learning_rate, facts.step, facts.left_out) == (RATE, None, 7)
+    assert (facts.route, facts.dtype) == (answer.force_map.facts.route, "float64")
+    assert (facts.observed_answers, facts.observed_tokens) == (4, 11)
+    assert (facts.updating_pairs, facts.updating_tokens) == (2, whole.shape[1])
+    assert not facts.grouped and not facts.adapters
+    shares = [part.share for part in facts.blocks]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(part.projection for part in facts.blocks) == pytest.approx(1)
+    assert 0 <= facts.block_error < 1e-6
+    sequences = [sequence for _, sequence in question.observed]
+    parts = breakdown(
+        question.policy,
+        sequences,
+        question.updating,
+        build_objective(question.objective),
+        update=RATE,
+    )
+    fit = parts.last_layer()
+    assert facts.last_layer.model_dump() == pytest.approx(vars(fit))
+    assert {part.block: part.share for part in facts.blocks} == pytest.approx(parts.shares())
+
+
+def test_a_step_s_question_is_asked_at_its_weights_and_by_its_update(
+    question: Question, tmp_path: Path
+) -> None:
+    """The same map as a rank makes of its job's file."""
+    record = small_models.recorded(neox())
+    update = split_step(record, question.policy).update
+    asked = question.in_metric_of(record, update)
+    assert (asked.step, asked.learning_rate) == (record.facts.step, record.facts.learning_rate)
+    sequences = [sequence for _, sequence in question.observed]
+    expected = force_map(
+        question.policy,
+        sequences,
+        question.updating,
+        build_objective(question.objective),
+        update=update,
+        at=record.before,
+    )
+    answer = analyse(asked, tmp_path / "own")
+    np.testing.assert_allclose(answer.force_map.force, expected.force, rtol=1e-6)
+    assert answer.facts.step == record.facts.step
+    for asking, name in ((asked, "step"), (question, "gradient")):
+        job = MapJob.of(
+            asking,
+            model=tmp_path,
+            adapter=None,
+            tensors=tmp_path / f"{name}.safetensors",
+            folder=tmp_path / name,
+            memory_bytes=2**24,
+        )
+        assert (job.tensors is None) == (name == "gradient")
+        assert (job.model, job.adapter, job.memory_bytes) == (tmp_path, None, 2**24)
+        filled = fill_map(MapJob.model_validate_json(job.model_dump_json()), question.policy)
+        own = answer if asking is asked else analyse(question, tmp_path / "plain")
+        np.testing.assert_allclose(filled.force, own.force_map.force, rtol=1e-6)
+        assert filled.updating == own.force_map.updating
+        assert (tmp_path / name / "manifest.json").exists()
+
+
+def test_examples_are_recorded_with_the_references_that_there_are() -> None:
+    examples = [one.encoded() for one in pairs(2)]
+    scores = {"pair-0": {0: torch.tensor([1.0, 2.0]), 1: torch.tensor([3.0])}, "pair-1": {}}
+    first, second = recorded(examples, scores)
+    assert (first.id, first.chosen, first.rejected) == (
+        "pair-0",
+        examples[0].chosen,
+        examples[0].rejected,
+    )
+    assert (first.chosen_reference, first.rejected_reference) == ([1.0, 2.0], [3.0])
+    assert (second.chosen_reference, second.rejected_reference) == (None, None)
+    assert [one.chosen_reference for one in recorded(examples)] == [None, None]
+
+
+def test_token_maps_show_own_answers_first_then_the_smallest(
+    question: Question, answer: Analysis
+) -> None:
+    found = token_maps(question, answer.force_map, 4)
+    sizes = [sum(one.response_length for one in x.named().values()) for x in question.updating]
+    assert sizes[0] < sizes[1]
+    asked = [(one.observed_id, one.observed_kind, one.updating_id) for one in found]
+    assert asked == [
+        ("pair-0", "chosen", "pair-0"),
+        ("pair-1", "chosen", "pair-1"),
+        ("pair-1", "rejected", "pair-1"),
+        ("pair-1", "chosen", "pair-0"),
+    ]
+    third, example = found[2], question.updating[1]
+    assert (third.stage, third.step, third.learning_rate) == ("dpo", None, RATE)
+    assert third.observed_tokens == read(response(OBSERVED[2][3]))
+    assert third.chosen_tokens == read(response(example.chosen))
+    assert third.rejected_tokens == read(response(example.rejected))
+    columns = answer.force_map.updating_offsets
+    block = np.array(answer.force_map.force)[5:9, columns[2] : columns[4]]
+    np.testing.assert_allclose(third.force, block)
+    long = encoded(9, 4, MOST_CELLS // sizes[0] + 1)
+    unread = replace(question, observed=[(question.observed[0][0], long)])
+    assert token_maps(unread, answer.force_map, 4) == []
