@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import os
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 
 from dynolab.errors import ConfigError
 from tasks.runtime.keys import canonical, stage_key
@@ -61,6 +63,16 @@ def test_what_decides_the_result_is_in_the_key() -> None:
     assert len(set(keys)) == len(keys)
 
 
+def test_a_key_is_the_hash_of_its_sorted_document() -> None:
+    """Whatever moves it throws away every result that is stored."""
+    document = (
+        '{"config":{"folder":"data/x","kinds":["chosen","irr_test","irr_train","rejected"],'
+        '"launch":{"ranks":2},"loss":{"beta":0.1,"name":"dpo"},"lr":0.0001},'
+        '"inputs":{"data":"d"},"stage":"train","version":1}'
+    )
+    assert key() == hashlib.sha256(document.encode()).hexdigest()
+
+
 def test_what_does_not_is_not() -> None:
     assert key() == key(Train(launch=Launch(timeout=99.0)))
     assert key() == key(Train(lr=0.0001))
@@ -96,6 +108,34 @@ def test_canonical_values() -> None:
         "a": "chosen",
     }
     assert canonical(Path("a") / "b") == "a/b"
+    assert canonical(date(2024, 5, 17)) == "2024-05-17"
+    assert canonical([True, 0, "x", None]) == [True, 0, "x", None]
+    assert canonical({"b", "a"}) == ["a", "b"] and canonical(frozenset({10, 9})) == [10, 9]
+
+
+class Open(BaseModel, extra="allow"):
+    """Takes fields that it does not declare, and leaves a rate of one out."""
+
+    rate: float = Field(1.0, exclude_if=lambda rate: rate == 1.0)
+
+
+def test_fields_that_a_model_took_in_count_and_those_it_leaves_out_do_not() -> None:
+    assert canonical(Open()) == {}
+    assert canonical(Open(rate=2.0, more=1)) == {"rate": 2.0, "more": 1}
+
+
+def test_operational_fields_are_dropped_at_any_depth_where_they_are() -> None:
+    class Outer(BaseModel):
+        train: Train = Train()
+
+    whole, faster = Outer(), Outer(train=Train(launch=Launch(timeout=1.0), lr=1e-4))
+    dropped = frozenset({"train.launch.timeout"})
+    assert key(whole, operational=dropped) == key(faster, operational=dropped)
+    assert key(whole, operational=frozenset()) != key(faster, operational=frozenset())
+    kept = Outer(train=Train(launch=Launch(ranks=3)))
+    assert key(whole, operational=dropped) != key(kept, operational=dropped)
+    absent = Outer(train=Train(launch=None))
+    assert key(absent, operational=dropped) == key(absent, operational=frozenset())
 
 
 @pytest.mark.parametrize(
@@ -103,6 +143,6 @@ def test_canonical_values() -> None:
 )
 def test_values_without_one_meaning_are_refused_by_name(value: object) -> None:
     with pytest.raises(ConfigError) as caught:
-        canonical({"outer": {"inner": value}})
-    assert caught.value.field.startswith("config.outer")
+        canonical({"outer": {"inner": [0, value]}})
+    assert caught.value.field.startswith("config.outer.inner.1")
     assert "hush" not in str(caught.value)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,7 +15,7 @@ import pytest
 from dynolab.errors import CorruptData, StoreError
 from dynolab.store import Manifest, Place, Store
 from dynolab.store.filesystem import Files
-from dynolab.store.manifest import hash_bytes
+from dynolab.store.manifest import hash_bytes, hash_file, inside
 
 KEY = "ab" * 32
 
@@ -79,6 +81,51 @@ def test_digest_covers_files_alone(tmp_path: Path, place: Place, source: Path) -
     other = place.commit(folder(tmp_path / "o", extra=b"x"), manifest(), replace=True)
     assert first.folder != again.folder
     assert first.manifest.digest == again.manifest.digest != other.manifest.digest
+
+
+def test_a_digest_is_the_hash_of_its_sorted_rows() -> None:
+    """Whatever moves it throws away every result that is built on another."""
+    files = {"b": {"size": 2, "sha256": "1" * 64}, "a/c": {"size": 1, "sha256": "2" * 64}}
+    rows = f'[["a/c",1,"{"2" * 64}"],["b",2,"{"1" * 64}"]]'
+    made = manifest(files=files, step=3)
+    assert made.digest == hashlib.sha256(rows.encode()).hexdigest()
+    assert made.sizes == {"a/c": 1, "b": 2}
+    assert Manifest.model_validate_json(made.to_bytes()) == made
+    assert abs(datetime.now(UTC) - made.created) < timedelta(minutes=5)
+
+
+def test_a_file_is_known_by_its_size_and_sha256(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    found = hash_file(tmp_path / "file")
+    assert (found.size, found.sha256) == (3, hashlib.sha256(b"abc").hexdigest())
+    assert hash_bytes(b"abc") == found.sha256
+
+
+@pytest.mark.parametrize(
+    ("path", "fits"),
+    [
+        ("a" * 255, True),
+        ("a" * 256, False),
+        ("é" * 128, False),
+        ("a/" * 511 + "ab", True),
+        ("a/" * 511 + "abc", False),
+    ],
+)
+def test_names_and_paths_are_no_longer_than_a_store_takes(path: str, fits: bool) -> None:
+    """255 bytes of a name, 1,024 of a path."""
+    if fits:
+        assert inside(path) == path
+    else:
+        with pytest.raises(ValueError, match="longer than a path can be"):
+            inside(path)
+
+
+@pytest.mark.parametrize("files", [("a", "a/b"), ("manifest.json",), ("a/b/c", "a/b")])
+def test_files_that_cannot_lie_side_by_side_are_no_manifest(files: tuple[str, ...]) -> None:
+    entry = {"size": 0, "sha256": hash_bytes(b"")}
+    with pytest.raises(ValueError, match="cannot be one of its files"):
+        manifest(files=dict.fromkeys(files, entry))
+    assert manifest(files={"a/manifest.json": entry, "a/b": entry}).sizes
 
 
 def test_first_commit_wins_and_replace_overrides(
