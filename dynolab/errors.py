@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class DynolabError(Exception):
@@ -18,6 +19,32 @@ class ConfigError(DynolabError):
 
     def __reduce__(self) -> tuple[type, tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.remedy)
+
+
+@contextmanager
+def reading(field: str, value: object, remedy: str) -> Iterator[None]:
+    """Around a library's reader of what others wrote: all that it raises becomes a ConfigError.
+
+    Damaged and hostile files make readers raise anything: errors of their own, KeyError,
+    ImportError, RecursionError, MemoryError, and panics of Rust, which are no `Exception`.
+    """
+    try:
+        yield
+    except DynolabError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise
+        raise ConfigError(field, value, f"{unreadable(error)}; {remedy}") from error
+
+
+def unreadable(error: BaseException) -> str:
+    """Why something cannot be read, on one line."""
+    reason = " ".join(str(error).split())[:_LONGEST_REASON]
+    return f"cannot be read ({type(error).__name__}{': ' if reason else ''}{reason})"
+
+
+_LONGEST_REASON = 300
 
 
 class StoreError(DynolabError):

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.utils import find_adapter_config_file
 
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, reading
+from models.folder import (
+    check_counts,
+    check_settings,
+    check_size,
+    check_source,
+    held_weights,
+    read_files,
+)
 
 
 def load_language_model(
@@ -27,35 +39,89 @@ def load_language_model(
 ) -> PreTrainedModel:
     """A causal language model in eval mode; safetensors only, never with the source's own code.
 
+    What is loaded is what the source holds: every weight of the model, and no other.
+
     **Arguments:**
 
     - `source`: a folder that `save_pretrained` wrote, or a Hub name.
-    - `attention`: `sdpa` or `eager`.
+    - `attention`: `sdpa` or `eager`, whatever the source's configuration says.
     - `revision`: commit of a Hub name, see `dynolab.hub.resolve_commit`.
     - `tokenizer`: checked against the model's vocabulary where given.
     - `device`: where the weights are put.
 
     **Raises:** `ConfigError` for an unknown folder, a folder without weights or configuration, one
-    that holds the ranks' shards of a model, and a tokenizer with ids that the model lacks.
+    that holds the ranks' shards of a model or adapters, or names files elsewhere; for weights that
+    are missing, left over, of another shape, damaged or quantised; and for a tokenizer with ids
+    that the model lacks.
     """
-    _check_shards(Path(source))
-    _check_folder(source, "config.json", "model configuration")
-    if Path(source).is_dir() and not list(Path(source).glob("*.safetensors")):
-        raise ConfigError(
-            "model", str(source),
-            "the folder holds no *.safetensors weights; save the model with save_pretrained",
-        )  # fmt: skip
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(source), dtype=dtype, attn_implementation=attention, revision=revision or "main",
-            use_safetensors=True, trust_remote_code=False,
-        )  # fmt: skip
-    except (OSError, ValueError) as error:
-        raise _unloadable("model", source, error) from error
+    check_source(source, "config.json", "model configuration")
+    folder, commit = Path(source), revision or "main"
+    is_folder = folder.is_dir()
+    held = None
+    if is_folder:
+        read_files(folder)
+        held = held_weights(folder)
+    with reading("model", str(source), _REMEDY):
+        if not is_folder and find_adapter_config_file(str(source), revision=commit):
+            raise ConfigError(
+                "model", str(source), "holds adapters; merge them, and save the whole"
+            )
+        settings, _ = PreTrainedConfig.get_config_dict(str(source), revision=commit)
+        check_settings(source, settings)
+        if held is not None:
+            check_counts(folder, settings, held)
+        config = AutoConfig.from_pretrained(str(source), revision=commit, trust_remote_code=False)
+        config._attn_implementation = attention
+        if held is not None:
+            with torch.device("meta"):
+                check_size(folder, AutoModelForCausalLM.from_config(config), held)
+        model, report = cast(
+            "tuple[PreTrainedModel, dict[str, Any]]",
+            AutoModelForCausalLM.from_pretrained(
+                str(source),
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention,
+                revision=commit,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # reported, and refused with their names
+                output_loading_info=True,
+            ),
+        )
+    _check_complete(source, report)
     if tokenizer is not None:
         check_vocabulary(model, tokenizer)
     torch.nn.Module.to(model, device)
     return model.eval()
+
+
+_REMEDY = "give a causal language model that transformers knows, saved whole by save_pretrained"
+
+
+def _check_complete(source: str | Path, report: Mapping[str, Any]) -> None:
+    """Refuses weights that transformers filled in at random or left unread."""
+    shapes = {
+        f"{name} ({list(there)}, not {list(wanted)})"
+        for name, there, wanted in report["mismatched_keys"]
+    }
+    for what, names in (
+        ("lacks", report["missing_keys"]),
+        ("has other shapes of", shapes),
+        ("holds, beyond the model of its config.json,", report["unexpected_keys"]),
+    ):
+        if names:
+            listed = ", ".join(sorted(names)[:_NAMED])
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            raise ConfigError(
+                "model",
+                str(source),
+                f"the checkpoint {what} {listed}{more}; give the whole model with its own "
+                "config.json, as save_pretrained writes them",
+            )
+
+
+_NAMED = 5
 
 
 def load_tokenizer(source: str | Path, *, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -65,13 +131,14 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> PreTra
     takes, rebuild it from vocabulary and merges and lose the rest: rebuilt, a Llama tokenizer
     without byte tokens leaves unknown characters out of the text without a word.
     """
-    _check_folder(source, "tokenizer.json", "tokenizer")
-    try:
+    check_source(source, "tokenizer.json", "tokenizer")
+    with reading("model.tokenizer", str(source), "give the tokenizer that belongs to the model"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(
             str(source), revision=revision or "main", trust_remote_code=False
         )
-    except (OSError, ValueError) as error:
-        raise _unloadable("model.tokenizer", source, error) from error
+        ids = len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id
+    if not all(isinstance(number, int | None) for number in ids):
+        raise ConfigError("model.tokenizer", str(source), "its special tokens are no tokens")
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -99,8 +166,9 @@ def context_length(model: PreTrainedModel) -> int:
 
 def folder_context(folder: Path) -> int:
     """Context of the model in a folder, from its configuration alone."""
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
-    return int(config.max_position_embeddings)
+    with reading("model", str(folder), _REMEDY):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+        return int(config.max_position_embeddings)
 
 
 def save_language_model(
@@ -109,35 +177,3 @@ def save_language_model(
     """Writes model and tokenizer into one folder that `from_pretrained` loads."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-_SHARDS = ("global_step*", "zero_pp_rank_*", "*_optim_states.pt", "shard-*.safetensors")
-"""What DeepSpeed's ranks and a training's resume states leave in a folder: parts of tensors."""
-
-
-def _check_shards(folder: Path) -> None:
-    shards = sorted(one.name for pattern in _SHARDS for one in folder.glob(pattern))
-    if shards and not list(folder.glob("model*.safetensors")):
-        raise ConfigError(
-            "model", str(folder),
-            f"the folder holds ranks' shards ({shards[0]}), no whole weights; give the training's "
-            "`model/` folder, or gather the shards (DeepSpeed's zero_to_fp32) and save a model",
-        )  # fmt: skip
-
-
-def _check_folder(source: str | Path, needed: str, what: str) -> None:
-    folder = Path(source)
-    if folder.is_dir():
-        if not (folder / needed).is_file():
-            raise ConfigError(
-                "model", str(source), f"the folder holds no {what} ({needed}); save it there"
-            )
-        return
-    looks_local = isinstance(source, Path) or str(source).startswith((".", "/", "~"))
-    if looks_local or str(source).count("/") > 1:
-        raise ConfigError("model", str(source), "no such folder; give a folder or a Hub name")
-
-
-def _unloadable(field: str, source: str | Path, error: Exception) -> ConfigError:
-    first_line = next(iter(str(error).splitlines()), type(error).__name__)
-    return ConfigError(field, str(source), f"cannot be loaded: {first_line}")

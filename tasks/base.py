@@ -9,9 +9,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dynolab.errors import ConfigError, reading
 from dynolab.store import hash_file
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
+from models.folder import check_settings, read_files, read_settings
 from tasks.runtime.stage import Stage
 from tasks.runtime.supervisor import Supervisor
 from tasks.runtime.work import Work
@@ -72,6 +74,8 @@ def _import(work: Work[BaseConfig]) -> None:
     revision = None if folder.is_dir() else work.config.revision
     tokenizer = load_tokenizer(source, revision=revision)
     model = load_language_model(source, revision=revision, tokenizer=tokenizer)
+    if folder.is_dir() and _content(folder) != work.config.revision:
+        raise ConfigError(_FIELD, source, "its files changed since the study began; run it again")
     save_language_model(model, tokenizer, work.output / "model")
 
 
@@ -79,6 +83,9 @@ def resolve_base(config: BaseConfig) -> BaseConfig:
     """The config with the revision that its content stands at: equal content, equal config.
 
     A Hub branch becomes its commit; a folder the sha256 over its files' names and hashes.
+
+    **Raises:** `ConfigError` for a folder that cannot be loaded, as far as its files' names and
+    its config.json tell.
     """
     if config.source == "builtin":
         return config
@@ -90,12 +97,19 @@ def resolve_base(config: BaseConfig) -> BaseConfig:
             "model", config.source, config.revision or "main", field="base.source"
         )
         return config.model_copy(update={"revision": revision})
-    names = {
-        file.name: hash_file(file).sha256 for file in sorted(folder.iterdir()) if file.is_file()
-    }
-    revision = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()
-    return config.model_copy(update={"revision": revision})
+    return config.model_copy(update={"revision": _content(folder)})
 
+
+def _content(folder: Path) -> str:
+    """The sha256 over the names and hashes of all files that loading the model can read."""
+    check_settings(folder, read_settings(folder, _FIELD))
+    files = read_files(folder, _FIELD)
+    with reading(_FIELD, str(folder), "give a folder that you can read"):
+        hashes = {name: hash_file(folder / name).sha256 for name in files}
+    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
+
+
+_FIELD = "base.source"
 
 # A folder is known by its content's hash, wherever it lies.
 BASE = Stage("base", 1, make_base, operational=frozenset({"source"}))
