@@ -9,14 +9,12 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    TypeAdapter,
     model_validator,
 )
 
 from dynolab.data.sources import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.objectives import build_objective
-from dynolab.objectives.registry import ObjectiveConfig
 from flows.checkpoints import (
     CheckpointConfig,
     check_files,
@@ -112,8 +110,6 @@ def resolved_forces(
         checkpoints[label], found = resolved_model(f"checkpoints.{label}", one, known, platform)
         if found is not None:
             given[model_step(label)] = found
-            if parameters.analysis.updating == "recorded":
-                _check_mapped(f"checkpoints.{label}.result", found, platform)
     wanted = parameters.data_result
     if wanted is None and parameters.study and "data" not in parameters.model_fields_set:
         wanted = "data"
@@ -123,19 +119,6 @@ def resolved_forces(
     given["data"] = named_result("data_result", wanted, known, platform)
     _check_data(wanted, given["data"], parameters, platform)
     return parameters.model_copy(update={"checkpoints": checkpoints}), given
-
-
-def _check_mapped(field: str, found: StageResult, platform: Platform) -> None:
-    """Refuses a training whose steps have no force map; its settings tell."""
-    from dynolab.forces.checks import check_one_token
-
-    config = platform.store.manifest(found.address, found.digest).config
-    objective = TypeAdapter(ObjectiveConfig).validate_python(config["objective"])
-    temperature = float(str(config.get("temperature", 1.0)))
-    try:
-        check_one_token(build_objective(objective), [temperature])
-    except ConfigError as error:
-        raise ConfigError(field, error.value, error.remedy) from error
 
 
 def _check_data(

@@ -87,8 +87,9 @@ class ResponseTermsRow(Row):
     """The terms A and G of one response, token by token: `terms.jsonl`.
 
     `kind` is an observed answer's kind, or an updating one's side. `a_norm` is ‖A‖_F, `energy`
-    1 − π_y, `force_size` ‖π − e_y‖, `learning_rate` the dynamic learning rate c (1 on observed
-    answers), so that ‖G‖ = |c|·force_size.
+    1 − π_y, `force_size` ‖π − e_y‖, `learning_rate` the dynamic learning rate c of the token (1 on
+    observed answers), `g_norm` ‖G‖: |c|·force_size where the objective reads the answer's own
+    tokens at temperature 1.
     """
 
     role: Literal["observed", "updating"]
@@ -100,6 +101,7 @@ class ResponseTermsRow(Row):
     energy: list[float]
     force_size: list[float]
     learning_rate: list[float]
+    g_norm: list[float]
 
 
 class KernelSizeRow(Row):

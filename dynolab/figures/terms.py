@@ -27,9 +27,8 @@ from dynolab.figures.style import (
 _PANELS = (
     ("observed", "‖A‖ of observed tokens", lambda row: np.array(row.a_norm)),
     ("updating", "energy 1 − π of updating tokens", lambda row: np.array(row.energy)),
-    ("updating", "size of the force ‖G‖",
-     lambda row: np.abs(row.learning_rate) * np.array(row.force_size)),
-)  # fmt: skip
+    ("updating", "size of the force ‖G‖", lambda row: np.array(row.g_norm)),
+)
 _POINTS = 400  # of one box
 
 

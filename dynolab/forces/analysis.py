@@ -28,10 +28,9 @@ from dynolab.forces.force_map import MEMORY_BYTES, ForceMap, force_map
 from dynolab.forces.optimizers import FrozenUpdate
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.split import objective_batch, step_totals
-from dynolab.forces.terms import TokenTerms, response_terms, token_terms
+from dynolab.forces.terms import TokenTerms, response_terms, trained_terms
 from dynolab.forces.token_map import token_strings
 from dynolab.forces.totals import block_sums, pair_totals
-from dynolab.likelihood import token_logps
 from dynolab.objectives import build_objective
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.training.record import Recorded, RecordedExample, RecordedGroup, StepRecord
@@ -184,11 +183,10 @@ def _updating_terms(question: Question) -> list[ResponseTermsRow]:
     for example in question.updating:
         batch = objective_batch([example], objective, totals, policy)
         logits = policy.logits(place, batch)
-        rates = objective.learning_rates(token_logps(logits, batch), batch)
         used = example.responses(objective.sides)
         lengths = [one.response_length for _, one in used]
         for (side, one), terms in zip(
-            used, token_terms(logits, batch.token, rates).split(lengths), strict=True
+            used, trained_terms(objective, logits, batch).split(lengths), strict=True
         ):
             kind = "chosen" if side == CHOSEN else "rejected"
             rows.append(_terms_row("updating", example.id, kind, one, question, terms))
@@ -203,7 +201,7 @@ def _terms_row(
         role=role, id=name, kind=kind, tokens=token_strings(encoded, question.tokenizer),
         logp=terms.logp.tolist(), a_norm=terms.a_frobenius.tolist(),
         energy=terms.energy.tolist(), force_size=terms.force_size.tolist(),
-        learning_rate=terms.learning_rate.tolist(),
+        learning_rate=terms.learning_rate.tolist(), g_norm=terms.g_norm.tolist(),
     )  # fmt: skip
 
 

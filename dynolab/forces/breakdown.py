@@ -86,6 +86,7 @@ def breakdown(
     *,
     update: float | FrozenUpdate = 1.0,
     at: Weights | None = None,
+    observed_temperature: float = 1.0,
     memory_bytes: int = MEMORY_BYTES,
 ) -> Breakdown:
     """The force map of `force_map`, one part for each block of parameters, by route B.
@@ -93,10 +94,18 @@ def breakdown(
     Blocks: `embedding`, `attention.q`, `.k`, `.v`, `.o` (`.qkv` where one matrix makes all three),
     `mlp`, `norms`, `head`, `tied`, and `other` for what no name tells.
     """
-    problem = pose(policy, observed, updating, objective, update=update, at=at)
+    problem = pose(
+        policy,
+        observed,
+        updating,
+        objective,
+        update=update,
+        at=at,
+        observed_temperature=observed_temperature,
+    )
     kernel = problem.kernel
-    rows, columns = plan_tiles(kernel, problem.observed, problem.sequences, memory_bytes)
-    shape = sum(one.response_length for one in observed), len(problem.rates)
+    rows, columns = plan_tiles(kernel, problem.observed, problem.updating, memory_bytes)
+    shape = sum(one.response_length for one in observed), problem.columns
     parts: dict[str, Tensor] = {}
     heads = {rule.weight for rule in kernel.rules if rule.head}
     embeddings = {rule.weight for rule in kernel.rules if rule.kind == "embedding"}
@@ -112,7 +121,7 @@ def breakdown(
     def accumulator(tile: Tile, name: str, use: str) -> Tensor:
         block = block_of(name, use)
         if block not in parts:
-            parts[block] = problem.rates.new_zeros(shape)
+            parts[block] = torch.zeros(shape, dtype=policy.dtype, device=policy.device)
         return parts[block][tile]
 
     for tile, left, right in factor_tiles(kernel, rows, columns, wanted=lambda tile: True):
@@ -120,7 +129,7 @@ def breakdown(
             left, right, partial(accumulator, tile),
             scale=kernel.scale, workspace=memory_bytes // 4,
         )  # fmt: skip
-    return Breakdown({name: part * problem.rates for name, part in sorted(parts.items())})
+    return Breakdown({name: problem.rate * part for name, part in sorted(parts.items())})
 
 
 def block_by_name(name: str, embedding: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +15,6 @@ from dynolab.errors import ConfigError
 if TYPE_CHECKING:
     from dynolab.forces.logit_function import LogitFunction
     from dynolab.forces.policy import PolicyFunction
-    from dynolab.objectives import Objective
     from dynolab.training.record import StepRecord
 
 
@@ -107,19 +106,6 @@ def check_record(record: StepRecord, policy: PolicyFunction) -> None:
     check_finite("record.after", record.after)
     for name, state in record.state.items():
         check_finite(f"record.state[{name}]", state)
-
-
-def check_one_token(objective: Objective, temperatures: Iterable[float]) -> None:
-    """Refuses steps whose force on a position is not `c (π − e_y)` of its own token."""
-    warm = set(temperatures) - {1.0}
-    if objective.dense or warm:
-        what = type(objective).__name__ if objective.dense else f"a temperature of {warm.pop()}"
-        raise ConfigError(
-            "updating", what,
-            "it pushes other tokens than a response's own, or divides its logits, so that it has "
-            "no force map; split_step and token_forces measure its recorded step exactly, as the "
-            "stage forces does (forces.jsonl, token_map.json)",
-        )  # fmt: skip
 
 
 def check_arithmetic(policy: LogitFunction, why: str) -> None:

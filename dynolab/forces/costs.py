@@ -9,6 +9,7 @@ from typing import Literal
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.rules import Rule
+from dynolab.forces.weighted import WeightedResponse
 
 Route = Literal["columns", "rows", "both_sides"]
 Order = Literal["formed", "kernel", "kernel_swapped"]
@@ -155,21 +156,24 @@ def slice_width(workspace: int, unit: int, most: int) -> int:
     return max(1, min(most, workspace // unit))
 
 
-def split_to_fit(size: Callable[[Encoded], int], sequence: Encoded, room: int) -> list[Encoded]:
-    """A sequence as spans of its response whose factors fit the room.
+def split_to_fit(
+    size: Callable[[Encoded], int], response: WeightedResponse, room: int
+) -> list[WeightedResponse]:
+    """A response as spans of its tokens whose factors fit the room.
 
     A token depends on what stands before it alone, so a span is the same sequence, cut after its
     last token, with what precedes its first token counted as prompt.
     """
-    spans, start, end = [], sequence.prompt_length, len(sequence.ids)
+    spans, start, end = [], 0, len(response.weights)
     while start < end:
         stop = end
-        while size(span := Encoded(sequence.ids[:stop], start)) > room:
+        while (bytes_ := size((span := response.span(start, stop)).sequence)) > room:
             if stop == start + 1:
                 raise ConfigError(
-                    "memory_bytes", 8 * room,
-                    f"one token's factors take {size(span)} bytes; give at least {8 * size(span)}",
-                )  # fmt: skip
+                    "memory_bytes",
+                    8 * room,
+                    f"one token's factors take {bytes_} bytes; give at least {8 * bytes_}",
+                )
             stop = start + (stop - start) // 2
         spans.append(span)
         start = stop

@@ -1,4 +1,4 @@
-"""Per-token gradients of log π as factors: what a module was given times what came back to it."""
+"""Per-token gradients of scores as factors: what a module was given times what came back to it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dynolab.data.batches import collate
-from dynolab.data.encode import Encoded
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.rules import Rule
 from dynolab.forces.signals import Signal, Tail, token_signals
-from dynolab.forces.split import PAD_ID
+from dynolab.forces.weighted import WeightedResponse
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Point:
     """A matrix behind the last attention, such as the output head: token m's gradient is rank one.
 
     It is `signal[m] input[m]ᵀ`, at the position that predicts m, transposed where it says so. The
-    head's signal is e_{y_m} − π_m.
+    head's signal is −G_m, for log π itself e_{y_m} − π_m.
     """
 
     input: Float[Tensor, "tokens d_in"]
@@ -50,7 +48,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Factors:
-    """∇_θ log π of each response token of one sequence, by parameter name.
+    """∇_θ s of each token of one response (`WeightedResponse`), by parameter name.
 
     A name may stand under `rows` and `point` at once (tied embeddings); its gradient is the sum.
     """
@@ -64,10 +62,14 @@ class Factors:
 
 
 def token_factors(
-    policy: PolicyFunction, at: Weights, rules: Sequence[Rule], tail: Tail | None,
-    generic: set[str], sequence: Encoded,
-) -> Factors:  # fmt: skip
-    """Factors of ∇ log π_m for every response token of a sequence.
+    policy: PolicyFunction,
+    at: Weights,
+    rules: Sequence[Rule],
+    tail: Tail | None,
+    generic: set[str],
+    response: WeightedResponse,
+) -> Factors:
+    """Factors of ∇ s_m for every token of a response.
 
     **Arguments:**
 
@@ -75,13 +77,14 @@ def token_factors(
     - `tail`: where positions are no longer mixed (`find_tail`).
     - `generic`: parameters whose per-token gradients are taken whole, by plain autograd.
     """
+    sequence = response.sequence
     factors = Factors(sequence.response_length, len(sequence.ids) - 1)
-    signals = token_signals(policy, at, rules, tail, sequence)
+    signals = token_signals(policy, at, rules, tail, response)
     with policy.differentiable():
         for signal in signals:
             _add(factors, signal, generic)
     if generic:
-        factors.dense.update(_whole(policy, at, generic, sequence))
+        factors.dense.update(_whole(policy, at, generic, response))
     return factors
 
 
@@ -132,13 +135,13 @@ def _normed(rule: Rule, value: Tensor) -> Tensor:
 
 
 def _whole(
-    policy: PolicyFunction, at: Weights, names: set[str], sequence: Encoded
+    policy: PolicyFunction, at: Weights, names: set[str], response: WeightedResponse
 ) -> dict[str, Float[Tensor, "tokens size"]]:
     """Per-token gradients of some parameters, one backward pass a token."""
     leaves = {name: at[name].detach().requires_grad_() for name in sorted(names)}
     with torch.enable_grad():
-        logps = policy.logps({**at, **leaves}, collate([sequence], PAD_ID).to(policy.device))
-    by_token = [_gradients(logp, leaves) for logp in logps.unbind()]
+        scores = response.scores(policy, {**at, **leaves})
+    by_token = [_gradients(score, leaves) for score in scores.unbind()]
     return {name: torch.stack([g[name].flatten() for g in by_token]) for name in leaves}
 
 
@@ -150,22 +153,26 @@ def _gradients(value: Tensor, leaves: Weights) -> dict[str, Tensor]:
 
 
 def without_rule(
-    policy: PolicyFunction, at: Weights, rules: Sequence[Rule], tail: Tail | None,
-    wanted: set[str], sequence: Encoded,
-) -> set[str]:  # fmt: skip
-    """Wanted parameters whose factors do not give autograd's gradient of `Σ_m w_m log π_m`.
+    policy: PolicyFunction,
+    at: Weights,
+    rules: Sequence[Rule],
+    tail: Tail | None,
+    wanted: set[str],
+    sample: WeightedResponse,
+) -> set[str]:
+    """Wanted parameters whose factors do not give autograd's gradient of `Σ_m w_m s_m`.
 
     They act through a module of no known kind, outside any module, or otherwise than their
     module's kind says; their gradients are then taken whole. The weights w are random, so that a
     signal at a wrong token or position shows.
     """
-    w = torch.randn(sequence.response_length, generator=torch.Generator().manual_seed(0))
+    w = torch.randn(len(sample.weights), generator=torch.Generator().manual_seed(0))
     w = w.to(policy.device, policy.dtype)
     leaves = {name: at[name].detach().requires_grad_() for name in sorted(wanted)}
     with torch.enable_grad():
-        logps = policy.logps({**at, **leaves}, collate([sequence], PAD_ID).to(policy.device))
-    truth = _gradients(w @ logps, leaves)
-    made = _summed(token_factors(policy, at, rules, tail, set(), sequence), w, truth)
+        scores = sample.scores(policy, {**at, **leaves})
+    truth = _gradients(w @ scores, leaves)
+    made = _summed(token_factors(policy, at, rules, tail, set(), sample), w, truth)
     floor = 1e-6 * max(float(g.norm()) for g in truth.values())
     return {
         name for name, g in truth.items()

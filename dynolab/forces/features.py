@@ -9,19 +9,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.data.batches import TokenBatch, Totals, count_totals
+from dynolab.data.batches import TokenBatch, Totals
 from dynolab.errors import ConfigError
 from dynolab.forces.layers import Reached, at_layer
 from dynolab.forces.one_step import change_of, midpoint
 from dynolab.forces.optimizers import FrozenUpdate
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.rules import subspace
-from dynolab.forces.split import objective_batch
-from dynolab.forces.terms import TokenTerms, token_terms
-from dynolab.likelihood import token_logps
-from dynolab.objectives import Objective
+from dynolab.forces.split import objective_batch, step_totals
+from dynolab.forces.terms import TokenTerms, trained_terms
+from dynolab.objectives import Objective, read_logps
 from dynolab.objectives.base import force
-from dynolab.training.record import RecordedExample
+from dynolab.training.record import Recorded
 
 
 def hidden_states(
@@ -112,7 +111,7 @@ class FeatureForce:
 
 
 def feature_forces(
-    policy: PolicyFunction, examples: Sequence[RecordedExample], objective: Objective, layer: int,
+    policy: PolicyFunction, examples: Sequence[Recorded], objective: Objective, layer: int,
     *, at: Weights | None = None,
 ) -> list[FeatureForce]:  # fmt: skip
     """Each example's force on the features, by one VJP through the layers above h_ℓ.
@@ -146,7 +145,7 @@ class FeatureChange:
 
 
 def feature_change(
-    policy: PolicyFunction, observed: TokenBatch, examples: Sequence[RecordedExample],
+    policy: PolicyFunction, observed: TokenBatch, examples: Sequence[Recorded],
     objective: Objective, layer: int,
     *, update: float | FrozenUpdate = 1.0, at: Weights | None = None,
 ) -> FeatureChange:  # fmt: skip
@@ -228,7 +227,7 @@ class _Pull:
 
 
 def _pull(
-    policy: PolicyFunction, at: Weights, wanted: Iterable[str], example: RecordedExample,
+    policy: PolicyFunction, at: Weights, wanted: Iterable[str], example: Recorded,
     objective: Objective, totals: Totals, layer: int,
 ) -> _Pull:  # fmt: skip
     batch = objective_batch([example], objective, totals, policy)
@@ -244,7 +243,7 @@ def _pull(
         logits = policy.logits({**at, **leaves}, batch)
     hidden, leaf = seen
     plain = logits.detach()
-    rates = objective.learning_rates(token_logps(plain, batch), batch)
+    rates = objective.learning_rates(read_logps(objective, plain, batch), batch)
     cotangent, *over = torch.autograd.grad(
         logits, [leaf, *leaves.values()], force(rates, plain, batch), allow_unused=True
     )
@@ -253,7 +252,7 @@ def _pull(
         under = torch.autograd.grad(hidden, list(leaves.values()), cotangent, allow_unused=True)
     below = {name: g for name, g in zip(leaves, under, strict=True) if g is not None}
     above = {n: g for n, g in zip(leaves, over, strict=True) if g is not None and n in below}
-    terms = token_terms(plain, batch.token, rates)
+    terms = trained_terms(objective, plain, batch)
     return _Pull(FeatureForce(example.id, terms, cotangent), below, above)
 
 
@@ -263,7 +262,7 @@ def _step(update: float | FrozenUpdate, gradient: Weights) -> dict[str, Tensor]:
     return {name: -update * g for name, g in gradient.items()}
 
 
-def _totals(examples: Sequence[RecordedExample], objective: Objective) -> Totals:
+def _totals(examples: Sequence[Recorded], objective: Objective) -> Totals:
     if not examples:
         raise ConfigError("examples", [], "give at least one example of the step")
-    return count_totals([one.encoded() for one in examples], objective.sides)
+    return step_totals(examples, objective)

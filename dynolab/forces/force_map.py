@@ -33,7 +33,8 @@ MEMORY_BYTES = 2**30
 class MapFacts:
     """What a force map's numbers are.
 
-    `subspace` names the parameters that move, where they are not all.
+    `subspace` names the parameters that move, where they are not all. `observed_temperature` is
+    that of the softmax whose log π is observed.
     """
 
     route: str
@@ -43,6 +44,7 @@ class MapFacts:
     learning_rate: float | None
     preconditioned: bool
     subspace: str | list[str]
+    observed_temperature: float = 1.0
     units: str = "nats of log π(observed token) per step, through one updating token, first order"
 
 
@@ -104,6 +106,7 @@ def force_map(
     *,
     update: float | FrozenUpdate = 1.0,
     at: Weights | None = None,
+    observed_temperature: float = 1.0,
     route: Route | Literal["auto"] = "auto",
     memory_bytes: int = MEMORY_BYTES,
     folder: Path | None = None,
@@ -111,9 +114,11 @@ def force_map(
 ) -> ForceMap:
     """`F[m,l] = −η (e_{y_m} − π_m)ᵀ K_{m,l} G_l` of every token pair, exact to rounding.
 
-    K = J_o P J_uᵀ is the empirical tangent kernel of the logits, G_l = c_l (π_l − e_{y_l}) the
-    objective's force (Ren & Sutherland, arXiv 2407.10490, prop. 1). Computed as
-    `η c_l ⟨∇ log π_m, P ∇ log π_l⟩` by the route with the fewest counted operations:
+    K = J_o P J_uᵀ is the empirical tangent kernel of the logits (Ren & Sutherland, arXiv
+    2407.10490, prop. 1), `G_l = Σ_j c_{l,j} (π_T − e_{t_{l,j}})/T` the objective's force: of one
+    that reads the response's own tokens at T = 1, c_l (π_l − e_{y_l}). With
+    `s_l = Σ_j c_{l,j} log π_T(t_{l,j})`, c held, this is `η ⟨∇ log π_m, P ∇ s_l⟩`, computed by the
+    route with the fewest counted operations:
 
     - `columns` (A): a VJP for every l, a JVP of all observations along it;
     - `rows` (A'): a VJP for every m, a JVP of all updates along it;
@@ -128,6 +133,8 @@ def force_map(
     - `update`: learning rate η of a gradient step (P = I), or the frozen linear map of a realised
       step (`split_step(...).update`), whose scale is ηP, clip factor included.
     - `at`: where both sides' derivatives are taken; the model's own weights by default.
+    - `observed_temperature`: T of the log π_T that is observed, as a policy that samples at T has
+      it. At which temperature the step trained is told by `updating`.
     - `memory_bytes`: bound of route B's factors and workspace, beside the model itself.
     - `folder`: keeps the map on disk. A map that was interrupted there is continued, by as many
       ranks as there are then.
@@ -140,20 +147,28 @@ def force_map(
     **Raises:** `ConfigError` on responses without tokens or too long, weights that are no numbers,
     16-bit arithmetic, or a folder that holds another map.
     """
-    problem = pose(policy, observed, updating, objective, update=update, at=at)
-    shapes = shapes_of(problem.observed), shapes_of(problem.sequences)
+    problem = pose(
+        policy,
+        observed,
+        updating,
+        objective,
+        update=update,
+        at=at,
+        observed_temperature=observed_temperature,
+    )
+    shapes = shapes_of(observed), shapes_of([one.sequence for one in problem.updating])
     chosen = choose_route(problem.kernel.rules, *shapes) if route == "auto" else route
-    facts = _facts(problem, chosen, objective, update)
+    facts = _facts(problem, chosen, objective, update, observed_temperature)
     lengths = [one.response_length for one in observed]
     mine = distributed.share_of(lengths) if over_ranks else slice(0, len(observed))
     rows = slice(sum(lengths[: mine.start]), sum(lengths[: mine.stop]))
-    shape = (sum(lengths), len(problem.rates))
+    shape = (sum(lengths), problem.columns)
     if folder is None:
         part = np.zeros((rows.stop - rows.start, shape[1]), _numpy(policy))
         _fill(_InMemory(part, rows.start), problem, mine, rows.start, chosen, memory_bytes)
         parts = distributed.gather(part) if over_ranks else [part]
         responses = tuple(one.ids[one.prompt_length :] for one in observed)
-        return ForceMap(np.concatenate(parts), responses, tuple(problem.updating), facts)
+        return ForceMap(np.concatenate(parts), responses, tuple(problem.labels), facts)
     begin = partial(MapFolder.begin, folder, _manifest(problem, facts, shape, update, updating))
     # Ranks that replayed a step may differ in its last bits, which make another fingerprint.
     join = partial(MapFolder.join, folder)
@@ -172,7 +187,7 @@ def _fill(
     kernel, ours = problem.kernel, problem.observed[observed]
     if not ours:
         return
-    rows, columns = plan_tiles(kernel, ours, problem.sequences, memory_bytes)
+    rows, columns = plan_tiles(kernel, ours, problem.updating, memory_bytes)
 
     def bounds(tile: Tile) -> Bounds:
         return tile[0].start + top, tile[0].stop + top, tile[1].start, tile[1].stop
@@ -182,7 +197,7 @@ def _fill(
         wanted=lambda tile: not sink.holds(bounds(tile)), workspace=memory_bytes // 4,
     )  # fmt: skip
     for tile, gram in tiles:
-        force = gram * problem.rates[tile[1]]
+        force = problem.rate * gram
         if not bool(torch.isfinite(force).all()):
             raise DynolabError(f"force map: rows and columns {bounds(tile)} are not finite")
         sink.write(bounds(tile), force.cpu().numpy())
@@ -204,7 +219,11 @@ class _InMemory:
 
 
 def _facts(
-    problem: Problem, route: str, objective: Objective, update: float | FrozenUpdate
+    problem: Problem,
+    route: str,
+    objective: Objective,
+    update: float | FrozenUpdate,
+    observed_temperature: float,
 ) -> MapFacts:
     kernel = problem.kernel
     everything = set(kernel.policy.weights)
@@ -216,6 +235,7 @@ def _facts(
         learning_rate=None if isinstance(update, FrozenUpdate) else update,
         preconditioned=isinstance(update, FrozenUpdate),
         subspace="all" if kernel.wanted == everything else sorted(kernel.wanted),
+        observed_temperature=observed_temperature,
     )
 
 
@@ -224,13 +244,14 @@ def _manifest(
     updating: Sequence[Recorded],
 ) -> dict[str, Any]:  # fmt: skip
     """What the folder says of itself, with a fingerprint of everything the numbers depend on."""
+    observed = [one.sequence for one in problem.observed]
     fingerprint = hashlib.sha256(json.dumps(asdict(facts)).encode())
     for tensors in (problem.kernel.at, problem.kernel.scale or {}):
         for name in sorted(tensors):
             fingerprint.update(name.encode())
             fingerprint.update(tensors[name].contiguous().cpu().numpy().data)
-    for sequence in problem.observed:
-        fingerprint.update(repr(sequence).encode())
+    for response in problem.observed:
+        fingerprint.update(repr(response.sequence).encode())
     for example in updating:
         fingerprint.update(example.model_dump_json().encode())
     return {
@@ -238,10 +259,10 @@ def _manifest(
         "shape": list(shape),
         "dtype": facts.dtype,
         "facts": asdict(facts),
-        "observed": [list(one.ids[one.prompt_length :]) for one in problem.observed],
-        "updating": [asdict(one) for one in problem.updating],
-        "observed_offsets": _offsets([one.response_length for one in problem.observed]),
-        "updating_offsets": _offsets([len(one.tokens) for one in problem.updating]),
+        "observed": [list(one.ids[one.prompt_length :]) for one in observed],
+        "updating": [asdict(one) for one in problem.labels],
+        "observed_offsets": _offsets([one.response_length for one in observed]),
+        "updating_offsets": _offsets([len(one.tokens) for one in problem.labels]),
     }
 
 

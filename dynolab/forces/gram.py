@@ -1,4 +1,4 @@
-"""Three routes to inner products of per-token gradients, `⟨∇ log π_m, P ∇ log π_l⟩`."""
+"""Three routes to inner products of per-token gradients of scores, `⟨∇ s_m, P ∇ s_l⟩`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.forces.contraction import Into, contract
 from dynolab.forces.costs import Route, factor_bytes, shapes_of, split_to_fit
@@ -17,7 +16,7 @@ from dynolab.forces.factors import Factors, token_factors, without_rule
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.rules import Rule, find_rules
 from dynolab.forces.signals import Tail, find_tail
-from dynolab.forces.split import PAD_ID
+from dynolab.forces.weighted import WeightedResponse, scores_along
 
 Tile = tuple[slice, slice]
 """Rows (observed tokens) and columns (updating tokens) of a part of the map."""
@@ -41,24 +40,29 @@ class Kernel:
 
     @classmethod
     def build(
-        cls, policy: PolicyFunction, at: Weights | None, wanted: set[str], scale: Weights | None,
+        cls,
+        policy: PolicyFunction,
+        at: Weights | None,
+        wanted: set[str],
+        scale: Weights | None,
         sample: Encoded,
-    ) -> Kernel:  # fmt: skip
-        """Finds the parameters' rules, and tries them against autograd on one sequence."""
+    ) -> Kernel:
+        """Finds the parameters' rules, and tries them against autograd on one response."""
+        tried = WeightedResponse.own(sample, policy)
         place = {**policy.weights, **({} if at is None else policy.cast(at))}
         cast = None if scale is None else policy.cast(scale)
         plain = find_rules(policy, wanted)
-        rules, tail = find_tail(policy, place, plain, sample)
-        generic = without_rule(policy, place, rules, tail, wanted, sample)
+        rules, tail = find_tail(policy, place, plain, tried)
+        generic = without_rule(policy, place, rules, tail, wanted, tried)
         if generic and tail is not None:
             rules, tail = plain, None
-            generic = without_rule(policy, place, rules, tail, wanted, sample)
+            generic = without_rule(policy, place, rules, tail, wanted, tried)
         return cls(policy, place, frozenset(wanted), cast, rules, tail, frozenset(generic))
 
-    def factors(self, sequence: Encoded) -> Factors:
-        """Per-token gradients of a sequence as factors."""
+    def factors(self, response: WeightedResponse) -> Factors:
+        """Per-token gradients of a response's scores as factors."""
         return token_factors(
-            self.policy, self.at, self.rules, self.tail, set(self.generic), sequence
+            self.policy, self.at, self.rules, self.tail, set(self.generic), response
         )
 
     def bytes_of(self, sequence: Encoded) -> int:
@@ -71,27 +75,30 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Side:
-    """Sequences of one side in groups that fit into the memory together."""
+    """Responses of one side in groups that fit into the memory together."""
 
-    groups: list[list[Encoded]]
+    groups: list[list[WeightedResponse]]
 
     @property
     def slices(self) -> list[slice]:
         """The tokens of each group among all tokens of the side."""
         slices, start = [], 0
         for group in self.groups:
-            stop = start + sum(one.response_length for one in group)
+            stop = start + sum(len(one.weights) for one in group)
             slices.append(slice(start, stop))
             start = stop
         return slices
 
 
 def plan_tiles(
-    kernel: Kernel, observed: Sequence[Encoded], updating: Sequence[Encoded], memory: int
+    kernel: Kernel,
+    observed: Sequence[WeightedResponse],
+    updating: Sequence[WeightedResponse],
+    memory: int,
 ) -> tuple[Side, Side]:
     """Groups of both sides: three quarters of the memory hold factors, a quarter is workspace.
 
-    A sequence whose factors are more than an eighth is cut into spans of its response. The side
+    A response whose factors are more than an eighth is cut into spans of its response. The side
     that needs less than half of its share leaves the rest to the other.
     """
     spans = [
@@ -99,7 +106,7 @@ def plan_tiles(
         for side in (observed, updating)
     ]
     room = 3 * memory // 4
-    need = [sum(map(kernel.bytes_of, side)) for side in spans]
+    need = [sum(kernel.bytes_of(span.sequence) for span in side) for side in spans]
     shares = [max(room // 2, room - need[1]), max(room // 2, room - need[0])]
     left, right = (
         Side(list(_grouped(side, kernel.bytes_of, share)))
@@ -109,16 +116,17 @@ def plan_tiles(
 
 
 def _grouped(
-    spans: Sequence[Encoded], size: Callable[[Encoded], int], room: int
-) -> Iterator[list[Encoded]]:
-    group: list[Encoded] = []
+    spans: Sequence[WeightedResponse], size: Callable[[Encoded], int], room: int
+) -> Iterator[list[WeightedResponse]]:
+    group: list[WeightedResponse] = []
     taken = 0
     for span in spans:
-        if group and taken + size(span) > room:
+        needed = size(span.sequence)
+        if group and taken + needed > room:
             yield group
             group, taken = [], 0
         group.append(span)
-        taken += size(span)
+        taken += needed
     yield group
 
 
@@ -158,26 +166,24 @@ def factor_tiles(
 
 
 def _by_column(
-    kernel: Kernel, watched: Sequence[Encoded], moving: Sequence[Encoded]
+    kernel: Kernel, watched: Sequence[WeightedResponse], moving: Sequence[WeightedResponse]
 ) -> Float[Tensor, "watched moving"]:
-    """Route A: for each moving token a VJP gives `P ∇ log π_l`, a JVP carries it to every m.
+    """Route A: for each moving token a VJP gives `P ∇ s_l`, a JVP carries it to every m.
 
     The product is symmetric, so route A' is this with the sides exchanged.
     """
-    batch = collate(watched, PAD_ID).to(kernel.policy.device)
-    directions = (one for sequence in moving for one in _gradients(kernel, sequence))
-    return kernel.policy.change_along(kernel.at, directions, batch).T
+    directions = (one for response in moving for one in _gradients(kernel, response))
+    return scores_along(kernel.policy, kernel.at, directions, watched).T
 
 
-def _gradients(kernel: Kernel, sequence: Encoded) -> Iterator[Weights]:
-    """`P ∇ log π_l` of every response token of a sequence."""
+def _gradients(kernel: Kernel, response: WeightedResponse) -> Iterator[Weights]:
+    """`P ∇ s_l` of every token of a response."""
     leaves = {name: kernel.at[name].detach().requires_grad_() for name in sorted(kernel.wanted)}
-    batch = collate([sequence], PAD_ID).to(kernel.policy.device)
     with torch.enable_grad():
-        one_by_one = kernel.policy.logps({**kernel.at, **leaves}, batch).unbind()
-    for logp in one_by_one:
+        one_by_one = response.scores(kernel.policy, {**kernel.at, **leaves}).unbind()
+    for score in one_by_one:
         gradient = torch.autograd.grad(
-            logp, list(leaves.values()), retain_graph=True, materialize_grads=True
+            score, list(leaves.values()), retain_graph=True, materialize_grads=True
         )
         yield {
             name: g if kernel.scale is None else kernel.scale[name] * g

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from dynolab.data.batches import CHOSEN
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
-from dynolab.forces.checks import check_arithmetic, check_one_token, check_response
+from dynolab.forces.checks import check_arithmetic, check_response
 from dynolab.forces.gram import Kernel
 from dynolab.forces.optimizers import FrozenUpdate
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.rules import subspace
-from dynolab.forces.split import objective_batch, step_totals
+from dynolab.forces.split import objective_batch, objective_logps, step_totals
+from dynolab.forces.weighted import WeightedResponse
 from dynolab.objectives import Objective
 from dynolab.training.record import Recorded
 
@@ -37,25 +36,39 @@ class Updating:
 
 @dataclass(frozen=True)
 class Problem:
-    """`F = gram · rates`: the kernel, both sides' sequences, and η c_l of every updating token."""
+    """`F = η ⟨∇ s_m, P ∇ s_l⟩`: the kernel, both sides' responses, and the factor η.
+
+    An observed token's s is its own log π, an updating one's has the objective's c for weights.
+    `labels` names the updating responses. η is one where the metric P has it already.
+    """
 
     kernel: Kernel
-    observed: list[Encoded]
-    updating: list[Updating]
-    sequences: list[Encoded]
-    rates: Float[Tensor, updating]
+    observed: list[WeightedResponse]
+    updating: list[WeightedResponse]
+    labels: list[Updating]
+    rate: float
+
+    @property
+    def columns(self) -> int:
+        """Updating tokens."""
+        return sum(len(one.weights) for one in self.updating)
 
 
 def pose(
-    policy: PolicyFunction, observed: Sequence[Encoded], updating: Sequence[Recorded],
-    objective: Objective, *, update: float | FrozenUpdate, at: Weights | None,
-) -> Problem:  # fmt: skip
+    policy: PolicyFunction,
+    observed: Sequence[Encoded],
+    updating: Sequence[Recorded],
+    objective: Objective,
+    *,
+    update: float | FrozenUpdate,
+    at: Weights | None,
+    observed_temperature: float,
+) -> Problem:
     """Checks a force map's arguments (`force_map`) and scores its updating responses."""
     check_arithmetic(policy, "products of gradients of 8 significant bits have no sign")
     if not observed or not updating:
         empty = "updating" if observed else "observed"
         raise ConfigError(empty, [], "give at least one response")
-    check_one_token(objective, [one.temperature for one in updating])
     trained = [(one.id, *pushed) for one in updating for pushed in one.responses(objective.sides)]
     plain = [sequence for *_, sequence in trained]
     for what, responses in (("observed", observed), ("updating", plain)):
@@ -68,30 +81,40 @@ def pose(
     first = observed[0]
     sample = Encoded(first.ids[: first.prompt_length + SAMPLE_TOKENS], first.prompt_length)
     kernel = Kernel.build(policy, at, wanted, scale, sample)
-    rates = _learning_rates(kernel, updating, objective)
     return Problem(
         kernel=kernel,
-        observed=list(observed),
-        updating=[
+        observed=[WeightedResponse.own(one, policy, observed_temperature) for one in observed],
+        updating=_weighted(kernel, updating, objective),
+        labels=[
             Updating(name, "chosen" if side == CHOSEN else "rejected", _response(sequence))
             for name, side, sequence in trained
         ],
-        sequences=plain,
-        rates=rate * rates,
+        rate=rate,
     )
 
 
 @torch.no_grad()
-def _learning_rates(
+def _weighted(
     kernel: Kernel, updating: Sequence[Recorded], objective: Objective
-) -> Float[Tensor, updating]:
-    """c_l of every updating token, one example at a time."""
+) -> list[WeightedResponse]:
+    """The updating responses, every token with the objective's c, one example at a time."""
     totals = step_totals(updating, objective)
-    rates = []
+    weighted = []
     for one in updating:
         batch = objective_batch([one], objective, totals, kernel.policy)
-        rates.append(objective.learning_rates(kernel.policy.logps(kernel.at, batch), batch))
-    return torch.cat(rates)
+        logps = objective_logps(kernel.policy, kernel.at, batch, objective)
+        rates = objective.learning_rates(logps, batch).reshape(len(logps), -1)
+        sequences = [sequence for _, sequence in one.responses(objective.sides)]
+        lengths = [sequence.response_length for sequence in sequences]
+        # A batch may list likelier tokens that a loss does not read: it has no rates for them.
+        targets = batch.targets[:, : rates.shape[1]]
+        weighted += [
+            WeightedResponse(sequence, own, weights, one.temperature)
+            for sequence, own, weights in zip(
+                sequences, targets.split(lengths), rates.split(lengths), strict=True
+            )
+        ]
+    return weighted
 
 
 def _response(sequence: Encoded) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Signals: what each response token's log π sends back to the output of every module."""
+"""Signals: what each response token's score sends back to the output of every module."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dynolab.data.batches import TokenBatch, collate
-from dynolab.data.encode import Encoded
+from dynolab.data.batches import TokenBatch
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.rules import Rule
-from dynolab.forces.split import PAD_ID
-from dynolab.objectives.base import force
+from dynolab.forces.weighted import WeightedResponse, weighted_batch
+from dynolab.objectives.base import target_force
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class Signal:
-    """One call of a module: its input, and `δ_m = ∂ log π_m / ∂ output` for every token m.
+    """One call of a module: its input, and `δ_m = ∂s_m / ∂output` for every token m's score s_m.
 
     `delta` is tokens × positions × d_out; where the module is local it is tokens × d_out, at the
     position that predicts m alone. `input` has the same positions.
@@ -59,32 +58,37 @@ class _Call:
 
 
 def token_signals(
-    policy: PolicyFunction, at: Weights, rules: Sequence[Rule], tail: Tail | None,
-    sequence: Encoded,
-) -> list[Signal]:  # fmt: skip
-    """Signals of all response tokens of one sequence at the modules that have a rule.
+    policy: PolicyFunction,
+    at: Weights,
+    rules: Sequence[Rule],
+    tail: Tail | None,
+    response: WeightedResponse,
+) -> list[Signal]:
+    """Signals of all tokens of one response at the modules that have a rule.
 
-    One forward pass; one backward of Σ log π as far as a token's signal keeps to its own
-    position, which gives every token's own there; from there one backward batched over tokens.
+    One forward pass; one backward of Σ s as far as a token's signal keeps to its own position,
+    which gives every token's own there; from there one backward batched over tokens.
 
     **Arguments:** `at`: all weights, already cast to the policy.
     """
-    batch = collate([sequence], PAD_ID).to(policy.device)
+    batch = weighted_batch([response], policy)
     cut = {id(rule.module) for rule in tail.readers} if tail else set()
     with _recorded(rules, cut) as calls, torch.enable_grad():
-        scores = _scores(policy, at, batch)
+        scores = _scores(policy, at, response, batch)
     if tail is None:
         return _from_the_head(scores, calls, batch.position)
     return _from_the_last_attention(scores, calls, tail, batch.position)
 
 
-def _scores(policy: PolicyFunction, at: Weights, batch: TokenBatch) -> Float[Tensor, tokens]:
-    """`(e_y − π)·z` of every response token with the factor held: its gradient is log π's.
+def _scores(
+    policy: PolicyFunction, at: Weights, response: WeightedResponse, batch: TokenBatch
+) -> Float[Tensor, " tokens"]:
+    """`Σ_j w_j (e_{t_j} − π_T)·z/T` of every token with the factor held: its gradient is s's.
 
-    e_y − π is the force of −log π with its sign turned, which keeps its digits near certainty.
+    The factor is the force of −s with its sign turned, which keeps its digits near certainty.
     """
     logits = policy.logits(at, batch)
-    pull = force(-torch.ones_like(logits[:, 0]), logits.detach(), batch)
+    pull = -target_force(response.weights, logits.detach(), response.targets, response.temperature)
     return (pull * logits).sum(-1)
 
 
@@ -186,20 +190,20 @@ def _own(call: _Call, signal: Tensor, position: Tensor) -> Signal:
 
 
 def find_tail(
-    policy: PolicyFunction, at: Weights, rules: Sequence[Rule], sample: Encoded
-) -> tuple[list[Rule], Tail | None]:  # fmt: skip
+    policy: PolicyFunction, at: Weights, rules: Sequence[Rule], sample: WeightedResponse
+) -> tuple[list[Rule], Tail | None]:
     """The rules, those of local modules marked, and the tail; None where there is none to use.
 
     A module is local where no token's signal on the sample leaves the token's own position. The
     last module that is not belongs to the last attention; the modules that read the same tensor
     are its readers.
     """
-    batch = collate([sample], PAD_ID).to(policy.device)
+    batch = weighted_batch([sample], policy)
     with _recorded(rules, set()) as calls, torch.enable_grad():
-        scores = _scores(policy, at, batch)
+        scores = _scores(policy, at, sample, batch)
     body = [call for call in _in_place(calls) if call.rule.kind != "embedding"]
     once = len({id(call.rule) for call in calls}) == len(calls)
-    if not once or len(sample.ids) < 3:
+    if not once or len(sample.sequence.ids) < 3:
         return list(rules), None
     local = {
         id(signal.rule)

@@ -9,14 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dynolab.data.batches import CHOSEN, by_length
+from dynolab.data.batches import CHOSEN, TokenBatch, by_length
 from dynolab.data.encode import Encoded
-from dynolab.forces.checks import check_one_token
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.problem import Updating
 from dynolab.forces.split import micro_batches, record_batch
-from dynolab.likelihood import token_logps
-from dynolab.objectives import build_objective
+from dynolab.objectives import Objective, build_objective, read_logps, target_force
 from dynolab.token_facts import token_facts
 from dynolab.training.record import StepRecord
 
@@ -25,7 +23,9 @@ from dynolab.training.record import StepRecord
 class TokenTerms:
     """What response tokens bring to `Δ log π_m = −η Σ_l A_m K_{m,l} G_l`, one number a token.
 
-    With `A = I − 1πᵀ` (V×V) and `G = c(π − e_y)` (Ren & Sutherland, arXiv 2407.10490, prop. 1):
+    With `A = I − 1πᵀ` (V×V) and `G = Σ_j c_j (π − e_{t_j})/T`, which is `c(π − e_y)` of an
+    objective that reads y alone at T = 1 (Ren & Sutherland, arXiv 2407.10490, prop. 1). π is
+    softmax(z/T), with T = 1 but for tokens that were trained at another temperature.
 
     - `logp`: log π_y in nats.
     - `a_frobenius`: `‖A‖_F`, from `‖A‖²_F = V‖π‖² + V − 2`.
@@ -33,10 +33,11 @@ class TokenTerms:
       projection has the norm of its complement 1πᵀ. It is at least 1, for uniform π exactly.
     - `energy`: 1 − π_y. `force_size`: `‖π − e_y‖₂`.
     - `entropy`: `−Σ_v π_v log π_v` in nats.
-    - `learning_rate`: c, the dynamic learning rate; 1 where nothing is trained on the token, so
-      that G is then the force of −log π itself.
+    - `learning_rate`: y's c, its dynamic learning rate; 1 where nothing is trained on the token,
+      so that G is then the force of −log π itself.
+    - `g_norm`: `‖G‖₂`, over all t_j: `|c| ‖π − e_y‖₂/T` where y is the only one.
 
-    Energy, force size and entropy keep their digits as π_y → 1.
+    Energy, force size, entropy and ‖G‖ keep their digits as π_y → 1.
     """
 
     logp: Float[Tensor, tokens]
@@ -46,11 +47,7 @@ class TokenTerms:
     force_size: Float[Tensor, tokens]
     entropy: Float[Tensor, tokens]
     learning_rate: Float[Tensor, tokens]
-
-    @property
-    def g_norm(self) -> Float[Tensor, tokens]:
-        """`‖G‖₂ = |c| ‖π − e_y‖₂`."""
-        return self.learning_rate.abs() * self.force_size
+    g_norm: Float[Tensor, tokens]
 
     def split(self, lengths: Sequence[int]) -> list[TokenTerms]:
         """The same terms, apart by consecutive responses of these lengths."""
@@ -64,14 +61,24 @@ class TokenTerms:
 @torch.no_grad()
 def token_terms(
     logits: Float[Tensor, "tokens vocabulary"],
-    token: Int[Tensor, tokens],
-    learning_rates: Float[Tensor, tokens] | None = None,
+    targets: Int[Tensor, "tokens ..."],
+    learning_rates: Float[Tensor, "tokens ..."] | None = None,
+    *,
+    temperature: float = 1.0,
 ) -> TokenTerms:
     """Terms of the tokens y that these logits predict.
 
-    **Arguments:** `learning_rates`: c of every token (`Objective.learning_rates`); default: 1.
+    **Arguments:**
+
+    - `targets`: y, or columns of what is weighed at its position, y first.
+    - `learning_rates`: c of every target (`Objective.learning_rates`); default: 1 of y alone.
+    - `temperature`: T at which c was taken.
     """
-    facts = token_facts(logits, token)
+    targets = targets.reshape(len(logits), -1)
+    rates = torch.ones_like(logits[:, :1])
+    if learning_rates is not None:
+        rates = learning_rates.reshape(len(logits), -1)
+    facts = token_facts(logits if temperature == 1 else logits / temperature, targets[:, 0])
     return TokenTerms(
         logp=facts.logp,
         a_frobenius=facts.a_frobenius,
@@ -79,15 +86,28 @@ def token_terms(
         energy=facts.energy,
         force_size=facts.force_size,
         entropy=facts.entropy,
-        learning_rate=torch.ones_like(facts.logp) if learning_rates is None else learning_rates,
+        learning_rate=rates[:, 0],
+        g_norm=target_force(rates, logits, targets, temperature).norm(dim=-1),
     )
 
 
 @torch.no_grad()
+def trained_terms(
+    objective: Objective, logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
+) -> TokenTerms:
+    """Terms of the tokens of a step's batch under the objective that trained on them."""
+    rates = objective.learning_rates(read_logps(objective, logits, batch), batch)
+    return token_terms(logits, batch.targets, rates, temperature=batch.temperature)
+
+
+@torch.no_grad()
 def response_terms(
-    policy: PolicyFunction, sequences: Sequence[Encoded],
-    *, at: Weights | None = None, batch_tokens: int = 4_096,
-) -> list[TokenTerms]:  # fmt: skip
+    policy: PolicyFunction,
+    sequences: Sequence[Encoded],
+    *,
+    at: Weights | None = None,
+    batch_tokens: int = 4_096,
+) -> list[TokenTerms]:
     """Terms of every response's tokens at some weights, c = 1, in the sequences' order.
 
     **Arguments:**
@@ -123,15 +143,13 @@ def step_terms(
     rate or clip factor (`record.facts`).
     """
     objective = build_objective(record.facts.objective)
-    check_one_token(objective, [one.temperature for one in record.examples])
     place = policy.cast(record.before)
     made: list[UpdatingTerms] = []
     for examples in micro_batches(record, objective.sides, batch_tokens):
         batch = record_batch(record, policy, examples)
         logits = policy.logits(place, batch)
-        rates = objective.learning_rates(token_logps(logits, batch), batch)
         lengths = torch.bincount(batch.sequence, minlength=len(batch.side)).tolist()
-        parts = token_terms(logits, batch.token, rates).split(lengths)
+        parts = trained_terms(objective, logits, batch).split(lengths)
         for number, terms in enumerate(parts):
             updating = Updating(
                 id=batch.ids[int(batch.example[number])],

@@ -8,7 +8,7 @@ of sampled completions reads what `dynolab.data.groups` puts into its batch.
 """
 
 from dynolab.objectives.advantages import AdvantageRuleConfig, group_advantages, rewrite_advantages
-from dynolab.objectives.base import Objective, force, read_logps
+from dynolab.objectives.base import Objective, force, read_logps, target_force
 from dynolab.objectives.dpo import DPO, DPOConfig, RobustDPO, RobustDPOConfig
 from dynolab.objectives.grpo import GRPO, GRPOConfig
 from dynolab.objectives.hinge import Hinge, HingeConfig, SLiC, SLiCConfig
@@ -59,4 +59,5 @@ __all__ = [
     "group_advantages",
     "read_logps",
     "rewrite_advantages",
+    "target_force",
 ]

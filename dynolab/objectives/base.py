@@ -62,11 +62,21 @@ def force(
     tokens' log-probabilities alone (Ren & Sutherland, arXiv 2407.10490, eq. 3 and its DPO
     counterpart). Its entries sum to zero: adding a constant to all logits changes nothing.
     """
-    warm = logits if batch.temperature == 1 else logits / batch.temperature
+    return target_force(learning_rates, logits, batch.targets, batch.temperature)
+
+
+def target_force(
+    learning_rates: Float[Tensor, "tokens ..."],
+    logits: Float[Tensor, "tokens vocabulary"],
+    targets: Int[Tensor, "tokens targets"],
+    temperature: float = 1.0,
+) -> Float[Tensor, "tokens vocabulary"]:
+    """`force` of a loss that reads some tokens at each position, with a rate for the first ones."""
+    warm = logits if temperature == 1 else logits / temperature
     policy = torch.softmax(warm, dim=-1)
     total = torch.zeros_like(policy)
-    columns = learning_rates.reshape(len(logits), -1) / batch.temperature
-    for rate, target in zip(columns.T, batch.targets.T, strict=False):
+    columns = learning_rates.reshape(len(logits), -1) / temperature
+    for rate, target in zip(columns.T, targets.T, strict=False):
         total += rate[:, None] * _pull(policy, target[:, None])
     return total
 

@@ -13,10 +13,10 @@ from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
 from dynolab.data.squeezing_results import Forecast, Side
 from dynolab.forces.breakdown import LastLayer
 from dynolab.forces.policy import PolicyFunction
-from dynolab.forces.split import micro_batches, objective_logps, record_batch
-from dynolab.objectives import build_objective
+from dynolab.forces.split import micro_batches, record_batch
+from dynolab.objectives import build_objective, force, read_logps
 from dynolab.squeezing.last_layer import moved_by_head
-from dynolab.squeezing.rule import first_order
+from dynolab.squeezing.rule import answered
 from dynolab.statistics import auc
 from dynolab.training.record import StepRecord
 
@@ -48,9 +48,9 @@ def forecasts(
 ) -> list[Forecast]:
     """Checks the rule on a recorded step, side by side of the answers that it trained on.
 
-    A position's forecast is `first_order` of a step of c_l on its logits, c_l the objective's
-    dynamic learning rate of its token: for a rejected token class i ≠ y rises iff
-    `p_i + p_y > Σ_j p_j²`, for a chosen one it is the other way round. The rule knows nothing of
+    A position's forecast is `−A G`, the first order of a step against the objective's force G on
+    its own logits: where G pushes y alone, class i ≠ y rises on a rejected token iff
+    `p_i + p_y > Σ_j p_j²`, and on a chosen one the other way round. The rule knows nothing of
     the other positions of the batch, nor of features, which the real step moves as well.
 
     **Arguments:**
@@ -58,12 +58,9 @@ def forecasts(
     - `policy`: the recorded model; its own weights count only where the record has none.
     - `training`: what the rows call the training.
 
-    **Returns:** one row for each side that was pushed; none for objectives that push other tokens
-    than an answer's own, and for sampling at another temperature than one.
+    **Returns:** one row for each side that was pushed.
     """
     objective = build_objective(record.facts.objective)
-    if objective.dense or any(one.temperature != 1 for one in record.examples):
-        return []
     found: dict[int, list[Foretold]] = {}
     every = _stride(record, policy)
     for examples in micro_batches(record, objective.sides, batch_tokens):
@@ -89,19 +86,21 @@ def _foretold(
     """The positions of each side on which the step pushed."""
     objective = build_objective(record.facts.objective)
     weights = policy.cast(record.before)
-    rates = objective.learning_rates(objective_logps(policy, weights, batch, objective), batch)
     logits = policy.logits(weights, batch)
+    rates = objective.learning_rates(read_logps(objective, logits, batch), batch)
+    G = force(rates, logits, batch)
+    trained = (rates != 0).reshape(len(rates), -1).any(1)
     before = logits.log_softmax(-1)
     change = policy.logits(policy.cast(record.after), batch).log_softmax(-1) - before
     still = moved_by_head(policy, record.before, record.after, batch).log_softmax(-1) - before
     label = batch.token[:, None]
     for side in objective.sides:
-        pushed = ((batch.token_side == side) & (rates != 0)).nonzero()[:, 0][::every]
+        pushed = ((batch.token_side == side) & trained).nonzero()[:, 0][::every]
         if not len(pushed):
             continue
         y = label[pushed]
         others = torch.ones_like(before[pushed], dtype=torch.bool).scatter_(1, y, False)
-        rule = first_order(before[pushed], y[:, 0], rates[pushed])
+        rule = answered(before[pushed], -G[pushed])
         likely = before[pushed][others].view(len(pushed), -1)
         yield (
             side,

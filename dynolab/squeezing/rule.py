@@ -50,6 +50,13 @@ def first_order(
     return as_column(step) * change
 
 
+def answered(
+    logp: Float[Tensor, "*batch classes"], moved: Float[Tensor, "*batch classes"]
+) -> Float[Tensor, "*batch classes"]:
+    """`Δ log p = A dz + O(dz²)`, in nats, of logits that move by dz: `A = I − 1pᵀ`."""
+    return moved - (logp.exp() * moved).sum(-1, keepdim=True)
+
+
 def rises(
     logp: Float[Tensor, "*batch classes"], label: Int[Tensor, "*batch"]
 ) -> Bool[Tensor, "*batch classes"]:

@@ -25,8 +25,10 @@ from dynolab.data.encode import Encoded
 from dynolab.forces import FrozenUpdate, PolicyFunction, Weights, central_difference, force_map
 from dynolab.forces.split import objective_batch
 from dynolab.likelihood import token_logps, top_tokens
-from dynolab.objectives import DPO, DPOConfig, Objective
-from dynolab.training.record import RecordedExample
+from dynolab.objectives import DPO, DPOConfig, Objective, read_logps
+from dynolab.objectives.clipping import ClippedConfig
+from dynolab.training.record import Recorded, RecordedExample, RecordedGroup
+from dynolab.training.recorded import RecordedCompletion
 from tests.forces.small_models import COMMON, encoded, llama, neox, pairs, with_reference
 
 GROUPED = {**COMMON, "num_key_value_heads": 2}
@@ -73,10 +75,10 @@ class Case:
     def map(
         self, *, objective: Objective = DPO_LOSS, update: float | FrozenUpdate = ETA,
         observed: Sequence[Encoded] = OBSERVED, route: str = "both_sides",
-        examples: Sequence[RecordedExample] | None = None, **more: Any,
+        examples: Sequence[Recorded] | None = None, temperature: float = 1.0, **more: Any,
     ) -> Tensor:  # fmt: skip
         """The force map of the batch, or of other examples, on watched responses."""
-        updating = self.examples if examples is None else examples
+        updating = self.updating(objective, temperature) if examples is None else examples
         found = force_map(
             self.policy, observed, updating, objective, update=update, route=route, **more
         )
@@ -101,11 +103,43 @@ class Case:
             top=replace(top, logp=top.logp + drift[:, None]),
         )
 
-    def descent(self, objective: Objective) -> dict[str, Tensor]:
+    def updating(self, objective: Objective, temperature: float = 1.0) -> Sequence[Recorded]:
+        """The examples as a step on them is recorded: `batch`'s groups to a policy gradient."""
+        if not isinstance(getattr(objective, "config", None), ClippedConfig):
+            return self.examples
+        batch = self.batch(objective, temperature)
+        completions = []
+        for number in range(len(batch.side)):
+            own = batch.sequence == number
+            example = self.examples[int(batch.example[number])]
+            encoded = example.named()["chosen" if batch.side[number] == CHOSEN else "rejected"]
+            facts = {"advantage": batch.advantage, "old": batch.old, "reference": batch.reference}
+            completions.append(
+                RecordedCompletion(
+                    encoded=encoded,
+                    top={name: v[own].tolist() for name, v in vars(batch.top).items()},
+                    **{name: None if v is None else v[own].tolist() for name, v in facts.items()},
+                )
+            )
+        return [
+            RecordedGroup(
+                id=example.id,
+                temperature=temperature,
+                completions=tuple(
+                    one
+                    for one, of in zip(completions, batch.example.tolist(), strict=True)
+                    if of == number
+                ),
+            )
+            for number, example in enumerate(self.examples)
+        ]
+
+    def descent(self, objective: Objective, temperature: float = 1.0) -> dict[str, Tensor]:
         """The change of the weights −η ∇loss, by autograd of the loss that trains."""
-        batch = self.batch(objective)
+        batch = self.batch(objective, temperature)
         leaves = {name: w.clone().requires_grad_() for name, w in self.policy.weights.items()}
-        loss = objective.loss(self.policy.logps(leaves, batch), batch)
+        logps = read_logps(objective, self.policy.logits(leaves, batch), batch)
+        loss = objective.loss(logps, batch)
         return plain_descent(
             dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
         )

@@ -35,10 +35,12 @@ from dynolab.forces import (
     token_forces,
 )
 from dynolab.forces.precision import dtype_preserving
-from dynolab.likelihood import token_logps
 from dynolab.objectives import (
+    GRPO,
     SFT,
+    GRPOConfig,
     SFTConfig,
+    SimKOConfig,
     SimPO,
     SimPOConfig,
     SLiC,
@@ -81,8 +83,13 @@ both_precisions = pytest.mark.parametrize(
 )
 LOSSES = every_objective()
 every_loss = pytest.mark.parametrize("config", LOSSES, ids=repr)
-every_loss_on_pairs = pytest.mark.parametrize(
-    "config", [config for config in LOSSES if not isinstance(config, ClippedConfig)], ids=repr
+every_loss_s_step = pytest.mark.parametrize(
+    ("config", "temperature"),
+    [
+        pytest.param(config, temperature, id=f"{config!r} at {temperature}")
+        for config in LOSSES
+        for temperature in ([1.0, 0.7] if isinstance(config, ClippedConfig) else [1.0])
+    ],
 )
 
 
@@ -196,11 +203,97 @@ def test_autograd_s_force_on_the_logits_is_the_closed_form(unchanged, config, le
     assert relative(closed, truth) < 1e-12
 
 
-@every_loss_on_pairs
-def test_columns_of_every_loss_sum_to_the_change_along_its_gradient(unchanged, config):
+@every_route
+@every_loss_s_step
+def test_columns_of_every_loss_sum_to_the_change_along_its_gradient(
+    unchanged, config, temperature, route
+):
     here, objective = unchanged, build_objective(config)
-    (along,) = here.policy.change_along({}, [here.descent(objective)], collate(OBSERVED, 0))
-    assert relative(here.map(objective=objective).sum(1), along) < 1e-10
+    step = here.descent(objective, temperature)
+    (along,) = here.policy.change_along({}, [step], collate(OBSERVED, 0))
+    found = here.map(objective=objective, temperature=temperature, route=route)
+    assert relative(found.sum(1), along) < 1e-10
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("config", [GRPOConfig(kl=0.05), SimKOConfig(share=0.4, kl=0.05)], ids=repr)
+def test_a_step_on_one_loss_token_is_its_column_whatever_its_loss_reads(unchanged, config, route):
+    """G's tokens written out: a step on `Σ_j c_j log π_T(t_j)` of one position at a time."""
+    here, objective, temperature = unchanged, build_objective(config), 0.7
+    batch = here.batch(objective, temperature)
+    leaves = {name: w.clone().requires_grad_() for name, w in here.policy.weights.items()}
+    warm = here.policy.logits(leaves, batch) / temperature
+    dense = warm - warm.exp().sum(-1, keepdim=True).log()
+    read = dense.gather(-1, batch.targets if objective.dense else batch.token[:, None])
+    logps = (read if objective.dense else read[:, 0]).detach().requires_grad_()
+    (slope,) = torch.autograd.grad(objective.loss(logps, batch), logps)
+    pushes = (-slope.reshape(read.shape) * read).sum(-1)
+    watched = collate(OBSERVED[:1], 0)
+    columns = []
+    for push in pushes:
+        gradient = torch.autograd.grad(push, list(leaves.values()), retain_graph=True)
+        step = {name: ETA * g for name, g in zip(leaves, gradient, strict=True)}
+        columns.append(central_difference(here.policy, here.policy.weights, step, watched))
+    found = here.map(
+        objective=objective, temperature=temperature, route=route, observed=OBSERVED[:1]
+    )
+    assert relative(found, torch.stack(columns, dim=1)) < 1e-6
+
+
+@every_loss_s_step
+def test_a_small_step_of_every_loss_does_what_its_map_says(unchanged, config, temperature):
+    """log π measured before and after: what the map leaves open is of second order."""
+    here, objective = unchanged, build_objective(config)
+    found = here.map(objective=objective, temperature=temperature).sum(1)
+    step, start = here.descent(objective, temperature), here.policy.weights
+
+    def left(size: float) -> float:
+        after = {name: w + size * step[name] for name, w in start.items()}
+        measured = one_step(here.policy, start, after, collate(OBSERVED, 0)).measured
+        return relative(measured / size, found)
+
+    size = 1e-4 / float(found.abs().max())
+    assert left(size) < 1e-2
+    assert left(size) / left(size / 2) == pytest.approx(2, rel=0.1)
+
+
+@every_route
+def test_what_is_observed_may_be_warm_too(unchanged, route):
+    """Rows are log π at the temperature asked for, whatever temperature the step trained at."""
+    here, objective = unchanged, GRPO(GRPOConfig())
+    watched = replace(collate(OBSERVED, 0), temperature=0.6)
+    step = here.descent(objective, 0.7)
+    truth = central_difference(here.policy, here.policy.weights, step, watched)
+    found = here.map(objective=objective, temperature=0.7, route=route, observed_temperature=0.6)
+    assert relative(found.sum(1), truth) < 1e-6
+    parts = breakdown(
+        here.policy, OBSERVED, here.updating(objective, 0.7), objective, update=ETA,
+        observed_temperature=0.6,
+    )  # fmt: skip
+    assert relative(parts.force, found) < 1e-10
+    cold = here.map(objective=objective, temperature=0.7, route=route)
+    assert relative(cold, found) > 0.1
+
+
+@pytest.mark.parametrize("config", [GRPOConfig(), SimKOConfig(share=0.4)], ids=repr)
+def test_spans_and_blocks_of_a_warm_group_s_map_add_up(unchanged, config):
+    """Route B in spans of responses, and its parts by block of parameters."""
+    here, objective = unchanged, build_objective(config)
+    columns = here.map(objective=objective, temperature=0.7, route="columns")
+    little = here.map(objective=objective, temperature=0.7, memory_bytes=2**20)
+    assert relative(little, columns) < 1e-10
+    examples = here.updating(objective, 0.7)
+    found = breakdown(here.policy, OBSERVED, examples, objective, update=ETA, memory_bytes=2**20)
+    assert relative(found.force, columns) < 1e-10
+    batch = here.batch(objective, 0.7)
+    logits = here.policy.logits({}, batch).detach().requires_grad_()
+    loss = objective.loss(read_logps(objective, logits, batch), batch)
+    (G,) = torch.autograd.grad(loss, logits)
+    updating = [one.encoded for example in examples for one in example.completions]
+    h_u = torch.cat([last_layer(here.policy, one)[0] for one in updating])
+    watched = [last_layer(here.policy, one) for one in OBSERVED]
+    h_o, e_o = (torch.cat(each) for each in zip(*watched, strict=True))
+    assert relative(found.parts["head"], -ETA * (h_o @ h_u.T) * (e_o @ G.T)) < 1e-10
 
 
 @every_route
@@ -308,17 +401,22 @@ def test_a_prefix_shared_by_both_answers_cancels_under_dpo_but_not_under_average
 
 
 @every_route
-@every_loss_on_pairs
-def test_the_map_of_a_linear_softmax_model_is_the_paper_s_formula(unchanged, config, route):
+@every_loss_s_step
+def test_the_map_of_a_linear_softmax_model_is_the_paper_s_formula(
+    unchanged, config, temperature, route
+):
     """−η A K G with K written out and G autograd's of the loss that trains."""
     model, objective = LinearSoftmax().double(), build_objective(config)
     policy = PolicyFunction(model, torch.float64)
     here = replace(unchanged, policy=policy, examples=unchanged.examples[:1])
-    found = here.map(observed=OBSERVED[:1], objective=objective, route=route)
+    found = here.map(
+        observed=OBSERVED[:1], objective=objective, temperature=temperature, route=route
+    )
 
-    batch = here.batch(objective)
+    batch = here.batch(objective, temperature)
     logits = here.policy.logits({}, batch).detach().requires_grad_()
-    (G,) = torch.autograd.grad(objective.loss(token_logps(logits, batch), batch), logits)
+    loss = objective.loss(read_logps(objective, logits, batch), batch)
+    (G,) = torch.autograd.grad(loss, logits)
     (example,), (one,) = here.examples, OBSERVED[:1]
     updating = [(example.chosen, example.rejected)[side] for side in objective.sides]
     lengths = [response.response_length for response in updating]

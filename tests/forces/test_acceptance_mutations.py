@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dynolab.data.batches import collate
-from dynolab.forces import contraction, factors, gram, problem, signals, views
+from dynolab.forces import contraction, factors, gram, problem, signals, views, weighted
 from dynolab.objectives import GRPO, GRPOConfig, base
 from tests.forces.families import OBSERVED, ROUTES, case, dpo_columns_by_differences
 from tests.forces.small_models import relative
@@ -39,8 +39,10 @@ def test_unbroken(setting, route):
 
 @every_route
 def test_sign(setting, route, monkeypatch):
-    rates = problem._learning_rates
-    monkeypatch.setattr(problem, "_learning_rates", lambda *a: -rates(*a))
+    true = problem._weighted
+    monkeypatch.setattr(
+        problem, "_weighted", lambda *a: [replace(one, weights=-one.weights) for one in true(*a)]
+    )
     assert error(setting, route) == pytest.approx(2)
 
 
@@ -57,13 +59,13 @@ def test_a_transposed(setting, route, monkeypatch):
         change = moved - logits.softmax(-1) * moved.sum(-1, keepdim=True)
         return change.gather(-1, view.tokens.expand(*moved.shape[:-1], -1))
 
-    def signal(rates, logits, batch):  # type: ignore[no-untyped-def]
-        own = torch.zeros_like(logits).scatter(-1, batch.token[:, None], 1.0)
-        return own - logits.softmax(-1).gather(-1, batch.token[:, None])
+    def signal(rates, logits, targets, temperature):  # type: ignore[no-untyped-def]
+        own = torch.zeros_like(logits).scatter(-1, targets, 1.0)
+        return rates * (logits.softmax(-1).gather(-1, targets) - own)
 
     monkeypatch.setattr(views, "log_softmax", backward)
     monkeypatch.setattr(views.View, "changes", forward)
-    monkeypatch.setattr(signals, "force", signal)
+    monkeypatch.setattr(signals, "target_force", signal)
     assert error(setting, route) > 0.01
 
 
@@ -73,8 +75,7 @@ def test_shift_by_one(setting, route, monkeypatch):
         batch = collate(*arguments)
         return replace(batch, position=batch.position - 1)
 
-    for module in (factors, gram, signals):
-        monkeypatch.setattr(module, "collate", shifted)
+    monkeypatch.setattr(weighted, "collate", shifted)
     assert error(setting, route) > 0.1
 
 

@@ -10,7 +10,6 @@ import torch
 
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import Encoded
-from dynolab.errors import ConfigError
 from dynolab.forces import (
     PolicyFunction,
     force_map,
@@ -21,7 +20,7 @@ from dynolab.forces import (
     step_terms,
     token_forces,
 )
-from dynolab.objectives import build_objective
+from dynolab.objectives import build_objective, read_logps
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.loop import train
 from dynolab.training.record import RecordedGroup, StepRecord
@@ -116,8 +115,9 @@ def test_what_is_pushed_up_is_chosen_and_what_is_pushed_down_rejected(folder: Pa
 
 
 @pytest.mark.parametrize("route", ["columns", "rows", "both_sides"])
-def test_a_force_map_of_a_group_is_its_token_forces(folder: Path, route: Any) -> None:
-    record, policy = load(folder, "grpo")
+@pytest.mark.parametrize("name", ["grpo", "warm", "sequence", "nthr", "simko"])
+def test_a_force_map_of_a_group_is_its_token_forces(folder: Path, name: str, route: Any) -> None:
+    record, policy = load(folder, name)
     update, watched = split_step(record, policy).update, observed(record)
     objective = build_objective(record.facts.objective)
     found = force_map(
@@ -132,11 +132,20 @@ def test_a_force_map_of_a_group_is_its_token_forces(folder: Path, route: Any) ->
         assert distance(ours, exact) < 1e-9
 
 
-@pytest.mark.parametrize("name", ["simko", "warm"])
-def test_forces_on_more_than_a_response_s_own_tokens_have_no_map(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["grpo", "warm", "sequence", "simko"])
+def test_a_group_s_terms_are_those_of_the_force_that_trained(folder: Path, name: str) -> None:
     record, policy = load(folder, name)
     objective = build_objective(record.facts.objective)
-    with pytest.raises(ConfigError, match="token_forces"):
-        force_map(policy, [observed(record)], record.examples, objective)
-    with pytest.raises(ConfigError, match="token_forces"):
-        step_terms(record, policy)
+    batch = record_batch(record, policy, range(len(record.examples)))
+    logits = policy.logits(policy.cast(record.before), batch).requires_grad_()
+    loss = objective.loss(read_logps(objective, logits, batch), batch)
+    (G,) = torch.autograd.grad(loss, logits)
+    terms = [one.terms for one in step_terms(record, policy)]
+    sizes = torch.cat([one.g_norm for one in terms])
+    torch.testing.assert_close(sizes, G.norm(dim=-1), rtol=1e-9, atol=1e-15)
+    pi = (logits.detach() / batch.temperature).softmax(-1)
+    own = pi.gather(-1, batch.token[:, None])[:, 0]
+    torch.testing.assert_close(torch.cat([one.energy for one in terms]), 1 - own)
+    rates = torch.cat([one.learning_rate for one in terms])
+    plain = rates.abs() * torch.cat([one.force_size for one in terms]) / batch.temperature
+    assert torch.allclose(plain, sizes, rtol=1e-9, atol=1e-15) == (name != "simko")
