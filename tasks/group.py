@@ -40,4 +40,4 @@ PROMPTS = Stage(
     "prompts", 1, freeze_prompts,
     operational=frozenset({"path", "chat_model", "probes", "probes_revision"}),
 )  # fmt: skip
-GROUP = Stage("group", 2, train_on_groups)
+GROUP = Stage("group", 3, train_on_groups)

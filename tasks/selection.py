@@ -82,11 +82,10 @@ def updating_rows(
 ) -> list[Example]:  # fmt: skip
     """The pairs that update.
 
-    **Raises** `ConfigError` for ones without a side that is needed, and ones that are not there.
+    **Raises** `ConfigError` for ones without what the objective reads, and ones that are not there.
     """
     from dynolab.data.rows import Example, read_rows
-    from dynolab.objectives import build_objective
-    from dynolab.training.examples import check_sides
+    from dynolab.training.examples import check_rows
 
     every = read_rows(data / "train.jsonl", Example)
     if pair_ids:
@@ -95,7 +94,7 @@ def updating_rows(
     else:
         rows = list(islice(every, config.updating_pairs))
     if objective is not None:
-        check_sides(rows, build_objective(objective).sides, objective.name)
+        check_rows(rows, objective)
     return rows
 
 

@@ -78,7 +78,6 @@ def _watched(work: Work[Config], given: Path | None) -> Path:
 def check_rows(job: TrainJob) -> None:
     """Refuses, before any rank is started, what no rank could train with."""
     from dynolab.data.rows import ProbeRow, read_rows
-    from dynolab.objectives import build_objective
     from dynolab.rollouts.rewards import Rewards
     from dynolab.squeezing.alarm import check_watched
     from dynolab.training.examples import load_examples, load_prompts, training_encoder
@@ -93,8 +92,7 @@ def check_rows(job: TrainJob) -> None:
         Rewards(config.rewards)
         load_prompts(job.examples, encoder, config.max_new_tokens)
     else:
-        sides = build_objective(config.objective).sides
-        load_examples(job.examples, encoder, sides, config.objective.name)
+        load_examples(job.examples, encoder, config.objective)
 
 
 def start(job: TrainJob, work: Work[Config], supervisor: Supervisor) -> None:

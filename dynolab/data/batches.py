@@ -56,7 +56,8 @@ class TokenBatch:
     Likelihoods are those of `softmax(logits / temperature)`. What only some objectives read, per
     response token: `reference`, the reference's log-probability; `advantage`, what the token is
     pushed with; `old`, its log-probability under the policy that sampled it (None: the policy at
-    hand, as in the first update after sampling); `top`, that policy's likeliest tokens.
+    hand, as in the first update after sampling); `top`, that policy's likeliest tokens. And per
+    sequence: `wins`, the probability that the response is preferred to one of the policy.
     """
 
     input_ids: Int[Tensor, "sequences length"]
@@ -73,6 +74,7 @@ class TokenBatch:
     advantage: Float[Tensor, tokens] | None = None
     old: Float[Tensor, tokens] | None = None
     top: TopTokens | None = None
+    wins: Float[Tensor, " sequences"] | None = None
     temperature: float = 1.0
 
     @property
@@ -160,7 +162,11 @@ def collate_examples(
             index.append(number)
             side.append(which)
     ids = [one.id for one in examples]
-    return collate(sequences, pad_id, example=index, side=side, ids=ids, totals=totals)
+    batch = collate(sequences, pad_id, example=index, side=side, ids=ids, totals=totals)
+    wins = [one.wins[which] for one in examples if one.wins is not None for which in sides]
+    if len(wins) < len(sequences):
+        return batch
+    return replace(batch, wins=torch.tensor(wins, dtype=torch.float64))
 
 
 def count_totals(examples: Sequence[EncodedExample], sides: Sequence[int]) -> Totals:

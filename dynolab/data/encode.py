@@ -34,11 +34,12 @@ class Encoded:
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """An example as training sees it: one encoded sequence per side."""
+    """An example as training sees it: one encoded sequence per side, and the pair's `wins`."""
 
     id: str
     chosen: Encoded
     rejected: Encoded | None
+    wins: tuple[float, float] | None = None
 
 
 @dataclass
@@ -89,7 +90,8 @@ class Encoder:
         sides = self._sides(row.id, row.prompt, texts)
         if sides is None:
             return None
-        return EncodedExample(row.id, sides[0], sides[1] if row.rejected is not None else None)
+        rejected = sides[1] if row.rejected is not None else None
+        return EncodedExample(row.id, sides[0], rejected, row.wins)
 
     def response(self, name: str, prompt: str, response: str) -> Encoded | None:
         """One prompt with one response, or None where the overlong rule drops it."""

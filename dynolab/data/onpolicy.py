@@ -15,6 +15,6 @@ def with_rejected(examples: Sequence[Example], responses: Sequence[str]) -> list
     A response that equals the chosen answer stays: its pair's two forces cancel.
     """
     return [
-        example.model_copy(update={"rejected": spaced(response)})
+        example.model_copy(update={"rejected": spaced(response), "wins": None})
         for example, response in zip(examples, responses, strict=True)
     ]

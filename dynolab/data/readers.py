@@ -97,7 +97,9 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def pairs(records: Iterable[Record], origin: str) -> Iterator[Example]:
-    """Records with `prompt`, `chosen` and, where there is one, `rejected`; `id` is kept if given.
+    """Records with `prompt`, `chosen` and, where there is one, `rejected`.
+
+    `id` and `wins` (`Example.wins`, a list of two numbers) are kept if given.
 
     An answer may be a text or a list of chat messages, of which the last one is the answer.
     """
@@ -110,6 +112,7 @@ def pairs(records: Iterable[Record], origin: str) -> Iterator[Example]:
             rejected=None
             if rejected is None
             else answer(_text(record, "rejected", origin, number)),
+            wins=_wins(record, _place(record, origin, str(number))),
         )
 
 
@@ -164,6 +167,7 @@ def conversations(records: Iterable[Record], origin: str, write: Write) -> Itera
             prompt=write(prompts[0], where),
             chosen=answer(sides[0][1]),
             rejected=answer(sides[1][1]) if len(sides) == 2 else None,
+            wins=_wins(record, where),
         )
 
 
@@ -260,6 +264,26 @@ def stored_probes(
 def _place(record: Record, origin: str, name: str) -> str:
     line = f" (line {record.number})" if isinstance(record, Line) else ""
     return f"{origin} row {name}{line}"
+
+
+def _wins(record: Record, place: str) -> tuple[float, float] | None:
+    """The two answers' probabilities to be preferred to one of the policy, if given."""
+    wins = record.get("wins")
+    if wins is None:
+        return None
+    if (
+        not isinstance(wins, list)
+        or len(wins) != 2
+        or any(isinstance(one, bool) or not isinstance(one, int | float) for one in wins)
+        or not all(0 <= one <= 1 for one in wins)
+    ):
+        raise ConfigError(
+            f"{place}, column wins",
+            wins,
+            "must be two probabilities, of the chosen and of the rejected answer to be preferred "
+            "to one of the policy",
+        )
+    return float(wins[0]), float(wins[1])
 
 
 def row_name(number: int) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dynolab.errors import ConfigError
 
 Split = Literal["train", "heldout"]
+Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class Row(BaseModel):
@@ -20,12 +21,18 @@ class Row(BaseModel):
 
 
 class Example(Row):
-    """A prompt with its preferred answer and, for preference training, a rejected one."""
+    """A prompt with its preferred answer and, for preference training, a rejected one.
+
+    `wins`: of the chosen and of the rejected answer the probability P(y ≻ π | x) that a judge or a
+    reward model prefers it to an answer of the policy that training starts from.
+    """
 
     id: str
     prompt: str
     chosen: str
     rejected: str | None = None
+    # Left out where there are none, so that rows without them stay the same bytes.
+    wins: tuple[Probability, Probability] | None = Field(None, exclude_if=lambda wins: wins is None)
 
 
 class PromptRow(Row):

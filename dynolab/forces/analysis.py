@@ -114,11 +114,15 @@ def recorded(
 
     return [
         RecordedExample(
-            id=one.id, chosen=one.chosen, rejected=one.rejected,
-            chosen_reference=scores(one.id, CHOSEN), rejected_reference=scores(one.id, REJECTED),
+            id=one.id,
+            chosen=one.chosen,
+            rejected=one.rejected,
+            chosen_reference=scores(one.id, CHOSEN),
+            rejected_reference=scores(one.id, REJECTED),
+            wins=one.wins,
         )
         for one in examples
-    ]  # fmt: skip
+    ]
 
 
 def analyse(question: Question, folder: Path, *, memory_bytes: int = MEMORY_BYTES) -> Analysis:

@@ -30,10 +30,10 @@ class ClippedConfig(BaseModel):
         AdvantageRuleConfig(), description="Rewrites advantages by token before training."
     )
     aggregation: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(
-        "dapo",
-        description="grpo: mean over completions of their token means. dapo and bnpo: mean over "
-        "all tokens of the step (bnpo's mean is taken per batch, and a step is one batch here). "
-        "dr_grpo: sum over tokens, over completions and max_tokens.",
+        "grpo",
+        description="grpo: mean over completions of their token means, 1/G Σ 1/|y| Σ. dapo and "
+        "bnpo: mean over all tokens of the step (bnpo's mean is taken per batch, and a step is one "
+        "batch here). dr_grpo: sum over tokens, over completions and max_tokens.",
     )
     max_tokens: int | None = Field(
         None, ge=1, description="Longest completion that sampling allows; dr_grpo divides by it."

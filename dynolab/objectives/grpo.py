@@ -37,11 +37,11 @@ class GRPOConfig(ClippedConfig):
 class GRPO:
     """`L = Σ_l w_l [−min(ρ_l Â_l, clip(ρ_l) Â_l) + β k3_l]`, ρ the ratio of policy to old policy.
 
-    Shao et al., arXiv 2402.03300, eq. 3; denominators 1/w of DAPO (arXiv 2503.14476) and Dr. GRPO
-    (arXiv 2503.20783); sequence ratios of GSPO (arXiv 2507.18071). Force:
-    `c_l = w_l [Â_l ρ_l 1[live] + β(e^{ref − π} − 1)]`, so `G_l = c_l (π_T − e)/T` with T the
-    temperature of the sampling. With a sequence's ratio s, `∂s/∂log π_l = s/n`: its tokens share
-    the mean of `w Â s 1[live]` over the sequence.
+    Shao et al., arXiv 2402.03300, eq. 3, whose `w_l = 1/(G|y|)` is the default; denominators 1/w
+    of DAPO (arXiv 2503.14476) and Dr. GRPO (arXiv 2503.20783); sequence ratios of GSPO (arXiv
+    2507.18071). Force: `c_l = w_l [Â_l ρ_l 1[live] + β(e^{ref − π} − 1)]`, so that
+    `G_l = c_l (π_T − e)/T` with T the temperature of the sampling. With a sequence's ratio s,
+    `∂s/∂log π_l = s/n`: its tokens share the mean of `w Â s 1[live]` over the sequence.
 
     The chosen side of a batch is the completions with Â ≥ 0, the rejected side the others.
     """

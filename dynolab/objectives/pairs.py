@@ -68,15 +68,19 @@ class PairObjective(ABC, Generic[Config]):
             score = score / batch.sequence_length
         return score[batch.side == CHOSEN], score[batch.side == REJECTED]
 
+    def _compared(self, logps: Float[Tensor, tokens], batch: TokenBatch) -> tuple[Pairs, Pairs]:
+        """What φ is a function of: the scores, unless a loss sets each side a target."""
+        return self._scores(logps, batch)
+
     def loss(self, logps: Float[Tensor, tokens], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's mean φ."""
-        return self.pair_loss(*self._scores(logps, batch)).sum() / batch.totals.examples
+        return self.pair_loss(*self._compared(logps, batch)).sum() / batch.totals.examples
 
     def learning_rates(
         self, logps: Float[Tensor, tokens], batch: TokenBatch
     ) -> Float[Tensor, tokens]:
         """c_l = −∂φ/∂s of the token's response, over its tokens where averaged, over pairs."""
-        up, down = self.pair_rates(*self._scores(logps, batch))
+        up, down = self.pair_rates(*self._compared(logps, batch))
         rate = logps.new_zeros(len(batch.side))
         rate[batch.side == CHOSEN], rate[batch.side == REJECTED] = up, -down
         if self.averages:
@@ -88,9 +92,8 @@ class PairObjective(ABC, Generic[Config]):
         self, logps: Float[Tensor, tokens], batch: TokenBatch
     ) -> dict[str, Float[Tensor, ""]]:
         """Rewards, margin, accuracy, both sides' log-probabilities and both sides' weights."""
-        scores = self._scores(logps, batch)
-        chosen, rejected = (self.reward_scale * score for score in scores)
-        up, down = self.pair_rates(*scores)
+        chosen, rejected = (self.reward_scale * score for score in self._scores(logps, batch))
+        up, down = self.pair_rates(*self._compared(logps, batch))
         total = batch.sequence_sum(logps)
         return {
             "train/margin": (chosen - rejected).sum(),

@@ -1,27 +1,48 @@
-"""Self-play preference optimisation with hard labels."""
+"""Self-play preference optimisation, with hard labels or with estimated preferences."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from jaxtyping import Float
 from pydantic import Field
+from torch import Tensor
 
+from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
+from dynolab.errors import ConfigError
 from dynolab.objectives.pairs import PairConfig, PairObjective, Pairs
 
 
 class SPPOConfig(PairConfig):
-    """Settings of self-play preference optimisation."""
+    """Settings of self-play preference optimisation (Wu et al., arXiv 2405.00675).
+
+    The reference is π_t, the policy at the beginning of an iteration. In a training on prompts an
+    iteration is a rollout, `updates_per_rollout` steps on pairs of its own answers; a training on
+    rows is one iteration, from the policy that it starts with.
+    """
 
     name: Literal["sppo"] = "sppo"
-    beta: float = Field(0.001, gt=0, description="Each side's log-ratio is driven to ±1/(2β).")
+    beta: float = Field(
+        0.001, gt=0, description="1/η: a side's log-ratio is driven to (P − 1/2)/β."
+    )
+    # Left out of keys where it is hard, so that what was trained before there was a choice stays
+    # known.
+    labels: Literal["hard", "soft"] = Field(
+        "hard",
+        exclude_if=lambda labels: labels == "hard",
+        description="P, the probability that an answer is preferred to one of the policy. hard: "
+        "1 of chosen, 0 of rejected answers. soft: the row's `wins`; of sampled answers the share "
+        "of their group that they beat by reward, ties half.",
+    )
 
 
 class SPPO(PairObjective[SPPOConfig]):
-    """`φ = (h_c − 1/(2β))² + (h_r + 1/(2β))²`, h a response's log-ratio; TRL's `sppo_hard`.
+    """`φ = (h_c − (P_c − 1/2)/β)² + (h_r − (P_r − 1/2)/β)²`, h a response's log-ratio.
 
-    Wu et al., arXiv 2405.00675, eq. 4.7 with win probabilities one and zero and β = 1/η. Force:
-    `c_l = 2(1/(2β) − h_c)` on chosen and `−2(1/(2β) + h_r)` on rejected tokens, over pairs: the
-    sides do not know of each other, so chosen is held up where a margin alone would let it fall.
+    Wu et al., arXiv 2405.00675, eq. 4.7 on a pair, β = 1/η: P = P(y ≻ π_t | x), and h is taken
+    against π_t. With P_c = 1 and P_r = 0 it is TRL's `sppo_hard`. Force:
+    `c_l = 2((P − 1/2)/β − h)` of the token's own response, over pairs: the sides do not know of
+    each other, so chosen is held up where a margin alone would let it fall.
     """
 
     @property
@@ -29,12 +50,34 @@ class SPPO(PairObjective[SPPOConfig]):
         """β."""
         return self.config.beta
 
+    def _compared(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> tuple[Pairs, Pairs]:
+        """What each side's log-ratio exceeds its target by."""
+        chosen, rejected = self._scores(logps, batch)
+        wins = self._wins(batch).to(chosen)
+        goal = (wins - 0.5) / self.config.beta
+        return chosen - goal[batch.side == CHOSEN], rejected - goal[batch.side == REJECTED]
+
+    def _wins(self, batch: TokenBatch) -> Float[Tensor, " sequences"]:
+        if self.config.labels == "hard":
+            return (batch.side == CHOSEN).double()
+        if batch.wins is None:
+            raise ConfigError(
+                "objective.labels",
+                "soft",
+                "the pairs have no `wins`, the two answers' probabilities to be preferred to one "
+                "of the policy; give them, or set labels: hard",
+            )
+        return batch.wins
+
     def pair_loss(self, chosen: Pairs, rejected: Pairs) -> Pairs:
-        """(h_c − 1/(2β))² + (h_r + 1/(2β))²."""
-        goal = 0.5 / self.config.beta
-        return (chosen - goal).square() + (rejected + goal).square()
+        """The squared distances from the targets."""
+        return chosen.square() + rejected.square()
 
     def pair_rates(self, chosen: Pairs, rejected: Pairs) -> tuple[Pairs, Pairs]:
-        """2(1/(2β) − h_c) on chosen, 2(1/(2β) + h_r) on rejected."""
-        goal = 0.5 / self.config.beta
-        return 2 * (goal - chosen), 2 * (goal + rejected)
+        """2(goal − h_c) on chosen, 2(h_r − goal) on rejected."""
+        return -2 * chosen, 2 * rejected
+
+
+def reads_wins(config: object) -> bool:
+    """Whether an objective of this config reads the pairs' `wins`."""
+    return isinstance(config, SPPOConfig) and config.labels == "soft"

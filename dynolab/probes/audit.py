@@ -156,9 +156,13 @@ def _rates(
     """c₊ and c₋ of a step on this pair alone, at the reference."""
     chosen, rejected = (one.logps.tolist() for one in sides)
     example = RecordedExample(
-        id=pair.id, chosen=pair.chosen, rejected=pair.rejected,
-        chosen_reference=chosen, rejected_reference=rejected,
-    )  # fmt: skip
+        id=pair.id,
+        chosen=pair.chosen,
+        rejected=pair.rejected,
+        chosen_reference=chosen,
+        rejected_reference=rejected,
+        wins=pair.wins,
+    )
     batch = objective_batch([example], objective, step_totals([example], objective), policy)
     rates = objective.learning_rates(torch.cat([one.logps for one in sides]), batch)
     return float(rates[0]), -float(rates[-1])

@@ -175,7 +175,8 @@ class GroupTrainConfig(LoopConfig):
     An example, as `batch_size` and `micro_batch_size` count them, is a prompt with its
     completions. An objective on rows trains on pairs: of each group the completion of the highest
     reward, and that of the lowest as the rejected one; `spin` on the row's own answer and the first
-    completion, whatever their rewards.
+    completion, whatever their rewards. The reference is the policy that training starts from; of
+    `spin` and `sppo` it is the policy at the beginning of the rollout.
     """
 
     objective: ObjectiveConfig = GRPOConfig()

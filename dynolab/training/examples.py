@@ -10,6 +10,9 @@ from dynolab.data.batches import REJECTED
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example, PromptRow, read_rows
 from dynolab.errors import ConfigError
+from dynolab.objectives import build_objective
+from dynolab.objectives.registry import AnyConfig
+from dynolab.objectives.sppo import reads_wins
 from dynolab.training.config import LoopConfig
 
 if TYPE_CHECKING:
@@ -23,16 +26,14 @@ def training_encoder(
     return Encoder(tokenizer, min(config.max_length or context, context), config.overlong)
 
 
-def load_examples(
-    file: Path, encoder: Encoder, sides: Collection[int], objective: str
-) -> list[EncodedExample]:
-    """The encoded rows of a file; `sides` are those that the objective reads.
+def load_examples(file: Path, encoder: Encoder, objective: AnyConfig) -> list[EncodedExample]:
+    """The encoded rows of a file, to be trained on by an objective.
 
-    **Raises** `ConfigError` for rows without an answer that the objective needs, for overlong rows
-    where the encoder is to refuse them, and where no row is left.
+    **Raises** `ConfigError` for rows without what the objective reads, for overlong rows where the
+    encoder is to refuse them, and where no row is left.
     """
     rows = list(read_rows(file, Example))
-    check_sides(rows, sides, objective)
+    check_rows(rows, objective)
     return encoder.examples(rows)
 
 
@@ -60,6 +61,20 @@ def load_prompts(
             "overlong: truncate_left",
         )  # fmt: skip
     return prompts
+
+
+def check_rows(rows: Sequence[Example], objective: AnyConfig) -> None:
+    """Refuses rows without what the objective reads: an answer, or the pair's `wins`."""
+    check_sides(rows, build_objective(objective).sides, objective.name)
+    bare = [row.id for row in rows if row.wins is None] if reads_wins(objective) else []
+    if bare:
+        raise ConfigError(
+            "data.wins",
+            None,
+            f"objective {objective.name} with labels: soft needs in every row `wins`, the two "
+            f"answers' probabilities to be preferred to one of the policy; {len(bare)} rows have "
+            f"none, the first is {bare[0]}",
+        )
 
 
 def check_sides(rows: Sequence[Example], sides: Collection[int], objective: str) -> None:

@@ -312,7 +312,7 @@ class Trainer:
             return Online(
                 prompts, objective, job.config, self.policy, self.encoder, pad_id=self.pad_id
             )  # fmt: skip
-        rows = load_examples(job.examples, self.encoder, objective.sides, job.config.objective.name)
+        rows = load_examples(job.examples, self.encoder, job.config.objective)
         return Offline(rows, objective, job, self.pad_id)
 
 

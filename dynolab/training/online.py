@@ -19,6 +19,7 @@ from dynolab.likelihood import ResponseLogits
 from dynolab.objectives import Objective
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.spin import SPINConfig
+from dynolab.objectives.sppo import SPPOConfig
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.adapters import WithoutAdapters
@@ -40,6 +41,10 @@ from dynolab.training.step_batch import StepExample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+ITERATED = (SPINConfig, SPPOConfig)
+"""Objectives whose reference is the policy at the beginning of an iteration, a rollout."""
 
 
 class Online:
@@ -80,7 +85,7 @@ class Online:
         reference: ResponseLogits
         if not self._objective.needs_reference:
             return
-        if isinstance(self._config.objective, SPINConfig):
+        if isinstance(self._config.objective, ITERATED):
             reference = self._scorer.policy  # it scores at the rollout alone, before any update
         elif self._config.lora is not None:
             reference = WithoutAdapters(logits.model)

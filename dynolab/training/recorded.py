@@ -31,10 +31,11 @@ class RecordedExample(_Recorded):
     rejected: Encoded | None = None
     chosen_reference: list[float] | None = None
     rejected_reference: list[float] | None = None
+    wins: tuple[float, float] | None = None
 
     def encoded(self) -> EncodedExample:
         """The example as batches take it."""
-        return EncodedExample(self.id, self.chosen, self.rejected)
+        return EncodedExample(self.id, self.chosen, self.rejected, self.wins)
 
     def responses(self, sides: Sequence[int]) -> list[tuple[int, Encoded]]:
         """The responses trained on with their sides, in the order of a batch.
@@ -137,6 +138,7 @@ def recorded(example: StepExample, sides: Sequence[int], temperature: float = 1.
         rejected=encoded.rejected if REJECTED in sides else None,
         chosen_reference=_listed(reference.get(CHOSEN)),
         rejected_reference=_listed(reference.get(REJECTED)),
+        wins=encoded.wins,
     )
 
 

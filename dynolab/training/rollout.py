@@ -105,13 +105,29 @@ def answer_metrics(answers: Sequence[Answers], right_from: float) -> dict[str, f
 
 
 def ranked_pairs(answers: Sequence[Answers]) -> list[EncodedExample]:
-    """Of each prompt's answers one of the highest reward, and one of the lowest as rejected."""
+    """Of each prompt's answers one of the highest reward, and one of the lowest as rejected.
+
+    Their `wins` are estimated over the prompt's answers (`win_rates`).
+    """
     pairs = []
     for one in answers:
-        best = one.sampled[one.rewards.index(max(one.rewards))]
-        worst = one.sampled[one.rewards.index(min(one.rewards))]
-        pairs.append(EncodedExample(one.id, best.encoded, worst.encoded))
+        best, worst = (one.rewards.index(which(one.rewards)) for which in (max, min))
+        wins = win_rates(one.rewards)
+        chosen, rejected = (one.sampled[number].encoded for number in (best, worst))
+        pairs.append(EncodedExample(one.id, chosen, rejected, (wins[best], wins[worst])))
     return pairs
+
+
+def win_rates(rewards: Sequence[float]) -> list[float]:
+    """`P(y ≻ π | x)` of each answer: `(1/K) Σ_k P(y ≻ y_k)` over all K, itself among them.
+
+    Wu et al., arXiv 2405.00675, algorithm 1. The answer with the higher reward is preferred, and
+    either of two with the same half of the time.
+    """
+    return [
+        sum((one > other) + 0.5 * (one == other) for other in rewards) / len(rewards)
+        for one in rewards
+    ]
 
 
 def score_pairs(

@@ -50,6 +50,18 @@ def test_pairs_get_ids_and_one_leading_space() -> None:
     assert rows[1] == Example(id="mine", prompt="q", chosen=" only", rejected=None)
 
 
+def test_pairs_keep_what_their_answers_win() -> None:
+    record = {"prompt": "p", "chosen": "yes", "rejected": "no"}
+    turns = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "yes"}]
+    chat = {"chosen": turns, "rejected": turns, "wins": [1, 0]}
+    given = [readers.pairs([record | {"wins": [0.8, 0.25]}], "x"), readers.pairs([record], "x"),
+             readers.conversations([chat], "x", lambda *_: "p")]  # fmt: skip
+    assert [row.wins for rows in given for row in rows if row] == [(0.8, 0.25), None, (1.0, 0.0)]
+    for wins in (0.8, [0.8], [0.8, 1.2], [True, 0.1], ["0.8", 0.2], [float("nan"), 0.5]):
+        with pytest.raises(ConfigError, match=r"row 0, column wins.*two probabilities"):
+            list(readers.pairs([record | {"wins": wins}], "x"))
+
+
 def test_chat_messages_give_their_last_content() -> None:
     chosen = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "yes"}]
     assert next(readers.pairs([{"prompt": "p", "chosen": chosen}], "x")).chosen == " yes"

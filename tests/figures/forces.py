@@ -54,7 +54,7 @@ def _checkpoint(number: int, label: str, word: str, rejected: bool) -> Checkpoin
         ResponseTermsRow(
             role=role, id="train-0" + word, kind=kind, tokens=tokens, logp=[-0.5] * 3,
             a_norm=[5.0, 6.0, 7.0], energy=[0.1, 0.2, 0.9], force_size=[0.1, 0.3, 1.1],
-            learning_rate=[0.1] * 3,
+            learning_rate=[0.1] * 3, g_norm=[0.01, 0.03, 0.11],
         )
         for role in ("observed", "updating") for kind in sides
     )  # fmt: skip

@@ -57,7 +57,9 @@ def pair(seed: int, prompt: int = 4, chosen: int = 5, rejected: int = 4) -> Reco
     """A pair with one prompt and answers of unlike lengths, without reference yet."""
     first, second = encoded(seed, prompt, chosen), encoded(seed + 1000, prompt, rejected)
     ids = first.ids[:prompt] + second.ids[prompt:]
-    return RecordedExample(id=f"pair-{seed}", chosen=first, rejected=Encoded(ids, prompt))
+    return RecordedExample(
+        id=f"pair-{seed}", chosen=first, rejected=Encoded(ids, prompt), wins=(0.8, 0.3)
+    )
 
 
 def pairs(count: int) -> list[RecordedExample]:

@@ -19,9 +19,10 @@ from dynolab.forces import (
     split_step,
 )
 from dynolab.forces.split import objective_batch
-from dynolab.objectives import DPOConfig, SFTConfig, build_objective
+from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, SimKOConfig, build_objective
 from dynolab.training.config import OptimizerConfig, TrainConfig
-from tests.forces.families import FAMILIES, build
+from tests.forces import families
+from tests.forces.families import FAMILIES, build, case
 from tests.forces.lora import adapted
 from tests.forces.small_models import (
     encoded,
@@ -111,6 +112,27 @@ def test_the_formula_is_the_derivative_along_the_loss_gradient(family, layer):
     assert change.by_example.shape == (len(examples), len(batch.token), 32)
     tied = policy.model.config.tie_word_embeddings
     assert bool(change.shared.any()) == tied
+
+
+@pytest.mark.parametrize("config", [GRPOConfig(), SimKOConfig(share=0.4)], ids=repr)
+def test_groups_sampled_at_a_temperature_move_features_too(config):
+    here, objective, layer = case("llama_tied"), build_objective(config), 1
+    batch = here.policy.batch(OBSERVED)[0]
+    examples = here.updating(objective, 0.7)
+    change = feature_change(here.policy, batch, examples, objective, layer, update=families.ETA)
+    step = here.descent(objective, 0.7)
+    forth, back = (
+        hidden_states(
+            here.policy,
+            {n: w + s * 1e-3 * step[n] for n, w in here.policy.weights.items()},
+            batch,
+            layer,
+        )
+        for s in (1, -1)
+    )
+    assert relative(change.total, (forth - back) / 2e-3) < 1e-6
+    forces = feature_forces(here.policy, examples, objective, layer)
+    assert [one.id for one in forces] == [one.id for one in examples]
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])

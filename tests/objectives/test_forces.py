@@ -48,6 +48,7 @@ BY_NAME = {
     "hinge": HingeConfig(beta=0.3),
     "simpo": SimPOConfig(),
     "sppo": SPPOConfig(beta=0.05),
+    "sppo-soft": SPPOConfig(beta=0.2, labels="soft"),
 }
 NAMES, CONFIGS = list(BY_NAME), list(BY_NAME.values())
 VOCABULARY = 20
@@ -61,7 +62,12 @@ def example(number: int) -> EncodedExample:
 
     prompt = ids(1 + number % 3)
     chosen, rejected = prompt + ids(1 + number % 4), prompt + ids(2 + number % 3)
-    return EncodedExample(str(number), Encoded(chosen, len(prompt)), Encoded(rejected, len(prompt)))
+    return EncodedExample(
+        str(number),
+        Encoded(chosen, len(prompt)),
+        Encoded(rejected, len(prompt)),
+        wins=(0.95 - number / 20, 0.4 - number / 20),
+    )
 
 
 EXAMPLES = [example(number) for number in range(6)]

@@ -9,15 +9,23 @@ import torch
 from torch import Tensor
 
 from dynolab.data.batches import collate
-from dynolab.forces import PolicyFunction, breakdown, split_step
-from dynolab.objectives import SFT, DPOConfig, SFTConfig
+from dynolab.forces import PolicyFunction, breakdown, record_batch, split_step
+from dynolab.objectives import (
+    SFT,
+    DPOConfig,
+    GRPOConfig,
+    SFTConfig,
+    build_objective,
+    read_logps,
+)
 from dynolab.objectives.simko import SimKOConfig
 from dynolab.squeezing import forecast
 from dynolab.squeezing.forecast import TOP, forecasts
 from dynolab.squeezing.last_layer import moved_by_head
 from dynolab.squeezing.rule import rises
 from dynolab.training.config import OptimizerConfig, TrainConfig
-from dynolab.training.record import StepRecord
+from dynolab.training.record import StepFacts, StepRecord
+from tests.forces.families import case
 from tests.forces.small_models import (
     VOCABULARY,
     neox,
@@ -118,7 +126,35 @@ def test_micro_batches_and_thinned_positions_tell_the_same(
     assert TOP < VOCABULARY
 
 
-def test_objectives_that_push_other_tokens_have_no_forecast() -> None:
-    record = recorded(neox(), SGD, DPOConfig(), steps=1)
-    dense = record.facts.model_copy(update={"objective": SimKOConfig(max_tokens=8)})
-    assert forecasts(replace(record, facts=dense), policy_of(record), training="simko") == []
+@pytest.mark.parametrize(
+    ("config", "temperature"),
+    [(DPOConfig(), 1.0), (GRPOConfig(kl=0.05), 0.7), (SimKOConfig(share=0.4), 0.7)],
+    ids=lambda one: repr(one),
+)
+def test_a_forecast_is_what_a_small_step_on_the_logits_does(config, temperature) -> None:
+    """Whatever tokens a loss pushes, and at which temperature: log π at T = 1 is foretold."""
+    here, objective = case("gpt_neox"), build_objective(config)
+    batch = here.batch(objective, temperature)
+    logits = here.policy.logits({}, batch).detach().requires_grad_()
+    loss = objective.loss(read_logps(objective, logits, batch), batch)
+    (G,) = torch.autograd.grad(loss, logits)
+    h = 1e-4 / float(G.abs().max())
+    forth, back = ((logits.detach() - s * h * G).log_softmax(-1) for s in (1, -1))
+    truth = (forth - back) / (2 * h)
+
+    start, step = here.policy.weights, here.descent(objective, temperature)
+    facts = StepFacts(
+        step=0, learning_rate=1.0, grad_norm=1.0, clip_factor=1.0, objective=config, optimizer=SGD
+    )
+    after = {name: w + 1e-3 * step[name] for name, w in start.items()}
+    record = StepRecord(facts, tuple(here.updating(objective, temperature)), start, after, {})
+    own = record_batch(record, here.policy, range(len(record.examples)))
+    parts = dict(forecast._foretold(record, here.policy, own, 1))
+    others = torch.ones_like(truth, dtype=torch.bool).scatter_(1, batch.token[:, None], False)
+    for side, part in parts.items():
+        pushed = (batch.token_side == side) & G.any(-1)
+        wanted = truth[pushed][others[pushed]].view(part.forecast.shape)
+        torch.testing.assert_close(part.forecast, wanted, rtol=1e-6, atol=1e-9)
+    rows = forecasts(record, here.policy, training="x")
+    assert [one.side for one in rows] == ["chosen", "rejected"]
+    assert all(one.auc > 0.5 for one in rows)

@@ -19,6 +19,7 @@ ON_ROWS: dict[str, dict[str, Any]] = {
     "hinge": {"name": "hinge"},
     "simpo": {"name": "simpo"},
     "sppo": {"name": "sppo"},
+    "sppo soft": {"name": "sppo", "beta": 0.1, "labels": "soft"},
 }
 ON_GROUPS: dict[str, dict[str, Any]] = {
     "grpo": {"name": "grpo", "aggregation": "grpo", "kl": 0.05},
@@ -32,6 +33,7 @@ ON_GROUPS: dict[str, dict[str, Any]] = {
     "online dpo": {"name": "dpo"},
     "online ipo": {"name": "ipo"},
     "online sft": {"name": "sft"},
+    "online sppo": {"name": "sppo", "beta": 0.1, "labels": "soft"},
     "spin": {"name": "spin"},
 }  # fmt: skip
 

@@ -56,7 +56,13 @@ def make_rows(count: int = 24) -> list[Example]:
         return spaced(" ".join(rng.choices(WORDS, k=rng.randint(low, high))))
 
     return [
-        Example(id=f"r{i}", prompt=say(2, 8), chosen=say(1, 9), rejected=say(1, 9))
+        Example(
+            id=f"r{i}",
+            prompt=say(2, 8),
+            chosen=say(1, 9),
+            rejected=say(1, 9),
+            wins=(0.5 + i / 60, 0.5 - i / 80),
+        )
         for i in range(count)
     ]
 

@@ -114,8 +114,10 @@ def test_what_is_pushed_up_is_chosen_and_what_is_pushed_down_rejected(folder: Pa
     assert bool((rates[batch.token_side == REJECTED] <= 0).all())
 
 
-@pytest.mark.parametrize("route", ["columns", "rows", "both_sides"])
-@pytest.mark.parametrize("name", ["grpo", "warm", "sequence", "nthr", "simko"])
+@pytest.mark.parametrize(
+    ("name", "route"),
+    [("grpo", "columns"), ("warm", "rows"), ("sequence", "both_sides"), ("simko", "both_sides")],
+)
 def test_a_force_map_of_a_group_is_its_token_forces(folder: Path, name: str, route: Any) -> None:
     record, policy = load(folder, name)
     update, watched = split_step(record, policy).update, observed(record)

@@ -47,6 +47,9 @@ GROUPS = {
                               "advantage_rule": {"name": "nthr"}},
     )),
     "online-pairs-zero1": (1, group_settings(**SAMPLED, objective={"name": "dpo"})),
+    "online-sppo-zero2": (2, group_settings(
+        **SAMPLED, objective={"name": "sppo", "beta": 0.1, "labels": "soft"}
+    )),
     **{f"adapters-zero{stage}": (stage, group_settings(**SAMPLED, lora={"rank": 2}))
        for stage in (2, 3)},
 }  # fmt: skip
