@@ -70,8 +70,9 @@ def terms_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
         "What the tokens bring: A and G",
         _message(checkpoints),
         "In Δ log π = −η·A·K·G, A = I − 1πᵀ is how log π answers to its logits (its norm is least "
-        "for an undecided model, largest for a sure one), and G = c(π − e) the loss's force on "
-        "an updating token: c is its dynamic learning rate, 1 − π its energy. Boxes: quartiles "
+        "for an undecided model, largest for a sure one), and G = Σ c(π − e)/T the loss's force "
+        "on an updating token: c is its dynamic learning rate, 1 − π its energy, and the sum has "
+        "one term but where a loss weighs several tokens at a position. Boxes: quartiles "
         "over tokens, whiskers up to 1.5 times their distance; points lie beyond.",
         figure,
     )
