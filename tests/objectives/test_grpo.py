@@ -206,3 +206,24 @@ def test_bad_settings_are_named():
         build_objective(GRPOConfig()).loss(
             token_logps(logits, batch), replace(batch, advantage=None)
         )
+
+
+def test_by_default_a_loss_is_the_mean_over_completions_of_their_tokens_means():
+    """arXiv 2402.03300, eq. 3: 1/G Σ_i 1/|y_i| Σ_t, written out."""
+    batch, logits = batch_of()
+    logps = token_logps(logits, batch).detach()
+    means = []
+    for number in range(len(batch.side)):
+        own = batch.sequence == number
+        terms = [
+            min(r * a, min(max(r, 0.8), 1.2) * a)
+            for r, a in zip(
+                (logps[own] - batch.old[own]).exp().tolist(),
+                batch.advantage[own].tolist(),
+                strict=True,
+            )
+        ]
+        means.append(sum(terms) / len(terms))
+    expected = -sum(means) / len(means)
+    assert float(build_objective(GRPOConfig()).loss(logps, batch)) == pytest.approx(expected)
+    assert len({int(n) for n in batch.sequence_length}) > 2

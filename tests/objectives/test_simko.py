@@ -54,7 +54,8 @@ def test_before_the_policy_moves_a_correct_token_shares_its_gradient_with_the_li
         target = torch.zeros(VOCABULARY, dtype=torch.float64)
         target[batch.token[n]] += 1 - 0.4 * gate
         target[batch.top.token[n]] += 0.4 * gate / RANKS
-        expected = batch.advantage[n] * (policy[n] - target) / batch.totals.tokens
+        weight = 1 / (len(batch.side) * len(mine))
+        expected = weight * batch.advantage[n] * (policy[n] - target)
         torch.testing.assert_close(pushed[n], expected, rtol=1e-6, atol=1e-9)
     assert shared > 0
 
