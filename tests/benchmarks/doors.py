@@ -137,7 +137,7 @@ def own_browser_works(platform: Platform, folder: Path) -> bool:
             page = context.new_page()
             page.set_default_timeout(60_000)
             for name, path, word in (
-                ("Prefect", "/deployments", "study"), ("MLflow", "/#/experiments", "Default"),
+                ("Prefect", "/deployments", "audit"), ("MLflow", "/#/experiments", "Default"),
             ):  # fmt: skip
                 plain, _, _ = platform.link(name).partition("/?")
                 if attempt == "link":
