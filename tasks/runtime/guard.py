@@ -41,6 +41,9 @@ _SECURITY_HEADERS = [
     (b"referrer-policy", b"same-origin"),
     (b"x-content-type-options", b"nosniff"),
 ]
+"""No other site may frame or load what is answered."""
+
+_CLOSE = (b"connection", b"close")  # who is not logged in keeps no connection
 _PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title>
 <h1>{title}</h1><p>{reason}</p><p><a href="">Try again</a></p>
 """
@@ -74,8 +77,11 @@ class Guard:
             await _refuse(request, send, HTTPStatus.FORBIDDEN, reason)
         elif (given := request.token) is not None and request.is_navigation:
             await self._log_in(request, given, send)
-        elif self._is_public(request) or self._is_logged_in(request):
-            await self._application(scope, receive, _with_security_headers(send))
+        elif self._is_logged_in(request):
+            await self._application(scope, receive, _with_headers(send, _SECURITY_HEADERS))
+        elif request.method == "GET" and request.path in self._public:
+            closing = [*_SECURITY_HEADERS, _CLOSE]
+            await self._application(scope, receive, _with_headers(send, closing))
         else:
             reason = "Open the link that `dynolab up` has printed; clients show the home's token."
             await _refuse(request, send, HTTPStatus.UNAUTHORIZED, reason)
@@ -89,9 +95,6 @@ class Guard:
             or any(_address(origin) != hosts[0] for origin in request.all("origin"))
             or (bool(sites - {"same-origin", "none"}) and not request.is_navigation)
         )
-
-    def _is_public(self, request: _Request) -> bool:
-        return request.method == "GET" and request.path in self._public
 
     def _is_logged_in(self, request: _Request) -> bool:
         return any(self._is_token(text) for text in request.credentials(self._cookie))
@@ -172,14 +175,14 @@ def _address(origin: str) -> str:
     return ""
 
 
-def _with_security_headers(send: Send) -> Send:
-    """Sends responses that other sites can neither frame nor load."""
-    ours = {name for name, _ in _SECURITY_HEADERS}
+def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
+    """Sends responses with these headers in place of any others of the same names."""
+    ours = {name for name, _ in headers}
 
     async def send_with_headers(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             kept = [pair for pair in message.get("headers", ()) if pair[0].lower() not in ours]
-            message["headers"] = [*kept, *_SECURITY_HEADERS]
+            message["headers"] = [*kept, *headers]
         await send(message)
 
     return send_with_headers
@@ -203,6 +206,7 @@ async def _refuse(request: _Request, send: Send, status: HTTPStatus, reason: str
 async def _respond(
     send: Send, status: HTTPStatus, headers: list[tuple[bytes, bytes]], body: bytes
 ) -> None:
-    headers = [*headers, (b"content-length", str(len(body)).encode()), *_SECURITY_HEADERS]
+    length = (b"content-length", str(len(body)).encode())
+    headers = [*headers, length, _CLOSE, *_SECURITY_HEADERS]
     await send({"type": "http.response.start", "status": status.value, "headers": headers})
     await send({"type": "http.response.body", "body": body})

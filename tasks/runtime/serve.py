@@ -25,6 +25,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import resource
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -141,6 +142,8 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
     gc.disable()  # imports make millions of lasting objects: collecting meanwhile costs 8 %
     import uvicorn
 
+    from tasks.runtime.connections import PunctualProtocol
+
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -149,6 +152,8 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
             gc.enable()
 
     token = check_token(os.environ.pop(TOKEN, ""))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # often 1024 by default
     folder.mkdir(parents=True, exist_ok=True)
     listener = _listener(where)
     with ExitStack() as until_started:
@@ -157,6 +162,7 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
         public = _PUBLIC[name.removesuffix("-api")]
         config = uvicorn.Config(
             Guard(application, token, _asked_names(), public),
+            http=PunctualProtocol,
             access_log=False,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
