@@ -130,7 +130,7 @@ def _postgres(home: Path, password: str) -> Iterator[str]:
         _initialise(data, initdb, user, password)
     settings = {
         "port": port, "listen_addresses": LOOPBACK, "unix_socket_directories": "",
-        "max_connections": 200,
+        "max_connections": 200, "authentication_timeout": 10,
     }  # fmt: skip
     options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
     log = home / "logs" / "postgres.log"

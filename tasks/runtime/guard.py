@@ -37,11 +37,12 @@ LOGIN_DAYS = 30
 _POLICY_VIOLATION = 1008  # RFC 6455, 7.4.1
 _SECURITY_HEADERS = [
     (b"content-security-policy", b"frame-ancestors 'self'"),
+    (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"referrer-policy", b"same-origin"),
     (b"x-content-type-options", b"nosniff"),
 ]
-"""No other site may frame or load what is answered."""
+"""No other site may frame, load or keep hold of what is answered."""
 
 _CLOSE = (b"connection", b"close")  # who is not logged in keeps no connection
 _PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title>

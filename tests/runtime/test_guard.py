@@ -173,6 +173,7 @@ def test_what_other_sites_pages_embed_is_refused(site: str) -> None:
 def test_no_other_site_may_frame_or_load_what_is_answered() -> None:
     for answer in (ask(**BEARER), ask()):
         assert answer.headers["content-security-policy"] == "frame-ancestors 'self'"
+        assert answer.headers["cross-origin-opener-policy"] == "same-origin"
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["referrer-policy"] == "same-origin"
