@@ -142,7 +142,7 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
     gc.disable()  # imports make millions of lasting objects: collecting meanwhile costs 8 %
     import uvicorn
 
-    from tasks.runtime.connections import PunctualProtocol
+    from tasks.runtime.connections import OwnersProtocol
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -162,7 +162,7 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
         public = _PUBLIC[name.removesuffix("-api")]
         config = uvicorn.Config(
             Guard(application, token, _asked_names(), public),
-            http=PunctualProtocol,
+            http=OwnersProtocol,
             access_log=False,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )

@@ -27,13 +27,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+import psutil
 from playwright.sync_api import BrowserContext, Error, Page, sync_playwright
 
 from flows.up import PROFILES
-from tests.flows.lab import Lab
+from tests.flows.lab import Lab, until
 from tests.platform import doors
 from tests.platform.conftest import Platform, platform_of
 from tests.platform.doors import EVIL, Found, Owner
@@ -49,12 +50,16 @@ FLAGS = [
 ]  # fmt: skip
 SETTLE_MS = 3000
 BAR_WAYS = 20
+WORKER_SECONDS = 120.0
 
 
 class BlankPage(BaseHTTPRequestHandler):
-    """A page of another site, into which its ways are put."""
+    """A page of another site, into which its ways are put; it keeps the cookies that it is sent."""
+
+    cookies: ClassVar[set[str]] = set()
 
     def do_GET(self) -> None:
+        self.cookies.update(filter(None, [self.headers["Cookie"]]))
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.end_headers()
@@ -150,6 +155,17 @@ def own_browser_works(platform: Platform, folder: Path) -> bool:
     return True
 
 
+def process_tree(platform: Platform) -> list[int]:
+    """The command and all that it has started."""
+    command = psutil.Process(platform.process.pid)
+    return [command.pid, *(child.pid for child in command.children(recursive=True))]
+
+
+def ports_of(platform: Platform) -> dict[str, int]:
+    """Program → a port on which it listens."""
+    return {doors.program_at(port): port for _, port in doors.listening(process_tree(platform))}
+
+
 def tried(profile: str, folder: Path) -> tuple[dict[str, Found], bool]:
     """All ways into one profile, by kind, and whether its owner's browser gets in."""
     lab = Lab(folder)
@@ -157,9 +173,10 @@ def tried(profile: str, folder: Path) -> tuple[dict[str, Found], bool]:
     with platform_of(lab, "--profile", profile) as platform:
         owner = Owner(platform.prefect, platform.mlflow, platform.login["Authorization"][7:])
         owner.keep_artifact()
-        processes = lab.processes()
+        until(lambda: "worker" in ports_of(platform), WORKER_SECONDS)
+        ports = ports_of(platform)
+        processes = process_tree(platform)
         addresses = doors.listening(processes)
-        ports = {doors.program_at(port): port for _, port in addresses}
         known = {"postgres": ports.get("postgres", 0), "redis": ports.get("redis-server", 0)}
         target = doors.target_of(owner, home, processes, **known)
         before = owner.state()
@@ -172,11 +189,14 @@ def tried(profile: str, folder: Path) -> tuple[dict[str, Found], bool]:
                 None if address.startswith("127.") else address
             )
         works = own_browser_works(platform, folder / "own-browser")
+        by_pages = doors.tried_by_pages(owner, target)
+        by_pages |= tried_by_pages(platform, owner, target.deployment, folder / "browser")
+        for cookie in BlankPage.cookies:
+            by_user |= doors.tried_with_a_login(target, {"Cookie": cookie})
         found = {
             "user": by_user,
             "strangers": doors.tried_by_strangers(owner, [port for _, port in addresses]),
-            "pages": doors.tried_by_pages(owner, target)
-            | tried_by_pages(platform, owner, target.deployment, folder / "browser"),
+            "pages": by_pages,
         }
         return found, works
 

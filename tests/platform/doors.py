@@ -104,20 +104,42 @@ def target_of(owner: Owner, home: Path, processes: Iterable[int], **ports: int) 
 
 
 def tried_by_another_user(target: Target) -> Found:
-    """Every way of `outsider`, as nobody where this user may become nobody.
+    """Every way of `outsider`: by its owner's programs without a login, and, as root, by nobody."""
+    own = {
+        f"{name}, as the owner": got
+        for name, got in _tried_by(target).items()
+        if not re.match("home|processes", name)
+    }
+    return own | (_tried_by(target, *NOBODY) if os.geteuid() == 0 else {})
 
-    Otherwise this user tries: what belongs to files and processes is then left out.
-    """
-    is_root = os.geteuid() == 0
+
+def tried_with_a_login(target: Target, headers: Mapping[str, str]) -> Found:
+    """What another user gets with a login that they came by; nothing is tried but as root."""
+    found: Found = {}
+    if os.geteuid() == 0:
+        for server, path in ((target.prefect, "/api/admin/version"), (target.mlflow, "/version")):
+            program = (
+                "import json, sys; from urllib.request import Request, urlopen;"
+                f"asked = Request('http://{server}{path}', headers=json.load(sys.stdin));"
+                "print(urlopen(asked).read())"
+            )
+            ran = subprocess.run(
+                [*NOBODY, PYTHON, "-I", "-c", program], input=json.dumps(dict(headers)),
+                capture_output=True, text=True, timeout=60, cwd="/",
+            )  # fmt: skip
+            found[f"{path} with the owner's {next(iter(headers))}"] = (
+                ran.stdout if ran.returncode == 0 else None
+            )
+    return found
+
+
+def _tried_by(target: Target, *user: str) -> Found:
     ran = subprocess.run(
-        [*(NOBODY if is_root else ()), PYTHON, "-I", "-c", Path(outsider.__file__).read_text()],
+        [*user, PYTHON, "-I", "-c", Path(outsider.__file__).read_text()],
         input=json.dumps(asdict(target)), capture_output=True, text=True, timeout=300, cwd="/",
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    found: Found = json.loads(ran.stdout)
-    return {
-        name: got for name, got in found.items() if is_root or not re.match("home|processes", name)
-    }
+    return dict(json.loads(ran.stdout))
 
 
 def tried_by_pages(owner: Owner, target: Target) -> Found:
