@@ -19,6 +19,9 @@ from dynolab.probes.verdicts import UNEXPLAINED_SHARE, Quantity, Verdict
 from dynolab.statistics import mean_interval, rank_correlation
 
 NETWORKS = {"lenet": "LeNet", "mlp": "MLP", "transformer": "Transformer", "resnet18": "ResNet-18"}
+STRONGEST = 6
+"""Of the 90 pulls between different digits."""
+
 MOVED = 0.1
 """By how much the logarithm of a norm has to change to have moved, up or down."""
 
@@ -118,6 +121,20 @@ def _pairing(network: str, states: Sequence[ClassifierState], digits: bool) -> I
             Quantity("Δp, less that of other pairs", 1, mean_interval(by_seed(states, _four_nine)),
                      unit=""),
         )  # fmt: skip
+        later = [state for state in states if state.epoch > 1]
+        yield verdict(
+            "four_nine_strongest",
+            f"From the second epoch on one of these two is among the {STRONGEST} strongest pulls "
+            "between digits",
+            f"rank ≤ {STRONGEST}",
+            Quantity(
+                "rank, mean over epochs",
+                -1,
+                mean_interval(by_seed(later, _four_nine_rank)),
+                STRONGEST,
+                "",
+            ),
+        )
 
 
 def _step_size(found: ForceFindings, network: str) -> Verdict:
@@ -170,3 +187,9 @@ def _four_nine(state: ClassifierState) -> float:
     pulls = np.array(state.pulls)
     both = np.array([pulls[4, 9], pulls[9, 4]])
     return float(both.mean() - (beside(pulls).sum() - both.sum()) / (beside(pulls).size - 2))
+
+
+def _four_nine_rank(state: ClassifierState) -> float:
+    """Place of the stronger of 4 on 9 and 9 on 4 among the pulls between classes, from 1."""
+    pulls = np.array(state.pulls)
+    return 1 + float((beside(pulls) > max(pulls[4, 9], pulls[9, 4])).sum())

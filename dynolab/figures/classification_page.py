@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dynolab.classification.force_claims import NETWORKS, assess_forces
 from dynolab.classification.force_study import ForceFindings
 from dynolab.classification.path_claims import assess_paths
 from dynolab.classification.path_study import PathFindings
-from dynolab.figures.chapter_page import Chapter
+from dynolab.figures.chapter_page import WORDS, Chapter
 from dynolab.figures.class_forces import (
     busiest,
     influence_plate,
@@ -20,6 +21,7 @@ from dynolab.figures.class_forces import (
 from dynolab.figures.learning_paths import epoch_plate, simplex_plate, zigzag_plate
 from dynolab.figures.page import Tile
 from dynolab.figures.style import Plate, number
+from dynolab.probes.verdicts import Verdict
 
 _LEAD = (
     "A classifier is trained, and at every step it is asked what the step did to images that are "
@@ -37,27 +39,40 @@ def classification_chapter(
     forces: ForceFindings, paths: PathFindings, *, learning_rate: float, digits: bool
 ) -> Chapter:  # fmt: skip
     """What was measured, as a chapter."""
+    of_forces = assess_forces(forces, learning_rate, digits=digits)
     return Chapter(
         title="How classifiers learn",
         lead=_LEAD,
-        verdicts=(*assess_forces(forces, learning_rate, digits=digits), *assess_paths(paths)),
-        content=[*_force_plates(forces, learning_rate), *_path_plates(paths)],
+        verdicts=(*of_forces, *assess_paths(paths)),
+        content=[*_force_plates(forces, learning_rate, of_forces), *_path_plates(paths)],
         tiles=list(_tiles(forces, learning_rate)),
         source=_SOURCE,
     )
 
 
-def _force_plates(forces: ForceFindings, rate: float) -> Iterator[Plate]:
+def _force_plates(
+    forces: ForceFindings, rate: float, verdicts: Sequence[Verdict]
+) -> Iterator[Plate]:
+    """The figures, with the verdicts on what the first two are there to show."""
     network = forces.states[0].network
     own = [one for one in forces.states if (one.network, one.learning_rate) == (network, rate)]
     ranks = [one for one in forces.ranks if (one.network, one.learning_rate) == (network, rate)]
-    yield pull_plate(busiest(own))
-    yield kernel_plate(own, ranks)
+    by_name = {verdict.id: verdict for verdict in verdicts}
+    names = ("four_nine", "four_nine_strongest", "ranks")
+    *pairing, order = (by_name.get(f"{network}/{name}") for name in names)
+    yield _judged(pull_plate(busiest(own)), pairing)
+    yield _judged(kernel_plate(own, ranks), [order])
     yield rank_plate(forces.ranks, forces.diverged)
     yield step_plate(forces.states)
     plate = influence_plate([one for one in forces.influences if one.network == network])
     if plate is not None:
         yield plate
+
+
+def _judged(plate: Plate, verdicts: Sequence[Verdict | None]) -> Plate:
+    """A figure whose message ends with what became of claims."""
+    told = [f"{one.claim}: {WORDS[one.outcome]}." for one in verdicts if one is not None]
+    return replace(plate, message=" ".join([plate.message, *told]))
 
 
 def _path_plates(paths: PathFindings) -> Iterator[Plate]:

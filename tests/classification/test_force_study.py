@@ -17,10 +17,13 @@ from dynolab.classification.force_study import (
     study_forces,
 )
 from dynolab.classification.many import SGDConfig, batch_order
-from dynolab.data.classification_results import ClassifierState, KernelRanks
+from dynolab.classification.path_study import PathFindings
+from dynolab.data.classification_results import ClassifierState, KernelRanks, PathScores
 from dynolab.data.images import ImageConfig, ImageSplits, load_images
 from dynolab.errors import ConfigError
 from dynolab.figures.class_forces import rank_plate
+from dynolab.figures.classification_page import classification_chapter
+from dynolab.figures.style import Plate
 from dynolab.statistics import rank_correlation
 from models.vision import build_classifier
 
@@ -135,14 +138,27 @@ def test_claims_read_the_pairing_of_classes() -> None:
     symmetric = generator.random((10, 10))
     symmetric = symmetric + symmetric.T
     symmetric[4, 9] = symmetric[9, 4] = 9
-    states = [state(seed, symmetric + 0.01 * generator.random((10, 10))) for seed in range(5)]
+    states = [
+        state(seed, symmetric + 0.01 * generator.random((10, 10)), epoch)
+        for seed in range(5)
+        for epoch in (1, 2, 4)
+    ]
     ranks = [
         KernelRanks(network="mlp", learning_rate=0.1, seed=seed, first=1, second=2,
                     correlation=0.95 - seed / 100, growth=1.0 + seed / 10) for seed in range(5)
     ]  # fmt: skip
     found = ForceFindings(states, ranks)
     verdicts = {v.id: v for v in assess_forces(found, 0.1, digits=True)}
-    for name in ("own_class", "confusions", "mutual", "four_nine", "ranks", "size", "step"):
+    for name in (
+        "own_class",
+        "confusions",
+        "mutual",
+        "four_nine",
+        "ranks",
+        "size",
+        "step",
+        "four_nine_strongest",
+    ):
         assert verdicts[f"mlp/{name}"].outcome == "appears", name
     assert verdicts["mlp/accumulated"].outcome == "not measured"
     assert verdicts["mlp/step_size"].outcome == "not measured"
@@ -150,6 +166,49 @@ def test_claims_read_the_pairing_of_classes() -> None:
     broken = [one.model_copy(update={"correlation": 0.3 + one.seed / 100}) for one in ranks]
     again = {v.id: v for v in assess_forces(ForceFindings(states, broken), 0.1, digits=True)}
     assert again["mlp/ranks"].outcome == "does not"
+
+
+def test_what_a_figure_is_there_to_show_stands_beside_it_with_its_verdict() -> None:
+    generator = np.random.default_rng(0)
+    rows = [state(seed, generator.random((10, 10)), epoch) for seed in range(5) for epoch in (1, 2)]
+    for row in rows:
+        pull = np.array(row.pulls)
+        pull[4, 9] = pull[9, 4] = -1.0
+        rows[rows.index(row)] = row.model_copy(update={"pulls": tuple(map(tuple, pull.tolist()))})
+    ranks = [
+        KernelRanks(
+            network="mlp",
+            learning_rate=0.1,
+            seed=seed,
+            first=1,
+            second=2,
+            correlation=0.3 + seed / 100,
+            growth=1.0,
+        )
+        for seed in range(5)
+    ]
+    found = ForceFindings(rows, ranks)
+    verdicts = {v.id: v for v in assess_forces(found, 0.1, digits=True)}
+    assert verdicts["mlp/four_nine_strongest"].quantities[0].interval.mean == 89
+    scores = PathScores(
+        data="toy",
+        seed=0,
+        difficulty=(0.1, 0.9),
+        zigzag=(0.1, 0.2),
+        wrong=(False, True),
+        auc=1.0,
+        rank_correlation=1.0,
+        filtered_error=0.1,
+        last_error=0.1,
+    )
+    paths = PathFindings([scores], [], [])
+    page = classification_chapter(found, paths, learning_rate=0.1, digits=True)
+    messages = {part.name: part.message for part in page.content if isinstance(part, Plate)}
+    assert "strongest pulls between digits: fails." in messages["pulls"]
+    assert (
+        "The order of ‖K‖ over pairs of classes stays from epoch 1 to 2: fails."
+        in (messages["kernel"])
+    )
 
 
 def test_the_window_leaves_the_start_out() -> None:

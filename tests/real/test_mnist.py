@@ -9,18 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynolab.classification.force_claims import by_seed
+from dynolab.classification.force_claims import assess_forces, by_seed
 from dynolab.classification.force_study import ForceStudyConfig, study_forces
 from dynolab.classification.many import SGDConfig
 from dynolab.classification.path_study import PathStudyConfig, study_paths
 from dynolab.data.images import ImageConfig, ImageSplits, load_images
+from flows.classification_parameters import ClassificationParameters
+from flows.parameters import load_parameters
 from models.vision import build_classifier
+from tests.flows.lab import ROOT
 
 pytestmark = [
     pytest.mark.study,
     pytest.mark.skipif("DYNOLAB_TEST_DATA" not in os.environ, reason="needs DYNOLAB_TEST_DATA"),
 ]
 SEEDS = (100, 101)
+FILE = ROOT / "deploy/studies/classification_mnist.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +45,17 @@ def test_lenet_learns_real_digits_and_its_forces_tell_its_steps(mnist: ImageSpli
     own = by_seed(last, lambda one: float(np.diag(np.array(one.pulls)).mean()))
     assert (own > 0).all()
     assert np.nanmedian([one.unexplained for one in found.states]) < 0.3
+
+
+def test_the_study_of_mnist_shows_what_the_small_digits_do_not(mnist: ImageSplits) -> None:
+    known = load_parameters(ClassificationParameters, FILE)
+    seeds = tuple(range(100, 105))
+    found = study_forces(partial(build_classifier, "lenet"), "lenet", mnist, known.forces, seeds)
+    rate = known.forces.training.learning_rate
+    verdicts = {one.id: one for one in assess_forces(found, rate, digits=True)}
+    assert verdicts["lenet/ranks"].outcome == "appears"
+    assert verdicts["lenet/four_nine"].outcome == "appears"
+    assert verdicts["lenet/four_nine_strongest"].quantities[0].interval.mean <= 6
 
 
 def test_zigzag_finds_wrong_labels_among_real_digits(mnist: ImageSplits) -> None:
