@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 from dynolab.data.encode import Encoded
@@ -21,6 +22,7 @@ from dynolab.forces.costs import (
     split_to_fit,
 )
 from dynolab.forces.rules import Rule
+from dynolab.forces.weighted import WeightedResponse
 
 # Tokens and positions: M = 3, ΣT_o = 7, ΣM T_o = 10, and L = 4, ΣT_u = 5, ΣL T_u = 20.
 OBSERVED, UPDATING = [(2, 3), (1, 4)], [(4, 5)]
@@ -99,8 +101,18 @@ def test_a_slice_is_as_wide_as_fits_and_never_empty() -> None:
 def test_a_sequence_is_halved_until_its_spans_fit() -> None:
     sequence = Encoded(tuple(range(10)), 3)
     assert shapes_of([sequence, Encoded((5, 6), 1)]) == [(7, 9), (1, 1)]
-    spans = split_to_fit(lambda span: 10 * span.response_length, sequence, 30)
-    assert spans == [Encoded(sequence.ids[:end], start) for start, end in ((3, 6), (6, 8), (8, 10))]
-    assert split_to_fit(lambda span: 70, sequence, 70) == [sequence]
+    tokens = torch.tensor(sequence.ids[3:])
+    whole = WeightedResponse(sequence, tokens[:, None], 0.1 * tokens[:, None], temperature=0.7)
+    spans = split_to_fit(lambda span: 10 * span.response_length, whole, 30)
+    assert [one.sequence for one in spans] == [
+        Encoded(sequence.ids[:end], start) for start, end in ((3, 6), (6, 8), (8, 10))
+    ]
+    for one in spans:  # each token keeps its own target and weight
+        own = torch.tensor(one.sequence.ids[one.sequence.prompt_length :])[:, None]
+        assert torch.equal(one.targets, own)
+        assert torch.equal(one.weights, 0.1 * own)
+        assert one.temperature == 0.7
+    (one,) = split_to_fit(lambda span: 70, whole, 70)
+    assert one.sequence == sequence
     with pytest.raises(ConfigError, match=r"memory_bytes = 72: .*10 bytes; give at least 80"):
-        split_to_fit(lambda span: 10 * span.response_length, sequence, 9)
+        split_to_fit(lambda span: 10 * span.response_length, whole, 9)
