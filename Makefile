@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 import  = $(VENV)/bin/python -c 'import importlib; \
           [importlib.import_module(name) for name in "$(1)".split()]' >/dev/null 2>&1
 
-.PHONY: setup study test check lint test-study test-faults up clean
+.PHONY: setup study test check lint test-study test-faults test-mutations up clean
 
 setup: $(VENV)/.ready
 
@@ -56,5 +56,10 @@ test-study: setup
 test-faults: setup
 	$(RUN) pytest -m faults
 
+# Leaves its report under mutants/, which the benchmark reads.
+test-mutations: setup
+	$(RUN) tests.benchmarks.mutation_run
+	$(RUN) tests.benchmarks.mutations
+
 clean:
-	rm -rf .dynolab
+	rm -rf .dynolab mutants
