@@ -146,3 +146,22 @@ def test_values_without_one_meaning_are_refused_by_name(value: object) -> None:
         canonical({"outer": {"inner": [0, value]}})
     assert caught.value.field.startswith("config.outer.inner.1")
     assert "hush" not in str(caught.value)
+
+
+class Weight(enum.Enum):
+    UNKNOWN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ({"a": Launch(timeout=float("nan"))}, "config.a.timeout"),
+        ([{"b": [1.0, float("inf")]}], "config.0.b.1"),
+        ({"a": {float("nan")}}, "config.a"),
+        ({"a": Weight.UNKNOWN}, "config.a"),
+    ],
+)
+def test_a_refused_value_is_named_by_its_whole_path(value: object, field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        canonical(value)
+    assert caught.value.field == field
