@@ -37,6 +37,7 @@ def grpo_steps(parameters: GrpoParameters) -> list[Step]:
         baseline=parameters.baseline_label,
         epsilon=parameters.displacement.epsilon,
         update=parameters.displacement.update(parameters.training.optimizer),
+        k=parameters.evaluation.k,
         settings=yaml.safe_dump(parameters.model_dump(mode="json"), sort_keys=False),
     )
     shared = [step for seed in parameters.seeds for step in _shared(parameters, seed)]

@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dynolab.rollouts.passes import SAMPLES_PER_K, check_samples
 from tasks.answering import Answerer, AnsweringConfig, tell_figures
 from tasks.runtime.stage import Stage
 from tasks.runtime.tables import log_tables
@@ -25,10 +26,18 @@ class EvaluationConfig(BaseModel):
     """How much is asked of each model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    samples: int = Field(16, ge=1, description="Answers to each prompt: the largest k of pass@k.")
+    k: int = Field(16, ge=1, description="The largest of pass@k.")
+    samples: int = Field(
+        64, ge=1, description=f"Answers to each prompt: at least {SAMPLES_PER_K} for each of k."
+    )
     prompts: int | None = Field(
         None, ge=1, description="Prompts of each split: the first ones; default: all."
     )
+
+    @model_validator(mode="after")
+    def _samples_enough(self) -> EvaluationConfig:
+        check_samples(self.samples, self.k)
+        return self
 
 
 class EvaluationJob(EvaluationConfig, AnsweringConfig):
@@ -69,7 +78,7 @@ def evaluate(work: Work[EvaluationJob]) -> dict[str, float]:
         progress.update(3, "likelihood")
         changes = _changes(work, answerer, reading)
         progress.update(PARTS)
-    means = tell_figures(work, evaluation_figures(scores, changes), "eval")
+    means = tell_figures(work, evaluation_figures(scores, changes, k=config.k), "eval")
     log_tables(work.tracker, {"prompts": scores, "likelihood": changes}, work.scratch)
     return means | {"seconds": time.monotonic() - began}
 
@@ -99,4 +108,4 @@ def _changes(
     return changes
 
 
-EVALUATE = Stage("evaluate", 1, evaluate)
+EVALUATE = Stage("evaluate", 2, evaluate)

@@ -43,6 +43,7 @@ class GroupPageConfig(BaseModel):
     baseline: str
     epsilon: float
     update: OptimizerConfig = OptimizerConfig()
+    k: int
     settings: str
 
 
@@ -68,6 +69,7 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
             baseline=config.baseline,
             epsilon=config.epsilon,
             update=config.update,
+            k=config.k,
             starts={seed: read_evaluated(work.input_folder(start_of(seed)))
                     for seed in config.seeds},
             runs={
@@ -86,4 +88,4 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
     return metrics
 
 
-GROUP_PAGE = Stage("group-page", 1, group_page)
+GROUP_PAGE = Stage("group-page", 2, group_page)

@@ -28,9 +28,9 @@ class Evaluated:
     prompts: tuple[PromptScore, ...]
     likelihood: tuple[LikelihoodChange, ...] = ()
 
-    def figures(self) -> dict[str, float]:
+    def figures(self, k: int) -> dict[str, float]:
         """Means over prompts (`evaluation_figures`)."""
-        return _means(evaluation_figures(self.prompts, self.likelihood))
+        return _means(evaluation_figures(self.prompts, self.likelihood, k=k))
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Run:
     metrics: tuple[MetricsLine, ...]
     displaced: tuple[QuestionDisplacement, ...] | None = None
 
-    def figures(self, epsilon: float) -> dict[str, float]:
+    def figures(self, epsilon: float, k: int) -> dict[str, float]:
         """The run's figures, one number each."""
         tested = displacement_figures(self.displaced or (), epsilon)
-        return self.evaluated.figures() | _means(tested)
+        return self.evaluated.figures(k) | _means(tested)
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class GroupPageInputs:
     """All that the page shows.
 
     `arms` are objectives by label, `baseline` one of the labels; `epsilon` and `update` the bound
-    and the optimizer of the displacement test; `starts` the evaluations of the models that each
-    seed's arms start from; `runs` every arm with every seed.
+    and the optimizer of the displacement test; `k` the largest of pass@k; `starts` the evaluations
+    of the models that each seed's arms start from; `runs` every arm with every seed.
     """
 
     name: str
@@ -61,6 +61,7 @@ class GroupPageInputs:
     baseline: str
     epsilon: float
     update: OptimizerConfig
+    k: int
     starts: Mapping[int, Evaluated]
     runs: Mapping[tuple[str, int], Run]
     settings: str = ""
@@ -77,10 +78,13 @@ class GroupPageInputs:
 
     def table(self) -> ArmTable:
         """Every arm's figures, and those of the models that the arms start from."""
-        before = {START: [one.figures() for one in self.starts.values()]}
+        before = {START: [one.figures(self.k) for one in self.starts.values()]}
         return ArmTable(
             before
-            | {arm: [run.figures(self.epsilon) for run in self.of_arm(arm)] for arm in self.arms}
+            | {
+                arm: [run.figures(self.epsilon, self.k) for run in self.of_arm(arm)]
+                for arm in self.arms
+            }
         )
 
 

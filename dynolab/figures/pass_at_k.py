@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import plotly.graph_objects as go
 
 from dynolab.data.rows import Split
@@ -23,6 +24,7 @@ from dynolab.figures.style import (
     with_interval,
 )
 from dynolab.probes.arms import START, ArmTable, pass_names, splits_of
+from dynolab.rollouts.passes import SAMPLES_PER_K
 from dynolab.statistics import Interval, clear
 
 
@@ -59,9 +61,9 @@ def pass_plate(inputs: GroupPageInputs, figures: ArmTable) -> Plate | None:
         "What k samples solve",
         _message(inputs, figures, splits),
         "pass@k: the chance that k samples to a prompt hold a right one, estimated without bias "
-        "from all samples; means over prompts, then over seeds, with 95% t-intervals over seeds "
-        "in the hover text. A training that only makes likely answers likelier raises the left "
-        "end and lowers the right one.",
+        f"(Chen et al., arXiv 2107.03374) from at least {SAMPLES_PER_K} k samples; means over "
+        "prompts, then over seeds, with 95% t-intervals over seeds. A training that only makes "
+        "likely answers likelier raises the left end and lowers the right one.",
         figure,
     )
 
@@ -71,11 +73,13 @@ def _add_arm(
 ) -> None:  # fmt: skip
     means = [figures.mean(arm, name) for name in names]
     color, dash = (INK, "dot") if arm == START else arm_style(place)
+    half = [one.high - one.mean if np.isfinite(one.high) else None for one in means]
     figure.add_scatter(
         x=[_level(name) for name in names],
         y=[round(one.mean, 6) if one.n else None for one in means],
         mode="lines+markers", name=plotly_text(arm, 32), legendgroup=arm, showlegend=index == 1,
         line={"color": color, "dash": dash, "width": 2.5}, marker={"size": 6},
+        error_y={"array": half, "color": color, "thickness": 1, "width": 3},
         customdata=[with_interval(one, sign=False) for one in means],
         hovertemplate="%{fullData.name}, pass@%{x}: %{customdata}<extra></extra>",
         xaxis=axis_name("x", index), yaxis=axis_name("y", index),

@@ -10,7 +10,7 @@ from numpy import ndarray
 
 from dynolab.data.group_results import LikelihoodChange, PromptScore, QuestionDisplacement
 from dynolab.data.rows import Split
-from dynolab.rollouts.passes import pass_at_k
+from dynolab.rollouts.passes import pass_at_k, pass_levels
 from dynolab.statistics import Interval, mean_interval
 
 LAZY_SHARE, LAZY_CHANGE = "displaced/share", "displaced/change"
@@ -60,26 +60,24 @@ class ArmTable:
         )
 
 
-def pass_levels(samples: int) -> tuple[int, ...]:
-    """The k of pass@k: powers of two, and all samples."""
-    return tuple(sorted({2**n for n in range(samples.bit_length()) if 2**n <= samples} | {samples}))
-
-
 def evaluation_figures(
-    scores: Sequence[PromptScore], changes: Sequence[LikelihoodChange] = ()
+    scores: Sequence[PromptScore], changes: Sequence[LikelihoodChange] = (), *, k: int
 ) -> dict[str, Interval]:
     """Means over the prompts of each split with their intervals, as `<split>/<figure>`.
 
-    `pass_at_<k>`: share of prompts that k samples solve; `distinct`: different texts among a
-    prompt's samples, as a share; `entropy`: of a whole answer, in nats; `right_change`: Δ log π of
-    the right answers of the model before, in nats; `right_fallen`: share of prompts whose right
-    answers have not risen.
+    **Arguments:** `k`: the largest of pass@k.
+
+    `pass_at_<k>`: share of prompts that k samples solve, without bias from all of a prompt's;
+    `distinct`: different texts among a prompt's samples, as a share; `entropy`: of a whole answer,
+    in nats; `right_change`: Δ log π of the right answers of the model before, in nats;
+    `right_fallen`: share of prompts whose right answers have not risen.
     """
     found: dict[str, Interval] = {}
     for split in dict.fromkeys(one.split for one in scores):
         own = [one for one in scores if one.split == split]
-        for k in pass_levels(min(one.samples for one in own)):
-            found[f"{split}/pass_at_{k}"] = _mean([pass_at_k(o.samples, o.right, k) for o in own])
+        for level in pass_levels(k):
+            passed = [pass_at_k(one.samples, one.right, level) for one in own]
+            found[f"{split}/pass_at_{level}"] = _mean(passed)
         found[f"{split}/distinct"] = _mean([one.distinct / one.samples for one in own])
         found[f"{split}/entropy"] = _mean([one.entropy for one in own])
         moved = [one.change for one in changes if one.split == split]

@@ -22,7 +22,7 @@ from dynolab.objectives import group_advantages, rewrite_advantages
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.simko import SimKOConfig
 from dynolab.rollouts.generator import Generator, SampleConfig, Sampled, generate_on_ranks
-from dynolab.rollouts.passes import pass_at_k
+from dynolab.rollouts.passes import SAMPLES_PER_K, pass_at_k, pass_levels
 from dynolab.rollouts.rewards import Rewards, reward_metrics
 from dynolab.training.reference import score_responses, score_sides
 from dynolab.training.step_batch import ScoredRow
@@ -87,8 +87,8 @@ def _judge(rewards: Rewards, row: PromptRow, sampled: Sequence[Sampled]) -> list
 def answer_metrics(answers: Sequence[Answers], right_from: float) -> dict[str, float]:
     """Rewards, pass@k, length in tokens, share that ended, and the policy's entropy per token.
 
-    pass@1 is the accuracy. The entropy is the mean of −log π over sampled tokens, whose
-    expectation it is.
+    pass@1 is the accuracy; `solved` the share of prompts with a right answer. The entropy is the
+    mean of −log π over sampled tokens, whose expectation it is.
     """
     every = [one for group in answers for one in group.sampled]
     size = len(answers[0].rewards)
@@ -96,7 +96,8 @@ def answer_metrics(answers: Sequence[Answers], right_from: float) -> dict[str, f
     return {
         **reward_metrics([group.rewards for group in answers]),
         **{f"rollout/pass_at_{k}": sum(pass_at_k(size, one, k) for one in right) / len(right)
-           for k in (1, size)},
+           for k in pass_levels(max(1, size // SAMPLES_PER_K))},
+        "rollout/solved": sum(map(bool, right)) / len(right),
         "rollout/length": sum(len(one.response) for one in every) / len(every),
         "rollout/finished": sum(one.finished for one in every) / len(every),
         "rollout/entropy": -sum(sum(one.logps) for one in every)

@@ -11,7 +11,7 @@ from dynolab.figures.inputs import StageFacts
 from dynolab.objectives import AdvantageRuleConfig, GRPOConfig, SimKOConfig
 from dynolab.training.config import OptimizerConfig
 
-SAMPLES = 8
+SAMPLES, K = 16, 4
 ARMS = {
     "grpo": GRPOConfig(),
     "nthr": GRPOConfig(advantage_rule=AdvantageRuleConfig(name="nthr")),
@@ -33,6 +33,7 @@ def comparison(word: str = "", seeds: tuple[int, ...] = (0, 1, 2)) -> GroupPageI
         baseline="grpo",
         epsilon=0.0,
         update=OptimizerConfig(name="sgd", learning_rate=0.01),
+        k=K,
         starts={seed: _evaluated("before", seed, word) for seed in seeds},
         runs={(arm, seed): _run(arm, seed, word) for arm in ARMS for seed in seeds},
         settings=f"name: {word}",

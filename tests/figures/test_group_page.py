@@ -62,7 +62,7 @@ def test_figures_are_means_over_prompts_then_over_seeds() -> None:
         for seed in inputs.seeds
     ]  # fmt: skip
     assert table.mean("simko", "heldout/pass_at_4") == mean_interval(np.array(per_seed))
-    before = [one.figures()["heldout/pass_at_4"] for one in inputs.starts.values()]
+    before = [one.figures(4)["heldout/pass_at_4"] for one in inputs.starts.values()]
     assert table.difference("simko", START, "heldout/pass_at_4") == mean_interval(
         np.array(per_seed) - np.array(before)
     )

@@ -50,7 +50,7 @@ SMALL: dict[str, Any] = {
         "nthr": {"name": "grpo", "kl": 0.1, "advantage_rule": {"name": "nthr"}},
         "pairs": {"name": "dpo"},
     },
-    "evaluation": {"samples": 4, "prompts": 5},
+    "evaluation": {"k": 2, "samples": 8, "prompts": 5},
     "displacement": {"questions": 4},
 }  # fmt: skip
 
@@ -97,10 +97,10 @@ def test_an_evaluation_counts_what_a_reward_says(
     asked = [row.id for split in ("train", "heldout") for row in list(read_rows(
         analysed.folder(results["prompts-0"]) / f"{split}.jsonl", PromptRow))[:5]]  # fmt: skip
     assert [one.id for one in scores] == asked
-    assert [one.samples for one in scores] == [4] * 10
+    assert [one.samples for one in scores] == [8] * 10
     right = list(read_rows(folder / "right.jsonl", RightAnswer))
     assert len(right) == sum(one.right for one in scores) > 0
-    shares = np.array([one.right / 4 for one in scores if one.split == "heldout"])
+    shares = np.array([one.right / 8 for one in scores if one.split == "heldout"])
     assert results["start-0"].metrics["heldout/pass_at_1"] == pytest.approx(shares.mean())
     told = json.loads((folder / "figures.json").read_text())["heldout/pass_at_1"]
     assert told == pytest.approx(mean_interval(shares).as_dict())
@@ -155,7 +155,7 @@ def test_the_page_and_mlflow_have_every_arm(
     page = results["grpo-page"]
     for arm in ("before", *SMALL["arms"]):
         for split in ("train", "heldout"):
-            assert 0 <= page.metrics[f"{arm}/{split}/pass_at_4"] <= 1
+            assert 0 <= page.metrics[f"{arm}/{split}/pass_at_2"] <= 1
     runs = {run.name: run for run in analysed.tracking.runs}
     assert {"report/grpo.html", "report/summary.json", "plots/accuracy.html",
             "plots/pass-at-k.html"} <= set(runs["grpo-page"].artifacts)  # fmt: skip
@@ -196,6 +196,9 @@ def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Path) -> None:
          "training.rewards = 'os.system': use one"),
         ({"data": {"source": "file", "path": "x.jsonl"}}, "base.source = 'builtin'"),
         ({"evaluation": {"samples": 0}}, "evaluation.samples = 0"),
+        ({"evaluation": {"k": 16, "samples": 16}},
+         "evaluation.samples = 16: pass@16 is estimated from at least 64 samples to a prompt, "
+         "4 for each of k: raise samples, or lower k to at most 4"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_refused_first(changes: dict[str, Any], message: str) -> None:
@@ -217,7 +220,7 @@ def test_the_command_leaves_a_page_and_runs_in_mlflow(
     assert (lab.home / "reports" / "small.html").exists()
     (parent,) = histories(address_with_login(servers), "arms", "small")
     assert parent.status == "FINISHED"
-    assert "grpo/train/pass_at_4" in parent.values
+    assert "grpo/train/pass_at_2" in parent.values
     (evaluation,) = histories(address_with_login(servers), "arms", "grpo-0-evaluation")
     assert "eval/heldout/pass_at_1" in evaluation.values
     assert set(lab.alone().study(config=file, flow="grpo").values()) == {"cached"}

@@ -3,10 +3,11 @@ from __future__ import annotations
 from itertools import combinations
 from math import comb
 
+import numpy as np
 import pytest
 
 from dynolab.errors import ConfigError
-from dynolab.rollouts.passes import pass_at_k
+from dynolab.rollouts.passes import check_samples, pass_at_k, pass_levels
 
 
 def test_it_is_the_share_of_subsets_that_hold_a_correct_sample() -> None:
@@ -28,3 +29,25 @@ def test_large_counts_stay_exact() -> None:
 def test_impossible_counts_are_refused(samples: int, correct: int, k: int) -> None:
     with pytest.raises(ConfigError, match="must lie in"):
         pass_at_k(samples, correct, k)
+
+
+def test_its_mean_is_the_chance_that_k_samples_hold_a_right_one() -> None:
+    chance, samples, k = 0.15, 32, 8
+    correct = np.random.default_rng(0).binomial(samples, chance, size=4000)
+    found = np.array([pass_at_k(samples, int(one), k) for one in correct])
+    error = found.std() / len(found) ** 0.5
+    assert found.mean() == pytest.approx(1 - (1 - chance) ** k, abs=3 * error)
+    # Half the spread of the 0 or 1 that k samples alone would give.
+    assert found.std() < 0.6 * (found.mean() * (1 - found.mean())) ** 0.5
+
+
+def test_fewer_than_four_samples_for_each_of_k_are_refused() -> None:
+    check_samples(64, 16)
+    with pytest.raises(ConfigError, match=r"samples = 63.*at least 64 samples.*k to at most 15"):
+        check_samples(63, 16)
+
+
+def test_levels_are_powers_of_two_and_the_largest() -> None:
+    assert pass_levels(1) == (1,)
+    assert pass_levels(16) == (1, 2, 4, 8, 16)
+    assert pass_levels(12) == (1, 2, 4, 8, 12)
