@@ -18,8 +18,11 @@ from tasks.filter import FilterConfig
 ARMS: dict[Label, ArmConfig] = {
     "dpo": ArmConfig(),
     "extended": ArmConfig(start="extended"),
-    "on-policy": ArmConfig(rejected="sampled"),
+    "extended-half": ArmConfig(start="extended_half"),
+    "resampled": ArmConfig(pairs="resampled"),
+    "on-policy": ArmConfig(pairs="on_policy"),
     "ipo": ArmConfig(objective=IPOConfig()),
+    "on-policy-ipo": ArmConfig(objective=IPOConfig(), pairs="on_policy"),
     "simpo": ArmConfig(objective=SimPOConfig()),
     "filter-audit": ArmConfig(filter=FilterConfig(by="on_all", drop=0.3)),
     "filter-ches": ArmConfig(filter=FilterConfig(by="ches", drop=0.3)),
@@ -49,8 +52,14 @@ class MitigationParameters(PairComparison):
         for label, arm in self.arms.items():
             if label.split("-")[0] in SHARED:
                 raise ConfigError("arms", label, "a shared stage has this name; give another")
+            if arm.pairs == "on_policy" and not self.ranks_answers:
+                raise ConfigError(
+                    f"arms.{label}.pairs", arm.pairs,
+                    "on_policy.rewards know the built-in world alone; give rewards that know your "
+                    "data, or leave the arm out",
+                )  # fmt: skip
             try:
-                arm.training(self.training, 0)
+                arm.training(self.training, self.on_policy, 0)
             except ConfigError as error:
                 raise ConfigError(f"arms.{label}", error.value, error.remedy) from error
         return self

@@ -31,6 +31,7 @@ def mitigation_steps(parameters: MitigationParameters) -> list[Step]:
         arms=arms,
         baseline=baseline,
         training=parameters.training,
+        on_policy=parameters.on_policy,
         judge=parameters.judge.name,
         settings=yaml.safe_dump(parameters.model_dump(mode="json"), sort_keys=False),
     )

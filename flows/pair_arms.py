@@ -5,30 +5,33 @@ Arms of a seed share what comes before them: rows, base model, SFT, sampled answ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pydantic import Field, model_validator
 
 from dynolab.data.arm_results import Start
 from dynolab.errors import ConfigError
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig
-from dynolab.objectives.sft import SFTExtendedConfig
+from dynolab.judges.exact import WORLD_REWARDS
+from dynolab.objectives.sft import SFTConfig, SFTExtendedConfig
 from dynolab.rollouts.generator import SampleConfig
+from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import TrainConfig
 from flows.comparison import Comparison
-from tasks.arm import ARM, ArmConfig
+from tasks.arm import ARM, ArmConfig, OnPolicyConfig
 from tasks.audit import AUDIT, AuditConfig, AuditJob
 from tasks.base import BASE
 from tasks.data import DATA
 from tasks.filter import FILTER
+from tasks.group import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
-from tasks.onpolicy import ONPOLICY
 from tasks.pair_inputs import judge_of, said_of, start_of, training_of
+from tasks.resampled import RESAMPLED
 from tasks.runtime.chain import Step
 from tasks.said import SAID, SayingConfig
 from tasks.training import SFT
 
-SHARED = ("data", "base", "sft", "sampled", "audit", "judge")
+SHARED = ("data", "prompts", "base", "sft", "sampled", "audit", "judge")
 """First words of the names of stages that arms share; no arm can have one."""
 
 
@@ -36,10 +39,15 @@ class PairComparison(Comparison):
     """A comparison of preference trainings: what all arms share."""
 
     sft: TrainConfig = Field(
-        TrainConfig(), description="Training before; of both answers where an arm starts extended."
+        TrainConfig(),
+        description="Training before, on chosen answers; arms that start extended make the same of "
+        "both answers.",
     )
     training: TrainConfig = Field(
         TrainConfig(probe_every=20), description="What all arms share: all but the objective."
+    )
+    on_policy: OnPolicyConfig = Field(
+        OnPolicyConfig(), description="How arms with pairs: on_policy draw and rank answers."
     )
     audit: AuditConfig = Field(AuditConfig(), description="Of the pairs that filters rank.")
     answers: SayingConfig = Field(SayingConfig(), description="What every arm's model is asked.")
@@ -54,10 +62,19 @@ class PairComparison(Comparison):
                 "training.objective", self.training.objective.name,
                 "arms have objectives of their own; leave it out here",
             )  # fmt: skip
+        if not isinstance(self.sft.objective, SFTConfig):
+            raise ConfigError(
+                "sft.objective", self.sft.objective.name,
+                "the training before is on chosen answers; arms with start: extended take both",
+            )  # fmt: skip
         if not self.training.probe_every:
             raise ConfigError(
                 "training.probe_every", 0, "arms are compared by probes; set the steps between"
             )
+        try:
+            Rewards(self.on_policy.rewards)
+        except ConfigError as error:
+            raise ConfigError("on_policy.rewards", error.value, error.remedy) from error
         if self.judge == ExactJudgeConfig() and self.data.source != "world":
             raise ConfigError(
                 "judge", "exact",
@@ -65,6 +82,11 @@ class PairComparison(Comparison):
                 "rewards that know your data, or take log_prob or llm",
             )  # fmt: skip
         return self
+
+    @property
+    def ranks_answers(self) -> bool:
+        """Whether the rewards of on-policy arms know the data."""
+        return self.data.source == "world" or self.on_policy.rewards != WORLD_REWARDS
 
 
 def shared_steps(
@@ -74,11 +96,12 @@ def shared_steps(
     data, base = f"data-{seed}", parameters.base_of(seed)
     reads = {"data": data} if base.source == "builtin" else {}
     steps = [Step(data, DATA, parameters.data_of(seed)), Step(f"base-{seed}", BASE, base, reads)]
+    if any(arm.pairs == "on_policy" for arm in arms.values()):
+        steps.append(Step(f"prompts-{seed}", PROMPTS, parameters.data_of(seed)))
     starts = {arm.start for arm in arms.values()}
-    for start, config in _finetunings(parameters.sft, seed).items():
-        if start in starts:
-            reads = {"data": data, "model": f"base-{seed}"}
-            steps.append(Step(start_of(start, seed), SFT, config, reads))
+    for start, config in _finetunings(parameters.sft, starts, seed).items():
+        reads = {"data": data, "model": f"base-{seed}"}
+        steps.append(Step(start_of(start, seed), SFT, config, reads))
     for arm in arms.values():
         steps += [step for step in _prepared(parameters, arm, seed) if step not in steps]
     return steps
@@ -87,35 +110,82 @@ def shared_steps(
 def arm_steps(parameters: PairComparison, label: str, arm: ArmConfig, seed: int) -> list[Step]:
     """An arm's filter, where it has one, and its training, which is named `<label>-<seed>`."""
     model, name = start_of(arm.start, seed), training_of(label, seed)
-    rows = f"sampled-{arm.start}-{seed}" if arm.rejected == "sampled" else f"data-{seed}"
+    reads = {"data": f"data-{seed}", "model": model}
     steps = []
+    if arm.pairs == "resampled":
+        reads["data"] = _sampled_name(arm, seed)
+    if arm.pairs == "on_policy":
+        reads["prompts"] = f"prompts-{seed}"
     if arm.filter is not None:
-        rows = f"{name}-filter"
-        reads = {"data": f"data-{seed}", "audit": _audit_name(arm, seed)}
-        steps.append(Step(rows, FILTER, arm.filter, reads))
-    training = arm.training(parameters.training, seed)
-    return [*steps, Step(name, ARM, training, {"data": rows, "model": model})]
+        reads["data"] = f"{name}-filter"
+        audited = {"data": f"data-{seed}", "audit": _audit_name(arm, seed)}
+        steps.append(Step(reads["data"], FILTER, arm.filter, audited))
+    training = arm.training(parameters.training, parameters.on_policy, seed)
+    return [*steps, Step(name, ARM, training, reads)]
 
 
-def _finetunings(config: TrainConfig, seed: int) -> dict[Start, TrainConfig]:
-    """SFT on chosen answers, and on both answers of every pair."""
+def _finetunings(
+    config: TrainConfig, starts: Collection[Start], seed: int
+) -> dict[Start, TrainConfig]:
+    """The wanted ones of SFT on chosen answers, and on both answers of every pair."""
     plain = config.model_copy(update={"seed": seed})
-    return {
-        "sft": plain,
-        "extended": plain.model_copy(update={"objective": SFTExtendedConfig()}),
+    made: dict[Start, TrainConfig] = {}
+    if "sft" in starts:
+        made["sft"] = plain
+    if "extended" in starts:
+        made["extended"] = extended(plain)
+    if "extended_half" in starts:
+        made["extended_half"] = plain.model_copy(update={"objective": _both(plain)})
+    return made
+
+
+def extended(plain: TrainConfig) -> TrainConfig:
+    """SFT on both answers of every pair that teaches the chosen one as much as plain SFT does.
+
+    As the authors extend their data, a pair is two rows, a step has as many rows, and the epochs
+    are the same (Ren & Sutherland, arXiv 2407.10490): half as many pairs to a step, twice the
+    steps. A chosen answer is then seen as often, with 1/batch_size in the step's mean. To double
+    the loss of as many steps would not do: AdamW and RMSprop make a step of one length whatever a
+    loss is multiplied with. Probes come at the same parts of an epoch.
+
+    **Raises** `ConfigError` for a batch that cannot be halved.
+    """
+    batch, ranks, micro = plain.batch_size, plain.engine.ranks, plain.micro_examples
+    if batch % (2 * ranks):
+        raise ConfigError(
+            "sft.batch_size", batch,
+            f"extended SFT takes half as many pairs, with two answers each: set a multiple of "
+            f"{2 * ranks}, twice engine.ranks",
+        )  # fmt: skip
+    changes = {
+        "objective": _both(plain).model_dump(),
+        "steps": 2 * plain.steps,
+        "batch_size": batch // 2,
+        "micro_batch_size": micro if micro % 2 else micro // 2,
+        "probe_every": 2 * plain.probe_every,
     }
+    return TrainConfig.model_validate(plain.model_dump() | changes)
+
+
+def _both(plain: TrainConfig) -> SFTExtendedConfig:
+    assert isinstance(plain.objective, SFTConfig), "another objective is refused before"
+    return SFTExtendedConfig(normalise=plain.objective.normalise)
 
 
 def _prepared(parameters: PairComparison, arm: ArmConfig, seed: int) -> list[Step]:
     """What an arm needs of its start: samples, or an audit under its objective."""
     reads, found = {"data": f"data-{seed}", "model": start_of(arm.start, seed)}, []
-    if arm.rejected == "sampled":
+    if arm.pairs == "resampled":
         sampling = SampleConfig(seed=seed)
-        found.append(Step(f"sampled-{arm.start}-{seed}", ONPOLICY, sampling, reads))
+        found.append(Step(_sampled_name(arm, seed), RESAMPLED, sampling, reads))
     if arm.filter is not None:
         job = AuditJob(**dict(parameters.audit), objective=arm.objective)
         found.append(Step(_audit_name(arm, seed), AUDIT, job, reads))
     return found
+
+
+def _sampled_name(arm: ArmConfig, seed: int) -> str:
+    return f"sampled-{arm.start}-{seed}"
 
 
 def _audit_name(arm: ArmConfig, seed: int) -> str:

@@ -36,7 +36,7 @@ from tasks.runtime.private import holds_secret
 from tasks.squeezing import SqueezingConfig
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
-Contrast = Literal["on_policy", "flat_world"]
+Contrast = Literal["resampled", "flat_world"]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")]
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -81,8 +81,8 @@ class StudyParameters(BaseModel):
     contrasts: tuple[Contrast, ...] = Field(
         (),
         description="The same preference training where squeezing should not show: rejected "
-        "answers sampled from the policy (on_policy), or answers without a preferred style "
-        "(flat_world, for the built-in world).",
+        "answers sampled once from the policy that it starts from (resampled), or answers without "
+        "a preferred style (flat_world, for the built-in world).",
     )
     comparisons: ComparisonFiles = ComparisonFiles()
 

@@ -6,7 +6,7 @@ import yaml
 
 from dynolab.probes.reproduction import AFTER_EXTENDED, AFTER_SFT
 from flows.pair_arms import arm_steps, judge_step, said_step, shared_steps
-from flows.reproduce_parameters import ARMS, ReproduceParameters
+from flows.reproduce_parameters import ReproduceParameters
 from tasks.arm import ARM
 from tasks.judge import JUDGE
 from tasks.reproduction_page import REPRODUCTION_PAGE, ReproductionPageConfig
@@ -21,16 +21,17 @@ JUDGED = (AFTER_SFT, AFTER_EXTENDED)
 def reproduce_steps(parameters: ReproduceParameters) -> list[Step]:
     """The reproduction's stages in order: seed by seed SFT, DPO, answers, and the page."""
     steps: list[Step] = []
+    arms = parameters.arms
     for seed in parameters.seeds:
-        steps += shared_steps(parameters, ARMS, seed)
-        for label, arm in ARMS.items():
+        steps += shared_steps(parameters, arms, seed)
+        for label, arm in arms.items():
             steps += arm_steps(parameters, label, arm, seed)
         steps += [said_step(parameters, label, seed) for label in JUDGED]
         steps.append(judge_step(parameters, AFTER_SFT, [AFTER_EXTENDED], seed))
     page = ReproductionPageConfig(
         name=parameters.name,
         seeds=parameters.seeds,
-        arms=tuple(ARMS),
+        arms=tuple(arms),
         judge=parameters.judge.name,
         settings=yaml.safe_dump(parameters.model_dump(mode="json"), sort_keys=False),
     )

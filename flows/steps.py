@@ -18,9 +18,9 @@ from tasks.filter import FILTER
 from tasks.forces import FORCES
 from tasks.foresight import FORESIGHT, ForesightConfig
 from tasks.kernel import KERNEL, KernelJob
-from tasks.onpolicy import ONPOLICY
 from tasks.probe import PROBE
 from tasks.report import REPORT, ReportConfig
+from tasks.resampled import RESAMPLED
 from tasks.runtime.chain import Step
 from tasks.squeezing import SQUEEZING, SqueezingJob
 from tasks.training import PREFERENCE, SFT
@@ -100,10 +100,10 @@ def _audit(parameters: StudyParameters) -> tuple[list[Step], list[Step]]:
 
 
 def _squeezing_step(parameters: StudyParameters) -> Step:
-    """The study's trainings and, on the same data, that on the policy's own answers."""
+    """The study's trainings and, on the same data, that on resampled rejected answers."""
     started = {"sft": "base", "preference": "sft"}
-    if "on_policy" in parameters.contrasts:
-        started["on-policy"] = "sft"
+    if "resampled" in parameters.contrasts:
+        started["resampled"] = "sft"
     job = SqueezingJob(**dict(parameters.squeezing), trainings=started)
     reads = {name: name for name in ("data", "base", *started, "probe")}
     return Step("squeezing", SQUEEZING, job, reads)
@@ -114,13 +114,13 @@ def _base_step(name: str, parameters: StudyParameters, *, data: str) -> Step:
     return Step(name, BASE, parameters.base, {"data": data} if builtin else {})
 
 
-def _on_policy(parameters: StudyParameters) -> list[Step]:
-    """Preference training whose rejected answers the policy before it says itself."""
+def _resampled(parameters: StudyParameters) -> list[Step]:
+    """Preference training on rejected answers that are sampled once from where it starts."""
     sampling = SampleConfig(seed=parameters.seed)
     return [
-        Step("on-policy-data", ONPOLICY, sampling, {"data": "data", "model": "sft"}),
-        Step("on-policy", PREFERENCE, _unrecorded(parameters.preference),
-             {"data": "on-policy-data", "model": "sft"}),
+        Step("resampled-data", RESAMPLED, sampling, {"data": "data", "model": "sft"}),
+        Step("resampled", PREFERENCE, _unrecorded(parameters.preference),
+             {"data": "resampled-data", "model": "sft"}),
     ]  # fmt: skip
 
 
@@ -142,4 +142,4 @@ def _unrecorded(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={"record_steps": ()})
 
 
-_CONTRASTS = {"on_policy": _on_policy, "flat_world": _flat_world}
+_CONTRASTS = {"resampled": _resampled, "flat_world": _flat_world}

@@ -6,18 +6,20 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dynolab.data.arm_results import ArmFacts, Divergence, Start
+from dynolab.data.arm_results import ArmFacts, Divergence, Pairs, Start
 from dynolab.data.results import MetricsLine
 from dynolab.data.rows import ProbeRow, read_rows, write_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged, RankFailed
+from dynolab.judges.exact import WORLD_REWARDS
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
+from dynolab.rollouts.rewards import RewardConfig
 from dynolab.squeezing.alarm import AlarmConfig
-from dynolab.training.config import TrainConfig
+from dynolab.training.config import GroupTrainConfig, TrainConfig
 from tasks.filter import FilterConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
@@ -27,16 +29,39 @@ DIVERGENCE = "divergence.json"
 WATCHED = ("chosen", "rejected")
 
 
+class OnPolicyConfig(BaseModel):
+    """How arms on the policy's own pairs draw and rank them, with `GroupTrainConfig`'s names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    rewards: tuple[RewardConfig, ...] = Field(
+        WORLD_REWARDS,
+        min_length=1,
+        description="Their weighted sum ranks answers; default: the built-in world's exact judge.",
+    )
+    completions: int = Field(
+        2, ge=2, description="Sampled to each prompt; the best and the worst make its pair."
+    )
+    temperature: float = Field(1.0, gt=0, description="Of the sampling.")
+    max_new_tokens: int = Field(24, ge=1, description="Longest answer.")
+    stop: tuple[str, ...] = Field((), description="Texts that end an answer.")
+    sample_batch_size: int = Field(128, ge=1, description="Answers that grow side by side.")
+
+
 class ArmConfig(BaseModel):
     """One way of preference training."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     objective: RowObjectiveConfig = DPOConfig()
     start: Start = Field(
-        "sft", description="Model that it starts from: extended is SFT on both answers of a pair."
+        "sft",
+        description="Model that it starts from. extended: SFT on both answers of every pair, in "
+        "twice the steps, so that each weighs as in plain SFT; extended_half: in as many steps, "
+        "at half the weight.",
     )
-    rejected: Literal["given", "sampled"] = Field(
-        "given", description="Rejected answers: the data's, or the start's own samples (on-policy)."
+    pairs: Pairs = Field(
+        "given",
+        description="The data's; resampled: with rejected answers sampled once from the start; "
+        "on_policy: both answers sampled at every step, and ranked.",
     )
     filter: FilterConfig | None = Field(
         None, description="Leaves the worst pairs of an audit of the start out."
@@ -52,33 +77,48 @@ class ArmConfig(BaseModel):
     def facts(self) -> ArmFacts:
         """What pages say of it."""
         return ArmFacts(
-            objective=self.objective, start=self.start, rejected=self.rejected,
+            objective=self.objective, start=self.start, pairs=self.pairs,
             filtered_by=self.filter and self.filter.by, dropped=self.filter and self.filter.drop,
             alarm=self.alarm, learning_rate=self.learning_rate,
         )  # fmt: skip
 
-    def training(self, shared: TrainConfig, seed: int) -> TrainConfig:
+    def training(
+        self, shared: TrainConfig, on_policy: OnPolicyConfig, seed: int
+    ) -> TrainConfig | GroupTrainConfig:
         """The arm's training with one seed.
 
-        **Raises** `ConfigError` for an objective that compares no answers.
+        **Raises** `ConfigError` for an objective that compares no answers, and for a filter of
+        pairs that are not the data's.
         """
         if self.objective.name not in PAIR_OBJECTIVES:
             raise ConfigError(
                 "objective", self.objective.name,
                 f"compares no answers; choose one of {', '.join(sorted(PAIR_OBJECTIVES))}",
             )  # fmt: skip
+        if self.filter is not None and self.pairs != "given":
+            raise ConfigError(
+                "filter", self.filter.by,
+                f"ranks the data's pairs, and with pairs: {self.pairs} others are trained on; "
+                "leave one out",
+            )  # fmt: skip
         changes: dict[str, Any] = {"objective": self.objective.model_dump(), "seed": seed}
         if self.alarm is not None:
             changes["alarm"] = self.alarm.model_dump()
-        known = TrainConfig.model_validate(shared.model_dump() | changes)
+        known: TrainConfig | GroupTrainConfig
+        if self.pairs == "on_policy":
+            changes |= on_policy.model_dump()
+            known = GroupTrainConfig.model_validate(shared.model_dump() | changes)
+        else:
+            known = TrainConfig.model_validate(shared.model_dump() | changes)
         if self.learning_rate is None:
             return known
         optimizer = known.optimizer.model_copy(update={"learning_rate": self.learning_rate})
         return known.model_copy(update={"optimizer": optimizer})
 
 
-def train_arm(work: Work[TrainConfig]) -> dict[str, float]:
-    """Trains input `model` on the rows of input `data`, as a preference stage does.
+def train_arm(work: Work[TrainConfig | GroupTrainConfig]) -> dict[str, float]:
+    """Trains input `model` on the rows of input `data`, as a preference stage does; or on its own
+    answers to those of input `prompts`.
 
     Of the kinds of answers those are watched that arms are compared by: the pair's own, and y*.
 
@@ -90,7 +130,9 @@ def train_arm(work: Work[TrainConfig]) -> dict[str, float]:
     """
     try:
         data = work.input_folder("data")
-        metrics = run_training(work, data / "train.jsonl", _pairs_own(work, data))
+        own = isinstance(work.config, GroupTrainConfig)
+        rows = work.input_folder("prompts") if own else data
+        metrics = run_training(work, rows / "train.jsonl", _pairs_own(work, data))
         found = _lost(_logged(work))
     except (Diverged, RankFailed) as error:
         if not (work.logs / DIVERGED).exists():
@@ -107,7 +149,7 @@ def train_arm(work: Work[TrainConfig]) -> dict[str, float]:
     return metrics | {"diverged": 1.0}
 
 
-def _pairs_own(work: Work[TrainConfig], data: Path) -> Path:
+def _pairs_own(work: Work[TrainConfig | GroupTrainConfig], data: Path) -> Path:
     """The watched rows without other kinds: reading those takes longer than training."""
     file = work.scratch / "probes.jsonl"
     rows = read_rows(data / "probes.jsonl", ProbeRow)
@@ -115,7 +157,7 @@ def _pairs_own(work: Work[TrainConfig], data: Path) -> Path:
     return file
 
 
-def _logged(work: Work[TrainConfig]) -> list[MetricsLine]:
+def _logged(work: Work[TrainConfig | GroupTrainConfig]) -> list[MetricsLine]:
     file = work.output / "metrics.jsonl"
     return list(read_rows(file, MetricsLine)) if file.exists() else []
 

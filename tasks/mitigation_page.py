@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from dynolab.training.config import TrainConfig
-from tasks.arm import ArmConfig
+from tasks.arm import ArmConfig, OnPolicyConfig
 from tasks.pages import send_page, stage_facts
 from tasks.pair_inputs import read_run
 from tasks.runtime.stage import Stage
@@ -21,6 +21,7 @@ class MitigationPageConfig(BaseModel):
     arms: dict[str, ArmConfig]
     baseline: str
     training: TrainConfig
+    on_policy: OnPolicyConfig = OnPolicyConfig()
     judge: str
     settings: str
 
@@ -46,7 +47,7 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
                 arm: tuple(read_run(work, arm, seed).row() for seed in config.seeds)
                 for arm in config.arms
             },
-            training=_words(config.training),
+            training=_words(config),
             judge=config.judge,
         )
         metrics = write_mitigation_page(
@@ -56,13 +57,21 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
     return metrics
 
 
-def _words(training: TrainConfig) -> str:
-    """The training that all arms share, in one sentence."""
+def _words(config: MitigationPageConfig) -> str:
+    """The training that all arms share, and how on-policy arms make their pairs."""
+    training, own = config.training, config.on_policy
     optimizer = training.optimizer
-    return (
+    shared = (
         f"All arms make {training.steps} steps of {training.batch_size} pairs with "
         f"{optimizer.name}, learning rate {optimizer.learning_rate:g}."
     )
+    if not any(arm.pairs == "on_policy" for arm in config.arms.values()):
+        return shared
+    ranking = " + ".join(f"{one.weight:g} {one.name}" for one in own.rewards)
+    return (
+        f"{shared} On-policy arms sample {own.completions} answers to each of a step's prompts, "
+        f"ranked by {ranking}; prompts whose answers rank alike are left out."
+    )
 
 
-MITIGATION_PAGE = Stage("mitigation-page", 1, mitigation_page)
+MITIGATION_PAGE = Stage("mitigation-page", 2, mitigation_page)

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 def start_of(start: Start, seed: int) -> str:
     """Step whose model arms start from."""
-    return {"base": f"base-{seed}", "sft": f"sft-{seed}", "extended": f"sft-extended-{seed}"}[start]
+    return {
+        "base": f"base-{seed}",
+        "sft": f"sft-{seed}",
+        "extended": f"sft-extended-{seed}",
+        "extended_half": f"sft-extended-half-{seed}",
+    }[start]
 
 
 def training_of(arm: str, seed: int) -> str:

@@ -22,13 +22,13 @@ class ReproductionPageConfig(BaseModel):
 
 
 def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
-    """Reads of every seed both SFTs, every DPO training, and what was judged.
+    """Reads of every seed all SFTs, every preference training, and what was judged.
 
     Results: `reproduction.html`, `summary.json` and `figures/`; all go to MLflow as well. Returns
     the changes, means over seeds, and how many claims end how.
     """
     from dynolab.figures.reproduction_page import ReproductionInputs, write_reproduction_page
-    from dynolab.probes.reproduction import EXTENDED, SFT
+    from dynolab.probes.reproduction import EXTENDED, EXTENDED_HALF, SFT
 
     config = work.config
     with work.shown():
@@ -37,6 +37,7 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
         for seed in seeds:
             runs[SFT, seed] = read_start(work, "sft", seed)
             runs[EXTENDED, seed] = read_start(work, "extended", seed)
+            runs[EXTENDED_HALF, seed] = read_start(work, "extended_half", seed)
         inputs = ReproductionInputs(
             name=config.name, seeds=seeds, runs=runs, judge=config.judge,
             settings=config.settings, stages=stage_facts(work),
@@ -46,4 +47,4 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
     return metrics
 
 
-REPRODUCTION_PAGE = Stage("reproduction-page", 1, reproduction_page)
+REPRODUCTION_PAGE = Stage("reproduction-page", 2, reproduction_page)

@@ -9,20 +9,33 @@ from dynolab.data.rows import Row
 from dynolab.objectives.registry import RowObjectiveConfig
 from dynolab.squeezing.alarm import AlarmConfig
 
-Start = Literal["base", "sft", "extended"]
-"""Model that preference training starts from; extended: SFT on both answers of a pair."""
+Start = Literal["base", "sft", "extended", "extended_half"]
+"""Model that preference training starts from.
+
+`extended`: SFT on both answers of every pair, each as often and with the weight that the chosen
+one has in plain SFT, which takes twice the steps. `extended_half`: in as many steps as plain SFT,
+in which every answer has half the weight.
+"""
+
+Pairs = Literal["given", "resampled", "on_policy"]
+"""Pairs that preference training learns from.
+
+`given`: the data's. `resampled`: the data's chosen answers, and rejected ones sampled once from the
+model that training starts from. `on_policy`: both answers sampled from the policy as it is, at
+every step, and ranked by rewards (Guo et al., arXiv 2402.04792).
+"""
 
 
 class ArmFacts(Row):
     """What an arm of a comparison is.
 
-    `rejected`: the data's rejected answers, or the start's own samples. `dropped` is the share of
-    pairs that the ranking `filtered_by` left out. `learning_rate` is its own where it has one.
+    `dropped` is the share of pairs that the ranking `filtered_by` left out. `learning_rate` is its
+    own where it has one.
     """
 
     objective: RowObjectiveConfig
     start: Start = "sft"
-    rejected: Literal["given", "sampled"] = "given"
+    pairs: Pairs = "given"
     filtered_by: str | None = None
     dropped: float | None = None
     alarm: AlarmConfig | None = None

@@ -13,6 +13,23 @@ _SOURCES = {
     "slic": "Zhao et al., arXiv 2305.10425", "hinge": "Liu et al., arXiv 2309.06657",
     "sppo": "Wu et al., arXiv 2405.00675",
 }  # fmt: skip
+_STARTS: dict[str, str] = {
+    "extended": "after SFT on both answers of every pair, in twice the steps: each weighs as the "
+    "chosen one does in plain SFT",
+    "extended_half": "after SFT on both answers of every pair, in as many steps: each has half the "
+    "weight",
+    "base": "from the base model, without SFT",
+}
+_PAIRS = {
+    "resampled": (
+        "rejected answers sampled once from the model that it starts from, chosen ones the data's",
+        _PAPER,
+    ),
+    "on_policy": (
+        "on-policy: both answers sampled from the policy at every step and ranked",
+        "Guo et al., arXiv 2402.04792",
+    ),
+}
 _RANKINGS = {"ches": "CHES", "ches_per_token": "CHES per token"}
 
 
@@ -20,15 +37,12 @@ def told(arm: ArmFacts) -> tuple[str, str]:
     """What an arm does, and who proposed it."""
     name = objective_name(arm.objective.name)
     parts, source = [], _SOURCES.get(arm.objective.name, "–")
-    if arm.start == "extended":
-        parts.append("after SFT on both answers of every pair")
+    if arm.start in _STARTS:
+        parts.append(_STARTS[arm.start])
         source = _PAPER
-    if arm.start == "base":
-        parts.append("from the base model, without SFT")
-        source = _PAPER
-    if arm.rejected == "sampled":
-        parts.append("rejected answers sampled from the model that it starts from")
-        source = _PAPER
+    if arm.pairs in _PAIRS:
+        pairs, source = _PAIRS[arm.pairs]
+        parts.append(pairs)
     if arm.filtered_by is not None:
         by = _RANKINGS.get(arm.filtered_by)
         ranking = f"by {by}" if by else f"by the audit ({arm.filtered_by})"

@@ -13,8 +13,8 @@ from dynolab.statistics import Interval, mean_interval
 
 _KINDS = ("chosen", "rejected", ARGMAX)
 _MEANING = {
-    "on-policy": "rejected answers are sampled from the policy that training starts from; those "
-    "watched here are still the data's own",
+    "resampled": "rejected answers are sampled once from the policy that training starts from; "
+    "those watched here are still the data's own",
     "flat-world": "a world whose answers prefer no style, from the base model on",
 }
 

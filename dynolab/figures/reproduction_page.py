@@ -241,6 +241,7 @@ def _change_section(inputs: ReproductionInputs, changes: Mapping[str, Interval])
         (title, *(_cell(changes.get(f"{training}/{name}")) for name in shown),
          _ending(inputs, training))
         for training, title in TITLES.items()
+        if any((training, seed) in inputs.runs for seed in inputs.seeds)
     ]  # fmt: skip
     return section(
         "changes",
@@ -275,7 +276,9 @@ def _lead(inputs: ReproductionInputs, seeds: Sequence[Trainings]) -> Html:
     many = len(inputs.seeds) > 1
     said = (
         "Which findings of the papers on finetuning appear here: SFT on chosen answers and on "
-        "both answers, and DPO from the base model, after each SFT, and on own samples. "
+        "both answers, DPO from the base model and after each SFT, DPO with rejected answers "
+        "sampled once from the model that it starts from, and, where something ranks answers, DPO "
+        "and IPO on pairs that the policy samples itself at every step. "
         f"Seed{'s' if many else ''} {join(list(map(str, inputs.seeds)))}.{watched}"
     )
     return Html(f'<p class="lead">{text(said)}</p>')

@@ -22,5 +22,7 @@ def reproduction_section(verdicts: Sequence[Verdict], unit: str) -> Html:
         "other models and data, numbers do not. Measured on training prompts, changes of log π in "
         f"nats; brackets hold 95% intervals over {unit}. Appears: every interval lies on the "
         "expected side; does not: one lies wholly on the other side; unclear: neither. A peak's "
-        "step is chosen on the other half of the prompts.",
+        "step is chosen on the other half of the prompts. Extended SFT takes both answers of every "
+        "pair in twice the steps, so that a chosen answer is seen as often and weighs as much as "
+        "in SFT; with half weight, in as many steps.",
     )

@@ -119,7 +119,7 @@ class PreferenceForm(DataForm):
 class StudyForm(PreferenceForm):
     """SFT, preference training, and the forces that did it."""
 
-    contrasts: Annotated[list[Literal["on_policy", "flat_world"]] | None, At("contrasts")] = Field(
+    contrasts: Annotated[list[Literal["resampled", "flat_world"]] | None, At("contrasts")] = Field(
         None, description="The same training where squeezing should not show."
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.data.onpolicy import with_rejected
+from dynolab.data.resampled import with_rejected
 from dynolab.data.rows import write_rows
 from dynolab.data.sources import DataConfig, load_data, resolve_data
 from dynolab.data.world import WorldConfig

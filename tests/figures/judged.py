@@ -11,7 +11,7 @@ from dynolab.judges import win_rate
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LlmJudgeConfig
 from dynolab.judges.config import JudgeEndpointConfig as Endpoint
 
-POLICIES = ("dpo", "on-policy")
+POLICIES = ("dpo", "resampled")
 
 
 def comparison(

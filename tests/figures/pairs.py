@@ -14,6 +14,7 @@ from tests.figures.synthetic import DPO, Shape, line, probes, up
 ARMS = {
     "dpo": ArmFacts(objective=DPOConfig()),
     "extended": ArmFacts(objective=DPOConfig(), start="extended"),
+    "own": ArmFacts(objective=DPOConfig(), pairs="on_policy"),
     "simpo": ArmFacts(objective=SimPOConfig(), learning_rate=0.01),
     "alarm": ArmFacts(objective=DPOConfig(), alarm=AlarmConfig(rise=2.0)),
     "dose": ArmFacts(objective=DPOConfig(negative_dose=0.3)),
@@ -21,6 +22,7 @@ ARMS = {
 SHAPES: dict[str, dict[str, Shape]] = {
     "dpo": DPO,
     "extended": DPO | {"chosen": line(-1.0), "argmax": up(1.5)},
+    "own": DPO | {"chosen": line(-0.5), "argmax": up(0.5)},
     "simpo": DPO | {"chosen": line(-6.0)},
     "alarm": DPO | {"chosen": line(-1.0), "argmax": up(1.0)},
     "dose": DPO | {"chosen": line(0.1), "argmax": up(1.0)},

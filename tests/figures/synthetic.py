@@ -206,7 +206,7 @@ def study(name: str = "built-in", **facts: object) -> ReportInputs:
             **facts,
         }),
         trainings=(training("sft", "sft"), training("preference", "dpo")),
-        contrasts=(Training("on-policy", "dpo", probes=probes(DPO | {"argmax": line(-1.0)}, 100)),),
+        contrasts=(Training("resampled", "dpo", probes=probes(DPO | {"argmax": line(-1.0)}, 100)),),
         kernel=kernel(("base", "sft", "preference")),
         audit=audit(),
         answers=answers(),

@@ -19,7 +19,7 @@ def test_the_page_says_who_is_preferred_and_how_surely(tmp_path: Path) -> None:
     inputs = comparison()
     metrics = write_judge_page(inputs, tmp_path)
     page = (tmp_path / "judge.html").read_text()
-    assert "Whose answers to 40 held-out prompts are better: dpo and on-policy against sft" in page
+    assert "Whose answers to 40 held-out prompts are better: dpo and resampled against sft" in page
     rate = inputs.rates[0]
     assert metrics["win_rate/dpo/exact"] == rate.rate
     assert f"dpo wins {100 * rate.rate:.1f} [" in page

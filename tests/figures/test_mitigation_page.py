@@ -55,7 +55,7 @@ def test_a_run_that_diverged_is_told_and_its_arm_stays(tmp_path: Path) -> None:
     assert summary["differences"]["simpo/train/gap"]["n"] == 2
     words = " ".join(Parsed((tmp_path / "mitigation.html").read_text()).words)
     assert "seed 0 diverged after 31 steps" in words
-    assert "1 of 15 runs diverged" in words
+    assert "1 of 18 runs diverged" in words
     assert "3 of 3 ended by the alarm at step 40" in words
 
 

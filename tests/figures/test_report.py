@@ -155,7 +155,7 @@ def test_kinds_say_how_they_were_made(folder: Path) -> None:
 def test_contrasts_stand_beside_the_studys_own_training(folder: Path) -> None:
     words = "".join(Parsed((folder / "report.html").read_text()).words)
     assert re.search(
-        r"y\* changes by \+\S+ nats in this study's DPO and \+\S+ nats in “on-policy”", words
+        r"y\* changes by \+\S+ nats in this study's DPO and \+\S+ nats in “resampled”", words
     )
 
 

@@ -20,7 +20,7 @@ from dynolab.figures.reproduction_page import (
     path_plate,
     write_reproduction_page,
 )
-from dynolab.probes.reproduction import AFTER_EXTENDED, AFTER_SFT, FROM_BASE, ON_POLICY, SFT, SHAPES
+from dynolab.probes.reproduction import AFTER_EXTENDED, AFTER_SFT, FROM_BASE, RESAMPLED, SFT, SHAPES
 from dynolab.probes.verdict_rows import VerdictRow
 from dynolab.statistics import Interval
 from tests.figures.pairs import mitigation
@@ -30,7 +30,7 @@ from tests.figures.synthetic import SFT as SFT_SHAPES
 
 CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
 PATHS = {
-    SFT: SFT_SHAPES, AFTER_SFT: DPO, AFTER_EXTENDED: DPO | {"chosen": line(-1.0)}, ON_POLICY: DPO,
+    SFT: SFT_SHAPES, AFTER_SFT: DPO, AFTER_EXTENDED: DPO | {"chosen": line(-1.0)}, RESAMPLED: DPO,
 }  # fmt: skip
 
 

@@ -204,7 +204,7 @@ def test_analyses(change: str, message: str, tmp_path: Path, refused: Refused) -
     ("change", "message"),
     [
         ("name=x", "policies.sft.result = 'sft': is no finished step of the study; run its study"),
-        ("baseline=ppo", "baseline = 'ppo': name a policy: sft, dpo, on-policy"),
+        ("baseline=ppo", "baseline = 'ppo': name a policy: sft, dpo, resampled"),
         ("reference=null", "reference = None: judge log-prob goes by one: name a model"),
         ("judges.exact.rewards=[{name: os.system}]", "rewards = 'os.system': use one of"),
         ("judges.gpt={name: llm}", "judges.gpt.endpoint = {'name': 'llm'}: Field required"),

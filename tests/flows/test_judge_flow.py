@@ -242,5 +242,5 @@ def test_without_a_key_the_variable_is_named(
 def test_the_file_of_the_repository_is_a_plan() -> None:
     file = ROOT / "deploy/studies/judge_builtin.yaml"
     parameters = load_parameters(JudgeParameters, file)
-    assert parameters.baseline_label == "sft" and parameters.others == ("dpo", "on-policy")
+    assert parameters.baseline_label == "sft" and parameters.others == ("dpo", "resampled")
     assert not [one for one in parameters.judges.values() if one.name == "llm"]

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynolab.data.arm_results import Divergence
+from dynolab.data.batches import draw
+from dynolab.data.encode import encode_prompt
 from dynolab.data.judge_results import Judgement, PolicyAnswer
 from dynolab.data.results import TrainingSummary
-from dynolab.data.rows import read_rows, read_value
+from dynolab.data.rows import PromptRow, read_rows, read_value
 from dynolab.errors import DIVERGED, ConfigError
+from dynolab.judges.exact import WORLD_REWARDS
+from dynolab.objectives import build_objective
+from dynolab.objectives.sft import SFTExtendedConfig
+from dynolab.rollouts.decoding import ModelGenerator
+from dynolab.rollouts.rewards import Rewards
+from dynolab.training.config import GroupTrainConfig, TrainConfig
+from dynolab.training.record import StepRecord
 from flows.mitigation_parameters import MitigationParameters
 from flows.mitigation_steps import mitigation_steps
 from flows.parameters import load_parameters, validated
 from flows.reproduce_parameters import ReproduceParameters
 from flows.reproduce_steps import reproduce_steps
+from models.language import load_language_model, load_tokenizer
 from tasks.runtime.chain import plan
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
@@ -39,7 +51,10 @@ SHARED: dict[str, Any] = {
 ARMS: dict[str, Any] = {
     "dpo": {},
     "extended": {"start": "extended"},
-    "on-policy": {"rejected": "sampled"},
+    "extended-half": {"start": "extended_half"},
+    "resampled": {"pairs": "resampled"},
+    "on-policy": {"pairs": "on_policy"},
+    "on-policy-ipo": {"pairs": "on_policy", "objective": {"name": "ipo"}},
     "filter": {"filter": {"by": "ches", "drop": 0.5}},
     "alarm": {"alarm": {"rise": 1e-9}, "learning_rate": 0.5},
     "wild": {"learning_rate": 1e30},
@@ -72,11 +87,15 @@ def test_arms_share_their_start_and_nothing_is_computed_twice(
     reads = {step.name: dict(step.inputs) for step in steps}
     assert reads["dpo-1"] == {"data": "data-1", "model": "sft-1"}
     assert reads["extended-1"] == {"data": "data-1", "model": "sft-extended-1"}
-    assert reads["on-policy-1"] == {"data": "sampled-sft-1", "model": "sft-1"}
+    assert reads["extended-half-1"] == {"data": "data-1", "model": "sft-extended-half-1"}
+    assert reads["resampled-1"] == {"data": "sampled-sft-1", "model": "sft-1"}
+    own = {"data": "data-1", "prompts": "prompts-1", "model": "sft-1"}
+    assert reads["on-policy-1"] == reads["on-policy-ipo-1"] == own
     assert reads["filter-1"] == {"data": "filter-1-filter", "model": "sft-1"}
     reproduction = reproduce_steps(validated(ReproduceParameters, SHARED))
     known = {one.step for one in plan(reproduction, analysed.platform) if one.state == "cached"}
-    assert {"sft-0", "sft-extended-1", "dpo-0", "extended-1", "on-policy-0", "dpo-1-said"} <= known
+    assert {"sft-0", "sft-extended-1", "sft-extended-half-0", "dpo-0", "extended-1", "resampled-0",
+            "on-policy-0", "on-policy-ipo-1", "dpo-1-said"} <= known  # fmt: skip
 
 
 def test_an_arm_that_diverges_is_a_result_and_the_others_go_on(
@@ -127,6 +146,39 @@ def test_answers_are_drawn_alike_and_judged_prompt_by_prompt(
     assert "dpo/heldout/won" not in page
 
 
+def test_on_policy_arms_learn_from_ranked_answers_of_the_model_as_it_is(
+    analysed: Analysed, results: dict[str, StageResult]
+) -> None:
+    recorded = SHARED["training"] | {"steps": 3, "record_steps": [0, 1, 2]}
+    arms = {"on-policy": ARMS["on-policy"]}
+    steps = mitigation_steps(parameters(seeds=[0], arms=arms, training=recorded))
+    training = next(step.config for step in steps if step.name == "on-policy-0")
+    assert isinstance(training, GroupTrainConfig) and training.completions == 2
+    trained = analysed.folder(run_all(analysed, steps)["on-policy-0"])
+    prompts = list(
+        read_rows(analysed.folder(results["prompts-0"]) / "train.jsonl", PromptRow)
+    )  # fmt: skip
+    model = load_language_model(trained / "model")
+    tokenizer, rewards = load_tokenizer(trained / "model"), Rewards(WORLD_REWARDS)
+    generator = ModelGenerator(model, tokenizer, 64)
+    seen = set()
+    for step in training.record_steps:
+        record = StepRecord.load(trained / "forces" / f"step-{step:08d}")
+        model.load_state_dict(record.before, strict=False)
+        rows = [prompts[row] for row in draw(step, training.batch_size, len(prompts), 0)]
+        asked = [encode_prompt(tokenizer, row.prompt) for row in rows]
+        drawn = generator.generate(asked, training.sampling, samples=2, step=step)
+        expected = {}
+        for row, both in zip(rows, drawn, strict=True):
+            worth = rewards(row.prompt, [one.text for one in both], row)
+            if worth[0] != worth[1]:
+                worse, better = (both[at].encoded for at in sorted((0, 1), key=worth.__getitem__))
+                expected[row.id] = {"chosen": better, "rejected": worse}
+        assert {pair.id: pair.named() for pair in record.examples} == expected
+        seen.update(expected)
+    assert seen
+
+
 def test_a_model_can_judge_where_nobody_knows_what_is_right(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
@@ -156,6 +208,18 @@ def test_the_reproduction_measures_every_finding_of_the_world(
         ({"seeds": [1, 1]}, "seeds = [1, 1]: name every seed once"),
         ({"baseline": "grpo"}, "baseline = 'grpo': name an arm: dpo, extended"),
         ({"arms": {"sft-2": {}}}, "arms = 'sft-2': a shared stage has this name"),
+        ({"arms": {"a": {"pairs": "on_policy", "filter": {"by": "ches", "drop": 0.5}}}},
+         "arms.a = 'ches': ranks the data's pairs, and with pairs: on_policy others"),
+        ({"on_policy": {"rewards": [{"name": "os.system"}]}},
+         "on_policy.rewards = 'os.system': use one of exact"),
+        ({"data": {"source": "file", "path": "x.jsonl"}, "base": {"source": "x"},
+          "judge": {"name": "log_prob"}},
+         "arms.on-policy.pairs = 'on_policy': on_policy.rewards know the built-in world alone"),
+        ({"sft": {"objective": {"name": "sft_extended"}}},
+         "sft.objective = 'sft_extended': the training before is on chosen answers"),
+        ({"sft": {"engine": PLAIN, "batch_size": 5}},
+         "sft.batch_size = 5: extended SFT takes half as many pairs, with two answers each: set a "
+         "multiple of 2"),
         ({"arms": {"a": {"objective": {"name": "sft"}}}},
          "arms.a = 'sft': compares no answers; choose one of dpo"),
         ({"training": {"objective": {"name": "dpo"}, "probe_every": 1}},
@@ -173,6 +237,34 @@ def test_what_cannot_work_is_refused_before_anything_runs(
     with pytest.raises(ConfigError) as refused:
         mitigation_steps(parameters(**changes))
     assert message in str(refused.value)
+
+
+def weights_of_chosen(config: TrainConfig, rows: int) -> dict[int, Fraction]:
+    """By training row what its chosen answer weighs in all steps together, in 1/batch_size."""
+    seen: dict[int, Fraction] = defaultdict(Fraction)
+    sides = len(build_objective(config.objective).sides)
+    for step in range(config.steps):
+        for row in draw(step, config.batch_size, rows, config.seed):
+            seen[row] += Fraction(1, config.batch_size * sides)
+    return seen
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_extension_leaves_a_chosen_answer_the_weight_that_it_has_in_sft(ranks: int) -> None:
+    engine = PLAIN if ranks == 1 else {"kind": "deepspeed", "ranks": ranks}
+    sft = {"engine": engine, "steps": 9, "batch_size": 8, "micro_batch_size": 4, "probe_every": 3,
+           "warmup_steps": 2, "objective": {"name": "sft"}}  # fmt: skip
+    arms = {label: ARMS[label] for label in ("dpo", "extended", "extended-half")}
+    known = {step.name: step.config for step in mitigation_steps(parameters(sft=sft, arms=arms))}
+    plain, both, half = (known[name] for name in ("sft-0", "sft-extended-0", "sft-extended-half-0"))
+    assert both.objective == half.objective == SFTExtendedConfig()
+    assert weights_of_chosen(both, 12) == weights_of_chosen(plain, 12)
+    assert (
+        sum(weights_of_chosen(half, 12).values()) == sum(weights_of_chosen(plain, 12).values()) / 2
+    )
+    assert (both.steps, both.batch_size, both.micro_examples) == (18, 4, 2)
+    assert both.accumulation == plain.accumulation
+    assert (both.probe_every, both.warmup_steps, both.optimizer) == (6, 2, plain.optimizer)
 
 
 def test_a_reproduction_without_sft_probes_is_refused() -> None:

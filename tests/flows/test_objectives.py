@@ -28,7 +28,7 @@ def test_the_built_in_study_takes_it(objective: str) -> None:
     file = ROOT / "deploy/studies/builtin.yaml"
     steps = study_steps(resolved(load_parameters(StudyParameters, file, [change])))
     trained = [step.config.objective.name for step in steps if step.name in ("preference",
-               "on-policy", "flat-world")]  # fmt: skip
+               "resampled", "flat-world")]  # fmt: skip
     assert trained == [objective] * 3
 
 

@@ -51,5 +51,7 @@ def test_it_holds_the_papers_settings_and_pins_its_hub_names(
         assert training.engine.dtype == "fp32"
     names = [step.name for step in reproduce_steps(known)]
     assert names[:4] == ["data-0", "base-0", "sft-0", "sft-extended-0"]
-    assert {"from-base-0", "dpo-0", "extended-0", "on-policy-0", "judge-0"} <= set(names)
+    assert {"from-base-0", "dpo-0", "extended-0", "resampled-0", "judge-0"} <= set(names)
     assert names[-1] == "reproduction-page"
+    # Nothing here ranks the policy's own answers.
+    assert not {name for name in names if name.startswith(("on-policy", "ipo", "prompts"))}

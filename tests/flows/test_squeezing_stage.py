@@ -132,8 +132,8 @@ def test_an_alarm_without_watched_answers_is_refused_before_training(
 def test_a_study_measures_its_trainings_and_those_on_the_same_data() -> None:
     steps = {step.name: step for step in study_steps(StudyParameters())}
     assert steps["squeezing"].config.trainings == {"sft": "base", "preference": "sft"}
-    contrasted = load_parameters(StudyParameters, None, ["contrasts=[on_policy, flat_world]"])
+    contrasted = load_parameters(StudyParameters, None, ["contrasts=[resampled, flat_world]"])
     step = next(step for step in study_steps(contrasted) if step.name == "squeezing")
-    assert step.config.trainings == {"sft": "base", "preference": "sft", "on-policy": "sft"}
-    assert set(step.inputs) == {"data", "probe", "base", "sft", "preference", "on-policy"}
+    assert step.config.trainings == {"sft": "base", "preference": "sft", "resampled": "sft"}
+    assert set(step.inputs) == {"data", "probe", "base", "sft", "preference", "resampled"}
     assert json.loads(step.config.model_dump_json())["main"] == "preference"

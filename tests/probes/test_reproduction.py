@@ -12,7 +12,10 @@ from dynolab.probes.reproduction import (
     AFTER_EXTENDED,
     AFTER_SFT,
     FROM_BASE,
+    IPO,
     ON_POLICY,
+    ON_POLICY_IPO,
+    RESAMPLED,
     SFT,
     SHAPES,
     TITLES,
@@ -37,8 +40,10 @@ def paths(shapes: dict[str, Shape], seed: int = 0) -> LearningPaths:
 
 
 def trainings(seed: int = 0) -> dict[str, LearningPaths]:
-    shapes = {SFT: _SFT, FROM_BASE: _BASE, AFTER_SFT: DPO, AFTER_EXTENDED: _EXTENDED,
-              ON_POLICY: _OWN}  # fmt: skip
+    shapes = {
+        SFT: _SFT, FROM_BASE: _BASE, AFTER_SFT: DPO, AFTER_EXTENDED: _EXTENDED, RESAMPLED: _OWN,
+        ON_POLICY: _OWN, IPO: DPO, ON_POLICY_IPO: _OWN,
+    }  # fmt: skip
     return {name: paths(one, seed) for name, one in shapes.items()}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dynolab.data.onpolicy import with_rejected
+from dynolab.data.resampled import with_rejected
 from dynolab.data.rows import Example, ProbeRow, read_rows, write_rows
 from dynolab.data.sources import DataConfig, load_data
 from dynolab.rollouts.sample import SampleConfig, sample_responses
@@ -24,8 +24,8 @@ from tasks.ranks.train import run
 STUDY = Path(__file__).parents[2] / "deploy" / "studies" / "builtin.yaml"
 PROBE_EVERY = 20
 
-SFT, OFF_POLICY, ON_POLICY, FLAT, ADAMW = "sft", "off-policy", "on-policy", "flat", "adamw"
-ARMS = (FLAT, SFT, OFF_POLICY, ON_POLICY, ADAMW)
+SFT, OFF_POLICY, RESAMPLED, FLAT, ADAMW = "sft", "off-policy", "resampled", "flat", "adamw"
+ARMS = (FLAT, SFT, OFF_POLICY, RESAMPLED, ADAMW)
 """`sft` itself and what starts from it, the longest first; `flat` has an SFT of its own."""
 
 ADAMW_OPTIMIZER = OptimizerConfig(name="adamw", learning_rate=3e-5)
@@ -60,7 +60,7 @@ def train_arm(arm: str, parameters: StudyParameters, folder: Path) -> Path:
     preference = parameters.preference
     if arm == SFT:
         return output
-    if arm == ON_POLICY:
+    if arm == RESAMPLED:
         world = _resample(world, start, parameters.seed, folder / "sampled")
     elif arm == ADAMW:
         preference = preference.model_copy(update={"optimizer": ADAMW_OPTIMIZER})

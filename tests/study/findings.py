@@ -27,7 +27,7 @@ from tests.study.arms import (
     ARMS,
     FLAT,
     OFF_POLICY,
-    ON_POLICY,
+    RESAMPLED,
     SFT,
     prepare,
     study_parameters,
@@ -114,7 +114,7 @@ def summarise(measured: Mapping[str, Sequence[Measured]]) -> Findings:
         if claim.stage == stage
     }
     moved = {arm: [_moved(one) for one in seeds] for arm, seeds in measured.items()}
-    for arm in (ON_POLICY, FLAT):
+    for arm in (RESAMPLED, FLAT):
         apart = [
             ours["Δ gap"] - theirs["Δ gap"]
             for ours, theirs in zip(moved[OFF_POLICY], moved[arm], strict=True)

@@ -12,7 +12,7 @@ import pytest
 
 from dynolab.probes.foresight import RISKY
 from dynolab.probes.verdicts import CLAIMS
-from tests.study.arms import FLAT, ON_POLICY
+from tests.study.arms import FLAT, RESAMPLED
 from tests.study.findings import Findings, markdown, measure_seeds, summarise, write_findings
 from tests.study.foresights import foresight_findings
 from tests.study.kernels import kernel_findings
@@ -42,7 +42,7 @@ def findings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     "name",
     [
         *(claim.id for claim in CLAIMS),
-        f"contrast/{ON_POLICY}",
+        f"contrast/{RESAMPLED}",
         f"contrast/{FLAT}",
         "sft/forces",
         "dpo/forces",

@@ -1,4 +1,4 @@
-"""Stage `onpolicy`: the same pairs with the policy's own samples as rejected answers."""
+"""Stage `resampled`: the same pairs with rejected answers sampled once from a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def resample(work: Work[SampleConfig]) -> dict[str, float]:
     Results: `train.jsonl` with sampled rejected answers and the unchanged `probes.jsonl`: a
     training stage reads them as it reads the data stage's.
     """
-    from dynolab.data.onpolicy import with_rejected
+    from dynolab.data.resampled import with_rejected
     from dynolab.data.rows import Example, read_rows, write_rows
     from dynolab.distributed import device
     from dynolab.rollouts.sample import sample_responses
@@ -41,4 +41,4 @@ def resample(work: Work[SampleConfig]) -> dict[str, float]:
     }
 
 
-ONPOLICY = Stage("onpolicy", 2, resample)
+RESAMPLED = Stage("resampled", 1, resample)

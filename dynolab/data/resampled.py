@@ -1,4 +1,4 @@
-"""Preference pairs whose rejected answers are the policy's own."""
+"""Preference pairs whose rejected answers are sampled once from a policy."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ def with_rejected(examples: Sequence[Example], responses: Sequence[str]) -> list
 
     With responses sampled from the policy itself the negative gradient acts on a peak of the
     policy and not in a valley, where it would squeeze (Ren & Sutherland, arXiv 2407.10490, §3.3).
+    On-policy training is more: it draws both answers, from the policy as it is, at every step
+    (`Online`).
     A response that equals the chosen answer stays: its pair's two forces cancel.
     """
     return [
