@@ -14,6 +14,12 @@ from dynolab.statistics import Interval, clear
 _READ = "Diamonds: means over seeds with 95% t-intervals; dots: single seeds."
 
 
+def _read(inputs: GroupPageInputs) -> str:
+    if inputs.unit == "seeds":
+        return _READ
+    return "Diamonds: means over prompts with 95% t-intervals; there is one seed."
+
+
 def against_plate(inputs: GroupPageInputs, figures: ArmTable) -> Plate | None:
     """Every other arm less the baseline: pass@1, pass@k, and questions displaced."""
     others = [arm for arm in inputs.arms if arm != inputs.baseline]
@@ -85,9 +91,9 @@ def likelihood_plate(inputs: GroupPageInputs, figures: ArmTable) -> Plate | None
         "What becomes of right answers over training",
         f"The right answers given before to {next(iter(changed))} prompts change, in nats, by "
         f"{_of_arms(inputs, figures, name, with_interval)}.",
-        f"{_READ} Right answers: those among the samples before training, log π summed over their "
-        "tokens, a mean over the prompts that had any. They fall too where training gives their "
-        "probability to a few of them.",
+        f"{_read(inputs)} Right answers: those among the samples before training, log π summed "
+        "over their tokens, a mean over the prompts that had any. They fall too where training "
+        "gives their probability to a few of them.",
         dot_figure(figures, list(inputs.arms), panels),
     )
 
@@ -113,8 +119,8 @@ def displacement_plate(inputs: GroupPageInputs, figures: ArmTable) -> Plate | No
         f"{_of_arms(inputs, figures, LAZY_SHARE, partial(points, sign=False))}. It changes right "
         f"answers, in nats, by {_of_arms(inputs, figures, LAZY_CHANGE, with_interval)}."
         f"{_lifted(inputs, figures)}",
-        f"{_READ} Lazy likelihood displacement (Deng et al., arXiv 2505.18830): one update of the "
-        "model before training on the sampled answers to one training prompt alone "
+        f"{_read(inputs)} Lazy likelihood displacement (Deng et al., arXiv 2505.18830): one update "
+        "of the model before training on the sampled answers to one training prompt alone "
         f"({inputs.update.name}, learning rate {inputs.update.learning_rate:g}); displaced where "
         f"the right ones rise by no more than {inputs.epsilon:g} nats on average. Prompts whose "
         f"answers are all right or all wrong are left out.{counted}",
@@ -135,7 +141,7 @@ def diversity_plate(inputs: GroupPageInputs, figures: ArmTable) -> Plate | None:
         "diversity",
         "How many different answers there are",
         _diversity_message(inputs, figures),
-        f"{_READ} The entropy is the mean of −log π over sampled answers.",
+        f"{_read(inputs)} The entropy is the mean of −log π over sampled answers.",
         dot_figure(figures, [START, *inputs.arms], panels),
     )
 

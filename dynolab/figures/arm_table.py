@@ -27,8 +27,8 @@ def arm_table(inputs: GroupPageInputs, figures: ArmTable) -> Html:
         f"{len(inputs.arms)} arms with {len(inputs.seeds)} seeds; small: the difference to "
         f"{inputs.baseline}, paired by seed.",
         *tables,
-        note="Means over prompts, then over seeds [95% t-interval over seeds]. Entropy and Δ log π "
-        "are of whole answers.",
+        note=f"Means over prompts, then over seeds [95% t-interval over {inputs.unit}]. Entropy "
+        "and Δ log π are of whole answers.",
     )
 
 

@@ -28,9 +28,9 @@ class Evaluated:
     prompts: tuple[PromptScore, ...]
     likelihood: tuple[LikelihoodChange, ...] = ()
 
-    def figures(self, k: int) -> dict[str, float]:
+    def figures(self, k: int) -> dict[str, Interval]:
         """Means over prompts (`evaluation_figures`)."""
-        return _means(evaluation_figures(self.prompts, self.likelihood, k=k))
+        return evaluation_figures(self.prompts, self.likelihood, k=k)
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,9 @@ class Run:
     metrics: tuple[MetricsLine, ...]
     displaced: tuple[QuestionDisplacement, ...] | None = None
 
-    def figures(self, epsilon: float, k: int) -> dict[str, float]:
-        """The run's figures, one number each."""
-        tested = displacement_figures(self.displaced or (), epsilon)
-        return self.evaluated.figures(k) | _means(tested)
+    def figures(self, epsilon: float, k: int) -> dict[str, Interval]:
+        """The run's figures, means over prompts."""
+        return self.evaluated.figures(k) | displacement_figures(self.displaced or (), epsilon)
 
 
 @dataclass(frozen=True)
@@ -76,16 +75,20 @@ class GroupPageInputs:
         """An arm's runs, seed by seed."""
         return [self.runs[arm, seed] for seed in self.seeds]
 
+    @property
+    def unit(self) -> str:
+        """What intervals are over."""
+        return "seeds" if len(self.seeds) > 1 else "prompts"
+
     def table(self) -> ArmTable:
         """Every arm's figures, and those of the models that the arms start from."""
-        before = {START: [one.figures(self.k) for one in self.starts.values()]}
-        return ArmTable(
-            before
-            | {
-                arm: [run.figures(self.epsilon, self.k) for run in self.of_arm(arm)]
-                for arm in self.arms
-            }
-        )
+        found = {START: [one.figures(self.k) for one in self.starts.values()]}
+        found |= {
+            arm: [run.figures(self.epsilon, self.k) for run in self.of_arm(arm)]
+            for arm in self.arms
+        }
+        one_seed = {arm: runs[0] for arm, runs in found.items()} if len(self.seeds) == 1 else None
+        return ArmTable({arm: list(map(_means, runs)) for arm, runs in found.items()}, one_seed)
 
 
 def curve(runs: Sequence[Run], name: str) -> tuple[

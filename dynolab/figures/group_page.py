@@ -31,7 +31,7 @@ from dynolab.probes.verdicts import Verdict
 
 _CLAIMS = (
     "Claims follow the papers of NTHR (Deng et al., arXiv 2505.18830) and SimKO "
-    "(arXiv 2510.14807). Intervals are t-intervals over seeds, paired where arms or before and "
+    "(arXiv 2510.14807). Intervals are 95% t-intervals over seeds, paired where arms or before and "
     "after are compared. Appears: the interval lies on the expected side; does not: it lies on "
     "the other; unclear: neither, as with one seed."
 )
@@ -93,7 +93,7 @@ def _lead(inputs: GroupPageInputs) -> Html:
         f"{join(arms)}. Each with seed{'s' if len(seeds) > 1 else ''} {join(list(map(str, seeds)))}"
         f"; all arms of a seed start from one model. Evaluated by {samples} samples to each of "
         f"{counts[0]} training and {counts[1]} held-out prompts. Brackets hold 95% t-intervals "
-        "over seeds."
+        f"over {inputs.unit}."
     )
     return Html(f'<p class="lead">{text(said)}</p>')
 

@@ -62,8 +62,8 @@ def pass_plate(inputs: GroupPageInputs, figures: ArmTable) -> Plate | None:
         _message(inputs, figures, splits),
         "pass@k: the chance that k samples to a prompt hold a right one, estimated without bias "
         f"(Chen et al., arXiv 2107.03374) from at least {SAMPLES_PER_K} k samples; means over "
-        "prompts, then over seeds, with 95% t-intervals over seeds. A training that only makes "
-        "likely answers likelier raises the left end and lowers the right one.",
+        f"prompts, then over seeds, with 95% t-intervals over {inputs.unit}. A training that "
+        "only makes likely answers likelier raises the left end and lowers the right one.",
         figure,
     )
 

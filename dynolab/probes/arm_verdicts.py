@@ -85,7 +85,8 @@ def _judged(
 ) -> Verdict:  # fmt: skip
     """A claim on one figure of an arm: on its difference to another arm's where there is one."""
     own, other, figure = compared
-    interval = table.mean(own, figure) if other is None else table.difference(own, other, figure)
+    compared_with = table if other is None else table.against(other)
+    interval = compared_with.over_seeds(own, figure)
     what = "Δ log π" if figure.endswith("right_change") else f"{own} − {other}"
     quantity = Quantity(what, sign, interval, unit=unit)
     return Verdict(f"{arm}/{name}", arm, claim, "> 0" if sign > 0 else "< 0", (quantity,))

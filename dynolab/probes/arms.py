@@ -23,11 +23,20 @@ START = "before"
 class ArmTable:
     """Figures by arm and seed, their means over seeds, and differences paired by seed.
 
-    **Arguments:** `values`: of every arm one map of figures for each seed, seeds in one order.
+    **Arguments:**
+
+    - `values`: of every arm one map of figures for each seed, seeds in one order.
+    - `within`: where there is one seed, every arm's figures with their intervals over prompts,
+      which stand for those over seeds. Differences have none then: one training is no sample of
+      trainings.
     """
 
-    def __init__(self, values: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
-        self._values = values
+    def __init__(
+        self,
+        values: Mapping[str, Sequence[Mapping[str, float]]],
+        within: Mapping[str, Mapping[str, Interval]] | None = None,
+    ) -> None:
+        self._values, self._within = values, within or {}
 
     @property
     def names(self) -> list[str]:
@@ -40,7 +49,12 @@ class ArmTable:
         return np.array([one.get(name, np.nan) for one in self._values[arm]], dtype=float)
 
     def mean(self, arm: str, name: str) -> Interval:
-        """Mean over seeds with its t-interval."""
+        """Mean over seeds with its t-interval; of one seed that over prompts, where it is known."""
+        own = self._within.get(arm, {})
+        return own[name] if name in own else self.over_seeds(arm, name)
+
+    def over_seeds(self, arm: str, name: str) -> Interval:
+        """Mean over seeds with its t-interval; of one seed there is none."""
         return mean_interval(self.values(arm, name))
 
     def difference(self, arm: str, other: str, name: str) -> Interval:

@@ -62,10 +62,21 @@ def test_figures_are_means_over_prompts_then_over_seeds() -> None:
         for seed in inputs.seeds
     ]  # fmt: skip
     assert table.mean("simko", "heldout/pass_at_4") == mean_interval(np.array(per_seed))
-    before = [one.figures(4)["heldout/pass_at_4"] for one in inputs.starts.values()]
+    before = [one.figures(4)["heldout/pass_at_4"].mean for one in inputs.starts.values()]
     assert table.difference("simko", START, "heldout/pass_at_4") == mean_interval(
         np.array(per_seed) - np.array(before)
     )
+
+
+def test_of_one_seed_a_figure_has_its_interval_over_prompts_and_a_difference_none() -> None:
+    inputs = comparison(seeds=(0,))
+    table = inputs.table()
+    scores = inputs.runs["simko", 0].evaluated.prompts
+    passed = [pass_at_k(SAMPLES, one.right, 4) for one in scores if one.split == "train"]
+    assert table.mean("simko", "train/pass_at_4") == mean_interval(np.array(passed))
+    assert np.isnan(table.difference("simko", "grpo", "train/pass_at_4").low)
+    plate = pass_plate(inputs, table)
+    assert plate is not None and "95% t-intervals over prompts" in plate.note
 
 
 def test_differences_to_an_arm_are_taken_seed_by_seed() -> None:
