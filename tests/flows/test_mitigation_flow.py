@@ -17,11 +17,10 @@ from dynolab.data.judge_results import Judgement, PolicyAnswer
 from dynolab.data.results import TrainingSummary
 from dynolab.data.rows import PromptRow, read_rows, read_value
 from dynolab.errors import DIVERGED, ConfigError
-from dynolab.judges.exact import WORLD_REWARDS
 from dynolab.objectives import build_objective
 from dynolab.objectives.sft import SFTExtendedConfig
 from dynolab.rollouts.decoding import ModelGenerator
-from dynolab.rollouts.rewards import Rewards
+from dynolab.rollouts.rewards import ALLOWED, Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.record import StepRecord
 from flows.mitigation_parameters import MitigationParameters
@@ -47,6 +46,8 @@ SHARED: dict[str, Any] = {
         "optimizer": {"name": "sgd", "learning_rate": 0.01},
     },
     "answers": {"samples": 2, "prompts": 3, "max_new_tokens": 6},
+    # A model of two steps says nothing that the world's own rewards tell apart.
+    "on_policy": {"rewards": [{"name": "tests.training.rewards.vowels"}], "max_new_tokens": 6},
 }  # fmt: skip
 ARMS: dict[str, Any] = {
     "dpo": {},
@@ -60,6 +61,13 @@ ARMS: dict[str, Any] = {
     "wild": {"learning_rate": 1e30},
 }
 SMALL = SHARED | {"arms": ARMS}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def allowed() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ALLOWED, "tests.training.rewards")
+        yield
 
 
 def parameters(**changes: Any) -> MitigationParameters:
@@ -159,7 +167,7 @@ def test_on_policy_arms_learn_from_ranked_answers_of_the_model_as_it_is(
         read_rows(analysed.folder(results["prompts-0"]) / "train.jsonl", PromptRow)
     )  # fmt: skip
     model = load_language_model(trained / "model")
-    tokenizer, rewards = load_tokenizer(trained / "model"), Rewards(WORLD_REWARDS)
+    tokenizer, rewards = load_tokenizer(trained / "model"), Rewards(training.rewards)
     generator = ModelGenerator(model, tokenizer, 64)
     seen = set()
     for step in training.record_steps:
@@ -213,7 +221,7 @@ def test_the_reproduction_measures_every_finding_of_the_world(
         ({"on_policy": {"rewards": [{"name": "os.system"}]}},
          "on_policy.rewards = 'os.system': use one of exact"),
         ({"data": {"source": "file", "path": "x.jsonl"}, "base": {"source": "x"},
-          "judge": {"name": "log_prob"}},
+          "judge": {"name": "log_prob"}, "on_policy": {}},
          "arms.on-policy.pairs = 'on_policy': on_policy.rewards know the built-in world alone"),
         ({"sft": {"objective": {"name": "sft_extended"}}},
          "sft.objective = 'sft_extended': the training before is on chosen answers"),
