@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from collections.abc import Callable, Sequence
-from itertools import accumulate
-from typing import TypeVar, cast
+from itertools import accumulate, count
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from dynolab.errors import DynolabError
+from dynolab.meeting import MEETING, sealed, unsealed
 
 Item = TypeVar("Item")
+_exchanges = count()
+
+
+def join() -> None:
+    """Joins the process group of the ranks that torchrun started: NCCL on GPUs, gloo on CPUs."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    on_gpus = torch.cuda.is_available()
+    options: dict[str, Any] = {
+        "backend": "nccl" if on_gpus else "gloo",
+        "timeout": default_pg_timeout,  # NCCL's own is too short for what rank 0 does alone
+        # As DeepSpeed does it: without it NCCL guesses each rank's GPU.
+        "device_id": device() if on_gpus and ranks > 1 else None,
+    }
+    if file := os.environ.get(MEETING):
+        options |= {"store": dist.FileStore(file, ranks), "rank": rank, "world_size": ranks}
+    dist.init_process_group(**options)
 
 
 def rank() -> int:
@@ -31,19 +51,34 @@ def barrier() -> None:
 
 
 def gather(mine: Item) -> list[Item]:
-    """Every rank's item, in rank order, on every rank."""
+    """Every rank's item, in rank order, on every rank.
+
+    Items are pickles, which can run code: only those are read that a rank of this job has sealed.
+    """
     if not dist.is_initialized():
         return [mine]
-    gathered: list[Item | None] = [None] * world_size()
-    dist.all_gather_object(gathered, mine)
-    return cast(list[Item], gathered)
+    number = next(_exchanges)
+    parts = _gather_bytes(sealed(pickle.dumps(mine), rank(), number))
+    return [pickle.loads(unsealed(part, sender, number)) for sender, part in enumerate(parts)]
+
+
+def _gather_bytes(mine: bytes) -> list[bytes]:
+    place = device() if dist.get_backend() == "nccl" else torch.device("cpu")
+    sizes = torch.zeros(world_size(), dtype=torch.long, device=place)
+    dist.all_gather(list(sizes.split(1)), torch.tensor([len(mine)], device=place))
+    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+    padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    parts = [torch.empty_like(padded, device=place) for _ in range(world_size())]
+    dist.all_gather(parts, padded.to(place))
+    return [
+        part[:size].cpu().numpy().tobytes()
+        for part, size in zip(parts, sizes.tolist(), strict=True)
+    ]
 
 
 def device() -> torch.device:
     """The accelerator of this rank, or the CPU."""
     if torch.cuda.is_available():
-        import os
-
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
 

@@ -21,7 +21,7 @@ MASTER = "master"
 
 
 def init_ranks() -> None:
-    """Joins the process group that torchrun set up: NCCL on GPUs, gloo on CPUs."""
+    """Joins the process group of the ranks that torchrun started, for DeepSpeed too."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
@@ -30,7 +30,8 @@ def init_ranks() -> None:
     # On CPUs init_distributed would compile a shared-memory op for minutes, and a killed build
     # leaves a lock on which later runs hang. The op serves inference only.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
+    distributed.join()
+    deepspeed.init_distributed()
 
 
 def deepspeed_settings(config: LoopConfig) -> dict[str, Any]:

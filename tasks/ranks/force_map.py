@@ -19,7 +19,7 @@ def main() -> None:
     device = distributed.device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    distributed.join()
     try:
         fill_map(job, load_policy(job.model, job.adapter))
     finally:

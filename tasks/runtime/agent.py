@@ -23,7 +23,7 @@ def main(failures: Path, share: Share) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     options = [
-        *meeting(share),
+        *meeting(share, failures),
         f"--local-addr={share.address}",
         f"--nproc-per-node={share.ranks}",
         "--max-restarts=0",
@@ -42,16 +42,23 @@ def main(failures: Path, share: Share) -> int:
     return 0
 
 
-def meeting(share: Share) -> list[str]:
+def meeting(share: Share, private: Path) -> list[str]:
     """How this torchrun finds the others.
 
-    `--standalone` lets the kernel choose the port: no two jobs can collide. Between hosts the
-    rendezvous is static: rank 0 is on the first host, beside the supervisor that follows its
+    Alone it keeps its state in a file of a private folder: it unpickles it, and what
+    `--standalone` opens for it is a port at which everybody could put another one. Between hosts
+    the rendezvous is static: rank 0 is on the first host, beside the supervisor that follows its
     files. c10d's elastic one orders hosts by address and restarts what is left of them, which a
-    job of fixed size has no use for, and shares its state as pickles.
+    job of fixed size has no use for.
     """
     if share.endpoint is None:
-        return ["--standalone"]
+        return [
+            "--nnodes=1",
+            "--rdzv-backend=c10d",
+            "--rdzv-conf=store_type=file",
+            f"--rdzv-endpoint={private / 'torchrun'}",
+            "--rdzv-id=dynolab",
+        ]
     return [
         f"--nnodes={share.hosts}",
         f"--node-rank={share.host}",

@@ -20,9 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from dynolab.errors import ConfigError, HostLost
+from dynolab.meeting import SECRET
 from dynolab.store import library_versions
 from tasks.runtime.peer import Message, Peer
-from tasks.runtime.private import signing_key
+from tasks.runtime.private import ranks_secret, signing_key
 from tasks.runtime.settings import Settings
 from tasks.runtime.share import Running, Share, running
 from tasks.runtime.stack import sigterm_as_interrupt
@@ -83,7 +84,8 @@ def work(peer: Peer, home: Path) -> None:
         log.info(
             "host %d of %d runs %d ranks of %s", share.host, share.hosts, share.ranks, share.job
         )
-        with running(share, {}) as here:
+        secret = ranks_secret(home, str(order.get("salt")))
+        with running(share, {SECRET: secret}) as here:
             _serve(peer, here)
     except ConfigError as error:
         log.warning("a job was refused: %s", error)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
@@ -58,7 +60,7 @@ def kept_secret(file: Path) -> str:
 
 
 def signing_key(home: Path, environment: Mapping[str, str] = os.environ) -> bytes:
-    """The key that resume states are signed with: DYNOLAB_KEY, else one that the home keeps.
+    """The key that signs resume states and shows hosts to each other: DYNOLAB_KEY, or the home's.
 
     **Raises** `ConfigError` for what is no key; it shows no part of it.
     """
@@ -66,6 +68,12 @@ def signing_key(home: Path, environment: Mapping[str, str] = os.environ) -> byte
         return _key(given, "is no key: give at least 64 hexadecimal digits (openssl rand -hex 32)")
     file = home / "key"
     return _key(kept_secret(file), f"is not set, and {file} holds no key: delete that file")
+
+
+def ranks_secret(home: Path, salt: str) -> str:
+    """What the ranks of one job on several hosts know, in hex; each host makes it by itself."""
+    content = b"dynolab ranks\0" + salt.encode()
+    return hmac.new(signing_key(home), content, sha256).hexdigest()
 
 
 def check_key(environment: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 import socket
 import subprocess
 import time
@@ -25,9 +26,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from dynolab.errors import ConfigError, HostLost
+from dynolab.meeting import SECRET
 from dynolab.store import library_versions
 from tasks.runtime.peer import Message, Peer
-from tasks.runtime.private import signing_key
+from tasks.runtime.private import ranks_secret, signing_key
 from tasks.runtime.processes import free_port, listening_socket
 from tasks.runtime.settings import Settings
 from tasks.runtime.share import RankEnd, Running, Share, running
@@ -128,8 +130,10 @@ def launch_on_hosts(
                 "endpoint": f"{own}:{free_port(own)}",
             }
         )  # fmt: skip
-        _share_out(mine, others, while_running)
-        with running(mine, environment) as here:
+        salt = secrets.token_hex(32)
+        _share_out(mine, salt, others, while_running)
+        secret = {SECRET: ranks_secret(rendezvous.home, salt)}
+        with running(mine, {**environment, **secret}) as here:
             try:
                 failure = _watch(here, others, while_running, poll_seconds)
             finally:
@@ -254,19 +258,25 @@ def _still_there(other: Other) -> bool:
     try:
         other.poll()
     except HostLost:
+        other.peer.close()
         return False
     return True
 
 
-def _share_out(mine: Share, others: list[Other], while_running: Callable[[], None]) -> None:
-    """Tells every host its part; returns once each is at work on it and writes where this reads."""
+def _share_out(
+    mine: Share, salt: str, others: list[Other], while_running: Callable[[], None]
+) -> None:
+    """Tells every host its part; returns once each is at work on it and writes where this reads.
+
+    **Arguments:** `salt`: of the ranks' secret.
+    """
     digest = hashlib.sha256(mine.job.read_bytes()).hexdigest()
     shares = [
         mine.model_copy(update={"host": number, "address": other.peer.address})
         for number, other in enumerate(others, start=1)
     ]
     for theirs, other in zip(shares, others, strict=True):
-        other.peer.send(share=theirs.model_dump(mode="json"), digest=digest)
+        other.peer.send(share=theirs.model_dump(mode="json"), digest=digest, salt=salt)
     for theirs, other in zip(shares, others, strict=True):
         while not other.ready:
             while_running()

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import struct
@@ -20,6 +21,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from dynolab.errors import RankFailed
+from dynolab.meeting import MEETING, SECRET
 from dynolab.store.owner import this_process
 from tasks.runtime.devices import VISIBLE, gpus_visible, hold_devices, host_devices
 from tasks.runtime.processes import Process, kill_marked, last_lines, start_child, stop_group
@@ -168,9 +170,15 @@ def rank_environment(
         # A killed build leaves a lock on which later jobs hang silently: nothing is shared.
         "TORCH_EXTENSIONS_DIR": str(private / "torch_extensions"),
     }
-    # gloo listens where the host's own name leads, on many machines to loopback.
-    if share.hosts > 1 and (interface := interface_of(share.address)):
-        defaults["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", interface)
+    if share.hosts == 1:
+        defaults[MEETING] = str(private / "ranks")
+        defaults[SECRET] = secrets.token_hex(32)
+        defaults["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torchrun opens a port for it
+    # gloo listens where the host's own name leads: to loopback on many machines, on others to a
+    # network that has no business with a single host's ranks.
+    if interface := interface_of(share.address):
+        known = os.environ.get("GLOO_SOCKET_IFNAME", interface) if share.hosts > 1 else interface
+        defaults["GLOO_SOCKET_IFNAME"] = known
     owner = json.dumps(this_process())
     environment = {
         **inherited, **defaults, **additions, _JOB_VARIABLE: job_id, OWNER_VARIABLE: owner,

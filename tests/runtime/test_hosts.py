@@ -54,14 +54,23 @@ def fake_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 def joining(
     rendezvous: Rendezvous, home: Path, work: Callable[[str, Path], object] = join_once
 ) -> Iterator[None]:
-    """Another host takes part once."""
-    other = threading.Thread(target=work, args=[str(rendezvous), home])
+    """Another host takes part once; what ends it is raised."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work(str(rendezvous), home)
+        except BaseException as error:
+            errors.append(error)
+
+    other = threading.Thread(target=run, daemon=True)
     other.start()
     try:
         yield
     finally:
         other.join(30)
         assert not other.is_alive(), "the other host did not go back to waiting"
+    assert errors == []
 
 
 def launch(
@@ -104,10 +113,8 @@ def test_two_hosts_share_the_ranks_whoever_calls_before_and_leave_nothing(
                 silent.enter_context(connected(rendezvous))
             assert join_once(address, home)
 
-        began = time.monotonic()
         with joining(rendezvous, tmp_path, after_strangers):
             launch(rendezvous, tmp_path, [], [])
-        assert time.monotonic() - began < 25
     for rank in (0, 1):
         seen = environment(tmp_path, rank)
         assert (seen["RANK"], seen["LOCAL_RANK"]) == (str(rank), "0")
@@ -165,7 +172,7 @@ def test_a_silent_stranger_does_not_keep_an_interruption_waiting(
     with pytest.raises(KeyboardInterrupt):
         launch(rendezvous, tmp_path, [], [], while_running=interrupt_soon)
     strangers[0].close()
-    assert max(later - earlier for earlier, later in pairwise(calls)) < 2
+    assert max(later - earlier for earlier, later in pairwise(calls)) < peer_module.MEET_SECONDS / 2
 
 
 def test_a_host_without_the_key_is_named_and_ends_nothing(
@@ -196,15 +203,19 @@ def test_an_impostor_at_the_rendezvous_ends_no_host_that_waits(
     address: str, job: str, tmp_path: Path
 ) -> None:
     share = {"module": "fake_rank", "job": f"{tmp_path}/{job}", "logs": str(tmp_path), "ranks": 1}
-    order = json.dumps({"share": share | {"address": address}, "digest": None}).encode() + b"\n"
+    share |= {"hosts": 2, "host": 1, "endpoint": "127.0.0.1:1", "address": address}
+    order = json.dumps({"share": share, "digest": None}).encode() + b"\n"
     nonce = b"ab" * 32 + b"\n"
-    for said in (order, nonce + order, nonce + b"cd" * 32 + b" " + order, b""):
+    for said in (order, nonce + order, nonce + b"cd" * 32 + b" " + order):
         with listening_socket() as impostor:
             host, port = impostor.getsockname()
             with joining(Rendezvous(host, port, 2, tmp_path), tmp_path):
                 connection, _ = impostor.accept()
-                with connection:
+                connection.settimeout(15)
+                with connection, suppress(ConnectionError):
                     connection.sendall(said)
+                    while connection.recv(2**16):
+                        pass  # until it hangs up
     assert not list(tmp_path.glob("dynolab-ranks-*"))
 
 

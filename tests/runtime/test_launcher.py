@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dynolab.errors import ConfigError, RankFailed
+from dynolab.meeting import MEETING
 from dynolab.rollouts.rewards import ALLOWED
 from tasks.runtime.devices import gpus_visible
 from tasks.runtime.launcher import launch_ranks
@@ -52,6 +54,15 @@ class Job:
 
     def environment(self, rank: int) -> dict[str, str]:
         return self.seen(rank)["environment"]
+
+    def ports(self) -> list[int]:
+        """What the job's processes listen on."""
+        return [
+            at.laddr.port
+            for pid in marked_processes(f"DYNOLAB_JOB={self.environment(0)['DYNOLAB_JOB']}")
+            for at in psutil.Process(pid).net_connections(kind="inet")
+            if at.status == psutil.CONN_LISTEN
+        ]
 
     def left_behind(self) -> list[str]:
         """Processes, ports and build locks of the job that still exist."""
@@ -98,10 +109,19 @@ def test_all_ranks_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    job = Job(tmp_path, [[], ["lock"]])
+    job = Job(tmp_path, [["wait-for-looked"], ["wait-for-looked", "lock"]])
     calls: list[bool] = []
-    job.launch(lambda: calls.append((tmp_path / "left-0").exists()))
+    ports: set[int] = set()
 
+    def look() -> None:
+        calls.append((tmp_path / "left-0").exists())
+        if job.started():
+            ports.update(job.ports())
+            (tmp_path / "looked").touch()
+
+    job.launch(look)
+
+    assert ports == set(), "whoever reached torchrun's would have a say in what ranks do"
     assert calls[-1], "called after the end too, so that the last lines are seen"
     assert "rank 1 of 2 starts" in (job.logs / "rank-1.log").read_text()
     for rank in range(2):
@@ -111,6 +131,8 @@ def test_all_ranks_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert environment["DS_ACCELERATOR"] == "cpu"
         assert environment["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
         assert (environment[ALLOWED], environment["NCCL_DEBUG"]) == ("my.rewards", "WARN")
+        private = Path(environment[MEETING]).parent
+        assert private.parent == tmp_path and not private.exists()
         assert "a secret" not in environment.values()
         assert not environment.keys() & SECRETS
     assert job.left_behind() == []

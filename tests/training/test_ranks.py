@@ -91,6 +91,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_of_one_host_listen_on_loopback_alone(runs: Path, rank: int) -> None:
+    listening = json.loads((runs / f"listening-{rank}.json").read_text())
+    assert listening, "gloo's connections between the ranks"
+    assert {address.rpartition(":")[0] for address in listening} == {"127.0.0.1"}
+
+
 def job_of(runs: Path, name: str, which: str):
     return make_job(runs, runs / name / which, settings())
 

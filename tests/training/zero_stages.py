@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import psutil
+
 from dynolab import distributed, packed
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.deepspeed_engine import init_ranks
@@ -18,6 +20,13 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     inputs = Path(job["inputs"])
     init_ranks()
+    listening = [
+        f"{at.laddr.ip}:{at.laddr.port}"
+        for process in (psutil.Process(), psutil.Process().parent())
+        for at in process.net_connections(kind="inet")
+        if at.status == psutil.CONN_LISTEN
+    ]
+    (inputs / f"listening-{distributed.rank()}.json").write_text(json.dumps(listening))
     bound = packed.LOGITS_BYTES
     for name, settings in job["cases"].items():
         packed.LOGITS_BYTES = job["logits_bytes"].get(name, bound)
