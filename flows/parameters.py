@@ -142,14 +142,39 @@ def read_study(file: Path) -> str:
 
 
 def read_settings(text: str, origin: str) -> dict[str, Any]:
-    """A study's settings by name. YAML is read safely: it holds data only."""
+    """A study's settings by name. YAML is read safely: it holds data only, and not too much."""
     try:
-        content = yaml.safe_load(text) or {}
+        content = _plain_yaml(text) or {}
     except _YAML_ERRORS as error:
         raise _unreadable(origin, error) from error
     if not isinstance(content, dict):
         raise ConfigError("config", origin, "must hold settings by name")
     return content
+
+
+_MOST_CHARACTERS, _MOST_NODES, _DEEPEST = 2**17, 20_000, 50
+"""Of a study's text: far more than any study needs."""
+
+
+def _plain_yaml(text: str) -> Any:
+    """Data of a YAML text, of which size, depth and nodes (aliases counted in full) are bounded."""
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError(f"it has more than {_MOST_CHARACTERS} characters")
+    root = yaml.compose(text, yaml.SafeLoader)
+    nodes = 0
+    left = [] if root is None else [(root, 1)]
+    while left:
+        node, depth = left.pop()
+        nodes += 1
+        if depth > _DEEPEST:
+            raise ValueError(f"more than {_DEEPEST} levels, or an anchor that refers to itself")
+        if nodes > _MOST_NODES:
+            raise ValueError(f"more than {_MOST_NODES} settings, with aliases written out")
+        if isinstance(node, yaml.MappingNode):
+            left += [(inner, depth + 1) for pair in node.value for inner in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            left += [(inner, depth + 1) for inner in node.value]
+    return yaml.safe_load(text)
 
 
 def parse_parameters(
@@ -165,12 +190,7 @@ def parse_parameters(
     content = read_settings(text, origin)
     for change in changes:
         _apply(content, change)
-    try:
-        known = _with_variables(content, "config")
-    except RecursionError as error:
-        remedy = "an anchor refers to itself; write its settings out"
-        raise ConfigError("config", origin, remedy) from error
-    return validated(kind, known)
+    return validated(kind, _with_variables(content, "config"))
 
 
 def _unreadable(origin: str, error: Exception) -> ConfigError:
@@ -265,7 +285,7 @@ def _apply(content: dict[str, Any], change: str) -> None:
         if not isinstance(inner, dict):
             raise ConfigError("--set", change, f"{name} holds a value and no settings")
     try:
-        inner[leaf] = yaml.safe_load(text)
+        inner[leaf] = _plain_yaml(text)
     except _YAML_ERRORS as error:
         remedy = f"the value is not readable as YAML ({_yaml_problem(error)}); quote it"
         raise ConfigError("--set", change, remedy) from error

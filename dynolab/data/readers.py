@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 from dynolab.data.chat import Message, Write, messages_of
 from dynolab.data.rows import Example, ProbeRow, PromptRow, answer
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, reading
 from dynolab.probes.build import Watched
 
 Record = Mapping[str, Any]
@@ -72,28 +74,29 @@ def _table(file: Path) -> Iterator[dict[str, Any]]:
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
     """Objects of JSON lines; a bad line is named with its number."""
-    number = 0
-    try:
-        with (
-            gzip.open(file, "rt", encoding="utf-8")
-            if file.suffix == ".gz"
-            else file.open(encoding="utf-8") as lines
-        ):
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise ConfigError(
-                        f"{file.name} line {number}", line.strip()[:80],
-                        "every line must be a JSON object, one row each",
-                    )  # fmt: skip
-                yield Line(record, number)
-    except (OSError, EOFError, ValueError) as error:
-        raise ConfigError(
-            "data.path", f"{file.name} line {number + isinstance(error, OSError)}",
-            f"cannot be read as JSON lines ({error}); give a .jsonl, .jsonl.gz or .parquet file",
-        ) from error  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        with reading("data.path", file.name, _OTHER_FILE):
+            whole = stack.enter_context(file.open("rb"))
+            lines = iter(gzip.GzipFile(fileobj=whole) if file.suffix == ".gz" else whole)
+        for number in itertools.count(1):
+            with reading("data.path", f"{file.name} line {number}", _OTHER_FILE):
+                line = next(lines, None)
+                if line is None:
+                    return
+                text = line.decode("utf-8")
+                record = json.loads(text) if text.strip() else None
+            if not text.strip():
+                continue
+            if not isinstance(record, dict):
+                raise ConfigError(
+                    f"{file.name} line {number}",
+                    text.strip()[:80],
+                    "every line must be a JSON object, one row each",
+                )
+            yield Line(record, number)
+
+
+_OTHER_FILE = "give JSON lines in a .jsonl or .jsonl.gz file, or a .parquet file"
 
 
 def pairs(records: Iterable[Record], origin: str) -> Iterator[Example]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from dynolab.data.readers import read_records
 from dynolab.data.rows import Example, PromptRow
 from dynolab.data.sources import DataConfig, load_data, load_prompts, resolve_data
 from dynolab.data.world import WorldConfig, build_world
@@ -236,3 +238,22 @@ def test_real_word_problems() -> None:
     assert len(loaded.train) == 7373 and len(loaded.heldout) == 100
     assert loaded.counts["data/prompts_without_answer"] == 0
     assert all(row.answer and "####" in row.answer for row in loaded.train)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("rows.jsonl", b'{"a": 1}\n\xff\xfe\n', "rows.jsonl line 2"),
+        ("rows.jsonl", b'{"a": 1}\n' + b"[" * 100_000, "rows.jsonl line 2"),
+        ("rows.jsonl", b'{"a": ' + b"9" * 10_000 + b"}", "rows.jsonl line 1"),
+        ("rows.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99)[:-9], "rows.jsonl.gz line"),
+        ("rows.jsonl.gz", gzip.compress(b"{}")[:10] + b"\xff" * 40, "rows.jsonl.gz line 1"),
+        ("rows.jsonl.gz", b"no gzip", "rows.jsonl.gz line 1"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_line(
+    name: str, content: bytes, place: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"data.path = '{place}.*cannot be read"):
+        list(read_records(tmp_path / name))

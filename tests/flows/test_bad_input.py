@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
+from dynolab.errors import ConfigError
 from flows import cli
+from flows.parameters import read_settings
 from tasks.runtime.processes import listening_socket
 from tests.flows.lab import ROOT, SMALL
 
@@ -100,6 +103,30 @@ def test_study_files(tmp_path: Path, refused: Refused) -> None:
     assert "must hold settings by name" in refused(*study(config=file))
     file.write_text("&all\nsft: *all\n")
     assert "refers to itself" in refused(*study(config=file))
+    file.write_text("seed: 0x_\n")
+    assert "is not readable as YAML" in refused(*study(config=file))
+
+
+def bomb(levels: int = 9, width: int = 9) -> str:
+    """Aliases of aliases: width to the power of levels when written out."""
+    lines = ["a0: &a0 [" + ", ".join(["x"] * width) + "]"]
+    for n in range(1, levels):
+        lines.append(f"a{n}: &a{n} [" + ", ".join([f"*a{n - 1}"] * width) + "]")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text", [bomb(), "{a: " * 60 + "}" * 60, "[" + "x, " * 30_000 + "]", "# " + "x" * 2**17]
+)
+def test_a_study_that_grows_when_it_is_read_is_refused_at_once(text: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"is not readable as YAML .*more than"):
+        read_settings(text, "study_text")
+    assert time.monotonic() - began < 20
+
+
+def test_an_alias_that_is_no_bomb_is_read() -> None:
+    assert read_settings("a: &a {b: 1}\nc: *a\n", "x") == {"a": {"b": 1}, "c": {"b": 1}}
 
 
 @pytest.mark.parametrize(
