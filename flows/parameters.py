@@ -152,28 +152,42 @@ def read_settings(text: str, origin: str) -> dict[str, Any]:
     return content
 
 
-_MOST_CHARACTERS, _MOST_NODES, _DEEPEST = 2**17, 20_000, 50
+_MOST_CHARACTERS, _MOST_NODES, _DEEPEST = 2**16, 5_000, 50
 """Of a study's text: far more than any study needs."""
 
 
 def _plain_yaml(text: str) -> Any:
-    """Data of a YAML text, of which size, depth and nodes (aliases counted in full) are bounded."""
+    """Data of a YAML text, of which size, depth and nodes (aliases counted in full) are bounded.
+
+    The bounds are checked on the stream of parser events, so that reading stops where one is
+    passed, and nothing is built before the whole text is known to keep them.
+
+    **Raises:** `ValueError` for a text beyond a bound, `yaml.YAMLError` for one that is no YAML.
+    """
     if len(text) > _MOST_CHARACTERS:
         raise ValueError(f"it has more than {_MOST_CHARACTERS} characters")
-    root = yaml.compose(text, yaml.SafeLoader)
     nodes = 0
-    left = [] if root is None else [(root, 1)]
-    while left:
-        node, depth = left.pop()
-        nodes += 1
-        if depth > _DEEPEST:
-            raise ValueError(f"more than {_DEEPEST} levels, or an anchor that refers to itself")
+    sizes: dict[str, int] = {}  # nodes under each anchor
+    collections: list[tuple[str | None, int]] = []  # open ones: anchor, nodes before it
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in collections):
+                raise ValueError(f"the anchor {event.anchor} refers to itself")
+            nodes += sizes.get(event.anchor, 1)
+        elif isinstance(event, yaml.NodeEvent):
+            if isinstance(event, yaml.CollectionStartEvent):
+                collections.append((event.anchor, nodes))
+            elif event.anchor is not None:
+                sizes[event.anchor] = 1
+            nodes += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = collections.pop()
+            if anchor is not None:
+                sizes[anchor] = nodes - before
+        if len(collections) > _DEEPEST:
+            raise ValueError(f"it has more than {_DEEPEST} levels")
         if nodes > _MOST_NODES:
-            raise ValueError(f"more than {_MOST_NODES} settings, with aliases written out")
-        if isinstance(node, yaml.MappingNode):
-            left += [(inner, depth + 1) for pair in node.value for inner in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            left += [(inner, depth + 1) for inner in node.value]
+            raise ValueError(f"it has more than {_MOST_NODES} settings, with aliases written out")
     return yaml.safe_load(text)
 
 
