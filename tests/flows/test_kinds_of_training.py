@@ -15,7 +15,6 @@ from dynolab.data.rows import read_rows, read_value
 from dynolab.data.sources import DataConfig
 from dynolab.errors import DIVERGED, ConfigError, Diverged
 from dynolab.forces import ForceMap, split_step
-from dynolab.objectives import SFTConfig
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.record import StepRecord
@@ -146,7 +145,9 @@ def totals_gap(lab: Analysed, result: StageResult, model: StageResult) -> float:
     return gap(np.array(list(found.values())), np.array([expected[one] for one in found]))
 
 
-@pytest.mark.parametrize("kind", ["groups", "adapters on groups", "online pairs"])
+@pytest.mark.parametrize(
+    "kind", ["groups", "adapters on groups", "warm groups", "simko", "online pairs"]
+)
 def test_what_a_step_sampled_is_what_pushes(
     analysed: Analysed, trained: dict[str, StageResult], kind: str
 ) -> None:
@@ -167,19 +168,6 @@ def test_what_a_step_sampled_is_what_pushes(
         assert min(sign * rate for rate in row.learning_rate) >= 0
     for pushes in read_rows(folder / "token_maps.jsonl", TokenMap):
         assert pushes.chosen_tokens and pushes.rejected_tokens
-
-
-@pytest.mark.parametrize(
-    ("kind", "what"), [("simko", "SimKO"), ("warm groups", "a temperature of 0.7")]
-)
-def test_what_has_no_map_is_sent_to_the_stage_that_measures_it(
-    analysed: Analysed, trained: dict[str, StageResult], kind: str, what: str
-) -> None:
-    with pytest.raises(ConfigError, match=rf"updating = '{what}'.*no force map.*stage forces"):
-        run_analysis(analysed, trained[kind], updating="recorded")
-    # The data's pairs have one in the metric of the same step.
-    result = run_analysis(analysed, trained[kind], objective=SFTConfig())
-    assert read_value(analysed.folder(result) / "analysis.json", AnalysisFacts).step == STEP
 
 
 def test_a_recorded_batch_needs_its_step(
@@ -223,14 +211,12 @@ def forces_of(lab: Analysed, trained: StageResult, **analysis: Any) -> list[str]
     return [step.name for step in forces_steps(*resolved_forces(parameters, lab.platform))]
 
 
-def test_the_flow_refuses_what_has_no_map_before_any_stage(
+def test_the_flow_maps_the_recorded_batch_of_every_kind_of_training(
     analysed: Analysed, trained: dict[str, StageResult]
 ) -> None:
-    names = forces_of(analysed, trained["groups"], updating="recorded")
-    assert names == ["analysis-policy", "kernel", "force-page"]
-    for kind, what in (("simko", "SimKO"), ("warm groups", "a temperature of 0.7")):
-        with pytest.raises(ConfigError, match=rf"policy\.result = '{what}'.*stage forces"):
-            forces_of(analysed, trained[kind], updating="recorded")
+    for kind in ("groups", "simko", "warm groups"):
+        names = forces_of(analysed, trained[kind], updating="recorded")
+        assert names == ["analysis-policy", "kernel", "force-page"]
     with pytest.raises(ConfigError, match=r"policy\.step = None.*name the step"):
         ForcesParameters.model_validate(
             {"checkpoints": {"policy": {"result": "a/0123"}}, "analysis": {"updating": "recorded"}}
