@@ -21,6 +21,7 @@ import pytest
 from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime import services as service_module
 from tasks.runtime.backing import Backing
+from tasks.runtime.opening import open_platform
 from tasks.runtime.private import login_token
 from tasks.runtime.processes import listening_socket, port_in_use, start_child, stop_group
 from tasks.runtime.services import (
@@ -68,6 +69,7 @@ def test_standing_servers_serve_until_sigterm(
         for name, address in running.items():
             _its_link_logs_a_browser_in(address.url + query, address.url + pages[name])
         assert (tmp_path / "prefect" / "prefect.db").exists()
+        _another_command_logs_a_run(tmp_path, monkeypatch)
         for name, value in client_variables(tmp_path, running).items():
             monkeypatch.setenv(name, value)
         _mlflow_keeps_runs_and_artifacts(running[MLFLOW].url, tmp_path)
@@ -96,6 +98,16 @@ def _its_link_logs_a_browser_in(link: str, page: str) -> None:
         assert "token" not in answer.url
     with browser.open(page) as answer:
         assert answer.status == 200
+
+
+def _another_command_logs_a_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows the home, and nothing else of its servers."""
+    monkeypatch.setenv("DYNOLAB_HOME", str(home))
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "DYNOLAB_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    with open_platform(study="another", project="another", tags={}, params={}) as platform:
+        platform.tracking.start_run("run", tags={}, params={}).finish("FINISHED")
+        assert platform.tracking.send_pending(30) == 0
 
 
 def _mlflow_keeps_runs_and_artifacts(url: str, home: Path) -> None:
