@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dynolab.data.files import named_path
 from dynolab.errors import ConfigError, reading
 from dynolab.store import hash_file
 from dynolab.training.config import TrainConfig
@@ -69,7 +70,7 @@ def _import(work: Work[BaseConfig]) -> None:
     """Copies the model into the store, so that a study holds all that it was made from."""
     from models.language import load_language_model, load_tokenizer, save_language_model
 
-    folder = Path(work.config.source).expanduser()
+    folder = named_path(_FIELD, work.config.source)
     source = str(folder) if folder.is_dir() else work.config.source
     revision = None if folder.is_dir() else work.config.revision
     tokenizer = load_tokenizer(source, revision=revision)
@@ -89,7 +90,7 @@ def resolve_base(config: BaseConfig) -> BaseConfig:
     """
     if config.source == "builtin":
         return config
-    folder = Path(config.source).expanduser()
+    folder = named_path(_FIELD, config.source)
     if not folder.is_dir():
         from dynolab.hub import resolve_commit
 

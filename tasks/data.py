@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynolab.data.files import named_path
 from dynolab.data.sources import DataConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
@@ -43,7 +43,7 @@ def chat_tokenizer(config: DataConfig) -> PreTrainedTokenizerBase | None:
         return None
     from models.language import load_tokenizer
 
-    folder = Path(config.chat_model).expanduser()
+    folder = named_path("data.chat_model", config.chat_model)
     if folder.is_dir():  # a folder's revision is its template's digest
         return load_tokenizer(folder)
     return load_tokenizer(config.chat_model, revision=config.chat_revision)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.chat import template_digest
+from dynolab.data.files import file_digest, named_path
 from dynolab.data.world import WorldConfig
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, reading
 from dynolab.hub import resolve_commit
 
 NO_WRITER = "name the model whose chat template writes messages, or set data.chat: plain"
@@ -110,7 +110,7 @@ def resolve_data(config: DataConfig) -> DataConfig:
 
 def local_file(config: DataConfig) -> Path:
     """The file that a config names; `ConfigError` where there is none."""
-    file = Path(config.path or "").expanduser()
+    file = named_path("data.path", config.path)
     if not file.is_file():
         raise ConfigError(
             "data.path", config.path, "no such file; name a .jsonl, .jsonl.gz or .parquet file"
@@ -120,7 +120,7 @@ def local_file(config: DataConfig) -> Path:
 
 def probes_file(config: DataConfig) -> Path:
     """The built probe set that a config names; `ConfigError` where there is none."""
-    file = Path(config.probes or "").expanduser()
+    file = named_path("data.probes", config.probes)
     if not file.is_file():
         raise ConfigError(
             "data.probes", config.probes, "no such file; name a probes.jsonl of `dynolab probes`"
@@ -135,8 +135,7 @@ def hub_commit(name: str, revision: str | None) -> str:
 
 def _content(field: str, file: Path, expected: str | None) -> str:
     """The sha256 of a file, which must be the expected one where that is given."""
-    with file.open("rb") as content:
-        revision = hashlib.file_digest(content, "sha256").hexdigest()
+    revision = file_digest(field, file).hex()
     if expected not in (None, revision):
         raise ConfigError(
             field, expected,
@@ -146,10 +145,11 @@ def _content(field: str, file: Path, expected: str | None) -> str:
 
 
 def _template_revision(model: str, revision: str | None) -> str:
-    folder = Path(model).expanduser()
+    folder = named_path("data.chat_model", model)
     if not folder.is_dir():
         return resolve_commit("model", model, revision or "main", field="data.chat_model")
-    digest = template_digest(folder)
+    with reading("data.chat_model", model, "give a folder that you can read"):
+        digest = template_digest(folder)
     if revision not in (None, digest):
         raise ConfigError(
             "data.chat_revision", revision,

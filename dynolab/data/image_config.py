@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dynolab.data.files import file_digest, named_path
 from dynolab.errors import ConfigError
 from dynolab.hub import resolve_commit
 
@@ -83,7 +84,7 @@ def hub_commit(config: ImageConfig) -> str:
 
 def idx_file(config: ImageConfig, name: str) -> Path:
     """One of MNIST's files in the folder, plain or compressed."""
-    folder = Path(config.path or "").expanduser()
+    folder = named_path("data.path", config.path)
     for file in (folder / name, folder / f"{name}.gz"):
         if file.is_file():
             return file
@@ -94,7 +95,7 @@ def idx_file(config: ImageConfig, name: str) -> Path:
 
 def array_file(config: ImageConfig) -> Path:
     """The file of arrays."""
-    file = Path(config.path or "").expanduser()
+    file = named_path("data.path", config.path)
     if not file.is_file():
         raise ConfigError("data.path", config.path, "no such file; name a .npz file")
     return file
@@ -104,8 +105,7 @@ def _content(config: ImageConfig, files: Sequence[Path]) -> str:
     """The sha256 over the files' own, which must be the expected one where that is given."""
     whole = hashlib.sha256()
     for file in files:
-        with file.open("rb") as content:
-            whole.update(hashlib.file_digest(content, "sha256").digest())
+        whole.update(file_digest("data.path", file))
     revision = whole.hexdigest()
     if config.revision not in (None, revision):
         raise ConfigError(

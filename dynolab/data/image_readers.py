@@ -6,7 +6,6 @@ import gzip
 import math
 import struct
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from dynolab.data.image_config import ImageConfig, hub_commit
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, reading
 
 _UNSIGNED_BYTES = 0x08
 _MOST_PIXELS = 255
@@ -45,56 +44,63 @@ def read_idx_array(file: Path, dimensions: int) -> ndarray:
 
     **Raises:** `ConfigError` for another kind of file, and for one cut short or too long.
     """
-    content = _bytes(file)
     head = 4 + 4 * dimensions
-    if content[:4] != bytes((0, 0, _UNSIGNED_BYTES, dimensions)):
+    with (
+        reading("data.path", file.name, "fetch it again"),
+        gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content,
+    ):
+        start = content.read(head)
+        if start[:4] != bytes((0, 0, _UNSIGNED_BYTES, dimensions)):
+            raise ConfigError(
+                file.name, f"begins with {start[:4].hex()}",
+                f"is no idx file of unsigned bytes in {dimensions} dimensions; give MNIST's own",
+            )  # fmt: skip
+        if len(start) < head:
+            raise ConfigError(file.name, f"{len(start)} bytes", "is cut short; fetch it again")
+        shape = struct.unpack(f">{dimensions}I", start[4:])
+        _check_numbers(file, math.prod(shape))
+        numbers = content.read(math.prod(shape) + 1)
+    if len(numbers) != math.prod(shape):
         raise ConfigError(
-            file.name, f"begins with {content[:4].hex()}",
-            f"is no idx file of unsigned bytes in {dimensions} dimensions; give MNIST's own",
+            file.name, f"{head + len(numbers)} bytes or more",
+            f"its head promises {' × '.join(map(str, shape))} and is of {head} itself: it is cut "
+            "short or damaged; fetch it again",
         )  # fmt: skip
-    if len(content) < head:
-        raise ConfigError(file.name, f"{len(content)} bytes", "is cut short; fetch it again")
-    shape = struct.unpack(f">{dimensions}I", content[4:head])
-    promised = head + math.prod(shape)
-    if len(content) != promised:
-        raise ConfigError(
-            file.name, f"{len(content)} bytes",
-            f"its head promises {promised}, {' × '.join(map(str, shape))} and {head} of the "
-            "head: it is cut short or damaged; fetch it again",
-        )  # fmt: skip
-    return np.frombuffer(content, np.uint8, offset=head).reshape(shape)
+    return np.frombuffer(numbers, np.uint8).reshape(shape)
 
 
-def _bytes(file: Path) -> bytes:
-    content = file.read_bytes()
-    if file.suffix != ".gz":
-        return content
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
+def _check_numbers(file: Path, numbers: int) -> None:
+    """Refuses what no memory holds before any is taken: a file of some kB can promise it."""
+    if numbers > _MOST_NUMBERS:
         raise ConfigError(
-            file.name, f"{len(content)} bytes", f"cannot be unpacked ({error}); fetch it again"
-        ) from error
+            file.name, f"{numbers} numbers",
+            f"are held in memory at once, {_MOST_NUMBERS} at most; give fewer images",
+        )  # fmt: skip
+
+
+_MOST_NUMBERS = 2**30
 
 
 def read_arrays(file: Path) -> Labelled:
     """Arrays `images`, `labels` and perhaps `human` of a .npz file; nothing in it can run code."""
-    try:
-        with np.load(file, allow_pickle=False) as found:
-            arrays = {
-                name: found[name] for name in ("images", "labels", "human") if name in found.files
-            }
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
-        raise ConfigError(
-            file.name, type(error).__name__, "is no .npz file of plain arrays; write it by np.savez"
-        ) from error
+    with (
+        reading("data.path", file.name, "write a .npz file of plain arrays by np.savez"),
+        zipfile.ZipFile(file) as members,
+        np.load(file, allow_pickle=False) as there,
+    ):
+        names = [name for name in ("images", "labels", "human") if name in there.files]
+        for name in names:
+            # As float32, which they become. What is longer than promised is not unpacked.
+            _check_numbers(file, members.getinfo(f"{name}.npy").file_size // 4)
+        arrays = {name: there[name] for name in names}
     for name in ("images", "labels"):
         if name not in arrays:
             raise ConfigError(file.name, None, f"holds no array {name!r}")
     for name, array in arrays.items():
-        if not np.issubdtype(array.dtype, np.integer if name == "labels" else np.number):
+        _check_numbers(file, array.size)
+        if array.dtype.kind not in ("iu" if name == "labels" else "iuf"):
             raise ConfigError(
-                file.name, f"{name} of {array.dtype}", "give numbers, whole as labels"
+                file.name, f"{name} of {array.dtype}", "give real numbers, whole as labels"
             )
     pixels, labels = arrays["images"], arrays["labels"]
     if labels.ndim != 1:
@@ -113,30 +119,25 @@ def read_hub(config: ImageConfig, split: str) -> Labelled:
     """A split of a Hub data set with one column of images and one of labels."""
     from datasets import ClassLabel, Image, load_dataset
 
-    try:
+    origin, field = f"{config.hub_name} {split}", "data.hub_name"
+    with reading(field, config.hub_name, f"its split {split!r} must hold images and labels"):
         table = load_dataset(config.hub_name, split=split, revision=hub_commit(config))
-    except (OSError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(
-            "data.hub_name", config.hub_name, f"its split {split!r} cannot be loaded: {reason}"
-        ) from error
-    columns = [
-        next((name for name, one in table.features.items() if isinstance(one, kind)), None)
-        for kind in (Image, ClassLabel)
-    ]
-    if None in columns:
-        raise ConfigError(
-            "data.hub_name", config.hub_name,
-            f"its split {split!r} has columns {', '.join(table.features)}; a column of images and "
-            "one of class labels are needed",
-        )  # fmt: skip
-    images, labels = columns
-    arrays = [np.asarray(image) for image in table[images]]
-    if len({one.shape for one in arrays}) > 1:
-        raise ConfigError(
-            "data.hub_name", config.hub_name, "its images differ in shape; give ones of one size"
-        )
-    pixels = np.stack(arrays)
-    # Pictures have their colours last, grey ones no such axis.
-    pixels = pixels[:, None] if pixels.ndim == 3 else np.moveaxis(pixels, -1, 1)
-    return Labelled(f"{config.hub_name} {split}", scaled(pixels), np.array(table[labels]))
+        columns = [
+            next((name for name, kept in table.features.items() if isinstance(kept, kind)), None)
+            for kind in (Image, ClassLabel)
+        ]
+        if None in columns:
+            raise ConfigError(
+                field, config.hub_name,
+                f"its split {split!r} has columns {', '.join(table.features)}; a column of images "
+                "and one of class labels are needed",
+            )  # fmt: skip
+        arrays = [np.asarray(image) for image in table[columns[0]]]
+        if len({array.shape for array in arrays}) > 1:
+            raise ConfigError(
+                field, config.hub_name, "its images differ in shape; give ones of one size"
+            )
+        pixels, labels = np.stack(arrays), np.array(table[columns[1]])
+        # Pictures have their colours last, grey ones no such axis.
+        pixels = pixels[:, None] if pixels.ndim == 3 else np.moveaxis(pixels, -1, 1)
+        return Labelled(origin, scaled(pixels), labels.astype(np.int64, casting="same_kind"))

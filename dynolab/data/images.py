@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dynolab.data.image_config import ImageConfig, array_file, idx_file, resolve_images
 from dynolab.data.image_readers import Labelled, read_arrays, read_hub, read_idx
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, reading
 
 __all__ = [
     "ImageConfig", "ImageSplits", "Images", "load_images", "read_images", "resolve_images",
@@ -112,13 +112,16 @@ def write_images(splits: ImageSplits, file: Path) -> None:
 
 
 def read_images(file: Path) -> ImageSplits:
-    """Reads what `write_images` wrote."""
-    tensors = load_file(file)
-    train, validation, test = (
-        Images(tensors[f"{name}.pixels"], tensors[f"{name}.labels"], tensors.get(f"{name}.human"))
-        for name in SPLITS
-    )
-    return ImageSplits(train, validation, test, int(tensors["classes"]))
+    """Reads what `write_images` wrote; `ConfigError` for a file that it cannot have written."""
+    with reading(file.name, str(file), "run again what wrote it"):
+        tensors = load_file(file)
+        train, validation, test = (
+            Images(
+                tensors[f"{name}.pixels"], tensors[f"{name}.labels"], tensors.get(f"{name}.human")
+            )
+            for name in SPLITS
+        )
+        return ImageSplits(train, validation, test, int(tensors["classes"]))
 
 
 def _read(config: ImageConfig) -> list[Labelled]:
@@ -174,8 +177,8 @@ def _check(part: Labelled, config: ImageConfig) -> None:
 
 
 def _check_classes(train: Images, config: ImageConfig) -> None:
-    counts = torch.bincount(train.labels, minlength=config.classes)
-    missing = (counts == 0).nonzero().flatten().tolist()
+    known = set(train.labels.tolist())
+    missing = [label for label in range(min(config.classes, len(known) + 1)) if label not in known]
     if missing:
         raise ConfigError(
             "data.classes", config.classes,

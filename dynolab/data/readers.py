@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import gzip
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from dynolab.data.chat import Message, Write, messages_of
 from dynolab.data.rows import Example, ProbeRow, PromptRow, answer
@@ -47,55 +48,88 @@ STORED_KINDS = {
 """Response fields of the papers' probe files and how their authors made them."""
 
 
-def read_records(file: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a Parquet file, or objects of a JSON-lines file, plain or gzipped."""
-    return _table(file) if file.suffix == ".parquet" else _lines(file)
+def read_records(file: Path, field: str = "data.path") -> Iterator[dict[str, Any]]:
+    """Rows of a Parquet file, or objects of a JSON-lines file, plain or gzipped.
+
+    **Arguments:** `field`: the setting that names the file, for messages.
+
+    **Raises:** `ConfigError` for a damaged file, named with the line where it has lines, and for
+    one that unpacks to more than 4 GiB.
+    """
+    return _table(file, field) if file.suffix == ".parquet" else _lines(file, field)
 
 
-def _table(file: Path) -> Iterator[dict[str, Any]]:
+def hub_records(
+    field: str, name: str, split: str, revision: str | None, folder: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Rows of a split of a Hub data set, or of a folder in it; `ConfigError` where it has none."""
+    from datasets import load_dataset
+
+    remedy = f"give a data set that loads with hub_split = {split!r}"
+    remedy += f" and hub_folder = {folder!r}" if folder else ""
+    with reading(field, name, remedy):
+        for record in load_dataset(name, data_dir=folder, split=split, revision=revision):
+            yield dict(record)
+
+
+def _table(file: Path, field: str) -> Iterator[dict[str, Any]]:
     try:
-        import pyarrow
         from pyarrow import parquet
     except ImportError as error:
         raise ConfigError(
-            "data.path", file.name, "Parquet needs pyarrow; pip install dynolab[train]"
+            field, file.name, "Parquet needs pyarrow; pip install dynolab[train]"
         ) from error
-    try:
-        with parquet.ParquetFile(file) as table:
-            for batch in table.iter_batches():
-                yield from batch.to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ConfigError(
-            "data.path", file.name,
-            f"cannot be read as Parquet ({_first_line(error)}); write it again, or give a .jsonl "
-            "file",
-        ) from error  # fmt: skip
+    size = 0
+    with (
+        reading(field, file.name, f"write it again, or {_OTHER_FILE}"),
+        parquet.ParquetFile(file) as table,
+    ):
+        for batch in table.iter_batches(batch_size=_ROWS_AT_ONCE):
+            size += batch.nbytes + _LEAST_BYTES * batch.num_rows
+            _check_size(file, size, field)
+            yield from batch.to_pylist()
 
 
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
+def _lines(file: Path, field: str) -> Iterator[dict[str, Any]]:
     """Objects of JSON lines; a bad line is named with its number."""
+    size = 0
     with contextlib.ExitStack() as stack:
-        with reading("data.path", file.name, _OTHER_FILE):
+        with reading(field, file.name, _OTHER_FILE):
             whole = stack.enter_context(file.open("rb"))
-            lines = iter(gzip.GzipFile(fileobj=whole) if file.suffix == ".gz" else whole)
+            lines = gzip.GzipFile(fileobj=whole) if file.suffix == ".gz" else whole
         for number in itertools.count(1):
-            with reading("data.path", f"{file.name} line {number}", _OTHER_FILE):
-                line = next(lines, None)
-                if line is None:
+            with reading(field, f"{file.name} line {number}", _OTHER_FILE):
+                line = lines.readline(_MOST_BYTES)
+                if not line:
                     return
-                text = line.decode("utf-8")
-                record = json.loads(text) if text.strip() else None
-            if not text.strip():
+                size += len(line)
+                _check_size(file, size, field)
+                record = from_json(line) if line.strip() else None
+            if not line.strip():
                 continue
             if not isinstance(record, dict):
                 raise ConfigError(
                     f"{file.name} line {number}",
-                    text.strip()[:80],
+                    line.decode().strip()[:80],
                     "every line must be a JSON object, one row each",
                 )
             yield Line(record, number)
 
 
+def _check_size(file: Path, size: int, field: str) -> None:
+    """Refuses rows without end: a compressed file of some kB can hold more than any memory."""
+    if size >= _MOST_BYTES:
+        raise ConfigError(
+            field, file.name,
+            f"unpacks to more than {_MOST_BYTES} bytes, and rows are held in memory; give "
+            "fewer rows, or use fewer",
+        )  # fmt: skip
+
+
+_MOST_BYTES = 2**32
+_LEAST_BYTES = 64
+"""Of a row, however little it holds."""
+_ROWS_AT_ONCE = 64
 _OTHER_FILE = "give JSON lines in a .jsonl or .jsonl.gz file, or a .parquet file"
 
 
@@ -292,10 +326,6 @@ def _wins(record: Record, place: str) -> tuple[float, float] | None:
 def row_name(number: int) -> str:
     """Id of a row that brings none."""
     return f"row-{number:06d}"
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _text(record: Record, column: str, origin: str, number: int) -> str:

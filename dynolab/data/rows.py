@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, reading
 
 Split = Literal["train", "heldout"]
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -85,7 +85,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> int:
 
 def read_rows(path: Path, row_type: type[AnyRow]) -> Iterator[AnyRow]:
     """Reads JSON lines; a bad line is named with its number and what is wrong in it."""
-    with path.open(encoding="utf-8") as file:
+    with reading(path.name, str(path), _REMEDY), path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -97,8 +97,10 @@ def read_rows(path: Path, row_type: type[AnyRow]) -> Iterator[AnyRow]:
 
 def read_value(path: Path, expected: type[Parsed]) -> Parsed:
     """Reads a file of one JSON value, such as a row or a tuple of rows."""
+    with reading(path.name, str(path), _REMEDY):
+        content = path.read_bytes()
     try:
-        return TypeAdapter(expected).validate_json(path.read_text(encoding="utf-8"))
+        return TypeAdapter(expected).validate_json(content)
     except ValidationError as error:
         raise _misfit(path.name, error) from error
 
@@ -106,4 +108,7 @@ def read_value(path: Path, expected: type[Parsed]) -> Parsed:
 def _misfit(where: str, error: ValidationError) -> ConfigError:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"]) or "the line"
-    return ConfigError(where, field, f"{first['msg']}; mend it, or run again what wrote it")
+    return ConfigError(where, field, f"{first['msg']}; {_REMEDY}")
+
+
+_REMEDY = "mend it, or run again what wrote it"

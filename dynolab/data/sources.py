@@ -239,20 +239,7 @@ def _check(examples: Sequence[Example | PromptRow], config: DataConfig) -> None:
 def _records(config: DataConfig) -> Iterator[dict[str, Any]]:
     if config.hub_name is None:
         return readers.read_records(local_file(config))
-    from datasets import load_dataset
-
-    try:
-        table = load_dataset(
-            config.hub_name,
-            data_dir=config.hub_folder,
-            split=config.hub_split,
-            revision=hub_commit(config.hub_name, config.revision),
-        )
-    except (OSError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(
-            "data.hub_name", config.hub_name,
-            f"cannot be loaded with hub_folder = {config.hub_folder!r} and hub_split = "
-            f"{config.hub_split!r}: {reason}",
-        ) from error  # fmt: skip
-    return (dict(record) for record in table)
+    commit = hub_commit(config.hub_name, config.revision)
+    return readers.hub_records(
+        "data.hub_name", config.hub_name, config.hub_split, commit, config.hub_folder
+    )

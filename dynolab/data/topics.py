@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +14,8 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dynolab.data.readers import read_records
+from dynolab.data.files import file_digest, named_path
+from dynolab.data.readers import hub_records, read_records
 from dynolab.data.topic_words import COMMON, FIELDS, TOPICS
 from dynolab.errors import ConfigError
 from dynolab.hub import resolve_commit
@@ -74,7 +74,7 @@ def resolve_topics(config: TopicConfig) -> TopicConfig:
             "dataset", config.hub_name, config.revision or "main", field="texts.hub_name"
         )
         return config.model_copy(update={"revision": commit})
-    digest = hashlib.sha256(_file(config).read_bytes()).hexdigest()
+    digest = file_digest("texts.path", _file(config)).hex()
     if config.revision not in (None, digest):
         raise ConfigError(
             "texts.revision", config.revision,
@@ -110,7 +110,8 @@ def load_topics(config: TopicConfig) -> Texts:
     if min(labels) < 0:
         raise ConfigError("texts.label", min(labels), "labels must be whole numbers from 0")
     # A label far out of range must not make a table of its size.
-    missing = next(n for n in range(len(labels) + 1) if n not in set(labels))
+    known = set(labels)
+    missing = next(n for n in range(len(labels) + 1) if n not in known)
     if missing <= max(labels):
         raise ConfigError(
             "texts.label", missing,
@@ -176,7 +177,7 @@ def bags(
 
 
 def _file(config: TopicConfig) -> Path:
-    file = Path(config.path or "").expanduser()
+    file = named_path("data.path", config.path)
     if not file.is_file():
         raise ConfigError(
             "texts.path", config.path, "no such file; name a .jsonl, .jsonl.gz or .parquet file"
@@ -184,16 +185,7 @@ def _file(config: TopicConfig) -> Path:
     return file
 
 
-def _records(config: TopicConfig) -> Any:
+def _records(config: TopicConfig) -> Iterator[dict[str, Any]]:
     if config.hub_name is None:
-        return read_records(_file(config))
-    from datasets import load_dataset
-
-    try:
-        return load_dataset(config.hub_name, split=config.hub_split, revision=config.revision)
-    except (OSError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(
-            "texts.hub_name", config.hub_name,
-            f"its split {config.hub_split!r} cannot be loaded: {reason}",
-        ) from error  # fmt: skip
+        return read_records(_file(config), "texts.path")
+    return hub_records("texts.hub_name", config.hub_name, config.hub_split, config.revision)

@@ -142,7 +142,8 @@ ARRAYS = {
     "images of text": ({"images": np.full((30, 8, 8), "x")}, "images of <U1"),
     "people of other classes": ({"human": np.ones((30, 4))}, r"human of shape \(30, 4\)"),
     "people who said nothing": ({"human": np.zeros((30, 3))}, "no row without any"),
-    "objects": ({"images": np.array([{}] * 30)}, "no .npz file of plain arrays"),
+    "complex images": ({"images": np.ones((30, 8, 8)) * 1j}, "images of complex128"),
+    "objects": ({"images": np.array([{}] * 30)}, "write a .npz file of plain arrays"),
 }  # fmt: skip
 
 
@@ -167,7 +168,7 @@ def test_a_packed_file_cut_short_is_refused(tmp_path: Path) -> None:
     folder = mnist_folder(tmp_path, packed=True)
     file = folder / "train-images-idx3-ubyte.gz"
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(ConfigError, match="cannot be unpacked"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         load_images(ImageConfig(source="idx", path=str(folder), **SMALL))
 
 
