@@ -197,8 +197,8 @@ def adaptation_plate(adaptations: Sequence[AdaptationRow]) -> Plate | None:
         "adaptation",
         "Which factorisation adapts faster?",
         f"Over {len(best['causal'][0].kl) - 1} examples after an intervention on the cause the "
-        f"causal factorisation is on average {with_interval(mean_interval(first - second))} nats "
-        "away from the truth, compared with the anti-causal one.",
+        "causal factorisation’s distance from the truth less the anti-causal one’s is "
+        f"{with_interval(mean_interval(first - second))} nats on average.",
         "A causes B. Both learners hold the joint before p(A) is replaced, and then see the same "
         "examples, one a step of gradient descent; KL is from the new joint to theirs. Means over "
         f"problems, then over seeds with 95% bands. Best learning rates: {join(told)}.",

@@ -47,15 +47,15 @@ def test_lenet_learns_real_digits_and_its_forces_tell_its_steps(mnist: ImageSpli
     assert np.nanmedian([one.unexplained for one in found.states]) < 0.3
 
 
-def test_the_study_of_mnist_shows_what_the_small_digits_do_not(mnist: ImageSplits) -> None:
+def test_the_study_of_mnist_shows_what_the_small_digits_do_not() -> None:
     known = load_parameters(ClassificationParameters, FILE)
     seeds = tuple(range(100, 105))
-    found = study_forces(partial(build_classifier, "lenet"), "lenet", mnist, known.forces, seeds)
+    images = load_images(known.data)
+    found = study_forces(partial(build_classifier, "lenet"), "lenet", images, known.forces, seeds)
     rate = known.forces.training.learning_rate
     verdicts = {one.id: one for one in assess_forces(found, rate, digits=True)}
     assert verdicts["lenet/ranks"].outcome == "appears"
     assert verdicts["lenet/four_nine"].outcome == "appears"
-    assert verdicts["lenet/four_nine_strongest"].quantities[0].interval.mean <= 6
 
 
 def test_zigzag_finds_wrong_labels_among_real_digits(mnist: ImageSplits) -> None:
