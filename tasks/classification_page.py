@@ -59,4 +59,4 @@ def classification_page(work: Work[ClassificationPageConfig]) -> dict[str, float
     )  # fmt: skip
 
 
-CLASSIFICATION_PAGE = Stage("classification-page", 2, classification_page)
+CLASSIFICATION_PAGE = Stage("classification-page", 3, classification_page)

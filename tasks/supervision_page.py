@@ -40,4 +40,4 @@ def supervision_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
     )
 
 
-SUPERVISION_PAGE = Stage("supervision-page", 2, supervision_page)
+SUPERVISION_PAGE = Stage("supervision-page", 3, supervision_page)

@@ -121,18 +121,23 @@ def _pairing(network: str, states: Sequence[ClassifierState], digits: bool) -> I
             Quantity("Δp, less that of other pairs", 1, mean_interval(by_seed(states, _four_nine)),
                      unit=""),
         )  # fmt: skip
-        later = [state for state in states if state.epoch > 1]
-        yield verdict(
-            "four_nine_strongest",
+        yield Verdict(
+            f"{network}/four_nine_strongest",
+            NETWORKS[network],
             f"From the second epoch on one of these two is among the {STRONGEST} strongest pulls "
             "between digits",
             f"rank ≤ {STRONGEST}",
-            Quantity(
-                "rank, mean over epochs",
-                -1,
-                mean_interval(by_seed(later, _four_nine_rank)),
-                STRONGEST,
-                "",
+            tuple(
+                Quantity(
+                    f"rank after epoch {epoch}",
+                    -1,
+                    mean_interval(
+                        by_seed([s for s in states if s.epoch == epoch], _four_nine_rank)
+                    ),
+                    STRONGEST,
+                    "",
+                )
+                for epoch in sorted({state.epoch for state in states} - {1})
             ),
         )
 
