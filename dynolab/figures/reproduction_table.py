@@ -24,5 +24,5 @@ def reproduction_section(verdicts: Sequence[Verdict], unit: str) -> Html:
         "expected side; does not: one lies wholly on the other side; unclear: neither. A peak's "
         "step is chosen on the other half of the prompts. Extended SFT takes both answers of every "
         "pair in twice the steps, so that a chosen answer is seen as often and weighs as much as "
-        "in SFT; with half weight, in as many steps.",
+        "in SFT; half-weight extended SFT makes as many steps as SFT.",
     )
