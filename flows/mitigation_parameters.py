@@ -8,6 +8,7 @@ from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.ipo import IPOConfig
 from dynolab.objectives.simpo import SimPOConfig
+from dynolab.objectives.sppo import SPPOConfig
 from dynolab.squeezing.alarm import AlarmConfig
 from flows.comparison import Label
 from flows.pair_arms import SHARED, PairComparison
@@ -23,6 +24,9 @@ ARMS: dict[Label, ArmConfig] = {
     "on-policy": ArmConfig(pairs="on_policy"),
     "ipo": ArmConfig(objective=IPOConfig()),
     "on-policy-ipo": ArmConfig(objective=IPOConfig(), pairs="on_policy"),
+    "sppo": ArmConfig(
+        objective=SPPOConfig(beta=0.1, labels="soft"), pairs="on_policy", updates_per_rollout=25
+    ),
     "simpo": ArmConfig(objective=SimPOConfig()),
     "filter-audit": ArmConfig(filter=FilterConfig(by="on_all", drop=0.3)),
     "filter-ches": ArmConfig(filter=FilterConfig(by="ches", drop=0.3)),

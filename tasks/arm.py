@@ -72,6 +72,12 @@ class ArmConfig(BaseModel):
         gt=0,
         description="In place of the shared one, for a loss whose push has another size.",
     )
+    updates_per_rollout: int | None = Field(
+        None,
+        ge=1,
+        description="With pairs: on_policy, optimizer steps between samplings (default: 1). The "
+        "policy at a sampling is the reference of sppo and spin in these steps.",
+    )
 
     @property
     def facts(self) -> ArmFacts:
@@ -80,6 +86,7 @@ class ArmConfig(BaseModel):
             objective=self.objective, start=self.start, pairs=self.pairs,
             filtered_by=self.filter and self.filter.by, dropped=self.filter and self.filter.drop,
             alarm=self.alarm, learning_rate=self.learning_rate,
+            updates_per_rollout=self.updates_per_rollout,
         )  # fmt: skip
 
     def training(
@@ -87,8 +94,8 @@ class ArmConfig(BaseModel):
     ) -> TrainConfig | GroupTrainConfig:
         """The arm's training with one seed.
 
-        **Raises** `ConfigError` for an objective that compares no answers, and for a filter of
-        pairs that are not the data's.
+        **Raises** `ConfigError` for an objective that compares no answers, for a filter of pairs
+        that are not the data's, and for rollouts of an arm that samples none.
         """
         if self.objective.name not in PAIR_OBJECTIVES:
             raise ConfigError(
@@ -101,12 +108,20 @@ class ArmConfig(BaseModel):
                 f"ranks the data's pairs, and with pairs: {self.pairs} others are trained on; "
                 "leave one out",
             )  # fmt: skip
+        if self.updates_per_rollout is not None and self.pairs != "on_policy":
+            raise ConfigError(
+                "updates_per_rollout",
+                self.updates_per_rollout,
+                f"pairs: {self.pairs} samples no answers in training; set pairs: on_policy, or "
+                "leave it out",
+            )
         changes: dict[str, Any] = {"objective": self.objective.model_dump(), "seed": seed}
         if self.alarm is not None:
             changes["alarm"] = self.alarm.model_dump()
         known: TrainConfig | GroupTrainConfig
         if self.pairs == "on_policy":
             changes |= on_policy.model_dump()
+            changes["updates_per_rollout"] = self.updates_per_rollout or 1
             known = GroupTrainConfig.model_validate(shared.model_dump() | changes)
         else:
             known = TrainConfig.model_validate(shared.model_dump() | changes)

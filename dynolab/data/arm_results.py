@@ -22,15 +22,15 @@ Pairs = Literal["given", "resampled", "on_policy"]
 
 `given`: the data's. `resampled`: the data's chosen answers, and rejected ones sampled once from the
 model that training starts from. `on_policy`: both answers sampled from the policy as it is, at
-every step, and ranked by rewards (Guo et al., arXiv 2402.04792).
+every step or every few of them, and ranked by rewards (Guo et al., arXiv 2402.04792).
 """
 
 
 class ArmFacts(Row):
     """What an arm of a comparison is.
 
-    `dropped` is the share of pairs that the ranking `filtered_by` left out. `learning_rate` is its
-    own where it has one.
+    `dropped` is the share of pairs that the ranking `filtered_by` left out. `learning_rate` and
+    `updates_per_rollout` are its own where it has them.
     """
 
     objective: RowObjectiveConfig
@@ -40,6 +40,7 @@ class ArmFacts(Row):
     dropped: float | None = None
     alarm: AlarmConfig | None = None
     learning_rate: float | None = None
+    updates_per_rollout: int | None = None
 
 
 class Divergence(Row):

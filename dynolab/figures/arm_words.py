@@ -26,7 +26,7 @@ _PAIRS = {
         _PAPER,
     ),
     "on_policy": (
-        "on-policy: both answers sampled from the policy at every step and ranked",
+        "on-policy: both answers sampled from the policy in training and ranked",
         "Guo et al., arXiv 2402.04792",
     ),
 }
@@ -41,8 +41,9 @@ def told(arm: ArmFacts) -> tuple[str, str]:
         parts.append(_STARTS[arm.start])
         source = _PAPER
     if arm.pairs in _PAIRS:
-        pairs, source = _PAIRS[arm.pairs]
+        pairs, proposed_by = _PAIRS[arm.pairs]
         parts.append(pairs)
+        source = source if arm.objective.name == "sppo" else proposed_by  # on-policy by itself
     if arm.filtered_by is not None:
         by = _RANKINGS.get(arm.filtered_by)
         ranking = f"by {by}" if by else f"by the audit ({arm.filtered_by})"
@@ -65,4 +66,6 @@ def settings(arm: ArmFacts) -> str:
     changed = arm.objective.model_dump(exclude_defaults=True, exclude={"name", "negative_dose"})
     if arm.learning_rate is not None:
         changed["learning rate"] = f"{arm.learning_rate:g}"
+    if arm.updates_per_rollout is not None:
+        changed["steps between samplings"] = arm.updates_per_rollout
     return ", ".join(f"{name} = {value}" for name, value in changed.items()) or "–"
