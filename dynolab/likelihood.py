@@ -9,10 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dynolab.data.batches import TokenBatch, TopTokens
+from dynolab.data.packing import PackedBatch
 from dynolab.data.prefixes import PrefixBatch
+from dynolab.decoder import logits_of
 from dynolab.errors import ConfigError
-from dynolab.packed import Reading, attention_mask, count_parts, read_parts, shares_prompts
-from dynolab.prefixed import prefixed_hidden
+from dynolab.layouts import Layout, layouts_of, response_hidden
+from dynolab.packed import Reading, count_parts, read_parts
 
 
 def causal_model(model: nn.Module) -> nn.Module:
@@ -35,15 +37,19 @@ def causal_model(model: nn.Module) -> nn.Module:
 class ResponseLogits(nn.Module):
     """A causal language model seen as a function from a batch to its response logits.
 
-    The transformer runs over all positions; the head, whose output is batch × length × vocabulary
+    The decoder runs over all positions; the head, whose output is batch × length × vocabulary
     where it is not restrained, runs only on the positions that predict a response token. The
-    logits are float32 whatever the weights are. The model may hold adapters (peft).
+    logits are those of the model's own forward (`logits_of`), float32 where its weights are not
+    float64. The model may hold adapters (peft).
+
+    **Raises:** `ConfigError` for a model whose log-probabilities are not those of its own forward
+    (`layouts_of`, which measures it when it is seen first).
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        causal_model(model)
+        layouts_of(causal_model(model))
 
     def forward(self, batch: TokenBatch, read: Reading | None = None) -> Tensor:
         """Logits `[tokens, vocabulary]` that predict each response token, or what is read of them.
@@ -63,31 +69,40 @@ class ResponseLogits(nn.Module):
     def hidden(self, batch: TokenBatch) -> Float[Tensor, "tokens features"]:
         """Last hidden states, the head's input, from which each response token is predicted."""
         causal = causal_model(self.model)
-        if isinstance(batch, PrefixBatch):
-            return prefixed_hidden(causal.base_model, batch)
-        hidden = causal.base_model(  # type: ignore[operator]
-            input_ids=batch.input_ids,
-            attention_mask=attention_mask(causal, batch),
-            position_ids=batch.position_ids,
-            use_cache=False,
-        ).last_hidden_state
-        return hidden[batch.token_row, batch.position]
+        shared: Layout | None = None
+        if isinstance(batch, PackedBatch):
+            shared = "packed"
+        elif isinstance(batch, PrefixBatch):
+            shared = "prefixed"
+        if shared and not layouts_of(causal).agrees(shared):
+            raise ConfigError(
+                "batch",
+                f"{shared} rows",
+                f"not what {type(causal).__name__} was made for: "
+                f"{layouts_of(causal).difference(shared)}; use rows of one sequence each",
+            )
+        return response_hidden(causal, batch)
 
     def head(self, hidden: Float[Tensor, "tokens features"]) -> Float[Tensor, "tokens vocabulary"]:
-        """Logits of hidden states."""
-        logits = causal_model(self.model).get_output_embeddings()(hidden)  # type: ignore[operator]
-        return logits if logits.dtype == torch.float64 else logits.float()
+        """Logits of hidden states: the model's head, and all that its own forward does after it."""
+        return logits_of(causal_model(self.model), hidden)
 
 
 def packing_width(logits: nn.Module) -> int | None:
-    """Hidden size of a model that can see packed rows, for `plan_rows`; None of others.
+    """Hidden size of a model that sees packed rows as they are meant, for `plan_rows`; else None.
 
     **Arguments:**
 
     - `logits`: a `ResponseLogits`, or what an engine wrapped around one.
     """
     causal: Any = causal_model(logits.model)  # type: ignore[arg-type]
-    return int(causal.config.hidden_size) if shares_prompts(causal) else None
+    agrees = layouts_of(causal).agrees("packed")
+    return int(causal.config.get_text_config().hidden_size) if agrees else None
+
+
+def goes_on_from_prompts(logits: nn.Module) -> bool:
+    """Whether a model's responses can go on from their prompts' caches, for `plan_prefixes`."""
+    return layouts_of(causal_model(logits.model)).agrees("prefixed")  # type: ignore[arg-type]
 
 
 def token_logps(

@@ -27,46 +27,27 @@ there are tokens enough for the head's weights to be read through."""
 Reading = Callable[[Float[Tensor, "tokens vocabulary"], TokenBatch], Tensor]
 """What is wanted of logits: one value or more per response token, each from its own logits."""
 
-_MASKED = ("sdpa", "eager")
-
-
-def shares_prompts(model: nn.Module) -> bool:
-    """Whether a causal language model of transformers sees packed rows as they are meant.
-
-    Its attention must take a mask of its own, tell places by `position_ids` and see all tokens
-    before or a window of them.
-    """
-    config: Any = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    local = "local" in (getattr(config, "attention_layers", None) or [])  # GPT-Neo: by place in row
-    biased = getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt")
-    return (
-        config._attn_implementation in _MASKED
-        and kinds <= {"full_attention", "sliding_attention"}
-        and not (local or biased)
-    )
-
-
 def attention_mask(model: nn.Module, batch: TokenBatch) -> Tensor | dict[str, Tensor]:
     """What a model of transformers takes as the mask of a batch.
 
     A mask of four dimensions is used as it stands in every layer, a model's sliding window
     forgotten: it is made part of the mask. Models with layers of both kinds take a mask for each.
 
-    **Raises:** `ConfigError` for packed rows and a model that cannot see them as they are meant.
+    **Raises:** `ConfigError` for packed rows and layers that see neither all tokens before them
+    nor a window of them.
     """
     if not isinstance(batch, PackedBatch):
         return batch.attention_mask
     config: Any = model.config
-    if not shares_prompts(model):
-        raise ConfigError(
-            "model.attention", config._attn_implementation,
-            f"{config.model_type} cannot share prompts between responses with it; "
-            "use sdpa or eager, or rows of one sequence each",
-        )  # fmt: skip
     additive = config._attn_implementation == "eager"
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
+    if unknown := kinds - {"full_attention", "sliding_attention"}:
+        raise ConfigError(
+            "model.config.layer_types",
+            sorted(unknown),
+            "no mask tells such layers of responses that share a prompt; use rows of one sequence",
+        )
     masks = {
         kind: _as_mask(batch.visible(window if kind == "sliding_attention" else None), additive)
         for kind in sorted(kinds)

@@ -28,8 +28,7 @@ from dynolab.data.encode import Encoded
 from dynolab.data.packing import PackedBatch, Row, share_prompts
 from dynolab.errors import ConfigError
 from dynolab.forces.precision import dtype_preserving
-from dynolab.likelihood import ResponseLogits, token_logps
-from dynolab.packed import shares_prompts
+from dynolab.likelihood import ResponseLogits, packing_width, token_logps
 from tests.forces.families import FAMILIES, GROUPED, build
 from tests.forces.small_models import COMMON, VOCABULARY
 
@@ -184,18 +183,19 @@ def test_reading_in_parts_changes_neither_values_nor_gradients(
 @pytest.mark.parametrize("grad", [True, False])
 def test_never_more_logits_than_a_part_exist(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("llama_tied")
+    logits = ResponseLogits(model)
     _, batch = packed("several prompts")
     sizes: list[int] = []
     kept: list[int] = []
     hook = model.get_output_embeddings().register_forward_hook(
-        lambda _, inputs, output: sizes.append(len(output))
+        lambda _, inputs, output: sizes.append(output.shape[1])
     )
     saved = torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: (kept.append(tensor.shape[-1]), tensor)[1], lambda tensor: tensor
     )
     with parts_of(monkeypatch, 4), torch.set_grad_enabled(grad):
         with saved:
-            total = ResponseLogits(model)(batch, token_logps).sum()
+            total = logits(batch, token_logps).sum()
         assert VOCABULARY not in kept
         if grad:
             total.backward()
@@ -243,17 +243,22 @@ def test_bf16_weights_give_float32_log_probabilities() -> None:
         torch.testing.assert_close(logps, one_by_one(model, sequences).float(), atol=0.15, rtol=0)
 
 
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
+def test_models_with_attention_by_positions_are_packed(family: str) -> None:
+    assert packing_width(ResponseLogits(model_of(family))) == COMMON["hidden_size"]
+
+
 def test_models_that_place_tokens_by_the_row_are_told_apart() -> None:
-    assert all(shares_prompts(model_of(family)) for family in [*FAMILIES, *WINDOWED])
     small = {"vocab_size": VOCABULARY, "hidden_size": 16}
     local = GPTNeoForCausalLM(
         GPTNeoConfig(**small, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]])
     )
     biased = BloomForCausalLM(BloomConfig(**small, n_layer=1, n_head=2))
     for model in (local, biased):
-        assert not shares_prompts(model)
-        with pytest.raises(ConfigError, match="cannot share prompts"):
-            ResponseLogits(model)(packed("a pair")[1])
+        logits = ResponseLogits(model)
+        assert packing_width(logits) is None
+        with pytest.raises(ConfigError, match="rows of one sequence"):
+            logits(packed("a pair")[1])
 
 
 def test_rows_longer_than_the_context_are_no_obstacle() -> None:

@@ -1,14 +1,16 @@
-"""The hidden state after any block of a transformer: read, cut out, or moved."""
+"""The hidden state after any block of a transformer, and at its head: read, cut out, or moved."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from dynolab.errors import ConfigError
 from dynolab.forces.policy import PolicyFunction
+from dynolab.forces.rules import head_module
 
 
 class Reached(Exception):
@@ -37,6 +39,29 @@ def at_layer(policy: PolicyFunction, layer: int, see: Callable[[Tensor], Tensor]
         )
     else:
         handle = blocks[number - 1].register_forward_hook(lambda module, given, made: see(made))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+SeeHead = Callable[
+    [Float[Tensor, "tokens features"], Float[Tensor, "tokens vocabulary"]],
+    Float[Tensor, "tokens vocabulary"],
+]
+
+
+@contextmanager
+def at_head(policy: PolicyFunction, see: SeeHead) -> Iterator[None]:
+    """While it is open, every pass hands the head's input and output to `see`.
+
+    The pass goes on from its answer, through all that the model does to its head's output.
+    """
+
+    def hook(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> Tensor:
+        return see(given[0][0], made[0])[None]
+
+    handle = head_module(policy.causal).register_forward_hook(hook)
     try:
         yield
     finally:

@@ -103,8 +103,8 @@ def _from_the_head(scores: Tensor, calls: Sequence[_Call], position: Tensor) -> 
         delta, cotangent = torch.autograd.grad(
             scores.sum(), [head.output, head.input], retain_graph=True
         )
-        start, one_by_one = head.input, one_by_one[:, :, None] * cotangent
-        at_heads = [Signal(head.rule, head.input.detach(), delta)]
+        start, one_by_one = head.input, one_by_one[:, None, :, None] * cotangent
+        at_heads = [Signal(head.rule, head.input[0].detach(), delta[0])]
     found = _batched([start], [call.output for call in body], [one_by_one])
     signals = [_whole(call, one) for call, one in zip(body, found, strict=True)]
     return [*signals, *at_heads]
@@ -185,7 +185,7 @@ def _whole(call: _Call, signal: Tensor) -> Signal:
 def _own(call: _Call, signal: Tensor, position: Tensor) -> Signal:
     """The head is called on the predicting positions alone, other modules on all of them."""
     if call.rule.head:
-        return Signal(call.rule, call.input.detach(), signal)
+        return Signal(call.rule, call.input[0].detach(), signal[0])
     return Signal(call.rule, call.input[0, position].detach(), signal[0, position])
 
 

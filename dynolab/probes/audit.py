@@ -16,6 +16,7 @@ from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.rows import Split
 from dynolab.errors import ConfigError
 from dynolab.forces.checks import check_arithmetic, check_response
+from dynolab.forces.layers import at_head
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.rules import subspace
 from dynolab.forces.split import objective_batch, step_totals
@@ -135,16 +136,13 @@ def _read(policy: PolicyFunction, wanted: set[str], response: Encoded) -> _Read:
     leaves = {name: policy.weights[name].detach().requires_grad_() for name in sorted(wanted)}
     seen: list[Tensor] = []
 
-    def keep(module: object, inputs: tuple[Tensor, ...]) -> None:
-        seen.append(inputs[0].detach())
+    def keep(features: Tensor, output: Tensor) -> Tensor:
+        seen.append(features.detach())
+        return output
 
     batch, _ = policy.batch([response])
-    head: Any = policy.causal.get_output_embeddings()  # type: ignore[operator]
-    hook = head.register_forward_pre_hook(keep)
-    try:
+    with at_head(policy, keep):
         logps = policy.logps(leaves, batch)
-    finally:
-        hook.remove()
     gradients = torch.autograd.grad(logps.sum(), list(leaves.values()), materialize_grads=True)
     return _Read(logps.detach(), dict(zip(leaves, gradients, strict=True)), seen[0])
 

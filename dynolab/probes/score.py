@@ -14,7 +14,7 @@ from dynolab.data.encode import Encoder
 from dynolab.data.prefixes import collate_prefixes, plan_prefixes
 from dynolab.data.results import Score, TokenScores
 from dynolab.data.rows import ProbeRow
-from dynolab.likelihood import packing_width
+from dynolab.likelihood import goes_on_from_prompts
 from dynolab.token_facts import TokenFacts, token_facts
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ProbeScorer:
         sequences = [one for _, one in kept]
         tokenizer = encoder.tokenizer
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        plan = plan_prefixes(sequences, batch_tokens, shared=packing_width(model) is not None)
+        plan = plan_prefixes(sequences, batch_tokens, shared=goes_on_from_prompts(model))
         self._batches = [
             collate_prefixes(sequences, together, int(pad), batch_tokens) for together in plan
         ]

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dynolab.data.encode import Encoded
+from dynolab.decoder import logits_of, run_decoder
 from dynolab.errors import ConfigError
 from dynolab.likelihood import causal_model
 from dynolab.rollouts.generator import (
@@ -131,15 +132,15 @@ class ModelGenerator:
         causal = causal_model(self._model)
         place = causal.get_input_embeddings().weight.device  # type: ignore[operator]
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        read = causal.base_model(  # type: ignore[operator]
+        read = run_decoder(
+            causal,
             input_ids=ids.to(place),
             attention_mask=mask.to(place),
             position_ids=positions.to(place),
             past_key_values=cache,
             use_cache=True,
         )
-        head = causal.get_output_embeddings()  # type: ignore[operator]
-        return head(read.last_hidden_state[:, -1]), read.past_key_values
+        return logits_of(causal, read.last_hidden_state[:, -1]), read.past_key_values
 
     def _draw(
         self, logits: Float[Tensor, "rows vocabulary"], drafts: list[_Draft], config: SampleConfig

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
+from dynolab.forces.layers import at_head
 from dynolab.forces.one_step import change_of
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.rules import head_module
@@ -16,24 +17,22 @@ from dynolab.forces.rules import head_module
 def moved_by_head(
     policy: PolicyFunction, before: Weights, after: Weights, batch: TokenBatch
 ) -> Float[Tensor, "tokens vocabulary"]:
-    """Logits before a step plus what the head's own change adds to them: `z + ΔW h + Δb`.
+    """Logits where the head alone has made a step: of its output `W h + b + ΔW h + Δb`.
 
     h are the features before the step, so this is the unconstrained-features model of it. After a
     gradient step its first order is the sum of `Breakdown.head` over the updating tokens, unless
     head and embedding share one table: ΔW then holds what the embedding's gradient moved, too.
     Where the head does not move, as under adapters, nothing does.
     """
-    head = head_module(policy.causal)
-    seen: list[Tensor] = []
-    handle = head.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
-    try:
-        logits = policy.logits(policy.cast(before), batch)
-    finally:
-        handle.remove()
     weight, bias = _change_of_head(policy, before, after)
-    if weight is not None:
-        logits = logits + seen[-1] @ weight.T
-    return logits if bias is None else logits + bias
+
+    def moved(features: Tensor, output: Tensor) -> Tensor:
+        if weight is not None:
+            output = output + features @ weight.T
+        return output if bias is None else output + bias
+
+    with at_head(policy, moved):
+        return policy.logits(policy.cast(before), batch)
 
 
 def _change_of_head(

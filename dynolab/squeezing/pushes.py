@@ -5,7 +5,9 @@ answer loses a given number of nats per token to first order: so far in any mode
 foretell its Δ log π over the whole vocabulary: the rule of one softmax, at every token by itself,
 `z'_l = z_l − s ‖h_l‖² (e_y − π_l)`; the whole head with features that stand still,
 `z'_o = z_o − s Σ_l (h_o·h_l)(e_y − π_l)`, the unconstrained-features picture; and the first order
-in all weights. Where the head has a bias, products of features are one larger.
+in all weights. Where the head has a bias, products of features are one larger; where the model
+does more to its head's output (a scale, a cap), z is that output, `e_y − π` is carried back to it,
+and what follows is applied.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.push_results import Answer, LeftOver, PairPush, Picture, RankChange
+from dynolab.forces.layers import at_head
 from dynolab.forces.one_step import norm
 from dynolab.forces.policy import PolicyFunction, Weights
+from dynolab.forces.rules import head_module
 from dynolab.forces.views import View
-from dynolab.squeezing.rule import force_of, likeliest_other, stepped
+from dynolab.squeezing.rule import force_of, likeliest_other
 from dynolab.statistics import unexplained_share
 
 PICTURES: tuple[Picture, ...] = ("own_token", "last_layer", "first_order")
@@ -52,24 +56,28 @@ class Pushed:
 
 @dataclass(frozen=True)
 class _Push:
-    """A step against an answer: of the weights, and in the head's own terms at its positions."""
+    """A step against an answer: of the weights, and in the head's own terms at its positions.
+
+    `pull` is the gradient of `Σ log π(y_l)` by the head's output: `e_y − π` where that output is
+    the logits. `bias` is 1 where the head has one, which is a weight on a feature that is always
+    one, else 0. `own_token` is Δ log π at every position by its own token's step alone.
+    """
 
     change: Weights
     step: float
     label: Int[Tensor, tokens]
-    logp: Float[Tensor, "tokens vocabulary"]
     features: Float[Tensor, "tokens features"]
+    bias: float
+    pull: Float[Tensor, "tokens vocabulary"]
+    own_token: Float[Tensor, "tokens vocabulary"]
 
-    def last_layer(
-        self, features: Float[Tensor, "observed features"]
-    ) -> Float[Tensor, "observed vocabulary"]:
-        """What the head's step adds to the logits at some features."""
-        return -self.step * features @ self.features.T @ force_of(self.logp, self.label)
-
-    def own_token(self) -> Float[Tensor, "tokens vocabulary"]:
-        """Δ log π at every position of the answer by its own token's step alone."""
-        sizes = self.features.square().sum(-1)
-        return stepped(self.logp, self.label, -self.step * sizes) - self.logp
+    def moved(
+        self, features: Float[Tensor, "observed features"],
+        output: Float[Tensor, "observed vocabulary"],
+    ) -> Float[Tensor, "observed vocabulary"]:  # fmt: skip
+        """The head's output at some features after its step."""
+        products = features @ self.features.T + self.bias
+        return output - self.step * products @ self.pull
 
 
 def pushes(
@@ -98,8 +106,29 @@ def _push_down(policy: PolicyFunction, answer: Encoded, fall: float) -> _Push:
     gradients = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
     step = fall * len(batch.token) / float(norm(gradients).square())
     change = {name: -step * gradient for name, gradient in gradients.items()}
-    logp, features = _read(policy, batch)
-    return _Push(change, step, batch.token, logp, features)
+    return _in_terms_of_the_head(policy, batch, change, step)
+
+
+def _in_terms_of_the_head(
+    policy: PolicyFunction, batch: TokenBatch, change: Weights, step: float
+) -> _Push:
+    """The push as the head sees it."""
+    seen: list[Tensor] = []
+
+    def cut(features: Tensor, output: Tensor) -> Tensor:
+        seen.extend([features.detach(), output.detach().requires_grad_()])
+        return seen[1]
+
+    with torch.enable_grad(), at_head(policy, cut):
+        logits = policy.logits(policy.weights, batch)
+    features, output = seen
+    logp = logits.detach().log_softmax(-1)
+    (pull,) = torch.autograd.grad(logits, output, force_of(logp, batch.token))
+    bias = float(getattr(head_module(policy.causal), "bias", None) is not None)
+    sizes = features.square().sum(-1, keepdim=True) + bias
+    with torch.no_grad(), at_head(policy, lambda _, output: output - step * sizes * pull):
+        own_token = policy.logits(policy.weights, batch).log_softmax(-1) - logp
+    return _Push(change, step, batch.token, features, bias, pull, own_token)
 
 
 @torch.no_grad()
@@ -109,35 +138,20 @@ def _observe(
     batch, _ = policy.batch([encoded])
     start = policy.weights
     after = {**start, **{name: start[name] + d for name, d in push.change.items()}}
-    before, features = _read(policy, batch)
+    before = policy.logits(start, batch).log_softmax(-1)
+    with at_head(policy, push.moved):
+        last_layer = policy.logits(start, batch).log_softmax(-1) - before
     return Pushed(
-        pair_id=pair_id, answer=answer, step=push.step, label=batch.token, before=before,
+        pair_id=pair_id,
+        answer=answer,
+        step=push.step,
+        label=batch.token,
+        before=before,
         measured=policy.logits(after, batch).log_softmax(-1) - before,
-        own_token=push.own_token() if answer == "rejected" else None,
-        last_layer=(before + push.last_layer(features)).log_softmax(-1) - before,
+        own_token=push.own_token if answer == "rejected" else None,
+        last_layer=last_layer,
         first_order=policy.change_along(start, [push.change], batch, view=View.vocabulary())[0],
-    )  # fmt: skip
-
-
-@torch.no_grad()
-def _read(
-    policy: PolicyFunction, batch: TokenBatch
-) -> tuple[Float[Tensor, "tokens vocabulary"], Float[Tensor, "tokens features"]]:
-    """log π at every response position, and the features that the head makes it of.
-
-    A bias of the head is a weight on one more feature, which is always one.
-    """
-    seen: list[Tensor] = []
-    head = policy.causal.get_output_embeddings()  # type: ignore[operator]
-    handle = head.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
-    try:
-        logp = policy.logits(policy.weights, batch).log_softmax(-1)
-    finally:
-        handle.remove()
-    features = seen[-1]
-    if getattr(head, "bias", None) is not None:
-        features = torch.cat([features, torch.ones_like(features[:, :1])], dim=-1)
-    return logp, features
+    )
 
 
 def pair_push(one: Pushed) -> PairPush:
