@@ -63,9 +63,7 @@ def _takes_positions(decoder: type[nn.Module]) -> bool:
 
 
 @contextmanager
-def _in_place_of_decoder(
-    causal: Any, hidden: Float[Tensor, "1 tokens features"]
-) -> Iterator[None]:
+def _in_place_of_decoder(causal: Any, hidden: Float[Tensor, "1 tokens features"]) -> Iterator[None]:
     """While it is open, the model's calls of its decoder return these hidden states."""
     name = causal.base_model_prefix
     decoder = causal._modules[name]

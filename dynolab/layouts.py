@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dynolab.checked import note_check
 from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.data.packing import share_prompts
@@ -21,7 +22,7 @@ from dynolab.data.prefixes import PrefixBatch, collate_prefixes
 from dynolab.decoder import logits_of, plain_logits, run_decoder
 from dynolab.errors import ConfigError
 from dynolab.packed import attention_mask
-from dynolab.prefixed import prefixed_hidden
+from dynolab.prefixed import next_logits, pad_left, prefixed_hidden
 
 Layout = Literal["alone", "padded", "packed", "prefixed"]
 
@@ -102,7 +103,7 @@ def layouts_of(causal: nn.Module) -> Layouts:
     known = _measured.setdefault(causal, {})
     attention = _attention(causal)
     if attention not in known:
-        known[attention] = found = measure_layouts(causal)
+        found = measure_layouts(causal)
         for layout in ("alone", "padded"):
             if not found.agrees(layout):
                 raise _unusable(found, layout)
@@ -110,9 +111,17 @@ def layouts_of(causal: nn.Module) -> Layouts:
             if not found.agrees(layout):
                 _log.warning(
                     "%s shares no prompts (%s rows: %s): every response runs with its own prompt",
-                    found.model, layout, found.difference(layout),
-                )  # fmt: skip
-    return known[attention]
+                    found.model,
+                    layout,
+                    found.difference(layout),
+                )
+        known[attention] = found
+    found = known[attention]
+    note_check(
+        f"{found.model} {found.attention} {found.dtype}",
+        {**found.errors, "tolerance": found.tolerance},
+    )
+    return found
 
 
 def _unusable(found: Layouts, layout: Layout) -> ConfigError:
@@ -150,14 +159,17 @@ def _measure(causal: Any) -> Layouts:
     sequences, long = _samples(causal)
     device = next(causal.parameters()).device
     truth = [_plain_logps(causal, one, device) for one in sequences]
-    first, second, other = sequences
     tries: dict[Layout, Callable[[], list[Tensor]]] = {
-        "alone": partial(_alone, causal, first, truth[0], device),
+        "alone": partial(_alone, causal, sequences[0], truth[0], device),
         "padded": partial(_read, causal, collate(sequences, 0), [0, 1, 2], truth, device),
         "packed": partial(
-            _read, causal, share_prompts(collate([long, *sequences], 0), [[0, 1, 2], [3]]),
-            [None, 0, 1, 2], truth, device,
-        ),  # fmt: skip
+            _read,
+            causal,
+            share_prompts(collate([long, *sequences], 0), [[0, 1, 2], [3]]),
+            [None, 0, 1, 2],
+            truth,
+            device,
+        ),
         "prefixed": partial(_prefixed, causal, sequences, truth, device),
     }
     errors: dict[Layout, float] = {}
@@ -181,6 +193,54 @@ def _measure(causal: Any) -> Layouts:
         errors=errors,
         reasons=reasons,
     )
+
+
+_decoded: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
+
+
+def check_decoding(causal: nn.Module) -> None:
+    """Refuses a model whose token by token log-probabilities are not those of its own forward.
+
+    Two prompts of unlike lengths go on from their cache, as `ModelGenerator` draws responses.
+
+    **Raises:** `ConfigError` where they differ, or the model cannot go on from a cache.
+    """
+    if causal in _decoded:
+        return
+    found = layouts_of(causal)
+    reason = None
+    try:
+        with torch.no_grad():
+            error = _largest(_token_by_token(causal))
+    # As in `_measure`.
+    except Exception as problem:
+        error, reason = math.inf, f"it fails ({type(problem).__name__}: {problem})"
+    if error > found.tolerance:
+        raise ConfigError(
+            "model",
+            found.model,
+            "cannot be sampled from beside others: going on from a prompt's cache, "
+            + (reason or f"log-probabilities differ by {error:.2g} nats from its own forward's")
+            + "; sample with a transformer that takes a mask and a DynamicCache",
+        )
+    _decoded[causal] = error
+
+
+def _token_by_token(causal: nn.Module) -> list[Tensor]:
+    (first, _, other), _ = _samples(causal)
+    pair = [first, other]
+    device = next(causal.parameters()).device
+    truth = [_plain_logps(causal, one, device) for one in pair]
+    ids, mask = pad_left([one.ids[: one.prompt_length] for one in pair], 0)
+    cache, differences = None, []
+    for place in range(min(2, *(one.response_length for one in pair))):
+        logits, cache = next_logits(causal, ids, mask, cache)
+        cache.batch_select_indices(torch.arange(len(pair), device=device))
+        ids = torch.tensor([[one.ids[one.prompt_length + place]] for one in pair])
+        logps = _logps(logits, ids[:, 0].to(device))
+        differences.append(logps - torch.stack([one[place] for one in truth]))
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+    return differences
 
 
 def _samples(causal: Any) -> tuple[list[Encoded], Encoded]:

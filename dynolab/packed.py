@@ -27,6 +27,7 @@ there are tokens enough for the head's weights to be read through."""
 Reading = Callable[[Float[Tensor, "tokens vocabulary"], TokenBatch], Tensor]
 """What is wanted of logits: one value or more per response token, each from its own logits."""
 
+
 def attention_mask(model: nn.Module, batch: TokenBatch) -> Tensor | dict[str, Tensor]:
     """What a model of transformers takes as the mask of a batch.
 

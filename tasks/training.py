@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
 from typing import TypeVar
 
+from dynolab.checked import CHECKS, note_check
 from dynolab.data.results import TrainingSummary
 from dynolab.data.rows import read_value
 from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig
@@ -59,6 +61,8 @@ def run_training(
     shutil.rmtree(states, ignore_errors=True)
     summary = read_value(work.output / "summary.json", TrainingSummary)
     work.step = summary.steps
+    for model, figures in json.loads((work.logs / CHECKS).read_text()).items():
+        note_check(model, figures)
     stopped = {"stopped_at": float(summary.steps)} if summary.steps < config.steps else {}
     best = summary.best
     found = {"best_step": float(best.step), "best_value": best.value} if best else {}

@@ -18,6 +18,7 @@ from dynolab import distributed
 from dynolab.data.encode import Encoded
 from dynolab.errors import DynolabError
 from dynolab.forces.costs import Route, choose_route, shapes_of
+from dynolab.forces.derivatives import derivatives_of
 from dynolab.forces.gram import Tile, gram_tiles, plan_tiles
 from dynolab.forces.map_files import Bounds, MapFolder
 from dynolab.forces.optimizers import FrozenUpdate
@@ -158,6 +159,8 @@ def force_map(
     )
     shapes = shapes_of(observed), shapes_of([one.sequence for one in problem.updating])
     chosen = choose_route(problem.kernel.rules, *shapes) if route == "auto" else route
+    if route == "auto" and not derivatives_of(policy).agrees("forward"):
+        chosen = "both_sides"
     facts = _facts(problem, chosen, objective, update, observed_temperature)
     lengths = [one.response_length for one in observed]
     mine = distributed.share_of(lengths) if over_ranks else slice(0, len(observed))

@@ -12,6 +12,7 @@ from torch import Tensor
 from dynolab.data.encode import Encoded
 from dynolab.forces.contraction import Into, contract
 from dynolab.forces.costs import Route, factor_bytes, shapes_of, split_to_fit
+from dynolab.forces.derivatives import derivatives_of
 from dynolab.forces.factors import Factors, token_factors, without_rule
 from dynolab.forces.policy import PolicyFunction, Weights
 from dynolab.forces.rules import Rule, find_rules
@@ -48,6 +49,7 @@ class Kernel:
         sample: Encoded,
     ) -> Kernel:
         """Finds the parameters' rules, and tries them against autograd on one response."""
+        derivatives_of(policy).require("backward")
         tried = WeightedResponse.own(sample, policy)
         place = {**policy.weights, **({} if at is None else policy.cast(at))}
         cast = None if scale is None else policy.cast(scale)

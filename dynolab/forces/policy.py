@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import islice
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,7 @@ from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.checks import check_batch, check_finite, check_model
+from dynolab.forces.derivatives import derivatives_of
 from dynolab.forces.precision import dtype_preserving
 from dynolab.forces.views import View
 from dynolab.likelihood import ResponseLogits, causal_model
@@ -60,10 +62,12 @@ class PolicyFunction:
 
     - `model`: a causal language model of transformers, plain or with LoRA adapters (peft); it is
       left as it was found.
-    - `dtype`: of weights and arithmetic. Under float64, RMSNorms and attention that would fall
-      back to float32 keep their dtype.
+    - `dtype`: of weights and arithmetic. Under float64, norms and attention that would fall back
+      to float32 keep their dtype.
 
-    **Raises:** `ConfigError` for a model that has no forces as it stands (`checks.check_model`).
+    **Raises:** `ConfigError` for a model that has no forces as it stands (`checks.check_model`),
+    and at the first derivative for one whose derivatives are not those of its own forward
+    (`derivatives_of`).
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
@@ -163,6 +167,7 @@ class PolicyFunction:
         together: int | None = None,
     ) -> Iterator[tuple[Tensor, Float[Tensor, "some ..."]]]:  # fmt: skip
         """The function's value, and its derivative along some directions after others."""
+        derivatives_of(self).require("forward")
         at = self.cast(at)
         waiting: Iterator[Weights] = iter(directions)
         while some := list(islice(waiting, together or self.tangents_together)):
@@ -208,34 +213,47 @@ class PolicyFunction:
     def differentiable(self) -> Iterator[None]:
         """Eval mode and attention that has a forward-mode derivative; both are put back."""
         training = {module: module.training for module in self.model.modules()}
-        attention = getattr(self.causal.config, "_attn_implementation", "sdpa")
-        exact = self.dtype == torch.float64
-        # Eager attention's softmax computes in float32 whatever it is given.
-        swap = attention not in (("sdpa",) if exact else ("sdpa", "eager"))
-        if swap:
-            _log.warning("force engine: attention %s has no forward-mode derivative in %s; "
-                         "sdpa's math kernel takes its place", attention, self.dtype)  # fmt: skip
-            self.causal.set_attn_implementation("sdpa")  # type: ignore[operator]
         # Gradient checkpointing's hook on the embeddings, which functorch cannot transform.
         hooked = bool(getattr(self.causal, "_require_grads_hooks", None))
         if hooked:
             self.causal.disable_input_require_grads()  # type: ignore[operator]
         self.model.eval()
+        exact = dtype_preserving() if self.dtype == torch.float64 else nullcontext()
         try:
-            with sdpa_kernel(SDPBackend.MATH), _exact(self.model, exact):
+            with sdpa_kernel(SDPBackend.MATH), _plain_kernels(self.causal), exact:
                 yield
         finally:
             for module, mode in training.items():
                 module.training = mode
             if hooked:
                 self.causal.enable_input_require_grads()  # type: ignore[operator]
-            if swap:
-                self.causal.set_attn_implementation(attention)  # type: ignore[operator]
 
 
 def _joined(rows: Sequence[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 
-def _exact(model: nn.Module, wanted: bool) -> AbstractContextManager[None]:
-    return dtype_preserving(model) if wanted else nullcontext()
+@contextmanager
+def _plain_kernels(causal: Any) -> Iterator[None]:
+    """Attention and experts of kinds that have a forward-mode derivative, as far as there are any.
+
+    They compute the same function; the model's own are put back.
+    """
+    attention = getattr(causal.config, "_attn_implementation", "sdpa")
+    experts = getattr(causal.config, "_experts_implementation", None)
+    swap_attention = attention not in ("sdpa", "eager")
+    swap_experts = experts not in (None, "eager") and causal._can_set_experts_implementation()
+    if swap_attention:
+        plain = "sdpa" if causal._supports_sdpa else "eager"
+        _log.warning("force engine: attention %s has no forward-mode derivative; %s takes its "
+                     "place", attention, plain)  # fmt: skip
+        causal.set_attn_implementation(plain)
+    if swap_experts:
+        causal.set_experts_implementation("eager")
+    try:
+        yield
+    finally:
+        if swap_experts:
+            causal.set_experts_implementation(experts)
+        if swap_attention:
+            causal.set_attn_implementation(attention)

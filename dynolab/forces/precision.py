@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 
 def log_softmax(
@@ -26,36 +26,36 @@ def log_softmax(
     return torch.log_softmax(logits, dim=-1).scatter(-1, top, sure)
 
 
-@contextmanager
-def dtype_preserving(model: nn.Module) -> Iterator[None]:
-    """RMSNorm in its input's dtype: transformers' own computes in float32 whatever it is given.
+def dtype_preserving() -> AbstractContextManager[Any]:
+    """While it is open, nothing is rounded from float64 to float32.
 
-    `y = w ⊙ x / √(mean x² + ε)` (Zhang & Sennrich, arXiv 1910.07467, eq. 4). Float32 inside a
-    float64 network leaves errors of 1e-9 to 1e-7 in its derivatives. Norms of another form (Gemma's
-    1 + w, say) are left as they are.
+    Norms, softmax and soft caps of transformers compute in float32 whatever they are given. Float32
+    inside a float64 network leaves errors of 1e-9 to 1e-7 in its derivatives.
     """
-    norms = [module for module in model.modules() if _is_stock(module)]
-    for module in norms:
-        module.forward = partial(_rms_norm, module)
-    try:
-        yield
-    finally:
-        for module in norms:
-            del module.forward
+    return _KeepFloat64()
+
+
+class _KeepFloat64(TorchFunctionMode):
+    """Calls of torch's functions on float64 tensors, as if their callers had asked for float64."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        if isinstance(first, Tensor) and first.dtype == torch.float64:
+            if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
+                return first
+            args = tuple(_not_narrower(value) for value in args)
+            kwargs = {name: _not_narrower(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _not_narrower(value: Any) -> Any:
+    narrow = isinstance(value, torch.dtype) and value.is_floating_point
+    return torch.float64 if narrow else value
 
 
 def is_rms_norm(module: nn.Module) -> bool:
     """Whether a module is one of transformers' RMSNorm classes (one per family) or torch's."""
     return type(module).__name__.endswith("RMSNorm")
-
-
-def _is_stock(module: nn.Module) -> bool:
-    known = {"LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "MistralRMSNorm"}
-    return type(module).__name__ in known and "forward" not in vars(module)
-
-
-def _rms_norm(module: nn.Module, hidden_states: Tensor) -> Tensor:
-    epsilon: float = module.variance_epsilon  # type: ignore[assignment]
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    mean_square = hidden_states.square().mean(-1, keepdim=True)
-    return weight * (hidden_states * torch.rsqrt(mean_square + epsilon))

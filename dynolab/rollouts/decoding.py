@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.encode import Encoded
-from dynolab.decoder import logits_of, run_decoder
 from dynolab.errors import ConfigError
+from dynolab.layouts import check_decoding
 from dynolab.likelihood import causal_model
+from dynolab.prefixed import next_logits, pad_left
 from dynolab.rollouts.generator import (
     SampleConfig,
     Sampled,
@@ -24,7 +25,7 @@ from dynolab.rollouts.generator import (
 from dynolab.rollouts.noise import gumbel, position_keys
 
 if TYPE_CHECKING:
-    from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass
@@ -57,8 +58,9 @@ class ModelGenerator:
     (`position_keys`, `gumbel`). Neither batch nor rank changes it, unless rounding of the logits
     decides between two tokens.
 
-    **Raises:** `ConfigError` for a tokenizer without an end-of-sequence token, and for a model
-    that names no context where none is given.
+    **Raises:** `ConfigError` for a tokenizer without an end-of-sequence token, for a model that
+    names no context where none is given, and for one that cannot go on from its cache as it
+    should (`check_decoding`).
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class ModelGenerator:
         if known is None:
             raise ConfigError("context", None, "the model's configuration names none; give one")
         self._context = int(known)
+        check_decoding(causal_model(model))
 
     @torch.no_grad()
     def generate(
@@ -108,8 +111,9 @@ class ModelGenerator:
         # Drafts of one prompt share its reading.
         prompts = list({id(draft.prompt): draft.prompt for draft in drafts}.values())
         place = {id(prompt): row for row, prompt in enumerate(prompts)}
-        ids, mask = _pad_left(prompts, self._eos)
-        logits, cache = self._forward(ids, mask, None)
+        ids, mask = pad_left(prompts, self._eos)
+        causal = causal_model(self._model)
+        logits, cache = next_logits(causal, ids, mask, None)
         rows = [place[id(draft.prompt)] for draft in drafts]
         logits, mask = logits[rows], mask[rows]
         cache.batch_select_indices(torch.tensor(rows, device=logits.device))
@@ -123,24 +127,7 @@ class ModelGenerator:
                 drafts, mask = [drafts[row] for row in rows], mask[rows]
             mask = torch.nn.functional.pad(mask, (0, 1), value=1)
             last = torch.tensor([[draft.ids[-1]] for draft in drafts])
-            logits, cache = self._forward(last, mask, cache)
-
-    def _forward(
-        self, ids: Int[Tensor, "rows new"], mask: Int[Tensor, "rows length"], cache: Cache | None
-    ) -> tuple[Float[Tensor, "rows vocabulary"], Cache]:
-        """Logits that predict the next token, and the cache with the new tokens in it."""
-        causal = causal_model(self._model)
-        place = causal.get_input_embeddings().weight.device  # type: ignore[operator]
-        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        read = run_decoder(
-            causal,
-            input_ids=ids.to(place),
-            attention_mask=mask.to(place),
-            position_ids=positions.to(place),
-            past_key_values=cache,
-            use_cache=True,
-        )
-        return logits_of(causal, read.last_hidden_state[:, -1]), read.past_key_values
+            logits, cache = next_logits(causal, last, mask, cache)
 
     def _draw(
         self, logits: Float[Tensor, "rows vocabulary"], drafts: list[_Draft], config: SampleConfig
@@ -177,15 +164,3 @@ class ModelGenerator:
         text, _ = read_response(self._tokenizer, draft.ids, config.stop)
         encoded = Encoded((*draft.prompt, *draft.ids), len(draft.prompt))
         return Sampled(encoded, text, draft.finished, tuple(draft.logps))
-
-
-def _pad_left(
-    rows: Sequence[Sequence[int]], pad: int
-) -> tuple[Int[Tensor, "rows length"], Int[Tensor, "rows length"]]:
-    length = max(map(len, rows))
-    ids = torch.full((len(rows), length), pad, dtype=torch.long)
-    mask = torch.zeros((len(rows), length), dtype=torch.long)
-    for number, row in enumerate(rows):
-        ids[number, length - len(row) :] = torch.tensor(row, dtype=torch.long)
-        mask[number, length - len(row) :] = 1
-    return ids, mask

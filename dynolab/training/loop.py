@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import time
@@ -14,12 +15,18 @@ import torch
 from torch import Tensor
 
 from dynolab import distributed
+from dynolab.checked import CHECKS, checks_kept
 from dynolab.data.batches import TokenBatch, Totals
 from dynolab.data.packing import plan_rows, sequences_of, share_prompts
 from dynolab.data.results import MetricsLine, ProbeScore, TrainingSummary
 from dynolab.data.rows import ProbeRow, read_rows
-from dynolab.errors import DIVERGED, Diverged
-from dynolab.likelihood import ResponseLogits, packing_width
+from dynolab.errors import DIVERGED, ConfigError, Diverged
+from dynolab.likelihood import (
+    ResponseLogits,
+    causal_model,
+    goes_on_from_prompts,
+    packing_width,
+)
 from dynolab.objectives import build_objective, read_logps
 from dynolab.probes.score import ProbeScorer
 from dynolab.probes.summary import mean_by_kind
@@ -90,7 +97,11 @@ class Trainer:
         job, config = self.job, self.config
         if distributed.rank() == 0:
             job.output.mkdir(parents=True, exist_ok=True)
-        logits = ResponseLogits(self.policy.to(self.device))
+        with checks_kept() as checks:
+            logits = ResponseLogits(self.policy.to(self.device))
+        self._agree(logits)
+        if job.logs is not None and distributed.rank() == 0:
+            (job.logs / CHECKS).write_text(json.dumps(checks))
         self.source.begin(logits)
         engine = self._build_engine(logits)
         start = 0
@@ -106,6 +117,17 @@ class Trainer:
                 save_state(engine, self.source, step + 1, job)
             step += 1
         self._finish(engine, step)
+
+    def _agree(self, logits: ResponseLogits) -> None:
+        """No rank may pack rows alone: where one has measured otherwise, all end."""
+        mine = packing_width(logits), goes_on_from_prompts(logits)
+        if len(set(distributed.gather(mine))) > 1:
+            raise ConfigError(
+                "model",
+                type(causal_model(self.policy)).__name__,
+                "ranks differ on whether its responses can share prompts, so that their machines "
+                "compute unlike numbers; train on machines of one kind",
+            )
 
     def _ended(self, engine: Engine, step: int) -> bool:
         """Probes if that is due; whether training ends after `step` updates."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic
 from uuid import uuid4
 
+from dynolab.checked import checks_kept
 from dynolab.errors import ConfigError, DynolabError, Pruned, StoreError
 from dynolab.store import Claim, Committed, Manifest, Place, Store, git_revision
 from tasks.runtime.keys import canonical, stage_key
@@ -193,7 +194,8 @@ def _compute(
                 progress=platform.progress(),
             )
             try:
-                metrics = stage.body(work)
+                with checks_kept() as checks:
+                    metrics = stage.body(work)
             except BaseException as error:
                 failed = isinstance(error, Exception) and not isinstance(error, Pruned)
                 status = "FAILED" if failed else "KILLED"
@@ -203,7 +205,7 @@ def _compute(
             finally:
                 place.upload_logs(attempt, work.logs)
             tracker.wait_created(RUN_CREATION_SECONDS)
-            done = _commit(place, work.output, work.manifest(metrics), replace=fresh)
+            done = _commit(place, work.output, work.manifest(metrics, checks), replace=fresh)
             _forget_resume(place)
             result = StageResult.of(place, done, cached=False)
             log.info("%s is committed at %s", name, result.address)

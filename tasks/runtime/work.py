@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from dynolab.checked import Checks
 from dynolab.errors import StoreError
 from dynolab.store import Committed, Manifest, Place, Store, git_revision, library_versions
 from tasks.runtime.keys import canonical
@@ -134,8 +135,11 @@ class Work(Generic[Config]):
         """
         return self._place.newest_resume()
 
-    def manifest(self, metrics: dict[str, float]) -> Manifest:
-        """All that is known of this attempt but its files."""
+    def manifest(self, metrics: dict[str, float], checks: Checks | None = None) -> Manifest:
+        """All that is known of this attempt but its files.
+
+        **Arguments:** `checks`: what was measured of the models that it used (`checks_kept`).
+        """
         return Manifest(
             stage=self._place.stage,
             key=self._place.key,
@@ -146,6 +150,7 @@ class Work(Generic[Config]):
             step=self.step,
             world_size=self.world_size,
             zero_stage=self.zero_stage,
+            extra={"checks": canonical(checks, "checks")} if checks else {},
             libraries=library_versions(),
             git_revision=git_revision(),
             mlflow_run_id=self.tracker.run_id,

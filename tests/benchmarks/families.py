@@ -1,0 +1,327 @@
+"""Families of transformers at toy size: what is measured of them, against plain lines of torch.
+
+    python -m tests.benchmarks.families
+
+Prints one JSON object on its last line. Every family has random weights, in float64 where it can.
+
+- `families_tried`: families built; `families_exact`: those whose every layout and force route
+  agrees; `families_refused_clearly`: those that a `ConfigError` refuses, in whole or one of the
+  routes, while the rest agrees; `silently_wrong`: those with a wrong number or another error.
+- `logp_error_max`: nats; log-probabilities of every layout in use (alone, padded, packed, prefixed)
+  against `model(input_ids).logits`.
+- `force_error_max`: of the routes `columns`, `rows`, `both_sides`, each side's part of a DPO step
+  summed over its tokens, against finite differences; in units of the differences' largest.
+- `check_s`: median seconds of the check that `ResponseLogits` makes of a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from dynolab.data.batches import TokenBatch, collate
+from dynolab.data.encode import Encoded
+from dynolab.data.packing import share_prompts
+from dynolab.data.prefixes import collate_prefixes
+from dynolab.errors import ConfigError
+from dynolab.forces import PolicyFunction, force_map
+from dynolab.layouts import measure_layouts
+from dynolab.likelihood import ResponseLogits, goes_on_from_prompts, packing_width, token_logps
+from dynolab.objectives import DPO, DPOConfig
+from dynolab.training.record import RecordedExample
+
+VOCABULARY, BETA = 50, 0.1
+ROUTES = ("columns", "rows", "both_sides")
+LOGP_BOUND, FORCE_BOUND = 1e-5, 1e-4
+AT_LEAST = {"families_tried": 24, "families_exact": 18}
+AT_MOST = {
+    "silently_wrong": 0,
+    "logp_error_max": LOGP_BOUND,
+    "force_error_max": FORCE_BOUND,
+    "check_s": 1.0,
+}
+
+_TOKENS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_LLAMA = {
+    **_TOKENS,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.15,
+}
+_GROUPED = {**_LLAMA, "num_key_value_heads": 2}
+_GPT = {**_TOKENS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
+        "initializer_range": 0.15}  # fmt: skip
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_MAMBA = {**_TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", _GROUPED),
+    "llama_tied": ("llama", {**_GROUPED, "tie_word_embeddings": True}),
+    "gpt2": ("gpt2", _GPT),
+    "gpt_neox": ("gpt_neox", _LLAMA),
+    "mistral_window": ("mistral", {**_GROUPED, "sliding_window": 4}),
+    "qwen2": ("qwen2", _GROUPED),
+    "qwen3": ("qwen3", {**_GROUPED, "head_dim": 8}),
+    "phi": ("phi", _LLAMA),
+    "phi3": ("phi3", _GROUPED),
+    "olmo2": ("olmo2", _GROUPED),
+    "opt": (
+        "opt",
+        {**_TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "ffn_dim": 64, "max_position_embeddings": 64, "word_embed_proj_dim": 16,
+         "init_std": 0.15},
+    ),
+    "falcon": ("falcon", {k: v for k, v in _LLAMA.items() if k != "intermediate_size"}),
+    "gpt_neo": (
+        "gpt_neo",
+        {**_TOKENS, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4,
+         "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 64,
+         "initializer_range": 0.15},
+    ),
+    "gptj": ("gptj", {**_GPT, "rotary_dim": 4}),
+    "smollm3": ("smollm3", _GROUPED),
+    "stablelm": ("stablelm", _GROUPED),
+    "starcoder2": ("starcoder2", _GROUPED),
+    "mpt": (
+        "mpt",
+        {**_TOKENS, "d_model": 32, "n_layers": 2, "n_heads": 4, "expansion_ratio": 2,
+         "max_seq_len": 64, "initializer_range": 0.15},
+    ),
+    "bloom": (
+        "bloom",
+        {**_TOKENS, "hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.15},
+    ),
+    "cohere": ("cohere", {**_GROUPED, "logit_scale": 0.0625}),
+    "cohere2": ("cohere2", {**_GROUPED, "head_dim": 8, "sliding_window": 4}),
+    "granite": ("granite", {**_GROUPED, "logits_scaling": 8.0, "embedding_multiplier": 2.0}),
+    "gemma": ("gemma", {**_GROUPED, "head_dim": 8}),
+    "gemma2": (
+        "gemma2",
+        {**_GROUPED, "head_dim": 8, "sliding_window": 4, "final_logit_softcapping": 3.0,
+         "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 8},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {**_GROUPED, "head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8},
+    ),
+    "mixtral": ("mixtral", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2_moe": ("qwen2_moe", {**_GROUPED, **_EXPERTS, "shared_expert_intermediate_size": 32}),
+    "qwen3_moe": ("qwen3_moe", {**_GROUPED, **_EXPERTS, "head_dim": 8}),
+    "rwkv": (
+        "rwkv",
+        {**_TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 64},
+    ),
+    "mamba": ("mamba", _MAMBA),
+    "mamba2": (
+        "mamba2", {**_MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 4},
+    ),
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        {**_TOKENS, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+         "num_key_value_heads": 1, "intermediate_size": 64, "lru_width": 32,
+         "attention_window_size": 8, "logits_soft_cap": 3.0},
+    ),
+    "falcon_h1": (
+        "falcon_h1",
+        {**_GROUPED, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8,
+         "mamba_d_state": 4, "mamba_chunk_size": 4, "lm_head_multiplier": 0.5},
+    ),
+    "modernbert_decoder": ("modernbert-decoder", {**_LLAMA, "local_attention": 4}),
+    "bert": ("bert", _LLAMA),
+}  # fmt: skip
+
+
+@dataclass
+class Finding:
+    """What came of one family: errors by layout and route, and who refused what."""
+
+    logp: dict[str, float] = field(default_factory=dict)
+    force: dict[str, float] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    check_s: float = 0.0
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a number is wrong, or something else than a `ConfigError` came up."""
+        return bool(
+            self.foreign
+            or any(not error <= LOGP_BOUND for error in self.logp.values())
+            or any(not error <= FORCE_BOUND for error in self.force.values())
+        )
+
+
+def build(name: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    kind, settings = FAMILIES[name]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
+    return model.double().eval()
+
+
+def random_tokens(count: int, seed: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(3, VOCABULARY, (count,), generator=generator).tolist())
+
+
+PROMPT = random_tokens(5, 1)
+CHOSEN, REJECTED = (Encoded((*PROMPT, *random_tokens(n, seed)), 5) for n, seed in ((4, 2), (3, 3)))
+OBSERVED = Encoded(random_tokens(7, 4), 3)
+REFERENCE = ([-3.0, -4.1, -3.7, -3.9], [-3.3, -4.0, -3.6])
+
+
+def plain_logps(model: PreTrainedModel, one: Encoded) -> Tensor:
+    """The model's own forward of one sequence, nothing of dynolab's."""
+    ids = torch.tensor([one.ids])
+    logits = model(input_ids=ids).logits[0, one.prompt_length - 1 : -1]
+    return logits.log_softmax(-1)[range(len(logits)), list(one.ids[one.prompt_length :])]
+
+
+def layouts(logits: ResponseLogits, sequences: Sequence[Encoded]) -> dict[str, list[Tensor]]:
+    """Log-probabilities of the sequences by every layout in use."""
+
+    def read(batch: TokenBatch) -> list[Tensor]:
+        lengths = batch.sequence_length.tolist()
+        return list(logits(batch, token_logps).split(lengths))
+
+    found = {
+        "alone": [read(collate([one], 0))[0] for one in sequences],
+        "padded": read(collate(sequences, 0)),
+    }
+    if packing_width(logits) is not None:
+        found["packed"] = read(share_prompts(collate(sequences, 0), [[0, 1], [2]]))
+    if goes_on_from_prompts(logits):
+        batch, members = collate_prefixes(sequences, [[0, 1], [2]], 0, 1000)
+        parts = dict(zip(members, read(batch), strict=True))
+        found["prefixed"] = [parts[number] for number in range(len(sequences))]
+    return found
+
+
+def dpo_step_by_differences(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Change of the observed tokens' log π, by unit of learning rate, along each side's part of
+    `−∇ −log σ(β (log π(y⁺) − log π(y⁻) − reference))`."""
+    chosen, rejected = (plain_logps(model, one).sum() for one in (CHOSEN, REJECTED))
+    margin = chosen - rejected - (sum(REFERENCE[0]) - sum(REFERENCE[1]))
+    force = BETA * torch.sigmoid(-BETA * margin.detach())
+    weights = [p for p in model.parameters() if p.requires_grad]
+    ascents = {
+        "chosen": torch.autograd.grad(
+            force * chosen, weights, retain_graph=True, materialize_grads=True
+        ),
+        "rejected": torch.autograd.grad(-force * rejected, weights, materialize_grads=True),
+    }
+    return {side: _along(model, weights, ascent) for side, ascent in ascents.items()}
+
+
+@torch.no_grad()
+def _along(model: PreTrainedModel, weights: Sequence[Tensor], ascent: Sequence[Tensor]) -> Tensor:
+    """Derivative of the observed tokens' log π, with an error of fourth order."""
+    h = 2e-3 / float(torch.stack([g.norm() for g in ascent]).norm())
+
+    def moved(size: float) -> Tensor:
+        for w, g in zip(weights, ascent, strict=True):
+            w.add_(g, alpha=size)
+        logps = plain_logps(model, OBSERVED)
+        for w, g in zip(weights, ascent, strict=True):
+            w.add_(g, alpha=-size)
+        return logps
+
+    near, far = (moved(size) - moved(-size) for size in (h, 2 * h))
+    return (8 * near - far) / (12 * h)
+
+
+def try_family(name: str) -> Finding:
+    """Measures one family."""
+    finding = Finding()
+    model = build(name)
+    began = time.perf_counter()
+    measure_layouts(model)
+    finding.check_s = time.perf_counter() - began
+    try:
+        logits = ResponseLogits(model)
+        with torch.no_grad():
+            sequences = [CHOSEN, REJECTED, OBSERVED]
+            truth = [plain_logps(model, one) for one in sequences]
+            for layout, logps in layouts(logits, sequences).items():
+                differences = [a - b for a, b in zip(logps, truth, strict=True)]
+                finding.logp[layout] = float(torch.cat(differences).abs().max())
+        policy = PolicyFunction(model, torch.float64)
+    except ConfigError as error:
+        finding.refused.append(str(error))
+        return finding
+    except Exception as error:
+        finding.foreign.append(f"{type(error).__name__}: {error}"[:200])
+        return finding
+    sides = dpo_step_by_differences(model)
+    example = RecordedExample(
+        id="pair", chosen=CHOSEN, rejected=REJECTED,
+        chosen_reference=REFERENCE[0], rejected_reference=REFERENCE[1],
+    )  # fmt: skip
+    for route in ROUTES:
+        try:
+            found = force_map(
+                policy, [OBSERVED], [example], DPO(DPOConfig(beta=BETA)), update=1.0, route=route
+            )
+        except ConfigError as error:
+            finding.refused.append(f"{route}: {error}")
+            continue
+        except Exception as error:
+            finding.foreign.append(f"{route}: {type(error).__name__}: {error}"[:200])
+            continue
+        parts = torch.tensor(found.force).split([4, 3], dim=1)
+        errors = [
+            float((part.sum(1) - truth).abs().max() / truth.abs().max())
+            for part, truth in zip(parts, sides.values(), strict=True)
+        ]
+        finding.force[route] = max(errors)
+    return finding
+
+
+def figures(findings: dict[str, Finding]) -> dict[str, Any]:
+    """The benchmark's keys, with their bars."""
+    wrong = [name for name, one in findings.items() if one.wrong]
+    refused = [name for name, one in findings.items() if one.refused and not one.wrong]
+    found: dict[str, Any] = {
+        "families_tried": len(findings),
+        "families_exact": len(findings) - len(wrong) - len(refused),
+        "families_refused_clearly": len(refused),
+        "silently_wrong": len(wrong),
+        "logp_error_max": max(e for one in findings.values() for e in one.logp.values()),
+        "force_error_max": max(e for one in findings.values() for e in one.force.values()),
+        "check_s": statistics.median(one.check_s for one in findings.values()),
+    }
+    bars = {name: [bound, found[name] >= bound] for name, bound in AT_LEAST.items()}
+    bars |= {name: [bound, found[name] <= bound] for name, bound in AT_MOST.items()}
+    return found | {"bars": bars}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("families", nargs="*", default=list(FAMILIES))
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    findings = {}
+    for name in parser.parse_args().families:
+        findings[name] = one = try_family(name)
+        print(json.dumps({"family": name, **vars(one)}), flush=True)
+    result = figures(findings)
+    print(json.dumps(result))
+    if not all(met for _, met in result["bars"].values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

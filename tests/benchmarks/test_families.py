@@ -1,0 +1,77 @@
+"""A few families through the benchmark's own code: heads with a tail, experts, recurrence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynolab.errors import ConfigError
+from dynolab.forces import PolicyFunction, force_map
+from dynolab.forces.derivatives import derivatives_of
+from dynolab.objectives import SFT, SFTConfig
+from dynolab.training.record import RecordedExample
+from tests.benchmarks.families import CHOSEN, OBSERVED, ROUTES, Finding, build, figures, try_family
+from tests.forces.small_models import llama
+
+
+@pytest.mark.parametrize("name", ["cohere", "granite", "gemma2", "mixtral"])
+def test_heads_with_a_tail_and_experts_are_exact_by_every_route(name: str) -> None:
+    finding = try_family(name)
+    assert not finding.wrong and not finding.refused, finding
+    assert set(finding.logp) == {"alone", "padded", "packed", "prefixed"}
+    assert set(finding.force) == set(ROUTES)
+
+
+def test_a_recurrent_family_runs_with_plain_rows() -> None:
+    finding = try_family("mamba")
+    assert not finding.wrong, finding
+    assert set(finding.logp) == {"alone", "padded"}
+    assert "both_sides" in finding.force
+
+
+def test_a_family_without_forward_derivatives_says_so_and_goes_by_the_other_route() -> None:
+    policy = PolicyFunction(build("bloom"), torch.float64)
+    example = RecordedExample(id="one", chosen=CHOSEN)
+    with pytest.raises(ConfigError, match=r"BloomForCausalLM.*forward derivative.*both_sides"):
+        force_map(policy, [OBSERVED], [example], SFT(SFTConfig()), route="columns")
+    assert force_map(policy, [OBSERVED], [example], SFT(SFTConfig())).facts.route == "both_sides"
+
+
+class _StraightThrough(torch.autograd.Function):
+    """A rounding whose gradient is passed through, as quantised layers train."""
+
+    @staticmethod
+    def forward(ctx: object, value: Tensor) -> Tensor:
+        return (4 * value).round() / 4
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def test_gradients_that_are_not_of_the_forward_are_refused() -> None:
+    model = llama(dtype=torch.float64)
+    model.model.layers[0].register_forward_hook(
+        lambda module, inputs, output: _StraightThrough.apply(output)
+    )
+    policy = PolicyFunction(model, torch.float64)
+    assert not derivatives_of(policy).agrees("backward")
+    example = RecordedExample(id="one", chosen=CHOSEN)
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM.*backward derivative: differs"):
+        force_map(policy, [OBSERVED], [example], SFT(SFTConfig()), route="both_sides")
+
+
+def test_a_wrong_number_and_a_foreign_error_both_count_as_silently_wrong() -> None:
+    right = Finding(logp={"alone": 0.0}, force={"rows": 0.0})
+    findings = {
+        "right": right,
+        "refused": Finding(refused=["model"], logp={"alone": 0.0}, force={"rows": 0.0}),
+        "wrong": Finding(logp={"alone": 0.1}, force={"rows": 0.0}),
+        "nan": Finding(logp={"alone": float("nan")}, force={"rows": 0.0}),
+        "foreign": Finding(foreign=["ValueError"]),
+    }
+    found = figures(findings)
+    assert found["families_exact"] == 1
+    assert found["families_refused_clearly"] == 1
+    assert found["silently_wrong"] == 3
