@@ -23,8 +23,8 @@ def run_decoder(causal: nn.Module, *, position_ids: Tensor, **inputs: Any) -> An
 
     A family that takes no `position_ids` counts its positions by itself.
     """
-    decoder: Any = causal.base_model
-    if _takes_positions(type(decoder)):
+    decoder: nn.Module = causal.base_model  # type: ignore[assignment]
+    if _takes_positions(type(decoder).forward):
         inputs["position_ids"] = position_ids
     return decoder(**inputs)
 
@@ -55,8 +55,8 @@ def _own_forward(causal: nn.Module) -> Callable[..., Any]:
 
 
 @cache
-def _takes_positions(decoder: type[nn.Module]) -> bool:
-    parameters = inspect.signature(decoder.forward).parameters
+def _takes_positions(forward: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(forward).parameters
     return "position_ids" in parameters or any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
     )

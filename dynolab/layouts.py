@@ -25,6 +25,8 @@ from dynolab.packed import attention_mask
 from dynolab.prefixed import next_logits, pad_left, prefixed_hidden
 
 Layout = Literal["alone", "padded", "packed", "prefixed"]
+PLAIN: tuple[Layout, ...] = ("alone", "padded")
+SHARED: tuple[Layout, ...] = ("packed", "prefixed")
 
 ROUNDING = {
     torch.float64: (1e-6, 1e-5),
@@ -104,10 +106,10 @@ def layouts_of(causal: nn.Module) -> Layouts:
     attention = _attention(causal)
     if attention not in known:
         found = measure_layouts(causal)
-        for layout in ("alone", "padded"):
+        for layout in PLAIN:
             if not found.agrees(layout):
                 raise _unusable(found, layout)
-        for layout in ("packed", "prefixed"):
+        for layout in SHARED:
             if not found.agrees(layout):
                 _log.warning(
                     "%s shares no prompts (%s rows: %s): every response runs with its own prompt",
@@ -119,7 +121,7 @@ def layouts_of(causal: nn.Module) -> Layouts:
     found = known[attention]
     note_check(
         f"{found.model} {found.attention} {found.dtype}",
-        {**found.errors, "tolerance": found.tolerance},
+        {"tolerance": found.tolerance, **{str(name): e for name, e in found.errors.items()}},
     )
     return found
 
@@ -184,11 +186,12 @@ def _measure(causal: Any) -> Layouts:
             reasons[layout] = f"{type(error).__name__}: {first_line}"
     # The last two sequences have one response behind different prompts.
     context = _largest([truth[1] - truth[2]])
-    least, most = ROUNDING.get(causal.dtype, ROUNDING[torch.bfloat16])
+    dtype = next(causal.parameters()).dtype
+    least, most = ROUNDING.get(dtype, ROUNDING[torch.bfloat16])
     return Layouts(
         model=type(causal).__name__,
         attention=_attention(causal),
-        dtype=str(causal.dtype).removeprefix("torch."),
+        dtype=str(dtype).removeprefix("torch."),
         tolerance=min(most, max(least, OF_CONTEXT * context)),
         errors=errors,
         reasons=reasons,
@@ -238,7 +241,8 @@ def _token_by_token(causal: nn.Module) -> list[Tensor]:
         cache.batch_select_indices(torch.arange(len(pair), device=device))
         ids = torch.tensor([[one.ids[one.prompt_length + place]] for one in pair])
         logps = _logps(logits, ids[:, 0].to(device))
-        differences.append(logps - torch.stack([one[place] for one in truth]))
+        own = torch.stack([one[place] for one in truth])
+        differences.append(_difference(logps, own))
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
     return differences
 
@@ -302,10 +306,15 @@ def _read(
     logps = _logps(logits_of(causal, response_hidden(causal, batch)), batch.token)
     parts = logps.split(batch.sequence_length.tolist())
     return [
-        part - truth[number]
+        _difference(part, truth[number])
         for part, number in zip(parts, members, strict=True)
         if number is not None
     ]
+
+
+def _difference(logps: Tensor, truth: Tensor) -> Tensor:
+    """The layout's less the model's own, nan alike in both being none of the layout's doing."""
+    return (logps - truth).masked_fill(logps.isnan() & truth.isnan(), 0)
 
 
 def _largest(differences: list[Tensor]) -> float:

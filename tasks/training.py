@@ -61,8 +61,7 @@ def run_training(
     shutil.rmtree(states, ignore_errors=True)
     summary = read_value(work.output / "summary.json", TrainingSummary)
     work.step = summary.steps
-    for model, figures in json.loads((work.logs / CHECKS).read_text()).items():
-        note_check(model, figures)
+    _note_checks(work.logs / CHECKS)
     stopped = {"stopped_at": float(summary.steps)} if summary.steps < config.steps else {}
     best = summary.best
     found = {"best_step": float(best.step), "best_value": best.value} if best else {}
@@ -73,6 +72,13 @@ def run_training(
         "seconds": time.monotonic() - began,
         "resumed_from": float(resume[0]) if resume else 0.0,
     }
+
+
+def _note_checks(file: Path) -> None:
+    """Takes over what rank 0 has measured; a training's logs may lie on another host."""
+    if file.is_file():
+        for model, figures in json.loads(file.read_text()).items():
+            note_check(model, figures)
 
 
 def _watched(work: Work[Config], given: Path | None) -> Path:

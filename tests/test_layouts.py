@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from dynolab.checked import checks_kept
 from dynolab.data.batches import collate
 from dynolab.data.prefixes import collate_prefixes
 from dynolab.errors import ConfigError
@@ -23,9 +24,12 @@ from dynolab.likelihood import (
     packing_width,
     token_logps,
 )
+from dynolab.rollouts.decoding import ModelGenerator
+from dynolab.rollouts.generator import SampleConfig
 from tests.forces.families import GROUPED
 from tests.forces.small_models import COMMON, VOCABULARY
 from tests.test_packed import SHAPES, one_by_one, sequences_of
+from tests.training.small import make_tokenizer
 
 TAILS = {
     "cohere": {"logit_scale": 0.25},
@@ -72,6 +76,34 @@ def test_a_recurrent_model_shares_no_prompts_and_says_so(
     batch, _ = collate_prefixes(sequences, [[0, 1]], 0, 100)
     with pytest.raises(ConfigError, match="RwkvForCausalLM"):
         logits(batch)
+
+
+def test_a_recurrent_model_without_a_cache_of_keys_is_not_sampled_from() -> None:
+    with pytest.raises(ConfigError, match=r"RwkvForCausalLM.*cannot be sampled from"):
+        ModelGenerator(rwkv(), make_tokenizer(), context=64)
+
+
+@pytest.mark.parametrize("name", TAILS)
+def test_sampled_log_probabilities_are_those_of_the_models_own_forward(name: str) -> None:
+    model = family(name, **TAILS[name])
+    ((sampled,),) = ModelGenerator(model, make_tokenizer()).generate(
+        [[5, 6, 7]], SampleConfig(max_new_tokens=4)
+    )
+    truth = one_by_one(model, [sampled.encoded])
+    torch.testing.assert_close(torch.tensor(sampled.logps), truth, atol=1e-5, rtol=0)
+
+
+def test_what_was_measured_is_kept_for_the_manifest() -> None:
+    model = family("llama")
+    with checks_kept() as checks:
+        ResponseLogits(model)
+        ResponseLogits(model)
+    (figures,) = checks.values()
+    assert list(checks) == ["LlamaForCausalLM sdpa float32"]
+    assert figures["alone"] <= figures["tolerance"]
+    with checks_kept() as checks:
+        ResponseLogits(rwkv())
+    assert checks["RwkvForCausalLM eager float32"]["packed"] > 0.01
 
 
 def test_a_model_that_looks_ahead_is_refused_by_name_and_difference() -> None:

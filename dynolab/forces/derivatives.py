@@ -78,7 +78,7 @@ def derivatives_of(policy: PolicyFunction) -> Derivatives:
     found = known[policy.dtype]
     note_check(
         f"{found.model} derivatives {str(policy.dtype).removeprefix('torch.')}",
-        {**found.errors, "tolerance": found.tolerance},
+        {"tolerance": found.tolerance, **{str(mode): e for mode, e in found.errors.items()}},
     )
     return found
 
@@ -140,7 +140,8 @@ def _by_gradients(
         gradient = torch.autograd.grad(
             value, list(leaves.values()), retain_graph=True, materialize_grads=True
         )
-        along.append(sum((g * d).sum() for g, d in zip(gradient, direction.values(), strict=True)))
+        products = [(g * d).sum() for g, d in zip(gradient, direction.values(), strict=True)]
+        along.append(torch.stack(products).sum())
     return torch.stack(along)
 
 

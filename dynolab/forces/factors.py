@@ -38,7 +38,8 @@ class Point:
     """A matrix behind the last attention, such as the output head: token m's gradient is rank one.
 
     It is `signal[m] input[m]ᵀ`, at the position that predicts m, transposed where it says so. The
-    head's signal is −G_m, for log π itself e_{y_m} − π_m.
+    head's signal is −G_m, for log π itself e_{y_m} − π_m, carried back through what the model does
+    to its head's output.
     """
 
     input: Float[Tensor, "tokens d_in"]

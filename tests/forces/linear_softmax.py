@@ -16,12 +16,18 @@ WIDTH = 7
 class LinearSoftmax(nn.Module):
     """`z_m = W x_m + b`, x_m the embedding of the token before m."""
 
+    base_model_prefix = "base_model"
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.config = SimpleNamespace(_attn_implementation="sdpa")
+        shape = SimpleNamespace(vocab_size=VOCABULARY, hidden_size=WIDTH)
+        self.config = SimpleNamespace(_attn_implementation="sdpa", get_text_config=lambda: shape)
         self.base_model = _Body()
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=True)
+
+    def forward(self, input_ids=None, use_cache=False):  # type: ignore[no-untyped-def]
+        return SimpleNamespace(logits=self.head(self.base_model(input_ids).last_hidden_state))
 
     def get_output_embeddings(self) -> nn.Module:
         return self.head

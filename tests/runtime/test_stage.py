@@ -9,6 +9,7 @@ import pytest
 from doubles import MemoryTracking, memory_platform
 from pydantic import BaseModel
 
+from dynolab.checked import note_check
 from dynolab.errors import ConfigError, CorruptData, StoreError
 from dynolab.store import Store
 from tasks.runtime import stage as stage_module
@@ -111,6 +112,18 @@ def test_the_run_and_the_manifest_tell_where_it_came_from(
     assert (made.step, made.world_size, made.zero_stage) == (3, 2, 1)
     assert made.config == {"text": "hello", "note": ""}
     assert not list((tmp_path / "home/scratch").iterdir())
+
+
+def test_what_was_measured_of_models_stands_in_the_manifest(
+    platform: Platform, store: Store
+) -> None:
+    def body(work: Work[Make]) -> dict[str, float]:
+        note_check("Llama sdpa float32", {"alone": 1e-7, "packed": float("inf")})
+        return {}
+
+    result = run_stage(Stage("checked", 1, body), Make(), {}, platform)
+    made = store.manifest(result.address, result.digest)
+    assert made.extra == {"checks": {"Llama sdpa float32": {"alone": 1e-7, "packed": "fails"}}}
 
 
 def logs(store: Store, result_place: str) -> list[bytes]:
