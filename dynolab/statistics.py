@@ -137,7 +137,7 @@ def bootstrap(
     is not a number is left out. The draws are the same for every statistic of n items.
     """
     if n < 2:
-        return float("nan"), float("nan")
+        return np.nan, np.nan
     with warnings.catch_warnings():
         # scipy's own interval is not a number where one draw is not; the draws are.
         warnings.simplefilter("ignore", scipy.stats.DegenerateDataWarning)
@@ -156,7 +156,7 @@ def percentile_ends(draws: Float[ndarray, " draws"]) -> tuple[float, float]:
     """Ends of the 95% percentile interval of the draws that are numbers; NaN where none is."""
     draws = draws[np.isfinite(draws)]
     if not draws.size:
-        return float("nan"), float("nan")
+        return np.nan, np.nan
     low, high = np.quantile(draws, [0.025, 0.975])
     return float(low), float(high)
 

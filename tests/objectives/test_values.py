@@ -114,6 +114,15 @@ def test_equal_rewards_are_not_counted_as_accurate():
     assert float(objective.metrics(batch.reference, batch)["train/accuracy"]) == 0
 
 
+@pytest.mark.parametrize("normalise", ["sequence_sum", "token_mean"])
+def test_the_likelihood_is_a_mean_over_answers_or_over_tokens(normalise):
+    for config in (SFTConfig(normalise=normalise), SFTExtendedConfig(normalise=normalise)):
+        objective, batch = build_objective(config), pairs_of(config)
+        logps = token_logps(random_logits(batch), batch).detach()
+        count = len(logps) if normalise == "token_mean" else len(batch.side)
+        assert float(objective.loss(logps, batch)) == pytest.approx(-float(logps.sum()) / count)
+
+
 def test_the_likelihood_of_answers_is_reported_side_by_side():
     for config in (SFTConfig(), SFTExtendedConfig()):
         objective, batch = build_objective(config), pairs_of(config)
@@ -123,7 +132,7 @@ def test_the_likelihood_of_answers_is_reported_side_by_side():
         expected = {"train/chosen_logp": CHOSEN, "train/rejected_logp": REJECTED}
         assert {name: float(value) for name, value in reported.items()} == pytest.approx(
             {
-                name: float(logps[batch.token_side == side].sum())
+                name: float(logps[batch.token_side == side].sum().detach())
                 for name, side in expected.items()
                 if side in objective.sides
             }
