@@ -28,13 +28,17 @@ class ClassificationParameters(BaseModel):
         description="Whose forces are measured; figures of pairs of classes show the first.",
     )  # fmt: skip
     forces: ForceStudyConfig = ForceStudyConfig()
-    paths: PathStudyConfig = PathStudyConfig()
+    paths: PathStudyConfig | None = Field(
+        PathStudyConfig(), description="Learning paths of every training example; null: none."
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> ClassificationParameters:
         if len(set(self.networks)) < len(self.networks):
             raise ConfigError("networks", list(self.networks), "name every network once")
-        batch = max(self.forces.training.batch_size, self.paths.training.batch_size)
+        batch = self.forces.training.batch_size
+        if self.paths is not None:
+            batch = max(batch, self.paths.training.batch_size)
         if self.data.train < batch:
             raise ConfigError(
                 "data.train", self.data.train, f"a batch holds {batch} images; give as many"

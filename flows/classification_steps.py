@@ -13,19 +13,22 @@ from tasks.runtime.chain import Step
 
 
 def classification_steps(parameters: ClassificationParameters) -> list[Step]:
-    """Images, the forces of every network, learning paths by the first, and the page."""
+    """Images, the forces of every network, learning paths by the first if wanted, and the page."""
     reads = {"images": "images"}
     measured = [
-        *(
-            Step(f"forces-{network}", CLASS_FORCES,
-                 ClassForcesJob(**dict(parameters.forces), model=network, seeds=parameters.seeds),
-                 reads)
-            for network in parameters.networks
-        ),
-        Step(PATHS, LEARNING_PATHS,
-             LearningPathsJob(**dict(parameters.paths), model=parameters.networks[0],
-                              seeds=parameters.seeds), reads),
-    ]  # fmt: skip
+        Step(
+            f"forces-{network}",
+            CLASS_FORCES,
+            ClassForcesJob(**dict(parameters.forces), model=network, seeds=parameters.seeds),
+            reads,
+        )
+        for network in parameters.networks
+    ]
+    if parameters.paths is not None:
+        job = LearningPathsJob(
+            **dict(parameters.paths), model=parameters.networks[0], seeds=parameters.seeds
+        )
+        measured.append(Step(PATHS, LEARNING_PATHS, job, reads))
     page = ClassificationPageConfig(
         name=parameters.name,
         settings=yaml.safe_dump(parameters.model_dump(mode="json"), sort_keys=False),

@@ -72,6 +72,7 @@ def load_language_model(
             check_counts(folder, settings, held)
         config = AutoConfig.from_pretrained(str(source), revision=commit, trust_remote_code=False)
         config._attn_implementation = attention
+        _settle_outputs(config)
         if held is not None:
             with torch.device("meta"):
                 check_size(folder, AutoModelForCausalLM.from_config(config), held)
@@ -90,10 +91,22 @@ def load_language_model(
             ),
         )
     _check_complete(source, report)
+    _check_causal(source, model)
     if tokenizer is not None:
         check_vocabulary(model, tokenizer)
     torch.nn.Module.to(model, device)
     return model.eval()
+
+
+def _settle_outputs(config: PreTrainedConfig) -> None:
+    """What a forward gives is asked for by its caller, whatever the source's settings say."""
+    for part in (config, config.get_text_config()):
+        part.return_dict = True
+        part.output_hidden_states = part.output_attentions = False
+        if hasattr(part, "output_router_logits"):
+            part.output_router_logits = False
+        if part.pad_token_id is not None and part.pad_token_id < 0:  # counts rows from the end
+            part.pad_token_id = None
 
 
 _REMEDY = "give a causal language model that transformers knows, saved whole by save_pretrained"
@@ -122,6 +135,27 @@ def _check_complete(source: str | Path, report: Mapping[str, Any]) -> None:
 
 
 _NAMED = 5
+
+
+def _check_causal(source: str | Path, model: PreTrainedModel) -> None:
+    """Refuses a model that is set to read answers from behind: `is_causal`, Bert's `is_decoder`."""
+    with reading("model", str(source), _REMEDY), torch.no_grad():
+        rows = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+        ids = torch.arange(_CHECKED).expand(2, -1).clone() % rows
+        ids[1, -1] = (ids[1, -1] + 1) % rows
+        one, other = model.eval()(input_ids=ids).logits[:, :-1].float()
+        error = float((one - other).abs().max() / one.std().clamp_min(1e-6))
+    if error > _CAUSAL:
+        raise ConfigError(
+            "model",
+            str(source),
+            "its tokens see those after them; give a causal model (config.json: is_causal, "
+            "is_decoder)",
+        )
+
+
+_CHECKED, _CAUSAL = 8, 0.05
+"""Tokens that are read, and by how much rounding may move their logits, in their own spread."""
 
 
 def load_tokenizer(source: str | Path, *, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -161,6 +195,8 @@ def context_length(model: PreTrainedModel) -> int:
         raise ConfigError(
             "max_length", None, "the model's configuration names no context; set max_length"
         )
+    if length < 1:
+        raise ConfigError("max_length", length, "is no context; mend the model's config.json")
     return int(length)
 
 

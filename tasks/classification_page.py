@@ -19,7 +19,7 @@ class ClassificationPageConfig(ChapterPageConfig):
 
 
 def classification_page(work: Work[ClassificationPageConfig]) -> dict[str, float]:
-    """Reads input `learning-paths`, and every other one as a network's forces.
+    """Reads input `learning-paths` where it is given, every other one as a network's forces.
 
     Results: `classification.html`, `claims.jsonl` and `figures/`.
     """
@@ -38,7 +38,7 @@ def classification_page(work: Work[ClassificationPageConfig]) -> dict[str, float
     from dynolab.figures.classification_page import classification_chapter
 
     config = work.config
-    forces, paths = ForceFindings(), work.input_folder(PATHS)
+    forces, followed = ForceFindings(), None
     for name in work.inputs:
         if name != PATHS:
             folder = work.input_folder(name)
@@ -46,11 +46,13 @@ def classification_page(work: Work[ClassificationPageConfig]) -> dict[str, float
             forces.ranks += read_rows(folder / "ranks.jsonl", KernelRanks)
             forces.influences += read_rows(folder / "influence.jsonl", ClassInfluence)
             forces.diverged += read_rows(folder / "diverged.jsonl", Divergence)
-    followed = PathFindings(
-        list(read_rows(paths / "scores.jsonl", PathScores)),
-        list(read_rows(paths / "epochs.jsonl", EpochInfluence)),
-        list(read_rows(paths / "paths.jsonl", ExamplePath)),
-    )
+    if PATHS in work.inputs:
+        paths = work.input_folder(PATHS)
+        followed = PathFindings(
+            list(read_rows(paths / "scores.jsonl", PathScores)),
+            list(read_rows(paths / "epochs.jsonl", EpochInfluence)),
+            list(read_rows(paths / "paths.jsonl", ExamplePath)),
+        )
     return publish(
         work, "classification.html",
         lambda: classification_chapter(

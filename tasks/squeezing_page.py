@@ -27,4 +27,4 @@ def _chapter(work: Work[ChapterPageConfig]) -> Chapter:
     return squeezing_chapter(read_squeezing(work.input_folder("softmax"), pushed))
 
 
-SQUEEZING_PAGE = Stage("squeezing-page", 2, squeezing_page)
+SQUEEZING_PAGE = Stage("squeezing-page", 3, squeezing_page)

@@ -36,15 +36,18 @@ _SOURCE = (
 
 
 def classification_chapter(
-    forces: ForceFindings, paths: PathFindings, *, learning_rate: float, digits: bool
+    forces: ForceFindings, paths: PathFindings | None, *, learning_rate: float, digits: bool
 ) -> Chapter:  # fmt: skip
     """What was measured, as a chapter."""
     of_forces = assess_forces(forces, learning_rate, digits=digits)
     return Chapter(
         title="How classifiers learn",
         lead=_LEAD,
-        verdicts=(*of_forces, *assess_paths(paths)),
-        content=[*_force_plates(forces, learning_rate, of_forces), *_path_plates(paths)],
+        verdicts=(*of_forces, *(assess_paths(paths) if paths else ())),
+        content=[
+            *_force_plates(forces, learning_rate, of_forces),
+            *(_path_plates(paths) if paths else ()),
+        ],
         tiles=list(_tiles(forces, learning_rate)),
         source=_SOURCE,
     )

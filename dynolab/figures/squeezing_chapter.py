@@ -90,7 +90,7 @@ def _tiles(found: Squeezing) -> list[Tile]:
     tiles = [
         Tile(
             "Violations of claims 1 and 2",
-            str(against),
+            f"{against:.0f}",
             f"of {sum(one.cases for one in exact):,} random cases",
         )
     ]

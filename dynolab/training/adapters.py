@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
-from dynolab.errors import ConfigError
+from dynolab.errors import ConfigError, reading
 from dynolab.likelihood import ResponseLogits, causal_model
 from dynolab.packed import Reading
 from dynolab.training.config import LoraConfig
@@ -65,17 +65,32 @@ def take_apart(merged: PreTrainedModel, folder: Path) -> PreTrainedModel:
     - `merged`: the model of its `model/`; it becomes a part of the result.
     - `folder`: its `adapter/`.
 
-    **Raises:** `ConfigError` where peft is missing.
+    **Raises:** `ConfigError` where peft is missing, and for a folder that does not hold exactly the
+    adapters of this model: peft draws at random what it lacks, and leaves out what is left over.
     """
     peft = _peft()
     from peft.tuners.lora import LoraLayer
 
-    adapted = peft.PeftModel.from_pretrained(merged, str(folder), is_trainable=True).eval()
+    with reading("adapter", str(folder), _REMEDY):
+        adapted = peft.PeftModel.from_pretrained(merged, str(folder), is_trainable=True).eval()
+        wanted = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+        there = load_file(folder / ADAPTERS).keys()
+    for what, names in (("lacks", wanted - there), ("holds, beyond them,", there - wanted)):
+        if names:
+            raise ConfigError(
+                "adapter",
+                str(folder),
+                f"of the adapters that it is set for it {what} {min(names)}; {_REMEDY}",
+            )
     for layer in adapted.modules():
         if isinstance(layer, LoraLayer):
             layer.merged_adapters.extend(layer.active_adapters)  # as its weight is
             layer.unmerge()
     return cast("PreTrainedModel", adapted)
+
+
+_REMEDY = "give the folder that the training of these adapters wrote"
+ADAPTERS = "adapter_model.safetensors"
 
 
 def save_merged(policy: torch.nn.Module, adapters: dict[str, Tensor], folder: Path) -> None:
@@ -117,4 +132,4 @@ def _save_adapter(adapted: Any, folder: Path) -> None:
     settings.save_pretrained(str(folder))
     weights = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
     save_file({name: w.contiguous() for name, w in weights.items()},
-              folder / "adapter_model.safetensors")  # fmt: skip
+              folder / ADAPTERS)  # fmt: skip

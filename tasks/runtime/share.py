@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dynolab.errors import RankFailed
 from dynolab.meeting import MEETING, SECRET
@@ -202,16 +202,20 @@ def interface_of(address: str) -> str | None:
 
 def rank_ends(failures: Path, logs: Path) -> list[RankEnd]:
     """The bad ends on this host, from torchrun's list and the ranks' own records."""
-    ends = {int(rank): end for rank, end in _read(failures / "torchrun.json").items()}
-    records = {int(file.stem[5:]): _read(file) for file in failures.glob("rank-*.json")}
+    ends = _read(failures / "torchrun.json", dict[int, tuple[int, float]]) or {}
+    records = {
+        int(file.stem[5:]): record
+        for file in failures.glob("rank-*.json")
+        if file.stem[5:].isdecimal() and (record := _read(file, _Record))
+    }
     first_second = min((second for _, second in ends.values()), default=0)
     found = []
-    for rank in sorted(ends.keys() | {rank for rank, record in records.items() if record}):
+    for rank in sorted(ends.keys() | records.keys()):
         lines, record = last_lines(logs / f"rank-{rank}.log"), records.get(rank)
         if record:
             end = RankEnd(
-                rank=rank, exit_code=record["exit_code"], group=1, time=record["time"],
-                last_lines=lines, reason=record.get("reason"),
+                rank=rank, exit_code=record.exit_code, group=1, time=record.time,
+                last_lines=lines, reason=record.reason,
             )  # fmt: skip
         else:
             code, second = ends[rank]
@@ -224,10 +228,20 @@ def rank_ends(failures: Path, logs: Path) -> list[RankEnd]:
     return found
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """A small JSON object; empty where its writer was killed before it was complete."""
+class _Record(BaseModel):
+    """What a rank writes of the exception that ended it."""
+
+    exit_code: int
+    time: float
+    reason: str | None = None
+
+
+def _read(file: Path, kind: type[Parsed]) -> Parsed | None:
+    """A small JSON file; None where its writer was killed before it was complete."""
     try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
-    return content
+        return TypeAdapter(kind).validate_json(file.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+Parsed = TypeVar("Parsed")

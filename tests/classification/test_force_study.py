@@ -17,8 +17,7 @@ from dynolab.classification.force_study import (
     study_forces,
 )
 from dynolab.classification.many import SGDConfig, batch_order
-from dynolab.classification.path_study import PathFindings
-from dynolab.data.classification_results import ClassifierState, KernelRanks, PathScores
+from dynolab.data.classification_results import ClassifierState, KernelRanks
 from dynolab.data.images import ImageConfig, ImageSplits, load_images
 from dynolab.errors import ConfigError
 from dynolab.figures.class_forces import rank_plate
@@ -190,19 +189,7 @@ def test_what_a_figure_is_there_to_show_stands_beside_it_with_its_verdict() -> N
     found = ForceFindings(rows, ranks)
     verdicts = {v.id: v for v in assess_forces(found, 0.1, digits=True)}
     assert verdicts["mlp/four_nine_strongest"].quantities[0].interval.mean == 89
-    scores = PathScores(
-        data="toy",
-        seed=0,
-        difficulty=(0.1, 0.9),
-        zigzag=(0.1, 0.2),
-        wrong=(False, True),
-        auc=1.0,
-        rank_correlation=1.0,
-        filtered_error=0.1,
-        last_error=0.1,
-    )
-    paths = PathFindings([scores], [], [])
-    page = classification_chapter(found, paths, learning_rate=0.1, digits=True)
+    page = classification_chapter(found, None, learning_rate=0.1, digits=True)
     messages = {part.name: part.message for part in page.content if isinstance(part, Plate)}
     assert "strongest pulls between digits: fails." in messages["pulls"]
     assert (

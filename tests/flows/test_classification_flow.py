@@ -94,6 +94,15 @@ def test_people_s_labels_are_followed_where_there_are_any(tmp_path: Path) -> Non
     assert "mlp/four_nine" not in claims
 
 
+def test_paths_are_followed_only_where_they_are_asked_for(tmp_path: Path) -> None:
+    lab, steps = Chapters(tmp_path), steps_of(networks=["mlp"], paths=None)
+    assert [step.name for step in steps] == ["images", "forces-mlp", "classification-page"]
+    page = lab.folder(lab.run(steps)["classification-page"])
+    claims = {claim.id for claim in read_rows(page / "claims.jsonl", ClaimRow)}
+    assert "mlp/ranks" in claims
+    assert not any(claim.startswith(("toy/", "images/")) for claim in claims)
+
+
 def test_a_network_more_leaves_the_others_as_they_were() -> None:
     before, after = (
         {step.name: step.config for step in steps_of(networks=networks)}

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dynolab.errors import ConfigError
-from models.language import load_language_model, load_tokenizer
+from models.language import context_length, load_language_model, load_tokenizer
 from tasks.base import BaseConfig, resolve_base
 from tests.training.small import make_tokenizer
 
@@ -275,3 +275,51 @@ def test_a_damaged_file_is_named_or_does_no_harm(folder: Path, name: str, damage
     assert all(str(folder) in message for message in refused)
     if name in ("config.json", "model.safetensors", "tokenizer.json"):
         assert refused
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"return_dict": False},
+        {"output_hidden_states": True},
+        {"output_attentions": True},
+        {"torchscript": True},
+        {"use_cache": False},
+        {"is_encoder_decoder": True},
+        {"pad_token_id": -5},
+    ],
+    ids=str,
+)
+def test_settings_of_outputs_change_nothing(folder: Path, changes: dict[str, Any]) -> None:
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        expected = load_language_model(folder)(ids).logits
+        change_settings(folder, **changes)
+        model = load_language_model(folder)
+        given = model(ids, use_cache=False)
+    assert torch.equal(given.logits, expected)
+    assert set(given) == {"logits"}
+    assert model.get_input_embeddings().padding_idx is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"is_causal": False}, "its tokens see those after them"),
+        ({"layer_types": ["sliding_attention"] * 2}, "sliding_window"),
+        ({"pad_token_id": 10**6}, "Padding_idx"),
+        ({"experts_implementation": "none"}, "experts_implementation"),
+    ],
+)
+def test_settings_by_which_the_model_cannot_be_measured_are_refused(
+    folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    change_settings(folder, **changes)
+    with pytest.raises(ConfigError, match=message):
+        load_language_model(folder)
+
+
+def test_a_context_below_one_token_is_refused(folder: Path) -> None:
+    change_settings(folder, max_position_embeddings=-1)
+    with pytest.raises(ConfigError, match="max_length = -1"):
+        context_length(load_language_model(folder))

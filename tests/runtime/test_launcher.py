@@ -234,6 +234,30 @@ def test_ranks_that_torchrun_had_to_kill_are_not_the_cause(tmp_path: Path) -> No
     assert (first.rank, first.last_lines) == (1, ["RuntimeError: a bug"])
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"7",
+        b"{",
+        b"[" * 99_999,
+        b'{"exit_code": "x"}',
+        b'{"time": 1}',
+        b"null",
+    ],
+    ids=range(9),
+)
+def test_records_of_any_content_are_read_or_passed_over(content: bytes, tmp_path: Path) -> None:
+    for name in ("torchrun.json", "rank-0.json", "rank-x.json"):
+        (tmp_path / name).write_bytes(content)
+    assert rank_ends(tmp_path, tmp_path) == []
+    (tmp_path / "torchrun.json").write_text('{"1": [-9, 5]}')
+    (end,) = rank_ends(tmp_path, tmp_path)
+    assert (end.rank, end.exit_code) == (1, -9)
+
+
 def test_ranks_must_be_positive(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ranks = 0: choose 1 or more"):
         Job(tmp_path, []).launch()

@@ -1,0 +1,53 @@
+"""Adapters are taken apart from exactly the weights that were written."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dynolab.errors import ConfigError
+from dynolab.training.adapters import ADAPTERS, add_adapters, save_merged, take_apart
+from dynolab.training.config import LoraConfig
+from models.language import load_language_model
+from models.tiny import TinyConfig, build_tiny
+from tests.training.small import make_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    policy = add_adapters(build_tiny(TinyConfig(width=16), make_tokenizer()), LoraConfig(rank=2), 0)
+    save_merged(policy, {}, tmp_path)
+    return tmp_path
+
+
+def taken(folder: Path) -> torch.nn.Module:
+    return take_apart(load_language_model(folder / "model"), folder / "adapter")
+
+
+def test_missing_and_surplus_adapters_are_refused_by_name(folder: Path) -> None:
+    taken(folder)
+    file = folder / "adapter" / ADAPTERS
+    whole = load_file(file)
+    first = min(whole)
+    save_file({name: weight for name, weight in whole.items() if name != first}, file)
+    with pytest.raises(ConfigError, match=rf"adapter = .*it lacks {first}"):
+        taken(folder)
+    save_file({**whole, "zzz.lora_A.weight": torch.ones(2, 2)}, file)
+    with pytest.raises(ConfigError, match=r"it holds, beyond them, zzz\.lora_A\.weight"):
+        taken(folder)
+
+
+@pytest.mark.parametrize("name", [ADAPTERS, "adapter_config.json"])
+def test_damaged_adapters_are_named(folder: Path, name: str) -> None:
+    file = folder / "adapter" / name
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(ConfigError, match=r"adapter = .*cannot be read"):
+        taken(folder)
+    file.write_text(json.dumps({"peft_type": ["LORA"]}))
+    with pytest.raises(ConfigError, match=r"adapter = .*cannot be read"):
+        taken(folder)
