@@ -18,6 +18,7 @@ from dynolab.forces import (
 )
 from dynolab.forces.gram import Kernel
 from dynolab.forces.rules import subspace
+from dynolab.forces.weighted import WeightedResponse
 from dynolab.objectives import DPO, DPOConfig
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from tests.forces.families import build, dense_logps
@@ -200,7 +201,8 @@ def test_a_head_trained_whole_has_rank_one_factors():
     policy = PolicyFunction(model, torch.float64)
     kernel = Kernel.build(policy, None, subspace(policy), None, OBSERVED[0])
     assert not kernel.generic
-    assert any("lm_head" in name for name in kernel.factors(OBSERVED[0]).point)
+    response = WeightedResponse.own(OBSERVED[0], policy)
+    assert any("lm_head" in name for name in kernel.factors(response).point)
 
 
 def test_adapters_that_are_off_merged_or_of_another_kind_are_refused():
