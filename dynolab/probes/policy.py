@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dynolab.data.chat import plain_writer, template_writer
+from dynolab.data.chat import Write, plain_writer, template_writer
 from dynolab.data.rows import ProbeRow
 from dynolab.probes.build import Watched
 from dynolab.probes.kinds import PolicyKind
@@ -42,12 +42,14 @@ def rows_from_policy(
     before the next human turn. A response that the policy leaves empty is kept: it is what the
     policy says. One that reached its longest before its end has the flag `cut`.
     """
+    tokenizer = policy.tokenizer
+    write = template_writer(tokenizer, policy.name) if tokenizer.chat_template else plain_writer
     rows, missing = [], []
     for kind in kinds:
         told = "sampled" if kind == "chosen_initial" else f"rephrased, prompt selfr-{VERSION}"
         made_by = f"{told}, by {policy.name} at temperature {sampling.temperature:g}"
         asked, silent = _split(watched, kind)
-        prompts = [_prompt(policy, one, kind) for one in asked]
+        prompts = [_prompt(write, one, kind) for one in asked]
         said = sample_responses(policy.model, policy.tokenizer, prompts, sampling)
         for one, response in zip(asked, said, strict=True):
             flags = () if response.finished else ("cut",)
@@ -65,10 +67,8 @@ def _split(watched: Sequence[Watched], kind: PolicyKind) -> tuple[list[Watched],
     return asked, [one for one in watched if (one.split, one.pair.id) not in there]
 
 
-def _prompt(policy: Policy, one: Watched, kind: PolicyKind) -> str:
+def _prompt(write: Write, one: Watched, kind: PolicyKind) -> str:
     if kind == "chosen_initial":
         return one.pair.prompt
-    tokenizer = policy.tokenizer
-    write = template_writer(tokenizer, policy.name) if tokenizer.chat_template else plain_writer
     turn = {"role": "user", "content": REPHRASE.format(text=one.pair.chosen.strip())}
     return write([turn], one.pair.id)

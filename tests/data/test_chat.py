@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from dynolab.data import chat
 from dynolab.data.chat import messages_of, plain_writer, template_digest, template_writer
 from dynolab.data.encode import Encoder
 from dynolab.errors import ConfigError
@@ -68,6 +69,27 @@ def test_a_template_runs_nothing(tokenizer: PreTrainedTokenizerFast, tmp_path: P
     with pytest.raises(ConfigError, match="row 0"):
         template_writer(tokenizer, "mine")(ASKED, "row 0")
     assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "end"),
+        ("{% set number = 10 ** (10 ** (messages|length + 7)) %}", "computes without end"),
+        ("{{ 'a'.ljust(2 * 10 ** 9) }}", "MemoryError"),
+        ("{{ 'a' * 2 * 10 ** 7 }}", "more than 16777216 characters"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ '\\ud800' }}", ""),
+    ],
+)
+def test_a_template_neither_hangs_nor_fills_the_memory_nor_raises_its_own(
+    tokenizer: PreTrainedTokenizerFast, template: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "SECONDS", 0.5)
+    tokenizer.chat_template = template
+    with pytest.raises(ConfigError, match=f"row 0 = .*chat template of mine refuses.*{message}"):
+        template_writer(tokenizer, "mine")(ASKED, "row 0")
 
 
 def test_what_messages_say_is_no_template(tokenizer: PreTrainedTokenizerFast) -> None:
