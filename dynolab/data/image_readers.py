@@ -132,7 +132,9 @@ def read_hub(config: ImageConfig, split: str) -> Labelled:
                 f"its split {split!r} has columns {', '.join(table.features)}; a column of images "
                 "and one of class labels are needed",
             )  # fmt: skip
-        arrays = [np.asarray(image) for image in table[columns[0]]]
+        # Of a picture with a palette the array would hold the colours' numbers.
+        pictures = (i.convert("RGB") if i.mode == "P" else i for i in table[columns[0]])
+        arrays = [np.asarray(picture) for picture in pictures]
         if len({array.shape for array in arrays}) > 1:
             raise ConfigError(
                 field, config.hub_name, "its images differ in shape; give ones of one size"

@@ -6,8 +6,10 @@ import gzip
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Image
@@ -182,7 +184,7 @@ def test_files_of_different_sets_are_refused(tmp_path: Path) -> None:
         load_images(ImageConfig(source="idx", path=str(folder), **SMALL))
 
 
-def hub_folder(folder: Path, pictures: list[ndarray]) -> ImageConfig:
+def hub_folder(folder: Path, pictures: list[Any]) -> ImageConfig:
     """A data set as the Hub holds it; its folder stands for its name, a commit for the Hub."""
     labels = [n % 3 for n in range(len(pictures))]
     kinds = Features({"img": Image(), "label": ClassLabel(names=["a", "b", "c"])})
@@ -202,6 +204,13 @@ def test_data_sets_of_the_hub_are_read(shape: tuple[int, ...], tmp_path: Path) -
     held = {np.atleast_3d(one).transpose(2, 0, 1).tobytes() for one in pictures}
     found = (splits.train.pixels * 255).round().to(torch.uint8).numpy()
     assert {one.tobytes() for one in found} <= held
+
+
+def test_pictures_with_a_palette_are_read_as_their_colours(tmp_path: Path) -> None:
+    picture = PIL.Image.fromarray(np.full((9, 9), 1, np.uint8), mode="P")
+    picture.putpalette([0, 0, 0, 10, 20, 30])
+    splits = load_images(hub_folder(tmp_path, [picture] * 30))
+    assert (splits.train.pixels[0, :, 0, 0] * 255).round().tolist() == [10, 20, 30]
 
 
 def test_data_sets_of_the_hub_that_do_not_fit_are_refused(tmp_path: Path) -> None:
