@@ -190,7 +190,7 @@ REFERENCE = ([-3.0, -4.1, -3.7, -3.9], [-3.3, -4.0, -3.6])
 def plain_logps(model: PreTrainedModel, one: Encoded) -> Tensor:
     """The model's own forward of one sequence, nothing of dynolab's."""
     ids = torch.tensor([one.ids])
-    logits = model(input_ids=ids).logits[0, one.prompt_length - 1 : -1]
+    logits = model(input_ids=ids, use_cache=False).logits[0, one.prompt_length - 1 : -1]
     return logits.log_softmax(-1)[range(len(logits)), list(one.ids[one.prompt_length :])]
 
 
@@ -232,20 +232,28 @@ def dpo_step_by_differences(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _along(model: PreTrainedModel, weights: Sequence[Tensor], ascent: Sequence[Tensor]) -> Tensor:
-    """Derivative of the observed tokens' log π, with an error of fourth order."""
-    # Small, so that no unit of a ReLU and no choice of experts changes on the way.
-    h = 1e-5 / float(torch.stack([g.norm() for g in ascent]).norm())
+    """Derivative of the observed tokens' log π, with an error of fourth order.
 
-    def moved(size: float) -> Tensor:
+    Of three steps the one at which two differences agree best: a long one may turn a unit of a ReLU
+    off or choose another expert, in a short one rounding shows.
+    """
+    size = float(torch.stack([g.norm() for g in ascent]).norm())
+
+    def moved(by: float) -> Tensor:
         for w, g in zip(weights, ascent, strict=True):
-            w.add_(g, alpha=size)
+            w.add_(g, alpha=by)
         logps = plain_logps(model, OBSERVED)
         for w, g in zip(weights, ascent, strict=True):
-            w.add_(g, alpha=-size)
+            w.add_(g, alpha=-by)
         return logps
 
-    near, far = (moved(size) - moved(-size) for size in (h, 2 * h))
-    return (8 * near - far) / (12 * h)
+    def both(h: float) -> tuple[Tensor, Tensor]:
+        near, far = ((moved(by) - moved(-by)) / (2 * by) for by in (h, 2 * h))
+        return near, far
+
+    tries = [both(step / size) for step in (1e-3, 1e-4, 1e-5)]
+    near, far = min(tries, key=lambda pair: float((pair[0] - pair[1]).abs().max()))
+    return (4 * near - far) / 3
 
 
 def in_float64(model: PreTrainedModel) -> PreTrainedModel:
@@ -278,30 +286,31 @@ def try_family(name: str) -> Finding:
     except Exception as error:
         finding.foreign.append(f"{type(error).__name__}: {error}"[:200])
         return finding
-    # Norms and softmax of transformers are float32 in a float64 model, too coarse for differences.
-    with dtype_preserving():
-        sides = dpo_step_by_differences(in_float64(model))
     example = RecordedExample(
         id="pair", chosen=CHOSEN, rejected=REJECTED,
         chosen_reference=REFERENCE[0], rejected_reference=REFERENCE[1],
     )  # fmt: skip
+    maps: dict[str, Tensor] = {}
     for route in ROUTES:
         try:
             found = force_map(
                 policy, [OBSERVED], [example], DPO(DPOConfig(beta=BETA)), update=1.0, route=route
             )
+            maps[route] = torch.tensor(found.force)
         except ConfigError as error:
             finding.refused.append(f"{route}: {error}")
-            continue
         except Exception as error:
             finding.foreign.append(f"{route}: {type(error).__name__}: {error}"[:200])
-            continue
-        parts = torch.tensor(found.force).split([4, 3], dim=1)
-        errors = [
-            float((part.sum(1) - truth).abs().max() / truth.abs().max())
-            for part, truth in zip(parts, sides.values(), strict=True)
-        ]
-        finding.force[route] = max(errors)
+    if not maps:
+        return finding
+    # Norms and softmax of transformers are float32 in a float64 model, too coarse for differences.
+    with dtype_preserving():
+        sides = dpo_step_by_differences(in_float64(model))
+    for route, pushes in maps.items():
+        parts = zip(pushes.split([4, 3], dim=1), sides.values(), strict=True)
+        finding.force[route] = max(
+            float((part.sum(1) - truth).abs().max() / truth.abs().max()) for part, truth in parts
+        )
     return finding
 
 
