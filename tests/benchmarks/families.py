@@ -251,7 +251,7 @@ def _along(model: PreTrainedModel, weights: Sequence[Tensor], ascent: Sequence[T
         near, far = ((moved(by) - moved(-by)) / (2 * by) for by in (h, 2 * h))
         return near, far
 
-    tries = [both(step / size) for step in (1e-3, 1e-4, 1e-5)]
+    tries = [both(step / size) for step in (1e-3, 1e-5, 1e-7)]
     near, far = min(tries, key=lambda pair: float((pair[0] - pair[1]).abs().max()))
     return (4 * near - far) / 3
 
