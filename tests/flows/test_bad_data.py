@@ -100,7 +100,7 @@ def test_a_model_folder_without_weights(lab: Lab, tmp_path: Path, model_folder: 
     shutil.copytree(model_folder, bare)
     (bare / "model.safetensors").unlink()
     said = refusal(lab, config=study_file(tmp_path, pairs(SHORT_NAMES), bare))
-    assert f"model = '{bare}': the folder holds no *.safetensors weights" in said
+    assert f"base.source = '{bare}': the folder holds no *.safetensors weights" in said
 
 
 @pytest.mark.faults
