@@ -160,7 +160,17 @@ def measure_layouts(causal: nn.Module) -> Layouts:
 def _measure(causal: Any) -> Layouts:
     sequences, long = _samples(causal)
     device = next(causal.parameters()).device
-    truth = [_plain_logps(causal, one, device) for one in sequences]
+    try:
+        truth = [_plain_logps(causal, one, device) for one in sequences]
+    # Whatever a family's code makes of it, or its attention of this machine.
+    except Exception as error:
+        raise ConfigError(
+            "model",
+            type(causal).__name__,
+            f"its own forward fails ({type(error).__name__}: {_first_line(error)}) with attention "
+            f"{_attention(causal)} in {next(causal.parameters()).dtype}; choose another attention "
+            "(sdpa, eager) or dtype",
+        ) from error
     tries: dict[Layout, Callable[[], list[Tensor]]] = {
         "alone": partial(_alone, causal, sequences[0], truth[0], device),
         "padded": partial(_read, causal, collate(sequences, 0), [0, 1, 2], truth, device),
@@ -181,9 +191,8 @@ def _measure(causal: Any) -> Layouts:
             errors[layout] = _largest(run())
         # Whatever a family's code makes of a layout that it was not written for.
         except Exception as error:
-            first_line = next(iter(str(error).splitlines()), "")
             errors[layout] = math.inf
-            reasons[layout] = f"{type(error).__name__}: {first_line}"
+            reasons[layout] = f"{type(error).__name__}: {_first_line(error)}"
     # The last two sequences have one response behind different prompts.
     context = _largest([truth[1] - truth[2]])
     dtype = next(causal.parameters()).dtype
@@ -315,6 +324,10 @@ def _read(
 def _difference(logps: Tensor, truth: Tensor) -> Tensor:
     """The layout's less the model's own, nan alike in both being none of the layout's doing."""
     return (logps - truth).masked_fill(logps.isnan() & truth.isnan(), 0)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")
 
 
 def _largest(differences: list[Tensor]) -> float:

@@ -114,7 +114,7 @@ def test_packed_rows_equal_one_sequence_at_a_time(
 ) -> None:
     model = model_of(family)
     sequences, batch = packed(shape)
-    with dtype_preserving(), parts_of(monkeypatch, 3):
+    with dtype_preserving(model), parts_of(monkeypatch, 3):
         truth = one_by_one(model, sequences)
         logps = ResponseLogits(model)(batch, token_logps)
         torch.testing.assert_close(logps, truth, atol=1e-10, rtol=0)
@@ -225,7 +225,7 @@ def test_forward_mode_goes_through_packed_rows_and_parts(
         return jvp(logps, (weights,), (tangent,))[1]
 
     cotangent = torch.linspace(-1, 2, len(batch.token), dtype=torch.float64)
-    with dtype_preserving(), sdpa_kernel(SDPBackend.MATH), parts_of(monkeypatch, 5):
+    with dtype_preserving(model), sdpa_kernel(SDPBackend.MATH), parts_of(monkeypatch, 5):
         forward = vmap(along)(tangents) @ cotangent
         gradient = weighted_gradient(model, logits(batch, token_logps))
     named = zip(dict(logits.named_parameters()), gradient, strict=True)

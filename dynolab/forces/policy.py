@@ -218,7 +218,7 @@ class PolicyFunction:
         if hooked:
             self.causal.disable_input_require_grads()  # type: ignore[operator]
         self.model.eval()
-        exact = dtype_preserving() if self.dtype == torch.float64 else nullcontext()
+        exact = dtype_preserving(self.model) if self.dtype == torch.float64 else nullcontext()
         try:
             with sdpa_kernel(SDPBackend.MATH), _plain_kernels(self.causal), exact:
                 yield

@@ -26,29 +26,39 @@ def log_softmax(
     return torch.log_softmax(logits, dim=-1).scatter(-1, top, sure)
 
 
-def dtype_preserving() -> AbstractContextManager[Any]:
-    """While it is open, nothing is rounded from float64 to float32.
+def dtype_preserving(model: nn.Module) -> AbstractContextManager[Any]:
+    """While it is open, nothing that depends on the model's weights is rounded to float32.
 
     Norms, softmax and soft caps of transformers compute in float32 whatever they are given. Float32
-    inside a float64 network leaves errors of 1e-9 to 1e-7 in its derivatives.
+    inside a float64 network leaves errors of 1e-9 to 1e-7 in its derivatives. The model's buffers
+    are rounded as they are in its own forward: angles of rotary positions in float32 are constants
+    of the function, and other angles would make it another one.
     """
-    return _KeepFloat64()
+    return _KeepFloat64(model)
 
 
 class _KeepFloat64(TorchFunctionMode):
     """Calls of torch's functions on float64 tensors, as if their callers had asked for float64."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._buffers = {id(buffer) for buffer in model.buffers()}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args else None
-        if isinstance(first, Tensor) and first.dtype == torch.float64:
+        if isinstance(first, Tensor) and first.dtype == torch.float64 and not self._holds(first):
             if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
                 return first
             args = tuple(_not_narrower(value) for value in args)
             kwargs = {name: _not_narrower(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
+
+    def _holds(self, tensor: Tensor) -> bool:
+        """Whether the tensor is a buffer of the model, or a view of one."""
+        return id(tensor) in self._buffers or id(tensor._base) in self._buffers
 
 
 def _not_narrower(value: Any) -> Any:

@@ -95,7 +95,7 @@ def _scores(
 def _from_the_head(scores: Tensor, calls: Sequence[_Call], position: Tensor) -> list[Signal]:
     """Logits row m is token m's alone: of any head (with bias, scale or soft cap)."""
     heads = [call for call in calls if call.rule.head]
-    body = _in_place(calls)
+    body = _in_place(calls, position)
     one_by_one = torch.eye(len(scores), dtype=scores.dtype, device=scores.device)
     start, at_heads = scores, []
     if len(heads) == 1:
@@ -132,7 +132,7 @@ def _from_the_last_attention(
         [merge.input], [*(call.output for call in crossing), *leaves],
         [_one_by_one(mixed, position)],
     )  # fmt: skip
-    below = _in_place(calls[: calls.index(norm) + 1])
+    below = _in_place(calls[: calls.index(norm) + 1], position)
     read = sum(through[len(crossing) + 1 :], through[len(crossing)])
     deep = _batched(
         [norm.output, norm.input], [call.output for call in below],
@@ -145,9 +145,17 @@ def _from_the_last_attention(
     ]
 
 
-def _in_place(calls: Sequence[_Call]) -> list[_Call]:
-    """The calls on whole sequences, the head's aside."""
-    return [call for call in calls if not call.rule.head and call.output.dim() == 3]
+def _in_place(calls: Sequence[_Call], position: Tensor) -> list[_Call]:
+    """The calls on whole sequences.
+
+    The head and adapters in it are called on the predicting positions alone, which are fewer: the
+    last token predicts nothing.
+    """
+    return [
+        call
+        for call in calls
+        if not call.rule.head and call.output.dim() == 3 and call.output.shape[1] > len(position)
+    ]
 
 
 def _call_of(rule: Rule, calls: Sequence[_Call]) -> _Call:
@@ -201,7 +209,7 @@ def find_tail(
     batch = weighted_batch([sample], policy)
     with _recorded(rules, set()) as calls, torch.enable_grad():
         scores = _scores(policy, at, sample, batch)
-    body = [call for call in _in_place(calls) if call.rule.kind != "embedding"]
+    body = [call for call in _in_place(calls, batch.position) if call.rule.kind != "embedding"]
     once = len({id(call.rule) for call in calls}) == len(calls)
     if not once or len(sample.sequence.ids) < 3:
         return list(rules), None

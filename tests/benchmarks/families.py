@@ -304,8 +304,9 @@ def try_family(name: str) -> Finding:
     if not maps:
         return finding
     # Norms and softmax of transformers are float32 in a float64 model, too coarse for differences.
-    with dtype_preserving():
-        sides = dpo_step_by_differences(in_float64(model))
+    exact = in_float64(model)
+    with dtype_preserving(exact):
+        sides = dpo_step_by_differences(exact)
     for route, pushes in maps.items():
         parts = zip(pushes.split([4, 3], dim=1), sides.values(), strict=True)
         finding.force[route] = max(

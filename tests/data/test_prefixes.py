@@ -24,7 +24,7 @@ def test_shared_prompts_equal_one_sequence_at_a_time(
     model = model_of(family)
     sequences, _ = sequences_of(SHAPES[shape])
     seen: list[int] = []
-    with dtype_preserving():
+    with dtype_preserving(model):
         for rows in plan_prefixes(sequences, batch_tokens, shared=True):
             batch, members = collate_prefixes(sequences, rows, 0, batch_tokens)
             logps = ResponseLogits(model)(batch, token_logps)

@@ -548,7 +548,7 @@ def test_the_residual_is_second_order_at_the_start_and_third_at_the_midpoint():
 def test_one_adam_step_from_zero_state_is_predicted(family):
     """torch's first step is −η κg/(κ|g| + ε); the map under its frozen scale sums to its effect."""
     model = build(family)
-    with dtype_preserving():
+    with dtype_preserving(model):
         record = recorded(model, OptimizerConfig(name="adamw", learning_rate=1e-5), steps=1)
     d = change_of(record.before, record.after)
     policy = PolicyFunction(model, torch.float64)

@@ -93,9 +93,9 @@ def test_measured_change_is_that_of_two_models():
 def test_the_model_is_left_as_it_was(caplog):
     model = neox()
     model.train()
-    model.config._attn_implementation = "flex_attention"
     start = weights(model)
     policy = PolicyFunction(model, torch.float64)
+    model.config._attn_implementation = "flex_attention"
     with caplog.at_level(logging.WARNING):
         policy.change_along(start, [direction(model, 1.0)], BATCH)
     assert "flex_attention" in caplog.text
