@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from dynolab.figures.compared_inputs import Compared, read_compared
+from dynolab.rollouts.rewards import ALLOWED
 from flows.mitigation_steps import mitigation_steps
 from flows.parameters import StudyParameters, validated
 from flows.study_comparisons import planned_study
@@ -17,7 +19,10 @@ from tests.flows.test_mitigation_flow import SMALL, parameters, run_all
 ARMS: dict[str, Any] = {"dpo": {}, "dose": {"objective": {"name": "dpo", "negative_dose": 0.0}}}
 
 
-def test_finished_comparisons_are_the_report_s_inputs(analysed: Analysed, tmp_path: Path) -> None:
+def test_finished_comparisons_are_the_report_s_inputs(
+    analysed: Analysed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ALLOWED, "tests.training.rewards")
     files = {name: tmp_path / f"{name}.yaml" for name in ("mitigation", "reproduction")}
     settings = SMALL | {"arms": ARMS, "seeds": [7]}
     files["mitigation"].write_text(yaml.safe_dump(settings, sort_keys=False))

@@ -51,10 +51,14 @@ OBJECTIVES = {
 }
 
 
-def trained(model, optimizer: str, objective: str, clip_norm: float = 0.5, steps: int = 3):
+def trained(
+    model, optimizer: str, objective: str, clip_norm: float = 0.5, steps: int = 3, **changes
+):
     examples = with_reference(model, pairs(4))
     config = TrainConfig(
-        objective=OBJECTIVES[objective], optimizer=OPTIMIZERS[optimizer], clip_norm=clip_norm,
+        objective=OBJECTIVES[objective],
+        optimizer=OPTIMIZERS[optimizer].model_copy(update=changes),
+        clip_norm=clip_norm,
         engine={"kind": "plain", "ranks": 1},
     )  # fmt: skip
     return train_steps(model, config, examples, steps=steps)
@@ -73,9 +77,13 @@ def test_real_torch_steps_are_replayed_in_fp64(optimizer):
 @pytest.mark.parametrize("build", [neox, llama])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_real_torch_steps_are_replayed_in_fp32(optimizer, build):
-    """As exactly as float32 stores the weights, but for weights whose true gradient is zero."""
+    """As exactly as float32 stores the weights, but for weights whose true gradient is zero.
+
+    An ε above the rounding of these gradients (1e-9): below it, an adaptive step of a weight that
+    hardly matters is made of what the processor rounds.
+    """
     model = build(dtype=torch.float32)
-    run = trained(model, optimizer, "dpo", clip_norm=100.0)
+    run = trained(model, optimizer, "dpo", clip_norm=100.0, epsilon=1e-6)
     for record in run.records:
         split = split_step(record, PolicyFunction(model))
         if build is neox:
@@ -84,7 +92,7 @@ def test_real_torch_steps_are_replayed_in_fp32(optimizer, build):
             assert len(noisy) == 2
             split, record = without(split, record, noisy)
         exact = OPTIMIZERS[optimizer].name == "sgd"
-        allowed = 1.1 * rounding_floor(record) + (1e-6 if exact else 1e-4)
+        allowed = 1.1 * rounding_floor(record) + (1e-6 if exact else 5e-5)
         assert replay_error(split, record) < allowed
 
 

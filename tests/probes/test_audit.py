@@ -55,7 +55,7 @@ def referenced(policy: PolicyFunction, pair: EncodedExample) -> RecordedExample:
         scores.append(policy.logps({}, batch).tolist())
     return RecordedExample(
         id=pair.id, chosen=pair.chosen, rejected=pair.rejected,
-        chosen_reference=scores[0], rejected_reference=scores[1],
+        chosen_reference=scores[0], rejected_reference=scores[1], wins=pair.wins,
     )  # fmt: skip
 
 
