@@ -18,7 +18,6 @@ trained and probed, in float64 where forces are measured.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import statistics
 import time
@@ -256,9 +255,9 @@ def _along(model: PreTrainedModel, weights: Sequence[Tensor], ascent: Sequence[T
     return (4 * near - far) / 3
 
 
-def in_float64(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy whose experts have a kernel for float64."""
-    exact = copy.deepcopy(model).double()
+def in_float64(name: str) -> PreTrainedModel:
+    """The same weights, with a kernel for experts that float64 has."""
+    exact = build(name).double()
     if exact._can_set_experts_implementation():
         exact.set_experts_implementation("eager")
     return exact
@@ -304,7 +303,7 @@ def try_family(name: str) -> Finding:
     if not maps:
         return finding
     # Norms and softmax of transformers are float32 in a float64 model, too coarse for differences.
-    exact = in_float64(model)
+    exact = in_float64(name)
     with dtype_preserving(exact):
         sides = dpo_step_by_differences(exact)
     for route, pushes in maps.items():

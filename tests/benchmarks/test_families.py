@@ -23,6 +23,11 @@ def test_heads_with_a_tail_and_experts_are_exact_by_every_route(name: str) -> No
     assert set(finding.force) == set(ROUTES)
 
 
+def test_layers_between_decoder_and_head_have_gradients_of_their_own() -> None:
+    finding = try_family("modernbert_decoder")
+    assert not finding.wrong and not finding.refused, finding
+
+
 def test_a_recurrent_family_runs_with_plain_rows() -> None:
     finding = try_family("mamba")
     assert not finding.wrong, finding
