@@ -11,6 +11,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.schedules import IntervalSchedule
 
+from tasks.runtime.private import login_token
 from tasks.runtime.services import PREFECT, start_services
 
 SECONDS = 90
@@ -20,7 +21,9 @@ SECONDS = 90
 def test_the_clock_starts_runs(tmp_path: Path) -> None:
     with start_services(tmp_path, [PREFECT]) as services:
         services.wait_ready()
-        with SyncPrefectClient(api=f"{services.addresses[PREFECT].url}/api") as client:
+        address = f"{services.addresses[PREFECT].url}/api"
+        login = {"Authorization": f"Bearer {login_token(tmp_path)}"}
+        with SyncPrefectClient(api=address, httpx_settings={"headers": login}) as client:
             hourly = IntervalSchedule(interval=timedelta(hours=1))
             client.create_deployment(
                 client.create_flow_from_name("some"), "some", entrypoint="nothing.at.all",
