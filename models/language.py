@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
@@ -44,7 +46,8 @@ def load_language_model(
     **Arguments:**
 
     - `source`: a folder that `save_pretrained` wrote, or a Hub name.
-    - `attention`: `sdpa` or `eager`, whatever the source's configuration says.
+    - `attention`: `sdpa` or `eager`, whatever the source's configuration says. A model that
+      transformers has no sdpa for (Gemma 2, Bloom, Mamba) is loaded with `eager`, with a warning.
     - `revision`: commit of a Hub name, see `dynolab.hub.resolve_commit`.
     - `tokenizer`: checked against the model's vocabulary where given.
     - `device`: where the weights are put.
@@ -71,6 +74,7 @@ def load_language_model(
         if held is not None:
             check_counts(folder, settings, held)
         config = AutoConfig.from_pretrained(str(source), revision=commit, trust_remote_code=False)
+        attention = _supported_attention(config, attention)
         config._attn_implementation = attention
         _settle_outputs(config)
         if held is not None:
@@ -96,6 +100,19 @@ def load_language_model(
         check_vocabulary(model, tokenizer)
     torch.nn.Module.to(model, device)
     return model.eval()
+
+
+def _supported_attention(config: PreTrainedConfig, attention: str) -> str:
+    """`attention`, or `eager` where transformers has no sdpa for the model."""
+    model = cast(
+        "type[PreTrainedModel] | None", MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    )
+    if attention != "sdpa" or model is None or model._supports_sdpa:
+        return attention
+    warnings.warn(
+        f"{model.__name__} has no sdpa attention in transformers; loaded with eager", stacklevel=3
+    )
+    return "eager"
 
 
 def _settle_outputs(config: PreTrainedConfig) -> None:

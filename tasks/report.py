@@ -143,4 +143,4 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
     return " ".join(["dynolab forces", *(f"--set {part}" for part in parts)])
 
 
-REPORT = Stage("report", 10, report)
+REPORT = Stage("report", 11, report)

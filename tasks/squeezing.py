@@ -149,15 +149,13 @@ def _generations(work: Work[SqueezingJob]) -> Iterator[Generation]:
 
 def _indices(work: Work[SqueezingJob], risen: Sequence[RisenMass]) -> dict[str, float]:
     """The index of every training at its end; that of each step goes to tracking alone."""
-    from dynolab.squeezing.index import squeeze_index
+    from dynolab.squeezing.index import chosen_by_step, squeeze_index
 
     found: dict[str, float] = {}
-    for name in work.config.trainings:
+    for name, steps in chosen_by_step(risen).items():
         metric = "squeeze/index" if name == work.config.main else f"squeeze/index/{name}"
-        own = [row for row in risen
-               if (row.training, row.split, row.kind) == (name, "train", "chosen")]  # fmt: skip
-        for step in sorted({row.step for row in own}):
-            index = squeeze_index([row for row in own if row.step == step]).mean
+        for step in sorted(steps):
+            index = squeeze_index(steps[step]).mean
             if math.isfinite(index):  # where nothing rose there is no share
                 work.tracker.metrics(step, {metric: index})
                 found[metric] = index

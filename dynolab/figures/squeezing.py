@@ -25,7 +25,7 @@ from dynolab.figures.style import (
     plotly_text,
     points,
 )
-from dynolab.squeezing.index import own_share, squeeze_index
+from dynolab.squeezing.index import chosen_by_step, own_share, squeeze_index
 from dynolab.statistics import Interval, mean_interval, share_interval
 
 _TAKERS: tuple[tuple[str, str, Callable[[Sequence[RisenMass]], Interval]], ...] = (
@@ -40,12 +40,11 @@ def squeezing_plate(found: Squeezing, titles: Mapping[str, str]) -> Plate | None
 
     **Arguments:** `titles`: how trainings are called on the page, by name.
     """
-    by_training: dict[str, dict[int, list[RisenMass]]] = {}
-    for row in found.risen:
-        if (row.split, row.kind) == ("train", "chosen"):
-            by_training.setdefault(row.training, {}).setdefault(row.step, []).append(row)
-    shown = {name: steps for name, steps in by_training.items()
-             if squeeze_index(steps[max(steps)]).n}  # fmt: skip
+    shown = {
+        name: steps
+        for name, steps in chosen_by_step(found.risen).items()
+        if squeeze_index(steps[max(steps)]).n
+    }
     if not shown:
         return None
     figure, annotations = go.Figure(), []

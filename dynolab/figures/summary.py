@@ -11,6 +11,7 @@ from dynolab.figures.paths import Paths
 from dynolab.probes.events import Event
 from dynolab.probes.paths import change
 from dynolab.probes.verdicts import Verdict
+from dynolab.squeezing.index import chosen_by_step, squeeze_index
 from dynolab.statistics import Interval, mean_interval
 
 
@@ -31,7 +32,8 @@ def summarise(
     inputs: ReportInputs, changes: Mapping[str, Interval], verdicts: Sequence[Verdict],
     events: Mapping[str, Sequence[Event]],
 ) -> dict[str, Any]:  # fmt: skip
-    """Changes since step 0 with intervals, verdicts, events, and a flat map of the finite numbers.
+    """Changes since step 0, squeezing indices (`means`), verdicts, events, and a flat map of the
+    finite numbers.
 
     `metrics` has `<stage>/<kind>/change`, `<stage>/gap/change` (nats, training prompts),
     `force/<stage>/unexplained` (1 − R²), `force/replay_error` and `force/closure_error` (the
@@ -54,10 +56,21 @@ def summarise(
         "seed": inputs.facts.seed,
         "metrics": metrics,
         "changes": {name: interval.as_dict() for name, interval in changes.items()},
+        "means": squeeze_indices(inputs),
         "verdicts": [verdict_facts(verdict) for verdict in verdicts],
         "events": {stage: [event.as_dict() for event in found] for stage, found in events.items()},
         "replay": [row.model_dump() for row in replay],
     }
+
+
+def squeeze_indices(inputs: ReportInputs) -> dict[str, dict[str, float | int | None]]:
+    """`squeeze/index/<training>` at the end of each, on the chosen answers of training pairs."""
+    rows = inputs.squeezing.risen if inputs.squeezing else ()
+    indices = {
+        f"squeeze/index/{name}": squeeze_index(steps[max(steps)])
+        for name, steps in chosen_by_step(rows).items()
+    }
+    return {name: index.as_dict() for name, index in indices.items() if index.n}
 
 
 def outcome_counts(verdicts: Sequence[Verdict]) -> dict[str, float]:

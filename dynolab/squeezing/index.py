@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -51,6 +51,15 @@ def answers_risen_mass(
         mass = risen_mass(before(batch), after(batch), batch.token)
         sums[members] = batch.sequence_sum(mass.double()).cpu()
     return sums
+
+
+def chosen_by_step(rows: Iterable[RisenMass]) -> dict[str, dict[int, list[RisenMass]]]:
+    """The rows of the chosen answers of training pairs, by training and step."""
+    trainings: dict[str, dict[int, list[RisenMass]]] = {}
+    for row in rows:
+        if (row.split, row.kind) == ("train", "chosen"):
+            trainings.setdefault(row.training, {}).setdefault(row.step, []).append(row)
+    return trainings
 
 
 def squeeze_index(rows: Sequence[RisenMass]) -> Interval:

@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.families
 
-Prints one JSON object on its last line. Every family has random weights: in float32 as it is
-trained and probed, in float64 where forces are measured.
+Prints one JSON object on its last line. Every family has random weights, saved to a folder and
+loaded from there as a study loads them: in float32 as it is trained and probed, in float64 where
+forces are measured.
 
 - `families_tried`: families built; `families_exact`: those whose every layout and force route
   agrees; `families_refused_clearly`: those that a `ConfigError` refuses, in whole or one of the
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
 import warnings
 from collections.abc import Sequence
@@ -42,6 +44,7 @@ from dynolab.layouts import measure_layouts
 from dynolab.likelihood import ResponseLogits, goes_on_from_prompts, packing_width, token_logps
 from dynolab.objectives import DPO, DPOConfig
 from dynolab.training.record import RecordedExample
+from models.language import load_language_model
 from tests.benchmarks.figures import report
 
 VOCABULARY, BETA = 50, 0.1
@@ -175,6 +178,13 @@ def build(name: str) -> PreTrainedModel:
     return model.eval()
 
 
+def loaded(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as a study gets it: from the folder that it was saved in."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_language_model(folder)
+
+
 def random_tokens(count: int, seed: int) -> tuple[int, ...]:
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randint(3, VOCABULARY, (count,), generator=generator).tolist())
@@ -266,15 +276,16 @@ def in_float64(name: str) -> PreTrainedModel:
 def try_family(name: str) -> Finding:
     """Measures one family."""
     finding = Finding()
-    model = build(name)
-    began = time.perf_counter()
-    measure_layouts(model)
-    finding.check_s = time.perf_counter() - began
+    plain = build(name)
     try:
+        model = loaded(plain)
+        began = time.perf_counter()
+        measure_layouts(model)
+        finding.check_s = time.perf_counter() - began
         logits = ResponseLogits(model)
         with torch.no_grad():
             sequences = [CHOSEN, REJECTED, OBSERVED]
-            truth = [plain_logps(model, one) for one in sequences]
+            truth = [plain_logps(plain, one) for one in sequences]
             for layout, logps in layouts(logits, sequences).items():
                 differences = [a - b for a, b in zip(logps, truth, strict=True)]
                 finding.logp[layout] = float(torch.cat(differences).abs().max())
@@ -334,6 +345,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*", default=list(FAMILIES))
     warnings.simplefilter("ignore")
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     findings = {}
     for name in parser.parse_args().families:
         findings[name] = one = try_family(name)

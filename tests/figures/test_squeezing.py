@@ -86,7 +86,8 @@ def test_the_page_has_the_part_and_says_that_the_alarm_rang(tmp_path: Path) -> N
     sft, dpo = study().trainings
     ring = AlarmRing(step=40, gap=27.25, rise=5.25, stopped=True)
     inputs = replace(study(), squeezing=found(), trainings=(sft, replace(dpo, alarm=ring)))
-    write_report(inputs, tmp_path)
+    means = write_report(inputs, tmp_path)["means"]
+    assert means["squeeze/index/preference"] == {"mean": 0.75, "low": 0.75, "high": 0.75, "n": 4}
     page = Parsed((tmp_path / "report.html").read_text())
     words = "".join(page.words)
     for part in ("Who took the probability that rose", "Foretold token by token",

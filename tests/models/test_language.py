@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers
+from transformers import BloomConfig, BloomForCausalLM
 
 from dynolab.data.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
@@ -39,6 +40,14 @@ def test_a_saved_model_comes_back_the_same(folder: Path) -> None:
     assert tokenizer(text)["input_ids"] == TOKENIZER(text)["input_ids"]
     assert tokenizer.eos_token_id == TOKENIZER.eos_token_id
     assert context_length(model) == 64 and not model.training
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_model_without_sdpa_is_loaded_with_eager_attention_and_says_so(tmp_path: Path) -> None:
+    config = BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=4)
+    BloomForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="BloomForCausalLM has no sdpa attention"):
+        model = load_language_model(tmp_path)
     assert model.config._attn_implementation == "eager"
 
 
