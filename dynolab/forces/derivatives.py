@@ -149,5 +149,9 @@ def _sample(policy: PolicyFunction, generator: torch.Generator) -> Encoded:
     config = policy.causal.config.get_text_config()  # type: ignore[union-attr, operator]
     context = getattr(config, "max_position_embeddings", None) or 8
     length = min(8, context)
-    ids = torch.randint(config.vocab_size, (length,), generator=generator).tolist()
-    return Encoded(tuple(ids), max(1, length - 5))
+    ids = torch.randint(config.vocab_size - 1, (length,), generator=generator)
+    # The padding row of an embedding has no gradient, and a norm of its zeros no smooth derivative.
+    padding = getattr(policy.causal.get_input_embeddings(), "padding_idx", None)  # type: ignore[operator]
+    if padding is not None:
+        ids += ids >= padding
+    return Encoded(tuple(ids.tolist()), max(1, length - 5))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, force_map
-from dynolab.forces.derivatives import derivatives_of
+from dynolab.forces.derivatives import _sample, derivatives_of
 from dynolab.objectives import SFT, SFTConfig
 from dynolab.training.record import RecordedExample
 from tests.benchmarks.families import CHOSEN, OBSERVED, ROUTES, Finding, build, figures, try_family
@@ -41,6 +41,18 @@ def test_a_family_without_forward_derivatives_says_so_and_goes_by_the_other_rout
     with pytest.raises(ConfigError, match=r"BloomForCausalLM.*forward derivative.*both_sides"):
         force_map(policy, [OBSERVED], [example], SFT(SFTConfig()), route="columns")
     assert force_map(policy, [OBSERVED], [example], SFT(SFTConfig())).facts.route == "both_sides"
+
+
+def test_the_padding_row_of_an_embedding_is_not_measured() -> None:
+    """It is zero, has no gradient, and every norm after it bends sharply."""
+    for name in ("llama", "falcon_h1"):
+        model = build(name)
+        assert model.get_input_embeddings().padding_idx == 0
+        policy = PolicyFunction(model, torch.float64)
+        for seed in range(20):
+            sample = _sample(policy, torch.Generator().manual_seed(seed))
+            assert 0 not in sample.ids and max(sample.ids) < model.config.vocab_size
+        assert derivatives_of(policy).agrees("backward")
 
 
 class _StraightThrough(torch.autograd.Function):
