@@ -84,7 +84,12 @@ def _table(file: Path, field: str) -> Iterator[dict[str, Any]]:
         reading(field, file.name, f"write it again, or {_OTHER_FILE}"),
         parquet.ParquetFile(file) as table,
     ):
-        for batch in table.iter_batches(batch_size=_ROWS_AT_ONCE):
+        groups = range(table.metadata.num_row_groups)
+        sizes = [table.metadata.row_group(group).total_byte_size for group in groups]
+        _check_size(file, sum(sizes), field)
+        # A value that stands once in a group can be that of all its rows: none is larger.
+        rows = min(_ROWS_AT_ONCE, max(1, _BATCH_BYTES // max([1, *sizes])))
+        for batch in table.iter_batches(batch_size=rows):
             size += batch.nbytes + _LEAST_BYTES * batch.num_rows
             _check_size(file, size, field)
             yield from batch.to_pylist()
@@ -129,7 +134,7 @@ def _check_size(file: Path, size: int, field: str) -> None:
 _MOST_BYTES = 2**32
 _LEAST_BYTES = 64
 """Of a row, however little it holds."""
-_ROWS_AT_ONCE = 64
+_ROWS_AT_ONCE, _BATCH_BYTES = 64, 2**30
 _OTHER_FILE = "give JSON lines in a .jsonl or .jsonl.gz file, or a .parquet file"
 
 

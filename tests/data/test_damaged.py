@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -145,6 +146,21 @@ def test_parquet_texts_that_are_no_text_are_refused(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"prompt": text}), file)
     with pytest.raises(ConfigError, match=r"rows\.parquet.*UnicodeDecodeError"):
         list(read_records(file))
+
+
+def test_one_long_value_of_many_parquet_rows_is_read_few_rows_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands once in the file; 64 rows of it would be 512 MB at once."""
+    monkeypatch.setattr(readers, "_BATCH_BYTES", 2**25)
+    (tmp_path / "rows.parquet").write_bytes(
+        table_bytes([{"prompt": "a" * 2**23, "chosen": "c"}] * 64)
+    )
+    assert (tmp_path / "rows.parquet").stat().st_size < 2**21
+    before = pyarrow.total_allocated_bytes()
+    with contextlib.closing(read_records(tmp_path / "rows.parquet")) as records:
+        next(records)
+        assert pyarrow.total_allocated_bytes() - before < 2**27
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl.gz", "line.jsonl.gz", "rows.parquet"])
