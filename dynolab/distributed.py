@@ -97,9 +97,7 @@ def share_of(sizes: Sequence[int]) -> slice:
     return slice(first, last)
 
 
-def rank_zero_first(
-    make: Callable[[], Item], then: Callable[[], Item] | None = None
-) -> Item:  # fmt: skip
+def rank_zero_first(make: Callable[[], Item], then: Callable[[], Item] | None = None) -> Item:
     """Rank 0 makes, then the others do `then` or make too; what stops rank 0 stops all."""
     made: Item | DynolabError | None = None
     if rank() == 0:

@@ -62,9 +62,12 @@ class RankFailed(DynolabError):
     """
 
     def __init__(
-        self, rank: int | None, exit_code: int | None, last_lines: Sequence[str],
+        self,
+        rank: int | None,
+        exit_code: int | None,
+        last_lines: Sequence[str],
         reason: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rank, self.exit_code, self.last_lines = rank, exit_code, list(last_lines)
         self.reason = reason
         super().__init__(rank, exit_code, self.last_lines, reason)

@@ -29,10 +29,11 @@ def resolve_commit(
         raise ConfigError(field, name, remedy) from error
     except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
         raise ConfigError(
-            field, f"{name}@{revision}",
+            field,
+            f"{name}@{revision}",
             f"the Hub did not resolve it ({type(error).__name__}); check the name, give a commit "
             "as revision, or use local files",
-        ) from error  # fmt: skip
+        ) from error
     if commit is None:
         raise ConfigError(field, f"{name}@{revision}", "the Hub named no commit; give one")
     return commit

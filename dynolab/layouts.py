@@ -289,9 +289,7 @@ def _logps(logits: Tensor, token: Tensor) -> Tensor:
     return logits.log_softmax(-1).gather(-1, token[:, None]).squeeze(-1)
 
 
-def _alone(
-    causal: nn.Module, one: Encoded, truth: Tensor, device: torch.device
-) -> list[Tensor]:  # fmt: skip
+def _alone(causal: nn.Module, one: Encoded, truth: Tensor, device: torch.device) -> list[Tensor]:
     """The sequence without its end: what a token is worth must not hang on what follows."""
     kept = max(1, one.response_length - 2)
     cut = Encoded(one.ids[: one.prompt_length + kept], one.prompt_length)
@@ -307,9 +305,12 @@ def _prefixed(
 
 
 def _read(
-    causal: nn.Module, batch: TokenBatch, members: list[int] | list[int | None],
-    truth: list[Tensor], device: torch.device,
-) -> list[Tensor]:  # fmt: skip
+    causal: nn.Module,
+    batch: TokenBatch,
+    members: list[int] | list[int | None],
+    truth: list[Tensor],
+    device: torch.device,
+) -> list[Tensor]:
     """Differences of a batch's log-probabilities; its sequence n is number `members[n]`."""
     batch = batch.to(device)
     logps = _logps(logits_of(causal, response_hidden(causal, batch)), batch.token)

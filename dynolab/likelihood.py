@@ -28,9 +28,10 @@ def causal_model(model: nn.Module) -> nn.Module:
     config = getattr(model, "active_peft_config", None)
     if getattr(config, "is_prompt_learning", False):
         raise ConfigError(
-            "model", type(config).__name__,
+            "model",
+            type(config).__name__,
             "virtual prompt tokens have no place in a batch; use adapters in the layers (LoRA)",
-        )  # fmt: skip
+        )
     return inside()
 
 

@@ -80,9 +80,12 @@ def count_parts(model: nn.Module, hidden: Float[Tensor, "tokens features"]) -> i
 
 
 def read_parts(
-    head: Callable[[Tensor], Tensor], hidden: Float[Tensor, "tokens features"],
-    batch: TokenBatch, read: Reading, parts: int,
-) -> Tensor:  # fmt: skip
+    head: Callable[[Tensor], Tensor],
+    hidden: Float[Tensor, "tokens features"],
+    batch: TokenBatch,
+    read: Reading,
+    parts: int,
+) -> Tensor:
     """`read` of all response tokens' logits, of which one part exists at a time.
 
     Of several parts, backward computes each one's logits again: for a log-probability their

@@ -20,6 +20,11 @@ def audit(parameters: AuditParameters, fresh: bool = False) -> dict[str, Any]:
     """
     known, given = resolved_audit(parameters, planning_platform())
     return run_steps(
-        audit_steps(known, given), study=known.name, project=known.project, given=given,
-        params=known.model_dump(mode="json"), fresh=fresh, tags={"flow": "audit"},
-    )  # fmt: skip
+        audit_steps(known, given),
+        study=known.name,
+        project=known.project,
+        given=given,
+        params=known.model_dump(mode="json"),
+        fresh=fresh,
+        tags={"flow": "audit"},
+    )

@@ -60,9 +60,7 @@ class AuditParameters(BaseModel):
         return {field: one for field, one in both.items() if one is not None}
 
 
-def named_on_command_line(
-    model: str | None, data: Path | None, trained: str | None
-) -> list[str]:  # fmt: skip
+def named_on_command_line(model: str | None, data: Path | None, trained: str | None) -> list[str]:
     """The changes of settings that the options of `dynolab audit` stand for."""
     settings: dict[str, object] = {}
     if model is not None:
@@ -70,8 +68,12 @@ def named_on_command_line(
     if trained is not None:
         settings["trained.model"] = trained
     if data is not None:
-        settings |= {"data.source": "file", "data.path": str(data), "data.heldout_rows": 0,
-                     "data.probe_pairs": 0}  # fmt: skip
+        settings |= {
+            "data.source": "file",
+            "data.path": str(data),
+            "data.heldout_rows": 0,
+            "data.probe_pairs": 0,
+        }
     return [as_change(name, value) for name, value in settings.items()]
 
 

@@ -26,11 +26,17 @@ def audit_steps(parameters: AuditParameters, given: Collection[str]) -> list[Ste
         Step(field, BASE, one.base)
         for field, one in parameters.models.items()
         if field not in given
-    ]  # fmt: skip
+    ]
     judged, shown = [], {"data": "data", "audit": "audit"}
     if parameters.trained is not None:
-        judged = [Step("foresight", FORESIGHT, ForesightConfig(),
-                       {"data": "data", "audit": "audit", "model": TRAINED})]  # fmt: skip
+        judged = [
+            Step(
+                "foresight",
+                FORESIGHT,
+                ForesightConfig(),
+                {"data": "data", "audit": "audit", "model": TRAINED},
+            )
+        ]
         shown["foresight"] = "foresight"
     return [
         *([] if "data" in given else [Step("data", DATA, parameters.data)]),

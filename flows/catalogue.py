@@ -103,49 +103,71 @@ def _squeezing(parameters: SqueezingParameters) -> Planned:
 
 
 STUDY = Command(
-    "study", StudyParameters, lambda given: planned_study(resolved(given), planning_platform()),
-    page="report", file="report.html",
-)  # fmt: skip
+    "study",
+    StudyParameters,
+    lambda given: planned_study(resolved(given), planning_platform()),
+    page="report",
+    file="report.html",
+)
 FORCES = Command("forces", ForcesParameters, _forces, page="force-page", file="forces.html")
 AUDIT = Command("audit", AuditParameters, _audit, page="audit-page", file="audit.html")
 CLASSIFICATION = Command(
-    "classification", ClassificationParameters,
+    "classification",
+    ClassificationParameters,
     lambda given: (classification_steps(resolved_classification(given)), {}),
-    page="classification-page", file="classification.html",
-)  # fmt: skip
+    page="classification-page",
+    file="classification.html",
+)
 GRPO = Command(
-    "grpo", GrpoParameters, lambda given: (grpo_steps(resolved_comparison(given)), {}),
-    page="grpo-page", file="grpo.html",
-)  # fmt: skip
+    "grpo",
+    GrpoParameters,
+    lambda given: (grpo_steps(resolved_comparison(given)), {}),
+    page="grpo-page",
+    file="grpo.html",
+)
 MITIGATION = Command(
-    "mitigation", MitigationParameters,
+    "mitigation",
+    MitigationParameters,
     lambda given: (mitigation_steps(resolved_comparison(given)), {}),
-    page="mitigation-page", file="mitigation.html",
-)  # fmt: skip
+    page="mitigation-page",
+    file="mitigation.html",
+)
 JUDGE = Command("judge", JudgeParameters, _judge, page="judge-page", file="judge.html")
 PROBES = Command(
-    "probes", ProbesParameters, lambda given: (probes_steps(resolved_probes(given)), {}),
-    page="probe-set", file="probes.jsonl",
-)  # fmt: skip
+    "probes",
+    ProbesParameters,
+    lambda given: (probes_steps(resolved_probes(given)), {}),
+    page="probe-set",
+    file="probes.jsonl",
+)
 REPRODUCE = Command(
-    "reproduce", ReproduceParameters,
+    "reproduce",
+    ReproduceParameters,
     lambda given: (reproduce_steps(resolved_comparison(given)), {}),
-    page="reproduction-page", file="reproduction.html",
-)  # fmt: skip
+    page="reproduction-page",
+    file="reproduction.html",
+)
 SIMPLICITY = Command(
-    "simplicity", SimplicityParameters, lambda given: (simplicity_steps(given), {}),
-    page="simplicity-page", file="simplicity.html",
-)  # fmt: skip
+    "simplicity",
+    SimplicityParameters,
+    lambda given: (simplicity_steps(given), {}),
+    page="simplicity-page",
+    file="simplicity.html",
+)
 SQUEEZING = Command(
     "squeezing", SqueezingParameters, _squeezing, page="squeezing-page", file="squeezing.html"
 )
 SUPERVISION = Command(
-    "supervision", SupervisionParameters,
+    "supervision",
+    SupervisionParameters,
     lambda given: (supervision_steps(resolved_supervision(given)), {}),
-    page="supervision-page", file="supervision.html",
-)  # fmt: skip
+    page="supervision-page",
+    file="supervision.html",
+)
 TRANSFER = Command(
-    "transfer", TransferParameters,
+    "transfer",
+    TransferParameters,
     lambda given: (transfer_steps(resolved_transfer(given)), {}),
-    page="transfer-page", file="transfer.html",
-)  # fmt: skip
+    page="transfer-page",
+    file="transfer.html",
+)

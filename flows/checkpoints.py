@@ -41,10 +41,11 @@ class CheckpointConfig(ModelConfig):
     """A model to analyse, or a step of its training."""
 
     step: int | None = Field(
-        None, ge=0,
+        None,
+        ge=0,
         description="A recorded step of a training's result: analyses that step's weights in the "
         "metric of its realised optimizer step.",
-    )  # fmt: skip
+    )
 
 
 AnyModel = TypeVar("AnyModel", bound=ModelConfig)
@@ -54,9 +55,10 @@ def check_named(field: str, one: ModelConfig) -> None:
     """Refuses a model that is named twice, or not at all."""
     if (one.result is None) == (one.model is None):
         raise ConfigError(
-            field, one.result or "nothing",
+            field,
+            one.result or "nothing",
             "give either result (of a stage) or model (a folder or Hub name)",
-        )  # fmt: skip
+        )
 
 
 def resolved_model(
@@ -106,18 +108,20 @@ def check_files(
     missing = [name for name in needed if name not in files]
     if missing:
         raise ConfigError(
-            field, reference,
+            field,
+            reference,
             f"a result of stage {found.stage} holds no {missing[0]}; name a data stage's result",
-        )  # fmt: skip
+        )
 
 
 def _check_result(field: str, one: ModelConfig, found: StageResult, platform: Platform) -> None:
     files = platform.store.manifest(found.address, found.digest).files
     if not any(path.startswith("model/") for path in files):
         raise ConfigError(
-            f"{field}.result", one.result,
+            f"{field}.result",
+            one.result,
             f"a result of stage {found.stage} holds no model; name a base or training result",
-        )  # fmt: skip
+        )
     if not isinstance(one, CheckpointConfig) or one.step is None:
         return
     steps = {int(path.split("/")[1][5:]) for path in files if path.startswith("forces/step-")}

@@ -19,6 +19,10 @@ def classification(parameters: ClassificationParameters, fresh: bool = False) ->
     """
     known = resolved_classification(parameters)
     return run_steps(
-        classification_steps(known), study=known.name, project=known.project,
-        params=known.model_dump(mode="json"), fresh=fresh, tags={"flow": "classification"},
-    )  # fmt: skip
+        classification_steps(known),
+        study=known.name,
+        project=known.project,
+        params=known.model_dump(mode="json"),
+        fresh=fresh,
+        tags={"flow": "classification"},
+    )

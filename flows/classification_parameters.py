@@ -24,9 +24,10 @@ class ClassificationParameters(BaseModel):
     seeds: Seeds = Field((0, 1, 2, 3, 4), description="Of weights, batches and wrong labels.")
     data: ImageConfig = ImageConfig()
     networks: tuple[ClassifierName, ...] = Field(
-        ("lenet", "mlp", "transformer"), min_length=1,
+        ("lenet", "mlp", "transformer"),
+        min_length=1,
         description="Whose forces are measured; figures of pairs of classes show the first.",
-    )  # fmt: skip
+    )
     forces: ForceStudyConfig = ForceStudyConfig()
     paths: PathStudyConfig | None = Field(
         PathStudyConfig(), description="Learning paths of every training example; null: none."

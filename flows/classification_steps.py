@@ -38,6 +38,10 @@ def classification_steps(parameters: ClassificationParameters) -> list[Step]:
     return [
         Step("images", IMAGES, parameters.data),
         *measured,
-        Step("classification-page", CLASSIFICATION_PAGE, page,
-             {one.name: one.name for one in measured}),
-    ]  # fmt: skip
+        Step(
+            "classification-page",
+            CLASSIFICATION_PAGE,
+            page,
+            {one.name: one.name for one in measured},
+        ),
+    ]

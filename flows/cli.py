@@ -14,9 +14,11 @@ from rich.markup import escape
 from dynolab.errors import DynolabError
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
     help="A dynamometer for fine-tuning: which example, token and part of the loss pushed what.",
-)  # fmt: skip
+)
 errors = Console(stderr=True)
 
 QUIET = {
@@ -65,8 +67,10 @@ def _add(name: str, told: str) -> None:
         config: Annotated[Path, typer.Option(help="Settings (YAML).")] = (
             EXAMPLES / ("builtin.yaml" if name == "study" else f"{name}_builtin.yaml")
         ),
-        changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
-    ) -> None:  # fmt: skip
+        changes: Overrides = None,
+        plan: Plan = False,
+        fresh: Fresh = False,
+    ) -> None:
         from flows import catalogue
         from flows.commands import start
 
@@ -85,7 +89,7 @@ def sweep(
         EXAMPLES / "sweep_beta.yaml"
     ),
     changes: Overrides = None,
-) -> None:  # fmt: skip
+) -> None:
     """Try settings of another flow: a grid, draws or Optuna's TPE; goes on where it stopped."""
     from flows.sweep_command import start_sweep
 
@@ -100,7 +104,7 @@ def lineage(
             help="A result: store.address, <stage>/<key>, an MLflow run's id, models:/name/version."
         ),
     ],
-) -> None:  # fmt: skip
+) -> None:
     """Show what a result was made from: inputs, data revisions, settings, code."""
     from flows.lineage import show_lineage
 
@@ -127,8 +131,10 @@ def audit(
         str | None,
         typer.Option(help="Folder or Hub name of what it led to: which ranking foresaw that?"),
     ] = None,
-    changes: Overrides = None, plan: Plan = False, fresh: Fresh = False,
-) -> None:  # fmt: skip
+    changes: Overrides = None,
+    plan: Plan = False,
+    fresh: Fresh = False,
+) -> None:
     """Rank preference pairs, before training, by what a step on each would do."""
     from flows.audit_parameters import named_on_command_line
     from flows.catalogue import AUDIT
@@ -173,9 +179,12 @@ def up(
     from tasks.runtime.settings import Settings
 
     start(
-        Settings.from_environment().home, typer.echo, profile=profile_named(profile),
-        prefect_port=prefect_port, mlflow_port=mlflow_port,
-    )  # fmt: skip
+        Settings.from_environment().home,
+        typer.echo,
+        profile=profile_named(profile),
+        prefect_port=prefect_port,
+        mlflow_port=mlflow_port,
+    )
 
 
 def main() -> None:

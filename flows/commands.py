@@ -31,9 +31,13 @@ Results = dict[str, dict[str, Any]]
 
 
 def start(
-    command: Command[Parameters], file: Path | None, changes: Sequence[str], *,
-    plan_only: bool, fresh: bool,
-) -> None:  # fmt: skip
+    command: Command[Parameters],
+    file: Path | None,
+    changes: Sequence[str],
+    *,
+    plan_only: bool,
+    fresh: bool,
+) -> None:
     """Plans or runs a flow with the parameters of a file, changed.
 
     What cannot work ends here, before any server starts.
@@ -117,15 +121,23 @@ def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
             result["metrics"].get(f"data/rows_{fate}", 0) for fate in ("dropped", "truncated")
         )
         if dropped or cut:
-            console.print(f"{name}: longer than the model's context: {dropped:.0f} rows left out, "
-                          f"{cut:.0f} prompts cut", highlight=False)  # fmt: skip
+            console.print(
+                f"{name}: longer than the model's context: {dropped:.0f} rows left out, "
+                f"{cut:.0f} prompts cut",
+                highlight=False,
+            )
         if missing := result["metrics"].get("probes/missing", 0):
-            console.print(f"{name}: {missing:.0f} rows could not be made; missing.jsonl says why",
-                          highlight=False)  # fmt: skip
+            console.print(
+                f"{name}: {missing:.0f} rows could not be made; missing.jsonl says why",
+                highlight=False,
+            )
         asked, parsed = (result["metrics"].get(f"judge/{what}", 0) for what in ("asked", "parsed"))
         if parsed < asked:
-            console.print(f"{name}: {asked - parsed:.0f} of {asked:.0f} verdicts are missing; the "
-                          "page says why", highlight=False)  # fmt: skip
+            console.print(
+                f"{name}: {asked - parsed:.0f} of {asked:.0f} verdicts are missing; the "
+                "page says why",
+                highlight=False,
+            )
     console.print(f"\n{flow:7} {seconds:.1f} s", highlight=False)
     console.print(f"report  {page}", highlight=False, soft_wrap=True)
     console.print("servers [bold]make up[/bold] opens Prefect and MLflow on what was run")

@@ -22,10 +22,11 @@ class Comparison(BaseModel):
     name: Name = Field(description="Name of the comparison: its run and its page's file.")
     project: str = Field("dynolab", description="MLflow experiment.")
     seeds: tuple[Seed, ...] = Field(
-        (0, 1, 2), min_length=1,
+        (0, 1, 2),
+        min_length=1,
         description="Each of weights, batches and samples alike, and of the built-in world. Rows "
         "of another source are the same for all.",
-    )  # fmt: skip
+    )
     data: DataConfig = DataConfig()
     base: BaseConfig = BaseConfig()
 

@@ -103,9 +103,12 @@ def deployments() -> dict[str, Deployed]:
 
 
 TRAIN = Command(
-    "train", TrainParameters, lambda given: (train_steps(resolved_training(given)), {}),
-    page="sft", file="summary.json",
-)  # fmt: skip
+    "train",
+    TrainParameters,
+    lambda given: (train_steps(resolved_training(given)), {}),
+    page="sft",
+    file="summary.json",
+)
 
 _FAMILIES: dict[str, tuple[str, type[Form], str, tuple[str, ...]]] = {
     "study": ("study", StudyForm, "builtin.yaml", ()),

@@ -52,18 +52,28 @@ def entries() -> Iterator[Entry]:
     schedules = read_schedules(SCHEDULES, known)
     for one in known.values():
         yield Entry(
-            one.flow, one.name, f"flows.deployed.{one.name}", one.pool,
+            one.flow,
+            one.name,
+            f"flows.deployed.{one.name}",
+            one.pool,
             FLOWS[one.flow] if one.form is FileForm else one.form.__doc__,
             parameters={PARAMETER: {"study_file": one.first_file, "fresh": False}},
             schema=one.schema,
             schedules=tuple(written.of(one) for written in schedules.get(one.name, [])),
-        )  # fmt: skip
+        )
     yield Entry(
-        "trial", "trial", "flows.trial.trial", "training",
+        "trial",
+        "trial",
+        "flows.trial.trial",
+        "training",
         "One trial of a sweep, started by the sweep.",
-    )  # fmt: skip
+    )
     by_the_clock = IntervalSchedule(interval=RECONCILE_EVERY)
     yield Entry(
-        "reconcile", "reconcile", "flows.reconcile.reconcile", "cpu", reconcile.__doc__,
+        "reconcile",
+        "reconcile",
+        "flows.reconcile.reconcile",
+        "cpu",
+        reconcile.__doc__,
         schedules=(DeploymentScheduleCreate(schedule=by_the_clock, slug="reconcile"),),
-    )  # fmt: skip
+    )

@@ -20,6 +20,11 @@ def forces(parameters: ForcesParameters, fresh: bool = False) -> dict[str, Any]:
     """
     known, given = resolved_forces(parameters, planning_platform())
     return run_steps(
-        forces_steps(known, given), study=known.name, project=known.project, given=given,
-        params=known.model_dump(mode="json"), fresh=fresh, tags={"flow": "forces"},
-    )  # fmt: skip
+        forces_steps(known, given),
+        study=known.name,
+        project=known.project,
+        given=given,
+        params=known.model_dump(mode="json"),
+        fresh=fresh,
+        tags={"flow": "forces"},
+    )

@@ -66,9 +66,10 @@ class ForcesParameters(BaseModel):
                 )
             if self.analysis.updating == "recorded" and one.step is None:
                 raise ConfigError(
-                    f"checkpoints.{label}.step", None,
+                    f"checkpoints.{label}.step",
+                    None,
                     "analysis.updating: recorded reads a recorded step's batch; name the step",
-                )  # fmt: skip
+                )
         if self.reference is not None and self.reference not in self.checkpoints:
             there = ", ".join(self.checkpoints)
             raise ConfigError("reference", self.reference, f"name a checkpoint: {there}")

@@ -28,15 +28,19 @@ def forces_steps(parameters: ForcesParameters, given: Collection[str]) -> list[S
         if models[label] not in given
     ]
     analyses = [
-        Step(f"analysis-{label}", ANALYSIS,
-             AnalysisJob(**dict(parameters.analysis), step=one.step),
-             {"data": "data", "model": models[label], **reference})
+        Step(
+            f"analysis-{label}",
+            ANALYSIS,
+            AnalysisJob(**dict(parameters.analysis), step=one.step),
+            {"data": "data", "model": models[label], **reference},
+        )
         for label, one in parameters.checkpoints.items()
-    ]  # fmt: skip
+    ]
     kernel = KernelJob(
-        **dict(parameters.kernel), labels=labels,
+        **dict(parameters.kernel),
+        labels=labels,
         steps={label: one.step for label, one in parameters.checkpoints.items()},
-    )  # fmt: skip
+    )
     page = ForcePageConfig(
         name=parameters.name,
         labels=labels,
@@ -48,8 +52,11 @@ def forces_steps(parameters: ForcesParameters, given: Collection[str]) -> list[S
         *([] if "data" in given else [Step("data", DATA, parameters.data)]),
         *imports,
         *analyses,
-        Step("kernel", KERNEL, kernel,
-             {"data": "data", **{f"model_{label}": models[label] for label in labels}}),
-        Step("force-page", FORCE_PAGE, page,
-             {"kernel": "kernel", **answers}),
-    ]  # fmt: skip
+        Step(
+            "kernel",
+            KERNEL,
+            kernel,
+            {"data": "data", **{f"model_{label}": models[label] for label in labels}},
+        ),
+        Step("force-page", FORCE_PAGE, page, {"kernel": "kernel", **answers}),
+    ]

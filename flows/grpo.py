@@ -20,6 +20,10 @@ def grpo(parameters: GrpoParameters, fresh: bool = False) -> dict[str, Any]:
     """
     known = resolved_comparison(parameters)
     return run_steps(
-        grpo_steps(known), study=known.name, project=known.project,
-        params=known.model_dump(mode="json"), fresh=fresh, tags={"flow": "grpo"},
-    )  # fmt: skip
+        grpo_steps(known),
+        study=known.name,
+        project=known.project,
+        params=known.model_dump(mode="json"),
+        fresh=fresh,
+        tags={"flow": "grpo"},
+    )

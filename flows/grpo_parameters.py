@@ -57,9 +57,10 @@ class GrpoParameters(Comparison):
             raise ConfigError("baseline", self.baseline, f"name an arm: {', '.join(self.arms)}")
         if "objective" in self.training.model_fields_set:
             raise ConfigError(
-                "training.objective", self.training.objective.name,
+                "training.objective",
+                self.training.objective.name,
                 "arms have objectives of their own; name it under arms",
-            )  # fmt: skip
+            )
         for label in self.arms:
             if label in SHARED:
                 raise ConfigError("arms", label, "a shared stage has this name; give another")

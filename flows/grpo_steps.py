@@ -67,8 +67,10 @@ def _shared(parameters: GrpoParameters, seed: int) -> list[Step]:
         sft = parameters.sft.model_copy(update={"seed": seed})
         steps.append(Step(f"sft-{seed}", SFT, sft, {"data": data, "model": f"base-{seed}"}))
     evaluation = _evaluation(parameters, seed)
-    return [*steps, Step(start_of(seed), EVALUATE, evaluation,
-                         {"prompts": f"prompts-{seed}", "model": model})]  # fmt: skip
+    return [
+        *steps,
+        Step(start_of(seed), EVALUATE, evaluation, {"prompts": f"prompts-{seed}", "model": model}),
+    ]
 
 
 def _arm(parameters: GrpoParameters, label: str, seed: int) -> list[Step]:
@@ -81,18 +83,24 @@ def _arm(parameters: GrpoParameters, label: str, seed: int) -> list[Step]:
     trained = training_of(label, seed)
     steps = [
         Step(trained, GROUP, training, reads | probed),
-        Step(evaluation_of(label, seed), EVALUATE, _evaluation(parameters, seed),
-             {"prompts": f"prompts-{seed}", "model": trained, "start": start_of(seed)}),
-    ]  # fmt: skip
+        Step(
+            evaluation_of(label, seed),
+            EVALUATE,
+            _evaluation(parameters, seed),
+            {"prompts": f"prompts-{seed}", "model": trained, "start": start_of(seed)},
+        ),
+    ]
     if training.record_steps:
         watched = {"data": f"data-{seed}", "trained": trained}
         steps.append(Step(f"{trained}-forces", FORCES, parameters.forces, watched))
     if isinstance(training.objective, ClippedConfig):
         test = DisplacementJob(
-            **dict(parameters.displacement), **AnsweringConfig.of(training),
-            objective=training.objective, optimizer=training.optimizer,
+            **dict(parameters.displacement),
+            **AnsweringConfig.of(training),
+            objective=training.objective,
+            optimizer=training.optimizer,
             completions=training.completions,
-        )  # fmt: skip
+        )
         steps.append(Step(displacement_of(label, seed), DISPLACEMENT, test, reads))
     return steps
 

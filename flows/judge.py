@@ -21,6 +21,11 @@ def judge(parameters: JudgeParameters, fresh: bool = False) -> dict[str, Any]:
     """
     known, given = resolved_judge(parameters, planning_platform())
     return run_steps(
-        judge_steps(known, given), study=known.name, project=known.project, given=given,
-        params=known.model_dump(mode="json"), fresh=fresh, tags={"flow": "judge"},
-    )  # fmt: skip
+        judge_steps(known, given),
+        study=known.name,
+        project=known.project,
+        given=given,
+        params=known.model_dump(mode="json"),
+        fresh=fresh,
+        tags={"flow": "judge"},
+    )

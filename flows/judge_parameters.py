@@ -39,9 +39,10 @@ class JudgeParameters(BaseModel):
     )
     answers: AnswersConfig = AnswersConfig()
     judges: dict[Label, JudgeConfig] = Field(
-        {"exact": ExactJudgeConfig()}, min_length=1,
+        {"exact": ExactJudgeConfig()},
+        min_length=1,
         description="By the names that the page gives them.",
-    )  # fmt: skip
+    )
     reference: ModelConfig | None = Field(
         None, description="The model whose log-probabilities a log_prob judge goes by."
     )
@@ -56,17 +57,19 @@ class JudgeParameters(BaseModel):
             )
         if self.data is None and self.study is None:
             raise ConfigError("data", None, "give data, or the study whose prompts are answered")
-        by_reference = [name for name, one in self.judges.items()
-                        if isinstance(one, LogProbJudgeConfig)]  # fmt: skip
+        by_reference = [
+            name for name, one in self.judges.items() if isinstance(one, LogProbJudgeConfig)
+        ]
         if by_reference and self.reference is None:
             raise ConfigError(
                 "reference", None, f"judge {by_reference[0]} goes by one: name a model"
             )
         if self.reference is not None and not by_reference:
             raise ConfigError(
-                "reference", self.reference.result or self.reference.model,
+                "reference",
+                self.reference.result or self.reference.model,
                 "no judge goes by it; add one with name: log_prob, or leave it out",
-            )  # fmt: skip
+            )
         return self
 
     @property

@@ -23,12 +23,16 @@ def judge_steps(parameters: JudgeParameters, given: Collection[str]) -> list[Ste
         Step(field, BASE, one.base)
         for field, one in parameters.models.items()
         if field not in given
-    ]  # fmt: skip
+    ]
     answers = [
-        Step(f"answers-{name}", ANSWERS, parameters.answers,
-             {"prompts": "prompts", "model": policy_step(name)})
+        Step(
+            f"answers-{name}",
+            ANSWERS,
+            parameters.answers,
+            {"prompts": "prompts", "model": policy_step(name)},
+        )
         for name in parameters.policies
-    ]  # fmt: skip
+    ]
     said = {f"{ANSWERS_OF}{name}": f"answers-{name}" for name in parameters.policies}
     judges = [_judge(parameters, name, said) for name in parameters.judges]
     page = JudgePageConfig(
@@ -42,9 +46,11 @@ def judge_steps(parameters: JudgeParameters, given: Collection[str]) -> list[Ste
     judged = {f"{JUDGED_BY}{name}": f"judge-{name}" for name in parameters.judges}
     return [
         Step("prompts", PROMPTS, parameters.data),
-        *imports, *answers, *judges,
+        *imports,
+        *answers,
+        *judges,
         Step("judge-page", JUDGE_PAGE, page, {**said, **judged}),
-    ]  # fmt: skip
+    ]
 
 
 def _judge(parameters: JudgeParameters, name: str, said: dict[str, str]) -> Step:

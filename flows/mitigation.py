@@ -20,6 +20,10 @@ def mitigation(parameters: MitigationParameters, fresh: bool = False) -> dict[st
     """
     known = resolved_comparison(parameters)
     return run_steps(
-        mitigation_steps(known), study=known.name, project=known.project,
-        params=known.model_dump(mode="json"), fresh=fresh, tags={"flow": "mitigation"},
-    )  # fmt: skip
+        mitigation_steps(known),
+        study=known.name,
+        project=known.project,
+        params=known.model_dump(mode="json"),
+        fresh=fresh,
+        tags={"flow": "mitigation"},
+    )

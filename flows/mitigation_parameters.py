@@ -58,10 +58,11 @@ class MitigationParameters(PairComparison):
                 raise ConfigError("arms", label, "a shared stage has this name; give another")
             if arm.pairs == "on_policy" and not self.ranks_answers:
                 raise ConfigError(
-                    f"arms.{label}.pairs", arm.pairs,
+                    f"arms.{label}.pairs",
+                    arm.pairs,
                     "on_policy.rewards know the built-in world alone; give rewards that know your "
                     "data, or leave the arm out",
-                )  # fmt: skip
+                )
             try:
                 arm.training(self.training, self.on_policy, 0)
             except ConfigError as error:

@@ -59,14 +59,16 @@ class PairComparison(Comparison):
     def _can_be_judged(self) -> PairComparison:
         if "objective" in self.training.model_fields_set:
             raise ConfigError(
-                "training.objective", self.training.objective.name,
+                "training.objective",
+                self.training.objective.name,
                 "arms have objectives of their own; leave it out here",
-            )  # fmt: skip
+            )
         if not isinstance(self.sft.objective, SFTConfig):
             raise ConfigError(
-                "sft.objective", self.sft.objective.name,
+                "sft.objective",
+                self.sft.objective.name,
                 "the training before is on chosen answers; arms with start: extended take both",
-            )  # fmt: skip
+            )
         if not self.training.probe_every:
             raise ConfigError(
                 "training.probe_every", 0, "arms are compared by probes; set the steps between"
@@ -77,10 +79,11 @@ class PairComparison(Comparison):
             raise ConfigError("on_policy.rewards", error.value, error.remedy) from error
         if self.judge == ExactJudgeConfig() and self.data.source != "world":
             raise ConfigError(
-                "judge", "exact",
+                "judge",
+                "exact",
                 f"knows the built-in world alone; with data.source = {self.data.source} give "
                 "rewards that know your data, or take log_prob or llm",
-            )  # fmt: skip
+            )
         return self
 
     @property
@@ -153,10 +156,11 @@ def extended(plain: TrainConfig) -> TrainConfig:
     batch, ranks, micro = plain.batch_size, plain.engine.ranks, plain.micro_examples
     if batch % (2 * ranks):
         raise ConfigError(
-            "sft.batch_size", batch,
+            "sft.batch_size",
+            batch,
             f"extended SFT takes half as many pairs, with two answers each: set a multiple of "
             f"{2 * ranks}, twice engine.ranks",
-        )  # fmt: skip
+        )
     changes = {
         "objective": _both(plain).model_dump(),
         "steps": 2 * plain.steps,
@@ -199,9 +203,7 @@ def said_step(parameters: PairComparison, label: str, seed: int) -> Step:
     return Step(said_of(label, seed), SAID, config, reads)
 
 
-def judge_step(
-    parameters: PairComparison, baseline: str, others: Sequence[str], seed: int
-) -> Step:  # fmt: skip
+def judge_step(parameters: PairComparison, baseline: str, others: Sequence[str], seed: int) -> Step:
     """The other arms' answers against the baseline's."""
     judge = parameters.judge
     job = JudgeJob(label=judge.name, judge=judge, baseline=baseline, policies=tuple(others))

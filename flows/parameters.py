@@ -98,10 +98,11 @@ class StudyParameters(BaseModel):
     def _tells_trainings_apart(self) -> StudyParameters:
         if self.sft.objective.name == self.preference.objective.name:
             raise ConfigError(
-                "preference.objective.name", self.preference.objective.name,
+                "preference.objective.name",
+                self.preference.objective.name,
                 "sft trains with it already, and a report tells trainings by their objectives; "
                 "choose another",
-            )  # fmt: skip
+            )
         return self
 
     @model_validator(mode="after")
@@ -109,9 +110,10 @@ class StudyParameters(BaseModel):
         objective = self.preference.objective.name
         if self.preference_filter is not None and objective not in PAIR_OBJECTIVES:
             raise ConfigError(
-                "preference_filter", self.preference_filter.by,
+                "preference_filter",
+                self.preference_filter.by,
                 f"needs a loss on pairs, and {objective} is none; leave it out",
-            )  # fmt: skip
+            )
         return self
 
     @model_validator(mode="after")
@@ -369,7 +371,8 @@ def check_model_knows_data(base: BaseConfig, data: DataConfig) -> None:
     """Refuses the built-in model for rows of another source."""
     if base.source == "builtin" and data.source != "world":
         raise ConfigError(
-            "base.source", base.source,
+            "base.source",
+            base.source,
             "the built-in model knows the words of the built-in world alone; with "
             f"data.source = {data.source} name a model folder or a Hub name",
-        )  # fmt: skip
+        )

@@ -20,6 +20,10 @@ def probes(parameters: ProbesParameters, fresh: bool = False) -> dict[str, Any]:
     """
     known = resolved_probes(parameters)
     return run_steps(
-        probes_steps(known), study=known.name, project=known.project,
-        params=known.model_dump(mode="json"), fresh=fresh, tags={"flow": "probes"},
-    )  # fmt: skip
+        probes_steps(known),
+        study=known.name,
+        project=known.project,
+        params=known.model_dump(mode="json"),
+        fresh=fresh,
+        tags={"flow": "probes"},
+    )

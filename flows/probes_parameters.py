@@ -17,8 +17,11 @@ class ProbesParameters(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: Name = Field("probes", description="Name of the set: its run and its rows' file.")
     project: str = Field("dynolab", description="MLflow experiment.")
-    seed: int = Field(0, ge=0, description="Of data, weights and draws; a study that watches the "
-                      "set has the same one.")  # fmt: skip
+    seed: int = Field(
+        0,
+        ge=0,
+        description="Of data, weights and draws; a study that watches the set has the same one.",
+    )
     data: DataConfig = DataConfig()
     base: BaseConfig | None = Field(
         None, description="The untrained policy; null: none, where no kind needs it."
@@ -29,10 +32,11 @@ class ProbesParameters(BaseModel):
     def _can_be_made(self) -> ProbesParameters:
         if self.base is None and self.probe_set.policy_kinds:
             raise ConfigError(
-                "base", None,
+                "base",
+                None,
                 f"{self.probe_set.policy_kinds[0]} needs a policy: name a model folder or a Hub "
                 "name as base.source, or leave the kind out",
-            )  # fmt: skip
+            )
         if self.base is not None:
             check_model_knows_data(self.base, self.data)
         return self

@@ -16,8 +16,12 @@ def probes_steps(parameters: ProbesParameters) -> list[Step]:
     base = parameters.base
     if base is not None:
         steps.append(Step("base", BASE, base, {"data": "data"} if base.source == "builtin" else {}))
-    return [*steps, probe_set_step("probe-set", parameters.probe_set, data="data",
-                                   model=None if base is None else "base")]  # fmt: skip
+    return [
+        *steps,
+        probe_set_step(
+            "probe-set", parameters.probe_set, data="data", model=None if base is None else "base"
+        ),
+    ]
 
 
 def probe_set_step(name: str, config: ProbeSetConfig, *, data: str, model: str | None) -> Step:

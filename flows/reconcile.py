@@ -78,9 +78,11 @@ def end_overdue(client: SyncPrefectClient, grace: timedelta = GRACE) -> set[str]
 
 
 def over(
-    client: SyncPrefectClient, runs: Collection[str], states: Collection[StateType],
+    client: SyncPrefectClient,
+    runs: Collection[str],
+    states: Collection[StateType],
     grace: timedelta = GRACE,
-) -> set[str]:  # fmt: skip
+) -> set[str]:
     """Those flow runs that the server knows to be in one of the states, for longer than `grace`."""
     latest, found = datetime.now(UTC) - grace, set()
     ids = [one for one in map(_uuid, runs) if one is not None]

@@ -101,9 +101,11 @@ def _count_gpus(client: SyncPrefectClient, pool: str) -> None:
 def _first_queue(client: SyncPrefectClient) -> None:
     with suppress(ObjectAlreadyExists):
         client.create_work_queue(
-            FIRST, "Its runs start before those of other queues.", priority=1,
+            FIRST,
+            "Its runs start before those of other queues.",
+            priority=1,
             work_pool_name="training",
-        )  # fmt: skip
+        )
 
 
 def _made_by_people(client: SyncPrefectClient, one: Entry) -> list[DeploymentScheduleCreate]:
@@ -125,12 +127,18 @@ def _made_by_people(client: SyncPrefectClient, one: Entry) -> list[DeploymentSch
 
 def _register(client: SyncPrefectClient, one: Entry) -> None:
     client.create_deployment(
-        client.create_flow_from_name(one.flow), one.name,
-        description=one.description, entrypoint=one.entrypoint, parameters=one.parameters,
-        parameter_openapi_schema=one.schema, enforce_parameter_schema=one.schema is not None,
-        work_pool_name=one.pool, job_variables=_job(), tags=one.tags,
+        client.create_flow_from_name(one.flow),
+        one.name,
+        description=one.description,
+        entrypoint=one.entrypoint,
+        parameters=one.parameters,
+        parameter_openapi_schema=one.schema,
+        enforce_parameter_schema=one.schema is not None,
+        work_pool_name=one.pool,
+        job_variables=_job(),
+        tags=one.tags,
         schedules=[*one.schedules, *_made_by_people(client, one)],
-    )  # fmt: skip
+    )
 
 
 def _job() -> dict[str, Any]:

@@ -20,6 +20,10 @@ def reproduce(parameters: ReproduceParameters, fresh: bool = False) -> dict[str,
     """
     known = resolved_comparison(parameters)
     return run_steps(
-        reproduce_steps(known), study=known.name, project=known.project,
-        params=known.model_dump(mode="json"), fresh=fresh, tags={"flow": "reproduce"},
-    )  # fmt: skip
+        reproduce_steps(known),
+        study=known.name,
+        project=known.project,
+        params=known.model_dump(mode="json"),
+        fresh=fresh,
+        tags={"flow": "reproduce"},
+    )

@@ -21,10 +21,16 @@ from tasks.runtime.work import StageResult
 
 
 def run_steps(
-    steps: Sequence[Step], *, study: str, project: str, tags: Mapping[str, str],
-    params: Mapping[str, Any], fresh: bool, given: Mapping[str, StageResult] | None = None,
+    steps: Sequence[Step],
+    *,
+    study: str,
+    project: str,
+    tags: Mapping[str, str],
+    params: Mapping[str, Any],
+    fresh: bool,
+    given: Mapping[str, StageResult] | None = None,
     trained: str | None = None,
-) -> dict[str, dict[str, Any]]:  # fmt: skip
+) -> dict[str, dict[str, Any]]:
     """Runs the steps in order; returns their results as plain data.
 
     In MLflow the parent run holds `params` and the last step's numbers, so that studies can be
@@ -43,9 +49,12 @@ def run_steps(
 
 
 def run_on(
-    platform: Platform, steps: Sequence[Step], *, given: Mapping[str, StageResult] | None = None,
+    platform: Platform,
+    steps: Sequence[Step],
+    *,
+    given: Mapping[str, StageResult] | None = None,
     fresh: bool,
-) -> dict[str, StageResult]:  # fmt: skip
+) -> dict[str, StageResult]:
     """Runs the steps in order on a platform that is open; returns their results.
 
     Raises ConfigError before the first where a training's ranks cannot be shared out to hosts.

@@ -18,6 +18,10 @@ def simplicity(parameters: SimplicityParameters, fresh: bool = False) -> dict[st
     `fresh` computes every stage again. Returns each stage's result as the study does.
     """
     return run_steps(
-        simplicity_steps(parameters), study=parameters.name, project=parameters.project,
-        params=parameters.model_dump(mode="json"), fresh=fresh, tags={"flow": "simplicity"},
-    )  # fmt: skip
+        simplicity_steps(parameters),
+        study=parameters.name,
+        project=parameters.project,
+        params=parameters.model_dump(mode="json"),
+        fresh=fresh,
+        tags={"flow": "simplicity"},
+    )

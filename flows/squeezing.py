@@ -20,6 +20,11 @@ def squeezing(parameters: SqueezingParameters, fresh: bool = False) -> dict[str,
     """
     known, given = resolved_squeezing(parameters, planning_platform())
     return run_steps(
-        squeezing_steps(known, given), study=known.name, project=known.project, given=given,
-        params=known.model_dump(mode="json"), fresh=fresh, tags={"flow": "squeezing"},
-    )  # fmt: skip
+        squeezing_steps(known, given),
+        study=known.name,
+        project=known.project,
+        given=given,
+        params=known.model_dump(mode="json"),
+        fresh=fresh,
+        tags={"flow": "squeezing"},
+    )

@@ -58,10 +58,11 @@ class SqueezingParameters(BaseModel):
             check_named(MODEL, self.model)
         elif self.data.source != "world" or self.data_result is not None:
             raise ConfigError(
-                MODEL, None,
+                MODEL,
+                None,
                 "the built-in model knows the words of the built-in world alone; name a model for "
                 "other rows",
-            )  # fmt: skip
+            )
         elif self.base.source != "builtin":
             raise ConfigError("base.source", self.base.source, "name the model as model.model")
         if self.data_result is not None and "data" in self.model_fields_set:

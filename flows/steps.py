@@ -27,9 +27,10 @@ from tasks.training import PREFERENCE, SFT
 
 
 def study_steps(
-    parameters: StudyParameters, compared: Collection[str] = (),
+    parameters: StudyParameters,
+    compared: Collection[str] = (),
     missing: Mapping[str, str] | None = None,
-) -> list[Step]:  # fmt: skip
+) -> list[Step]:
     """The study's stages in order, each with its settings and the stages that it reads.
 
     `compared` are names of comparisons whose results the report reads without a step, `missing`
@@ -54,22 +55,41 @@ def study_steps(
         *_rows_and_base(parameters),
         Step("sft", SFT, parameters.sft, {"data": "data", "model": "base"}),
         *audits,
-        Step("preference", PREFERENCE, parameters.preference,
-             {"data": trained_on, "model": "sft"}),
+        Step("preference", PREFERENCE, parameters.preference, {"data": trained_on, "model": "sft"}),
         *foresights,
         Step("probe", PROBE, parameters.probe, {"data": "data", **models}),
         Step("sft-forces", FORCES, parameters.forces, {"data": "data", "trained": "sft"}),
-        Step("preference-forces", FORCES, parameters.forces,
-             {"data": "data", "trained": "preference"}),
-        Step("kernel", KERNEL, kernel,
-             {"data": "data", **{f"model_{label}": label for label in models}}),
+        Step(
+            "preference-forces",
+            FORCES,
+            parameters.forces,
+            {"data": "data", "trained": "preference"},
+        ),
+        Step(
+            "kernel",
+            KERNEL,
+            kernel,
+            {"data": "data", **{f"model_{label}": label for label in models}},
+        ),
         *(step for steps in contrasts for step in steps),
         _squeezing_step(parameters),
-        Step("report", REPORT, report,
-             {"data": "data", "probe": "probe", "kernel": "kernel", "squeezing": "squeezing",
-              **models, **forces, **audited, **contrasted,
-              **{name: name for name in compared}}),
-    ]  # fmt: skip
+        Step(
+            "report",
+            REPORT,
+            report,
+            {
+                "data": "data",
+                "probe": "probe",
+                "kernel": "kernel",
+                "squeezing": "squeezing",
+                **models,
+                **forces,
+                **audited,
+                **contrasted,
+                **{name: name for name in compared},
+            },
+        ),
+    ]
 
 
 def _rows_and_base(parameters: StudyParameters) -> list[Step]:
@@ -92,9 +112,8 @@ def _audit(parameters: StudyParameters) -> tuple[list[Step], list[Step]]:
     reads = {"data": "data", "audit": "audit", "model": "preference"}
     if parameters.preference_filter is not None:
         before.append(
-            Step("filter", FILTER, parameters.preference_filter,
-                 {"data": "data", "audit": "audit"})
-        )  # fmt: skip
+            Step("filter", FILTER, parameters.preference_filter, {"data": "data", "audit": "audit"})
+        )
         reads["filter"] = "filter"
     return before, [Step("foresight", FORESIGHT, ForesightConfig(), reads)]
 
@@ -119,9 +138,13 @@ def _resampled(parameters: StudyParameters) -> list[Step]:
     sampling = SampleConfig(seed=parameters.seed)
     return [
         Step("resampled-data", RESAMPLED, sampling, {"data": "data", "model": "sft"}),
-        Step("resampled", PREFERENCE, _unrecorded(parameters.preference),
-             {"data": "resampled-data", "model": "sft"}),
-    ]  # fmt: skip
+        Step(
+            "resampled",
+            PREFERENCE,
+            _unrecorded(parameters.preference),
+            {"data": "resampled-data", "model": "sft"},
+        ),
+    ]
 
 
 def _flat_world(parameters: StudyParameters) -> list[Step]:
@@ -131,11 +154,19 @@ def _flat_world(parameters: StudyParameters) -> list[Step]:
     return [
         Step("flat-data", DATA, data),
         _base_step("flat-base", parameters, data="flat-data"),
-        Step("flat-sft", SFT, _unrecorded(parameters.sft),
-             {"data": "flat-data", "model": "flat-base"}),
-        Step("flat-world", PREFERENCE, _unrecorded(parameters.preference),
-             {"data": "flat-data", "model": "flat-sft"}),
-    ]  # fmt: skip
+        Step(
+            "flat-sft",
+            SFT,
+            _unrecorded(parameters.sft),
+            {"data": "flat-data", "model": "flat-base"},
+        ),
+        Step(
+            "flat-world",
+            PREFERENCE,
+            _unrecorded(parameters.preference),
+            {"data": "flat-data", "model": "flat-sft"},
+        ),
+    ]
 
 
 def _unrecorded(config: TrainConfig) -> TrainConfig:

@@ -22,7 +22,12 @@ def study(parameters: StudyParameters, fresh: bool = False) -> dict[str, Any]:
     known = resolved(parameters)
     steps, given = planned_study(known, planning_platform())
     return run_steps(
-        steps, study=known.name, project=known.project, given=given,
-        params=known.model_dump(mode="json"), fresh=fresh,
-        tags={"flow": "study", "seed": str(known.seed)}, trained="preference",
-    )  # fmt: skip
+        steps,
+        study=known.name,
+        project=known.project,
+        given=given,
+        params=known.model_dump(mode="json"),
+        fresh=fresh,
+        tags={"flow": "study", "seed": str(known.seed)},
+        trained="preference",
+    )

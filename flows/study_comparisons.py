@@ -18,7 +18,7 @@ from tasks.runtime.work import StageResult
 
 def planned_study(
     parameters: StudyParameters, platform: Platform
-) -> tuple[list[Step], dict[str, StageResult]]:  # fmt: skip
+) -> tuple[list[Step], dict[str, StageResult]]:
     """A resolved study's steps, and the results of comparisons that its report reads besides."""
     found = compared_results(parameters, platform)
     return study_steps(parameters, found, missing_commands(parameters, found)), found

@@ -19,6 +19,10 @@ def supervision(parameters: SupervisionParameters, fresh: bool = False) -> dict[
     """
     known = resolved_supervision(parameters)
     return run_steps(
-        supervision_steps(known), study=known.name, project=known.project,
-        params=known.model_dump(mode="json"), fresh=fresh, tags={"flow": "supervision"},
-    )  # fmt: skip
+        supervision_steps(known),
+        study=known.name,
+        project=known.project,
+        params=known.model_dump(mode="json"),
+        fresh=fresh,
+        tags={"flow": "supervision"},
+    )

@@ -27,9 +27,10 @@ class SupervisionParameters(BaseModel):
     data: ImageConfig = ImageConfig()
     model: ClassifierName = Field("mlp", description="Network of teachers and students.")
     noise: tuple[Share, ...] = Field(
-        (0.0, 0.2, 0.4, 0.6, 0.8), min_length=1,
+        (0.0, 0.2, 0.4, 0.6, 0.8),
+        min_length=1,
         description="Shares of labels that are flipped to other classes.",
-    )  # fmt: skip
+    )
     supervision: SupervisionConfig = SupervisionConfig()
     speed: SpeedConfig = SpeedConfig()
 

@@ -17,10 +17,14 @@ def supervision_steps(parameters: SupervisionParameters) -> list[Step]:
     shared = {"model": parameters.model, "seeds": parameters.seeds}
     reads = {"images": "images"}
     levels = [
-        Step(level_of(noise), SUPERVISION,
-             SupervisionJob(**dict(parameters.supervision), **shared, noise=noise), reads)
+        Step(
+            level_of(noise),
+            SUPERVISION,
+            SupervisionJob(**dict(parameters.supervision), **shared, noise=noise),
+            reads,
+        )
         for noise in parameters.noise
-    ]  # fmt: skip
+    ]
     measured = [
         *levels,
         Step(SPEED, LEARNING_SPEED, SpeedJob(**dict(parameters.speed), **shared), reads),

@@ -32,13 +32,20 @@ def sweep(parameters: SweepParameters, fresh: bool = False) -> dict[str, Any]:
     check_sweep(parameters)
     study = SweepStudy(parameters)
     params = parameters.model_dump(mode="json", exclude={"space"}) | {
-        "space": {name: one.model_dump(mode="json", exclude_none=True)
-                  for name, one in parameters.space.items()},
-    }  # fmt: skip
-    with open_platform(
-        study=parameters.name, project=parameters.project,
-        tags={"flow": "sweep", "sweep": parameters.name}, params=params,
-    ) as platform, alone(study, platform.store):  # fmt: skip
+        "space": {
+            name: one.model_dump(mode="json", exclude_none=True)
+            for name, one in parameters.space.items()
+        },
+    }
+    with (
+        open_platform(
+            study=parameters.name,
+            project=parameters.project,
+            tags={"flow": "sweep", "sweep": parameters.name},
+            params=params,
+        ) as platform,
+        alone(study, platform.store),
+    ):
         run_trials(study, choose_launch(parameters, platform))
         return report(study, platform)
 
@@ -52,9 +59,10 @@ def alone(study: SweepStudy, store: Store) -> Iterator[None]:
     with Claim(store.files, f"sweeps/{study.name}/CLAIM") as claim:
         if holder := claim.take_or_tell():
             raise ConfigError(
-                "name", study.parameters.name,
+                "name",
+                study.parameters.name,
                 f"{holder} runs this sweep now; wait for its end, or end it and start again",
-            )  # fmt: skip
+            )
         yield
 
 
@@ -110,18 +118,24 @@ def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / f"{study.parameters.name}.html"
     write_sweep_page(
-        page, name=study.parameters.name, metric=study.parameters.metric,
-        direction=study.parameters.direction, rows=rows,
-    )  # fmt: skip
+        page,
+        name=study.parameters.name,
+        metric=study.parameters.metric,
+        direction=study.parameters.direction,
+        rows=rows,
+    )
     run.artifact(page, "report")
     states = [row.state for row in rows]
-    run.metrics(0, {f"sweep/{name}": float(states.count(name))
-                    for name in ("complete", "pruned", "failed")})  # fmt: skip
+    run.metrics(
+        0, {f"sweep/{name}": float(states.count(name)) for name in ("complete", "pruned", "failed")}
+    )
     if best is None:
         raise SweepFailed(study.parameters.name, len(rows))
     run.metrics(0, {study.parameters.metric: best.value or 0.0})
-    run.tags({"best.trial": str(best.number)}
-             | {f"best.{name}": str(value) for name, value in best.settings.items()})  # fmt: skip
+    run.tags(
+        {"best.trial": str(best.number)}
+        | {f"best.{name}": str(value) for name, value in best.settings.items()}
+    )
     return {"trials": [row.model_dump(mode="json") for row in rows], "best": best.number}
 
 

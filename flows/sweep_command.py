@@ -44,8 +44,10 @@ def _show(parameters: SweepParameters, found: dict[str, Any], page: Path) -> Non
     for row in found["trials"]:
         value = "" if row["value"] is None else f"{row['value']:.5g}"
         table.add_row(
-            f"{row['number']}{' best' if row['number'] == found['best'] else ''}", row["state"],
-            *(f"{row['settings'].get(name, '')}" for name in parameters.space), value,
-        )  # fmt: skip
+            f"{row['number']}{' best' if row['number'] == found['best'] else ''}",
+            row["state"],
+            *(f"{row['settings'].get(name, '')}" for name in parameters.space),
+            value,
+        )
     console.print(table)
     console.print(f"page    {page}", highlight=False, soft_wrap=True)

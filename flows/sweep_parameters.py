@@ -87,9 +87,10 @@ class SweepParameters(BaseModel):
             for setting, dimension in self.space.items():
                 if dimension.values is None:
                     raise ConfigError(
-                        f"space.{setting}", [dimension.low, dimension.high],
+                        f"space.{setting}",
+                        [dimension.low, dimension.high],
                         "a grid needs values; list them, or choose random or tpe",
-                    )  # fmt: skip
+                    )
         return self
 
     @property

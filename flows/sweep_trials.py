@@ -68,9 +68,12 @@ def workers_wait() -> bool:
 def _settings(study: SweepStudy, number: int, parent_run: str | None = None) -> TrialParameters:
     changes = tuple(as_change(key, value) for key, value in study.settings(number).items())
     return TrialParameters(
-        sweep=study.parameters, memory=study.name, number=number, changes=changes,
+        sweep=study.parameters,
+        memory=study.name,
+        number=number,
+        changes=changes,
         parent_run=parent_run,
-    )  # fmt: skip
+    )
 
 
 def _by_workers(parent_run: str | None) -> Launch:
@@ -150,13 +153,18 @@ def _here(platform: Platform) -> Launch:
 def _run_here(settings: TrialParameters, platform: Platform) -> None:
     """Runs a trial with a run of its own under the sweep's."""
     run = platform.tracking.start_run(
-        settings.name, parent=platform.study, params=canonical(settings.settings),
+        settings.name,
+        parent=platform.study,
+        params=canonical(settings.settings),
         tags={"flow": "trial", "sweep": settings.sweep.name, "trial": str(settings.number)},
-    )  # fmt: skip
+    )
     alone = Platform(
-        platform.settings, platform.store, lambda: platform.tracking, platform.progress,
+        platform.settings,
+        platform.store,
+        lambda: platform.tracking,
+        platform.progress,
         open_study=lambda tracking: run,
-    )  # fmt: skip
+    )
     status: Status = "KILLED"
     try:
         run_trial(settings, alone)

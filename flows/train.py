@@ -19,7 +19,11 @@ def train(parameters: TrainParameters, fresh: bool = False) -> dict[str, Any]:
     known = resolved_training(parameters)
     steps = train_steps(known)
     return run_steps(
-        steps, study=known.name, project=known.project,
-        params=known.model_dump(mode="json"), fresh=fresh,
-        tags={"flow": "train", "seed": str(known.seed)}, trained=steps[-1].name,
-    )  # fmt: skip
+        steps,
+        study=known.name,
+        project=known.project,
+        params=known.model_dump(mode="json"),
+        fresh=fresh,
+        tags={"flow": "train", "seed": str(known.seed)},
+        trained=steps[-1].name,
+    )

@@ -19,6 +19,10 @@ def transfer(parameters: TransferParameters, fresh: bool = False) -> dict[str, A
     """
     known = resolved_transfer(parameters)
     return run_steps(
-        transfer_steps(known), study=known.name, project=known.project,
-        params=known.model_dump(mode="json"), fresh=fresh, tags={"flow": "transfer"},
-    )  # fmt: skip
+        transfer_steps(known),
+        study=known.name,
+        project=known.project,
+        params=known.model_dump(mode="json"),
+        fresh=fresh,
+        tags={"flow": "transfer"},
+    )

@@ -15,15 +15,19 @@ from tasks.transfer_page import TRANSFER_PAGE
 def transfer_steps(parameters: TransferParameters) -> list[Step]:
     """Images, transfer between them, transfer between topics, and the page."""
     digits = TransferJob(
-        **dict(parameters.digits), seeds=parameters.seeds, model=parameters.model,
+        **dict(parameters.digits),
+        seeds=parameters.seeds,
+        model=parameters.model,
         first=parameters.first_digits,
-    )  # fmt: skip
+    )
     measured = [Step("transfer-digits", TRANSFER_DIGITS, digits, {"images": "images"})]
     if parameters.texts is not None:
         topics = TopicTransferJob(
-            **dict(parameters.topics), seeds=parameters.seeds, first=parameters.first_topics,
+            **dict(parameters.topics),
+            seeds=parameters.seeds,
+            first=parameters.first_topics,
             texts=parameters.texts,
-        )  # fmt: skip
+        )
         measured.append(Step("transfer-topics", TRANSFER_TOPICS, topics))
     page = ChapterPageConfig(
         name=parameters.name,

@@ -66,9 +66,11 @@ def trial(parameters: TrialParameters) -> Any:
     if parameters.parent_run:
         tags["mlflow.parentRunId"] = parameters.parent_run
     with open_platform(
-        study=parameters.name, project=parameters.sweep.project, tags=tags,
+        study=parameters.name,
+        project=parameters.sweep.project,
+        tags=tags,
         params=canonical(parameters.settings),
-    ) as platform:  # fmt: skip
+    ) as platform:
         return run_trial(parameters, platform)
 
 

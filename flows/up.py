@@ -35,9 +35,13 @@ def profile_named(name: str) -> Profile:
 
 
 def start(
-    home: Path, announce: Callable[[str], None], *,
-    profile: Profile = "local", prefect_port: int = 4200, mlflow_port: int = 5000,
-) -> None:  # fmt: skip
+    home: Path,
+    announce: Callable[[str], None],
+    *,
+    profile: Profile = "local",
+    prefect_port: int = 4200,
+    mlflow_port: int = 5000,
+) -> None:
     """Starts everything, says where it is, and serves until Ctrl-C or SIGTERM ends everything.
 
     The full profile stands on PostgreSQL and Redis, in a home of its own; the file `environment`
@@ -61,8 +65,14 @@ def start(
             announce("flows   Prefect, Deployments: choose one, Run, Custom run; Ctrl-C ends all")
             yield started
 
-    up(home, announce, prefect_port=prefect_port, mlflow_port=mlflow_port, backing=backing,
-       beside=workers)  # fmt: skip
+    up(
+        home,
+        announce,
+        prefect_port=prefect_port,
+        mlflow_port=mlflow_port,
+        backing=backing,
+        beside=workers,
+    )
 
 
 @contextmanager
@@ -73,9 +83,12 @@ def work_for(services: Services) -> Iterator[Services]:
     """
     home, mark = services.home, f"{os.getpid()}-{services.addresses[PREFECT].pid}"
     environment = {
-        **os.environ, **services.environment(), "DYNOLAB_HOME": str(home), _MARK: mark,
+        **os.environ,
+        **services.environment(),
+        "DYNOLAB_HOME": str(home),
+        _MARK: mark,
         "OMP_WAIT_POLICY": "PASSIVE",
-    }  # fmt: skip
+    }
     _register(home, environment)
     workers = Services(home, tuple(_worker(home, pool, environment) for pool in POOLS))
     try:
@@ -99,8 +112,18 @@ def _register(home: Path, environment: Mapping[str, str]) -> None:
 
 def worker_arguments(pool: str, name: str | None = None) -> list[str]:
     """Of `python -m prefect`: works for a pool, here and in containers."""
-    return ["worker", "start", "--pool", pool, "--type", "process", "--name", name or pool,
-            "--install-policy", "never"]  # fmt: skip
+    return [
+        "worker",
+        "start",
+        "--pool",
+        pool,
+        "--type",
+        "process",
+        "--name",
+        name or pool,
+        "--install-policy",
+        "never",
+    ]
 
 
 def _worker(home: Path, pool: str, environment: Mapping[str, str]) -> Service:

@@ -71,15 +71,17 @@ def read_files(folder: Path, field: str = "model") -> list[str]:
         names += [f"{_TEMPLATES}/{file.name}" for file in folder.glob(f"{_TEMPLATES}/*")]
     if "adapter_config.json" in names:
         raise ConfigError(
-            field, str(folder),
+            field,
+            str(folder),
             "the folder holds adapters (adapter_config.json), which belong to another model; merge "
             "them into it, and save the whole",
-        )  # fmt: skip
+        )
     if not any(name.endswith(".safetensors") for name in names) and INDEX not in names:
         raise ConfigError(
-            field, str(folder),
+            field,
+            str(folder),
             "the folder holds no *.safetensors weights; save the model with save_pretrained",
-        )  # fmt: skip
+        )
     names += _indexed(folder, field)
     for name in names:
         _check_inside(folder, name, field)
@@ -159,10 +161,11 @@ def _indexed(folder: Path, field: str) -> list[str]:
     for shard in shards.values():
         if not isinstance(shard, str) or not _is_plain(shard):
             raise ConfigError(
-                field, str(folder / INDEX),
+                field,
+                str(folder / INDEX),
                 f"names the shard {shard!r}, which lies elsewhere; put all shards into the folder, "
                 "and their names into the index",
-            )  # fmt: skip
+            )
         if not (folder / shard).is_file():
             raise ConfigError(
                 field, str(folder / INDEX), f"names the shard {shard!r}, which is missing; fetch it"
@@ -194,10 +197,11 @@ def _check_shards(folder: Path, field: str) -> None:
     read_first = any(name.startswith("shard-") for name in shards)  # transformers prefers them
     if read_first or (shards and not list(folder.glob("model*.safetensors"))):
         raise ConfigError(
-            field, str(folder),
+            field,
+            str(folder),
             f"the folder holds ranks' shards ({shards[-1]}) for whole weights; give the training's "
             "`model/` folder, or gather the shards (DeepSpeed's zero_to_fp32) and save a model",
-        )  # fmt: skip
+        )
 
 
 def _json_object(file: Path, field: str) -> dict[str, Any]:

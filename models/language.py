@@ -200,9 +200,10 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
     rows = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
     if len(tokenizer) > rows:
         raise ConfigError(
-            "model.tokenizer", f"{len(tokenizer)} tokens",
+            "model.tokenizer",
+            f"{len(tokenizer)} tokens",
             f"the model's embedding has {rows} rows; use the tokenizer that belongs to the model",
-        )  # fmt: skip
+        )
 
 
 def context_length(model: PreTrainedModel) -> int:

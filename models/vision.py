@@ -43,9 +43,13 @@ class Classifier(nn.Module):
 
 
 def build_classifier(
-    name: ClassifierName, image_shape: tuple[int, ...], classes: int, seed: int, *,
+    name: ClassifierName,
+    image_shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    *,
     device: torch.device | str = "cpu",
-) -> Classifier:  # fmt: skip
+) -> Classifier:
     """A classifier with seeded random weights; the caller's random state is left as it was.
 
     - `lenet`: LeCun et al. (1998) with ReLU and max pooling, 84 features, weights drawn as for
@@ -67,9 +71,10 @@ def build_classifier(
         raise ConfigError("model", name, f"choose one of {', '.join(_BUILDERS)}")
     if name != "mlp" and (len(image_shape) != 3 or min(image_shape[1:]) < 8):
         raise ConfigError(
-            "image_shape", image_shape,
+            "image_shape",
+            image_shape,
             f"{name} takes channels × height × width of 8 × 8 or more; give such images, or an mlp",
-        )  # fmt: skip
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build(image_shape, classes).eval().to(device)
@@ -80,10 +85,18 @@ def _lenet(image_shape: tuple[int, ...], classes: int) -> Classifier:
     padding = 2 if min(sides) < 20 else 0
     ends = [((side // 2) - 4 + 2 * padding) // 2 for side in sides]
     body = nn.Sequential(
-        nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(16 * math.prod(ends), 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
-    )  # fmt: skip
+        nn.Conv2d(channels, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5, padding=padding),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * math.prod(ends), 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+    )
     for name, parameter in body.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
@@ -95,11 +108,15 @@ def _lenet(image_shape: tuple[int, ...], classes: int) -> Classifier:
 def _mlp(image_shape: tuple[int, ...], classes: int) -> Classifier:
     return Classifier(
         nn.Sequential(
-            nn.Flatten(), nn.Linear(math.prod(image_shape), _MLP_WIDTH), nn.ReLU(),
-            nn.Linear(_MLP_WIDTH, _MLP_WIDTH), nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(math.prod(image_shape), _MLP_WIDTH),
+            nn.ReLU(),
+            nn.Linear(_MLP_WIDTH, _MLP_WIDTH),
+            nn.ReLU(),
         ),
-        _MLP_WIDTH, classes,
-    )  # fmt: skip
+        _MLP_WIDTH,
+        classes,
+    )
 
 
 def _transformer(image_shape: tuple[int, ...], classes: int) -> Classifier:
@@ -165,8 +182,11 @@ class Block(nn.Module):
 
 
 def _resnet18(image_shape: tuple[int, ...], classes: int) -> Classifier:
-    stem = [nn.Conv2d(image_shape[0], 64, 3, padding=1, bias=False), nn.GroupNorm(_GROUPS, 64),
-            nn.ReLU()]  # fmt: skip
+    stem = [
+        nn.Conv2d(image_shape[0], 64, 3, padding=1, bias=False),
+        nn.GroupNorm(_GROUPS, 64),
+        nn.ReLU(),
+    ]
     blocks, before = [], 64
     for width in (64, 128, 256, 512):
         blocks += [Residual(before, width), Residual(width, width)]
@@ -182,10 +202,12 @@ class Residual(nn.Module):
         super().__init__()
         stride = 1 if before == width else 2
         self.convolutions = nn.Sequential(
-            nn.Conv2d(before, width, 3, stride, 1, bias=False), nn.GroupNorm(_GROUPS, width),
+            nn.Conv2d(before, width, 3, stride, 1, bias=False),
+            nn.GroupNorm(_GROUPS, width),
             nn.ReLU(),
-            nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.GroupNorm(_GROUPS, width),
-        )  # fmt: skip
+            nn.Conv2d(width, width, 3, 1, 1, bias=False),
+            nn.GroupNorm(_GROUPS, width),
+        )
         self.shortcut: nn.Module = nn.Identity()
         if before != width:
             self.shortcut = nn.Sequential(
@@ -198,5 +220,8 @@ class Residual(nn.Module):
 
 
 _BUILDERS: dict[str, Callable[[tuple[int, ...], int], Classifier]] = {
-    "lenet": _lenet, "mlp": _mlp, "transformer": _transformer, "resnet18": _resnet18,
-}  # fmt: skip
+    "lenet": _lenet,
+    "mlp": _mlp,
+    "transformer": _transformer,
+    "resnet18": _resnet18,
+}

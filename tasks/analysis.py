@@ -54,10 +54,11 @@ class AnalysisJob(AnalysisConfig):
     """The analysis of one checkpoint."""
 
     step: int | None = Field(
-        None, ge=0,
+        None,
+        ge=0,
         description="A recorded step of the checkpoint: at its weights, and in the metric of its "
         "realised optimizer step (learning rate, clipping, Adam's preconditioner).",
-    )  # fmt: skip
+    )
 
 
 def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
@@ -98,16 +99,23 @@ def _fill_by_ranks(work: Work[AnalysisJob], question: Question) -> None:
 
     work.world_size = work.config.ranks
     job = MapJob.of(
-        question, model=work.input_folder("model", "model"), adapter=_adapter(work),
-        folder=work.output / "map", tensors=work.scratch / "update.safetensors",
+        question,
+        model=work.input_folder("model", "model"),
+        adapter=_adapter(work),
+        folder=work.output / "map",
+        tensors=work.scratch / "update.safetensors",
         memory_bytes=work.config.memory_bytes,
-    )  # fmt: skip
+    )
     file = work.scratch / "job.json"
     file.write_text(job.model_dump_json())
     launch_ranks(
-        "tasks.ranks.force_map", file, ranks=work.config.ranks, logs=work.logs, environment={},
+        "tasks.ranks.force_map",
+        file,
+        ranks=work.config.ranks,
+        logs=work.logs,
+        environment={},
         while_running=lambda: None,
-    )  # fmt: skip
+    )
 
 
 def _question(work: Work[AnalysisJob]) -> Question:
@@ -126,10 +134,15 @@ def _question(work: Work[AnalysisJob]) -> Question:
     updating, objective = _updating(work, encoder, record)
     policy = load_policy(folder, _adapter(work))
     question = Question(
-        policy, tokenizer, observed, updating, objective,
-        update=config.learning_rate, learning_rate=config.learning_rate,
+        policy,
+        tokenizer,
+        observed,
+        updating,
+        objective,
+        update=config.learning_rate,
+        learning_rate=config.learning_rate,
         left_out=encoder.counts.dropped,
-    )  # fmt: skip
+    )
     if record is None:
         return question
     split = split_step(record, policy, batch_tokens=config.batch_tokens)
@@ -181,16 +194,22 @@ def _reference(
     from models.language import load_language_model
 
     model = load_language_model(
-        work.input_folder("reference", "model"), tokenizer=encoder.tokenizer,
+        work.input_folder("reference", "model"),
+        tokenizer=encoder.tokenizer,
         device=distributed.device(),
-    )  # fmt: skip
+    )
     return score_reference(
-        ResponseLogits(model), updating, build_objective(work.config.objective).sides,
-        pad_id=encoder.tokenizer.pad_token_id, batch=work.config.reference_batch,
-    )  # fmt: skip
+        ResponseLogits(model),
+        updating,
+        build_objective(work.config.objective).sides,
+        pad_id=encoder.tokenizer.pad_token_id,
+        batch=work.config.reference_batch,
+    )
 
 
 ANALYSIS = Stage(
-    "analysis", 2, analyse_forces,
+    "analysis",
+    2,
+    analyse_forces,
     operational=frozenset({"memory_bytes", "batch_tokens", "reference_batch", "ranks"}),
-)  # fmt: skip
+)

@@ -45,9 +45,12 @@ class AnsweringConfig(BaseModel):
     def sampling(self) -> SampleConfig:
         """How answers are drawn."""
         return SampleConfig(
-            temperature=self.temperature, max_new_tokens=self.max_new_tokens,
-            batch_size=self.sample_batch_size, seed=self.seed, stop=self.stop,
-        )  # fmt: skip
+            temperature=self.temperature,
+            max_new_tokens=self.max_new_tokens,
+            batch_size=self.sample_batch_size,
+            seed=self.seed,
+            stop=self.stop,
+        )
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,13 @@ class Answerer:
         encoder = Encoder(self.tokenizer, length, config.overlong)
         rows = load_prompts(file, encoder, config.max_new_tokens)[:prompts]
         return answer_prompts(
-            ModelGenerator(model, self.tokenizer, length), Rewards(config.rewards),
-            rows, config.sampling, samples=samples, step=step,
-        )  # fmt: skip
+            ModelGenerator(model, self.tokenizer, length),
+            Rewards(config.rewards),
+            rows,
+            config.sampling,
+            samples=samples,
+            step=step,
+        )
 
 
 def tell_figures(work: Work[Any], figures: Mapping[str, Interval], group: str) -> dict[str, float]:

@@ -43,9 +43,10 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
     prompts = list(islice(read_rows(file, PromptRow), config.prompts))
     if not prompts:
         raise ConfigError(
-            "answers.split", config.split,
+            "answers.split",
+            config.split,
             "the data have no such prompts; set data.heldout_rows, or take the other split",
-        )  # fmt: skip
+        )
     folder = work.input_folder("model", "model")
     with work.shown():
         tokenizer = load_tokenizer(folder)
@@ -53,11 +54,16 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
         said = sample_responses(model, tokenizer, [one.prompt for one in prompts], config.sampling)
         rows = [
             PolicyAnswer(
-                id=row.id, split=config.split, prompt=row.prompt, truth=row.answer,
-                answer=one.text, finished=one.finished, tokens=len(one.response),
+                id=row.id,
+                split=config.split,
+                prompt=row.prompt,
+                truth=row.answer,
+                answer=one.text,
+                finished=one.finished,
+                tokens=len(one.response),
             )
             for row, one in zip(prompts, said, strict=True)
-        ]  # fmt: skip
+        ]
         write_rows(work.output / "answers.jsonl", rows)
     log_tables(work.tracker, {"answers": rows}, work.scratch)
     return {

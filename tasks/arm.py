@@ -83,11 +83,15 @@ class ArmConfig(BaseModel):
     def facts(self) -> ArmFacts:
         """What pages say of it."""
         return ArmFacts(
-            objective=self.objective, start=self.start, pairs=self.pairs,
-            filtered_by=self.filter and self.filter.by, dropped=self.filter and self.filter.drop,
-            alarm=self.alarm, learning_rate=self.learning_rate,
+            objective=self.objective,
+            start=self.start,
+            pairs=self.pairs,
+            filtered_by=self.filter and self.filter.by,
+            dropped=self.filter and self.filter.drop,
+            alarm=self.alarm,
+            learning_rate=self.learning_rate,
             updates_per_rollout=self.updates_per_rollout,
-        )  # fmt: skip
+        )
 
     def training(
         self, shared: TrainConfig, on_policy: OnPolicyConfig, seed: int
@@ -99,15 +103,17 @@ class ArmConfig(BaseModel):
         """
         if self.objective.name not in PAIR_OBJECTIVES:
             raise ConfigError(
-                "objective", self.objective.name,
+                "objective",
+                self.objective.name,
                 f"compares no answers; choose one of {', '.join(sorted(PAIR_OBJECTIVES))}",
-            )  # fmt: skip
+            )
         if self.filter is not None and self.pairs != "given":
             raise ConfigError(
-                "filter", self.filter.by,
+                "filter",
+                self.filter.by,
                 f"ranks the data's pairs, and with pairs: {self.pairs} others are trained on; "
                 "leave one out",
-            )  # fmt: skip
+            )
         if self.updates_per_rollout is not None and self.pairs != "on_policy":
             raise ConfigError(
                 "updates_per_rollout",

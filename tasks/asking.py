@@ -27,9 +27,11 @@ class Asking:
     """
 
     def __init__(
-        self, work: Work[Any], config: EndpointConfig | None,
+        self,
+        work: Work[Any],
+        config: EndpointConfig | None,
         usable: Callable[[str], bool] = any_text,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._work, self._cache = work, AnswerCache(work.cache / "answers")
         self._progress: StageProgress | None = None
         self._stored: int | None = None

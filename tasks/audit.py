@@ -45,10 +45,11 @@ class AuditJob(AuditConfig):
     def _compares_answers(self) -> AuditJob:
         if self.objective.name not in PAIR_OBJECTIVES:
             raise ConfigError(
-                "objective", self.objective.name,
+                "objective",
+                self.objective.name,
                 "pushes no answer down; an audit takes a loss on pairs: "
                 f"{', '.join(sorted(PAIR_OBJECTIVES))}",
-            )  # fmt: skip
+            )
         return self
 
 

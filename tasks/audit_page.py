@@ -40,12 +40,14 @@ def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:
             settings=config.settings,
             stages=tuple(
                 StageFacts(
-                    stage=name, key=source.key,
-                    seconds=source.metrics.get("seconds"), mlflow_run_id=source.mlflow_run_id,
+                    stage=name,
+                    key=source.key,
+                    seconds=source.metrics.get("seconds"),
+                    mlflow_run_id=source.mlflow_run_id,
                 )
                 for name, source in work.inputs.items()
             ),
-        )  # fmt: skip
+        )
         write_audit_page(inputs, work.output)
     work.tracker.artifact(work.output / "audit.html", "report")
     for file in sorted((work.output / "figures").glob("*.html")):

@@ -25,9 +25,7 @@ class ChapterPageConfig(BaseModel):
 PageConfig = TypeVar("PageConfig", bound=ChapterPageConfig)
 
 
-def publish(
-    work: Work[PageConfig], file: str, made: Callable[[], Chapter]
-) -> dict[str, float]:  # fmt: skip
+def publish(work: Work[PageConfig], file: str, made: Callable[[], Chapter]) -> dict[str, float]:
     """Writes the chapter that `made` gives as the stage's result, and to MLflow.
 
     Settings and stages are filled in here. **Returns** how many claims end how, and the inputs'
@@ -40,11 +38,13 @@ def publish(
     with work.shown():
         stages = [
             StageFacts(
-                stage=name, key=source.key, seconds=source.metrics.get("seconds"),
+                stage=name,
+                key=source.key,
+                seconds=source.metrics.get("seconds"),
                 mlflow_run_id=source.mlflow_run_id,
             )
             for name, source in work.inputs.items()
-        ]  # fmt: skip
+        ]
         chapter = replace(made(), name=config.name, settings=config.settings, stages=stages)
         claims = write_chapter(chapter, work.output, file)
     for found in (work.output / file, work.output / "claims.jsonl"):

@@ -54,11 +54,12 @@ def classification_page(work: Work[ClassificationPageConfig]) -> dict[str, float
             list(read_rows(paths / "paths.jsonl", ExamplePath)),
         )
     return publish(
-        work, "classification.html",
+        work,
+        "classification.html",
         lambda: classification_chapter(
             forces, followed, learning_rate=config.learning_rate, digits=config.digits
         ),
-    )  # fmt: skip
+    )
 
 
 CLASSIFICATION_PAGE = Stage("classification-page", 3, classification_page)

@@ -24,19 +24,21 @@ class DisplacementConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     questions: int = Field(
-        40, ge=1,
+        40,
+        ge=1,
         description="Training prompts that are asked: the first ones. Of them those count whose "
         "answers are partly right.",
-    )  # fmt: skip
+    )
     epsilon: float = Field(
         0.0, ge=0, description="Mean rise of the right answers, in nats, that is none yet."
     )
     learning_rate: float | None = Field(
-        None, gt=0,
+        None,
+        gt=0,
         description="Of the one update; default: the training's. That moves one question as far as "
         "a whole batch moves in training, where even an update on right answers alone overshoots; "
         "divided by the batch size it is a question's share.",
-    )  # fmt: skip
+    )
 
     def update(self, training: OptimizerConfig) -> OptimizerConfig:
         """The optimizer of the one update, given the training's."""
@@ -68,9 +70,10 @@ def displace(work: Work[DisplacementJob]) -> dict[str, float]:
     with work.shown():
         answerer = Answerer.of(work)
         found = likelihood_displacement(
-            answerer.logits, _questions(work, answerer),
+            answerer.logits,
+            _questions(work, answerer),
             one_update(build_objective(config.objective), config.update(config.optimizer)),
-        )  # fmt: skip
+        )
         rows = [
             QuestionDisplacement(id=one.id, samples=config.completions, changes=one.changes)
             for one in found
@@ -97,20 +100,26 @@ def _questions(work: Work[DisplacementJob], answerer: Answerer) -> list[Question
     reference = answerer.logits if config.objective.kl else None
     scorer = Scorer(answerer.logits, reference, answerer.pad_id, config.sample_batch_size)
     groups = make_groups(
-        telling, scorer, config.objective, temperature=config.temperature,
-        right_from=config.right_from, seed=config.seed,
-    )  # fmt: skip
+        telling,
+        scorer,
+        config.objective,
+        temperature=config.temperature,
+        right_from=config.right_from,
+        seed=config.seed,
+    )
     device = next(answerer.logits.parameters()).device
     return [
         Question(
             collate_groups(
-                [group], answerer.pad_id, count_group_totals([group]),
+                [group],
+                answerer.pad_id,
+                count_group_totals([group]),
                 temperature=config.temperature,
             ).to(device),
             torch.tensor([reward >= config.right_from for reward in one.rewards], device=device),
         )
         for one, group in zip(telling, groups, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 DISPLACEMENT = Stage("displacement", 1, displace)

@@ -87,9 +87,10 @@ def _reading(answerer: Answerer) -> dict[str, Any]:
     """How answers' log-probabilities are read: at the temperature that draws them."""
     config = answerer.config
     return {
-        "pad_id": answerer.pad_id, "batch": config.sample_batch_size,
+        "pad_id": answerer.pad_id,
+        "batch": config.sample_batch_size,
         "temperature": config.temperature,
-    }  # fmt: skip
+    }
 
 
 def _changes(

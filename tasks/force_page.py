@@ -43,12 +43,14 @@ def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
             settings=config.settings,
             stages=tuple(
                 StageFacts(
-                    stage=name.replace("_", "-", 1), key=source.key,
-                    seconds=source.metrics.get("seconds"), mlflow_run_id=source.mlflow_run_id,
+                    stage=name.replace("_", "-", 1),
+                    key=source.key,
+                    seconds=source.metrics.get("seconds"),
+                    mlflow_run_id=source.mlflow_run_id,
                 )
                 for name, source in work.inputs.items()
             ),
-        )  # fmt: skip
+        )
         write_force_page(inputs, work.output)
     work.tracker.artifact(work.output / "forces.html", "report")
     for file in sorted((work.output / "figures").glob("*.html")):

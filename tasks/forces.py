@@ -68,9 +68,13 @@ def _measure(
             record = StepRecord.load(place)
             objective = record.facts.objective.name
             forces = step_forces(
-                record, policy, probes, encoder,
-                stage=objective, batch_tokens=work.config.batch_tokens,
-            )  # fmt: skip
+                record,
+                policy,
+                probes,
+                encoder,
+                stage=objective,
+                batch_tokens=work.config.batch_tokens,
+            )
             file.writelines(row.model_dump_json() + "\n" for row in forces.rows)
             replays.append(forces.replay)
             work.tracker.metrics(record.facts.step, force_metrics(forces.rows))
@@ -80,10 +84,14 @@ def _measure(
     if records:
         example = min(record.examples, key=_length)  # a map that a person can read
         pushes = build_token_map(
-            record, policy, tokenizer,
-            stage=objective, updating_id=example.id, observed_id=example.id,
+            record,
+            policy,
+            tokenizer,
+            stage=objective,
+            updating_id=example.id,
+            observed_id=example.id,
             observed=next(iter(example.named().values())),
-        )  # fmt: skip
+        )
         (work.output / "token_map.json").write_text(pushes.model_dump_json())
     return replays
 

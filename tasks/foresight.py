@@ -76,16 +76,19 @@ def _changes(work: Work[ForesightConfig], rows: list[PairAudit]) -> list[ChosenC
     known = [row for row in rows if (row.split, row.pair_id) in encoded]
     model = load_language_model(folder, tokenizer=tokenizer, device=distributed.device())
     scores = score_responses(
-        ResponseLogits(model), [encoded[row.split, row.pair_id] for row in known],
-        int(tokenizer.pad_token_id), work.config.batch,
-    )  # fmt: skip
+        ResponseLogits(model),
+        [encoded[row.split, row.pair_id] for row in known],
+        int(tokenizer.pad_token_id),
+        work.config.batch,
+    )
     return [
         ChosenChange(
-            pair_id=row.pair_id, split=row.split,
+            pair_id=row.pair_id,
+            split=row.split,
             change=float(logps.double().sum()) - row.chosen_logp,
         )
         for row, logps in zip(known, scores, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 FORESIGHT = Stage("foresight", 1, foresee, operational=frozenset({"batch"}))

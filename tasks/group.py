@@ -37,7 +37,9 @@ def train_on_groups(work: Work[GroupTrainConfig]) -> dict[str, float]:
 
 # A file is known by its content's hash, wherever it lies.
 PROMPTS = Stage(
-    "prompts", 1, freeze_prompts,
+    "prompts",
+    1,
+    freeze_prompts,
     operational=frozenset({"path", "chat_model", "probes", "probes_revision"}),
-)  # fmt: skip
+)
 GROUP = Stage("group", 3, train_on_groups)

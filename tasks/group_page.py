@@ -70,19 +70,21 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
             epsilon=config.epsilon,
             update=config.update,
             k=config.k,
-            starts={seed: read_evaluated(work.input_folder(start_of(seed)))
-                    for seed in config.seeds},
+            starts={
+                seed: read_evaluated(work.input_folder(start_of(seed))) for seed in config.seeds
+            },
             runs={
                 (arm, seed): read_run(
                     work.input_folder(training_of(arm, seed)),
                     work.input_folder(evaluation_of(arm, seed)),
                     folder(displacement_of(arm, seed)),
                 )
-                for arm in config.arms for seed in config.seeds
+                for arm in config.arms
+                for seed in config.seeds
             },
             settings=config.settings,
             stages=stage_facts(work),
-        )  # fmt: skip
+        )
         metrics = write_group_page(inputs, work.output)
     send_page(work)
     return metrics

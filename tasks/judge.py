@@ -93,9 +93,12 @@ def _log_prob(work: Work[JudgeJob], config: LogProbJudgeConfig) -> LogProbJudge:
     model = load_language_model(folder, tokenizer=tokenizer, device=device())
     encoder = Encoder(tokenizer, folder_context(folder), "truncate_left")
     return LogProbJudge(
-        work.config.label, ResponseLogits(model), encoder,
-        batch=config.batch, tie_nats=config.tie_nats,
-    )  # fmt: skip
+        work.config.label,
+        ResponseLogits(model),
+        encoder,
+        batch=config.batch,
+        tie_nats=config.tie_nats,
+    )
 
 
 def _metrics(rates: Sequence[WinRate]) -> dict[str, float]:
@@ -112,6 +115,8 @@ def _metrics(rates: Sequence[WinRate]) -> dict[str, float]:
 
 # How patiently a judge is asked decides when it answers, not what.
 JUDGE = Stage(
-    "judge", 1, judge_answers,
+    "judge",
+    1,
+    judge_answers,
     operational=frozenset({f"judge.endpoint.{name}" for name in PATIENCE} | {"judge.batch"}),
-)  # fmt: skip
+)

@@ -42,19 +42,24 @@ def judge_page(work: Work[JudgePageConfig]) -> dict[str, float]:
             baseline=config.baseline,
             judges=config.judges,
             temperature=config.answers.sampling.temperature,
-            said={name: read_said(work.input_folder(ANSWERS_OF + name))
-                  for name in (*config.policies, config.baseline)},
-            judged={name: read_judged(work.input_folder(JUDGED_BY + name))
-                    for name in config.judges},
+            said={
+                name: read_said(work.input_folder(ANSWERS_OF + name))
+                for name in (*config.policies, config.baseline)
+            },
+            judged={
+                name: read_judged(work.input_folder(JUDGED_BY + name)) for name in config.judges
+            },
             settings=config.settings,
             stages=tuple(
                 StageFacts(
-                    stage=name, key=source.key, seconds=source.metrics.get("seconds"),
+                    stage=name,
+                    key=source.key,
+                    seconds=source.metrics.get("seconds"),
                     mlflow_run_id=source.mlflow_run_id,
                 )
                 for name, source in work.inputs.items()
             ),
-        )  # fmt: skip
+        )
         metrics = write_judge_page(inputs, work.output)
     for file in sorted(work.output.glob("*.*")):
         work.tracker.artifact(file, "report")

@@ -41,9 +41,10 @@ class KernelConfig(SelectionConfig):
     probes: int = Field(8, ge=2, description="Random vectors for the rest.")
     seed: int = Field(0, ge=0, description="Of the random vectors.")
     memory_bytes: int = Field(
-        2**30, ge=2**20,
+        2**30,
+        ge=2**20,
         description="Of directions and their images; raised to what the longest answer needs.",
-    )  # fmt: skip
+    )
 
 
 class KernelJob(KernelConfig):
@@ -104,9 +105,10 @@ def _common(
     ]
     if not all(kept):
         raise ConfigError(
-            "kernel", [len(part) for part in kept],
+            "kernel",
+            [len(part) for part in kept],
             "every answer is longer than a model's context; take more pairs",
-        )  # fmt: skip
+        )
     encoded = {
         label: (
             [one for at in kept[0] if (one := left[at]) is not None],
@@ -133,9 +135,15 @@ def _sizes(
     if step is not None:
         at = StepRecord.load(work.input_folder(MODEL + label, f"forces/step-{step:08d}")).before
     return kernel_sizes(
-        policy, observed, updating, at=at, rank=config.rank, probes=config.probes,
-        seed=config.seed, memory_bytes=max(config.memory_bytes, 4 * image),
-    )  # fmt: skip
+        policy,
+        observed,
+        updating,
+        at=at,
+        rank=config.rank,
+        probes=config.probes,
+        seed=config.seed,
+        memory_bytes=max(config.memory_bytes, 4 * image),
+    )
 
 
 def _rows(
@@ -146,15 +154,21 @@ def _rows(
     low, high = sizes.interval("centred")
     return [
         KernelSizeRow(
-            label=label, observed_id=row.pair_id, split=row.split, kind=row.kind,
+            label=label,
+            observed_id=row.pair_id,
+            split=row.split,
+            kind=row.kind,
             updating_id=other.id,
-            raw=float(sizes.raw[o, u]), raw_error=float(sizes.raw_error[o, u]),
-            centred=float(sizes.centred[o, u]), centred_error=float(sizes.centred_error[o, u]),
-            low=float(low[o, u]), high=float(high[o, u]),
+            raw=float(sizes.raw[o, u]),
+            raw_error=float(sizes.raw_error[o, u]),
+            centred=float(sizes.centred[o, u]),
+            centred_error=float(sizes.centred_error[o, u]),
+            low=float(low[o, u]),
+            high=float(high[o, u]),
         )
         for o, row in enumerate(observed)
         for u, other in enumerate(updating)
-    ]  # fmt: skip
+    ]
 
 
 def _adapter(work: Work[KernelJob], label: str) -> Path | None:
@@ -174,26 +188,36 @@ def _findings(work: Work[KernelJob], sizes: Mapping[str, KernelSizes]) -> Kernel
     return KernelFindings(
         labels=config.labels,
         adapters=tuple(label for label in config.labels if _adapter(work, label) is not None),
-        threshold=config.threshold, rank=config.rank, probes=config.probes,
+        threshold=config.threshold,
+        rank=config.rank,
+        probes=config.probes,
         agreements=tuple(
             AgreementRow(
-                first=one.first, second=one.second, correlation=one.correlation,
-                low=one.low, high=one.high, ceiling=one.ceiling, verdict=one.verdict,
+                first=one.first,
+                second=one.second,
+                correlation=one.correlation,
+                low=one.low,
+                high=one.high,
+                ceiling=one.ceiling,
+                verdict=one.verdict,
                 growth=float(np.median(one.growth)),
             )
             for one in found
         ),
-    )  # fmt: skip
+    )
 
 
 def _metrics(
     sizes: Mapping[str, KernelSizes], agreements: Sequence[AgreementRow]
 ) -> dict[str, float]:
     """Each checkpoint's geometric mean of ‖CKC‖, each two's rank correlation, and the lowest."""
-    found = {f"kernel/size/{label}": float(np.exp(np.log(one.centred).mean()))
-             for label, one in sizes.items()}  # fmt: skip
-    between = {f"kernel/rank_correlation/{one.first}-{one.second}": one.correlation
-               for one in agreements}  # fmt: skip
+    found = {
+        f"kernel/size/{label}": float(np.exp(np.log(one.centred).mean()))
+        for label, one in sizes.items()
+    }
+    between = {
+        f"kernel/rank_correlation/{one.first}-{one.second}": one.correlation for one in agreements
+    }
     lowest = {"kernel/rank_correlation": min(between.values())} if between else {}
     return found | between | lowest
 

@@ -21,10 +21,11 @@ class SpaceConfig(SpaceName):
     """A space of objects, and which of its mappings are learned."""
 
     sampled: int | None = Field(
-        None, ge=1,
+        None,
+        ge=1,
         description="So many compositional and so many other bijections; null: every map, which "
         "spaces of four objects at most have few enough of.",
-    )  # fmt: skip
+    )
     learning_rate: float = Field(0.5, gt=0)
     steps: int = Field(200, ge=2, description="Of full-batch gradient descent.")
 
@@ -70,9 +71,13 @@ def learn_mappings(work: Work[MappingsConfig]) -> dict[str, float]:
     with work.shown():
         mappings = config.mappings(0)
         found = sweep(
-            config.space, mappings, config.seeds, width=config.width,
-            learning_rate=config.learning_rate, steps=config.steps,
-        )  # fmt: skip
+            config.space,
+            mappings,
+            config.seeds,
+            width=config.width,
+            learning_rate=config.learning_rate,
+            steps=config.steps,
+        )
         rows = learned(config.space, mappings, found)
         write_rows(work.output / "mappings.jsonl", rows)
         write_rows(work.output / "paths.jsonl", kind_paths(rows, found))

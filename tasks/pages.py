@@ -16,11 +16,13 @@ def stage_facts(work: Work[Any]) -> tuple[StageFacts, ...]:
 
     return tuple(
         StageFacts(
-            stage=name, key=source.key, seconds=source.metrics.get("seconds"),
+            stage=name,
+            key=source.key,
+            seconds=source.metrics.get("seconds"),
             mlflow_run_id=source.mlflow_run_id,
         )
         for name, source in work.inputs.items()
-    )  # fmt: skip
+    )
 
 
 def send_page(work: Work[Any]) -> None:

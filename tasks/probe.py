@@ -26,9 +26,10 @@ class ProbeConfig(BaseModel):
     batch_tokens: int = Field(16_384, ge=1, description="Padded tokens of one forward.")
     answers: int = Field(4, ge=1, description="Prompts of each split whose answers are shown.")
     heldout_answers: int = Field(
-        72, ge=0,
+        72,
+        ge=0,
         description="Held-out prompts whose answers are searched for those of training questions.",
-    )  # fmt: skip
+    )
     answer_tokens: int = Field(24, ge=1, description="Longest answer.")
 
 
@@ -103,10 +104,17 @@ def _ask(
     sampling = SampleConfig(temperature=0, max_new_tokens=config.answer_tokens)
     said = sample_responses(model, tokenizer, [row.prompt for row in asked], sampling)
     answers = [
-        Answer(model=name, pair_id=row.pair_id, split=row.split, prompt=row.prompt,
-               chosen=row.response, answer=one.text, finished=one.finished)
+        Answer(
+            model=name,
+            pair_id=row.pair_id,
+            split=row.split,
+            prompt=row.prompt,
+            chosen=row.response,
+            answer=one.text,
+            finished=one.finished,
+        )
         for row, one in zip(asked, said, strict=True)
-    ]  # fmt: skip
+    ]
     return scores, answers
 
 

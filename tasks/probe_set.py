@@ -71,6 +71,8 @@ def _policy(work: Work[ProbeSetConfig]) -> Policy | None:
 
 # How patiently a writer is asked decides when it answers, not what.
 PROBE_SET = Stage(
-    "probe-set", 1, make_probe_set,
+    "probe-set",
+    1,
+    make_probe_set,
     operational=frozenset(f"writer.{name}" for name in PATIENCE),
-)  # fmt: skip
+)

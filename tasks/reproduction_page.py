@@ -39,9 +39,13 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
             runs[EXTENDED, seed] = read_start(work, "extended", seed)
             runs[EXTENDED_HALF, seed] = read_start(work, "extended_half", seed)
         inputs = ReproductionInputs(
-            name=config.name, seeds=seeds, runs=runs, judge=config.judge,
-            settings=config.settings, stages=stage_facts(work),
-        )  # fmt: skip
+            name=config.name,
+            seeds=seeds,
+            runs=runs,
+            judge=config.judge,
+            settings=config.settings,
+            stages=stage_facts(work),
+        )
         metrics = write_reproduction_page(inputs, work.output)
     send_page(work)
     return metrics

@@ -70,26 +70,29 @@ def _said(work: Work[SayingConfig]) -> list[SaidAnswer]:
     ]
 
 
-def _answer(
-    split: Split, pair: Example, number: int, one: Sampled, end: int | None
-) -> SaidAnswer:  # fmt: skip
+def _answer(split: Split, pair: Example, number: int, one: Sampled, end: int | None) -> SaidAnswer:
     from dynolab.data.judge_results import PolicyAnswer
     from dynolab.data.world_lexicon import answered, repeats_fault
     from dynolab.probes.pair_arms import SaidAnswer
     from dynolab.squeezing.repeats import repetition
 
     said = PolicyAnswer(
-        id=f"{pair.id}/{number}", split=split, prompt=pair.prompt,
-        truth=answered(pair.prompt, pair.chosen), answer=one.text, finished=one.finished,
+        id=f"{pair.id}/{number}",
+        split=split,
+        prompt=pair.prompt,
+        truth=answered(pair.prompt, pair.chosen),
+        answer=one.text,
+        finished=one.finished,
         tokens=len(one.response),
-    )  # fmt: skip
+    )
     return SaidAnswer(
-        said, logp=sum(one.logps),
+        said,
+        logp=sum(one.logps),
         refused=repeats_fault(
             pair.prompt, one.text, chosen=pair.chosen, rejected=pair.rejected or ""
         ),
         repetition=repetition([token for token in one.response if token != end]),
-    )  # fmt: skip
+    )
 
 
 def _pairs(work: Work[SayingConfig], split: Split) -> list[Example]:

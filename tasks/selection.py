@@ -49,9 +49,10 @@ def observed_answers(
     kept = [(row, one) for row, one in encoded if one is not None]
     if not kept:
         raise ConfigError(
-            "observed_pairs", config.observed_pairs,
+            "observed_pairs",
+            config.observed_pairs,
             "every observed answer is longer than the model's context; observe more pairs",
-        )  # fmt: skip
+        )
     return kept
 
 
@@ -77,9 +78,11 @@ def observed_rows(
 
 
 def updating_rows(
-    data: Path, config: SelectionConfig, objective: RowObjectiveConfig | None = None,
+    data: Path,
+    config: SelectionConfig,
+    objective: RowObjectiveConfig | None = None,
     pair_ids: Collection[str] = (),
-) -> list[Example]:  # fmt: skip
+) -> list[Example]:
     """The pairs that update.
 
     **Raises** `ConfigError` for ones without what the objective reads, and ones that are not there.
@@ -104,6 +107,7 @@ def _check_found(wanted: Collection[str], found: Collection[str], what: str) -> 
     for name in wanted:
         if name not in found:
             raise ConfigError(
-                "pair_ids", name,
+                "pair_ids",
+                name,
                 f"is no {what} of these data; take an id from its probes.jsonl, split train",
-            )  # fmt: skip
+            )

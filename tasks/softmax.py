@@ -57,8 +57,9 @@ def try_cases(work: Work[SoftmaxConfig]) -> dict[str, float]:
         write_rows(work.output / "shapes.jsonl", shapes)
         paths = step_paths(config.shown[0], config.seed, STEP_SIZES)
         write_rows(work.output / "step_paths.jsonl", paths)
-    metrics = {f"violations/{one.statement}/{one.classes}": one.violations / one.cases
-               for one in counts}  # fmt: skip
+    metrics = {
+        f"violations/{one.statement}/{one.classes}": one.violations / one.cases for one in counts
+    }
     work.tracker.metrics(0, metrics)
     log_tables(work.tracker, {"counts": counts, "shapes": shapes}, work.scratch)
     return metrics | {"seconds": time.monotonic() - began}

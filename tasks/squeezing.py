@@ -89,16 +89,23 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list
     config, folder = work.config, work.input_folder(name)
     tokenizer = load_tokenizer(folder / "model")
     encoder = Encoder(tokenizer, folder_context(folder / "model"), "drop")
-    rows = [row for row in read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow)
-            if row.kind in KINDS]  # fmt: skip
+    rows = [
+        row
+        for row in read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow)
+        if row.kind in KINDS
+    ]
     watched = first_pairs(rows, config.pairs)
-    answers = [(row, one) for row, one in zip(watched, encoder.probes(watched), strict=True)
-               if one is not None]  # fmt: skip
+    answers = [
+        (row, one)
+        for row, one in zip(watched, encoder.probes(watched), strict=True)
+        if one is not None
+    ]
     policy = load_policy(folder / "model", adapter_folder(work, name))
     start = load_language_model(
-        work.input_folder(config.trainings[name], "model"), tokenizer=tokenizer,
+        work.input_folder(config.trainings[name], "model"),
+        tokenizer=tokenizer,
         device=policy.device,
-    )  # fmt: skip
+    )
     steps = read_value(folder / "summary.json", TrainingSummary).steps
     mass_of = partial(_risen, work, name, ResponseLogits(start.eval()), policy, answers)
     risen: list[RisenMass] = []
@@ -112,22 +119,39 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list
 
 
 def _risen(
-    work: Work[SqueezingJob], name: str, before: Logits, policy: PolicyFunction,
-    answers: Sequence[tuple[ProbeRow, Encoded]], weights: Weights, step: int,
-) -> list[RisenMass]:  # fmt: skip
+    work: Work[SqueezingJob],
+    name: str,
+    before: Logits,
+    policy: PolicyFunction,
+    answers: Sequence[tuple[ProbeRow, Encoded]],
+    weights: Weights,
+    step: int,
+) -> list[RisenMass]:
     """Risen probability from a training's start to some weights of it."""
     from dynolab.data.squeezing_results import RisenMass
     from dynolab.squeezing.index import answers_risen_mass
 
     sums = answers_risen_mass(
-        before, partial(policy.logits, policy.cast(weights)), [one for _, one in answers],
-        batch_tokens=work.config.batch_tokens, device=policy.device,
-    )  # fmt: skip
+        before,
+        partial(policy.logits, policy.cast(weights)),
+        [one for _, one in answers],
+        batch_tokens=work.config.batch_tokens,
+        device=policy.device,
+    )
     return [
-        RisenMass(training=name, step=step, pair_id=row.pair_id, split=row.split, kind=row.kind,
-                  tokens=one.response_length, risen=risen, argmax=argmax, own=own)
+        RisenMass(
+            training=name,
+            step=step,
+            pair_id=row.pair_id,
+            split=row.split,
+            kind=row.kind,
+            tokens=one.response_length,
+            risen=risen,
+            argmax=argmax,
+            own=own,
+        )
         for (row, one), (risen, argmax, own) in zip(answers, sums.tolist(), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _generations(work: Work[SqueezingJob]) -> Iterator[Generation]:
@@ -142,9 +166,12 @@ def _generations(work: Work[SqueezingJob]) -> Iterator[Generation]:
     for answer in read_rows(work.input_folder("probe") / "answers.jsonl", Answer):
         tokens = tokenizer.encode(answer.answer, add_special_tokens=False)
         yield Generation(
-            model=answer.model, pair_id=answer.pair_id, split=answer.split,
-            finished=answer.finished, **dict(repetition(tokens)),
-        )  # fmt: skip
+            model=answer.model,
+            pair_id=answer.pair_id,
+            split=answer.split,
+            finished=answer.finished,
+            **dict(repetition(tokens)),
+        )
 
 
 def _indices(work: Work[SqueezingJob], risen: Sequence[RisenMass]) -> dict[str, float]:
@@ -168,8 +195,9 @@ def _foretold(work: Work[SqueezingJob], forecasts: Sequence[Forecast]) -> dict[s
     wanted = [one for one in own if one.side == "rejected"] or own
     names = {"forecast_auc": "auc", "forecast_auc_top": "auc_top", "last_layer": "explained"}
     values = {name: [getattr(one, field) for one in wanted] for name, field in names.items()}
-    means = {f"squeeze/{name}": math.fsum(each) / len(each) for name, each in values.items()
-             if each}  # fmt: skip
+    means = {
+        f"squeeze/{name}": math.fsum(each) / len(each) for name, each in values.items() if each
+    }
     return {name: value for name, value in means.items() if math.isfinite(value)}
 
 

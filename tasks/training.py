@@ -31,7 +31,7 @@ def train(work: Work[TrainConfig]) -> dict[str, float]:
 
 def run_training(
     work: Work[Config], examples: Path, probes: Path | None = None
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Trains input `model`, resuming from the newest state there is.
 
     **Arguments:** `probes`: what is watched; default: the rows of input `data`.

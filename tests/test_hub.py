@@ -23,9 +23,11 @@ from dynolab.hub import resolve_commit
 resolve_commit({kind!r}, "owner/name", field="data.hub_name")
 """
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
         env=os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9"},
-    )  # fmt: skip
+    )
     said = ended.stderr.strip().splitlines()[-1]
     assert "ConfigError: data.hub_name = 'owner/name@main': the Hub did not resolve it" in said
 

@@ -30,7 +30,7 @@ Found = TypeVar("Found")
 
 def assess_forces(
     found: ForceFindings, learning_rate: float, *, digits: bool
-) -> tuple[Verdict, ...]:  # fmt: skip
+) -> tuple[Verdict, ...]:
     """All claims; those on pairs of classes of the first network, at the main learning rate.
 
     **Arguments:** `digits`: the classes are the ten digits, so that 4 and 9 are theirs.
@@ -41,20 +41,31 @@ def assess_forces(
 def _all(found: ForceFindings, rate: float, digits: bool) -> Iterator[Verdict]:
     networks = list(dict.fromkeys(one.network for one in found.states))
     for network in networks:
-        states = [one for one in found.states
-                  if one.network == network and one.learning_rate == rate]  # fmt: skip
+        states = [
+            one for one in found.states if one.network == network and one.learning_rate == rate
+        ]
         yield Verdict(
-            f"{network}/step", NETWORKS[network], "First-order forces explain what a step did",
+            f"{network}/step",
+            NETWORKS[network],
+            "First-order forces explain what a step did",
             f"1 − R² < {UNEXPLAINED_SHARE}",
-            (Quantity("1 − R²", -1, mean_interval(by_seed(states, lambda s: s.unexplained)),
-                      UNEXPLAINED_SHARE, ""),),
-        )  # fmt: skip
+            (
+                Quantity(
+                    "1 − R²",
+                    -1,
+                    mean_interval(by_seed(states, lambda s: s.unexplained)),
+                    UNEXPLAINED_SHARE,
+                    "",
+                ),
+            ),
+        )
         yield _adds_up(found, network)
         yield from _stability(found, network, rate)
     main = [
-        one for one in found.states
+        one
+        for one in found.states
         if one.network == networks[0] and one.learning_rate == rate and one.epoch > 0
-    ]  # fmt: skip
+    ]
     yield from _pairing(networks[0], main, digits)
     yield _step_size(found, networks[0])
 
@@ -63,12 +74,20 @@ def _adds_up(found: ForceFindings, network: str) -> Verdict:
     sums = [one for one in found.influences if one.network == network]
     epochs = f"{sums[0].epoch} epochs" if sums else "training"
     return Verdict(
-        f"{network}/accumulated", NETWORKS[network],
+        f"{network}/accumulated",
+        NETWORKS[network],
         f"Forces summed over all steps of {epochs} explain what these did",
         f"1 − R² < {UNEXPLAINED_SHARE}",
-        (Quantity("1 − R²", -1, mean_interval(np.array([one.unexplained for one in sums])),
-                  UNEXPLAINED_SHARE, ""),),
-    )  # fmt: skip
+        (
+            Quantity(
+                "1 − R²",
+                -1,
+                mean_interval(np.array([one.unexplained for one in sums])),
+                UNEXPLAINED_SHARE,
+                "",
+            ),
+        ),
+    )
 
 
 def _stability(found: ForceFindings, network: str, rate: float) -> Iterator[Verdict]:
@@ -78,17 +97,31 @@ def _stability(found: ForceFindings, network: str, rate: float) -> Iterator[Verd
     rows = [one for one in rows if (one.first, one.second) == (first, last)]
     during = f"from epoch {first} to {last}"
     yield Verdict(
-        f"{network}/ranks", NETWORKS[network],
-        f"The order of ‖K‖ over pairs of classes stays {during}", f"ρ > {THRESHOLD}",
-        (Quantity("ρ", 1, mean_interval(np.array([one.correlation for one in rows])), THRESHOLD,
-                  ""),),
-    )  # fmt: skip
+        f"{network}/ranks",
+        NETWORKS[network],
+        f"The order of ‖K‖ over pairs of classes stays {during}",
+        f"ρ > {THRESHOLD}",
+        (
+            Quantity(
+                "ρ", 1, mean_interval(np.array([one.correlation for one in rows])), THRESHOLD, ""
+            ),
+        ),
+    )
     yield Verdict(
-        f"{network}/size", NETWORKS[network], f"Its size moves meanwhile, {during}",
+        f"{network}/size",
+        NETWORKS[network],
+        f"Its size moves meanwhile, {during}",
         f"|Δ log ‖K‖| > {MOVED}",
-        (Quantity("|Δ log ‖K‖|", 1, mean_interval(np.abs(np.log1p([one.growth for one in rows]))),
-                  MOVED, ""),),
-    )  # fmt: skip
+        (
+            Quantity(
+                "|Δ log ‖K‖|",
+                1,
+                mean_interval(np.abs(np.log1p([one.growth for one in rows]))),
+                MOVED,
+                "",
+            ),
+        ),
+    )
 
 
 def window(epochs: Sequence[int]) -> tuple[int, int]:
@@ -102,25 +135,35 @@ def _pairing(network: str, states: Sequence[ClassifierState], digits: bool) -> I
         return Verdict(f"{network}/{name}", NETWORKS[network], claim, expected, (quantity,))
 
     yield verdict(
-        "own_class", "An update on an image lifts its class on others of its class", "> 0",
+        "own_class",
+        "An update on an image lifts its class on others of its class",
+        "> 0",
         Quantity("Δp", 1, mean_interval(by_seed(states, lambda s: _diagonal(s.pulls))), unit=""),
-    )  # fmt: skip
+    )
     yield verdict(
-        "confusions", "It lifts its class most on the classes that are taken for it: pairing",
+        "confusions",
+        "It lifts its class most on the classes that are taken for it: pairing",
         "ρ > 0",
         Quantity("ρ(pull, p)", 1, mean_interval(by_seed(states, _with_predictions)), unit=""),
-    )  # fmt: skip
+    )
     yield verdict(
-        "mutual", "Pairing is mutual: a class that moves another is moved by it", "ρ > 0",
+        "mutual",
+        "Pairing is mutual: a class that moves another is moved by it",
+        "ρ > 0",
         Quantity("ρ(pull, pullᵀ)", 1, mean_interval(by_seed(states, _with_its_transpose)), unit=""),
-    )  # fmt: skip
+    )
     if digits:
         yield verdict(
-            "four_nine", "A 4 lifts “4” on nines, and a 9 “9” on fours, more than on other digits",
+            "four_nine",
+            "A 4 lifts “4” on nines, and a 9 “9” on fours, more than on other digits",
             "> 0",
-            Quantity("Δp, less that of other pairs", 1, mean_interval(by_seed(states, _four_nine)),
-                     unit=""),
-        )  # fmt: skip
+            Quantity(
+                "Δp, less that of other pairs",
+                1,
+                mean_interval(by_seed(states, _four_nine)),
+                unit="",
+            ),
+        )
         yield Verdict(
             f"{network}/four_nine_strongest",
             NETWORKS[network],
@@ -145,17 +188,29 @@ def _pairing(network: str, states: Sequence[ClassifierState], digits: bool) -> I
 def _step_size(found: ForceFindings, network: str) -> Verdict:
     rows = [one for one in found.states if one.network == network]
     rates = sorted({one.learning_rate for one in rows})
-    each = [by_seed([one for one in rows if one.learning_rate == rate], lambda s: s.unexplained)
-            for rate in (rates[0], rates[-1])]  # fmt: skip
-    quantities = () if len(rates) < 2 else (
-        Quantity(f"1 − R² at η = {rates[-1]:g} less that at {rates[0]:g}", 1,
-                 mean_interval(each[1] - each[0]), unit=""),
-    )  # fmt: skip
+    each = [
+        by_seed([one for one in rows if one.learning_rate == rate], lambda s: s.unexplained)
+        for rate in (rates[0], rates[-1])
+    ]
+    quantities = (
+        ()
+        if len(rates) < 2
+        else (
+            Quantity(
+                f"1 − R² at η = {rates[-1]:g} less that at {rates[0]:g}",
+                1,
+                mean_interval(each[1] - each[0]),
+                unit="",
+            ),
+        )
+    )
     return Verdict(
-        f"{network}/step_size", NETWORKS[network],
+        f"{network}/step_size",
+        NETWORKS[network],
         "The larger the step, the less first order explains",
-        "> 0", quantities,
-    )  # fmt: skip
+        "> 0",
+        quantities,
+    )
 
 
 def by_seed(
@@ -165,8 +220,9 @@ def by_seed(
     values: dict[int, list[float]] = {}
     for row in rows:
         values.setdefault(row.seed, []).append(value(row))
-    return np.array([np.nanmean(some) if np.isfinite(some).any() else np.nan
-                     for some in values.values()])  # fmt: skip
+    return np.array(
+        [np.nanmean(some) if np.isfinite(some).any() else np.nan for some in values.values()]
+    )
 
 
 def _diagonal(pulls: Grid) -> float:

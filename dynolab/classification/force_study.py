@@ -63,9 +63,10 @@ class ForceStudyConfig(BaseModel):
         training.check_plain("forces.training")
         if training.learning_rate not in self.learning_rates:
             raise ConfigError(
-                "forces.learning_rates", list(self.learning_rates),
+                "forces.learning_rates",
+                list(self.learning_rates),
                 f"forces.training.learning_rate, {training.learning_rate:g}, must be one of them",
-            )  # fmt: skip
+            )
         for name, values in (("learning_rates", self.learning_rates), ("epochs", self.epochs)):
             if list(values) != sorted(set(values)) or min(values) < 0:
                 raise ConfigError(f"forces.{name}", list(values), "name each once, rising from 0")
@@ -108,16 +109,20 @@ class Watched:
             fewest = int(torch.bincount(images.labels, minlength=data.classes).min())
             if fewest < each:
                 raise ConfigError(
-                    "forces.watched", each,
+                    "forces.watched",
+                    each,
                     f"a class has {fewest} images in {name}; raise data.{name}, or watch fewer",
-                )  # fmt: skip
-        return cls(_first(data.test, each, data.classes), _first(data.train, each, data.classes),
-                   data.classes)  # fmt: skip
+                )
+        return cls(
+            _first(data.test, each, data.classes),
+            _first(data.train, each, data.classes),
+            data.classes,
+        )
 
 
 def study_forces(
     build: Build, network: str, data: ImageSplits, config: ForceStudyConfig, seeds: Sequence[int]
-) -> ForceFindings:  # fmt: skip
+) -> ForceFindings:
     """Trains a network with every learning rate and seed, all at once, and measures on the way.
 
     The runs of a seed share initial weights and the order of batches.
@@ -129,17 +134,22 @@ def study_forces(
     training = config.training
     orders = {seed: batch_order(len(data.train), training, seed) for seed in seeds}
     steps = train_many(
-        many, data.train.pixels, one_hot(data.train.labels, data.classes),
-        torch.stack([orders[seed] for _, seed in runs]), training,
-        learning_rates=torch.tensor([rate for rate, _ in runs]), all_must_last=False,
-    )  # fmt: skip
+        many,
+        data.train.pixels,
+        one_hot(data.train.labels, data.classes),
+        torch.stack([orders[seed] for _, seed in runs]),
+        training,
+        learning_rates=torch.tensor([rate for rate, _ in runs]),
+        all_must_last=False,
+    )
     found, watched = ForceFindings(), Watched.of(data, config.watched)
     measure = _Measure(many, network, runs, data, watched, training)
     per_epoch = len(data.train) // training.batch_size
     influence = {
         n: _Influence(watched, measure.logps(many.weights)[n])
-        for n, (rate, _) in enumerate(runs) if rate == training.learning_rate
-    }  # fmt: skip
+        for n, (rate, _) in enumerate(runs)
+        if rate == training.learning_rate
+    }
     lasting = torch.ones(len(runs), dtype=torch.bool)
     for step in steps:
         epoch, within = divmod(step.number - 1, per_epoch)
@@ -180,9 +190,10 @@ def _check_main(diverged: Sequence[Divergence], training: SGDConfig) -> None:
     for one in diverged:
         if one.learning_rate == training.learning_rate:
             raise ConfigError(
-                "forces.training.learning_rate", training.learning_rate,
+                "forces.training.learning_rate",
+                training.learning_rate,
                 f"{one.network} diverges at step {one.step}, seed {one.seed}; lower it",
-            )  # fmt: skip
+            )
 
 
 @dataclass(frozen=True)
@@ -218,20 +229,27 @@ class _Measure:
             if step is not None and moved is not None:
                 rows = step.rows[n]
                 pushes = pair_forces(
-                    model, self.watched.observed.pixels, self.data.train.pixels[rows],
-                    one_hot(self.data.train.labels[rows], self.data.classes), rate,
-                ).mean(1)  # fmt: skip
+                    model,
+                    self.watched.observed.pixels,
+                    self.data.train.pixels[rows],
+                    one_hot(self.data.train.labels[rows], self.data.classes),
+                    rate,
+                ).mean(1)
                 unexplained = float((moved[n] - pushes).square().sum() / moved[n].square().sum())
                 change = float(moved[n].square().mean().sqrt())
             yield ClassifierState(
-                network=self.network, learning_rate=rate, seed=seed, epoch=epoch,
+                network=self.network,
+                learning_rate=rate,
+                seed=seed,
+                epoch=epoch,
                 accuracy=float((test[n].argmax(-1) == labels[n]).float().mean()),
                 loss=float(nn.functional.cross_entropy(test[n], labels[n])),
-                unexplained=unexplained, change=change,
+                unexplained=unexplained,
+                change=change,
                 predictions=grid(class_rows(test[n].softmax(-1), labels[n], self.data.classes)),
                 pulls=grid(pulls(model, self.watched, rate / self.training.batch_size)),
                 kernel=grid(kernel_by_class(model, self.watched)),
-            )  # fmt: skip
+            )
 
 
 def pulls(model: nn.Module, watched: Watched, rate: float) -> Float[ndarray, "classes classes"]:
@@ -244,7 +262,7 @@ def pulls(model: nn.Module, watched: Watched, rate: float) -> Float[ndarray, "cl
     updating, observed = watched.updating, watched.observed
     found = pair_forces(
         model, observed.pixels, updating.pixels, one_hot(updating.labels, watched.classes), rate
-    )  # fmt: skip
+    )
     own = found[:, torch.arange(len(updating)), updating.labels]
     with torch.no_grad():
         probabilities = model(observed.pixels).softmax(-1)[:, updating.labels]
@@ -281,25 +299,37 @@ class _Influence:
         labels = data.train.labels[rows]
         targets = one_hot(labels, data.classes)
         pushes = label_forces(
-            model, self._watched.observed.pixels, self._watched.observed.labels,
-            data.train.pixels[rows], targets, training.learning_rate,
-        )  # fmt: skip
+            model,
+            self._watched.observed.pixels,
+            self._watched.observed.labels,
+            data.train.pixels[rows],
+            targets,
+            training.learning_rate,
+        )
         self._sums += (pushes / len(rows)).double() @ targets.double()
 
     def row(
-        self, network: str, rate: float, seed: int, epoch: int,
+        self,
+        network: str,
+        rate: float,
+        seed: int,
+        epoch: int,
         now: Float[Tensor, "observed classes"],
-    ) -> ClassInfluence:  # fmt: skip
+    ) -> ClassInfluence:
         """The sums as a row."""
         measured = self._own(self._watched, now) - self._start
         labels, classes = self._watched.observed.labels, self._watched.classes
         error = (measured - self._sums.sum(1)).square().sum() / measured.square().sum()
         means = class_rows(measured[:, None], labels, classes)[:, 0]
         return ClassInfluence(
-            network=network, learning_rate=rate, seed=seed, epoch=epoch,
+            network=network,
+            learning_rate=rate,
+            seed=seed,
+            epoch=epoch,
             from_class=grid(class_rows(self._sums, labels, classes).T),
-            measured=tuple(means.tolist()), unexplained=float(error),
-        )  # fmt: skip
+            measured=tuple(means.tolist()),
+            unexplained=float(error),
+        )
 
 
 def _ranks(
@@ -310,10 +340,14 @@ def _ranks(
     sizes = {one.epoch: np.array(one.kernel)[pairs] for one in own}
     for first, second in combinations(sorted(sizes), 2):
         yield KernelRanks(
-            network=network, learning_rate=rate, seed=seed, first=first, second=second,
+            network=network,
+            learning_rate=rate,
+            seed=seed,
+            first=first,
+            second=second,
             correlation=float(rank_correlation(sizes[first], sizes[second])),
             growth=float(np.median(sizes[second] / sizes[first])) - 1,
-        )  # fmt: skip
+        )
 
 
 def class_rows(

@@ -28,10 +28,12 @@ def force_of(
 
 @torch.no_grad()
 def pair_forces(
-    model: nn.Module, observed: Float[Tensor, "observed ..."],
-    updating: Float[Tensor, "updating ..."], targets: Float[Tensor, "updating classes"],
+    model: nn.Module,
+    observed: Float[Tensor, "observed ..."],
+    updating: Float[Tensor, "updating ..."],
+    targets: Float[Tensor, "updating classes"],
     learning_rate: float,
-) -> Float[Tensor, "observed updating classes"]:  # fmt: skip
+) -> Float[Tensor, "observed updating classes"]:
     """`−η A_o K_ou G_u`: what a gradient step on u alone does to all of o's log-probabilities.
 
     **Returns:** nats, first order; the step on a batch is the mean of its images' entries.
@@ -43,10 +45,13 @@ def pair_forces(
 
 @torch.no_grad()
 def label_forces(
-    model: nn.Module, observed: Float[Tensor, "observed ..."], labels: Int[Tensor, observed],
-    updating: Float[Tensor, "updating ..."], targets: Float[Tensor, "updating classes"],
+    model: nn.Module,
+    observed: Float[Tensor, "observed ..."],
+    labels: Int[Tensor, observed],
+    updating: Float[Tensor, "updating ..."],
+    targets: Float[Tensor, "updating classes"],
     learning_rate: float,
-) -> Float[Tensor, "observed updating"]:  # fmt: skip
+) -> Float[Tensor, "observed updating"]:
     """`pair_forces` on one class of each observed image alone, at the cost of one backward pass a
     side: summed over the steps of a training it is the accumulated influence of u on o."""
     pull = pull_of(model(observed))[torch.arange(len(labels)), labels]

@@ -36,9 +36,7 @@ def gaussian_toy(config: GaussianConfig, seed: int) -> GaussianToy:
     labels are often not the likeliest class.
     """
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.randint(
-        -1, 2, (config.classes, config.dimensions), generator=generator
-    ).float()  # fmt: skip
+    centres = torch.randint(-1, 2, (config.classes, config.dimensions), generator=generator).float()
     labels = torch.randint(config.classes, (config.examples,), generator=generator)
     noise = torch.randn(config.examples, config.dimensions, generator=generator)
     inputs = centres[labels] + config.variance**0.5 * noise

@@ -83,9 +83,11 @@ def gradient_gram(
 
 
 def image_factors(
-    model: nn.Module, images: Float[Tensor, "images ..."],
-    cotangents: Float[Tensor, "images cotangents classes"], generic: frozenset[str],
-) -> ImageFactors:  # fmt: skip
+    model: nn.Module,
+    images: Float[Tensor, "images ..."],
+    cotangents: Float[Tensor, "images cotangents classes"],
+    generic: frozenset[str],
+) -> ImageFactors:
     """Gradients of each image's `c_r · logits` as factors; those of `generic` parameters whole."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
     factors = ImageFactors(tuple(cotangents.shape[:2]))  # type: ignore[arg-type]
@@ -94,9 +96,10 @@ def image_factors(
         logits = functional_call(model, weights, (images,))
     if logits.shape != (len(images), cotangents.shape[-1]):
         raise ConfigError(
-            "model", f"logits of shape {tuple(logits.shape)} for {len(images)} images",
+            "model",
+            f"logits of shape {tuple(logits.shape)} for {len(images)} images",
             f"give a classifier of {cotangents.shape[-1]} classes",
-        )  # fmt: skip
+        )
     if calls.made:
         signals = torch.autograd.grad(
             logits, calls.made, cotangents.transpose(0, 1), is_grads_batched=True
@@ -111,9 +114,13 @@ def image_factors(
                 continue
             made = _layer(module, given, signal)
             old = factors.layers.get(name)
-            factors.layers[name] = made if old is None else Layer(
-                torch.cat([old.input, made.input], -1), torch.cat([old.signal, made.signal], -1)
-            )  # fmt: skip
+            factors.layers[name] = (
+                made
+                if old is None
+                else Layer(
+                    torch.cat([old.input, made.input], -1), torch.cat([old.signal, made.signal], -1)
+                )
+            )
     if generic:
         factors.whole |= _whole(model, weights, generic, images, cotangents)
     return factors
@@ -200,9 +207,10 @@ def _has_layer(module: nn.Module) -> bool:
         return isinstance(module.weight, Tensor) and isinstance(module.bias, Tensor)
     if isinstance(module, nn.Conv2d):
         return (
-            module.groups == 1 and module.padding_mode == "zeros"
+            module.groups == 1
+            and module.padding_mode == "zeros"
             and not isinstance(module.padding, str)
-        )  # fmt: skip
+        )
     return isinstance(module, nn.Linear)
 
 
@@ -215,24 +223,29 @@ def _layer(
             given, module.kernel_size, module.dilation, module.padding, module.stride
         )
         return Layer(_with_one(patches, module), signal.flatten(3))
-    inputs, signals = (x if x.dim() > least else x.unsqueeze(-2)
-                       for x, least in ((given, 2), (signal, 3)))  # fmt: skip
+    inputs, signals = (
+        x if x.dim() > least else x.unsqueeze(-2) for x, least in ((given, 2), (signal, 3))
+    )
     inputs, signals = inputs.flatten(1, -2), signals.flatten(2, -2)
     return Layer(_with_one(inputs.transpose(1, 2), module), signals.transpose(2, 3))
 
 
 def _norm(
-    name: str, module: nn.LayerNorm | nn.GroupNorm, given: Tensor,
+    name: str,
+    module: nn.LayerNorm | nn.GroupNorm,
+    given: Tensor,
     signal: Float[Tensor, "images cotangents ..."],
-) -> dict[str, Float[Tensor, "images cotangents size"]]:  # fmt: skip
+) -> dict[str, Float[Tensor, "images cotangents size"]]:
     """`∂/∂w = Σ δ ⊙ n` and `∂/∂b = Σ δ`, n the normed input before its scale."""
     if isinstance(module, nn.GroupNorm):
         normed = F.group_norm(given, module.num_groups, eps=module.eps)
         moved = [x.flatten(start) for x, start in ((normed, 2), (signal, 3))]
     else:
         normed = F.layer_norm(given, module.normalized_shape, eps=module.eps)
-        moved = [x.flatten(start, -2).transpose(-1, -2) if x.dim() > start + 1 else x[..., None]
-                 for x, start in ((normed, 1), (signal, 2))]  # fmt: skip
+        moved = [
+            x.flatten(start, -2).transpose(-1, -2) if x.dim() > start + 1 else x[..., None]
+            for x, start in ((normed, 1), (signal, 2))
+        ]
     n, delta = moved
     bias = f"{name.removesuffix('weight')}bias"
     return {name: (delta * n[:, None]).sum(-1), bias: delta.sum(-1)}
@@ -245,9 +258,12 @@ def _with_one(inputs: Float[Tensor, "images d_in positions"], module: nn.Module)
 
 
 def _whole(
-    model: nn.Module, weights: dict[str, Tensor], names: frozenset[str], images: Tensor,
+    model: nn.Module,
+    weights: dict[str, Tensor],
+    names: frozenset[str],
+    images: Tensor,
     cotangents: Tensor,
-) -> dict[str, Float[Tensor, "images cotangents size"]]:  # fmt: skip
+) -> dict[str, Float[Tensor, "images cotangents size"]]:
     """Gradients of some parameters, image by image, by reverse mode."""
     fixed = {name: w for name, w in weights.items() if name not in names}
 
@@ -274,18 +290,24 @@ def without_layer(model: nn.Module, images: Float[Tensor, "images ..."]) -> froz
         logits = functional_call(model, leaves, (images,))
     generator = torch.Generator().manual_seed(0)
     cotangents = torch.randn(logits.shape, generator=generator).to(logits)
-    truth = dict(zip(leaves, torch.autograd.grad(
-        logits, list(leaves.values()), cotangents, materialize_grads=True
-    ), strict=True))  # fmt: skip
+    truth = dict(
+        zip(
+            leaves,
+            torch.autograd.grad(logits, list(leaves.values()), cotangents, materialize_grads=True),
+            strict=True,
+        )
+    )
     made = _summed(model, image_factors(model, images, cotangents[:, None], frozenset()))
     floor = 1e-6 * max(float(g.norm()) for g in truth.values())
     wrong = {
-        name for name, g in truth.items()
+        name
+        for name, g in truth.items()
         if name not in made or float((made[name] - g).norm()) > 1e-3 * float(g.norm()) + floor
-    }  # fmt: skip
+    }
     # A layer's factors speak for its weight and its bias together.
-    pairs = [(name, f"{name.removesuffix('weight')}bias") for name in leaves
-             if name.endswith("weight")]  # fmt: skip
+    pairs = [
+        (name, f"{name.removesuffix('weight')}bias") for name in leaves if name.endswith("weight")
+    ]
     return frozenset(
         wrong | {n for pair in pairs if wrong & set(pair) for n in pair if n in leaves}
     )

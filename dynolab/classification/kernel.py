@@ -12,9 +12,11 @@ from dynolab.classification.gram import gradient_gram
 
 
 def classifier_kernel(
-    model: nn.Module, observed: Float[Tensor, "observed ..."],
-    updating: Float[Tensor, "updating ..."], classes: int,
-) -> Float[Tensor, "observed updating classes classes"]:  # fmt: skip
+    model: nn.Module,
+    observed: Float[Tensor, "observed ..."],
+    updating: Float[Tensor, "updating ..."],
+    classes: int,
+) -> Float[Tensor, "observed updating classes classes"]:
     """`K_ou = J_o J_uᵀ` of all pairs of images, V × V each, J = ∂ logits/∂θ.
 
     `−η A_o K_ou G_u` is the push of an update on u on all of o's log-probabilities.
@@ -33,9 +35,13 @@ def centred_norms(
 
 
 def class_means(
-    values: Float[ndarray, "observed updating"], observed: Int[ndarray, observed],
-    updating: Int[ndarray, updating], classes: int, *, same: bool = False,
-) -> Float[ndarray, "classes classes"]:  # fmt: skip
+    values: Float[ndarray, "observed updating"],
+    observed: Int[ndarray, observed],
+    updating: Int[ndarray, updating],
+    classes: int,
+    *,
+    same: bool = False,
+) -> Float[ndarray, "classes classes"]:
     """Mean over the pairs of images of every two classes, observed by updating.
 
     A pair of classes without a pair of images has NaN.

@@ -39,9 +39,10 @@ def check_labels(labels: Int[Tensor, examples], classes: int, field: str = "labe
     empty = (counts == 0).nonzero().flatten().tolist()
     if empty:
         raise ConfigError(
-            field, f"no example of class {empty[0]}",
+            field,
+            f"no example of class {empty[0]}",
             "every class needs one in training; give more examples, or fewer classes",
-        )  # fmt: skip
+        )
 
 
 def flip_labels(

@@ -42,9 +42,14 @@ class Influences:
 
 
 def accumulate(
-    model: nn.Module, inputs: Float[Tensor, "examples ..."], labels: Int[Tensor, examples],
-    groups: Int[Tensor, examples], *, steps: int, learning_rate: float,
-) -> Influences:  # fmt: skip
+    model: nn.Module,
+    inputs: Float[Tensor, "examples ..."],
+    labels: Int[Tensor, examples],
+    groups: Int[Tensor, examples],
+    *,
+    steps: int,
+    learning_rate: float,
+) -> Influences:
     """Trains a copy of a network on all examples at once and accounts for every step.
 
     **Arguments:** `groups`: of every example, counted from 0.

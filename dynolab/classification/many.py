@@ -38,9 +38,10 @@ class SGDConfig(BaseModel):
         """**Raises:** `ConfigError` for momentum and decay, by which a step is not its images'."""
         if self.momentum or self.weight_decay:
             raise ConfigError(
-                field, {"momentum": self.momentum, "decay": self.weight_decay},
+                field,
+                {"momentum": self.momentum, "decay": self.weight_decay},
                 "the forces told are those of a step's own images: both must be 0",
-            )  # fmt: skip
+            )
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,10 @@ class ManyModels:
         shapes = [{n: p.shape for n, p in one.named_parameters()} for one in models]
         if any(one != shapes[0] for one in shapes):
             raise ConfigError(
-                "models", sorted({type(one).__name__ for one in models}),
+                "models",
+                sorted({type(one).__name__ for one in models}),
                 "models that train together must have the same parameters",
-            )  # fmt: skip
+            )
         weights, buffers = stack_module_state(list(models))
         if buffers:
             raise ConfigError(
@@ -122,9 +124,7 @@ def cross_entropy(
     return -(targets * logits.log_softmax(-1)).sum(-1).mean()
 
 
-def batch_order(
-    examples: int, config: SGDConfig, seed: int
-) -> Int[Tensor, "steps batch"]:  # fmt: skip
+def batch_order(examples: int, config: SGDConfig, seed: int) -> Int[Tensor, "steps batch"]:
     """The examples of every step, each epoch in an order of its own.
 
     A last batch that is not full is left out, so that all steps are alike.
@@ -145,11 +145,16 @@ def batch_order(
 
 
 def train_many(
-    many: ManyModels, inputs: Float[Tensor, "examples ..."],
-    targets: Float[Tensor, "*models examples classes"], orders: Int[Tensor, "*models steps batch"],
-    config: SGDConfig, *, loss: Loss = cross_entropy,
-    learning_rates: Float[Tensor, models] | None = None, all_must_last: bool = True,
-) -> Iterator[ManyStep]:  # fmt: skip
+    many: ManyModels,
+    inputs: Float[Tensor, "examples ..."],
+    targets: Float[Tensor, "*models examples classes"],
+    orders: Int[Tensor, "*models steps batch"],
+    config: SGDConfig,
+    *,
+    loss: Loss = cross_entropy,
+    learning_rates: Float[Tensor, models] | None = None,
+    all_must_last: bool = True,
+) -> Iterator[ManyStep]:
     """Trains all models by SGD, step by step; each becomes what it would become alone.
 
     Takes a step whenever the next is asked for, and leaves the weights in `many.weights`: a loop
@@ -170,9 +175,10 @@ def train_many(
     own = orders.dim() == 3
     if orders.shape[:-2] not in ((), (len(many),)) or targets.shape[:-2] not in ((), (len(many),)):
         raise ConfigError(
-            "orders, targets", (tuple(orders.shape), tuple(targets.shape)),
+            "orders, targets",
+            (tuple(orders.shape), tuple(targets.shape)),
             f"give one for all models, or one for each of the {len(many)}",
-        )  # fmt: skip
+        )
     orders = orders.to(inputs.device)
     rates = _rates(many, config, learning_rates)
     velocity = {name: torch.zeros_like(w) for name, w in many.weights.items()}

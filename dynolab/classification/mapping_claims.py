@@ -25,9 +25,7 @@ def per_seed(
 
 def difference(rows: Sequence[LearnedMapping], field: str) -> Interval:
     """Compositional less holistic, paired by seed."""
-    return mean_interval(
-        per_seed(rows, field, "compositional") - per_seed(rows, field, "holistic")
-    )  # fmt: skip
+    return mean_interval(per_seed(rows, field, "compositional") - per_seed(rows, field, "holistic"))
 
 
 def correlation(rows: Sequence[LearnedMapping], with_: str) -> Interval:

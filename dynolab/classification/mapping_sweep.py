@@ -86,16 +86,25 @@ def sweep(
 
 
 def train_together(
-    space: SpaceName, mappings: Sequence[Messages], seeds: Sequence[int], *,
-    width: int, learning_rate: float, steps: int,
-) -> Float[Tensor, "steps mappings seeds"]:  # fmt: skip
+    space: SpaceName,
+    mappings: Sequence[Messages],
+    seeds: Sequence[int],
+    *,
+    width: int,
+    learning_rate: float,
+    steps: int,
+) -> Float[Tensor, "steps mappings seeds"]:
     """The losses of `sweep` alone."""
     inputs = torch.from_numpy(one_hot(space, range(space.objects)))
     targets, many = _models(space, mappings, seeds, width)
     trained = train_many(
-        many, inputs, targets, _whole_batch(space, steps), _sgd(space, learning_rate),
+        many,
+        inputs,
+        targets,
+        _whole_batch(space, steps),
+        _sgd(space, learning_rate),
         loss=message_loss(space),
-    )  # fmt: skip
+    )
     return torch.stack([one.losses.view(len(mappings), len(seeds)) for one in trained])
 
 

@@ -49,15 +49,14 @@ def all_mappings(space: SpaceName) -> list[Messages]:
     """
     if space.objects > 4:
         raise ConfigError(
-            "spaces", space.label,
+            "spaces",
+            space.label,
             f"has {space.objects}^{space.objects} maps; give a number of sampled bijections",
-        )  # fmt: skip
+        )
     return list(product(range(space.objects), repeat=space.objects))
 
 
-def composed(
-    space: SpaceName, order: Sequence[int], names: Sequence[Sequence[int]]
-) -> Messages:  # fmt: skip
+def composed(space: SpaceName, order: Sequence[int], names: Sequence[Sequence[int]]) -> Messages:
     """The compositional mapping whose i-th letter tells attribute `order[i]`.
 
     **Arguments:** `names[i][a]`: the letter that stands at place i for value a.
@@ -86,10 +85,11 @@ def sampled_bijections(space: SpaceName, count: int, seed: int) -> list[Messages
     most = min(there, math.factorial(space.objects) - there)
     if not 1 <= count <= most:
         raise ConfigError(
-            "sampled", count,
+            "sampled",
+            count,
             f"there are {most} of the rarer kind of bijections of {space.label} objects; "
             f"choose 1 to {most}",
-        )  # fmt: skip
+        )
     rng = np.random.default_rng(seed)
     found: dict[Messages, None] = {}
     while len(found) < count:

@@ -17,8 +17,10 @@ from dynolab.probes.verdicts import Quantity, Verdict
 from dynolab.statistics import mean_interval
 
 TITLES: dict[PathData, str] = {
-    "toy": "Gaussian toy", "images": "images, labels flipped", "human": "images, human labels"
-}  # fmt: skip
+    "toy": "Gaussian toy",
+    "images": "images, labels flipped",
+    "human": "images, human labels",
+}
 
 
 def assess_paths(found: PathFindings) -> tuple[Verdict, ...]:
@@ -32,38 +34,55 @@ def _of(data: PathData, found: PathFindings) -> Iterator[Verdict]:
     epochs = [one for one in found.epochs if one.data == data]
     title = TITLES[data]
     yield Verdict(
-        f"{data}/zigzag", title, "The harder an example, the more its path zig-zags", "ρ > 0",
+        f"{data}/zigzag",
+        title,
+        "The harder an example, the more its path zig-zags",
+        "ρ > 0",
         (_quantity("ρ(zig-zag, ‖e_y − p*‖)", 1, [one.rank_correlation for one in scores]),),
-    )  # fmt: skip
+    )
     yield Verdict(
-        f"{data}/auc", title, "Zig-zag tells wrong labels from right ones", "AUC > 0.5",
+        f"{data}/auc",
+        title,
+        "Zig-zag tells wrong labels from right ones",
+        "AUC > 0.5",
         (_quantity("AUC", 1, [one.auc for one in scores], bound=0.5),),
-    )  # fmt: skip
+    )
     yield Verdict(
-        f"{data}/filter", title,
-        "The filtered path ends nearer to p* than the last prediction", "Δ‖q − p*‖ < 0",
-        (_quantity("filtered − last", -1,
-                   [one.filtered_error - one.last_error for one in scores]),),
-    )  # fmt: skip
+        f"{data}/filter",
+        title,
+        "The filtered path ends nearer to p* than the last prediction",
+        "Δ‖q − p*‖ < 0",
+        (
+            _quantity(
+                "filtered − last", -1, [one.filtered_error - one.last_error for one in scores]
+            ),
+        ),
+    )
     wrong = curves(epochs, "mislabelled")
     if wrong is not None:
         yield Verdict(
-            f"{data}/detour", title,
+            f"{data}/detour",
+            title,
             "A mislabelled example first goes to its true class, then to the given label",
-            "rise > 0, then fall < 0", _detour(wrong["truth"]),
-        )  # fmt: skip
+            "rise > 0, then fall < 0",
+            _detour(wrong["truth"]),
+        )
         yield Verdict(
-            f"{data}/others", title,
-            "Within an epoch the others pull a mislabelled example back from its label", "Σ < 0",
+            f"{data}/others",
+            title,
+            "Within an epoch the others pull a mislabelled example back from its label",
+            "Σ < 0",
             (_quantity("others", -1, wrong["others"].sum(1), unit="nats"),),
-        )  # fmt: skip
+        )
     easy = curves(epochs, "easy")
     if easy is not None:
         yield Verdict(
-            f"{data}/easy_others", title,
-            "They lift an easy one's label", "Σ > 0",
+            f"{data}/easy_others",
+            title,
+            "They lift an easy one's label",
+            "Σ > 0",
             (_quantity("others", 1, easy["others"].sum(1), unit="nats"),),
-        )  # fmt: skip
+        )
 
 
 def curves(

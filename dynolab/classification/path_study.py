@@ -94,22 +94,41 @@ class Followed:
 
 
 def study_paths(
-    build: Build, data: ImageSplits, config: PathStudyConfig, seeds: Sequence[int],
+    build: Build,
+    data: ImageSplits,
+    config: PathStudyConfig,
+    seeds: Sequence[int],
     toy_build: Build,
-) -> PathFindings:  # fmt: skip
+) -> PathFindings:
     """Follows every example of the clouds and of the images, and of people's labels where given."""
     found = PathFindings()
     toys = [gaussian_toy(config.toy, seed) for seed in seeds]
     tasks = [Task(toy.inputs, toy.labels, toy.truth.argmax(-1), toy.truth) for toy in toys]
     _add(found, "toy", toy_build, tasks, config.toy.classes, config.toy_training, config, seeds)
     estimated = outside_predictions(build, data, config.training, seeds)
-    _add(found, "images", build, [_flipped(data, config, estimated, seed) for seed in seeds],
-         data.classes, config.training, config, seeds)  # fmt: skip
+    _add(
+        found,
+        "images",
+        build,
+        [_flipped(data, config, estimated, seed) for seed in seeds],
+        data.classes,
+        config.training,
+        config,
+        seeds,
+    )
     train = data.train
     if train.human is not None:
         given = Task(train.pixels, train.labels, train.human.argmax(-1), train.human)
-        _add(found, "human", build, [given] * len(seeds), data.classes, config.training, config,
-             seeds)  # fmt: skip
+        _add(
+            found,
+            "human",
+            build,
+            [given] * len(seeds),
+            data.classes,
+            config.training,
+            config,
+            seeds,
+        )
     return found
 
 
@@ -137,7 +156,7 @@ def outside_predictions(
 
 def _flipped(
     data: ImageSplits, config: PathStudyConfig, truth: Float[Tensor, "examples classes"], seed: int
-) -> Task:  # fmt: skip
+) -> Task:
     train: Images = data.train
     generator = torch.Generator().manual_seed(seed_for("wrong labels", seed))
     labels = flip_labels(train.labels, data.classes, config.noise, generator)
@@ -146,7 +165,7 @@ def _flipped(
 
 def follow(
     many: ManyModels, tasks: Sequence[Task], classes: int, training: SGDConfig, seeds: Sequence[int]
-) -> Followed:  # fmt: skip
+) -> Followed:
     """Trains a network of every seed on its task, and looks at all examples after every epoch."""
     inputs = torch.stack([task.inputs for task in tasks]).to(many.device)
     labels = torch.stack([task.labels for task in tasks])
@@ -179,9 +198,15 @@ def _logps(
 
 
 def _add(
-    found: PathFindings, name: PathData, build: Build, tasks: Sequence[Task], classes: int,
-    training: SGDConfig, config: PathStudyConfig, seeds: Sequence[int],
-) -> None:  # fmt: skip
+    found: PathFindings,
+    name: PathData,
+    build: Build,
+    tasks: Sequence[Task],
+    classes: int,
+    training: SGDConfig,
+    config: PathStudyConfig,
+    seeds: Sequence[int],
+) -> None:
     shape = tuple(tasks[0].inputs.shape[1:])
     many = ManyModels([build(shape, classes, seed) for seed in seeds])
     followed = follow(many, tasks, classes, training, seeds)
@@ -205,26 +230,35 @@ def groups_of(task: Task) -> dict[Difficulty, Int[Tensor, some]]:
 
 
 def _scores(
-    name: PathData, seed: int, task: Task, path: Float[Tensor, "times examples classes"],
+    name: PathData,
+    seed: int,
+    task: Task,
+    path: Float[Tensor, "times examples classes"],
     score: Float[Tensor, examples],
-) -> PathScores:  # fmt: skip
+) -> PathScores:
     difficulty = base_difficulty(task.truth, task.labels)
     wrong = task.wrong
     return PathScores(
-        data=name, seed=seed,
-        difficulty=tuple(difficulty.tolist()), zigzag=tuple(score.tolist()),
+        data=name,
+        seed=seed,
+        difficulty=tuple(difficulty.tolist()),
+        zigzag=tuple(score.tolist()),
         wrong=tuple(wrong.tolist()),
         auc=float(auc(score.numpy(), wrong.numpy())),
         rank_correlation=float(rank_correlation(score.numpy(), difficulty.numpy())),
         filtered_error=float((filtered(path, FILTER_DECAY)[-1] - task.truth).norm(dim=-1).mean()),
         last_error=float((path[-1] - task.truth).norm(dim=-1).mean()),
-    )  # fmt: skip
+    )
 
 
 def _epochs(
-    name: PathData, seed: int, task: Task, logps: Float[Tensor, "times examples classes"],
-    own: Float[Tensor, "epochs examples"], groups: dict[Difficulty, Int[Tensor, some]],
-) -> list[EpochInfluence]:  # fmt: skip
+    name: PathData,
+    seed: int,
+    task: Task,
+    logps: Float[Tensor, "times examples classes"],
+    own: Float[Tensor, "epochs examples"],
+    groups: dict[Difficulty, Int[Tensor, some]],
+) -> list[EpochInfluence]:
     rows = torch.arange(len(task.labels))
     label, truth = logps[:, rows, task.labels], logps[:, rows, task.right].exp()
     nothing = torch.zeros_like(own[:1])
@@ -232,20 +266,29 @@ def _epochs(
     others = torch.cat([nothing, label.diff(dim=0)]) - own
     return [
         EpochInfluence(
-            data=name, seed=seed, group=group, epoch=epoch,
-            own=float(own[epoch, index].mean()), others=float(others[epoch, index].mean()),
+            data=name,
+            seed=seed,
+            group=group,
+            epoch=epoch,
+            own=float(own[epoch, index].mean()),
+            others=float(others[epoch, index].mean()),
             label=float(label[epoch, index].exp().mean()),
             truth=float(truth[epoch, index].mean()),
         )
-        for group, index in groups.items() if len(index)
+        for group, index in groups.items()
+        if len(index)
         for epoch in range(len(own))
-    ]  # fmt: skip
+    ]
 
 
 def _shown(
-    name: PathData, task: Task, path: Float[Tensor, "times examples classes"],
-    score: Float[Tensor, examples], groups: dict[Difficulty, Int[Tensor, some]], count: int,
-) -> list[ExamplePath]:  # fmt: skip
+    name: PathData,
+    task: Task,
+    path: Float[Tensor, "times examples classes"],
+    score: Float[Tensor, examples],
+    groups: dict[Difficulty, Int[Tensor, some]],
+    count: int,
+) -> list[ExamplePath]:
     """The examples in the middle of their group by score: its typical ones."""
     smooth, found = filtered(path), []
     for group, index in groups.items():
@@ -256,13 +299,15 @@ def _shown(
             seen = smooth[:, example] @ corners
             found.append(
                 ExamplePath(
-                    data=name, group=group, names=names,
+                    data=name,
+                    group=group,
+                    names=names,
                     label=names.index(str(int(task.labels[example]))),
                     zigzag=float(score[example]),
                     truth=tuple((task.truth[example] @ corners).tolist()),
                     path=tuple(tuple(p) for p in seen.tolist()),
                 )
-            )  # fmt: skip
+            )
     return found
 
 

@@ -29,9 +29,10 @@ def filtered(
 
 
 def zigzag(
-    path: Float[Tensor, "times *examples classes"], labels: Int[Tensor, "*examples"],
+    path: Float[Tensor, "times *examples classes"],
+    labels: Int[Tensor, "*examples"],
     smoothing: float = SMOOTHING,
-) -> Float[Tensor, "*examples"]:  # fmt: skip
+) -> Float[Tensor, "*examples"]:
     """How much longer than straight the way to the given label is.
 
     `Z = Σ_t ‖p̄_{t+1} − p̄_t‖ + ‖e_y − p̄_T‖ − ‖e_y − p̄_0‖ ≥ 0`
@@ -44,17 +45,18 @@ def zigzag(
     """
     smooth = filtered(path, smoothing)
     label = torch.nn.functional.one_hot(labels.long(), path.shape[-1]).to(path)
-    start = smooth.gather(
-        0, (~smooth.isnan()).int().argmax(0, keepdim=True)
-    ).squeeze(0)  # fmt: skip
+    start = smooth.gather(0, (~smooth.isnan()).int().argmax(0, keepdim=True)).squeeze(0)
     length = (smooth[1:] - smooth[:-1]).norm(dim=-1).nansum(0)
     return length + (label - smooth[-1]).norm(dim=-1) - (label - start).norm(dim=-1)
 
 
 def own_changes(
-    many: ManyModels, weights: Stacked, inputs: Float[Tensor, "models batch ..."],
-    labels: Int[Tensor, "models batch"], rate: float,
-) -> Float[Tensor, "models batch"]:  # fmt: skip
+    many: ManyModels,
+    weights: Stacked,
+    inputs: Float[Tensor, "models batch ..."],
+    labels: Int[Tensor, "models batch"],
+    rate: float,
+) -> Float[Tensor, "models batch"]:
     """What an example's own share of a step does to its label's log p, in nats.
 
     `log p_y(w + rate ∇ log p_y) − log p_y(w)`, `rate` = η/B: measured, not to first order, since

@@ -70,9 +70,14 @@ def _toy(
 
 
 def _trained(
-    build: Build, inputs: Float[Tensor, "examples ..."], labels: Int[Tensor, examples],
-    groups: Int[Tensor, examples], classes: int, config: SpeedConfig, seed: int,
-) -> Influences:  # fmt: skip
+    build: Build,
+    inputs: Float[Tensor, "examples ..."],
+    labels: Int[Tensor, examples],
+    groups: Int[Tensor, examples],
+    classes: int,
+    config: SpeedConfig,
+    seed: int,
+) -> Influences:
     model = build(tuple(inputs.shape[1:]), classes, seed)
     return accumulate(
         model, inputs, labels, groups, steps=config.steps, learning_rate=config.learning_rate
@@ -80,9 +85,13 @@ def _trained(
 
 
 def _rows(
-    found: Influences, names: Sequence[str], groups: Int[Tensor, examples], contrast: Contrast,
-    seed: int, config: SpeedConfig,
-) -> Iterator[SpeedRow]:  # fmt: skip
+    found: Influences,
+    names: Sequence[str],
+    groups: Int[Tensor, examples],
+    contrast: Contrast,
+    seed: int,
+    config: SpeedConfig,
+) -> Iterator[SpeedRow]:
     kept = torch.linspace(0, config.steps, min(config.points, config.steps + 1)).long()
     for place, name in enumerate(names):
         mine = groups == place
@@ -94,8 +103,14 @@ def _rows(
             return tuple(values[kept].tolist())
 
         yield SpeedRow(
-            contrast=contrast, kind=name, seed=seed, steps=tuple(kept.tolist()),
-            influence=path(influence), measured=path(found.measured[:, mine].mean(1)),
-            own=path(found.own[:, mine].mean(1)), from_alike=path(alike),
-            from_others=path(everyone - alike), speed=speed(influence),
-        )  # fmt: skip
+            contrast=contrast,
+            kind=name,
+            seed=seed,
+            steps=tuple(kept.tolist()),
+            influence=path(influence),
+            measured=path(found.measured[:, mine].mean(1)),
+            own=path(found.own[:, mine].mean(1)),
+            from_alike=path(alike),
+            from_others=path(everyone - alike),
+            speed=speed(influence),
+        )

@@ -87,7 +87,7 @@ class Supervised:
 
 def compare_supervision(
     build: Build, data: ImageSplits, config: SupervisionConfig, noise: float, seeds: Sequence[int]
-) -> Supervised:  # fmt: skip
+) -> Supervised:
     """Trains every arm with every seed on the training images with a share of wrong labels.
 
     **Raises:** `ConfigError` for noise outside [0, 1), labels out of range, a class without
@@ -101,9 +101,14 @@ def compare_supervision(
     orders = torch.stack([batch_order(len(true), config.training, seed) for seed in seeds])
     hard = one_hot(given, data.classes)
     teacher = train_teacher(
-        ManyModels([build(seed) for seed in seeds]), data.train.pixels, hard, orders, config,
-        data.validation.pixels, torch.stack([one.given for one in checks]),
-    )  # fmt: skip
+        ManyModels([build(seed) for seed in seeds]),
+        data.train.pixels,
+        hard,
+        orders,
+        config,
+        data.validation.pixels,
+        torch.stack([one.given for one in checks]),
+    )
     heat = config.temperature
     targets: dict[Arm, Float[Tensor, "seeds examples classes"]] = {
         "one_hot": hard,
@@ -115,8 +120,9 @@ def compare_supervision(
         "filter_kd": teacher.table.targets(hard),
     }
     weights: dict[Arm, Mapping[str, Tensor]] = {
-        "one_hot": teacher.last_weights, "early_stopping": teacher.early_weights
-    }  # fmt: skip
+        "one_hot": teacher.last_weights,
+        "early_stopping": teacher.early_weights,
+    }
     for arms in (("one_hot_twice", "label_smoothing"), ("kd", "eskd", "filter_kd")):
         weights |= _students(
             build, data, config, seeds, orders, {arm: targets[arm] for arm in arms}
@@ -130,18 +136,20 @@ def compare_supervision(
     return Supervised(rows, _detections(teacher, labels, noise, seeds))
 
 
-def _noisy(
-    labels: Int[Tensor, examples], classes: int, noise: float, seed: int
-) -> NoisyLabels:  # fmt: skip
+def _noisy(labels: Int[Tensor, examples], classes: int, noise: float, seed: int) -> NoisyLabels:
     generator = torch.Generator().manual_seed(seed_for("wrong labels", seed))
     return flip_labels(labels, classes, noise, generator)
 
 
 def train_teacher(
-    many: ManyModels, inputs: Tensor, hard: Float[Tensor, "seeds examples classes"],
-    orders: Int[Tensor, "seeds steps batch"], config: SupervisionConfig,
-    check_inputs: Tensor, check_labels: Int[Tensor, "seeds checks"],
-) -> Teacher:  # fmt: skip
+    many: ManyModels,
+    inputs: Tensor,
+    hard: Float[Tensor, "seeds examples classes"],
+    orders: Int[Tensor, "seeds steps batch"],
+    config: SupervisionConfig,
+    check_inputs: Tensor,
+    check_labels: Int[Tensor, "seeds checks"],
+) -> Teacher:
     """Trains on one-hot labels, and keeps what students will be taught."""
     table = FilterTable(*hard.shape, decay=config.filter_decay)
     path = torch.full((config.training.epochs, *hard.shape), torch.nan)
@@ -164,10 +172,13 @@ def train_teacher(
 
 
 def _students(
-    build: Build, data: ImageSplits, config: SupervisionConfig, seeds: Sequence[int],
+    build: Build,
+    data: ImageSplits,
+    config: SupervisionConfig,
+    seeds: Sequence[int],
     orders: Int[Tensor, "seeds steps batch"],
     targets: Mapping[Arm, Float[Tensor, "seeds examples classes"]],
-) -> dict[Arm, Mapping[str, Tensor]]:  # fmt: skip
+) -> dict[Arm, Mapping[str, Tensor]]:
     """Trains the seeds of all these arms at once."""
     many = ManyModels([build(seed) for _ in targets for seed in seeds])
     distilled = "kd" in targets
@@ -177,22 +188,34 @@ def _students(
             rates[place * len(seeds) : (place + 1) * len(seeds)] *= 2
     loss = partial(distillation, temperature=config.temperature) if distilled else cross_entropy
     for _ in train_many(
-        many, data.train.pixels, torch.cat(list(targets.values())),
-        orders.repeat(len(targets), 1, 1), config.training, loss=loss, learning_rates=rates,
-    ):  # fmt: skip
+        many,
+        data.train.pixels,
+        torch.cat(list(targets.values())),
+        orders.repeat(len(targets), 1, 1),
+        config.training,
+        loss=loss,
+        learning_rates=rates,
+    ):
         pass
     return {
-        arm: {name: w[place * len(seeds) : (place + 1) * len(seeds)]
-              for name, w in many.weights.items()}
+        arm: {
+            name: w[place * len(seeds) : (place + 1) * len(seeds)]
+            for name, w in many.weights.items()
+        }
         for place, arm in enumerate(targets)
-    }  # fmt: skip
+    }
 
 
 def _measured(
-    many: ManyModels, weights: Mapping[str, Tensor], data: ImageSplits,
-    target: Float[Tensor, "seeds examples classes"], labels: Sequence[NoisyLabels], arm: Arm,
-    noise: float, seeds: Sequence[int],
-) -> list[SupervisionRow]:  # fmt: skip
+    many: ManyModels,
+    weights: Mapping[str, Tensor],
+    data: ImageSplits,
+    target: Float[Tensor, "seeds examples classes"],
+    labels: Sequence[NoisyLabels],
+    arm: Arm,
+    noise: float,
+    seeds: Sequence[int],
+) -> list[SupervisionRow]:
     test = many.logits(data.test.pixels, weights)
     right = (test.argmax(-1) == data.test.labels).float().mean(-1)
     picked = data.test.labels[None, :, None].expand(len(seeds), -1, 1)
@@ -204,11 +227,15 @@ def _measured(
         believed = (said[place] == one.given)[one.wrong].float()
         rows.append(
             SupervisionRow(
-                arm=arm, noise=noise, seed=seed, accuracy=float(right[place]),
-                nll=float(nll[place]), target_error=float(error[place]),
+                arm=arm,
+                noise=noise,
+                seed=seed,
+                accuracy=float(right[place]),
+                nll=float(nll[place]),
+                target_error=float(error[place]),
                 believed_wrong=float(believed.mean()) if len(believed) else None,
             )
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -228,10 +255,12 @@ def _detections(
     }
     return [
         DetectionRow(
-            score=name, noise=noise, seed=seed,
+            score=name,
+            noise=noise,
+            seed=seed,
             auc=float(auc(score[place].numpy(), labels[place].wrong.numpy())),
         )
         for name, score in scores.items()
         for place, seed in enumerate(seeds)
         if labels[place].wrong.any()
-    ]  # fmt: skip
+    ]

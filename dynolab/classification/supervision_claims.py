@@ -82,12 +82,19 @@ def _of_filter(rows: Sequence[SupervisionRow]) -> Iterator[Verdict]:
     for other in ("label_smoothing", "kd", "eskd", "early_stopping", "one_hot_twice"):
         yield _higher("filter_kd", other, noise, table)
     yield Verdict(
-        "supervision/target_error", "Filter-KD",
+        "supervision/target_error",
+        "Filter-KD",
         f"At {noise:.0%} noise its targets are nearer to the truth than the given labels",
         "Δ E‖q − e_true‖ < 0",
-        (Quantity("Filter-KD − one-hot", -1,
-                  table.difference("filter_kd", "one_hot", "target_error"), unit=""),),
-    )  # fmt: skip
+        (
+            Quantity(
+                "Filter-KD − one-hot",
+                -1,
+                table.difference("filter_kd", "one_hot", "target_error"),
+                unit="",
+            ),
+        ),
+    )
 
 
 def _higher(arm: str, other: str, noise: float, table: ArmTable) -> Verdict:
@@ -110,35 +117,48 @@ def _of_detection(
         own = detection(detections, score, noise)
         if own.size:
             yield Verdict(
-                f"detection/{score}", "wrong labels",
+                f"detection/{score}",
+                "wrong labels",
                 f"At {noise:.0%} noise {SCORES[score]} finds them, and better than the last "
-                "predictions do", "AUC > 0.5, Δ AUC > 0",
-                (Quantity("AUC", 1, mean_interval(own), 0.5, ""),
-                 Quantity("AUC − last prediction’s", 1, mean_interval(own - last), unit="")),
-            )  # fmt: skip
+                "predictions do",
+                "AUC > 0.5, Δ AUC > 0",
+                (
+                    Quantity("AUC", 1, mean_interval(own), 0.5, ""),
+                    Quantity("AUC − last prediction’s", 1, mean_interval(own - last), unit=""),
+                ),
+            )
 
 
 def _of_speeds(speeds: Sequence[SpeedRow]) -> Iterator[Verdict]:
     claims: tuple[tuple[Contrast, str, str, str], ...] = (
         ("clean-noisy", "clean", "noisy", "Clean labels are learned faster than wrong ones"),
-        ("coherent-contradictory", "coherent", "contradictory",
-         "Pairs that agree are learned faster than pairs that contradict each other"),
-    )  # fmt: skip
+        (
+            "coherent-contradictory",
+            "coherent",
+            "contradictory",
+            "Pairs that agree are learned faster than pairs that contradict each other",
+        ),
+    )
     for contrast, fast, slow, claim in claims:
         first, second = (speed_values(speeds, contrast, kind) for kind in (fast, slow))
         if not first.size:
             continue
         yield _faster(f"speed/{contrast}", claim, first - second)
         if contrast == "clean-noisy":
-            others = np.array([
-                row.from_others[-1] for row in speeds
-                if row.contrast == contrast and row.kind == slow
-            ])  # fmt: skip
+            others = np.array(
+                [
+                    row.from_others[-1]
+                    for row in speeds
+                    if row.contrast == contrast and row.kind == slow
+                ]
+            )
             yield Verdict(
-                "speed/clean-noisy/held_back", "learning speed",
-                "Clean examples hold wrong labels back", "influence of clean on noisy < 0",
+                "speed/clean-noisy/held_back",
+                "learning speed",
+                "Clean examples hold wrong labels back",
+                "influence of clean on noisy < 0",
                 (Quantity("accumulated influence", -1, mean_interval(others), unit="nats"),),
-            )  # fmt: skip
+            )
 
 
 def _faster(id_: str, claim: str, difference: np.ndarray) -> Verdict:
@@ -183,13 +203,19 @@ def _points(share: Interval) -> Interval:
 
 
 LABELS: dict[str, str] = {
-    "filter_kd": "Filter-KD", "eskd": "ESKD", "kd": "KD", "label_smoothing": "label smoothing",
-    "one_hot": "one-hot", "early_stopping": "early stopping",
+    "filter_kd": "Filter-KD",
+    "eskd": "ESKD",
+    "kd": "KD",
+    "label_smoothing": "label smoothing",
+    "one_hot": "one-hot",
+    "early_stopping": "early stopping",
     "one_hot_twice": "one-hot, twice the rate",
-}  # fmt: skip
+}
 """What arms are called in sentences and legends."""
 
 SCORES: dict[str, str] = {
-    "filter": "Filter-KD's table", "path": "the mean over the path",
-    "last": "the last prediction", "zigzag": "the zig-zag score",
-}  # fmt: skip
+    "filter": "Filter-KD's table",
+    "path": "the mean over the path",
+    "last": "the last prediction",
+    "zigzag": "the zig-zag score",
+}

@@ -35,9 +35,10 @@ def smoothed(
 
 
 def distillation(
-    logits: Float[Tensor, "batch classes"], target: Float[Tensor, "batch classes"],
+    logits: Float[Tensor, "batch classes"],
+    target: Float[Tensor, "batch classes"],
     temperature: float = 1.0,
-) -> Float[Tensor, ""]:  # fmt: skip
+) -> Float[Tensor, ""]:
     """`2τ² KL(q ‖ softmax(z/τ))`, mean over the batch, and no term on the hard label.
 
     q is a teacher's distribution at the same temperature. The force is `G = 2τ (p_τ − q)`: at

@@ -93,9 +93,10 @@ class Adaptation:
 
 
 def adaptation(
-    before: Float[Tensor, "examples features"], after: Float[Tensor, "examples features"],
+    before: Float[Tensor, "examples features"],
+    after: Float[Tensor, "examples features"],
     forces: Float[Tensor, "examples features"],
-) -> Adaptation:  # fmt: skip
+) -> Adaptation:
     """Compares features before and after finetuning, with the forces on them before it."""
     moved = after - before
     return Adaptation(

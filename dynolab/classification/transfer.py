@@ -71,9 +71,10 @@ class TransferConfig(BaseModel):
             raise ConfigError("taus", list(self.taus), "give rising numbers of epochs from 0")
         if len(set(self.strategies)) < len(self.strategies) or "linear" not in self.strategies:
             raise ConfigError(
-                "strategies", list(self.strategies),
+                "strategies",
+                list(self.strategies),
                 "name each once, and linear, which the others are compared with",
-            )  # fmt: skip
+            )
         return self
 
 
@@ -104,9 +105,14 @@ class _Transfer:
     """One strategy with all seeds and τ."""
 
     def __init__(
-        self, build: Build, task: TransferTask, config: TransferConfig, seeds: Sequence[int],
-        draws: Int[Tensor, "seeds drawn"], strategy: Strategy,
-    ) -> None:  # fmt: skip
+        self,
+        build: Build,
+        task: TransferTask,
+        config: TransferConfig,
+        seeds: Sequence[int],
+        draws: Int[Tensor, "seeds drawn"],
+        strategy: Strategy,
+    ) -> None:
         self.task, self.config, self.seeds = task, config, seeds
         self.draws, self.strategy = draws, strategy
         shape = tuple(task.pool.inputs.shape[1:])
@@ -148,10 +154,12 @@ class _Transfer:
         found = {0: dict(self.heads.weights)} if config.taus[0] == 0 else {}
         if epochs:
             schedule = config.probing.schedule(epochs)
-            orders = torch.stack([
-                batch_order(config.examples, schedule, seed) + place * config.examples
-                for place, seed in enumerate(self.seeds)
-            ])  # fmt: skip
+            orders = torch.stack(
+                [
+                    batch_order(config.examples, schedule, seed) + place * config.examples
+                    for place, seed in enumerate(self.seeds)
+                ]
+            )
             per_epoch = orders.shape[1] // epochs
             for step in train_many(self.heads, few.flatten(0, 1), targets, orders, schedule):
                 epoch, rest = divmod(step.number, per_epoch)
@@ -168,10 +176,12 @@ class _Transfer:
         config = self.config
         many = ManyModels(self.models * len(config.taus))
         many.weights = _prefixed(bodies, "body") | _prefixed(heads, "head")
-        orders = torch.stack([
-            draw[batch_order(config.examples, config.finetuning, seed)]
-            for draw, seed in zip(self.draws, self.seeds, strict=True)
-        ]).repeat(len(config.taus), 1, 1)  # fmt: skip
+        orders = torch.stack(
+            [
+                draw[batch_order(config.examples, config.finetuning, seed)]
+                for draw, seed in zip(self.draws, self.seeds, strict=True)
+            ]
+        ).repeat(len(config.taus), 1, 1)
         targets = one_hot(self.task.pool.labels, self.task.classes)
         for _ in train_many(many, self.task.pool.inputs, targets, orders, config.finetuning):
             pass
@@ -200,7 +210,10 @@ class _Transfer:
                 y, f = labels[place], forces[place]
                 rows.append(
                     TransferRow(
-                        task=task.name, strategy=self.strategy, tau=tau, seed=seed,
+                        task=task.name,
+                        strategy=self.strategy,
+                        tau=tau,
+                        seed=seed,
                         energy=float(energy(logits[place], y)),
                         consistency=float(direction_consistency(f, y, classes)),
                         mismatch=float(mismatch(f, y, classes)),
@@ -209,14 +222,14 @@ class _Transfer:
                         accuracy=right[""][place],
                         elsewhere={name: right[name][place] for name in task.elsewhere},
                     )
-                )  # fmt: skip
+                )
                 place += 1
         return rows
 
 
 def _network(
     build: Build, shape: tuple[int, ...], classes: int, seed: int, strategy: Strategy
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     """A fresh network for the second task; for `two_layer` with a hidden layer in its head.
 
     Its weights are none that the first network began with: features have learned to fit that one's
@@ -236,9 +249,10 @@ def _network(
 def _part(weights: Weights, name: str) -> Weights:
     """The weights of a submodule, under its own names."""
     return {
-        full.removeprefix(f"{name}."): w for full, w in weights.items()
+        full.removeprefix(f"{name}."): w
+        for full, w in weights.items()
         if full.startswith(f"{name}.")
-    }  # fmt: skip
+    }
 
 
 def _prefixed(weights: Weights, name: str) -> Weights:

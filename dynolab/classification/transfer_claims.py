@@ -21,9 +21,11 @@ IN = "in distribution"
 Values = Float[ndarray, "taus seeds"]
 
 STRATEGY_LABELS: dict[str, str] = {
-    "linear": "linear head", "smoothed": "probed with smoothed labels",
-    "two_layer": "two-layer head", "reinitialised": "last feature layer drawn anew",
-}  # fmt: skip
+    "linear": "linear head",
+    "smoothed": "probed with smoothed labels",
+    "two_layer": "two-layer head",
+    "reinitialised": "last feature layer drawn anew",
+}
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,9 @@ def sweeps(rows: Sequence[TransferRow]) -> list[Sweep]:
     """By task, then by strategy, in the rows' order."""
     keys = dict.fromkeys((row.task, row.strategy) for row in rows)
     return [
-        Sweep(task, strategy,
-              tuple(r for r in rows if (r.task, r.strategy) == (task, strategy)))
+        Sweep(task, strategy, tuple(r for r in rows if (r.task, r.strategy) == (task, strategy)))
         for task, strategy in keys
-    ]  # fmt: skip
+    ]
 
 
 def picked_on_others(values: Values, among: Sequence[int]) -> Float[ndarray, seeds]:
@@ -106,41 +107,64 @@ def assess_transfer(rows: Sequence[TransferRow]) -> tuple[Verdict, ...]:
 def _of_energy(task: str, linear: Sweep) -> Iterator[Verdict]:
     energy = linear.values("energy")
     yield Verdict(
-        f"{task}/energy", task, "Longer probing leaves less energy", "Δ E‖e − p‖ < 0",
+        f"{task}/energy",
+        task,
+        "Longer probing leaves less energy",
+        "Δ E‖e − p‖ < 0",
         (Quantity("last τ − first τ", -1, mean_interval(energy[-1] - energy[0]), unit=""),),
-    )  # fmt: skip
+    )
     for name, sign, said in (
-        ("distance", 1, "farther"), ("cosine", -1, "to a smaller cosine with where they were")
-    ):  # fmt: skip
+        ("distance", 1, "farther"),
+        ("cosine", -1, "to a smaller cosine with where they were"),
+    ):
         values = linear.values(name)
         yield Verdict(
-            f"{task}/{name}", task, f"More energy moves features {said}",
+            f"{task}/{name}",
+            task,
+            f"More energy moves features {said}",
             f"rank correlation over τ {'>' if sign > 0 else '<'} 0",
-            (Quantity(f"Spearman, energy and {name}", 1 if sign > 0 else -1,
-                      mean_interval(rank_correlation(energy.T, values.T)), unit=""),),
-        )  # fmt: skip
-    for name, said in (("dot_product", "The dot product with where they were"),
-                       ("norm", "The norm of features")):  # fmt: skip
+            (
+                Quantity(
+                    f"Spearman, energy and {name}",
+                    1 if sign > 0 else -1,
+                    mean_interval(rank_correlation(energy.T, values.T)),
+                    unit="",
+                ),
+            ),
+        )
+    for name, said in (
+        ("dot_product", "The dot product with where they were"),
+        ("norm", "The norm of features"),
+    ):
         values = linear.values(name)
         inner = picked_on_others(values, range(1, len(values) - 1)) if len(values) > 2 else None
         yield Verdict(
-            f"{task}/{name}", task, f"{said} rises with energy, then falls",
+            f"{task}/{name}",
+            task,
+            f"{said} rises with energy, then falls",
             "an inner τ above both ends",
-            () if inner is None else (
+            ()
+            if inner is None
+            else (
                 Quantity("inner − least energy", 1, mean_interval(inner - values[-1]), unit=""),
                 Quantity("inner − most energy", 1, mean_interval(inner - values[0]), unit=""),
             ),
-        )  # fmt: skip
+        )
     followed = linear.values("followed")
     inner = picked_on_others(followed, range(1, len(followed)))
     yield Verdict(
-        f"{task}/mismatch", task,
+        f"{task}/mismatch",
+        task,
         "Energy–direction mismatch: an unprobed head has the most energy and features follow its "
-        "push less than a probed head’s", "Δ energy > 0, Δ followed < 0",
-        (Quantity("energy, first τ − last τ", 1, mean_interval(energy[0] - energy[-1]), unit=""),
-         Quantity("followed, first τ − best later τ", -1, mean_interval(followed[0] - inner),
-                  unit="")),
-    )  # fmt: skip
+        "push less than a probed head’s",
+        "Δ energy > 0, Δ followed < 0",
+        (
+            Quantity("energy, first τ − last τ", 1, mean_interval(energy[0] - energy[-1]), unit=""),
+            Quantity(
+                "followed, first τ − best later τ", -1, mean_interval(followed[0] - inner), unit=""
+            ),
+        ),
+    )
 
 
 def _of_best(task: str, linear: Sweep) -> Iterator[Verdict]:
@@ -150,30 +174,42 @@ def _of_best(task: str, linear: Sweep) -> Iterator[Verdict]:
         values = linear.accuracy(test)
         inner = picked_on_others(values, range(1, len(values) - 1))
         yield Verdict(
-            f"{task}/best/{'in' if test == IN else 'out'}", task,
+            f"{task}/best/{'in' if test == IN else 'out'}",
+            task,
             f"Probing stopped earlier is best {said}: better than none and than to the end",
             "an inner τ above both ends",
-            (Quantity("inner τ − no probing" if linear.taus[0] == 0 else "inner τ − first τ", 1,
-                      _points(mean_interval(inner - values[0])), unit="points"),
-             Quantity("inner τ − last τ", 1, _points(mean_interval(inner - values[-1])),
-                      unit="points")),
-        )  # fmt: skip
+            (
+                Quantity(
+                    "inner τ − no probing" if linear.taus[0] == 0 else "inner τ − first τ",
+                    1,
+                    _points(mean_interval(inner - values[0])),
+                    unit="points",
+                ),
+                Quantity(
+                    "inner τ − last τ", 1, _points(mean_interval(inner - values[-1])), unit="points"
+                ),
+            ),
+        )
 
 
 def _of_smoothed(task: str, linear: Sweep, smoothed: Sweep) -> Iterator[Verdict]:
     kept = smoothed.values("energy")[-1] - linear.values("energy")[-1]
     yield Verdict(
-        f"{task}/smoothed/energy", task, "Probing with smoothed labels keeps energy at the last τ",
-        "Δ energy > 0", (Quantity("smoothed − hard", 1, mean_interval(kept), unit=""),),
-    )  # fmt: skip
+        f"{task}/smoothed/energy",
+        task,
+        "Probing with smoothed labels keeps energy at the last τ",
+        "Δ energy > 0",
+        (Quantity("smoothed − hard", 1, mean_interval(kept), unit=""),),
+    )
     for test, said in ((IN, "in distribution"), ("elsewhere", "out of distribution")):
         gain = smoothed.accuracy(test)[-1] - linear.accuracy(test)[-1]
         yield Verdict(
-            f"{task}/smoothed/{'in' if test == IN else 'out'}", task,
+            f"{task}/smoothed/{'in' if test == IN else 'out'}",
+            task,
             f"After the longest probing smoothed labels end more accurate {said}",
             "Δ accuracy > 0",
             (Quantity("smoothed − hard", 1, _points(mean_interval(gain)), unit="points"),),
-        )  # fmt: skip
+        )
 
 
 def _points(share: Interval) -> Interval:

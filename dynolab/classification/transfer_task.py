@@ -51,9 +51,10 @@ class TransferTask:
         """
         if examples > len(self.pool.labels):
             raise ConfigError(
-                "examples", examples,
+                "examples",
+                examples,
                 f"the second task of {self.name} has {len(self.pool.labels)} of them; lower it",
-            )  # fmt: skip
+            )
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randperm(len(self.pool.labels), generator=generator)[:examples]
         check_labels(self.pool.labels[drawn], self.classes, "examples")
@@ -67,9 +68,10 @@ def check_classes(first: Sequence[int], classes: int, field: str) -> None:
         raise ConfigError(field, list(first), f"name classes of 0 … {classes - 1}, each once")
     if not 2 <= len(first) <= classes - 2:
         raise ConfigError(
-            field, list(first),
+            field,
+            list(first),
             f"of {classes} classes, both tasks need two at least; name 2 to {classes - 2}",
-        )  # fmt: skip
+        )
 
 
 def image_task(data: ImageSplits, first: Sequence[int], seed: int) -> TransferTask:
@@ -86,10 +88,14 @@ def image_task(data: ImageSplits, first: Sequence[int], seed: int) -> TransferTa
         _of(data.train.pixels, data.train.labels, first),
         _of(data.train.pixels, data.train.labels, second),
         test,
-        {"shifted": shifted(test.inputs), "rotated": rotated(test.inputs, 25.0),
-         "noisy": noisy(test.inputs, 0.3, generator)},
-        len(first), len(second),
-    )  # fmt: skip
+        {
+            "shifted": shifted(test.inputs),
+            "rotated": rotated(test.inputs, 25.0),
+            "noisy": noisy(test.inputs, 0.3, generator),
+        },
+        len(first),
+        len(second),
+    )
 
 
 def topic_task(config: TopicConfig, first: Sequence[int]) -> TransferTask:
@@ -118,8 +124,9 @@ def topic_task(config: TopicConfig, first: Sequence[int]) -> TransferTask:
         _of(inputs, labels[kept], second),
         _of(made([texts.words[i] for i in held]), labels[held], second),
         {"shortened": made(_shortened(texts, held, rng)), "mixed": made(_mixed(texts, held, rng))},
-        len(first), len(second),
-    )  # fmt: skip
+        len(first),
+        len(second),
+    )
 
 
 def _of(inputs: Tensor, labels: Int[Tensor, examples], wanted: Sequence[int]) -> Examples:
@@ -143,9 +150,11 @@ def rotated(pixels: Float[Tensor, "images channels height width"], degrees: floa
     """Turned about the centre, bilinear between pixels."""
     angle = torch.deg2rad(torch.tensor(degrees))
     turn = torch.stack(
-        [torch.stack([angle.cos(), -angle.sin(), torch.tensor(0.0)]),
-         torch.stack([angle.sin(), angle.cos(), torch.tensor(0.0)])]
-    )  # fmt: skip
+        [
+            torch.stack([angle.cos(), -angle.sin(), torch.tensor(0.0)]),
+            torch.stack([angle.sin(), angle.cos(), torch.tensor(0.0)]),
+        ]
+    )
     grid = functional.affine_grid(
         turn.expand(len(pixels), 2, 3), list(pixels.shape), align_corners=False
     )
@@ -153,17 +162,16 @@ def rotated(pixels: Float[Tensor, "images channels height width"], degrees: floa
 
 
 def noisy(
-    pixels: Float[Tensor, "images channels height width"], deviation: float,
+    pixels: Float[Tensor, "images channels height width"],
+    deviation: float,
     generator: torch.Generator,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """With Gaussian noise on every pixel, kept in 0 … 1."""
     noise = torch.randn(pixels.shape, generator=generator)
     return (pixels + deviation * noise).clamp(0, 1)
 
 
-def _shortened(
-    texts: Texts, index: np.ndarray, rng: np.random.Generator
-) -> list[list[str]]:  # fmt: skip
+def _shortened(texts: Texts, index: np.ndarray, rng: np.random.Generator) -> list[list[str]]:
     found = []
     for i in index:
         words = texts.words[i]

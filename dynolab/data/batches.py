@@ -114,10 +114,14 @@ class TokenBatch:
 
 
 def collate(
-    sequences: Sequence[Encoded], pad_id: int, *,
-    example: Sequence[int] | None = None, side: Sequence[int] | None = None,
-    ids: Sequence[str] = (), totals: Totals | None = None,
-) -> TokenBatch:  # fmt: skip
+    sequences: Sequence[Encoded],
+    pad_id: int,
+    *,
+    example: Sequence[int] | None = None,
+    side: Sequence[int] | None = None,
+    ids: Sequence[str] = (),
+    totals: Totals | None = None,
+) -> TokenBatch:
     """Pads sequences on the right and lists their response tokens.
 
     **Arguments:**

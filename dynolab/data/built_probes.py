@@ -28,8 +28,9 @@ def read_built_probes(
         pair = parts[row.split].get(row.pair_id)
         if pair is None or pair.prompt != row.prompt:
             raise ConfigError(
-                "data.probes", f"{file.name}, {row.kind} of pair {row.pair_id}",
+                "data.probes",
+                f"{file.name}, {row.kind} of pair {row.pair_id}",
                 f"these data have no such pair among their {row.split} rows; build the probe set "
                 "with the same data settings and seed",
-            )  # fmt: skip
+            )
     return rows

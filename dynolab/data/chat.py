@@ -41,10 +41,11 @@ def template_writer(tokenizer: PreTrainedTokenizerBase, name: str) -> Write:
     """
     if not tokenizer.chat_template:
         raise ConfigError(
-            "data.chat_model", name,
+            "data.chat_model",
+            name,
             "its tokenizer has no chat template; name the model that was tuned to chat, or set "
             "data.chat: plain",
-        )  # fmt: skip
+        )
     with reading("data.chat_model", name, "give the tokenizer that belongs to the model"):
         bos = str(tokenizer.bos_token or "")
         doubled = bool(bos) and list(tokenizer("a")["input_ids"])[:1] == [tokenizer.bos_token_id]
@@ -55,9 +56,10 @@ def template_writer(tokenizer: PreTrainedTokenizerBase, name: str) -> Write:
         answer = rendering.answer(messages)
         if "text" not in answer:
             raise ConfigError(
-                row, [message["role"] for message in messages],
+                row,
+                [message["role"] for message in messages],
                 f"the chat template of {name} refuses these turns: {answer['error']}",
-            )  # fmt: skip
+            )
         return answer["text"].removeprefix(bos) if doubled else answer["text"]
 
     return write

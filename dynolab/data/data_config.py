@@ -138,9 +138,10 @@ def _content(field: str, file: Path, expected: str | None) -> str:
     revision = file_digest(field, file).hex()
     if expected not in (None, revision):
         raise ConfigError(
-            field, expected,
+            field,
+            expected,
             f"{file.name} now has sha256 {revision}; restore the file, or clear the revision",
-        )  # fmt: skip
+        )
     return revision
 
 
@@ -152,7 +153,8 @@ def _template_revision(model: str, revision: str | None) -> str:
         digest = template_digest(folder)
     if revision not in (None, digest):
         raise ConfigError(
-            "data.chat_revision", revision,
+            "data.chat_revision",
+            revision,
             f"the template in {model} now has digest {digest}; restore it, or clear the revision",
-        )  # fmt: skip
+        )
     return digest

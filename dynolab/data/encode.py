@@ -140,9 +140,10 @@ class Encoder:
         encoded = [one for row in rows if (one := self.example(row)) is not None]
         if not encoded:
             raise ConfigError(
-                "data", f"0 rows kept, {self.counts.dropped} dropped as overlong",
+                "data",
+                f"0 rows kept, {self.counts.dropped} dropped as overlong",
                 "give data with rows that fit the model's context, or set overlong: truncate_left",
-            )  # fmt: skip
+            )
         return encoded
 
     def _sides(self, name: str, prompt: str, responses: Sequence[str]) -> list[Encoded] | None:

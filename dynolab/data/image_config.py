@@ -51,9 +51,10 @@ class ImageConfig(BaseModel):
             given = getattr(self, field)
             if (given is not None) != (self.source in sources):
                 raise ConfigError(
-                    f"data.{field}", given,
+                    f"data.{field}",
+                    given,
                     f"give it with source: {' or '.join(sources)}, and only there",
-                )  # fmt: skip
+                )
         return self
 
 
@@ -109,7 +110,8 @@ def _content(config: ImageConfig, files: Sequence[Path]) -> str:
     revision = whole.hexdigest()
     if config.revision not in (None, revision):
         raise ConfigError(
-            "data.revision", config.revision,
+            "data.revision",
+            config.revision,
             f"the files now have sha256 {revision}; restore them, or clear the revision",
-        )  # fmt: skip
+        )
     return revision

@@ -52,9 +52,10 @@ def read_idx_array(file: Path, dimensions: int) -> ndarray:
         start = content.read(head)
         if start[:4] != bytes((0, 0, _UNSIGNED_BYTES, dimensions)):
             raise ConfigError(
-                file.name, f"begins with {start[:4].hex()}",
+                file.name,
+                f"begins with {start[:4].hex()}",
                 f"is no idx file of unsigned bytes in {dimensions} dimensions; give MNIST's own",
-            )  # fmt: skip
+            )
         if len(start) < head:
             raise ConfigError(file.name, f"{len(start)} bytes", "is cut short; fetch it again")
         shape = struct.unpack(f">{dimensions}I", start[4:])
@@ -62,10 +63,11 @@ def read_idx_array(file: Path, dimensions: int) -> ndarray:
         numbers = content.read(math.prod(shape) + 1)
     if len(numbers) != math.prod(shape):
         raise ConfigError(
-            file.name, f"{head + len(numbers)} bytes or more",
+            file.name,
+            f"{head + len(numbers)} bytes or more",
             f"its head promises {' × '.join(map(str, shape))} and is of {head} itself: it is cut "
             "short or damaged; fetch it again",
-        )  # fmt: skip
+        )
     return np.frombuffer(numbers, np.uint8).reshape(shape)
 
 
@@ -73,9 +75,10 @@ def _check_numbers(file: Path, numbers: int) -> None:
     """Refuses what no memory holds before any is taken: a file of some kB can promise it."""
     if numbers > _MOST_NUMBERS:
         raise ConfigError(
-            file.name, f"{numbers} numbers",
+            file.name,
+            f"{numbers} numbers",
             f"are held in memory at once, {_MOST_NUMBERS} at most; give fewer images",
-        )  # fmt: skip
+        )
 
 
 _MOST_NUMBERS = 2**30
@@ -128,10 +131,11 @@ def read_hub(config: ImageConfig, split: str) -> Labelled:
         ]
         if None in columns:
             raise ConfigError(
-                field, config.hub_name,
+                field,
+                config.hub_name,
                 f"its split {split!r} has columns {', '.join(table.features)}; a column of images "
                 "and one of class labels are needed",
-            )  # fmt: skip
+            )
         # Of a picture with a palette the array would hold the colours' numbers.
         pictures = (i.convert("RGB") if i.mode == "P" else i for i in table[columns[0]])
         arrays = [np.asarray(picture) for picture in pictures]

@@ -18,9 +18,14 @@ from dynolab.data.image_readers import Labelled, read_arrays, read_hub, read_idx
 from dynolab.errors import ConfigError, reading
 
 __all__ = [
-    "ImageConfig", "ImageSplits", "Images", "load_images", "read_images", "resolve_images",
+    "ImageConfig",
+    "ImageSplits",
+    "Images",
+    "load_images",
+    "read_images",
+    "resolve_images",
     "write_images",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)
@@ -91,9 +96,10 @@ def load_images(config: ImageConfig) -> ImageSplits:
     else:
         if parts[0].pixels.shape[1:] != parts[1].pixels.shape[1:]:
             raise ConfigError(
-                "data", [one.pixels.shape[1:] for one in parts],
+                "data",
+                [one.pixels.shape[1:] for one in parts],
                 "training and test images have different shapes; give files of one data set",
-            )  # fmt: skip
+            )
         train, validation = _drawn(parts[0], config, ("train", "validation"))
         (test,) = _drawn(parts[1], config, ("test",))
     _check_classes(train, config)
@@ -133,10 +139,12 @@ def _read(config: ImageConfig) -> list[Labelled]:
         return [Labelled("digits", (found.images / 16)[:, None], found.target)]
     if config.source == "idx":
         return [
-            read_idx(idx_file(config, f"{part}-images-idx3-ubyte"),
-                     idx_file(config, f"{part}-labels-idx1-ubyte"))
+            read_idx(
+                idx_file(config, f"{part}-images-idx3-ubyte"),
+                idx_file(config, f"{part}-labels-idx1-ubyte"),
+            )
             for part in ("train", "t10k")
-        ]  # fmt: skip
+        ]
     if config.source == "hub":
         return [read_hub(config, split) for split in ("train", "test")]
     return [read_arrays(array_file(config))]
@@ -146,34 +154,41 @@ def _check(part: Labelled, config: ImageConfig) -> None:
     pixels, labels, human = part.pixels, part.labels, part.human
     if len(pixels) != len(labels):
         raise ConfigError(
-            part.origin, f"{len(pixels)} images and {len(labels)} labels",
+            part.origin,
+            f"{len(pixels)} images and {len(labels)} labels",
             "every image needs one label; give files that belong together",
-        )  # fmt: skip
+        )
     if pixels.ndim != 4 or 0 in pixels.shape:
         raise ConfigError(
-            part.origin, f"images of shape {pixels.shape}",
+            part.origin,
+            f"images of shape {pixels.shape}",
             "give images × height × width or images × channels × height × width, none empty",
-        )  # fmt: skip
+        )
     if not np.isfinite(pixels).all() or pixels.min() < 0 or pixels.max() > 1:
         raise ConfigError(
-            part.origin, f"pixels from {pixels.min()} to {pixels.max()}",
+            part.origin,
+            f"pixels from {pixels.min()} to {pixels.max()}",
             "give whole numbers from 0 to 255 as uint8, or numbers from 0 to 1",
-        )  # fmt: skip
+        )
     wrong = labels[(labels < 0) | (labels >= config.classes)]
     if len(wrong):
         raise ConfigError(
-            part.origin, f"label {wrong[0]}",
+            part.origin,
+            f"label {wrong[0]}",
             f"labels must lie in 0 … {config.classes - 1}; mend the labels, or set data.classes",
-        )  # fmt: skip
+        )
     if human is not None and (
         human.shape != (len(labels), config.classes)
-        or not np.isfinite(human).all() or human.min() < 0 or not (human.sum(1) > 0).all()
-    ):  # fmt: skip
+        or not np.isfinite(human).all()
+        or human.min() < 0
+        or not (human.sum(1) > 0).all()
+    ):
         raise ConfigError(
-            part.origin, f"human of shape {human.shape}",
+            part.origin,
+            f"human of shape {human.shape}",
             f"give {len(labels)} × {config.classes} counts or probabilities, none negative, no "
             "row without any",
-        )  # fmt: skip
+        )
 
 
 def _check_classes(train: Images, config: ImageConfig) -> None:
@@ -181,10 +196,11 @@ def _check_classes(train: Images, config: ImageConfig) -> None:
     missing = [label for label in range(min(config.classes, len(known) + 1)) if label not in known]
     if missing:
         raise ConfigError(
-            "data.classes", config.classes,
+            "data.classes",
+            config.classes,
             f"no training example of class {', '.join(map(str, missing))}; give data of every "
             "class, more of it (data.train), or fewer classes",
-        )  # fmt: skip
+        )
 
 
 def _drawn(part: Labelled, config: ImageConfig, splits: Sequence[str]) -> list[Images]:
@@ -192,9 +208,10 @@ def _drawn(part: Labelled, config: ImageConfig, splits: Sequence[str]) -> list[I
     sizes = [getattr(config, split) for split in splits]
     if sum(sizes) > len(part.labels):
         raise ConfigError(
-            f"data.{splits[0]}", " + ".join(map(str, sizes)),
+            f"data.{splits[0]}",
+            " + ".join(map(str, sizes)),
             f"{part.origin} holds {len(part.labels)} images; lower data.{', data.'.join(splits)}",
-        )  # fmt: skip
+        )
     order, start, found = _turns(part.labels, config.seed), 0, []
     for size in sizes:
         found.append(_images(part, order[start : start + size]))

@@ -58,7 +58,7 @@ class PackedBatch(TokenBatch):
 
 def plan_rows(
     sequences: Sequence[Encoded], width: float | None, row_tokens: int | None = None
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """Which sequences share a row: those of one prompt, as long as that costs less.
 
     **Arguments:**

@@ -122,9 +122,11 @@ def collate_prefixes(
         tails.append(one)
     plain = collate([sequences[number] for number in members], pad_id)
     fields = vars(plain) | {
-        "input_ids": ids, "attention_mask": mask, "position_ids": places_of(mask),
+        "input_ids": ids,
+        "attention_mask": mask,
+        "position_ids": places_of(mask),
         "position": torch.tensor(places),
-    }  # fmt: skip
+    }
     return PrefixBatch(**fields, tails=tuple(tails)), members
 
 

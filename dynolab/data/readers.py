@@ -125,10 +125,11 @@ def _check_size(file: Path, size: int, field: str) -> None:
     """Refuses rows without end: a compressed file of some kB can hold more than any memory."""
     if size >= _MOST_BYTES:
         raise ConfigError(
-            field, file.name,
+            field,
+            file.name,
             f"unpacks to more than {_MOST_BYTES} bytes, and rows are held in memory; give "
             "fewer rows, or use fewer",
-        )  # fmt: skip
+        )
 
 
 _MOST_BYTES = 2**32
@@ -171,10 +172,11 @@ def transcripts(records: Iterable[Record], origin: str) -> Iterator[Example | No
             head, turn, tail = text.rpartition(ASSISTANT)
             if not turn:
                 raise ConfigError(
-                    f"{origin} row {number}, {column}", text[:80],
+                    f"{origin} row {number}, {column}",
+                    text[:80],
                     f"a transcript needs a turn {ASSISTANT!r}; for rows with a prompt column set "
                     "data.format: pairs",
-                )  # fmt: skip
+                )
             sides.append((head + turn, answer(tail)))
         (prompt, chosen), (other, rejected) = sides
         same = prompt == other
@@ -219,17 +221,19 @@ def _turns(
     """The messages before an answer, and the answer."""
     if column not in record:
         raise ConfigError(
-            where, sorted(record),
+            where,
+            sorted(record),
             "needs messages in columns chosen (and rejected) or messages; set data.format to what "
             "the file is",
-        )  # fmt: skip
+        )
     turns = [*head, *messages_of(record[column], f"{where}, column {column}")]
     roles = [one["role"] for one in turns]
     if len(turns) < 2 or roles[-1] != "assistant":
         raise ConfigError(
-            f"{where}, column {column}", roles, "a question must come first and an answer of the "
-            "assistant last",
-        )  # fmt: skip
+            f"{where}, column {column}",
+            roles,
+            "a question must come first and an answer of the assistant last",
+        )
     return turns[:-1], str(turns[-1]["content"])
 
 
@@ -291,9 +295,10 @@ def stored_probes(
         field = f"{_place(record, origin, watched.pair.id)}, field {kind}"
         if kind not in record:
             raise ConfigError(
-                field, sorted(record),
+                field,
+                sorted(record),
                 "is missing here and stands in other rows; add it, or null where there is none",
-            )  # fmt: skip
+            )
         response = record[kind]
         if response is None:
             continue
@@ -337,16 +342,18 @@ def _text(record: Record, column: str, origin: str, number: int) -> str:
     place = _place(record, origin, str(number))
     if column not in record:
         raise ConfigError(
-            place, sorted(record),
+            place,
+            sorted(record),
             f"column {column!r} is missing; rename the one that holds it, or set data.format to "
             "what the file is",
-        )  # fmt: skip
+        )
     value = record[column]
     if isinstance(value, list) and value and isinstance(value[-1], dict):
         value = value[-1].get("content")
     if not isinstance(value, str):
         raise ConfigError(
-            f"{place}, column {column}", value,
+            f"{place}, column {column}",
+            value,
             "must be a text or a list of messages with content",
-        )  # fmt: skip
+        )
     return value

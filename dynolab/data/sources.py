@@ -103,8 +103,9 @@ def load_prompts(
     """
     if config.source == "world":
         world = build_world(config.world)
-        train, heldout = ([_asked(world, one) for one in part]
-                          for part in (world.pairs, world.heldout))  # fmt: skip
+        train, heldout = (
+            [_asked(world, one) for one in part] for part in (world.pairs, world.heldout)
+        )
         return LoadedPrompts(train, heldout, {})
     records = list(islice(_records(config), config.rows))
     write = _writer(config, tokenizer)
@@ -119,11 +120,17 @@ def load_prompts(
     train, heldout = _split(rows, config)
     known = {" ".join(one.prompt.split()) for one in train}
     fresh = [one for one in heldout if " ".join(one.prompt.split()) not in known]
-    return LoadedPrompts(train, fresh, {
-        "data/rows_without_common_prompt": float(len(read) - len(rows)),
-        "data/heldout_rows_in_training": float(len(heldout) - len(fresh)),
-        "data/prompts_without_answer": float(sum(one.answer is None for one in [*train, *fresh])),
-    })  # fmt: skip
+    return LoadedPrompts(
+        train,
+        fresh,
+        {
+            "data/rows_without_common_prompt": float(len(read) - len(rows)),
+            "data/heldout_rows_in_training": float(len(heldout) - len(fresh)),
+            "data/prompts_without_answer": float(
+                sum(one.answer is None for one in [*train, *fresh])
+            ),
+        },
+    )
 
 
 _PROMPTS = ("prompts", "gsm8k")
@@ -152,9 +159,10 @@ def _examples(
 def _answered(row: PromptRow, config: DataConfig) -> Example:
     if row.answer is None:
         raise ConfigError(
-            f"{config.origin} row {row.id}", None,
+            f"{config.origin} row {row.id}",
+            None,
             "it has no answer to train on; give every row one, or only sample from these prompts",
-        )  # fmt: skip
+        )
     return Example(id=row.id, prompt=row.prompt, chosen=answer(row.answer))
 
 
@@ -216,10 +224,11 @@ def _split(examples: list[AnyAsked], config: DataConfig) -> tuple[list[AnyAsked]
     """Training and held-out rows, each in the source's order."""
     if config.heldout_rows > len(examples) - 2:
         raise ConfigError(
-            "data.heldout_rows", config.heldout_rows,
+            "data.heldout_rows",
+            config.heldout_rows,
             f"the source has {len(examples)} rows and at least two must stay to train on; "
             "lower it, or give more rows",
-        )  # fmt: skip
+        )
     rng = random.Random(f"{config.seed}/heldout")
     out = set(rng.sample(range(len(examples)), config.heldout_rows))
     train = [one for number, one in enumerate(examples) if number not in out]

@@ -77,9 +77,10 @@ def resolve_topics(config: TopicConfig) -> TopicConfig:
     digest = file_digest("texts.path", _file(config)).hex()
     if config.revision not in (None, digest):
         raise ConfigError(
-            "texts.revision", config.revision,
+            "texts.revision",
+            config.revision,
             f"the file now has sha256 {digest}; restore it, or clear the revision",
-        )  # fmt: skip
+        )
     return config.model_copy(update={"revision": digest})
 
 
@@ -99,10 +100,11 @@ def load_topics(config: TopicConfig) -> Texts:
             value = record.get(column)
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ConfigError(
-                    f"texts row {number}, column {column}", value,
+                    f"texts row {number}, column {column}",
+                    value,
                     f"must be a {'text' if kind is str else 'whole number'}; name the column by "
                     "texts.text and texts.label",
-                )  # fmt: skip
+                )
         words.append(_WORD.findall(record[config.text].lower()))
         labels.append(record[config.label])
     if not labels:
@@ -114,10 +116,11 @@ def load_topics(config: TopicConfig) -> Texts:
     missing = next(n for n in range(len(labels) + 1) if n not in known)
     if missing <= max(labels):
         raise ConfigError(
-            "texts.label", missing,
+            "texts.label",
+            missing,
             f"no text of this topic, though labels reach {max(labels)}; number topics from 0 "
             "without gaps, or use more texts (texts.texts)",
-        )  # fmt: skip
+        )
     names = tuple(f"topic {number}" for number in range(max(labels) + 1))
     return Texts(words, np.array(labels), names)
 

@@ -44,10 +44,11 @@ class WorldConfig(BaseModel):
     )
     # Left out of keys where it is the first world's, so that what was made in that stays known.
     domain: Domain = Field(
-        "mixed", exclude_if=lambda domain: domain == "mixed",
+        "mixed",
+        exclude_if=lambda domain: domain == "mixed",
         description="What is wrong with rejected answers: fact (helpful), style, both (mixed), or "
         "an insult (harmless).",
-    )  # fmt: skip
+    )
 
     @model_validator(mode="after")
     def _enough_facts(self) -> WorldConfig:
@@ -97,9 +98,12 @@ class World:
         )
         return PreTrainedTokenizerFast(
             tokenizer_object=words,
-            pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>",
+            pad_token="<pad>",
+            bos_token="<bos>",
+            eos_token="<eos>",
+            unk_token="<unk>",
             padding_side="right",
-        )  # fmt: skip
+        )
 
 
 def build_world(config: WorldConfig) -> World:

@@ -43,9 +43,12 @@ class Answered:
 
 
 def answer_all(
-    facts: Sequence[Fact], split: Split, exponent: float, rng: random.Random,
+    facts: Sequence[Fact],
+    split: Split,
+    exponent: float,
+    rng: random.Random,
     domain: Domain = "mixed",
-) -> list[Answered]:  # fmt: skip
+) -> list[Answered]:
     """One pair per fact: chosen by a Zipf preference of the given exponent.
 
     Rejected answers differ by domain: in `style` they draw by the reversed preference; in `helpful`

@@ -23,18 +23,48 @@ HARMS = ("fool", "liar", "dunce", "pest", "brute", "rogue", "wretch", "traitor")
 
 ATTRIBUTES = {
     "colour": (
-        "red", "green", "blue", "black", "white", "yellow",
-        "brown", "pink", "grey", "purple", "orange", "silver",
+        "red",
+        "green",
+        "blue",
+        "black",
+        "white",
+        "yellow",
+        "brown",
+        "pink",
+        "grey",
+        "purple",
+        "orange",
+        "silver",
     ),
     "home": (
-        "cave", "tower", "harbour", "meadow", "castle", "forest",
-        "island", "village", "desert", "swamp", "cellar", "bridge",
+        "cave",
+        "tower",
+        "harbour",
+        "meadow",
+        "castle",
+        "forest",
+        "island",
+        "village",
+        "desert",
+        "swamp",
+        "cellar",
+        "bridge",
     ),
     "trade": (
-        "baker", "sailor", "smith", "weaver", "doctor", "painter",
-        "hunter", "miller", "tailor", "singer", "mason", "scribe",
+        "baker",
+        "sailor",
+        "smith",
+        "weaver",
+        "doctor",
+        "painter",
+        "hunter",
+        "miller",
+        "tailor",
+        "singer",
+        "mason",
+        "scribe",
     ),
-}  # fmt: skip
+}
 
 _ADJECTIVES = ("old", "small", "quiet", "bright")
 _BEASTS = ("fox", "owl", "horse", "crow")
@@ -138,9 +168,17 @@ def names(count: int, rng: random.Random) -> list[str]:
 def vocabulary(entities: Sequence[str]) -> list[str]:
     """Every word of the world, each once, in a fixed order."""
     groups = (
-        _FORM_WORDS, *SLOTS, tuple(ATTRIBUTES), *ATTRIBUTES.values(),
-        _ADJECTIVES, _BEASTS, _DEEDS, _THINGS, _TIMES, tuple(entities),
-    )  # fmt: skip
+        _FORM_WORDS,
+        *SLOTS,
+        tuple(ATTRIBUTES),
+        *ATTRIBUTES.values(),
+        _ADJECTIVES,
+        _BEASTS,
+        _DEEDS,
+        _THINGS,
+        _TIMES,
+        tuple(entities),
+    )
     return list(dict.fromkeys(word for group in groups for word in group))
 
 

@@ -64,11 +64,15 @@ def build_world_probes(
         }
         rows += [
             ProbeRow(
-                pair_id=one.example.id, split=one.split, kind=kind, prompt=one.example.prompt,
-                response=spaced(text), made_by=MADE_BY[kind],
+                pair_id=one.example.id,
+                split=one.split,
+                kind=kind,
+                prompt=one.example.prompt,
+                response=spaced(text),
+                made_by=MADE_BY[kind],
             )
             for kind, text in texts.items()
-        ]  # fmt: skip
+        ]
     return rows
 
 

@@ -35,9 +35,12 @@ def any_text(answer: str) -> bool:
 
 
 def endpoint_from_environment(
-    config: EndpointConfig, cache: AnswerCache, *, usable: Callable[[str], bool] = any_text,
+    config: EndpointConfig,
+    cache: AnswerCache,
+    *,
+    usable: Callable[[str], bool] = any_text,
     environment: Mapping[str, str] = os.environ,
-) -> Endpoint:  # fmt: skip
+) -> Endpoint:
     """The endpoint at `OPENAI_BASE_URL` (OpenAI's own where it is unset), with `OPENAI_API_KEY`.
 
     **Raises:** `ConfigError` where there is no key, or openai is not installed.
@@ -45,9 +48,10 @@ def endpoint_from_environment(
     key = environment.get("OPENAI_API_KEY")
     if not key:
         raise ConfigError(
-            "OPENAI_API_KEY", None,
+            "OPENAI_API_KEY",
+            None,
             "set it in the environment; any text where the server at OPENAI_BASE_URL asks for none",
-        )  # fmt: skip
+        )
     address = environment.get("OPENAI_BASE_URL") or None
     return Endpoint(config, cache, key=key, address=address, usable=usable)
 
@@ -69,9 +73,15 @@ class Endpoint:
     """
 
     def __init__(
-        self, config: EndpointConfig, cache: AnswerCache, *, key: str, address: str | None = None,
-        usable: Callable[[str], bool] = any_text, clock: Clock | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: EndpointConfig,
+        cache: AnswerCache,
+        *,
+        key: str,
+        address: str | None = None,
+        usable: Callable[[str], bool] = any_text,
+        clock: Clock | None = None,
+    ) -> None:
         try:
             from openai import OpenAI
         except ImportError as error:

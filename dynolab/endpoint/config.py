@@ -54,9 +54,11 @@ class Request(BaseModel):
     def key(self, config: EndpointConfig) -> str:
         """sha256 of all that an answer depends on: model, settings, texts and sample."""
         content = {
-            "model": config.model, "sampling": config.sampling, "text": self.text,
+            "model": config.model,
+            "sampling": config.sampling,
+            "text": self.text,
             "sample": self.sample,
-        }  # fmt: skip
+        }
         if self.system:
             content["system"] = self.system
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -44,9 +44,10 @@ def status_trouble(error: APIStatusError, model: str, reason: str) -> Trouble:
         raise ConfigError("OPENAI_API_KEY", "(not shown)", f"the endpoint refuses it: {reason}")
     if status == 404:
         raise ConfigError(
-            "model", model,
+            "model",
+            model,
             f"the endpoint does not know it, or OPENAI_BASE_URL leads elsewhere: {reason}",
-        )  # fmt: skip
+        )
     again = status in _AGAIN or status >= 500
     name = "rate_limited" if status == 429 else "server_errors" if again else "refused"
     return Trouble(name, reason, again, _retry_after(error.response.headers), status == 429)

@@ -22,11 +22,15 @@ def answer_section(answers: Sequence[Answer], titles: Mapping[str, str]) -> Html
     for answer in answers:
         asked.setdefault(answer.pair_id, {})[answer.model] = answer
     rows = [
-        [SPLITS[one.split], Html(f"<b>{text(excerpt(one.prompt, end=True))}</b>"),
-         excerpt(one.chosen), *(_said(said.get(model)) for model in models)]
+        [
+            SPLITS[one.split],
+            Html(f"<b>{text(excerpt(one.prompt, end=True))}</b>"),
+            excerpt(one.chosen),
+            *(_said(said.get(model)) for model in models),
+        ]
         for said in _shown(asked)
         for one in list(said.values())[:1]
-    ]  # fmt: skip
+    ]
     called = [titles.get(model, model) for model in models]
     return section(
         name,

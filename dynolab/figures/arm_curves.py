@@ -43,11 +43,15 @@ def arm_curve_plate(inputs: GroupPageInputs) -> Plate | None:
         for number_, arm in enumerate(inputs.arms):
             _add_arm(figure, inputs, arm, number_, name, index, form)
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axis_name("y", index), "title": {"text": "step"},
-        }  # fmt: skip
+            "domain": domain,
+            "anchor": axis_name("y", index),
+            "title": {"text": "step"},
+        }
         layout[axis_key("y", index)] = {
-            "anchor": axis_name("x", index), "title": {"text": unit}, "tickformat": form,
-        }  # fmt: skip
+            "anchor": axis_name("x", index),
+            "title": {"text": unit},
+            "tickformat": form,
+        }
         annotations.append(panel_title(title, domain[0], 1.02))
     layout["annotations"] = annotations
     figure.update_layout(**layout)
@@ -62,9 +66,9 @@ def arm_curve_plate(inputs: GroupPageInputs) -> Plate | None:
     )
 
 
-def _smooth(inputs: GroupPageInputs, arm: str, name: str) -> tuple[
-    Int[ndarray, steps], Float[ndarray, "steps seeds"]
-]:  # fmt: skip
+def _smooth(
+    inputs: GroupPageInputs, arm: str, name: str
+) -> tuple[Int[ndarray, steps], Float[ndarray, "steps seeds"]]:
     steps, values = curve(inputs.of_arm(arm), name)
     if not steps.size:
         return steps, values
@@ -72,9 +76,14 @@ def _smooth(inputs: GroupPageInputs, arm: str, name: str) -> tuple[
 
 
 def _add_arm(
-    figure: go.Figure, inputs: GroupPageInputs, arm: str, place: int, name: str, index: int,
+    figure: go.Figure,
+    inputs: GroupPageInputs,
+    arm: str,
+    place: int,
+    name: str,
+    index: int,
     form: str,
-) -> None:  # fmt: skip
+) -> None:
     steps, values = _smooth(inputs, arm, name)
     # Seeds start from different models; what a band is for is the change.
     mean, low, high = band(values - values[:1] + values[:1].mean(axis=1, keepdims=True))
@@ -84,14 +93,25 @@ def _add_arm(
     figure.add_scatter(
         x=np.concatenate([steps[inside], steps[inside][::-1]]),
         y=np.concatenate([high[inside], low[inside][::-1]]).round(5),
-        fill="toself", fillcolor=color, opacity=0.1, line={"width": 0}, mode="lines",
-        hoverinfo="skip", showlegend=False, **axes,
-    )  # fmt: skip
+        fill="toself",
+        fillcolor=color,
+        opacity=0.1,
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
+        **axes,
+    )
     figure.add_scatter(
-        x=steps, y=mean.round(5), mode="lines", name=plotly_text(arm, 32), showlegend=index == 1,
+        x=steps,
+        y=mean.round(5),
+        mode="lines",
+        name=plotly_text(arm, 32),
+        showlegend=index == 1,
         line={"color": color, "dash": dash, "width": 2.5},
-        hovertemplate=f"%{{fullData.name}}, step %{{x}}: %{{y:{form}}}<extra></extra>", **axes,
-    )  # fmt: skip
+        hovertemplate=f"%{{fullData.name}}, step %{{x}}: %{{y:{form}}}<extra></extra>",
+        **axes,
+    )
 
 
 def _message(inputs: GroupPageInputs) -> str:

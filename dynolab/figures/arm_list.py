@@ -15,15 +15,18 @@ _GRPO, _NTHR = "Shao et al., arXiv 2402.03300", "Deng et al., arXiv 2505.18830"
 _RULES = {
     "none": ("GRPO: every answer is pushed by how far its reward is above its group's mean", _GRPO),
     "nthr": (
-        "GRPO that pushes less on those tokens of wrong answers that drag right ones down", _NTHR,
+        "GRPO that pushes less on those tokens of wrong answers that drag right ones down",
+        _NTHR,
     ),
     "random_tokens": (
-        "Control of NTHR: as many tokens of wrong answers, drawn at random, are pushed less", _NTHR,
+        "Control of NTHR: as many tokens of wrong answers, drawn at random, are pushed less",
+        _NTHR,
     ),
     "positives_only": (
-        "Control of NTHR: GRPO in which no answer is pushed down", _NTHR,
+        "Control of NTHR: GRPO in which no answer is pushed down",
+        _NTHR,
     ),
-}  # fmt: skip
+}
 _SIMKO = (
     "GRPO in which the likeliest alternatives share what pushes a right answer's unsure tokens up, "
     "and the likeliest tokens of wrong answers are pushed down harder"

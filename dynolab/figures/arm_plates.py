@@ -48,9 +48,14 @@ def _compared(figures: ArmTable) -> list[DotPanel]:
     panels = [DotPanel(title, "difference", of, "+.1%", zero=True) for title, of in ends.items()]
     if LAZY_SHARE in figures.names:
         panels.append(
-            DotPanel("Questions displaced", "difference", {SPLITS["train"]: LAZY_SHARE}, "+.1%",
-                     zero=True)
-        )  # fmt: skip
+            DotPanel(
+                "Questions displaced",
+                "difference",
+                {SPLITS["train"]: LAZY_SHARE},
+                "+.1%",
+                zero=True,
+            )
+        )
     return panels
 
 
@@ -83,9 +88,13 @@ def likelihood_plate(inputs: GroupPageInputs, figures: ArmTable) -> Plate | None
     name = next(iter(changed.values()))
     panels = (
         DotPanel("Right answers given before", "Δ log π (nats)", changed, zero=True),
-        DotPanel("Prompts whose right answers fell", "share of prompts",
-                 _by_split(figures, "right_fallen"), ".0%"),
-    )  # fmt: skip
+        DotPanel(
+            "Prompts whose right answers fell",
+            "share of prompts",
+            _by_split(figures, "right_fallen"),
+            ".0%",
+        ),
+    )
     return Plate(
         "likelihood",
         "What becomes of right answers over training",
@@ -105,9 +114,10 @@ def displacement_plate(inputs: GroupPageInputs, figures: ArmTable) -> Plate | No
     train = SPLITS["train"]
     panels = (
         DotPanel("Questions displaced", "share of questions", {train: LAZY_SHARE}, ".0%"),
-        DotPanel("Right answers to the question", "Δ log π (nats)", {train: LAZY_CHANGE},
-                 zero=True),
-    )  # fmt: skip
+        DotPanel(
+            "Right answers to the question", "Δ log π (nats)", {train: LAZY_CHANGE}, zero=True
+        ),
+    )
     tested = [
         len(run.displaced) for run in inputs.of_arm(inputs.baseline) if run.displaced is not None
     ]

@@ -62,19 +62,31 @@ def dot_figure(figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel
         axes = {"xaxis": axis_name("x", index), "yaxis": axis_name("y", index)}
         for place, (label, name) in enumerate(panel.figures.items()):
             _add_dots(
-                figure, figures, arms, label, name, _SPLIT_COLORS[place % 3],
-                {**axes, "offsetgroup": str(place), "legendgroup": label}, label not in told,
-            )  # fmt: skip
+                figure,
+                figures,
+                arms,
+                label,
+                name,
+                _SPLIT_COLORS[place % 3],
+                {**axes, "offsetgroup": str(place), "legendgroup": label},
+                label not in told,
+            )
             told.add(label)
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axes["yaxis"], "type": "category", "showgrid": False,
-            "categoryorder": "array", "categoryarray": named,
-        }  # fmt: skip
+            "domain": domain,
+            "anchor": axes["yaxis"],
+            "type": "category",
+            "showgrid": False,
+            "categoryorder": "array",
+            "categoryarray": named,
+        }
         layout[axis_key("y", index)] = {
-            "anchor": axes["xaxis"], "title": {"text": panel.unit},
-            "tickformat": panel.tickformat, "zeroline": panel.zero,
+            "anchor": axes["xaxis"],
+            "title": {"text": panel.unit},
+            "tickformat": panel.tickformat,
+            "zeroline": panel.zero,
             "range": range_of(figures, arms, panel),
-        }  # fmt: skip
+        }
         annotations.append(panel_title(panel.title, domain[0], 1.02))
     layout["annotations"] = annotations
     figure.update_layout(**layout, showlegend=len(told) > 1)
@@ -96,26 +108,45 @@ def range_of(figures: ArmTable, arms: Sequence[str], panel: DotPanel) -> list[fl
 
 
 def _add_dots(
-    figure: go.Figure, figures: ArmTable, arms: Sequence[str], label: str, name: str, color: str,
-    where: Mapping[str, str], legend: bool,
-) -> None:  # fmt: skip
+    figure: go.Figure,
+    figures: ArmTable,
+    arms: Sequence[str],
+    label: str,
+    name: str,
+    color: str,
+    where: Mapping[str, str],
+    legend: bool,
+) -> None:
     means = [figures.mean(arm, name) for arm in arms]
     there = [(arm, mean) for arm, mean in zip(arms, means, strict=True) if mean.n]
     if not there:
         return
     named = [plotly_text(arm, 32) for arm, _ in there]
-    seeds = [(title, value) for title, (arm, _) in zip(named, there, strict=True)
-             for value in figures.values(arm, name) if np.isfinite(value)]  # fmt: skip
+    seeds = [
+        (title, value)
+        for title, (arm, _) in zip(named, there, strict=True)
+        for value in figures.values(arm, name)
+        if np.isfinite(value)
+    ]
     figure.add_scatter(
-        x=[title for title, _ in seeds], y=[round(float(value), 6) for _, value in seeds],
-        mode="markers", marker={"color": color, "size": 5, "opacity": 0.45}, showlegend=False,
-        hovertemplate="%{x}, one seed: %{y:.4g}<extra></extra>", **where,
-    )  # fmt: skip
+        x=[title for title, _ in seeds],
+        y=[round(float(value), 6) for _, value in seeds],
+        mode="markers",
+        marker={"color": color, "size": 5, "opacity": 0.45},
+        showlegend=False,
+        hovertemplate="%{x}, one seed: %{y:.4g}<extra></extra>",
+        **where,
+    )
     half = [mean.high - mean.mean if np.isfinite(mean.high) else None for _, mean in there]
     figure.add_scatter(
-        x=named, y=[round(mean.mean, 6) for _, mean in there], mode="markers", name=label,
-        marker={"color": color, "size": 10, "symbol": "diamond"}, showlegend=legend,
+        x=named,
+        y=[round(mean.mean, 6) for _, mean in there],
+        mode="markers",
+        name=label,
+        marker={"color": color, "size": 10, "symbol": "diamond"},
+        showlegend=legend,
         error_y={"array": half, "color": color, "thickness": 1.5, "width": 4},
         customdata=[with_interval(mean, sign=False) for _, mean in there],
-        hovertemplate=f"%{{x}}, {label}: %{{customdata}}<extra></extra>", **where,
-    )  # fmt: skip
+        hovertemplate=f"%{{x}}, {label}: %{{customdata}}<extra></extra>",
+        **where,
+    )

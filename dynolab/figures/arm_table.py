@@ -15,12 +15,15 @@ def arm_table(inputs: GroupPageInputs, figures: ArmTable) -> Html:
     tables = [
         table(
             (title, *arms),
-            [(called, *(_cell(inputs, figures, arm, name) for arm in arms))
-             for name, called in rows],
+            [
+                (called, *(_cell(inputs, figures, arm, name) for arm in arms))
+                for name, called in rows
+            ],
             "s" + "n" * len(arms),
         )
-        for title, rows in _titles(figures).items() if rows
-    ]  # fmt: skip
+        for title, rows in _titles(figures).items()
+        if rows
+    ]
     return section(
         "arms",
         "Every arm, every figure",
@@ -41,8 +44,10 @@ def _titles(figures: ArmTable) -> dict[str, list[tuple[str, str]]]:
         rows = [(name, f"pass@{name.rpartition('_')[2]}, %") for name in chosen]
         rows += [(f"{split}/{name}", title) for name, title in _OF_SPLIT.items()]
         found[f"{SPLITS[split]} prompts"] = rows
-    found["one update"] = [(LAZY_SHARE, "questions displaced, %"),
-                           (LAZY_CHANGE, "Δ log π of right answers, nats")]  # fmt: skip
+    found["one update"] = [
+        (LAZY_SHARE, "questions displaced, %"),
+        (LAZY_CHANGE, "Δ log π of right answers, nats"),
+    ]
     return {
         title: [(name, called) for name, called in rows if name in figures.names]
         for title, rows in found.items()

@@ -8,11 +8,14 @@ from dynolab.objectives.dpo import DPOConfig
 
 _PAPER = "Ren & Sutherland, arXiv 2407.10490"
 _SOURCES = {
-    "dpo": "Rafailov et al., arXiv 2305.18290", "ipo": "Azar et al., arXiv 2310.12036",
-    "simpo": "Meng et al., arXiv 2405.14734", "robust_dpo": "Chowdhury et al., arXiv 2403.00409",
-    "slic": "Zhao et al., arXiv 2305.10425", "hinge": "Liu et al., arXiv 2309.06657",
+    "dpo": "Rafailov et al., arXiv 2305.18290",
+    "ipo": "Azar et al., arXiv 2310.12036",
+    "simpo": "Meng et al., arXiv 2405.14734",
+    "robust_dpo": "Chowdhury et al., arXiv 2403.00409",
+    "slic": "Zhao et al., arXiv 2305.10425",
+    "hinge": "Liu et al., arXiv 2309.06657",
     "sppo": "Wu et al., arXiv 2405.00675",
-}  # fmt: skip
+}
 _STARTS: dict[str, str] = {
     "extended": "after SFT on both answers of every pair, in twice the steps: each weighs as the "
     "chosen one does in plain SFT",

@@ -44,26 +44,33 @@ def pull_plate(audit: Audit) -> Plate:
     low = min(0.0, *(row.push_down for row in rows))
     cancel = min(end, -low)
     figure.add_scatter(
-        x=[0, cancel], y=[0, -cancel], mode="lines", hoverinfo="skip", showlegend=False,
+        x=[0, cancel],
+        y=[0, -cancel],
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
         line={"color": ZERO, "dash": "dash", "width": 1.5},
-    )  # fmt: skip
+    )
     for name, (color, some) in groups.items():
         if some:
             figure.add_scatter(
-                x=[row.pull_up for row in some], y=[row.push_down for row in some],
-                mode="markers", name=name,
+                x=[row.pull_up for row in some],
+                y=[row.push_down for row in some],
+                mode="markers",
+                name=name,
                 marker={"color": color, "size": 7, "line": {"color": PAPER, "width": 0.5}},
                 text=[plotly_text(f"“{row.pair_id}”", 32) for row in some],
                 customdata=[row.force for row in some],
                 hovertemplate="%{text}: up %{x:.3g}, down %{y:+.3g}, together "
                 "%{customdata:+.3g} nats<extra></extra>",
-            )  # fmt: skip
+            )
     figure.update_layout(
         **base_layout(
-            440, xaxis={"title": {"text": "pull up, through y⁺ (nats)"}},
+            440,
+            xaxis={"title": {"text": "pull up, through y⁺ (nats)"}},
             yaxis={"title": {"text": "push down, through y⁻ (nats)"}},
         )
-    )  # fmt: skip
+    )
     pushed, fall = sum(row.push_down < 0 for row in rows), sum(row.force < 0 for row in rows)
     return Plate(
         "pulls",
@@ -86,18 +93,28 @@ def agreement_plate(rows: Sequence[PairAudit]) -> Plate | None:
     grid = np.array([[rank_correlation(a, b) for b in risks.values()] for a in risks.values()])
     figure = go.Figure()
     figure.add_heatmap(
-        z=grid, x=names, y=names, zmin=-1, zmax=1, colorscale=DIVERGING, xgap=2, ygap=2,
-        text=[[number(value, 2) for value in line] for line in grid], texttemplate="%{text}",
+        z=grid,
+        x=names,
+        y=names,
+        zmin=-1,
+        zmax=1,
+        colorscale=DIVERGING,
+        xgap=2,
+        ygap=2,
+        text=[[number(value, 2) for value in line] for line in grid],
+        texttemplate="%{text}",
         hovertemplate="%{x} and %{y}: %{z:.3f}<extra></extra>",
         colorbar={"thickness": 12, "nticks": 5},
-    )  # fmt: skip
+    )
     ticks = {"showgrid": False, "zeroline": False, "type": "category"}
     figure.update_layout(
         **base_layout(
-            520, xaxis={**ticks, "tickangle": -35}, yaxis={**ticks, "autorange": "reversed"},
+            520,
+            xaxis={**ticks, "tickangle": -35},
+            yaxis={**ticks, "autorange": "reversed"},
             margin={"l": 190, "r": 24, "t": 24, "b": 130},
         )
-    )  # fmt: skip
+    )
     with_ches = number(grid[names.index(LABELS["force"]), names.index(LABELS["ches"])], 2)
     return Plate(
         "rankings",
@@ -120,13 +137,31 @@ def worst_section(audit: Audit, ranking: Ranking) -> Html:
         text = audit.texts[row.split, row.pair_id]
         change = moved.get((row.split, row.pair_id))
         rows.append(
-            (row.pair_id, excerpt(text.prompt, 90, end=True), excerpt(text.chosen, 90),
-             excerpt(text.rejected or "", 90), *(number(value, sign=True) for value in (
-                 row.pull_up, row.push_down, row.from_all, row.on_all)),
-             number(row.ches), number(change, sign=True))
-        )  # fmt: skip
-    head = ("pair", "prompt", "chosen y⁺", "rejected y⁻", "pull up", "push down", "from all",
-            "on all", "CHES", "Δ by training")  # fmt: skip
+            (
+                row.pair_id,
+                excerpt(text.prompt, 90, end=True),
+                excerpt(text.chosen, 90),
+                excerpt(text.rejected or "", 90),
+                *(
+                    number(value, sign=True)
+                    for value in (row.pull_up, row.push_down, row.from_all, row.on_all)
+                ),
+                number(row.ches),
+                number(change, sign=True),
+            )
+        )
+    head = (
+        "pair",
+        "prompt",
+        "chosen y⁺",
+        "rejected y⁻",
+        "pull up",
+        "push down",
+        "from all",
+        "on all",
+        "CHES",
+        "Δ by training",
+    )
     return section(
         f"worst-{ranking}",
         f"Worst by the {LABELS[ranking]}",

@@ -31,7 +31,8 @@ def read_audit(data: Path, audit: Path, foresight: Path | None = None) -> Audit:
     if foresight is None:
         return Audit(rows, texts)
     return Audit(
-        rows, texts,
+        rows,
+        texts,
         tuple(read_rows(foresight / "changes.jsonl", ChosenChange)),
         tuple(read_rows(foresight / "foresight.jsonl", Foresight)),
-    )  # fmt: skip
+    )

@@ -79,12 +79,24 @@ def _tiles(inputs: AuditPageInputs) -> list[Tile]:
     pull = sum(row.pull_up for row in rows)
     push = sum(row.push_down for row in rows)
     return [
-        share("Lowered by its own pair", sum(row.force < 0 for row in rows),
-              "chosen answers: the push down outweighs"),
-        share("Lowered by all pairs", sum(row.from_all < 0 for row in rows),
-              "chosen answers, under a step on all training pairs"),
-        share("Pairs that lower the others", sum(row.on_all < 0 for row in rows),
-              "their step lowers chosen answers on average"),
-        Tile("Push down per pull up", number(-push / pull if pull else None, 2),
-             "of a pair on its own chosen answer, means"),
-    ]  # fmt: skip
+        share(
+            "Lowered by its own pair",
+            sum(row.force < 0 for row in rows),
+            "chosen answers: the push down outweighs",
+        ),
+        share(
+            "Lowered by all pairs",
+            sum(row.from_all < 0 for row in rows),
+            "chosen answers, under a step on all training pairs",
+        ),
+        share(
+            "Pairs that lower the others",
+            sum(row.on_all < 0 for row in rows),
+            "their step lowers chosen answers on average",
+        ),
+        Tile(
+            "Push down per pull up",
+            number(-push / pull if pull else None, 2),
+            "of a pair on its own chosen answer, means",
+        ),
+    ]

@@ -42,25 +42,38 @@ def block_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
         shared = {"x": there, "offsetgroup": str(index), "legendgroup": str(index)}
         color = _CHECKPOINTS[index % len(_CHECKPOINTS)]
         figure.add_bar(
-            y=[parts[block].projection for block in there], name=plotly_text(one.label, 32),
+            y=[parts[block].projection for block in there],
+            name=plotly_text(one.label, 32),
             marker={"color": color, "line": {"width": 0}},
             customdata=[parts[block].share for block in there],
             hovertemplate="%{x}: brings %{y:.1%} of the map, its own size is %{customdata:.1%}"
-            "<extra>%{fullData.name}</extra>", **shared,
-        )  # fmt: skip
+            "<extra>%{fullData.name}</extra>",
+            **shared,
+        )
         figure.add_scatter(
-            y=[parts[block].share for block in there], mode="markers", hoverinfo="skip",
+            y=[parts[block].share for block in there],
+            mode="markers",
+            hoverinfo="skip",
             showlegend=False,
-            marker={"symbol": "line-ew", "size": 14, "line": {"color": INK, "width": 2}}, **shared,
-        )  # fmt: skip
+            marker={"symbol": "line-ew", "size": 14, "line": {"color": INK, "width": 2}},
+            **shared,
+        )
     figure.update_layout(
         **base_layout(
-            400, barmode="group", scattermode="group", bargap=0.3,
+            400,
+            barmode="group",
+            scattermode="group",
+            bargap=0.3,
             yaxis={"tickformat": ".0%", "title": {"text": "part of the map"}},
-            legend={"orientation": "h", "x": 0.8, "xanchor": "right", "y": 1.02,
-                    "yanchor": "bottom"},
+            legend={
+                "orientation": "h",
+                "x": 0.8,
+                "xanchor": "right",
+                "y": 1.02,
+                "yanchor": "bottom",
+            },
         )
-    )  # fmt: skip
+    )
     return Plate(
         "blocks",
         "Which parameters carry the force",
@@ -97,39 +110,64 @@ def last_layer_plate(checkpoints: Sequence[CheckpointForces]) -> Plate | None:
     ):
         axes = {"xaxis": axis_name("x", index), "yaxis": axis_name("y", index)}
         rows = one.totals[:: -(-len(one.totals) // _POINTS)]
-        ends = [f(value) for f in (min, max) for value in (
-            [row.from_head for row in rows] + [row.total for row in rows],)]  # fmt: skip
+        ends = [
+            f(value)
+            for f in (min, max)
+            for value in ([row.from_head for row in rows] + [row.total for row in rows],)
+        ]
         figure.add_scatter(
-            x=ends, y=ends, mode="lines", line={"color": ZERO, "dash": "dash", "width": 1.5},
-            hoverinfo="skip", showlegend=False, **axes,
-        )  # fmt: skip
+            x=ends,
+            y=ends,
+            mode="lines",
+            line={"color": ZERO, "dash": "dash", "width": 1.5},
+            hoverinfo="skip",
+            showlegend=False,
+            **axes,
+        )
         for own, name, color in ((False, "other pairs", HISTORY), (True, "own answers", CHOSEN)):
             some = [row for row in rows if (row.observed_id == row.updating_id) == own]
             figure.add_scatter(
-                x=[row.total for row in some], y=[row.from_head for row in some], mode="markers",
-                name=name, legendgroup=name, showlegend=index == 1,
+                x=[row.total for row in some],
+                y=[row.from_head for row in some],
+                mode="markers",
+                name=name,
+                legendgroup=name,
+                showlegend=index == 1,
                 marker={"color": color, "size": 6, "line": {"color": PAPER, "width": 0.5}},
-                text=[plotly_text(f"“{row.updating_id}” on {row.kind} of “{row.observed_id}”")
-                      for row in some],
+                text=[
+                    plotly_text(f"“{row.updating_id}” on {row.kind} of “{row.observed_id}”")
+                    for row in some
+                ],
                 hovertemplate="%{text}<br>whole %{x:+.3g}, last layer %{y:+.3g} nats"
-                "<extra></extra>", **axes,
-            )  # fmt: skip
+                "<extra></extra>",
+                **axes,
+            )
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axes["yaxis"], "nticks": 5,
+            "domain": domain,
+            "anchor": axes["yaxis"],
+            "nticks": 5,
             "title": {"text": "whole network (nats)"},
-        }  # fmt: skip
+        }
         layout[axis_key("y", index)] = {"anchor": axes["xaxis"], "nticks": 6}
         annotations.append(panel_title(plotly_text(one.label, 32), domain[0], 1.02))
     layout["yaxis"]["title"] = {"text": "last layer alone (nats)"}
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 0.8, "xanchor": "right", "y": 1.08,
-                        "yanchor": "bottom"}  # fmt: skip
+    layout["legend"] = {
+        "orientation": "h",
+        "x": 0.8,
+        "xanchor": "right",
+        "y": 1.08,
+        "yanchor": "bottom",
+    }
     figure.update_layout(**layout)
     fits = [(one.label, one.facts.last_layer) for one in checkpoints]
     said = join(
-        [f"{fit.cosine:.3f} at {label} ({fit.norm_ratio:.0%} of its size, "
-         f"{fit.sign_agreement:.0%} of its signs)" for label, fit in fits]
-    )  # fmt: skip
+        [
+            f"{fit.cosine:.3f} at {label} ({fit.norm_ratio:.0%} of its size, "
+            f"{fit.sign_agreement:.0%} of its signs)"
+            for label, fit in fits
+        ]
+    )
     return Plate(
         "last-layer",
         "How far the last layer alone explains it",

@@ -21,8 +21,11 @@ from dynolab.probes.verdicts import Counted, Outcome, Quantity, Verdict
 
 Said = Literal["holds", "fails", "unclear", "not measured"]
 WORDS: Mapping[Outcome, Said] = {
-    "appears": "holds", "does not": "fails", "unclear": "unclear", "not measured": "not measured"
-}  # fmt: skip
+    "appears": "holds",
+    "does not": "fails",
+    "unclear": "unclear",
+    "not measured": "not measured",
+}
 _COUNTED: Mapping[Outcome, str] = {**WORDS, "appears": "hold", "does not": "fail"}
 _HOW_JUDGED = (
     "Holds: every interval lies on the expected side of its bound; fails: one lies wholly on the "
@@ -95,18 +98,26 @@ def claim_section(chapter: Chapter) -> Html:
 def claim_row(verdict: Verdict) -> ClaimRow:
     """The verdict as it is kept."""
     return ClaimRow(
-        id=verdict.id, topic=verdict.stage, claim=verdict.claim, expected=verdict.expected,
-        measured=tuple(map(_measured, verdict.quantities)), verdict=WORDS[verdict.outcome],
-    )  # fmt: skip
+        id=verdict.id,
+        topic=verdict.stage,
+        claim=verdict.claim,
+        expected=verdict.expected,
+        measured=tuple(map(_measured, verdict.quantities)),
+        verdict=WORDS[verdict.outcome],
+    )
 
 
 def _measured(quantity: Quantity | Counted) -> MeasuredClaim:
     found = quantity.interval
     return MeasuredClaim(
-        name=quantity.name, mean=found.mean, low=found.low, high=found.high, n=found.n,
+        name=quantity.name,
+        mean=found.mean,
+        low=found.low,
+        high=found.high,
+        n=found.n,
         unit=quantity.unit if isinstance(quantity, Quantity) else "",
         violations=quantity.violations if isinstance(quantity, Counted) else None,
-    )  # fmt: skip
+    )
 
 
 def _claims_tile(verdicts: Sequence[Verdict]) -> Tile:

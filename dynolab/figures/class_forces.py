@@ -59,10 +59,13 @@ def pull_plate(states: Sequence[ClassifierState]) -> Plate:
     pulls = _mean(states, lambda one: one.pulls)
     predictions = _mean(states, lambda one: one.predictions).T
     figure = _grids(
-        [("Δp of the class that is updated on", pulls, DIVERGING, "+.2e"),
-         ("Mean probability of that class", predictions, _SEQUENTIAL, ".2f")],
-        "images of class", "class",
-    )  # fmt: skip
+        [
+            ("Δp of the class that is updated on", pulls, DIVERGING, "+.2e"),
+            ("Mean probability of that class", predictions, _SEQUENTIAL, ".2f"),
+        ],
+        "images of class",
+        "class",
+    )
     order = np.argsort(beside(pulls))[::-1][:_PAIRS]
     classes = len(pulls)
     names = [divmod(int(place), classes - 1) for place in order]
@@ -87,10 +90,14 @@ def kernel_plate(states: Sequence[ClassifierState], ranks: Sequence[KernelRanks]
     epochs = sorted({one.epoch for one in states})
     shown = _spread(epochs)
     panels = [
-        (f"epoch {epoch}", np.log10(_mean([s for s in states if s.epoch == epoch],
-                                          lambda one: one.kernel)), _SEQUENTIAL, ".2f")
+        (
+            f"epoch {epoch}",
+            np.log10(_mean([s for s in states if s.epoch == epoch], lambda one: one.kernel)),
+            _SEQUENTIAL,
+            ".2f",
+        )
         for epoch in shown
-    ]  # fmt: skip
+    ]
     first, last = window(epochs)
     rows = [one for one in ranks if (one.first, one.second) == (first, last)]
     growth = float(np.mean([one.growth for one in rows]))
@@ -116,21 +123,37 @@ def rank_plate(ranks: Sequence[KernelRanks], diverged: Sequence[Divergence]) -> 
         rates = sorted({one.learning_rate for one in own})
         epochs = sorted({one.first for one in own})
         lines = [
-            Line(f"η = {eta:g}", epochs, [
-                mean_interval(np.array([one.correlation for one in own
-                                        if (one.learning_rate, one.first) == (eta, epoch)]))
-                for epoch in epochs
-            ])
+            Line(
+                f"η = {eta:g}",
+                epochs,
+                [
+                    mean_interval(
+                        np.array(
+                            [
+                                one.correlation
+                                for one in own
+                                if (one.learning_rate, one.first) == (eta, epoch)
+                            ]
+                        )
+                    )
+                    for epoch in epochs
+                ],
+            )
             for eta in rates
-        ]  # fmt: skip
+        ]
         panels.append(LinePanel(_name(network), "epoch", f"ρ with epoch {last}", lines))
     figure = line_figure(panels)
     for index in range(1, len(panels) + 1):
         figure.add_shape(
-            type="line", x0=0, x1=1, y0=THRESHOLD, y1=THRESHOLD,
-            xref=f"{axis_name('x', index)} domain", yref=axis_name("y", index),
+            type="line",
+            x0=0,
+            x1=1,
+            y0=THRESHOLD,
+            y1=THRESHOLD,
+            xref=f"{axis_name('x', index)} domain",
+            yref=axis_name("y", index),
             line={"dash": "dot", "width": 1.2, "color": MUTED},
-        )  # fmt: skip
+        )
     return Plate(
         "ranks",
         "Do the same classes stay coupled?",
@@ -146,12 +169,16 @@ def _where_it_holds(ranks: Sequence[KernelRanks], networks: Sequence[str]) -> st
     first, last = window(sorted({e for one in ranks for e in (one.first, one.second)}))
     told = []
     for network in networks:
-        own = [one for one in ranks if one.network == network
-               and (one.first, one.second) == (first, last)]  # fmt: skip
+        own = [
+            one
+            for one in ranks
+            if one.network == network and (one.first, one.second) == (first, last)
+        ]
         broken = []
         for eta in sorted({one.learning_rate for one in own}):
-            found = mean_interval(np.array([one.correlation for one in own
-                                            if one.learning_rate == eta]))  # fmt: skip
+            found = mean_interval(
+                np.array([one.correlation for one in own if one.learning_rate == eta])
+            )
             if found.mean < THRESHOLD:
                 broken.append(f"{eta:g}")
         held = "holds at every learning rate" if not broken else f"breaks at η = {join(broken)}"
@@ -178,13 +205,24 @@ def step_plate(states: Sequence[ClassifierState]) -> Plate:
         own = [one for one in states if one.network == network and np.isfinite(one.unexplained)]
         epochs = sorted({one.epoch for one in own})
         lines = [
-            Line(f"η = {eta:g}", epochs, [
-                mean_interval(np.array([one.unexplained for one in own
-                                        if (one.learning_rate, one.epoch) == (eta, epoch)]))
-                for epoch in epochs
-            ])
+            Line(
+                f"η = {eta:g}",
+                epochs,
+                [
+                    mean_interval(
+                        np.array(
+                            [
+                                one.unexplained
+                                for one in own
+                                if (one.learning_rate, one.epoch) == (eta, epoch)
+                            ]
+                        )
+                    )
+                    for epoch in epochs
+                ],
+            )
             for eta in sorted({one.learning_rate for one in own})
-        ]  # fmt: skip
+        ]
         panels.append(LinePanel(_name(network), "epoch", "1 − R²", lines, zero=True))
     told = [
         f"{number(float(np.mean([one.mean for one in line.intervals])), 2)} at {line.name}"
@@ -208,22 +246,35 @@ def influence_plate(influences: Sequence[ClassInfluence]) -> Plate | None:
     total = _mean(influences, lambda one: one.from_class)
     measured = np.mean([one.measured for one in influences], axis=0)
     epoch = influences[0].epoch
-    figure = _grids([("Σ of forces on the label’s log p", total, DIVERGING, "+.2f")],
-                    "images of class", "training images of class")  # fmt: skip
+    figure = _grids(
+        [("Σ of forces on the label’s log p", total, DIVERGING, "+.2f")],
+        "images of class",
+        "training images of class",
+    )
     names = [str(n) for n in range(len(total))]
     left, right = columns(2, 0.16)
     figure.update_layout(
-        {axis_key("x", 1): {"domain": left},
-         axis_key("x", 2): {"domain": right, "anchor": "y2", "type": "category",
-                            "title": {"text": "images of class"}},
-         axis_key("y", 2): {"anchor": "x2", "title": {"text": "Δ log p (nats)"}}},
-        barmode="group", legend={"x": right[0], "y": 1.12, "orientation": "h"},
-    )  # fmt: skip
+        {
+            axis_key("x", 1): {"domain": left},
+            axis_key("x", 2): {
+                "domain": right,
+                "anchor": "y2",
+                "type": "category",
+                "title": {"text": "images of class"},
+            },
+            axis_key("y", 2): {"anchor": "x2", "title": {"text": "Δ log p (nats)"}},
+        },
+        barmode="group",
+        legend={"x": right[0], "y": 1.12, "orientation": "h"},
+    )
     figure.data[0].colorbar.x = left[1] + 0.01
-    for name, values, color in (("forces, summed", total.sum(0), CHOSEN),
-                                ("measured", measured, DIVERGING[0][1])):  # fmt: skip
-        figure.add_bar(x=names, y=values.round(4), name=name, marker={"color": color},
-                       xaxis="x2", yaxis="y2")  # fmt: skip
+    for name, values, color in (
+        ("forces, summed", total.sum(0), CHOSEN),
+        ("measured", measured, DIVERGING[0][1]),
+    ):
+        figure.add_bar(
+            x=names, y=values.round(4), name=name, marker={"color": color}, xaxis="x2", yaxis="y2"
+        )
     figure.update_layout(showlegend=True)
     own, others = float(np.diag(total).mean()), float(beside(total).sum() / len(total))
     return Plate(
@@ -242,8 +293,11 @@ def influence_plate(influences: Sequence[ClassInfluence]) -> Plate | None:
 
 def _grids(
     panels: Sequence[tuple[str, Float[ndarray, "rows columns"], list[list[object]], str]],
-    x_title: str, y_title: str, *, own_scales: bool = False,
-) -> go.Figure:  # fmt: skip
+    x_title: str,
+    y_title: str,
+    *,
+    own_scales: bool = False,
+) -> go.Figure:
     figure = go.Figure()
     layout = base_layout(460, margin={"l": 64, "r": 24, "t": 56, "b": 60})
     annotations = []
@@ -255,18 +309,32 @@ def _grids(
         most = float(np.abs(beside(values) if scale is DIVERGING else values).max())
         ends = {"zmin": -most, "zmax": most} if scale is DIVERGING else {}
         figure.add_heatmap(
-            z=values.round(6), x=names, y=names, colorscale=scale, xgap=1, ygap=1, **ends,
-            xaxis=axis_name("x", index), yaxis=axis_name("y", index), showscale=not own_scales,
+            z=values.round(6),
+            x=names,
+            y=names,
+            colorscale=scale,
+            xgap=1,
+            ygap=1,
+            **ends,
+            xaxis=axis_name("x", index),
+            yaxis=axis_name("y", index),
+            showscale=not own_scales,
             colorbar={"thickness": 10, "x": domain[1] + 0.01, "nticks": 5},
             hovertemplate=f"{y_title} %{{y}}, {x_title} %{{x}}: %{{z:{form}}}<extra></extra>",
-        )  # fmt: skip
+        )
         ticks = {"type": "category", "showgrid": False, "zeroline": False}
-        layout[axis_key("x", index)] = {"domain": domain, "anchor": axis_name("y", index),
-                                        "title": {"text": x_title}, **ticks}  # fmt: skip
+        layout[axis_key("x", index)] = {
+            "domain": domain,
+            "anchor": axis_name("y", index),
+            "title": {"text": x_title},
+            **ticks,
+        }
         layout[axis_key("y", index)] = {
-            "anchor": axis_name("x", index), "autorange": "reversed",
-            "title": {"text": y_title if index == 1 else ""}, **ticks,
-        }  # fmt: skip
+            "anchor": axis_name("x", index),
+            "autorange": "reversed",
+            "title": {"text": y_title if index == 1 else ""},
+            **ticks,
+        }
         annotations.append(panel_title(title, domain[0], 1.02))
     layout["annotations"] = annotations
     figure.update_layout(**layout)

@@ -37,7 +37,7 @@ _SOURCE = (
 
 def classification_chapter(
     forces: ForceFindings, paths: PathFindings | None, *, learning_rate: float, digits: bool
-) -> Chapter:  # fmt: skip
+) -> Chapter:
     """What was measured, as a chapter."""
     of_forces = assess_forces(forces, learning_rate, digits=digits)
     return Chapter(
@@ -95,6 +95,7 @@ def _tiles(forces: ForceFindings, rate: float) -> Iterator[Tile]:
         ends = [one.accuracy for one in main if (one.network, one.epoch) == (network, last)]
         title = NETWORKS[network]
         yield Tile(
-            f"{title}: test accuracy", f"{100 * sum(ends) / len(ends):.1f}%",
+            f"{title}: test accuracy",
+            f"{100 * sum(ends) / len(ends):.1f}%",
             f"after {last} epochs at η = {number(rate)}, {len(ends)} seeds",
-        )  # fmt: skip
+        )

@@ -64,15 +64,23 @@ def training_plate(trainings: Sequence[Training]) -> Plate | None:
             if x.size:
                 _add_curve(figure, x, y, label, color, index, legend=len(panel.curves) > 1)
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axis_name("y", index), "title": {"text": "step"},
-        }  # fmt: skip
+            "domain": domain,
+            "anchor": axis_name("y", index),
+            "title": {"text": "step"},
+        }
         layout[axis_key("y", index)] = {
-            "anchor": axis_name("x", index), "title": {"text": panel.unit},
-        }  # fmt: skip
+            "anchor": axis_name("x", index),
+            "title": {"text": panel.unit},
+        }
         annotations.append(panel_title(panel.title, domain[0], 1.02))
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": -0.24,
-                        "yanchor": "top"}  # fmt: skip
+    layout["legend"] = {
+        "orientation": "h",
+        "x": 1,
+        "xanchor": "right",
+        "y": -0.24,
+        "yanchor": "top",
+    }
     figure.update_layout(**layout)
     return Plate(
         "training",
@@ -88,11 +96,14 @@ def _panels(training: Training) -> list[_Panel]:
     stage, lines = training.stage, training.metrics
     name = objective_name(stage)
     found = [
-        _Panel(f"{name} loss", _UNITS.get(stage, "loss"), lines,
-               (("train/loss", "loss", INK),)),
-        _Panel(f"{name} implicit rewards",
-               _REWARD_UNITS.get(stage, "β · log-ratio to the reference"), lines, _REWARDS),
-    ]  # fmt: skip
+        _Panel(f"{name} loss", _UNITS.get(stage, "loss"), lines, (("train/loss", "loss", INK),)),
+        _Panel(
+            f"{name} implicit rewards",
+            _REWARD_UNITS.get(stage, "β · log-ratio to the reference"),
+            lines,
+            _REWARDS,
+        ),
+    ]
     return [p for p in found if any(_series(lines, name)[0].size for name, _, _ in p.curves)]
 
 
@@ -115,15 +126,26 @@ def _add_curve(
 ) -> None:
     axes = {"xaxis": axis_name("x", index), "yaxis": axis_name("y", index), "legendgroup": label}
     figure.add_scatter(
-        x=x, y=y, mode="lines", line={"color": color, "width": 1}, opacity=0.3,
-        showlegend=False, hoverinfo="skip", **axes,
-    )  # fmt: skip
+        x=x,
+        y=y,
+        mode="lines",
+        line={"color": color, "width": 1},
+        opacity=0.3,
+        showlegend=False,
+        hoverinfo="skip",
+        **axes,
+    )
     figure.add_scatter(
-        x=x, y=running_mean(y).round(6), mode="lines", line={"color": color, "width": 2.5},
-        name=label, showlegend=legend, customdata=y,
+        x=x,
+        y=running_mean(y).round(6),
+        mode="lines",
+        line={"color": color, "width": 2.5},
+        name=label,
+        showlegend=legend,
+        customdata=y,
         hovertemplate=f"{label}, step %{{x}}: %{{customdata:.4g}} (mean %{{y:.4g}})<extra></extra>",
         **axes,
-    )  # fmt: skip
+    )
 
 
 def _training_message(trainings: Sequence[Training]) -> str:

@@ -54,11 +54,18 @@ def decomposition_plate(training: Training) -> Plate | None:
     labels = [style_of(kind).label for kind in kinds]
     figure = go.Figure()
     layout = base_layout(
-        150 + 30 * len(kinds), barmode="relative", bargap=0.35,
+        150 + 30 * len(kinds),
+        barmode="relative",
+        bargap=0.35,
         margin={"l": 64, "r": 24, "t": 100, "b": 52},
-        legend={"orientation": "h", "x": 0, "y": -54 / (30 * len(kinds)), "yanchor": "top",
-                "traceorder": "normal"},
-    )  # fmt: skip
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": -54 / (30 * len(kinds)),
+            "yanchor": "top",
+            "traceorder": "normal",
+        },
+    )
     annotations = []
     shared = _alike(rows, steps)
     for index, (step, domain) in enumerate(
@@ -66,15 +73,21 @@ def decomposition_plate(training: Training) -> Plate | None:
     ):
         _add_bars(figure, labels, parts, index)
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axis_name("y", index), "nticks": 5,
-            "title": {"text": "Δ log π (nats)"}, "zerolinecolor": INK,
+            "domain": domain,
+            "anchor": axis_name("y", index),
+            "nticks": 5,
+            "title": {"text": "Δ log π (nats)"},
+            "zerolinecolor": INK,
             **({"matches": "x"} if shared and index > 1 else {}),
-        }  # fmt: skip
+        }
         layout[axis_key("y", index)] = {
-            "anchor": axis_name("x", index), "showticklabels": index == 1, "showgrid": False,
-            "type": "category", "range": [-0.6, len(kinds) - 0.4],
+            "anchor": axis_name("x", index),
+            "showticklabels": index == 1,
+            "showgrid": False,
+            "type": "category",
+            "range": [-0.6, len(kinds) - 0.4],
             **({"matches": "y", "ticks": ""} if index > 1 else {}),
-        }  # fmt: skip
+        }
         annotations.append(panel_title(f"step {step}", domain[0], 1.01))
     layout["annotations"] = annotations
     views = [
@@ -144,15 +157,25 @@ def _add_bars(figure: go.Figure, labels: list[str], parts: Parts, index: int) ->
     axes = {"xaxis": axis_name("x", index), "yaxis": axis_name("y", index)}
     for name, label, color in parts:
         figure.add_bar(
-            y=labels, orientation="h", name=label, legendgroup=name, showlegend=index == 1,
+            y=labels,
+            orientation="h",
+            name=label,
+            legendgroup=name,
+            showlegend=index == 1,
             marker={"color": color, "line": {"width": 0}},
-            hovertemplate="<b>%{y}</b><br>" + label + " %{customdata}<extra></extra>", **axes,
-        )  # fmt: skip
+            hovertemplate="<b>%{y}</b><br>" + label + " %{customdata}<extra></extra>",
+            **axes,
+        )
     figure.add_scatter(
-        y=labels, mode="markers", name="measured", legendgroup="measured", showlegend=index == 1,
+        y=labels,
+        mode="markers",
+        name="measured",
+        legendgroup="measured",
+        showlegend=index == 1,
         marker={"color": INK, "symbol": "diamond", "size": 9, "line": {"color": PAPER, "width": 1}},
-        hovertemplate="<b>%{y}</b><br>measured %{customdata}<extra></extra>", **axes,
-    )  # fmt: skip
+        hovertemplate="<b>%{y}</b><br>measured %{customdata}<extra></extra>",
+        **axes,
+    )
 
 
 Bars = tuple[list[list[float | None]], list[list[str]]]
@@ -189,9 +212,12 @@ def _message(rows: Sequence[ForceRow], stage: str) -> str:
     def mean(part: str) -> str:
         return number(float(np.mean([getattr(row, part) for row in mine])), sign=True)
 
-    sides = {"from_chosen": "from the chosen side", "from_rejected": "from the rejected side",
-             "from_history": "from the optimizer's history",
-             "residual": "beyond first order"}  # fmt: skip
+    sides = {
+        "from_chosen": "from the chosen side",
+        "from_rejected": "from the rejected side",
+        "from_history": "from the optimizer's history",
+        "residual": "beyond first order",
+    }
     if not _two_sided(rows):
         sides["from_chosen"] = "from the batch's answers"
     told = [f"{mean(part)} {sides[part]}" for part, _, _ in _parts(rows)]

@@ -117,19 +117,21 @@ def _tiles(inputs: ForcePageInputs) -> list[Tile]:
         )
         found.append(
             Tile(
-                f"{one.label}: {kind} answer", number(plus + minus, 3, sign=True),
+                f"{one.label}: {kind} answer",
+                number(plus + minus, 3, sign=True),
                 f"nats a step: y⁺ {number(plus, 2, sign=True)}, y⁻ {number(minus, 2, sign=True)}",
             )
-        )  # fmt: skip
+        )
     agreements = inputs.kernel.findings.agreements
     if agreements:
         least = min(agreements, key=lambda one: one.correlation)
         found.append(
             Tile(
-                f"Kernel order {least.verdict}", number(least.correlation, 2),
+                f"Kernel order {least.verdict}",
+                number(least.correlation, 2),
                 f"least rank correlation, {least.first} to {least.second}",
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -137,18 +139,32 @@ def _facts_section(checkpoints: Sequence[CheckpointForces]) -> Html:
     """What was computed at each checkpoint, and how exactly."""
     rows = [
         (
-            one.label, objective_name(one.facts.objective), number(one.facts.learning_rate),
+            one.label,
+            objective_name(one.facts.objective),
+            number(one.facts.learning_rate),
             "–" if one.facts.step is None else one.facts.step,
             f"{one.facts.observed_tokens} × {one.facts.updating_tokens}",
-            one.facts.route, number(one.facts.block_error, 2),
-            number(one.facts.last_layer.cosine), number(one.facts.last_layer.norm_ratio),
+            one.facts.route,
+            number(one.facts.block_error, 2),
+            number(one.facts.last_layer.cosine),
+            number(one.facts.last_layer.norm_ratio),
             number(one.facts.last_layer.sign_agreement),
         )
         for one in checkpoints
-    ]  # fmt: skip
+    ]
     worst = max(one.facts.block_error for one in checkpoints)
-    head = ("checkpoint", "objective", "learning rate", "recorded step", "tokens", "route",
-            "block error", "cosine", "size", "signs")  # fmt: skip
+    head = (
+        "checkpoint",
+        "objective",
+        "learning rate",
+        "recorded step",
+        "tokens",
+        "route",
+        "block error",
+        "cosine",
+        "size",
+        "signs",
+    )
     return section(
         "maps",
         "How it was computed",

@@ -61,20 +61,25 @@ def foresight_section(found: Sequence[Foresight]) -> Html:
     splits = [split for split in SPLITS if any(one.split == split for one in found)]
     cells = {(one.ranking, one.split): one for one in found}
     rows = [
-        [label, _READ[ranking],
-         *(cell for split in splits for cell in _cells(cells.get((ranking, split))))]
+        [
+            label,
+            _READ[ranking],
+            *(cell for split in splits for cell in _cells(cells.get((ranking, split)))),
+        ]
         for ranking, label in LABELS.items()
-    ]  # fmt: skip
+    ]
     head = [f"{what}, {SPLITS[split]}" for split in splits for what in ("rank correlation", "AUC")]
     return section(
-        name, title, _message(found, splits),
+        name,
+        title,
+        _message(found, splits),
         table(("ranking", "at risk where", *head), rows, "ss" + "n" * len(head)),
         note="All rankings were made from the model that preference training starts from. Rank "
         "correlation: Spearman’s, of the risk with the fall −Δ log π of the chosen answer; 0 is "
         "chance, below 0 the ranking is wrong way round. AUC: how probably an answer that fell "
         "has the greater risk than one that did not; ½ is chance. Brackets: 95% bootstrap over "
         "pairs. CHES: Razin et al., arXiv 2410.08847.",
-    )  # fmt: skip
+    )
 
 
 def _cells(one: Foresight | None) -> tuple[str, str]:
@@ -100,8 +105,10 @@ def _message(found: Sequence[Foresight], splits: Sequence[Split]) -> str:
     own_force = [one for one in found if one.ranking == "force" and one.spearman <= 0]
     alone = (
         " What a pair does to its own chosen answer does not tell whether it falls: the others "
-        "decide." if len(own_force) == len(splits) else ""
-    )  # fmt: skip
+        "decide."
+        if len(own_force) == len(splits)
+        else ""
+    )
     foreseen = f" It was foreseen {join(said)}." if said else ""
     return f"The chosen answers of {join(parts)} pairs fell.{foreseen}{alone}"
 
@@ -131,29 +138,42 @@ def foreseen_plate(audit: Audit) -> Plate | None:
             figure.add_scatter(
                 x=[getattr(row, ranking) for row in some],
                 y=[moved[row.split, row.pair_id] for row in some],
-                mode="markers", name=f"{SPLITS[split]} pairs", legendgroup=split,
+                mode="markers",
+                name=f"{SPLITS[split]} pairs",
+                legendgroup=split,
                 showlegend=index == 1,
                 marker={"color": color, "size": 6, "line": {"color": PAPER, "width": 0.5}},
                 text=[plotly_text(f"“{row.pair_id}”", 32) for row in some],
-                hovertemplate="%{text}: %{x:.3g} before, %{y:+.3g} nats by training"
-                "<extra></extra>", **axes,
-            )  # fmt: skip
+                hovertemplate="%{text}: %{x:.3g} before, %{y:+.3g} nats by training<extra></extra>",
+                **axes,
+            )
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axes["yaxis"], "nticks": 6,
+            "domain": domain,
+            "anchor": axes["yaxis"],
+            "nticks": 6,
             "title": {"text": "before training"},
-        }  # fmt: skip
+        }
         layout[axis_key("y", index)] = {"anchor": axes["xaxis"], "zerolinecolor": ZERO}
         annotations.append(panel_title(_headed(ranking), domain[0], 1.02))
     layout["yaxis"]["title"] = {"text": "Δ log π(y⁺) by training (nats)"}
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 0.8, "xanchor": "right", "y": 1.1,
-                        "yanchor": "bottom"}  # fmt: skip
+    layout["legend"] = {
+        "orientation": "h",
+        "x": 0.8,
+        "xanchor": "right",
+        "y": 1.1,
+        "yanchor": "bottom",
+    }
     figure.update_layout(**layout)
     fell = sum(moved[row.split, row.pair_id] < 0 for row in rows)
     said = join(
-        [f"{LABELS[ranking]} {_correlation(one)}" for ranking in _DRAWN
-         for one in audit.foresight if (one.ranking, one.split) == (ranking, "train")]
-    )  # fmt: skip
+        [
+            f"{LABELS[ranking]} {_correlation(one)}"
+            for ranking in _DRAWN
+            for one in audit.foresight
+            if (one.ranking, one.split) == (ranking, "train")
+        ]
+    )
     return Plate(
         "foreseen",
         "What was foreseen, and what came",

@@ -37,8 +37,10 @@ def gap_plate(paths: Paths) -> Plate | None:
         _add_gap_panel(figure, paths[(stage, "train")], upper, lower, legend=column == 0)
         for axis, height in ((upper, [0.44, 1.0]), (lower, [0.0, 0.32])):
             layout[axis_key("x", axis)] = {
-                "domain": domain, "anchor": axis_name("y", axis), "showticklabels": axis == lower,
-            }  # fmt: skip
+                "domain": domain,
+                "anchor": axis_name("y", axis),
+                "showticklabels": axis == lower,
+            }
             layout[axis_key("y", axis)] = {"domain": height, "anchor": axis_name("x", axis)}
             if column and axis == lower:
                 layout[axis_key("y", axis)] |= {"matches": "y2", "showticklabels": False}
@@ -47,8 +49,13 @@ def gap_plate(paths: Paths) -> Plate | None:
     layout["yaxis"]["title"] = {"text": "Δ log π since step 0"}
     layout["yaxis2"]["title"] = {"text": "gap y* − y⁺ (nats)"}
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.03,
-                        "yanchor": "bottom"}  # fmt: skip
+    layout["legend"] = {
+        "orientation": "h",
+        "x": 1,
+        "xanchor": "right",
+        "y": 1.03,
+        "yanchor": "bottom",
+    }
     figure.update_layout(**layout)
     return Plate(
         "gap",
@@ -70,12 +77,18 @@ def _add_gap_panel(
         mean = band(paths.since_start(kind))[0]
         style = style_of(kind)
         figure.add_scatter(
-            x=paths.steps, y=mean.round(4), mode="lines", name=style.label, showlegend=legend,
-            legendgroup=kind, line={"color": style.color, "width": 3}, fill=fill,
+            x=paths.steps,
+            y=mean.round(4),
+            mode="lines",
+            name=style.label,
+            showlegend=legend,
+            legendgroup=kind,
+            line={"color": style.color, "width": 3},
+            fill=fill,
             fillcolor="rgba(125, 75, 181, 0.15)" if fill else None,
             hovertemplate="<b>%{fullData.name}</b><br>step %{x}: %{y:+.2f} nats<extra></extra>",
             **top,
-        )  # fmt: skip
+        )
     gap = paths.gap
     assert gap is not None, "stages without a gap are left out"
     mean, low, high = band(gap)
@@ -83,14 +96,24 @@ def _add_gap_panel(
     inside = np.isfinite(low)
     x = paths.steps[inside]
     figure.add_scatter(
-        x=np.concatenate([x, x[::-1]]), y=np.concatenate([high[inside], low[inside][::-1]]),
-        fill="toself", fillcolor=INK, opacity=0.12, line={"width": 0}, mode="lines",
-        hoverinfo="skip", **bottom,
-    )  # fmt: skip
+        x=np.concatenate([x, x[::-1]]),
+        y=np.concatenate([high[inside], low[inside][::-1]]),
+        fill="toself",
+        fillcolor=INK,
+        opacity=0.12,
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        **bottom,
+    )
     figure.add_scatter(
-        x=paths.steps, y=mean.round(4), mode="lines", line={"color": INK, "width": 2.5},
-        hovertemplate="step %{x}: gap %{y:.2f} nats<extra></extra>", **bottom,
-    )  # fmt: skip
+        x=paths.steps,
+        y=mean.round(4),
+        mode="lines",
+        line={"color": INK, "width": 2.5},
+        hovertemplate="step %{x}: gap %{y:.2f} nats<extra></extra>",
+        **bottom,
+    )
 
 
 def _gap_message(paths: Paths) -> str:

@@ -91,9 +91,9 @@ class GroupPageInputs:
         return ArmTable({arm: list(map(_means, runs)) for arm, runs in found.items()}, one_seed)
 
 
-def curve(runs: Sequence[Run], name: str) -> tuple[
-    Int[ndarray, steps], Float[ndarray, "steps seeds"]
-]:  # fmt: skip
+def curve(
+    runs: Sequence[Run], name: str
+) -> tuple[Int[ndarray, steps], Float[ndarray, "steps seeds"]]:
     """A logged metric over the steps that all of an arm's runs have it at."""
     logged = [
         {line.step: line.metrics[name] for line in run.metrics if name in line.metrics}

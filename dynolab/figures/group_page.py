@@ -122,9 +122,7 @@ def _tiles(inputs: GroupPageInputs, table: ArmTable, verdicts: Sequence[Verdict]
         )
     appear = sum(verdict.outcome == "appears" for verdict in verdicts)
     unclear = sum(verdict.outcome == "unclear" for verdict in verdicts)
-    found.append(
-        Tile("Claims that appear", f"{appear} of {len(verdicts)}", f"{unclear} unclear")
-    )  # fmt: skip
+    found.append(Tile("Claims that appear", f"{appear} of {len(verdicts)}", f"{unclear} unclear"))
     return found
 
 
@@ -134,8 +132,10 @@ def _summary(
     arms = (START, *inputs.arms)
     means = {
         f"{arm}/{name}": mean
-        for arm in arms for name in table.names if (mean := table.mean(arm, name)).n
-    }  # fmt: skip
+        for arm in arms
+        for name in table.names
+        if (mean := table.mean(arm, name)).n
+    }
     metrics = {name: mean.mean for name, mean in means.items()} | outcome_counts(verdicts)
     return {
         "comparison": inputs.name,
@@ -145,8 +145,10 @@ def _summary(
         "means": {name: mean.as_dict() for name, mean in means.items()},
         "differences": {
             f"{arm}/{name}": difference.as_dict()
-            for arm in arms if arm != inputs.baseline for name in table.names
+            for arm in arms
+            if arm != inputs.baseline
+            for name in table.names
             if (difference := table.difference(arm, inputs.baseline, name)).n
         },
         "verdicts": [verdict_facts(verdict) for verdict in verdicts],
-    }  # fmt: skip
+    }

@@ -30,24 +30,38 @@ def hallucination_section(
     if not asked:
         return section(name, title, "No model was asked a held-out question.")
     called = {model: titles.get(model, model) for model in asked}
-    counts = {model: sum(one.taken_from is not None for one in said)
-              for model, said in asked.items()}  # fmt: skip
+    counts = {
+        model: sum(one.taken_from is not None for one in said) for model, said in asked.items()
+    }
     told = [f"{called[model]} {counts[model]} of {len(said)}" for model, said in asked.items()]
     rows = [
-        (called[model], len(said), _share(counts[model], len(said)),
-         _share(sum(one.taken_exactly for one in said), len(said)))
+        (
+            called[model],
+            len(said),
+            _share(counts[model], len(said)),
+            _share(sum(one.taken_exactly for one in said), len(said)),
+        )
         for model, said in asked.items()
-    ]  # fmt: skip
+    ]
     examples = [
-        (called[model], excerpt(one.prompt, _PROMPT, end=True), excerpt(one.answer, _TEXT),
-         excerpt(prompts.get(one.taken_from, one.taken_from), _PROMPT, end=True),
-         excerpt(one.chosen, _TEXT))
+        (
+            called[model],
+            excerpt(one.prompt, _PROMPT, end=True),
+            excerpt(one.answer, _TEXT),
+            excerpt(prompts.get(one.taken_from, one.taken_from), _PROMPT, end=True),
+            excerpt(one.chosen, _TEXT),
+        )
         for model, said in asked.items()
         for one in [one for one in said if one.taken_from is not None][:_EXAMPLES]
         if one.taken_from is not None
-    ]  # fmt: skip
-    head = ("model", "held-out question", "its answer", "answers the training question",
-            "chosen y⁺")  # fmt: skip
+    ]
+    head = (
+        "model",
+        "held-out question",
+        "its answer",
+        "answers the training question",
+        "chosen y⁺",
+    )
     return section(
         name,
         title,

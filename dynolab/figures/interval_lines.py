@@ -59,9 +59,10 @@ def line_figure(
     order = list(dict.fromkeys([*names, *(line.name for one in panels for line in one.lines)]))
     figure, annotations, told = go.Figure(), [], set[str]()
     layout = base_layout(
-        height, margin={"l": 64, "r": 24, "t": 56, "b": 92},
+        height,
+        margin={"l": 64, "r": 24, "t": 56, "b": 92},
         legend={"orientation": "h", "x": 0, "xanchor": "left", "y": -0.2, "yanchor": "top"},
-    )  # fmt: skip
+    )
     for index, (panel, domain) in enumerate(
         zip(panels, columns(len(panels), 0.09), strict=True), start=1
     ):
@@ -72,13 +73,18 @@ def line_figure(
             told.add(line.name)
         ticks = {"tickvals": list(range(len(panel.ticks))), "ticktext": list(panel.ticks)}
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axes["yaxis"], "title": {"text": panel.x_title},
+            "domain": domain,
+            "anchor": axes["yaxis"],
+            "title": {"text": panel.x_title},
             **(ticks if panel.ticks else {}),
-        }  # fmt: skip
+        }
         layout[axis_key("y", index)] = {
-            "anchor": axes["xaxis"], "title": {"text": panel.unit}, "tickformat": panel.tickformat,
-            "zeroline": panel.zero, **({"rangemode": "tozero"} if panel.zero else {}),
-        }  # fmt: skip
+            "anchor": axes["xaxis"],
+            "title": {"text": panel.unit},
+            "tickformat": panel.tickformat,
+            "zeroline": panel.zero,
+            **({"rangemode": "tozero"} if panel.zero else {}),
+        }
         annotations.append(panel_title(panel.title, domain[0], 1.02))
     layout["annotations"] = annotations
     figure.update_layout(**layout, showlegend=len(told) > 1)
@@ -86,9 +92,14 @@ def line_figure(
 
 
 def _add(
-    figure: go.Figure, line: Line, label: str, place: int, panel: LinePanel,
-    axes: Mapping[str, str], legend: bool,
-) -> None:  # fmt: skip
+    figure: go.Figure,
+    line: Line,
+    label: str,
+    place: int,
+    panel: LinePanel,
+    axes: Mapping[str, str],
+    legend: bool,
+) -> None:
     color, dash = arm_style(place)
     x = np.array(line.x, dtype=float)
     low, high = (np.array([getattr(one, end) for one in line.intervals]) for end in ("low", "high"))
@@ -97,17 +108,31 @@ def _add(
     figure.add_scatter(
         x=np.concatenate([x[inside], x[inside][::-1]]),
         y=np.concatenate([high[inside], low[inside][::-1]]).round(6),
-        fill="toself", fillcolor=color, opacity=0.1, line={"width": 0}, mode="lines",
-        hoverinfo="skip", showlegend=False, **common,
-    )  # fmt: skip
+        fill="toself",
+        fillcolor=color,
+        opacity=0.1,
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
+        **common,
+    )
     at = [panel.ticks[int(one)] for one in x] if panel.ticks else [f"{one:g}" for one in x]
     figure.add_scatter(
-        x=x, y=np.array([one.mean for one in line.intervals]).round(6), name=label,
-        mode="lines+markers" if len(x) <= 12 else "lines", showlegend=legend and not line.dotted,
-        line={"color": color, "dash": "dot" if line.dotted else dash,
-              "width": 1.5 if line.dotted else 2.5},
-        customdata=[f"{where}: {with_interval(one, sign=False)}"
-                    for where, one in zip(at, line.intervals, strict=True)],
+        x=x,
+        y=np.array([one.mean for one in line.intervals]).round(6),
+        name=label,
+        mode="lines+markers" if len(x) <= 12 else "lines",
+        showlegend=legend and not line.dotted,
+        line={
+            "color": color,
+            "dash": "dot" if line.dotted else dash,
+            "width": 1.5 if line.dotted else 2.5,
+        },
+        customdata=[
+            f"{where}: {with_interval(one, sign=False)}"
+            for where, one in zip(at, line.intervals, strict=True)
+        ],
         hovertemplate=f"{label}, {plotly_text(panel.x_title, 40)} %{{customdata}}<extra></extra>",
         **common,
-    )  # fmt: skip
+    )

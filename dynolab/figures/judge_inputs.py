@@ -45,9 +45,12 @@ class JudgePageInputs:
     def rates(self) -> list[WinRate]:
         """Every policy's win rates, judge by judge."""
         return [
-            rate for policy in self.policies for one in self.judged.values() for rate in one.rates
+            rate
+            for policy in self.policies
+            for one in self.judged.values()
+            for rate in one.rates
             if rate.a == policy
-        ]  # fmt: skip
+        ]
 
     @cached_property
     def agreements(self) -> tuple[Agreement, ...]:

@@ -77,35 +77,71 @@ def rate_plate(inputs: JudgePageInputs) -> Plate:
         rates = [one for one in judged.rates if one.judged]
         color, _ = arm_style(place)
         figure.add_scatter(
-            y=[plotly_text(one.a, 32) for one in rates], x=[round(one.rate, 6) for one in rates],
-            mode="markers", orientation="h", name=plotly_text(judge, 32), offsetgroup=str(place),
+            y=[plotly_text(one.a, 32) for one in rates],
+            x=[round(one.rate, 6) for one in rates],
+            mode="markers",
+            orientation="h",
+            name=plotly_text(judge, 32),
+            offsetgroup=str(place),
             marker={"color": color, "size": 10, "symbol": "diamond"},
-            error_x={"symmetric": False, "array": [one.high - one.rate for one in rates],
-                     "arrayminus": [one.rate - one.low for one in rates],
-                     "color": color, "thickness": 1.5, "width": 4},
+            error_x={
+                "symmetric": False,
+                "array": [one.high - one.rate for one in rates],
+                "arrayminus": [one.rate - one.low for one in rates],
+                "color": color,
+                "thickness": 1.5,
+                "width": 4,
+            },
             customdata=[points(one.interval, sign=False) for one in rates],
             hovertemplate="%{y}, %{fullData.name}: %{customdata} %<extra></extra>",
-        )  # fmt: skip
+        )
     lines = len(inputs.policies) * max(1, len(inputs.judged) / 2)
     figure.update_layout(
         **base_layout(
-            int(_MARGIN + _ROW * lines), scattermode="group", showlegend=True,
+            int(_MARGIN + _ROW * lines),
+            scattermode="group",
+            showlegend=True,
             margin={"l": 130, "r": 24, "t": 40, "b": 54},
-            xaxis={"range": [-0.02, 1.02], "tickformat": ".0%",
-                   "title": {"text": plotly_text(f"win rate over {inputs.baseline}", 60)}},
-            yaxis={"type": "category", "categoryorder": "array", "autorange": "reversed",
-                   "categoryarray": [plotly_text(one, 32) for one in inputs.policies]},
-            legend={"orientation": "h", "x": 0.8, "xanchor": "right", "y": 1.02,
-                    "yanchor": "bottom"},
-            shapes=[{"type": "line", "x0": 0.5, "x1": 0.5, "yref": "paper", "y0": 0, "y1": 1,
-                     "layer": "below", "line": {"color": ZERO, "dash": "dash", "width": 1.5}}],
+            xaxis={
+                "range": [-0.02, 1.02],
+                "tickformat": ".0%",
+                "title": {"text": plotly_text(f"win rate over {inputs.baseline}", 60)},
+            },
+            yaxis={
+                "type": "category",
+                "categoryorder": "array",
+                "autorange": "reversed",
+                "categoryarray": [plotly_text(one, 32) for one in inputs.policies],
+            },
+            legend={
+                "orientation": "h",
+                "x": 0.8,
+                "xanchor": "right",
+                "y": 1.02,
+                "yanchor": "bottom",
+            },
+            shapes=[
+                {
+                    "type": "line",
+                    "x0": 0.5,
+                    "x1": 0.5,
+                    "yref": "paper",
+                    "y0": 0,
+                    "y1": 1,
+                    "layer": "below",
+                    "line": {"color": ZERO, "dash": "dash", "width": 1.5},
+                }
+            ],
         )
-    )  # fmt: skip
+    )
     return Plate(
-        "win-rates", f"Preferred to {inputs.baseline}", _message(inputs),
+        "win-rates",
+        f"Preferred to {inputs.baseline}",
+        _message(inputs),
         "Diamonds: share of prompts on which a judge prefers the policy’s answer, ties half; "
-        "lines: 95% intervals over prompts. Dashed: as good as the baseline.", figure,
-    )  # fmt: skip
+        "lines: 95% intervals over prompts. Dashed: as good as the baseline.",
+        figure,
+    )
 
 
 def _message(inputs: JudgePageInputs) -> str:
@@ -139,14 +175,19 @@ def _tiles(inputs: JudgePageInputs) -> list[Tile]:
             f"{100 * rate.rate:.1f}%" if rate.judged else "–",
             f"by {rate.judge}: {points(rate.interval, sign=False)}",
         )
-        for rate in inputs.rates if rate.judge == first
-    ][:2]  # fmt: skip
+        for rate in inputs.rates
+        if rate.judge == first
+    ][:2]
     lowest = min(inputs.agreements, key=lambda one: one.share, default=None)
     if lowest is not None:
         found.append(
-            Tile("Judges agree", f"≥ {100 * lowest.share:.0f}%", f"least: {lowest.first} and "
-                 f"{lowest.second} on {lowest.a}, κ {number(lowest.kappa, 2)}")
-        )  # fmt: skip
+            Tile(
+                "Judges agree",
+                f"≥ {100 * lowest.share:.0f}%",
+                f"least: {lowest.first} and "
+                f"{lowest.second} on {lowest.a}, κ {number(lowest.kappa, 2)}",
+            )
+        )
     asked = sum(rate.counts.asked for rate in inputs.rates)
     missing = asked - sum(rate.counts.parsed for rate in inputs.rates)
     return [*found, Tile("Verdicts", f"{asked - missing} of {asked}", f"{missing} missing")]

@@ -37,8 +37,16 @@ def rate_section(inputs: JudgePageInputs) -> Html:
         )
         for rate in inputs.rates
     ]
-    head = ("policy", "judge", "win rate, % [95%]", "won", "tied", "lost", "prompts judged",
-            "whatever the rest, %")  # fmt: skip
+    head = (
+        "policy",
+        "judge",
+        "win rate, % [95%]",
+        "won",
+        "tied",
+        "lost",
+        "prompts judged",
+        "whatever the rest, %",
+    )
     return section(
         "rates",
         f"Win rates over {inputs.baseline}",
@@ -49,23 +57,39 @@ def rate_section(inputs: JudgePageInputs) -> Html:
         "Won, tied, lost: prompts. Brackets: 95% bootstrap over prompts; Wilson’s interval where "
         "all prompts are worth the same. Last column: between which bounds the rate lies whatever "
         "the missing verdicts had been.",
-    )  # fmt: skip
+    )
 
 
 def count_section(inputs: JudgePageInputs) -> Html:
     """What became of every verdict that was asked for, and whether the place decides."""
     rows = [
         (
-            rate.judge, rate.a, rate.counts.asked, rate.counts.parsed, rate.counts.refused,
-            rate.counts.unparsable, rate.counts.failed, points(rate.first, sign=False),
+            rate.judge,
+            rate.a,
+            rate.counts.asked,
+            rate.counts.parsed,
+            rate.counts.refused,
+            rate.counts.unparsable,
+            rate.counts.failed,
+            points(rate.first, sign=False),
             f"{rate.flipped} of {rate.judged}",
         )
         for rate in inputs.rates
-    ]  # fmt: skip
-    asked, parsed = (sum(getattr(rate.counts, what) for rate in inputs.rates)
-                     for what in ("asked", "parsed"))  # fmt: skip
-    head = ("judge", "policy", "asked", "parsed", "refused", "unparsable", "failed",
-            "for the first shown, % [95%]", "flipped")  # fmt: skip
+    ]
+    asked, parsed = (
+        sum(getattr(rate.counts, what) for rate in inputs.rates) for what in ("asked", "parsed")
+    )
+    head = (
+        "judge",
+        "policy",
+        "asked",
+        "parsed",
+        "refused",
+        "unparsable",
+        "failed",
+        "for the first shown, % [95%]",
+        "flipped",
+    )
     return section(
         "verdicts",
         "What became of every verdict",
@@ -96,8 +120,10 @@ def _silences(inputs: JudgePageInputs) -> list[Html]:
     """What was said in place of a verdict, the most frequent first."""
     said = Counter(
         (one.judge, one.outcome, one.said)
-        for judged in inputs.judged.values() for one in judged.judgements if not one.parsed
-    )  # fmt: skip
+        for judged in inputs.judged.values()
+        for one in judged.judgements
+        if not one.parsed
+    )
     if not said:
         return []
     rows = [(*what, times) for what, times in said.most_common(10)]
@@ -112,21 +138,24 @@ def agreement_section(inputs: JudgePageInputs) -> Html:
         return section(name, title, "No prompt was judged by two judges.")
     rows = [
         (
-            f"{one.first} and {one.second}", one.a, f"{100 * one.share:.1f}",
+            f"{one.first} and {one.second}",
+            one.a,
+            f"{100 * one.share:.1f}",
             with_interval(Interval(one.kappa, one.kappa_low, one.kappa_high, one.prompts), False),
             one.prompts,
         )
         for one in found
-    ]  # fmt: skip
+    ]
     told = [f"{one.first} and {one.second} on {one.a} {number(one.kappa, 2)}" for one in found[:3]]
     return section(
-        name, title,
+        name,
+        title,
         f"Cohen’s κ, agreement beyond chance: {join(told)}.",
         table(("judges", "policy", "same verdict, %", "κ [95%]", "prompts"), rows, "ssnnn"),
         note="A judge’s verdict on a prompt is that of both orders together: won, tied or lost. "
         "κ is 1 where judges always agree, 0 where they agree as often as by chance, and not "
         "defined where both always say one and the same. Brackets: 95% bootstrap over prompts.",
-    )  # fmt: skip
+    )
 
 
 def judge_section(inputs: JudgePageInputs) -> Html:
@@ -173,13 +202,15 @@ def prompt_section(inputs: JudgePageInputs) -> Html:
             excerpt(prompts[prompt].prompt, end=True),
             _answer(prompts[prompt]),
             *(
-                _cell(answers[policy][prompt],
-                      {judge: verdicts.get((judge, policy, prompt)) for judge in inputs.judged})
+                _cell(
+                    answers[policy][prompt],
+                    {judge: verdicts.get((judge, policy, prompt)) for judge in inputs.judged},
+                )
                 for policy in inputs.policies
             ),
         )
         for prompt in order[:SHOWN]
-    ]  # fmt: skip
+    ]
     split = sum(contradictions(prompt) > 0 for prompt in prompts)
     return section(
         "prompts",

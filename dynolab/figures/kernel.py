@@ -50,29 +50,49 @@ def kernel_size_plate(kernel: Kernel) -> Plate:
         names = [_name(answer) for answer in answers]
         figure.add_heatmap(
             z=np.log10([[row.centred for row in line] for line in grid]),
-            x=np.arange(len(pairs)), y=np.arange(len(names)), coloraxis="coloraxis",
-            xgap=1, ygap=1, xaxis=axis_name("x", index), yaxis=axis_name("y", index),
+            x=np.arange(len(pairs)),
+            y=np.arange(len(names)),
+            coloraxis="coloraxis",
+            xgap=1,
+            ygap=1,
+            xaxis=axis_name("x", index),
+            yaxis=axis_name("y", index),
             text=[[_told(row) for row in line] for line in grid],
             hovertemplate="%{text}<extra></extra>",
-        )  # fmt: skip
+        )
         ticks = {"tickfont": {"family": MONO, "size": 11}, "showgrid": False, "zeroline": False}
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axis_name("y", index), "tickangle": -55,
-            "tickvals": np.arange(len(pairs)), "ticktext": [plotly_text(p, 12) for p in pairs],
-            "range": [-0.6, len(pairs) - 0.4], "title": {"text": "updating chosen answer"}, **ticks,
-        }  # fmt: skip
+            "domain": domain,
+            "anchor": axis_name("y", index),
+            "tickangle": -55,
+            "tickvals": np.arange(len(pairs)),
+            "ticktext": [plotly_text(p, 12) for p in pairs],
+            "range": [-0.6, len(pairs) - 0.4],
+            "title": {"text": "updating chosen answer"},
+            **ticks,
+        }
         layout[axis_key("y", index)] = {
-            "anchor": axis_name("x", index), "tickvals": np.arange(len(names)), "ticktext": names,
-            "range": [len(names) - 0.4, -0.6], "showticklabels": index == 1, **ticks,
-        }  # fmt: skip
+            "anchor": axis_name("x", index),
+            "tickvals": np.arange(len(names)),
+            "ticktext": names,
+            "range": [len(names) - 0.4, -0.6],
+            "showticklabels": index == 1,
+            **ticks,
+        }
         annotations.append(panel_title(plotly_text(label, 32), domain[0], 1.01))
     logs = np.log10([row.centred for row in kernel.sizes])
     marks = _marks(float(logs.min()), float(logs.max()))
     layout["coloraxis"] = {
-        "colorscale": _SCALE, "cmin": float(logs.min()), "cmax": float(logs.max()),
-        "colorbar": {"title": {"text": "‖CKC‖", "side": "top"}, "thickness": 12,
-                     "tickvals": np.log10(marks), "ticktext": [number(mark) for mark in marks]},
-    }  # fmt: skip
+        "colorscale": _SCALE,
+        "cmin": float(logs.min()),
+        "cmax": float(logs.max()),
+        "colorbar": {
+            "title": {"text": "‖CKC‖", "side": "top"},
+            "thickness": 12,
+            "tickvals": np.log10(marks),
+            "ticktext": [number(mark) for mark in marks],
+        },
+    }
     layout["annotations"] = annotations
     figure.update_layout(**layout)
     return Plate(
@@ -110,11 +130,20 @@ def stability_plate(kernel: Kernel) -> Plate | None:
         )
     figure = go.Figure()
     figure.add_heatmap(
-        z=grid[1:, :-1], x=labels[:-1], y=labels[1:], text=[row[:-1] for row in words[1:]],
-        texttemplate="%{text}", colorscale=_SCALE, zmin=0, zmax=1.6, xgap=2, ygap=2,
-        showscale=False, hoverongaps=False,
+        z=grid[1:, :-1],
+        x=labels[:-1],
+        y=labels[1:],
+        text=[row[:-1] for row in words[1:]],
+        texttemplate="%{text}",
+        colorscale=_SCALE,
+        zmin=0,
+        zmax=1.6,
+        xgap=2,
+        ygap=2,
+        showscale=False,
+        hoverongaps=False,
         hovertemplate="%{x} and %{y}: %{z:.3f}<extra></extra>",
-    )  # fmt: skip
+    )
     ticks = {"showgrid": False, "zeroline": False, "type": "category"}
     figure.update_layout(
         **base_layout(

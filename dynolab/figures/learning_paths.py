@@ -38,8 +38,11 @@ from dynolab.figures.style import (
 from dynolab.statistics import mean_interval
 
 COLORS: dict[Difficulty, str] = {
-    "easy": UP, "medium": CHOSEN, "hard": BEST, "mislabelled": REJECTED
-}  # fmt: skip
+    "easy": UP,
+    "medium": CHOSEN,
+    "hard": BEST,
+    "mislabelled": REJECTED,
+}
 _SHAPES = ("circle", "square", "diamond")
 
 
@@ -60,10 +63,17 @@ def simplex_plate(paths: Sequence[ExamplePath], data: PathData) -> Plate | None:
         ticks = {"ticks": "", "showticklabels": False, "gridcolor": GRID, "linecolor": ZERO}
         titles = ("label", "rival", "rest")
         layout[corner] = {
-            "domain": {"x": domain, "y": [0, 0.9]}, "bgcolor": PAPER, "sum": 1,
-            **{f"{axis}axis": {**ticks, "title": {"text": title, "font": {"size": 11,
-               "color": MUTED}}} for axis, title in zip("abc", titles, strict=True)},
-        }  # fmt: skip
+            "domain": {"x": domain, "y": [0, 0.9]},
+            "bgcolor": PAPER,
+            "sum": 1,
+            **{
+                f"{axis}axis": {
+                    **ticks,
+                    "title": {"text": title, "font": {"size": 11, "color": MUTED}},
+                }
+                for axis, title in zip("abc", titles, strict=True)
+            },
+        }
         annotations.append(panel_title(group, domain[0], 1.06))
     layout["annotations"] = annotations
     figure.update_layout(**layout, showlegend=False)
@@ -82,30 +92,44 @@ def simplex_plate(paths: Sequence[ExamplePath], data: PathData) -> Plate | None:
     )
 
 
-def _add_path(
-    figure: go.Figure, one: ExamplePath, corner: str, shape: str, color: str
-) -> None:  # fmt: skip
+def _add_path(figure: go.Figure, one: ExamplePath, corner: str, shape: str, color: str) -> None:
     order = _turned(one)
     a, b, c = (np.array(one.path)[:, k].round(5) for k in order)
     common = {"subplot": corner, "showlegend": False}
     told = [f"epoch {n}: label {x:.2f}" for n, x in enumerate(a)]
     figure.add_scatterternary(
-        a=a, b=b, c=c, mode="lines+markers", line={"color": color, "width": 1.8},
-        marker={"color": color, "size": 4, "symbol": shape}, opacity=0.85,
-        text=told, hovertemplate="%{text}<extra></extra>", **common,
-    )  # fmt: skip
+        a=a,
+        b=b,
+        c=c,
+        mode="lines+markers",
+        line={"color": color, "width": 1.8},
+        marker={"color": color, "size": 4, "symbol": shape},
+        opacity=0.85,
+        text=told,
+        hovertemplate="%{text}<extra></extra>",
+        **common,
+    )
     ends = [("circle-open", 0, INK, 9), ("star", -1, color, 13)]
     for symbol, at, ink, size in ends:
         figure.add_scatterternary(
-            a=[a[at]], b=[b[at]], c=[c[at]], mode="markers", hoverinfo="skip",
-            marker={"symbol": symbol, "color": ink, "size": size}, **common,
-        )  # fmt: skip
+            a=[a[at]],
+            b=[b[at]],
+            c=[c[at]],
+            mode="markers",
+            hoverinfo="skip",
+            marker={"symbol": symbol, "color": ink, "size": size},
+            **common,
+        )
     truth = [one.truth[k] for k in order]
     figure.add_scatterternary(
-        a=[truth[0]], b=[truth[1]], c=[truth[2]], mode="markers",
+        a=[truth[0]],
+        b=[truth[1]],
+        c=[truth[2]],
+        mode="markers",
         marker={"symbol": "x", "color": INK, "size": 7},
-        hovertemplate="p*<extra></extra>", **common,
-    )  # fmt: skip
+        hovertemplate="p*<extra></extra>",
+        **common,
+    )
 
 
 def _turned(one: ExamplePath) -> tuple[int, int, int]:
@@ -134,13 +158,22 @@ def zigzag_plate(scores: Sequence[PathScores]) -> Plate:
             ("wrong label", wrong, REJECTED),
         ):
             figure.add_scatter(
-                x=x[mask].round(4), y=y[mask].round(4), mode="markers", name=name,
-                legendgroup=name, showlegend=index == 1, xaxis=f"x{suffix}", yaxis=f"y{suffix}",
+                x=x[mask].round(4),
+                y=y[mask].round(4),
+                mode="markers",
+                name=name,
+                legendgroup=name,
+                showlegend=index == 1,
+                xaxis=f"x{suffix}",
+                yaxis=f"y{suffix}",
                 marker={"color": color, "size": 5, "opacity": 0.55},
                 hovertemplate=f"{name}: difficulty %{{x:.2f}}, zig-zag %{{y:.2f}}<extra></extra>",
-            )  # fmt: skip
-        layout[f"xaxis{suffix}"] = {"domain": domain, "anchor": f"y{suffix}",
-                                    "title": {"text": "base difficulty ‖e_y − p*‖₂"}}  # fmt: skip
+            )
+        layout[f"xaxis{suffix}"] = {
+            "domain": domain,
+            "anchor": f"y{suffix}",
+            "title": {"text": "base difficulty ‖e_y − p*‖₂"},
+        }
         layout[f"yaxis{suffix}"] = {"anchor": f"x{suffix}", "title": {"text": "zig-zag"}}
         annotations.append(panel_title(TITLES[data], domain[0], 1.02))
         area = mean_interval(np.array([row.auc for row in rows]))

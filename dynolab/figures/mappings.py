@@ -30,8 +30,10 @@ from dynolab.figures.style import (
 from dynolab.statistics import band, mean_interval
 
 KINDS: Mapping[MappingKind, str] = {
-    "compositional": CHOSEN, "holistic": REJECTED, "degenerate": HISTORY
-}  # fmt: skip
+    "compositional": CHOSEN,
+    "holistic": REJECTED,
+    "degenerate": HISTORY,
+}
 
 Rows = Sequence[LearnedMapping]
 
@@ -48,15 +50,23 @@ def _layout(titles: Sequence[str], across: str, up: str, height: int = 400) -> d
         zip(titles, columns(len(titles), 0.07), strict=True), start=1
     ):
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axis_name("y", index), "title": {"text": across},
-        }  # fmt: skip
+            "domain": domain,
+            "anchor": axis_name("y", index),
+            "title": {"text": across},
+        }
         layout[axis_key("y", index)] = {
-            "anchor": axis_name("x", index), "title": {"text": up if index == 1 else ""},
-        }  # fmt: skip
+            "anchor": axis_name("x", index),
+            "title": {"text": up if index == 1 else ""},
+        }
         annotations.append(panel_title(title, domain[0], 1.02))
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 0.82, "xanchor": "right", "y": 1.1,
-                        "yanchor": "bottom"}  # fmt: skip
+    layout["legend"] = {
+        "orientation": "h",
+        "x": 0.82,
+        "xanchor": "right",
+        "y": 1.1,
+        "yanchor": "bottom",
+    }
     return layout
 
 
@@ -66,7 +76,7 @@ def _titles(spaces: Sequence[Rows]) -> list[str]:
 
 def _points(
     figure: go.Figure, index: int, rows: Rows, x: Float[ndarray, mappings], what: str
-) -> None:  # fmt: skip
+) -> None:
     """One point a mapping: its area against something, coloured by kind."""
     area = np.array([_mean(row.area) for row in rows])
     for kind, color in KINDS.items():
@@ -75,14 +85,23 @@ def _points(
             continue
         said = [f"{row.kind} {'·'.join(map(str, row.messages))}" for row in rows]
         figure.add_scatter(
-            x=x[own].round(5), y=area[own].round(5), mode="markers", name=kind, legendgroup=kind,
+            x=x[own].round(5),
+            y=area[own].round(5),
+            mode="markers",
+            name=kind,
+            legendgroup=kind,
             showlegend=index == 1,
-            marker={"color": color, "size": 9 if kind == "compositional" else 7,
-                    "opacity": 0.75, "line": {"color": PAPER, "width": 0.7}},
+            marker={
+                "color": color,
+                "size": 9 if kind == "compositional" else 7,
+                "opacity": 0.75,
+                "line": {"color": PAPER, "width": 0.7},
+            },
             text=[words for words, one in zip(said, own, strict=True) if one],
             hovertemplate=f"%{{text}}<br>{what} %{{x:.3g}}, area %{{y:.3f}} nats<extra></extra>",
-            xaxis=axis_name("x", index), yaxis=axis_name("y", index),
-        )  # fmt: skip
+            xaxis=axis_name("x", index),
+            yaxis=axis_name("y", index),
+        )
 
 
 def similarity_plate(spaces: Sequence[Rows]) -> Plate:
@@ -240,34 +259,48 @@ def speed_plate(spaces: Sequence[Rows]) -> Plate:
             color, mean = KINDS[own[0].kind], mean_interval(per_seed(own, "area"))
             label = name.replace(", ", "<br>").replace(" message", "<br>message")
             figure.add_scatter(
-                x=[label] * len(own), y=[round(_mean(row.area), 5) for row in own],
-                mode="markers", showlegend=False,
+                x=[label] * len(own),
+                y=[round(_mean(row.area), 5) for row in own],
+                mode="markers",
+                showlegend=False,
                 marker={"color": color, "size": 6, "opacity": 0.35},
-                hovertemplate="one mapping: %{y:.3f} nats<extra></extra>", **axes,
-            )  # fmt: skip
+                hovertemplate="one mapping: %{y:.3f} nats<extra></extra>",
+                **axes,
+            )
             half = mean.high - mean.mean
             figure.add_scatter(
-                x=[label], y=[round(mean.mean, 5)], mode="markers", showlegend=False,
+                x=[label],
+                y=[round(mean.mean, 5)],
+                mode="markers",
+                showlegend=False,
                 marker={"color": color, "size": 11, "symbol": "diamond"},
-                error_y={"array": [half if np.isfinite(half) else None], "color": color,
-                         "thickness": 1.5, "width": 5},
+                error_y={
+                    "array": [half if np.isfinite(half) else None],
+                    "color": color,
+                    "thickness": 1.5,
+                    "width": 5,
+                },
                 hovertemplate=f"{name}: {with_interval(mean, sign=False)} nats<extra></extra>",
                 **axes,
-            )  # fmt: skip
+            )
     layout = _layout(_titles(spaces), "", "area under the loss (nats)")
     for index, rows in enumerate(spaces, start=1):
         layout[axis_key("x", index)] |= {
-            "type": "category", "showgrid": False, "tickangle": 0, "tickfont": {"size": 11},
+            "type": "category",
+            "showgrid": False,
+            "tickangle": 0,
+            "tickfont": {"size": 11},
             "range": [-0.6, len(groups_of(rows)) - 0.4],
-        }  # fmt: skip
+        }
         layout[axis_key("y", index)] |= {"rangemode": "tozero"}
     figure.update_layout(**layout)
     said = []
     for rows in spaces:
-        simple, other = (mean_interval(per_seed(rows, "area", kind)).mean
-                         for kind in ("compositional", "holistic"))  # fmt: skip
-        said.append(f"{number(simple, 2)} against {number(other, 2)} nats at "
-                    f"{rows[0].space.label}")  # fmt: skip
+        simple, other = (
+            mean_interval(per_seed(rows, "area", kind)).mean
+            for kind in ("compositional", "holistic")
+        )
+        said.append(f"{number(simple, 2)} against {number(other, 2)} nats at {rows[0].space.label}")
     return Plate(
         "speed",
         "Learning speed against coding length",
@@ -297,5 +330,5 @@ def speed_rows(rows: Rows) -> list[tuple[str, ...]]:
                 with_interval(mean_interval(per_seed(own, "area")), sign=False),
                 *(with_interval(one) for one in pushes),
             )
-        )  # fmt: skip
+        )
     return lines

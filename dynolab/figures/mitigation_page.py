@@ -49,7 +49,7 @@ JUDGES = {
 
 def write_mitigation_page(
     compared: ComparedArms, folder: Path, *, settings: str = "", stages: Sequence[StageFacts] = ()
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Writes `mitigation.html`, which stands alone, `summary.json`, `comparison.json`, which holds
     all that the page is made from, and the figure in `figures/`.
 
@@ -90,8 +90,11 @@ def remedy_plate(compared: ComparedArms, figures: ArmTable) -> Plate | None:
     """Every arm's gap, likelihoods, quality and diversity, side by side."""
     panels = []
     for title, unit, name, form, zero in _PANELS:
-        shown = {SPLITS[split]: f"{split}/{name}" for split in SPLITS
-                 if f"{split}/{name}" in figures.names}  # fmt: skip
+        shown = {
+            SPLITS[split]: f"{split}/{name}"
+            for split in SPLITS
+            if f"{split}/{name}" in figures.names
+        }
         if shown:
             panels.append(DotPanel(title, unit, shown, form, zero))
     if not panels:
@@ -108,7 +111,7 @@ def remedy_plate(compared: ComparedArms, figures: ArmTable) -> Plate | None:
         f"share of answers that beat {compared.baseline}'s to the same prompt, ties half. The "
         f"judge is {JUDGES.get(compared.judge, compared.judge)}.",
         forest_figure(figures, list(compared.arms), panels, compared.baseline),
-    )  # fmt: skip
+    )
 
 
 def _message(compared: ComparedArms, figures: ArmTable) -> str:
@@ -142,15 +145,14 @@ def _lead(compared: ComparedArms) -> Html:
     return Html(f'<p class="lead">{text(said)}</p>')
 
 
-def _tiles(
-    compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict]
-) -> list[Tile]:  # fmt: skip
+def _tiles(compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict]) -> list[Tile]:
     own = compared.baseline
     gap, chosen = (figures.mean(own, f"train/{name}") for name in ("gap", "chosen"))
     best = min(
-        compared.others, default=None,
+        compared.others,
+        default=None,
         key=lambda arm: _or_worst(figures.difference(arm, own, "train/gap")),
-    )  # fmt: skip
+    )
     found = [_tile(f"{own}: gap y* − y⁺", gap), _tile(f"{own}: chosen y⁺", chosen)]
     if best is not None:
         change = figures.difference(best, own, "train/gap")
@@ -200,11 +202,13 @@ def _hope(verdict: Verdict) -> Html:
 
 def _summary(
     compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict]
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     means = {
         f"{arm}/{name}": mean
-        for arm in compared.arms for name in figures.names if (mean := figures.mean(arm, name)).n
-    }  # fmt: skip
+        for arm in compared.arms
+        for name in figures.names
+        if (mean := figures.mean(arm, name)).n
+    }
     metrics = {name: mean.mean for name, mean in means.items()}
     for arm in compared.arms:
         runs = compared.runs[arm]
@@ -219,9 +223,10 @@ def _summary(
         "means": {name: mean.as_dict() for name, mean in means.items()},
         "differences": {
             f"{arm}/{name}": difference.as_dict()
-            for arm in compared.others for name in figures.names
+            for arm in compared.others
+            for name in figures.names
             if (difference := figures.difference(arm, compared.baseline, name)).n
         },
         "ends": {arm: ending(compared.runs[arm], compared.seeds) for arm in compared.arms},
         "verdicts": [verdict_facts(verdict) for verdict in verdicts],
-    }  # fmt: skip
+    }

@@ -33,29 +33,37 @@ COLUMNS = (
     Column("train/rejected", "Δ rejected y⁻", change=True),
     Column("train/argmax", "Δ y*", change=True),
     Column(
-        "train/gap_by_margin", "gap by margin",
+        "train/gap_by_margin",
+        "gap by margin",
         note="Gap by margin: Δ gap over Δ (y⁺ − y⁻) where that is a nat or more: what squeezing "
         "costs by the nat learned.",
     ),
     Column(
-        "train/right", "right, %", share=True,
+        "train/right",
+        "right, %",
+        share=True,
         note="Right: sampled answers to training prompts that state the chosen answer's fact.",
     ),
     Column(
-        "train/refused", "rejected's fault, %", share=True,
+        "train/refused",
+        "rejected's fault, %",
+        share=True,
         note="Rejected's fault: sampled answers that state the rejected answer's wrong fact, or "
         "insult as it does; where they grow, extension breaks.",
     ),
     Column(
-        "heldout/won", "preferred, %", share=True,
+        "heldout/won",
+        "preferred, %",
+        share=True,
         note="Preferred: of the answers to held-out prompts, ties half.",
     ),
     Column("train/distinct_2", "distinct-2, %", share=True),
     Column(
-        "train/longest_repeat", "longest repeat",
+        "train/longest_repeat",
+        "longest repeat",
         note="Distinct-2 and longest repeat, in tokens, are of single answers to training prompts.",
     ),
-)  # fmt: skip
+)
 
 
 TO_THE_END = "to the end"
@@ -88,12 +96,14 @@ def mitigation_table(compared: ComparedArms, figures: ArmTable) -> Html:
 
 
 def _note(shown: Sequence[Column]) -> str:
-    return " ".join([
-        "Means over pairs or prompts, then over seeds [95% t-interval over seeds]; changes in nats "
-        "since the start of preference training.",
-        *(one.note for one in shown if one.note),
-        "A run that diverged has no figures: means are over the others.",
-    ])  # fmt: skip
+    return " ".join(
+        [
+            "Means over pairs or prompts, then over seeds [95% t-interval over seeds]; changes in "
+            "nats since the start of preference training.",
+            *(one.note for one in shown if one.note),
+            "A run that diverged has no figures: means are over the others.",
+        ]
+    )
 
 
 def _name(arm: str, ended: str) -> Html:

@@ -38,8 +38,9 @@ def pair_matrix_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
     answers = list(dict.fromkeys(_answer(row) for row in checkpoints[0].totals))
     height = 190 + max(220, 20 * len(answers))
     layout = base_layout(height, margin={"l": 170, "r": 24, "t": 96, "b": 96})
-    grids = {part: [_grid(one.totals, value) for one in checkpoints]
-             for part, value in _PARTS.items()}  # fmt: skip
+    grids = {
+        part: [_grid(one.totals, value) for one in checkpoints] for part, value in _PARTS.items()
+    }
     annotations = []
     for index, (one, domain) in enumerate(
         zip(checkpoints, columns(len(checkpoints), 0.03), strict=True), start=1
@@ -47,35 +48,58 @@ def pair_matrix_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
         names, pairs = _names(one.totals)
         x, y = np.arange(len(pairs)), np.arange(len(names))
         figure.add_heatmap(
-            z=grids["whole pair"][index - 1], x=x, y=y, coloraxis="coloraxis", xgap=1, ygap=1,
-            xaxis=axis_name("x", index), yaxis=axis_name("y", index),
+            z=grids["whole pair"][index - 1],
+            x=x,
+            y=y,
+            coloraxis="coloraxis",
+            xgap=1,
+            ygap=1,
+            xaxis=axis_name("x", index),
+            yaxis=axis_name("y", index),
             text=[[f"“{pair}” on {name}" for pair in pairs] for name in names],
             hovertemplate="%{text}: %{z:+.3g} nats<extra></extra>",
-        )  # fmt: skip
+        )
         ticks = {"tickfont": {"family": MONO, "size": 11}, "showgrid": False, "zeroline": False}
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axis_name("y", index), "tickvals": x, "ticktext": pairs,
-            "tickangle": -55, "range": [-0.6, len(pairs) - 0.4], **ticks,
+            "domain": domain,
+            "anchor": axis_name("y", index),
+            "tickvals": x,
+            "ticktext": pairs,
+            "tickangle": -55,
+            "range": [-0.6, len(pairs) - 0.4],
+            **ticks,
             "title": {"text": "updating pair"},
-        }  # fmt: skip
+        }
         layout[axis_key("y", index)] = {
-            "anchor": axis_name("x", index), "tickvals": y, "ticktext": names,
-            "range": [len(names) - 0.4, -0.6], "showticklabels": index == 1, **ticks,
-        }  # fmt: skip
+            "anchor": axis_name("x", index),
+            "tickvals": y,
+            "ticktext": names,
+            "range": [len(names) - 0.4, -0.6],
+            "showticklabels": index == 1,
+            **ticks,
+        }
         annotations.append(panel_title(plotly_text(one.label, 32), domain[0], 1.01))
     limits = {part: _limit(found) for part, found in grids.items()}
     end = limits["whole pair"]
     layout["coloraxis"] = {
-        "colorscale": DIVERGING, "cmid": 0, "cmin": -end, "cmax": end,
+        "colorscale": DIVERGING,
+        "cmid": 0,
+        "cmin": -end,
+        "cmax": end,
         "colorbar": {"title": {"text": "nats", "side": "top"}, "thickness": 12, "nticks": 7},
-    }  # fmt: skip
+    }
     layout["annotations"] = annotations
     if any(row.from_rejected for one in checkpoints for row in one.totals):
         shown = [
-            (part, [{"z": [grid.tolist() for grid in found]},
-                    {"coloraxis.cmin": -limits[part], "coloraxis.cmax": limits[part]}])
+            (
+                part,
+                [
+                    {"z": [grid.tolist() for grid in found]},
+                    {"coloraxis.cmin": -limits[part], "coloraxis.cmax": limits[part]},
+                ],
+            )
             for part, found in grids.items()
-        ]  # fmt: skip
+        ]
         layout["updatemenus"] = [buttons(shown, 1.06)]
     figure.update_layout(**layout)
     return Plate(
@@ -100,10 +124,12 @@ def _names(rows: Sequence[PairForce]) -> tuple[list[str], list[str]]:
     pairs = dict.fromkeys(row.updating_id for row in rows)
     marks = {"train": "", "heldout": "°"}
     return (
-        [f"{plotly_text(kind, 14)} {plotly_text(name, 12)}{marks[split]}"
-         for kind, split, name in _in_order(answers)],
+        [
+            f"{plotly_text(kind, 14)} {plotly_text(name, 12)}{marks[split]}"
+            for kind, split, name in _in_order(answers)
+        ],
         [plotly_text(pair, 12) for pair in pairs],
-    )  # fmt: skip
+    )
 
 
 def _in_order(answers: dict[tuple[str, str, str], None]) -> list[tuple[str, str, str]]:

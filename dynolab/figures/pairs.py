@@ -22,11 +22,16 @@ def pair_section(pairs: Sequence[PairChange], stage: str, command: str = "") -> 
     """
     worst, fell = pairs[0], sum(pair.chosen < 0 for pair in pairs)
     rows = [
-        (pair.pair_id, "–" if pair.prompt is None else excerpt(pair.prompt, _PROMPT, end=True),
-         *(number(value, sign=True)
-           for value in (pair.chosen, pair.rejected, pair.margin, pair.gap)))
+        (
+            pair.pair_id,
+            "–" if pair.prompt is None else excerpt(pair.prompt, _PROMPT, end=True),
+            *(
+                number(value, sign=True)
+                for value in (pair.chosen, pair.rejected, pair.margin, pair.gap)
+            ),
+        )
         for pair in pairs[:_SHOWN]
-    ]  # fmt: skip
+    ]
     head = ("pair", "prompt", "Δ log π chosen", "Δ log π rejected", "Δ margin", "Δ gap")
     return section(
         "pairs",

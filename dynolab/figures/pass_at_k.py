@@ -48,9 +48,13 @@ def pass_plate(inputs: GroupPageInputs, figures: ArmTable) -> Plate | None:
         for place, arm in enumerate((START, *inputs.arms)):
             _add_arm(figure, figures, arm, place - 1, names, index)
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axis_name("y", index), "type": "log",
-            "tickvals": ks, "ticktext": [str(k) for k in ks], "title": {"text": "k"},
-        }  # fmt: skip
+            "domain": domain,
+            "anchor": axis_name("y", index),
+            "type": "log",
+            "tickvals": ks,
+            "ticktext": [str(k) for k in ks],
+            "title": {"text": "k"},
+        }
         layout[axis_key("y", index)] = {"anchor": axis_name("x", index), "tickformat": ".0%"}
         annotations.append(panel_title(f"{SPLITS[split]} prompts", domain[0], 1.02))
     layout["yaxis"]["title"] = {"text": "pass@k"}
@@ -70,20 +74,25 @@ def pass_plate(inputs: GroupPageInputs, figures: ArmTable) -> Plate | None:
 
 def _add_arm(
     figure: go.Figure, figures: ArmTable, arm: str, place: int, names: Sequence[str], index: int
-) -> None:  # fmt: skip
+) -> None:
     means = [figures.mean(arm, name) for name in names]
     color, dash = (INK, "dot") if arm == START else arm_style(place)
     half = [one.high - one.mean if np.isfinite(one.high) else None for one in means]
     figure.add_scatter(
         x=[_level(name) for name in names],
         y=[round(one.mean, 6) if one.n else None for one in means],
-        mode="lines+markers", name=plotly_text(arm, 32), legendgroup=arm, showlegend=index == 1,
-        line={"color": color, "dash": dash, "width": 2.5}, marker={"size": 6},
+        mode="lines+markers",
+        name=plotly_text(arm, 32),
+        legendgroup=arm,
+        showlegend=index == 1,
+        line={"color": color, "dash": dash, "width": 2.5},
+        marker={"size": 6},
         error_y={"array": half, "color": color, "thickness": 1, "width": 3},
         customdata=[with_interval(one, sign=False) for one in means],
         hovertemplate="%{fullData.name}, pass@%{x}: %{customdata}<extra></extra>",
-        xaxis=axis_name("x", index), yaxis=axis_name("y", index),
-    )  # fmt: skip
+        xaxis=axis_name("x", index),
+        yaxis=axis_name("y", index),
+    )
 
 
 def _message(inputs: GroupPageInputs, figures: ArmTable, splits: Sequence[Split]) -> str:

@@ -122,21 +122,32 @@ def stages_of(paths: Paths) -> list[str]:
 
 def _kind_traces(kind: str, column: int, first: bool) -> list[go.Scatter]:
     style = style_of(kind)
-    shared = {"legendgroup": style.label, "xaxis": axis_name("x", column + 1),
-              "yaxis": axis_name("y", column + 1)}  # fmt: skip
+    shared = {
+        "legendgroup": style.label,
+        "xaxis": axis_name("x", column + 1),
+        "yaxis": axis_name("y", column + 1),
+    }
     return [
         go.Scatter(
-            fill="toself", fillcolor=style.color, line={"width": 0, "color": style.color},
-            opacity=0.16 if style.prominent else 0.08, hoverinfo="skip", showlegend=False,
-            mode="lines", **shared,
+            fill="toself",
+            fillcolor=style.color,
+            line={"width": 0, "color": style.color},
+            opacity=0.16 if style.prominent else 0.08,
+            hoverinfo="skip",
+            showlegend=False,
+            mode="lines",
+            **shared,
         ),
         go.Scatter(
-            name=style.label, hovertemplate=_HOVER, showlegend=first, mode="lines",
+            name=style.label,
+            hovertemplate=_HOVER,
+            showlegend=first,
+            mode="lines",
             legendrank=rank_of(kind),
-            line={"color": style.color, "dash": style.dash,
-                  "width": 3 if style.prominent else 1.4}, **shared,
+            line={"color": style.color, "dash": style.dash, "width": 3 if style.prominent else 1.4},
+            **shared,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _head_groups(traces: list[go.Scatter]) -> None:
@@ -175,10 +186,13 @@ def _paths_message(paths: Paths) -> str:
         found = paths.get((stage, "train"))
         moved = [
             f"{name} by {_moved(found, kind)}"
-            for kind, name in (("chosen", "the chosen answer"), ("rejected", "the rejected one"),
-                               (ARGMAX, "y*"))
+            for kind, name in (
+                ("chosen", "the chosen answer"),
+                ("rejected", "the rejected one"),
+                (ARGMAX, "y*"),
+            )
             if found is not None and kind in found.logp
-        ]  # fmt: skip
+        ]
         if moved:
             parts.append(f"{objective_name(stage)} moves {join(moved)}.")
     if not parts:

@@ -49,9 +49,10 @@ def prediction_plate(trainings: Sequence[Training]) -> Plate | None:
             _add_points(figure, [r for r in rows if r.kind == kind], index, kind not in shown)
             shown.add(kind)
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axis_name("y", index),
+            "domain": domain,
+            "anchor": axis_name("y", index),
             "title": {"text": "predicted Δ log π (nats)"},
-        }  # fmt: skip
+        }
         layout[axis_key("y", index)] = {"anchor": axis_name("x", index)}
         annotations.append(panel_title(stage_title(training.stage), domain[0], 1.02))
     layout["yaxis"]["title"] = {"text": "measured Δ log π (nats)"}
@@ -83,10 +84,15 @@ def _add_identity(figure: go.Figure, rows: Sequence[ForceRow], index: int) -> No
     low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
     pad = 0.04 * (high - low)
     figure.add_scatter(
-        x=[low - pad, high + pad], y=[low - pad, high + pad], mode="lines", showlegend=False,
-        line={"color": ZERO, "dash": "dash", "width": 1.5}, hoverinfo="skip",
-        xaxis=axis_name("x", index), yaxis=axis_name("y", index),
-    )  # fmt: skip
+        x=[low - pad, high + pad],
+        y=[low - pad, high + pad],
+        mode="lines",
+        showlegend=False,
+        line={"color": ZERO, "dash": "dash", "width": 1.5},
+        hoverinfo="skip",
+        xaxis=axis_name("x", index),
+        yaxis=axis_name("y", index),
+    )
 
 
 def _add_points(figure: go.Figure, rows: Sequence[ForceRow], index: int, legend: bool) -> None:
@@ -94,11 +100,17 @@ def _add_points(figure: go.Figure, rows: Sequence[ForceRow], index: int, legend:
     rows = rows[:: -(-len(rows) // _POINTS_PER_KIND)]
     style = style_of(rows[0].kind)
     figure.add_scatter(
-        x=[round(row.predicted, 6) for row in rows], y=[round(row.measured, 6) for row in rows],
-        mode="markers", name=style.label, legendgroup=style.label, showlegend=legend,
-        legendrank=rank_of(rows[0].kind), opacity=0.75 if style.prominent else 0.5,
+        x=[round(row.predicted, 6) for row in rows],
+        y=[round(row.measured, 6) for row in rows],
+        mode="markers",
+        name=style.label,
+        legendgroup=style.label,
+        showlegend=legend,
+        legendrank=rank_of(rows[0].kind),
+        opacity=0.75 if style.prominent else 0.5,
         marker={
-            "color": style.color, "size": 7 if style.prominent else 5,
+            "color": style.color,
+            "size": 7 if style.prominent else 5,
             "symbol": ["circle" if row.in_batch else "circle-open" for row in rows],
         },
         customdata=[
@@ -108,8 +120,9 @@ def _add_points(figure: go.Figure, rows: Sequence[ForceRow], index: int, legend:
         ],
         hovertemplate="<b>%{fullData.name}</b><br>%{customdata}<br>predicted %{x:+.4f}, "
         "measured %{y:+.4f}<extra></extra>",
-        xaxis=axis_name("x", index), yaxis=axis_name("y", index),
-    )  # fmt: skip
+        xaxis=axis_name("x", index),
+        yaxis=axis_name("y", index),
+    )
 
 
 def _message(trainings: Sequence[Training]) -> str:

@@ -25,11 +25,17 @@ PICTURE_NAMES: dict[Picture, str] = {
     "last_layer": "last layer, features still",
     "first_order": "all weights, first order",
 }
-_COLORS: dict[str, str] = {"measured": INK, "own_token": REJECTED, "last_layer": CHOSEN,
-                           "first_order": UP}  # fmt: skip
+_COLORS: dict[str, str] = {
+    "measured": INK,
+    "own_token": REJECTED,
+    "last_layer": CHOSEN,
+    "first_order": UP,
+}
 _DASHES = {"measured": "solid", "own_token": "dot", "last_layer": "dash", "first_order": "dashdot"}
-_ANSWERS: dict[Answer, str] = {"rejected": "the rejected answer, pushed down",
-                               "chosen": "the chosen answer, only watched"}  # fmt: skip
+_ANSWERS: dict[Answer, str] = {
+    "rejected": "the rejected answer, pushed down",
+    "chosen": "the chosen answer, only watched",
+}
 
 
 def explained_plate(left: Sequence[LeftOver]) -> Plate:
@@ -38,22 +44,38 @@ def explained_plate(left: Sequence[LeftOver]) -> Plate:
     for answer, color in zip(_ANSWERS, (REJECTED, CHOSEN), strict=True):
         own = [one for one in left if one.answer == answer]
         figure.add_bar(
-            x=[PICTURE_NAMES[one.picture] for one in own], y=[1 - one.left for one in own],
-            name=_ANSWERS[answer], marker={"color": color, "line": {"width": 0}},
-            error_y={"array": [one.high - one.left for one in own], "color": INK,
-                     "thickness": 1.4, "width": 5},
+            x=[PICTURE_NAMES[one.picture] for one in own],
+            y=[1 - one.left for one in own],
+            name=_ANSWERS[answer],
+            marker={"color": color, "line": {"width": 0}},
+            error_y={
+                "array": [one.high - one.left for one in own],
+                "color": INK,
+                "thickness": 1.4,
+                "width": 5,
+            },
             hovertemplate="%{x}: %{y:.1%}<extra>%{fullData.name}</extra>",
-        )  # fmt: skip
+        )
     figure.update_layout(
         **base_layout(
-            380, barmode="group", bargap=0.4,
+            380,
+            barmode="group",
+            bargap=0.4,
             yaxis={"title": {"text": "explained, R²"}, "tickformat": ".0%", "zeroline": True},
-            legend={"orientation": "h", "x": 0.82, "xanchor": "right", "y": 1.02,
-                    "yanchor": "bottom"},
+            legend={
+                "orientation": "h",
+                "x": 0.82,
+                "xanchor": "right",
+                "y": 1.02,
+                "yanchor": "bottom",
+            },
         )
-    )  # fmt: skip
-    said = [f"{PICTURE_NAMES[one.picture]} {1 - one.left:.0%}".replace("-", "−")
-            for one in left if one.answer == "rejected"]  # fmt: skip
+    )
+    said = [
+        f"{PICTURE_NAMES[one.picture]} {1 - one.left:.0%}".replace("-", "−")
+        for one in left
+        if one.answer == "rejected"
+    ]
     pairs = max((one.pairs for one in left), default=0)
     return Plate(
         "explained",
@@ -85,24 +107,42 @@ def rank_plate(ranks: Sequence[RankChange]) -> Plate:
                 continue
             label = "measured" if name == "measured" else PICTURE_NAMES[name]  # type: ignore[index]
             figure.add_scatter(
-                x=[_ranks(one) for one in own], y=values, mode="lines+markers", name=label,
-                legendgroup=name, showlegend=answer == "rejected",
-                line={"color": color, "dash": _DASHES[name],
-                      "width": 3 if name == "measured" else 2}, marker={"size": 6},
-                hovertemplate="%{x}: %{y:+.3g} nats<extra>%{fullData.name}</extra>", **axes,
-            )  # fmt: skip
+                x=[_ranks(one) for one in own],
+                y=values,
+                mode="lines+markers",
+                name=label,
+                legendgroup=name,
+                showlegend=answer == "rejected",
+                line={
+                    "color": color,
+                    "dash": _DASHES[name],
+                    "width": 3 if name == "measured" else 2,
+                },
+                marker={"size": 6},
+                hovertemplate="%{x}: %{y:+.3g} nats<extra>%{fullData.name}</extra>",
+                **axes,
+            )
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axes["yaxis"], "type": "category", "showgrid": False,
+            "domain": domain,
+            "anchor": axes["yaxis"],
+            "type": "category",
+            "showgrid": False,
             "title": {"text": "rank before the push, among all other tokens"},
-        }  # fmt: skip
+        }
         layout[axis_key("y", index)] = {
-            "anchor": axes["xaxis"], "zeroline": True,
+            "anchor": axes["xaxis"],
+            "zeroline": True,
             "title": {"text": "Δ log π (nats)" if index == 1 else ""},
-        }  # fmt: skip
+        }
         annotations.append(panel_title(f"At {_ANSWERS[answer]}", domain[0], 1.02))
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": -0.22,
-                        "yanchor": "top"}  # fmt: skip
+    layout["legend"] = {
+        "orientation": "h",
+        "x": 1,
+        "xanchor": "right",
+        "y": -0.22,
+        "yanchor": "top",
+    }
     figure.update_layout(**layout)
     return Plate(
         "ranks",

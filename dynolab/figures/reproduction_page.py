@@ -154,9 +154,10 @@ def path_plate(seeds: Sequence[Trainings]) -> Plate | None:
         return None
     figure = go.Figure()
     layout = base_layout(
-        420, margin={"l": 64, "r": 24, "t": 90, "b": 52},
+        420,
+        margin={"l": 64, "r": 24, "t": 90, "b": 52},
         legend={"orientation": "h", "x": 0, "y": 1.12, "yanchor": "bottom"},
-    )  # fmt: skip
+    )
     annotations = []
     panels = {**KINDS, "gap": "gap y* − y⁺"}
     for index, ((kind, title), domain) in enumerate(
@@ -165,9 +166,12 @@ def path_plate(seeds: Sequence[Trainings]) -> Plate | None:
         for place, training in enumerate(trainings):
             _add_path(figure, [one[training] for one in seeds], training, kind, place, index)
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axis_name("y", index), "tickformat": ".0%",
-            "title": {"text": "part of training"}, "nticks": 4,
-        }  # fmt: skip
+            "domain": domain,
+            "anchor": axis_name("y", index),
+            "tickformat": ".0%",
+            "title": {"text": "part of training"},
+            "nticks": 4,
+        }
         layout[axis_key("y", index)] = {"anchor": axis_name("x", index)}
         annotations.append(panel_title(title, domain[0], 1.01))
     layout["yaxis"]["title"] = {"text": "log π (nats)"}
@@ -188,8 +192,9 @@ def _path_message(seeds: Sequence[Trainings], trainings: Sequence[str]) -> str:
     parts = []
     for name in trainings:
         gaps = [one[name].gap for one in seeds]
-        known = np.array([[mean_interval(row).mean for row in gap[[0, -1]]]
-                          for gap in gaps if gap is not None])  # fmt: skip
+        known = np.array(
+            [[mean_interval(row).mean for row in gap[[0, -1]]] for gap in gaps if gap is not None]
+        )
         if known.size:
             start, end = known.mean(axis=0)
             parts.append(f"{number(start)} → {number(end)} under {TITLES[name]}")
@@ -197,9 +202,13 @@ def _path_message(seeds: Sequence[Trainings], trainings: Sequence[str]) -> str:
 
 
 def _add_path(
-    figure: go.Figure, paths: Sequence[LearningPaths], training: str, kind: str, place: int,
+    figure: go.Figure,
+    paths: Sequence[LearningPaths],
+    training: str,
+    kind: str,
+    place: int,
     index: int,
-) -> None:  # fmt: skip
+) -> None:
     found = _means(paths, kind)
     if found is None:
         return
@@ -212,20 +221,33 @@ def _add_path(
         figure.add_scatter(
             x=np.concatenate([share[inside], share[inside][::-1]]),
             y=np.concatenate([high[inside], low[inside][::-1]]).round(4),
-            fill="toself", fillcolor=color, opacity=0.1, line={"width": 0}, mode="lines",
-            hoverinfo="skip", showlegend=False, legendgroup=training, **axes,
-        )  # fmt: skip
+            fill="toself",
+            fillcolor=color,
+            opacity=0.1,
+            line={"width": 0},
+            mode="lines",
+            hoverinfo="skip",
+            showlegend=False,
+            legendgroup=training,
+            **axes,
+        )
     figure.add_scatter(
-        x=share.round(4), y=mean.round(4), mode="lines", name=TITLES[training],
-        legendgroup=training, showlegend=index == 1,
-        line={"color": color, "dash": dash, "width": 2.5}, customdata=steps,
-        hovertemplate="%{fullData.name}, step %{customdata}: %{y:.2f} nats<extra></extra>", **axes,
-    )  # fmt: skip
+        x=share.round(4),
+        y=mean.round(4),
+        mode="lines",
+        name=TITLES[training],
+        legendgroup=training,
+        showlegend=index == 1,
+        line={"color": color, "dash": dash, "width": 2.5},
+        customdata=steps,
+        hovertemplate="%{fullData.name}, step %{customdata}: %{y:.2f} nats<extra></extra>",
+        **axes,
+    )
 
 
 def _means(
     paths: Sequence[LearningPaths], kind: str
-) -> tuple[Int[ndarray, steps], Float[ndarray, "steps seeds"]] | None:  # fmt: skip
+) -> tuple[Int[ndarray, steps], Float[ndarray, "steps seeds"]] | None:
     """Mean over pairs at every step, seed by seed, where all seeds were probed at the same."""
     each = [one.gap if kind == "gap" else one.logp.get(kind) for one in paths]
     steps = paths[0].steps
@@ -238,19 +260,25 @@ def _means(
 def _change_section(inputs: ReproductionInputs, changes: Mapping[str, Interval]) -> Html:
     shown = (*KINDS, "gap")
     rows = [
-        (title, *(_cell(changes.get(f"{training}/{name}")) for name in shown),
-         _ending(inputs, training))
+        (
+            title,
+            *(_cell(changes.get(f"{training}/{name}")) for name in shown),
+            _ending(inputs, training),
+        )
         for training, title in TITLES.items()
         if any((training, seed) in inputs.runs for seed in inputs.seeds)
-    ]  # fmt: skip
+    ]
     return section(
         "changes",
         "What every training moves",
         f"Changes of log π in nats from its first to its last probe [95% over "
         f"{_unit(inputs.seeds)}].",
-        table(("training", *(f"Δ {name}" for name in (*KINDS.values(), "gap y* − y⁺")), "runs"),
-              rows, "snnnns"),
-    )  # fmt: skip
+        table(
+            ("training", *(f"Δ {name}" for name in (*KINDS.values(), "gap y* − y⁺")), "runs"),
+            rows,
+            "snnnns",
+        ),
+    )
 
 
 def _cell(one: Interval | None) -> str:
@@ -300,7 +328,7 @@ def _tiles(changes: Mapping[str, Interval], verdicts: Sequence[Verdict]) -> list
 
 def _summary(
     inputs: ReproductionInputs, changes: Mapping[str, Interval], verdicts: Sequence[Verdict]
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     return {
         "reproduction": inputs.name,
         "seeds": list(inputs.seeds),

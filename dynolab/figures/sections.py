@@ -21,8 +21,7 @@ from dynolab.figures.verdict_table import PLURAL, counts_of, verdict_table
 from dynolab.probes.verdicts import Verdict
 from dynolab.statistics import Interval
 
-_HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*",
-              "gap": "gap y* − y⁺"}  # fmt: skip
+_HEADLINES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "gap": "gap y* − y⁺"}
 
 
 def headline_tiles(
@@ -104,12 +103,27 @@ def replay_section(rows: Sequence[ReplayFacts]) -> Html:
         f"{number(closure.closure_error, 2)} ({_where(closure)}), over all weights by at most "
         f"{number(replay.replay_error, 2)} ({_where(replay)}), each relative.",
         table(
-            ("stage", "step", "learning rate", "gradient norm", "clip factor", "replay error",
-             "rounding floor", "closure error"),
+            (
+                "stage",
+                "step",
+                "learning rate",
+                "gradient norm",
+                "clip factor",
+                "replay error",
+                "rounding floor",
+                "closure error",
+            ),
             [
-                (objective_name(row.stage), row.step, number(row.learning_rate),
-                 number(row.grad_norm), number(row.clip_factor), number(row.replay_error, 2),
-                 number(row.rounding_floor, 2), number(row.closure_error, 2))
+                (
+                    objective_name(row.stage),
+                    row.step,
+                    number(row.learning_rate),
+                    number(row.grad_norm),
+                    number(row.clip_factor),
+                    number(row.replay_error, 2),
+                    number(row.rounding_floor, 2),
+                    number(row.closure_error, 2),
+                )
                 for row in rows
             ],
             numeric="snnnnnnn",
@@ -118,7 +132,7 @@ def replay_section(rows: Sequence[ReplayFacts]) -> Html:
         "in a perfect replay, the replay is exact. Where it is far above with a small closure "
         "error, it sits in weights that no answer feels (such as GPT-NeoX's key biases under "
         "AdamW). Only a large closure error would mean that the forces split another update.",
-    )  # fmt: skip
+    )
 
 
 def _where(row: ReplayFacts) -> str:
@@ -132,8 +146,9 @@ def kind_section(paths: Paths, watched: Sequence[ProbeRow]) -> Html:
     for row in watched:
         made.setdefault(row.kind, {})[row.made_by] = None
     made[ARGMAX] = {"the model's likeliest token at every position along the chosen answer": None}
-    example = {row.kind: excerpt(row.response) for row in watched
-               if row.pair_id == watched[0].pair_id}  # fmt: skip
+    example = {
+        row.kind: excerpt(row.response) for row in watched if row.pair_id == watched[0].pair_id
+    }
     prompt = f" The examples answer “{excerpt(watched[0].prompt, end=True)}”." if watched else ""
     return section(
         "kinds",
@@ -142,12 +157,15 @@ def kind_section(paths: Paths, watched: Sequence[ProbeRow]) -> Html:
         table(
             ("kind", "how it was made", "example"),
             [
-                (Html(style_of(kind).label), "; ".join(made.get(kind, ())) or "not told",
-                 example.get(kind, "–"))
+                (
+                    Html(style_of(kind).label),
+                    "; ".join(made.get(kind, ())) or "not told",
+                    example.get(kind, "–"),
+                )
                 for kind in kinds
             ],
         ),
-    )  # fmt: skip
+    )
 
 
 def stage_section(stages: Sequence[StageFacts]) -> Html:

@@ -48,25 +48,41 @@ def panel_plate(panels: Sequence[Panel]) -> Plate:
         above, below = index, index + len(panels)
         _add_panel(figure, panel, above, below, legend=index == 1)
         layout[axis_key("x", above)] = {
-            "domain": domain, "anchor": axis_name("y", above), "showticklabels": False, **across,
-        }  # fmt: skip
-        layout[axis_key("x", below)] = {
-            "domain": domain, "anchor": axis_name("y", below), "title": {"text": "rank before"},
+            "domain": domain,
+            "anchor": axis_name("y", above),
+            "showticklabels": False,
             **across,
-        }  # fmt: skip
+        }
+        layout[axis_key("x", below)] = {
+            "domain": domain,
+            "anchor": axis_name("y", below),
+            "title": {"text": "rank before"},
+            **across,
+        }
         layout[axis_key("y", above)] = {
-            "domain": [0.5, 1.0], "anchor": axis_name("x", above), "rangemode": "tozero",
-            "title": {"text": "probability" if index == 1 else ""}, "nticks": 4,
-        }  # fmt: skip
+            "domain": [0.5, 1.0],
+            "anchor": axis_name("x", above),
+            "rangemode": "tozero",
+            "title": {"text": "probability" if index == 1 else ""},
+            "nticks": 4,
+        }
         layout[axis_key("y", below)] = {
-            "domain": [0.0, 0.4], "anchor": axis_name("x", below), "zeroline": True,
-            "title": {"text": "Δ log p (nats)" if index == 1 else ""}, "nticks": 5,
+            "domain": [0.0, 0.4],
+            "anchor": axis_name("x", below),
+            "zeroline": True,
+            "title": {"text": "Δ log p (nats)" if index == 1 else ""},
+            "nticks": 5,
             "range": _of_others(panel),
-        }  # fmt: skip
+        }
         annotations.append(panel_title(plotly_text(panel.name), domain[0], 1.02))
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 0.82, "xanchor": "right", "y": 1.08,
-                        "yanchor": "bottom"}  # fmt: skip
+    layout["legend"] = {
+        "orientation": "h",
+        "x": 0.82,
+        "xanchor": "right",
+        "y": 1.08,
+        "yanchor": "bottom",
+    }
     figure.update_layout(**layout)
     first = panels[0]
     return Plate(
@@ -81,9 +97,7 @@ def panel_plate(panels: Sequence[Panel]) -> Plate:
     )
 
 
-def _add_panel(
-    figure: go.Figure, panel: Panel, above: int, below: int, *, legend: bool
-) -> None:  # fmt: skip
+def _add_panel(figure: go.Figure, panel: Panel, above: int, below: int, *, legend: bool) -> None:
     before, after = np.array(panel.before), np.array(panel.after)
     order = np.argsort(-before)
     ranks = np.arange(1, panel.classes + 1)
@@ -93,21 +107,40 @@ def _add_panel(
     bottom = {"xaxis": axis_name("x", below), "yaxis": axis_name("y", below)}
     for name, values, color in (("before", before, HISTORY), ("after", after, CHOSEN)):
         figure.add_scatter(
-            x=ranks, y=np.exp(values[order]).round(7), mode="lines", name=name, legendgroup=name,
-            showlegend=legend, line={"color": color, "width": 2.2, "shape": "hvh"},
-            hovertemplate=f"rank %{{x}} {name}: %{{y:.4g}}<extra></extra>", **top,
-        )  # fmt: skip
+            x=ranks,
+            y=np.exp(values[order]).round(7),
+            mode="lines",
+            name=name,
+            legendgroup=name,
+            showlegend=legend,
+            line={"color": color, "width": 2.2, "shape": "hvh"},
+            hovertemplate=f"rank %{{x}} {name}: %{{y:.4g}}<extra></extra>",
+            **top,
+        )
     figure.add_scatter(
-        x=[at + 1], y=[float(np.exp(before[panel.label]))], mode="markers", name="y",
-        legendgroup="y", showlegend=legend, hoverinfo="skip",
-        marker={"symbol": "star", "size": 13, "color": REJECTED, "line": {"color": PAPER,
-                                                                        "width": 1}}, **top,
-    )  # fmt: skip
+        x=[at + 1],
+        y=[float(np.exp(before[panel.label]))],
+        mode="markers",
+        name="y",
+        legendgroup="y",
+        showlegend=legend,
+        hoverinfo="skip",
+        marker={
+            "symbol": "star",
+            "size": 13,
+            "color": REJECTED,
+            "line": {"color": PAPER, "width": 1},
+        },
+        **top,
+    )
     figure.add_bar(
-        x=ranks, y=change.round(6), showlegend=False,
+        x=ranks,
+        y=change.round(6),
+        showlegend=False,
         marker={"color": [UP if value > 0 else DOWN for value in change], "line": {"width": 0}},
-        hovertemplate="rank %{x}: %{y:+.3g} nats<extra></extra>", **bottom,
-    )  # fmt: skip
+        hovertemplate="rank %{x}: %{y:+.3g} nats<extra></extra>",
+        **bottom,
+    )
 
 
 def _changes(panel: Panel) -> tuple[float, Float[ndarray, others]]:
@@ -128,8 +161,10 @@ def _panel_message(panels: Sequence[Panel]) -> str:
     said = []
     for panel in panels:
         own, others = _changes(panel)
-        said.append(f"{panel.name}: y {number(own, 2, sign=True)} nats, "
-                    f"{(others > 0).sum():,} of {len(others):,} others rise")  # fmt: skip
+        said.append(
+            f"{panel.name}: y {number(own, 2, sign=True)} nats, "
+            f"{(others > 0).sum():,} of {len(others):,} others rise"
+        )
     whole = "; ".join(said)
     return f"{whole[:1].upper()}{whole[1:]}."
 
@@ -157,26 +192,45 @@ def shape_plate(points: Sequence[ShapePoint]) -> Plate:
             means = [getattr(one, what) for one in own]
             color = _BY_CLASSES[place % len(_BY_CLASSES)]
             figure.add_scatter(
-                x=[one.value for one in own], y=means, mode="lines+markers",
-                name=f"V = {classes:,}", legendgroup=str(classes), showlegend=index == 1,
-                line={"color": color, "width": 2.5}, marker={"size": 6},
-                error_y={"array": [high - mean for (_, high), mean in zip(ends, means,
-                                                                         strict=True)],
-                         "color": color, "thickness": 1.2, "width": 3},
-                hovertemplate="%{x:g}: %{y:.3g}<extra>%{fullData.name}</extra>", **axes,
-            )  # fmt: skip
+                x=[one.value for one in own],
+                y=means,
+                mode="lines+markers",
+                name=f"V = {classes:,}",
+                legendgroup=str(classes),
+                showlegend=index == 1,
+                line={"color": color, "width": 2.5},
+                marker={"size": 6},
+                error_y={
+                    "array": [high - mean for (_, high), mean in zip(ends, means, strict=True)],
+                    "color": color,
+                    "thickness": 1.2,
+                    "width": 3,
+                },
+                hovertemplate="%{x:g}: %{y:.3g}<extra>%{fullData.name}</extra>",
+                **axes,
+            )
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axes["yaxis"], "type": "log", "dtick": 1,
-            "tickformat": "~g", "title": {"text": across},
-        }  # fmt: skip
+            "domain": domain,
+            "anchor": axes["yaxis"],
+            "type": "log",
+            "dtick": 1,
+            "tickformat": "~g",
+            "title": {"text": across},
+        }
         layout[axis_key("y", index)] = {
-            "anchor": axes["xaxis"], "title": {"text": up},
+            "anchor": axes["xaxis"],
+            "title": {"text": up},
             "tickformat": ".0%" if what == "fall" else "",
-        }  # fmt: skip
+        }
         annotations.append(panel_title(title, domain[0], 1.02))
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 0.82, "xanchor": "right", "y": 1.1,
-                        "yanchor": "bottom"}  # fmt: skip
+    layout["legend"] = {
+        "orientation": "h",
+        "x": 0.82,
+        "xanchor": "right",
+        "y": 1.1,
+        "yanchor": "bottom",
+    }
     figure.update_layout(**layout)
     return Plate(
         "shapes",
@@ -192,8 +246,10 @@ def shape_plate(points: Sequence[ShapePoint]) -> Plate:
 def _shape_message(points: Sequence[ShapePoint]) -> str:
     most = max(one.classes for one in points)
     said = []
-    for shape, name in (("sharpness", "the logits are made peakier"),
-                        ("label_probability", "p_y grows")):  # fmt: skip
+    for shape, name in (
+        ("sharpness", "the logits are made peakier"),
+        ("label_probability", "p_y grows"),
+    ):
         own = [one for one in points if (one.shape, one.classes) == (shape, most)]
         said.append(f"from {own[0].fall:.0%} to {own[-1].fall:.0%} as {name}")
     return f"Of {most - 1:,} other classes the share that falls goes {' and '.join(said)}."
@@ -206,12 +262,15 @@ def step_plate(paths: Sequence[StepPath]) -> Plate:
     for path in paths:
         color = known.get(path.role, HISTORY)
         figure.add_scatter(
-            x=path.steps, y=path.change, mode="lines", name=plotly_text(path.role),
+            x=path.steps,
+            y=path.change,
+            mode="lines",
+            name=plotly_text(path.role),
             showlegend=path.role in known,
             line={"color": color, "width": 3 if path.role in known else 1.4},
             hovertemplate=f"{plotly_text(path.role)} (p = {path.probability:.3g}), η = %{{x:g}}: "
             "%{y:+.3g} nats<extra></extra>",
-        )  # fmt: skip
+        )
     others = [path for path in paths if path.role not in known]
     low = min(min(path.change) for path in others)
     gain = max(max(path.change) for path in paths)
@@ -219,10 +278,11 @@ def step_plate(paths: Sequence[StepPath]) -> Plate:
     figure.add_hline(y=0, line={"color": INK, "width": 1})
     figure.update_layout(
         **base_layout(
-            380, xaxis={"title": {"text": "size of the step η"}},
+            380,
+            xaxis={"title": {"text": "size of the step η"}},
             yaxis={"title": {"text": "Δ log p (nats)"}, "range": [low - room, gain + room]},
         )
-    )  # fmt: skip
+    )
     turned = sum(path.change[1] > 0 > path.change[-1] for path in others)
     return Plate(
         "step-paths",

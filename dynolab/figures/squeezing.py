@@ -54,18 +54,27 @@ def squeezing_plate(found: Squeezing, titles: Mapping[str, str]) -> Plate | None
     ):
         _add_shares(figure, steps, index)
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axis_name("y", index), "title": {"text": "step"},
+            "domain": domain,
+            "anchor": axis_name("y", index),
+            "title": {"text": "step"},
             "rangemode": "tozero",
-        }  # fmt: skip
+        }
         layout[axis_key("y", index)] = {
-            "anchor": axis_name("x", index), "range": [0, 1], "showticklabels": index == 1,
+            "anchor": axis_name("x", index),
+            "range": [0, 1],
+            "showticklabels": index == 1,
             "tickformat": ".0%",
-        }  # fmt: skip
+        }
         annotations.append(panel_title(plotly_text(_called(name, titles)), domain[0], 1.02))
     layout["yaxis"]["title"] = {"text": "share of the risen probability"}
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.12,
-                        "yanchor": "bottom"}  # fmt: skip
+    layout["legend"] = {
+        "orientation": "h",
+        "x": 1,
+        "xanchor": "right",
+        "y": 1.12,
+        "yanchor": "bottom",
+    }
     figure.update_layout(**layout)
     return Plate(
         "squeezing",
@@ -86,12 +95,22 @@ def _add_shares(figure: go.Figure, steps: Mapping[int, Sequence[RisenMass]], ind
     for label, color, share in _TAKERS:
         each = [share(steps[step]) for step in known]
         figure.add_scatter(
-            x=known, y=[one.mean for one in each], mode="lines+markers", name=label,
-            legendgroup=label, showlegend=index == 1, line={"color": color, "width": 2.5},
-            error_y={"type": "data", "array": [one.high - one.mean for one in each],
-                     "thickness": 1.2, "width": 3},
-            hovertemplate="<b>%{fullData.name}</b><br>step %{x}: %{y:.1%}<extra></extra>", **axes,
-        )  # fmt: skip
+            x=known,
+            y=[one.mean for one in each],
+            mode="lines+markers",
+            name=label,
+            legendgroup=label,
+            showlegend=index == 1,
+            line={"color": color, "width": 2.5},
+            error_y={
+                "type": "data",
+                "array": [one.high - one.mean for one in each],
+                "thickness": 1.2,
+                "width": 3,
+            },
+            hovertemplate="<b>%{fullData.name}</b><br>step %{x}: %{y:.1%}<extra></extra>",
+            **axes,
+        )
 
 
 def _taken(
@@ -119,17 +138,38 @@ def forecast_section(found: Sequence[Forecast], titles: Mapping[str, str]) -> Ht
         return section(name, title, "No recorded step pushed an answer’s own tokens.")
     rows = [
         (
-            _called(one.training, titles), one.step, one.side,
-            number(100 * one.foretold / one.tokens), number(100 * one.rose / one.tokens),
-            number(100 * one.right / one.tokens), number(one.auc), number(one.auc_top),
-            number(one.auc_last_layer), number(one.explained), number(100 * one.agree),
+            _called(one.training, titles),
+            one.step,
+            one.side,
+            number(100 * one.foretold / one.tokens),
+            number(100 * one.rose / one.tokens),
+            number(100 * one.right / one.tokens),
+            number(one.auc),
+            number(one.auc_top),
+            number(one.auc_last_layer),
+            number(one.explained),
+            number(100 * one.agree),
         )
         for one in found
-    ]  # fmt: skip
-    head = ("training", "step", "answers", "foretold up, %", "rose, %", "right, %", "AUC",
-            "AUC, top 20", "last layer: AUC", "R²", "sign, %")  # fmt: skip
+    ]
+    head = (
+        "training",
+        "step",
+        "answers",
+        "foretold up, %",
+        "rose, %",
+        "right, %",
+        "AUC",
+        "AUC, top 20",
+        "last layer: AUC",
+        "R²",
+        "sign, %",
+    )
     return section(
-        name, title, _foretold(found, titles), table(head, rows, "snsnnnnnnnn"),
+        name,
+        title,
+        _foretold(found, titles),
+        table(head, rows, "snsnnnnnnnn"),
         note="A push on token y of strength c is foretold to change log π of every token i ≠ y by "
         "c (Σ π² − π_y − π_i): a push down raises i exactly where π_i + π_y > Σ π². The rule sees "
         "one position alone; the step moves features, too, and every example pushes. AUC: how "
@@ -139,7 +179,7 @@ def forecast_section(found: Sequence[Forecast], titles: Mapping[str, str]) -> Ht
         "themselves, below 0 where it misses by more than no change would; sign: the share of "
         "them on whose sign it is right. All on the answers of the "
         "step’s own batch.",
-    )  # fmt: skip
+    )
 
 
 def _foretold(found: Sequence[Forecast], titles: Mapping[str, str]) -> str:
@@ -167,28 +207,55 @@ def repeater_section(found: Sequence[Generation], titles: Mapping[str, str]) -> 
     if not models:
         return section(name, title, "No answer was generated.")
     own = {model: [one for one in found if one.model == model] for model in models}
-    shares = {model: share_interval(sum(one.repeater for one in each), len(each))
-              for model, each in own.items()}  # fmt: skip
+    shares = {
+        model: share_interval(sum(one.repeater for one in each), len(each))
+        for model, each in own.items()
+    }
     rows = [
         (
-            _called(model, titles), len(each), points(shares[model], sign=False),
-            *(_mean(each, what) for what in
-              ("tokens", "distinct_1", "distinct_2", "distinct_3", "longest_repeat", "entropy")),
+            _called(model, titles),
+            len(each),
+            points(shares[model], sign=False),
+            *(
+                _mean(each, what)
+                for what in (
+                    "tokens",
+                    "distinct_1",
+                    "distinct_2",
+                    "distinct_3",
+                    "longest_repeat",
+                    "entropy",
+                )
+            ),
             number(100 * sum(one.finished for one in each) / len(each)),
         )
         for model, each in own.items()
-    ]  # fmt: skip
-    told = [f"{_called(model, titles)} {sum(one.repeater for one in each)} of {len(each)}"
-            for model, each in own.items()]  # fmt: skip
-    head = ("model", "answers", "repeaters, % [95%]", "tokens", "distinct-1", "distinct-2",
-            "distinct-3", "longest repeat", "entropy, nats", "finished, %")  # fmt: skip
+    ]
+    told = [
+        f"{_called(model, titles)} {sum(one.repeater for one in each)} of {len(each)}"
+        for model, each in own.items()
+    ]
+    head = (
+        "model",
+        "answers",
+        "repeaters, % [95%]",
+        "tokens",
+        "distinct-1",
+        "distinct-2",
+        "distinct-3",
+        "longest repeat",
+        "entropy, nats",
+        "finished, %",
+    )
     return section(
-        name, title, f"Greedy answers that repeat themselves: {join(told)}.",
+        name,
+        title,
+        f"Greedy answers that repeat themselves: {join(told)}.",
         table(head, rows, "snnnnnnnnn"),
         note="Means over answers. A repeater has a run of tokens that stands in it twice and is a "
         "third of it or more. Distinct-n: different n-grams over all n-grams of an answer; "
         "entropy: of its token frequencies.",
-    )  # fmt: skip
+    )
 
 
 def _mean(each: Sequence[Generation], what: str) -> str:

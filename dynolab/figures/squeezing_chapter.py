@@ -100,14 +100,20 @@ def _tiles(found: Squeezing) -> list[Tile]:
         share = share_interval(one.violations, one.cases)
         ends = " to ".join(f"{number(100 * end, 2)}%" for end in (share.low, share.high))
         tiles.append(
-            Tile("Against claim 3", f"{number(100 * share.mean, 2)}%",
-                 f"of cases, V = {one.classes:,}: a trend; {ends}")
-        )  # fmt: skip
+            Tile(
+                "Against claim 3",
+                f"{number(100 * share.mean, 2)}%",
+                f"of cases, V = {one.classes:,}: a trend; {ends}",
+            )
+        )
     for left in found.left:
         if (left.answer, left.picture) == ("rejected", "last_layer"):
             ends = " to ".join(f"{100 * (1 - end):.0f}%" for end in (left.high, left.low))
             tiles.append(
-                Tile("Explained by the last layer", f"{100 * (1 - left.left):.0f}%",
-                     f"of a push on an answer; {ends}")
-            )  # fmt: skip
+                Tile(
+                    "Explained by the last layer",
+                    f"{100 * (1 - left.left):.0f}%",
+                    f"of a push on an answer; {ends}",
+                )
+            )
     return tiles

@@ -22,12 +22,24 @@ _SOFT_CHOSEN, _SOFT_REJECTED, _IRRELEVANT, _NOISE = "#7ea6cd", "#dfa48f", "#6b9f
 
 # The page swaps these colours where the reader's screen is dark; figures are made in light ones.
 DARK: dict[str, str] = {
-    INK: "#e8ecf1", MUTED: "#a3adb8", GRID: "#2b333d", ZERO: "#5a6571", PAPER: "#171c22",
-    CHOSEN: "#5ea3ec", REJECTED: "#f07f5c", BEST: "#b58ae8",
-    HISTORY: "#8f99a5", RESIDUAL: "#e0c257",
-    UP: "#2fb5a6", FLAT: "#232a32", DOWN: "#d98a3c",
-    _SOFT_CHOSEN: "#6f9fce", _SOFT_REJECTED: "#c98d78", _IRRELEVANT: "#74b389", _NOISE: "#8b95a1",
-}  # fmt: skip
+    INK: "#e8ecf1",
+    MUTED: "#a3adb8",
+    GRID: "#2b333d",
+    ZERO: "#5a6571",
+    PAPER: "#171c22",
+    CHOSEN: "#5ea3ec",
+    REJECTED: "#f07f5c",
+    BEST: "#b58ae8",
+    HISTORY: "#8f99a5",
+    RESIDUAL: "#e0c257",
+    UP: "#2fb5a6",
+    FLAT: "#232a32",
+    DOWN: "#d98a3c",
+    _SOFT_CHOSEN: "#6f9fce",
+    _SOFT_REJECTED: "#c98d78",
+    _IRRELEVANT: "#74b389",
+    _NOISE: "#8b95a1",
+}
 
 DIVERGING = [[0.0, DOWN], [0.5, FLAT], [1.0, UP]]
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -71,9 +83,13 @@ def style_of(kind: str) -> KindStyle:
 
 
 OBJECTIVES = {
-    "sft_extended": "Extended SFT", "robust_dpo": "Robust DPO", "slic": "SLiC", "hinge": "Hinge",
-    "simpo": "SimPO", "simko": "SimKO",
-}  # fmt: skip
+    "sft_extended": "Extended SFT",
+    "robust_dpo": "Robust DPO",
+    "slic": "SLiC",
+    "hinge": "Hinge",
+    "simpo": "SimPO",
+    "simko": "SimKO",
+}
 TITLES = {
     "sft": "Supervised fine-tuning",
     "sft_extended": "Supervised fine-tuning on both answers",
@@ -230,19 +246,24 @@ TEMPLATE = go.layout.Template(
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,
         "hoverlabel": {
-            "bgcolor": PAPER, "bordercolor": ZERO, "align": "left",
+            "bgcolor": PAPER,
+            "bordercolor": ZERO,
+            "align": "left",
             "font": {"family": FONT, "color": INK, "size": 13},
         },
         "hovermode": "closest",
         "legend": {
-            "font": {"size": 12}, "grouptitlefont": {"size": 11, "color": MUTED},
-            "tracegroupgap": 0, "itemclick": "toggle", "itemdoubleclick": "toggleothers",
+            "font": {"size": 12},
+            "grouptitlefont": {"size": 11, "color": MUTED},
+            "tracegroupgap": 0,
+            "itemclick": "toggle",
+            "itemdoubleclick": "toggleothers",
         },
         "xaxis": _axis(),
         "yaxis": _axis(),
         "autotypenumbers": "strict",
     }
-)  # fmt: skip
+)
 
 
 def panel_title(text: str, x: float, y: float, **more: Any) -> dict[str, Any]:

@@ -29,9 +29,11 @@ def changes_since_start(paths: Paths) -> dict[str, Interval]:
 
 
 def summarise(
-    inputs: ReportInputs, changes: Mapping[str, Interval], verdicts: Sequence[Verdict],
+    inputs: ReportInputs,
+    changes: Mapping[str, Interval],
+    verdicts: Sequence[Verdict],
     events: Mapping[str, Sequence[Event]],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Changes since step 0, squeezing indices (`means`), verdicts, events, and a flat map of the
     finite numbers.
 

@@ -39,17 +39,32 @@ def accuracy_plate(rows: Sequence[SupervisionRow]) -> Plate:
     tables = {level: supervision_table(rows, level) for level in levels}
     panels = [
         LinePanel(
-            "Accuracy on clean test images", "share of wrong labels", "accuracy",
-            [Line(arm, levels, [tables[level].mean(arm, "accuracy") for level in levels])
-             for arm in ARMS], tickformat=".0%",
+            "Accuracy on clean test images",
+            "share of wrong labels",
+            "accuracy",
+            [
+                Line(arm, levels, [tables[level].mean(arm, "accuracy") for level in levels])
+                for arm in ARMS
+            ],
+            tickformat=".0%",
         ),
         LinePanel(
-            "Gain over one-hot, paired by seed", "share of wrong labels", "Δ accuracy",
-            [Line(arm, levels, [tables[level].difference(arm, "one_hot", "accuracy")
-                                for level in levels])
-             for arm in ARMS if arm != "one_hot"], tickformat="+.0%", zero=True,
+            "Gain over one-hot, paired by seed",
+            "share of wrong labels",
+            "Δ accuracy",
+            [
+                Line(
+                    arm,
+                    levels,
+                    [tables[level].difference(arm, "one_hot", "accuracy") for level in levels],
+                )
+                for arm in ARMS
+                if arm != "one_hot"
+            ],
+            tickformat="+.0%",
+            zero=True,
         ),
-    ]  # fmt: skip
+    ]
     best = max(ARMS, key=lambda arm: tables[noise].mean(arm, "accuracy").mean)
     gain = tables[noise].difference("filter_kd", "one_hot", "accuracy")
     return Plate(
@@ -72,16 +87,27 @@ def belief_plate(rows: Sequence[SupervisionRow]) -> Plate:
     taught = [arm for arm in ARMS if arm not in ("early_stopping", "one_hot_twice")]
     panels = [
         LinePanel(
-            "Error of what is taught", "share of wrong labels", "E‖q − e_true‖₂",
-            [Line(arm, levels, [tables[level].mean(arm, "target_error") for level in levels])
-             for arm in taught], zero=True,
+            "Error of what is taught",
+            "share of wrong labels",
+            "E‖q − e_true‖₂",
+            [
+                Line(arm, levels, [tables[level].mean(arm, "target_error") for level in levels])
+                for arm in taught
+            ],
+            zero=True,
         ),
         LinePanel(
-            "Wrong labels that are believed", "share of wrong labels", "share of them",
-            [Line(arm, noisy, [tables[level].mean(arm, "believed_wrong") for level in noisy])
-             for arm in ARMS], tickformat=".0%", zero=True,
+            "Wrong labels that are believed",
+            "share of wrong labels",
+            "share of them",
+            [
+                Line(arm, noisy, [tables[level].mean(arm, "believed_wrong") for level in noisy])
+                for arm in ARMS
+            ],
+            tickformat=".0%",
+            zero=True,
         ),
-    ]  # fmt: skip
+    ]
     shares = [
         f"{LABELS[arm]} {tables[noise].mean(arm, 'believed_wrong').mean:.0%}"
         for arm in ("one_hot", "kd", "filter_kd")
@@ -109,9 +135,11 @@ def detection_plate(detections: Sequence[DetectionRow]) -> Plate | None:
         for score in scores
     }
     panel = LinePanel(
-        "Wrong labels told from right ones", "share of wrong labels", "AUC",
+        "Wrong labels told from right ones",
+        "share of wrong labels",
+        "AUC",
         [Line(score, levels, found[score]) for score in scores],
-    )  # fmt: skip
+    )
     at = min(range(len(levels)), key=lambda place: abs(levels[place] - 0.4))
     told = [f"{SCORES[score]} {with_interval(found[score][at], sign=False)}" for score in scores]
     return Plate(
@@ -143,9 +171,13 @@ def speed_plate(speeds: Sequence[SpeedRow]) -> Plate | None:
             for name in ("influence", "measured"):
                 values = np.array([getattr(row, name) for row in rows])
                 lines.append(
-                    Line(kind, rows[0].steps, [mean_interval(at) for at in values.T],
-                         dotted=name == "measured")
-                )  # fmt: skip
+                    Line(
+                        kind,
+                        rows[0].steps,
+                        [mean_interval(at) for at in values.T],
+                        dotted=name == "measured",
+                    )
+                )
         panels.append(LinePanel(title, "step", "accumulated influence, nats", lines, zero=True))
         fast, slow = (speed_values(speeds, contrast, kind) for kind in kinds)
         told.append(f"{kinds[0]} leads {kinds[1]} by {with_interval(mean_interval(fast - slow))}")
@@ -220,8 +252,15 @@ def speed_section(speeds: Sequence[SpeedRow]) -> Html | None:
                 rows.append((title, kind, *ends))
     if not rows:
         return None
-    head = ("comparison", "kind", "itself", "others of its kind", "the other kind", "together",
-            "measured")  # fmt: skip
+    head = (
+        "comparison",
+        "kind",
+        "itself",
+        "others of its kind",
+        "the other kind",
+        "together",
+        "measured",
+    )
     return section(
         "sources",
         "Who teaches whom",

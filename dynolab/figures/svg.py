@@ -37,8 +37,11 @@ text { fill: #e8ecf1; } .tick { fill: #a3adb8; }
 
 def paths_svg(paths: Paths) -> str | None:
     """Δ log π of chosen, rejected and y* over each training with 95% bands, training prompts."""
-    panels = [(objective_name(stage), found) for stage in stages_of(paths)
-              if (found := paths.get((stage, "train"))) is not None]  # fmt: skip
+    panels = [
+        (objective_name(stage), found)
+        for stage in stages_of(paths)
+        if (found := paths.get((stage, "train"))) is not None
+    ]
     panels = [(name, found) for name, found in panels if any(k in found.logp for k in _CLASSES)]
     if not panels:
         return None
@@ -67,8 +70,10 @@ def _panel(title: str, paths: LearningPaths, left: float) -> str:
     def y(value: float) -> float:
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - value) / span
 
-    marks = [f'<text class="title" x="{left}" y="{_TOP - 18}">{html.escape(title)}: '
-             'Δ log π since step 0 (nats)</text>']  # fmt: skip
+    marks = [
+        f'<text class="title" x="{left}" y="{_TOP - 18}">{html.escape(title)}: '
+        "Δ log π since step 0 (nats)</text>"
+    ]
     for value in _ticks(low, high):
         css = "zero" if value == 0 else "grid"
         marks.append(
@@ -81,16 +86,20 @@ def _panel(title: str, paths: LearningPaths, left: float) -> str:
         f"{_plain(step)}</text>"
         for step in _ticks(first, last)
     ]
-    marks.append(f'<text class="tick" text-anchor="middle" x="{left + _PANEL_WIDTH / 2}" '
-                 f'y="{_HEIGHT - 6}">step</text>')  # fmt: skip
+    marks.append(
+        f'<text class="tick" text-anchor="middle" x="{left + _PANEL_WIDTH / 2}" '
+        f'y="{_HEIGHT - 6}">step</text>'
+    )
     for kind, (mean, lower, upper) in found.items():
         steps, ok = paths.steps, np.isfinite(lower)
         around = [*zip(steps[ok], upper[ok], strict=True), *zip(steps[ok], lower[ok], strict=True)]
         half = len(around) // 2
         outline = around[:half] + around[half:][::-1]
         marks.append(f'<polygon class="band {kind}" points="{_points(outline, x, y)}"/>')
-        marks.append(f'<polyline class="line {kind}" '
-                     f'points="{_points(zip(steps, mean, strict=True), x, y)}"/>')  # fmt: skip
+        marks.append(
+            f'<polyline class="line {kind}" '
+            f'points="{_points(zip(steps, mean, strict=True), x, y)}"/>'
+        )
     ends_at = _spread({k: y(float(m[-1])) for k, (m, _, _) in found.items()}, 15)
     marks += [
         f'<text class="{kind}" x="{left + _PANEL_WIDTH + 6}" y="{at + 4:.1f}">'

@@ -35,14 +35,16 @@ def write_sweep_page(
     best = best_of(rows, direction)
     plate = sweep_plate(rows, metric, best)
     body = [
-        Html(f"<header><h1>{text(name)}</h1><p class='lead'>"
-             f"{text(_lead(rows, metric, direction))}</p>"),
+        Html(
+            f"<header><h1>{text(name)}</h1><p class='lead'>"
+            f"{text(_lead(rows, metric, direction))}</p>"
+        ),
         tiles(_tiles(rows, metric, best)),
         Html("</header><main>"),
         *([plate_section(plate)] if plate else []),
         _trials(rows, metric, best),
         Html("<footer>Made by Dynolab. This page loads nothing from anywhere.</footer></main>"),
-    ]  # fmt: skip
+    ]
     write_text(file, page(f"Dynolab: {name}", body, get_plotlyjs()))
 
 
@@ -67,23 +69,36 @@ def sweep_plate(rows: Sequence[TrialRow], metric: str, best: TrialRow | None) ->
         for state, color, symbol in (("complete", CHOSEN, "circle"), ("pruned", INK, "x")):
             shown = [row for row in known if row.state == state and name in row.settings]
             figure.add_scatter(
-                x=[row.settings[name] for row in shown], y=[row.value for row in shown],
-                mode="markers", name=state, legendgroup=state, showlegend=index == 1,
+                x=[row.settings[name] for row in shown],
+                y=[row.value for row in shown],
+                mode="markers",
+                name=state,
+                legendgroup=state,
+                showlegend=index == 1,
                 marker={"color": color, "symbol": symbol, "size": 10},
                 text=[f"trial {row.number}" for row in shown],
-                xaxis=axis_name("x", index), yaxis=axis_name("y", index),
-            )  # fmt: skip
+                xaxis=axis_name("x", index),
+                yaxis=axis_name("y", index),
+            )
         if best is not None and name in best.settings:
             figure.add_scatter(
-                x=[best.settings[name]], y=[best.value], mode="markers", name="best",
-                legendgroup="best", showlegend=index == 1, hoverinfo="skip",
+                x=[best.settings[name]],
+                y=[best.value],
+                mode="markers",
+                name="best",
+                legendgroup="best",
+                showlegend=index == 1,
+                hoverinfo="skip",
                 marker={"color": BEST, "symbol": "circle-open", "size": 18, "line": {"width": 3}},
-                xaxis=axis_name("x", index), yaxis=axis_name("y", index),
-            )  # fmt: skip
+                xaxis=axis_name("x", index),
+                yaxis=axis_name("y", index),
+            )
         layout[axis_key("x", index)] = {
-            "domain": domain, "anchor": axis_name("y", index),
-            "title": {"text": plotly_text(name)}, **_scale(known, name),
-        }  # fmt: skip
+            "domain": domain,
+            "anchor": axis_name("y", index),
+            "title": {"text": plotly_text(name)},
+            **_scale(known, name),
+        }
         layout[axis_key("y", index)] = {
             "anchor": axis_name("x", index),
             "title": {"text": plotly_text(metric) if index == 1 else ""},
@@ -109,8 +124,10 @@ def _scale(rows: Sequence[TrialRow], name: str) -> dict[str, str]:
 
 
 def _lead(rows: Sequence[TrialRow], metric: str, direction: str) -> str:
-    counts = {state: sum(row.state == state for row in rows)
-              for state in ("complete", "pruned", "failed", "running")}  # fmt: skip
+    counts = {
+        state: sum(row.state == state for row in rows)
+        for state in ("complete", "pruned", "failed", "running")
+    }
     told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     return f"{len(rows)} trials ({told}). What counts is {metric}; the aim is to {direction} it."
 
@@ -143,5 +160,9 @@ def _trials(rows: Sequence[TrialRow], metric: str, best: TrialRow | None) -> Htm
         for row in rows
     ]
     head = ("trial", "ended", *settings, metric, "MLflow run")
-    return section("trials", "Every trial", f"{len(rows)} trials in the order they were asked for.",
-                   table(head, lines, "nl" + "n" * len(settings) + "nl"))  # fmt: skip
+    return section(
+        "trials",
+        "Every trial",
+        f"{len(rows)} trials in the order they were asked for.",
+        table(head, lines, "nl" + "n" * len(settings) + "nl"),
+    )

@@ -35,8 +35,9 @@ _POINTS = 400  # of one box
 def terms_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
     """Boxes over tokens, by checkpoint and kind of answer."""
     figure = go.Figure()
-    layout = base_layout(420, boxmode="group", boxgap=0.25, margin={"l": 64, "r": 24, "t": 76,
-                                                                    "b": 48})  # fmt: skip
+    layout = base_layout(
+        420, boxmode="group", boxgap=0.25, margin={"l": 64, "r": 24, "t": 76, "b": 48}
+    )
     annotations, shown = [], set[str]()
     for index, ((role, title, value), domain) in enumerate(
         zip(_PANELS, columns(len(_PANELS), 0.06), strict=True), start=1
@@ -46,24 +47,39 @@ def terms_plate(checkpoints: Sequence[CheckpointForces]) -> Plate:
             some = [(label, row) for label, row in rows if row.kind == kind]
             x = [plotly_text(label, 16) for label, row in some for _ in row.tokens]
             y = np.concatenate([value(row) for _, row in some])
-            text = [f"{token_text(token)} of {plotly_text(row.id, 24)}"
-                    for _, row in some for token in row.tokens]  # fmt: skip
+            text = [
+                f"{token_text(token)} of {plotly_text(row.id, 24)}"
+                for _, row in some
+                for token in row.tokens
+            ]
             every = slice(None, None, -(-len(x) // (_POINTS * len(checkpoints))))
             style = style_of(kind)
             figure.add_box(
-                x=x[every], y=y[every], text=text[every], name=style.label, legendgroup=kind,
-                showlegend=kind not in shown, line={"color": style.color, "width": 1.4},
-                marker={"color": style.color, "size": 4}, boxpoints="outliers",
-                xaxis=axis_name("x", index), yaxis=axis_name("y", index),
+                x=x[every],
+                y=y[every],
+                text=text[every],
+                name=style.label,
+                legendgroup=kind,
+                showlegend=kind not in shown,
+                line={"color": style.color, "width": 1.4},
+                marker={"color": style.color, "size": 4},
+                boxpoints="outliers",
+                xaxis=axis_name("x", index),
+                yaxis=axis_name("y", index),
                 hovertemplate="%{text}: %{y:.3g}<extra>%{fullData.name}</extra>",
-            )  # fmt: skip
+            )
             shown.add(kind)
         layout[axis_key("x", index)] = {"domain": domain, "anchor": axis_name("y", index)}
         layout[axis_key("y", index)] = {"anchor": axis_name("x", index), "nticks": 6}
         annotations.append(panel_title(title, domain[0], 1.02))
     layout["annotations"] = annotations
-    layout["legend"] = {"orientation": "h", "x": 0.8, "xanchor": "right", "y": 1.1,
-                        "yanchor": "bottom"}  # fmt: skip
+    layout["legend"] = {
+        "orientation": "h",
+        "x": 0.8,
+        "xanchor": "right",
+        "y": 1.1,
+        "yanchor": "bottom",
+    }
     figure.update_layout(**layout)
     return Plate(
         "terms",

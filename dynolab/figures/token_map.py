@@ -64,29 +64,68 @@ def token_map_figure(found: TokenMap) -> go.Figure:
         margin={"l": 90, "r": 24, "t": 60, "b": 110},
         barmode="overlay",
         bargap=0.25,
-        xaxis={"domain": [0, 0.66], "anchor": "y", "tickvals": columns, "ticktext": names,
-               "tickangle": -55, "range": [-0.6, float(columns[-1]) + 0.6], **ticks},
-        yaxis={"domain": [0, 0.74], "anchor": "x", "tickvals": rows,
-               "ticktext": [token_text(t, _LABEL) for t in found.observed_tokens],
-               "range": [len(rows) - 0.4, -0.6],
-               "title": {"text": f"observed {plotly_text(found.observed_kind, 24)} answer"},
-               **ticks},
-        xaxis2={"domain": [0, 0.66], "matches": "x", "anchor": "y2", "showticklabels": False,
-                "showgrid": False, "ticks": ""},
+        xaxis={
+            "domain": [0, 0.66],
+            "anchor": "y",
+            "tickvals": columns,
+            "ticktext": names,
+            "tickangle": -55,
+            "range": [-0.6, float(columns[-1]) + 0.6],
+            **ticks,
+        },
+        yaxis={
+            "domain": [0, 0.74],
+            "anchor": "x",
+            "tickvals": rows,
+            "ticktext": [token_text(t, _LABEL) for t in found.observed_tokens],
+            "range": [len(rows) - 0.4, -0.6],
+            "title": {"text": f"observed {plotly_text(found.observed_kind, 24)} answer"},
+            **ticks,
+        },
+        xaxis2={
+            "domain": [0, 0.66],
+            "matches": "x",
+            "anchor": "y2",
+            "showticklabels": False,
+            "showgrid": False,
+            "ticks": "",
+        },
         yaxis2={"domain": [0.79, 1], "anchor": "x2", "title": {"text": "column sums"}, "nticks": 4},
-        xaxis3={"domain": [0.7, 1], "anchor": "y3", "title": {"text": "row sums (nats)"},
-                "nticks": 5, "zerolinecolor": INK},
-        yaxis3={"matches": "y", "domain": [0, 0.74], "anchor": "x3", "showticklabels": False,
-                "showgrid": False, "ticks": "", "zeroline": False},
+        xaxis3={
+            "domain": [0.7, 1],
+            "anchor": "y3",
+            "title": {"text": "row sums (nats)"},
+            "nticks": 5,
+            "zerolinecolor": INK,
+        },
+        yaxis3={
+            "matches": "y",
+            "domain": [0, 0.74],
+            "anchor": "x3",
+            "showticklabels": False,
+            "showgrid": False,
+            "ticks": "",
+            "zeroline": False,
+        },
         legend={"x": 0.7, "y": 1.0, "xanchor": "left", "yanchor": "bottom", "orientation": "h"},
         coloraxis={
-            "colorscale": DIVERGING, "cmid": 0, "cmin": -_limit(force), "cmax": _limit(force),
-            "colorbar": {"orientation": "h", "x": 0.7, "xanchor": "left", "y": 0.8,
-                         "yanchor": "bottom", "len": 0.3, "thickness": 10, "nticks": 5,
-                         "title": {"text": "push on log π (nats)", "side": "top",
-                                   "font": {"size": 11}}},
+            "colorscale": DIVERGING,
+            "cmid": 0,
+            "cmin": -_limit(force),
+            "cmax": _limit(force),
+            "colorbar": {
+                "orientation": "h",
+                "x": 0.7,
+                "xanchor": "left",
+                "y": 0.8,
+                "yanchor": "bottom",
+                "len": 0.3,
+                "thickness": 10,
+                "nticks": 5,
+                "title": {"text": "push on log π (nats)", "side": "top", "font": {"size": 11}},
+            },
         },
-    )  # fmt: skip
+    )
     layout["annotations"] = _headings(found, columns, split)
     layout["shapes"] = [] if split == len(columns) else [_separator(split)]
     figure.update_layout(**layout)
@@ -125,9 +164,15 @@ def _add_cells(figure: go.Figure, found: TokenMap, force: np.ndarray, columns: n
             for r in found.observed_tokens
         ]
         figure.add_heatmap(
-            z=cells, x=x, y=np.arange(len(cells)), coloraxis="coloraxis", xgap=1, ygap=1,
-            text=hover, hovertemplate="%{text}: %{z:+.3g} nats<extra></extra>",
-        )  # fmt: skip
+            z=cells,
+            x=x,
+            y=np.arange(len(cells)),
+            coloraxis="coloraxis",
+            xgap=1,
+            ygap=1,
+            text=hover,
+            hovertemplate="%{text}: %{z:+.3g} nats<extra></extra>",
+        )
 
 
 def _add_column_sums(
@@ -135,13 +180,19 @@ def _add_column_sums(
 ) -> None:
     split = len(found.chosen_tokens)
     figure.add_bar(
-        x=columns, y=np.nansum(force, axis=0), xaxis="x2", yaxis="y2", showlegend=False,
-        marker={"color": [CHOSEN] * split + [REJECTED] * (len(columns) - split),
-                "line": {"width": 0}},
+        x=columns,
+        y=np.nansum(force, axis=0),
+        xaxis="x2",
+        yaxis="y2",
+        showlegend=False,
+        marker={
+            "color": [CHOSEN] * split + [REJECTED] * (len(columns) - split),
+            "line": {"width": 0},
+        },
         text=[token_text(t) for t in found.chosen_tokens + found.rejected_tokens],
         textposition="none",
         hovertemplate="all pushes from “%{text}”: %{y:+.3g} nats<extra></extra>",
-    )  # fmt: skip
+    )
 
 
 def _add_row_sums(figure: go.Figure, found: TokenMap, force: np.ndarray) -> None:
@@ -155,22 +206,32 @@ def _add_row_sums(figure: go.Figure, found: TokenMap, force: np.ndarray) -> None
         (minus, "from y⁻", REJECTED, 0.0),
     ):
         figure.add_bar(
-            x=values, orientation="h", name=label, textposition="none", offset=offset, width=0.38,
+            x=values,
+            orientation="h",
+            name=label,
+            textposition="none",
+            offset=offset,
+            width=0.38,
             marker={"color": color, "line": {"width": 0}},
-            hovertemplate=f"on “%{{text}}” {label}: %{{x:+.3g}} nats<extra></extra>", **shared,
-        )  # fmt: skip
+            hovertemplate=f"on “%{{text}}” {label}: %{{x:+.3g}} nats<extra></extra>",
+            **shared,
+        )
     figure.add_scatter(
-        x=plus + minus, mode="markers", name="both",
+        x=plus + minus,
+        mode="markers",
+        name="both",
         marker={"color": INK, "symbol": "diamond", "size": 8, "line": {"color": PAPER, "width": 1}},
-        hovertemplate="on “%{text}” from both: %{x:+.3g} nats<extra></extra>", **shared,
-    )  # fmt: skip
+        hovertemplate="on “%{text}” from both: %{x:+.3g} nats<extra></extra>",
+        **shared,
+    )
 
 
 def _headings(found: TokenMap, columns: np.ndarray, split: int) -> list[dict]:
     def over(text: str, part: np.ndarray, color: str) -> dict:
         middle = float(part.mean())
-        return panel_title(text, middle, 1.0, xref="x", xanchor="center",
-                           font={"size": 13, "color": color})  # fmt: skip
+        return panel_title(
+            text, middle, 1.0, xref="x", xanchor="center", font={"size": 13, "color": color}
+        )
 
     headings = []
     if split:
@@ -183,9 +244,15 @@ def _headings(found: TokenMap, columns: np.ndarray, split: int) -> list[dict]:
 def _separator(split: int) -> dict:
     middle = split - 0.5 + _GAP / 2
     return {
-        "type": "line", "xref": "x", "yref": "paper", "x0": middle, "x1": middle, "y0": 0, "y1": 1,
+        "type": "line",
+        "xref": "x",
+        "yref": "paper",
+        "x0": middle,
+        "x1": middle,
+        "y0": 0,
+        "y1": 1,
         "line": {"color": INK, "width": 1.2},
-    }  # fmt: skip
+    }
 
 
 def token_map_message(found: TokenMap) -> str:

@@ -37,19 +37,32 @@ def token_map_choice_plate(maps: Sequence[tuple[str, TokenMap]]) -> Plate | None
         shown = {"visible": [of == at for of in owner]}
         text = f"{label}: “{found.updating_id}” on {found.observed_kind} of “{found.observed_id}”"
         choices.append(
-            {"label": plotly_text(text, 70), "method": "update",
-             "args": [shown, _changes(one, found)]}
-        )  # fmt: skip
+            {
+                "label": plotly_text(text, 70),
+                "method": "update",
+                "args": [shown, _changes(one, found)],
+            }
+        )
     figure.update_layout(
         height=tallest + 70,
         margin={"l": 90, "r": 24, "t": 130, "b": 110},
         title=_title(maps[0][1]),
         updatemenus=[
-            {"buttons": choices, "type": "dropdown", "x": 0, "xanchor": "left", "y": 1,
-             "yanchor": "bottom", "pad": {"b": 62}, "bgcolor": PAPER, "bordercolor": ZERO,
-             "font": {"size": 13, "color": INK}, "showactive": False}
+            {
+                "buttons": choices,
+                "type": "dropdown",
+                "x": 0,
+                "xanchor": "left",
+                "y": 1,
+                "yanchor": "bottom",
+                "pad": {"b": 62},
+                "bgcolor": PAPER,
+                "bordercolor": ZERO,
+                "font": {"size": 13, "color": INK},
+                "showactive": False,
+            }
         ],
-    )  # fmt: skip
+    )
     return Plate(
         "token-maps",
         "Which token pushes which",
@@ -79,9 +92,16 @@ def _question(found: TokenMap) -> tuple[str, str, str]:
 
 
 def _title(found: TokenMap) -> dict[str, Any]:
-    return {"text": plotly_text(token_map_message(found), 240), "x": 0, "xref": "paper",
-            "y": 1, "yref": "paper", "yanchor": "bottom", "pad": {"b": 36},
-            "font": {"size": 13, "color": MUTED}}  # fmt: skip
+    return {
+        "text": plotly_text(token_map_message(found), 240),
+        "x": 0,
+        "xref": "paper",
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "pad": {"b": 36},
+        "font": {"size": 13, "color": MUTED},
+    }
 
 
 def _changes(one: go.Figure, found: TokenMap) -> dict[str, Any]:

@@ -41,17 +41,20 @@ def energy_plate(task: str, found: Sequence[Sweep]) -> Plate:
         "where they were pushed.",
         line_figure(
             [_panel(found, title, unit, name, zero) for title, unit, name, zero in figures],
-            named=STRATEGY_LABELS, height=420,
+            named=STRATEGY_LABELS,
+            height=420,
         ),
-    )  # fmt: skip
+    )
 
 
 def feature_plate(task: str, found: Sequence[Sweep]) -> Plate:
     """Where finetuning took the features, by τ."""
     figures = (
-        ("Distance", "‖h − h⁰‖₂", "distance", True), ("Cosine", "cos(h, h⁰)", "cosine", False),
-        ("Dot product", "⟨h, h⁰⟩", "dot_product", False), ("Norm", "‖h‖₂", "norm", False),
-    )  # fmt: skip
+        ("Distance", "‖h − h⁰‖₂", "distance", True),
+        ("Cosine", "cos(h, h⁰)", "cosine", False),
+        ("Dot product", "⟨h, h⁰⟩", "dot_product", False),
+        ("Norm", "‖h‖₂", "norm", False),
+    )
     linear = found[0]
     ends = [linear.values("distance").mean(1)[at] for at in (0, -1)]
     return Plate(
@@ -75,14 +78,23 @@ def accuracy_plate(task: str, found: Sequence[Sweep]) -> Plate:
     first = "plain finetuning" if linear.taus[0] == 0 else _tau(linear, 0)
     panels = [
         LinePanel(
-            "As trained on" if test == IN else test.capitalize(), "epochs of probing τ",
+            "As trained on" if test == IN else test.capitalize(),
+            "epochs of probing τ",
             "Δ accuracy",
-            [Line(one.strategy, range(len(one.taus)),
-                  _means(one.accuracy(test) - linear.accuracy(test)[0])) for one in found],
-            tickformat="+.0%", zero=True, ticks=[str(tau) for tau in linear.taus],
+            [
+                Line(
+                    one.strategy,
+                    range(len(one.taus)),
+                    _means(one.accuracy(test) - linear.accuracy(test)[0]),
+                )
+                for one in found
+            ],
+            tickformat="+.0%",
+            zero=True,
+            ticks=[str(tau) for tau in linear.taus],
         )
         for test in linear.tests
-    ]  # fmt: skip
+    ]
     told = [
         f"{'in distribution' if test == IN else test} {_best(linear, test)}"
         for test in linear.tests
@@ -106,12 +118,15 @@ def strategy_section(task: str, found: Sequence[Sweep]) -> Html:
         at = int(one.accuracy(IN).mean(1).argmax())
         own = [one.accuracy(test)[at] for test in (IN, "elsewhere")]
         plain = [base.accuracy(test)[0] for test in (IN, "elsewhere")]
-        rows.append((
-            STRATEGY_LABELS[one.strategy], one.taus[at],
-            *(f"{100 * values.mean():.1f}" for values in own),
-            *(points(mean_interval(a - b)) for a, b in zip(own, plain, strict=True)),
-            with_interval(mean_interval(one.values("distance")[at]), sign=False),
-        ))  # fmt: skip
+        rows.append(
+            (
+                STRATEGY_LABELS[one.strategy],
+                one.taus[at],
+                *(f"{100 * values.mean():.1f}" for values in own),
+                *(points(mean_interval(a - b)) for a, b in zip(own, plain, strict=True)),
+                with_interval(mean_interval(one.values("distance")[at]), sign=False),
+            )
+        )
     first = "plain finetuning" if base.taus[0] == 0 else f"τ = {base.taus[0]}"
     return section(
         f"{task}-strategies",
@@ -119,23 +134,32 @@ def strategy_section(task: str, found: Sequence[Sweep]) -> Html:
         f"Each strategy at the τ with its highest mean accuracy in distribution, against {first} "
         "with a linear head.",
         table(
-            ("strategy", "best τ", "accuracy, %", "elsewhere, %", f"less {first}, points",
-             "elsewhere, points", "features moved"),
-            rows, "snnnnnn",
+            (
+                "strategy",
+                "best τ",
+                "accuracy, %",
+                "elsewhere, %",
+                f"less {first}, points",
+                "elsewhere, points",
+                "features moved",
+            ),
+            rows,
+            "snnnnnn",
         ),
         note="Elsewhere: mean over the changed test sets. Differences paired by seed [95% "
         "t-interval]; the τ is picked on the same seeds, which flatters all of them alike.",
-    )  # fmt: skip
+    )
 
 
-def _panel(
-    found: Sequence[Sweep], title: str, unit: str, name: str, zero: bool
-) -> LinePanel:  # fmt: skip
+def _panel(found: Sequence[Sweep], title: str, unit: str, name: str, zero: bool) -> LinePanel:
     return LinePanel(
-        title, "epochs of probing τ", unit,
+        title,
+        "epochs of probing τ",
+        unit,
         [Line(one.strategy, range(len(one.taus)), _means(one.values(name))) for one in found],
-        zero=zero, ticks=[str(tau) for tau in found[0].taus],
-    )  # fmt: skip
+        zero=zero,
+        ticks=[str(tau) for tau in found[0].taus],
+    )
 
 
 def _means(values: np.ndarray) -> list[Interval]:

@@ -27,9 +27,11 @@ def transfer_chapter(rows: Sequence[TransferRow]) -> Chapter:
             key=lambda one: one.strategy != "linear",
         )
         content += [
-            accuracy_plate(task, found), energy_plate(task, found), feature_plate(task, found),
+            accuracy_plate(task, found),
+            energy_plate(task, found),
+            feature_plate(task, found),
             strategy_section(task, found),
-        ]  # fmt: skip
+        ]
     return Chapter(
         name="",
         title="How to prepare a task head",
@@ -63,9 +65,10 @@ def _tiles(rows: Sequence[TransferRow]) -> list[Tile]:
                 at = int(means.argmax())
                 found.append(
                     Tile(
-                        f"{one.task}: best τ {said}", str(one.taus[at]),
+                        f"{one.task}: best τ {said}",
+                        str(one.taus[at]),
                         f"{means[at]:.1%}; {means[0]:.1%} at τ = {one.taus[0]}, {means[-1]:.1%} at "
                         f"τ = {one.taus[-1]}",
                     )
-                )  # fmt: skip
+                )
     return found

@@ -9,8 +9,11 @@ from dynolab.figures.style import number, with_interval
 from dynolab.probes.verdicts import Counted, Outcome, Quantity, Verdict
 
 MARKS: Mapping[Outcome, str] = {
-    "appears": "✓", "does not": "✗", "unclear": "?", "not measured": "–"
-}  # fmt: skip
+    "appears": "✓",
+    "does not": "✗",
+    "unclear": "?",
+    "not measured": "–",
+}
 
 
 PLURAL: Mapping[Outcome, str] = {"appears": "appear", "does not": "do not"}
@@ -18,9 +21,12 @@ PLURAL: Mapping[Outcome, str] = {"appears": "appear", "does not": "do not"}
 
 
 def verdict_table(
-    about: str, verdicts: Sequence[Verdict], *, named: Callable[[str], str] = str,
+    about: str,
+    verdicts: Sequence[Verdict],
+    *,
+    named: Callable[[str], str] = str,
     words: Mapping[Outcome, str] | None = None,
-) -> Html:  # fmt: skip
+) -> Html:
     """One line for each claim.
 
     **Arguments:**

@@ -61,9 +61,12 @@ class Question:
     def in_metric_of(self, record: StepRecord, update: FrozenUpdate) -> Question:
         """The same pairs at a recorded step's weights, updated by its realised optimizer step."""
         return replace(
-            self, update=update, learning_rate=record.facts.learning_rate,
-            at=record.before, step=record.facts.step,
-        )  # fmt: skip
+            self,
+            update=update,
+            learning_rate=record.facts.learning_rate,
+            at=record.before,
+            step=record.facts.step,
+        )
 
 
 @dataclass(frozen=True)
@@ -135,13 +138,24 @@ def analyse(question: Question, folder: Path, *, memory_bytes: int = MEMORY_BYTE
     objective = build_objective(question.objective)
     encoded = [one for _, one in question.observed]
     found = force_map(
-        question.policy, encoded, question.updating, objective, update=question.update,
-        at=question.at, memory_bytes=memory_bytes, folder=folder,
-    )  # fmt: skip
+        question.policy,
+        encoded,
+        question.updating,
+        objective,
+        update=question.update,
+        at=question.at,
+        memory_bytes=memory_bytes,
+        folder=folder,
+    )
     parts = breakdown(
-        question.policy, encoded, question.updating, objective, update=question.update,
-        at=question.at, memory_bytes=memory_bytes,
-    )  # fmt: skip
+        question.policy,
+        encoded,
+        question.updating,
+        objective,
+        update=question.update,
+        at=question.at,
+        memory_bytes=memory_bytes,
+    )
     return Analysis(
         found, _totals(question, found, parts), _terms(question), _facts(question, found, parts)
     )
@@ -157,13 +171,16 @@ def _totals(question: Question, found: ForceMap, parts: Breakdown) -> list[PairF
             columns = [at for at, one in enumerate(found.updating) if one.id == name]
             rows.append(
                 PairForce(
-                    observed_id=probe.pair_id, split=probe.split, kind=probe.kind,
-                    tokens=encoded.response_length, updating_id=name,
+                    observed_id=probe.pair_id,
+                    split=probe.split,
+                    kind=probe.kind,
+                    tokens=encoded.response_length,
+                    updating_id=name,
                     from_chosen=float(sums.from_chosen[number, column]),
                     from_rejected=float(sums.from_rejected[number, column]),
                     from_head=float(by_side[number, columns].sum()),
                 )
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -198,15 +215,25 @@ def _updating_terms(question: Question) -> list[ResponseTermsRow]:
 
 
 def _terms_row(
-    role: Literal["observed", "updating"], name: str, kind: str, encoded: Encoded,
-    question: Question, terms: TokenTerms,
-) -> ResponseTermsRow:  # fmt: skip
+    role: Literal["observed", "updating"],
+    name: str,
+    kind: str,
+    encoded: Encoded,
+    question: Question,
+    terms: TokenTerms,
+) -> ResponseTermsRow:
     return ResponseTermsRow(
-        role=role, id=name, kind=kind, tokens=token_strings(encoded, question.tokenizer),
-        logp=terms.logp.tolist(), a_norm=terms.a_frobenius.tolist(),
-        energy=terms.energy.tolist(), force_size=terms.force_size.tolist(),
-        learning_rate=terms.learning_rate.tolist(), g_norm=terms.g_norm.tolist(),
-    )  # fmt: skip
+        role=role,
+        id=name,
+        kind=kind,
+        tokens=token_strings(encoded, question.tokenizer),
+        logp=terms.logp.tolist(),
+        a_norm=terms.a_frobenius.tolist(),
+        energy=terms.energy.tolist(),
+        force_size=terms.force_size.tolist(),
+        learning_rate=terms.learning_rate.tolist(),
+        g_norm=terms.g_norm.tolist(),
+    )
 
 
 def _facts(question: Question, found: ForceMap, parts: Breakdown) -> AnalysisFacts:

@@ -126,9 +126,12 @@ def breakdown(
 
     for tile, left, right in factor_tiles(kernel, rows, columns, wanted=lambda tile: True):
         contract(
-            left, right, partial(accumulator, tile),
-            scale=kernel.scale, workspace=memory_bytes // 4,
-        )  # fmt: skip
+            left,
+            right,
+            partial(accumulator, tile),
+            scale=kernel.scale,
+            workspace=memory_bytes // 4,
+        )
     return Breakdown({name: problem.rate * part for name, part in sorted(parts.items())})
 
 

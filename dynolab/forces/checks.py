@@ -28,10 +28,11 @@ def check_model(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.numel() == 0:
             raise ConfigError(
-                name, "empty, a placeholder of ZeRO-3",
+                name,
+                "empty, a placeholder of ZeRO-3",
                 "analyse the gathered model: the run's `model/` folder, or the engine's "
                 "`master_weights()` in a model of one process",
-            )  # fmt: skip
+            )
         if not parameter.is_floating_point():
             raise ConfigError(name, str(parameter.dtype), "dequantise the weights first")
     check_finite("weights", {name: p.detach() for name, p in model.named_parameters()})
@@ -39,18 +40,20 @@ def check_model(model: nn.Module) -> None:
         # peft's layers, known by their attributes so that peft itself is not needed here.
         if getattr(module, "merged_adapters", None):
             raise ConfigError(
-                name, f"adapters {module.merged_adapters} are merged",
+                name,
+                f"adapters {module.merged_adapters} are merged",
                 "call unmerge_adapter(), or merge_and_unload() to move the merged weights",
-            )  # fmt: skip
+            )
         if getattr(module, "_disable_adapters", False):
             raise ConfigError(name, "adapters are switched off", "switch them on, or unload them")
         if getattr(module, "lora_variant", None):
             kinds = sorted({type(one).__name__ for one in module.lora_variant.values()})
             raise ConfigError(
-                name, kinds,
+                name,
+                kinds,
                 "only plain LoRA has forces: DoRA's gradient holds its norm constant, so it is no "
                 "derivative; call merge_and_unload() to move the merged weights",
-            )  # fmt: skip
+            )
 
 
 def check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
@@ -59,9 +62,10 @@ def check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
         # One number tells of every nan and inf, and is cheap; it may be inf where no entry is.
         if not bool(tensor.sum().isfinite()) and not bool(torch.isfinite(tensor).all()):
             raise ConfigError(
-                f"{what}[{name}]", "nan or inf",
+                f"{what}[{name}]",
+                "nan or inf",
                 "training diverged; give a checkpoint from before divergence",
-            )  # fmt: skip
+            )
 
 
 def check_response(what: str, sequence: Encoded, policy: PolicyFunction) -> None:
@@ -80,9 +84,10 @@ def check_response(what: str, sequence: Encoded, policy: PolicyFunction) -> None
         )
     if not 0 <= min(sequence.ids) <= max(sequence.ids) < vocabulary:
         raise ConfigError(
-            what, max(sequence.ids),
+            what,
+            max(sequence.ids),
             f"the model's vocabulary has {vocabulary} tokens; encode with the model's tokenizer",
-        )  # fmt: skip
+        )
 
 
 def check_batch(batch: TokenBatch, policy: PolicyFunction) -> None:

@@ -26,9 +26,13 @@ SLICE = 4096
 
 @torch.no_grad()
 def contract(
-    observed: Sequence[Factors], updating: Sequence[Factors], into: Into, *,
-    scale: Weights | None, workspace: int,
-) -> None:  # fmt: skip
+    observed: Sequence[Factors],
+    updating: Sequence[Factors],
+    into: Into,
+    *,
+    scale: Weights | None,
+    workspace: int,
+) -> None:
     """Adds `⟨∇_p log π_m, P_p ∇_p log π_l⟩` of every parameter p to its accumulator.
 
     Rows are the observed sequences' tokens one after the other, columns the updating ones'.
@@ -58,9 +62,12 @@ def _of(scale: Weights | None, name: str) -> Tensor | None:
 
 
 def _matrix(
-    observed: Sequence[Outer], updating: Sequence[Outer], out: Tensor, scale: Tensor | None,
+    observed: Sequence[Outer],
+    updating: Sequence[Outer],
+    out: Tensor,
+    scale: Tensor | None,
     workspace: int,
-) -> None:  # fmt: skip
+) -> None:
     if scale is not None:
         rows_last = scale.T if observed[0].transposed else scale
         formed_gradients(observed, updating, out, rows_last, workspace)
@@ -77,9 +84,12 @@ def _matrix(
 
 
 def formed_gradients(
-    observed: Sequence[Outer], updating: Sequence[Outer], out: Tensor, scale: Tensor | None,
+    observed: Sequence[Outer],
+    updating: Sequence[Outer],
+    out: Tensor,
+    scale: Tensor | None,
     workspace: int,
-) -> None:  # fmt: skip
+) -> None:
     """Order (i): form `g_m = Σ_s δ_{m,s} a_sᵀ` on both sides, then one matrix product.
 
     A slice of the longer of d_in and d_out at a time, so that gradients are multiplied while they
@@ -140,9 +150,13 @@ def carried_signals(observed: Sequence[Outer], updating: Sequence[Outer], out: T
 
 
 def _table(
-    name: str, observed: Sequence[Factors], updating: Sequence[Factors], into: Into,
-    scale: Tensor | None, workspace: int,
-) -> None:  # fmt: skip
+    name: str,
+    observed: Sequence[Factors],
+    updating: Sequence[Factors],
+    into: Into,
+    scale: Tensor | None,
+    workspace: int,
+) -> None:
     """A matrix of rank-one gradients, as the head's, or an embedding, or both in one."""
     embeds, heads = name in observed[0].rows, name in observed[0].point
     if heads:
@@ -163,9 +177,10 @@ def _table(
 def _joined(name: str, side: Sequence[Factors]) -> Point:
     points = [f.point[name] for f in side]
     return Point(
-        torch.cat([p.input for p in points]), torch.cat([p.signal for p in points]),
+        torch.cat([p.input for p in points]),
+        torch.cat([p.signal for p in points]),
         points[0].transposed,
-    )  # fmt: skip
+    )
 
 
 def _scaled_points(left: Point, right: Point, out: Tensor, scale: Tensor, workspace: int) -> None:
@@ -181,9 +196,12 @@ def _scaled_points(left: Point, right: Point, out: Tensor, scale: Tensor, worksp
 
 
 def _tables(
-    name: str, observed: Sequence[Factors], updating: Sequence[Factors], out: Tensor,
+    name: str,
+    observed: Sequence[Factors],
+    updating: Sequence[Factors],
+    out: Tensor,
     scale: Tensor | None,
-) -> None:  # fmt: skip
+) -> None:
     """`Σ_v rows_m[v] · P_v rows_l[v]` over the tokens v that stand in both sequences."""
     for rows, one in _blocks(observed):
         ours = one.rows[name]

@@ -91,9 +91,10 @@ def contraction_flops(
         d_in, d_out = rule.sizes
         if rule.kind == "linear" and rule.weight is not None:
             total += (
-                2 * M * L * (d_in + d_out) if rule.local
+                2 * M * L * (d_in + d_out)
+                if rule.local
                 else matrix_flops(observed, updating, d_in, d_out)
-            )  # fmt: skip
+            )
         total += 2 * M * L * d_out * (rule.bias is not None)
         total += 2 * M * L * d_out * (rule.kind == "norm" and rule.weight is not None)
     return total

@@ -176,9 +176,10 @@ def without_rule(
     made = _summed(token_factors(policy, at, rules, tail, set(), sample), w, truth)
     floor = 1e-6 * max(float(g.norm()) for g in truth.values())
     return {
-        name for name, g in truth.items()
+        name
+        for name, g in truth.items()
         if name not in made or float((made[name] - g).norm()) > 1e-3 * float(g.norm()) + floor
-    }  # fmt: skip
+    }
 
 
 @torch.no_grad()

@@ -70,9 +70,14 @@ class FeatureStep:
 
 
 def feature_step(
-    policy: PolicyFunction, before: Weights, after: Weights, batch: TokenBatch, layer: int,
-    *, at: Weights | None = None,
-) -> FeatureStep:  # fmt: skip
+    policy: PolicyFunction,
+    before: Weights,
+    after: Weights,
+    batch: TokenBatch,
+    layer: int,
+    *,
+    at: Weights | None = None,
+) -> FeatureStep:
     """Measured and first-order change of the features between two states: `one_step` for h_ℓ.
 
     Prediction: `Δh = ∂h/∂θ · (after − before)`, at the midpoint unless `at` names another place.
@@ -111,9 +116,13 @@ class FeatureForce:
 
 
 def feature_forces(
-    policy: PolicyFunction, examples: Sequence[Recorded], objective: Objective, layer: int,
-    *, at: Weights | None = None,
-) -> list[FeatureForce]:  # fmt: skip
+    policy: PolicyFunction,
+    examples: Sequence[Recorded],
+    objective: Objective,
+    layer: int,
+    *,
+    at: Weights | None = None,
+) -> list[FeatureForce]:
     """Each example's force on the features, by one VJP through the layers above h_ℓ.
 
     The examples are one step's batch: the objective's denominators count them all.
@@ -121,9 +130,7 @@ def feature_forces(
     **Arguments:** `at`: the weights; default: the policy's own.
     """
     place, totals = policy.cast(at or {}), _totals(examples, objective)
-    return [
-        _pull(policy, place, {}, one, objective, totals, layer).force for one in examples
-    ]  # fmt: skip
+    return [_pull(policy, place, {}, one, objective, totals, layer).force for one in examples]
 
 
 @dataclass(frozen=True)
@@ -145,10 +152,15 @@ class FeatureChange:
 
 
 def feature_change(
-    policy: PolicyFunction, observed: TokenBatch, examples: Sequence[Recorded],
-    objective: Objective, layer: int,
-    *, update: float | FrozenUpdate = 1.0, at: Weights | None = None,
-) -> FeatureChange:  # fmt: skip
+    policy: PolicyFunction,
+    observed: TokenBatch,
+    examples: Sequence[Recorded],
+    objective: Objective,
+    layer: int,
+    *,
+    update: float | FrozenUpdate = 1.0,
+    at: Weights | None = None,
+) -> FeatureChange:
     """`Δh_o = −η Σ_n K(o, n) (∇_h z_n)ᵀ G_n` with `K = J_h(o) P J_h(n)ᵀ`, exact to rounding.
 
     Thesis of Ren (arXiv 2509.19554, ch. 6): K, over the parameters below the layer, changes
@@ -227,9 +239,14 @@ class _Pull:
 
 
 def _pull(
-    policy: PolicyFunction, at: Weights, wanted: Iterable[str], example: Recorded,
-    objective: Objective, totals: Totals, layer: int,
-) -> _Pull:  # fmt: skip
+    policy: PolicyFunction,
+    at: Weights,
+    wanted: Iterable[str],
+    example: Recorded,
+    objective: Objective,
+    totals: Totals,
+    layer: int,
+) -> _Pull:
     batch = objective_batch([example], objective, totals, policy)
     whole = {**policy.weights, **at}
     leaves = {name: whole[name].detach().requires_grad_() for name in sorted(wanted)}

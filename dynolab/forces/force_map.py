@@ -183,9 +183,13 @@ def force_map(
 
 
 def _fill(
-    sink: _InMemory | MapFolder, problem: Problem, observed: slice, top: int, route: Route,
+    sink: _InMemory | MapFolder,
+    problem: Problem,
+    observed: slice,
+    top: int,
+    route: Route,
     memory_bytes: int,
-) -> None:  # fmt: skip
+) -> None:
     """Writes the tiles that are missing of some observed responses, whose rows begin at `top`."""
     kernel, ours = problem.kernel, problem.observed[observed]
     if not ours:
@@ -196,9 +200,13 @@ def _fill(
         return tile[0].start + top, tile[0].stop + top, tile[1].start, tile[1].stop
 
     tiles = gram_tiles(
-        kernel, rows, columns, route,
-        wanted=lambda tile: not sink.holds(bounds(tile)), workspace=memory_bytes // 4,
-    )  # fmt: skip
+        kernel,
+        rows,
+        columns,
+        route,
+        wanted=lambda tile: not sink.holds(bounds(tile)),
+        workspace=memory_bytes // 4,
+    )
     for tile, gram in tiles:
         force = problem.rate * gram
         if not bool(torch.isfinite(force).all()):
@@ -243,9 +251,12 @@ def _facts(
 
 
 def _manifest(
-    problem: Problem, facts: MapFacts, shape: tuple[int, int], update: float | FrozenUpdate,
+    problem: Problem,
+    facts: MapFacts,
+    shape: tuple[int, int],
+    update: float | FrozenUpdate,
     updating: Sequence[Recorded],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What the folder says of itself, with a fingerprint of everything the numbers depend on."""
     observed = [one.sequence for one in problem.observed]
     fingerprint = hashlib.sha256(json.dumps(asdict(facts)).encode())

@@ -133,9 +133,14 @@ def _grouped(
 
 
 def gram_tiles(
-    kernel: Kernel, observed: Side, updating: Side, route: Route, *,
-    wanted: Callable[[Tile], bool], workspace: int,
-) -> Iterator[tuple[Tile, Float[Tensor, "rows columns"]]]:  # fmt: skip
+    kernel: Kernel,
+    observed: Side,
+    updating: Side,
+    route: Route,
+    *,
+    wanted: Callable[[Tile], bool],
+    workspace: int,
+) -> Iterator[tuple[Tile, Float[Tensor, "rows columns"]]]:
     """Tiles of the map of inner products, those that are wanted, one after the other."""
     if route == "both_sides":
         for tile, left, right in factor_tiles(kernel, observed, updating, wanted=wanted):

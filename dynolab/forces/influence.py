@@ -85,9 +85,10 @@ def _influence(rows: Sequence[ForceRow], path: Sequence[ProbeScore]) -> Influenc
     steps, first = tuple(row.step for row in rows), rows[0]
     if len(set(steps)) < len(steps):
         raise ConfigError(
-            f"steps of {first.kind} answer {first.pair_id}", steps,
+            f"steps of {first.kind} answer {first.pair_id}",
+            steps,
             "a step stands there twice; give the rows of one run",
-        )  # fmt: skip
+        )
     path = sorted(path, key=lambda score: score.step)
     probed = first.kind != ARGMAX and len(path) > 1 and path[-1].step > path[0].step
     inside = [row for row in rows if probed and path[0].step <= row.step < path[-1].step]
@@ -105,9 +106,11 @@ def _influence(rows: Sequence[ForceRow], path: Sequence[ProbeScore]) -> Influenc
 
 
 def kernel_lower_bound(
-    change: Float[Tensor, tokens], observed: TokenTerms, updating: Sequence[TokenTerms],
+    change: Float[Tensor, tokens],
+    observed: TokenTerms,
+    updating: Sequence[TokenTerms],
     learning_rate: float,
-) -> Float[Tensor, tokens]:  # fmt: skip
+) -> Float[Tensor, tokens]:
     """`|Δ log π_y| / (η ‖e_y − π_o‖ ‖G‖) ≤ ‖K‖₂`, one bound per observed token.
 
     From `Δ log π_m = −η Σ_l (e − π_m)ᵀ K_{m,l} G_l` and Cauchy–Schwarz, with ‖G‖ over all
@@ -146,9 +149,10 @@ class PaperInfluence:
 
 
 def paper_influence(
-    changes: Sequence[Float[Tensor, tokens]], observed: Sequence[TokenTerms],
+    changes: Sequence[Float[Tensor, tokens]],
+    observed: Sequence[TokenTerms],
     updating: Sequence[Sequence[TokenTerms]],
-) -> PaperInfluence:  # fmt: skip
+) -> PaperInfluence:
     """LBK `‖Δ log π‖₂/(√‖A‖·‖p−e‖)` and SignDelta `mean(Δ)/(√‖A‖·‖p−e‖)`, step by step.
 
     Ren & Sutherland (arXiv 2407.10490). What the source leaves open: ‖A‖ is the mean over the

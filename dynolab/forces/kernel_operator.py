@@ -45,9 +45,13 @@ class TangentKernel:
 
     @classmethod
     def build(
-        cls, function: LogitFunction, *, at: Weights | None = None, scale: Weights | None = None,
+        cls,
+        function: LogitFunction,
+        *,
+        at: Weights | None = None,
+        scale: Weights | None = None,
         memory_bytes: int = 2**28,
-    ) -> TangentKernel:  # fmt: skip
+    ) -> TangentKernel:
         """The kernel at `at`, the function's own weights by default.
 
         With a scale its names are the parameters that move; without, those that require a
@@ -93,9 +97,12 @@ class TangentKernel:
         return vmap(along)({name: tangents[name] for name in primal})
 
     def product(
-        self, left: Any, pull: Pullback, vectors: Float[Tensor, "directions positions classes"],
+        self,
+        left: Any,
+        pull: Pullback,
+        vectors: Float[Tensor, "directions positions classes"],
         left_positions: int,
-    ) -> Float[Tensor, "directions left_positions classes"]:  # fmt: skip
+    ) -> Float[Tensor, "directions left_positions classes"]:
         """`K v` of several v: one VJP through `pull`'s side and one JVP on the left one each."""
         room = self.together(left_positions, vectors.shape[-1])
         images = [self.push(left, pull(part)) for part in vectors.split(room) if len(part)]
@@ -111,9 +118,14 @@ class TangentKernel:
 
 
 def kernel_blocks(
-    function: LogitFunction, observed: Any, updating: Any, *,
-    at: Weights | None = None, scale: Weights | None = None, memory_bytes: int = 2**30,
-) -> Float[Tensor, "observed updating classes classes"]:  # fmt: skip
+    function: LogitFunction,
+    observed: Any,
+    updating: Any,
+    *,
+    at: Weights | None = None,
+    scale: Weights | None = None,
+    memory_bytes: int = 2**30,
+) -> Float[Tensor, "observed updating classes classes"]:
     """All blocks `K_{m,l} = J_{z_m}(χ_o) P J_{z_l}(χ_u)ᵀ` of a pair, exact to rounding.
 
     `−η A_m K_{m,l} G_l` is then the push of token l on all of position m's log-probabilities.
@@ -141,10 +153,11 @@ def kernel_blocks(
     needed = logits.element_size() * (M * L * V**2 + (L * V) ** 2)
     if needed > memory_bytes:
         raise ConfigError(
-            "memory_bytes", memory_bytes,
+            "memory_bytes",
+            memory_bytes,
             f"the blocks of {M} × {L} positions and {V} classes take {needed} bytes; give "
             "as much, or ask kernel_sizes for their norms alone",
-        )  # fmt: skip
+        )
     basis = torch.eye(L * V, dtype=logits.dtype, device=logits.device).reshape(L * V, L, V)
     columns = kernel.product(left, pull, basis, M)
     return columns.reshape(L, V, M, V).permute(2, 0, 3, 1)

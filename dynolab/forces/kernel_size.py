@@ -120,10 +120,17 @@ class KernelSizes:
 
 
 def kernel_sizes(
-    function: LogitFunction, observed: Sequence[Any], updating: Sequence[Any], *,
-    at: Weights | None = None, scale: Weights | None = None,
-    rank: int = RANK, probes: int = PROBES, seed: int = 0, memory_bytes: int = 2**30,
-) -> KernelSizes:  # fmt: skip
+    function: LogitFunction,
+    observed: Sequence[Any],
+    updating: Sequence[Any],
+    *,
+    at: Weights | None = None,
+    scale: Weights | None = None,
+    rank: int = RANK,
+    probes: int = PROBES,
+    seed: int = 0,
+    memory_bytes: int = 2**30,
+) -> KernelSizes:
     """Estimates `‖K_ou‖_F` and `‖C K_ou C‖_F` of every pair, without forming a V×V block.
 
     K_ou = J_o P J_uᵀ over all positions of both responses; C = I − 11ᵀ/V at each position takes
@@ -191,9 +198,13 @@ def kernel_sizes(
 
 
 def _of_updating(
-    kernel: TangentKernel, groups: list[list[Any]], item: Any, rank: int, probes: int,
+    kernel: TangentKernel,
+    groups: list[list[Any]],
+    item: Any,
+    rank: int,
+    probes: int,
     generator: torch.Generator,
-) -> tuple[Squares, Squares]:  # fmt: skip
+) -> tuple[Squares, Squares]:
     """One column of the raw and the centred squares."""
     batch, _ = kernel.function.batch([item])
     logits, pull = kernel.pullback(batch)
@@ -212,10 +223,15 @@ def _of_updating(
 
 
 def _directions(
-    kernel: TangentKernel, batch: Any, pull: Pullback, gauge: bool,
-    logits: Float[Tensor, "positions classes"], rank: int, probes: int,
+    kernel: TangentKernel,
+    batch: Any,
+    pull: Pullback,
+    gauge: bool,
+    logits: Float[Tensor, "positions classes"],
+    rank: int,
+    probes: int,
     generator: torch.Generator,
-) -> tuple[Float[Tensor, "rank positions classes"], Float[Tensor, "probes positions classes"]]:  # fmt: skip # noqa: E501
+) -> tuple[Float[Tensor, "rank positions classes"], Float[Tensor, "probes positions classes"]]:
     """W and the random vectors beside it, in the gauge's subspace or in range(C)."""
     positions, classes = logits.shape
     dimension = positions * (1 if gauge else classes - 1)
@@ -253,9 +269,13 @@ def _orthonormal(
 
 
 def _squares(
-    kernel: TangentKernel, left: Any, positions: Sequence[int], pull: Pullback,
-    basis: Tensor, vectors: Tensor,
-) -> tuple[Squares, Squares]:  # fmt: skip
+    kernel: TangentKernel,
+    left: Any,
+    positions: Sequence[int],
+    pull: Pullback,
+    basis: Tensor,
+    vectors: Tensor,
+) -> tuple[Squares, Squares]:
     """Raw and centred squares of a group of observed items, in one subspace of the updating one.
 
     Raw and centred here speak of the observed side: all of K w, or C K w.
@@ -272,7 +292,7 @@ def _squares(
 def _of_images(
     exact: Float[Tensor, "rank positions classes"],
     random: Float[Tensor, "probes positions classes"],
-) -> Squares:  # fmt: skip
+) -> Squares:
     """`‖K W‖²`, the mean of ‖R v_i‖² and its variance `2‖RᵀR‖²_F/probes`."""
     whole = float(exact.double().square().sum())
     n = len(random)
@@ -297,10 +317,11 @@ def _groups(
         size = positions * bytes_each
         if size > room:
             raise ConfigError(
-                "memory_bytes", 4 * room,
+                "memory_bytes",
+                4 * room,
                 f"{side}[{number}] with {positions} positions takes {4 * size} bytes; give as "
                 "much, or a lower rank and fewer probes",
-            )  # fmt: skip
+            )
         if group and taken + size > room:
             yield group
             group, taken = [], 0

@@ -75,10 +75,11 @@ def _blocks(causal: nn.Module) -> nn.ModuleList:
         if isinstance(child, nn.ModuleList) and len(child) == count:
             return child
     raise ConfigError(
-        "model", type(causal).__name__,
+        "model",
+        type(causal).__name__,
         f"its base model holds no list of {count} blocks; give a decoder such as Llama, Qwen, "
         "Mistral, GPT-NeoX or GPT-2",
-    )  # fmt: skip
+    )
 
 
 def _number(layer: int, blocks: int) -> int:

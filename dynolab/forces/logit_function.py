@@ -77,9 +77,10 @@ class ModuleFunction:
             self.model.train(training)
         if logits.shape[:-1] != (len(batch),):
             raise ConfigError(
-                "model", f"output of shape {tuple(logits.shape)} for {len(batch)} examples",
+                "model",
+                f"output of shape {tuple(logits.shape)} for {len(batch)} examples",
                 "give a module whose output is examples × classes",
-            )  # fmt: skip
+            )
         return logits
 
     def _in_place(self, tensor: Tensor) -> Tensor:

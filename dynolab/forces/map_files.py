@@ -44,9 +44,10 @@ class MapFolder:
             found = _read_manifest(folder)
             if found["fingerprint"] != manifest["fingerprint"]:
                 raise ConfigError(
-                    "folder", str(folder),
+                    "folder",
+                    str(folder),
                     "holds a force map of other inputs; give another folder or remove this one",
-                )  # fmt: skip
+                )
             _end_last_line(folder / TILES)
             return cls(folder, found, "r+")
         matrix = folder / MATRIX

@@ -39,21 +39,35 @@ class MapJob(BaseModel):
 
     @classmethod
     def of(
-        cls, question: Question, *, model: Path, adapter: Path | None, tensors: Path, folder: Path,
+        cls,
+        question: Question,
+        *,
+        model: Path,
+        adapter: Path | None,
+        tensors: Path,
+        folder: Path,
         memory_bytes: int,
-    ) -> MapJob:  # fmt: skip
+    ) -> MapJob:
         """The job of a question; what is no plain number is written to `tensors`."""
         realised = isinstance(question.update, FrozenUpdate)
         if isinstance(question.update, FrozenUpdate):
-            parts = {"scale": question.update.scale, "history": question.update.history,
-                     "at": question.at or {}}  # fmt: skip
+            parts = {
+                "scale": question.update.scale,
+                "history": question.update.history,
+                "at": question.at or {},
+            }
             save_file(_flat(parts), tensors)
         return cls(
-            model=model, adapter=adapter, observed=[one for _, one in question.observed],
-            updating=list(question.updating), objective=question.objective,
-            learning_rate=question.learning_rate, tensors=tensors if realised else None,
-            memory_bytes=memory_bytes, folder=folder,
-        )  # fmt: skip
+            model=model,
+            adapter=adapter,
+            observed=[one for _, one in question.observed],
+            updating=list(question.updating),
+            objective=question.objective,
+            learning_rate=question.learning_rate,
+            tensors=tensors if realised else None,
+            memory_bytes=memory_bytes,
+            folder=folder,
+        )
 
 
 def fill_map(job: MapJob, policy: PolicyFunction) -> ForceMap:
@@ -67,9 +81,16 @@ def fill_map(job: MapJob, policy: PolicyFunction) -> ForceMap:
             parts[part][name] = tensor
         update, at = FrozenUpdate(parts["scale"], parts["history"]), parts["at"]
     return force_map(
-        policy, job.observed, job.updating, build_objective(job.objective), update=update, at=at,
-        memory_bytes=job.memory_bytes, folder=job.folder, over_ranks=True,
-    )  # fmt: skip
+        policy,
+        job.observed,
+        job.updating,
+        build_objective(job.objective),
+        update=update,
+        at=at,
+        memory_bytes=job.memory_bytes,
+        folder=job.folder,
+        over_ranks=True,
+    )
 
 
 def _flat(parts: dict[str, Weights]) -> dict[str, Tensor]:

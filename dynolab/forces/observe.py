@@ -91,9 +91,13 @@ def _encode(probes: Sequence[ProbeRow], encoder: Encoder) -> list[tuple[ProbeRow
 
 
 def _row(
-    record: StepRecord, stage: str, probe: ProbeRow, encoded: Encoded, kind: str,
+    record: StepRecord,
+    stage: str,
+    probe: ProbeRow,
+    encoded: Encoded,
+    kind: str,
     values: Mapping[str, float],
-) -> ForceRow:  # fmt: skip
+) -> ForceRow:
     return ForceRow(
         stage=stage,
         step=record.facts.step,
@@ -134,8 +138,13 @@ def _observe(
     moved = policy.observed(policy.cast(record.after), batch, view) - watched.start
     along = policy.change_along(place, directions.values(), batch, view=view)
     nothing = torch.zeros_like(moved)
-    tokens = {"measured": moved, "from_chosen": nothing, "from_rejected": nothing,
-              "from_history": nothing, **dict(zip(directions, along, strict=True))}  # fmt: skip
+    tokens = {
+        "measured": moved,
+        "from_chosen": nothing,
+        "from_rejected": nothing,
+        "from_history": nothing,
+        **dict(zip(directions, along, strict=True)),
+    }
     return {name: watched.sums(values) for name, values in tokens.items()}
 
 

@@ -33,9 +33,14 @@ class OneStep:
 
 
 def one_step(
-    policy: PolicyFunction, before: Weights, after: Weights, batch: TokenBatch,
-    *, at: Weights | None = None, view: View | None = None,
-) -> OneStep:  # fmt: skip
+    policy: PolicyFunction,
+    before: Weights,
+    after: Weights,
+    batch: TokenBatch,
+    *,
+    at: Weights | None = None,
+    view: View | None = None,
+) -> OneStep:
     """Measured and predicted change at every response position between two states.
 
     Prediction: `Δ log π = ∂ log π/∂θ · (after − before)`, the derivative taken at the midpoint
@@ -54,9 +59,13 @@ def one_step(
 
 @torch.no_grad()
 def measured_change(
-    policy: PolicyFunction, before: Weights, after: Weights, batch: TokenBatch,
-    *, view: View | None = None,
-) -> Float[Tensor, "tokens ..."]:  # fmt: skip
+    policy: PolicyFunction,
+    before: Weights,
+    after: Weights,
+    batch: TokenBatch,
+    *,
+    view: View | None = None,
+) -> Float[Tensor, "tokens ..."]:
     """`log π_after − log π_before` at every response position, in nats."""
     check_arithmetic(policy, DIFFERENCES)
     check_batch(batch, policy)
@@ -66,9 +75,13 @@ def measured_change(
 
 @torch.no_grad()
 def central_difference(
-    policy: PolicyFunction, at: Weights, change: Weights, batch: TokenBatch,
-    *, view: View | None = None,
-) -> Float[Tensor, "tokens ..."]:  # fmt: skip
+    policy: PolicyFunction,
+    at: Weights,
+    change: Weights,
+    batch: TokenBatch,
+    *,
+    view: View | None = None,
+) -> Float[Tensor, "tokens ..."]:
     """`[log π(θ + h d) − log π(θ − h d)] / 2h`: the same derivative by an independent route.
 
     It needs forwards only. h makes the perturbation `ε^{1/3} ‖θ‖`, which balances truncation

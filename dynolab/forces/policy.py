@@ -36,10 +36,12 @@ def cast_like(own: Weights, weights: Weights) -> dict[str, Tensor]:
         mine = own.get(name)
         if mine is None or mine.shape != tensor.shape:
             raise ConfigError(
-                f"weights[{name}]", tuple(tensor.shape),
-                "the model has no such parameter" if mine is None
+                f"weights[{name}]",
+                tuple(tensor.shape),
+                "the model has no such parameter"
+                if mine is None
                 else f"the model's has shape {tuple(mine.shape)}; give the record's own model",
-            )  # fmt: skip
+            )
     check_finite("weights", weights)
     return {name: w.detach().to(own[name].device, own[name].dtype) for name, w in weights.items()}
 
@@ -119,9 +121,13 @@ class PolicyFunction:
 
     @torch.no_grad()
     def change_along(
-        self, at: Weights, directions: Iterable[Weights], batch: TokenBatch,
-        *, view: View | None = None,
-    ) -> Float[Tensor, "directions tokens ..."]:  # fmt: skip
+        self,
+        at: Weights,
+        directions: Iterable[Weights],
+        batch: TokenBatch,
+        *,
+        view: View | None = None,
+    ) -> Float[Tensor, "directions tokens ..."]:
         """`∂ log π/∂θ · d` at every response position for each direction d.
 
         A forward-mode derivative of the logits, and A of the view on top of it.
@@ -142,18 +148,24 @@ class PolicyFunction:
         changes = [
             what.changes(logits, moved)
             for logits, moved in self._linearised(
-                lambda weights: self._warm_logits(weights, batch), at, directions,
+                lambda weights: self._warm_logits(weights, batch),
+                at,
+                directions,
                 together=max(1, min(self.tangents_together, room)),
             )
-        ]  # fmt: skip
+        ]
         found = _joined(changes) if changes else self.observed(at, batch, what)[None][:0]
         return found.squeeze(-1) if view is None else found
 
     @torch.no_grad()
     def derivatives(
-        self, function: Callable[[Weights], Tensor], at: Weights, directions: Iterable[Weights],
-        *, together: int | None = None,
-    ) -> Float[Tensor, "directions ..."]:  # fmt: skip
+        self,
+        function: Callable[[Weights], Tensor],
+        at: Weights,
+        directions: Iterable[Weights],
+        *,
+        together: int | None = None,
+    ) -> Float[Tensor, "directions ..."]:
         """`∂f/∂θ · d` of any function of the weights for each direction d (forward-mode JVP).
 
         Directions share the pass through the primal network `together` at a time (default:
@@ -163,9 +175,12 @@ class PolicyFunction:
         return _joined(rows) if rows else function(self.cast(at))[None][:0]
 
     def _linearised(
-        self, function: Callable[[Weights], Tensor], at: Weights, directions: Iterable[Weights],
+        self,
+        function: Callable[[Weights], Tensor],
+        at: Weights,
+        directions: Iterable[Weights],
         together: int | None = None,
-    ) -> Iterator[tuple[Tensor, Float[Tensor, "some ..."]]]:  # fmt: skip
+    ) -> Iterator[tuple[Tensor, Float[Tensor, "some ..."]]]:
         """The function's value, and its derivative along some directions after others."""
         derivatives_of(self).require("forward")
         at = self.cast(at)
@@ -245,8 +260,11 @@ def _plain_kernels(causal: Any) -> Iterator[None]:
     swap_experts = experts not in (None, "eager") and causal._can_set_experts_implementation()
     if swap_attention:
         plain = "sdpa" if causal._supports_sdpa else "eager"
-        _log.warning("force engine: attention %s has no forward-mode derivative; %s takes its "
-                     "place", attention, plain)  # fmt: skip
+        _log.warning(
+            "force engine: attention %s has no forward-mode derivative; %s takes its place",
+            attention,
+            plain,
+        )
         causal.set_attn_implementation(plain)
     if swap_experts:
         causal.set_experts_implementation("eager")

@@ -92,9 +92,10 @@ def subspace(function: LogitFunction) -> set[str]:
     trained = {name for name, p in named if p.requires_grad}
     if not trained and any(hasattr(one, "merged_adapters") for one in function.model.modules()):
         raise ConfigError(
-            "model", "its adapters do not train",
+            "model",
+            "its adapters do not train",
             "load them with is_trainable=True, or call merge_and_unload() to move all weights",
-        )  # fmt: skip
+        )
     return trained or {name for name, _ in named}
 
 

@@ -122,22 +122,26 @@ def _from_the_last_attention(
     readers = [_call_of(rule, calls) for rule in tail.readers]
     local = [call for call in calls if call.rule.local]
     *own, mixed, residual = torch.autograd.grad(
-        scores.sum(), [*(call.output for call in local), merge.input, norm.input],
-        retain_graph=True, materialize_grads=True,
-    )  # fmt: skip
+        scores.sum(),
+        [*(call.output for call in local), merge.input, norm.input],
+        retain_graph=True,
+        materialize_grads=True,
+    )
 
     crossing = [call for call in readers if not call.rule.local]
     leaves = [call.leaf for call in readers if call.leaf is not None]
     through = _batched(
-        [merge.input], [*(call.output for call in crossing), *leaves],
+        [merge.input],
+        [*(call.output for call in crossing), *leaves],
         [_one_by_one(mixed, position)],
-    )  # fmt: skip
+    )
     below = _in_place(calls[: calls.index(norm) + 1], position)
     read = sum(through[len(crossing) + 1 :], through[len(crossing)])
     deep = _batched(
-        [norm.output, norm.input], [call.output for call in below],
+        [norm.output, norm.input],
+        [call.output for call in below],
         [read, _one_by_one(residual, position)],
-    )  # fmt: skip
+    )
     found = zip([*crossing, *below], [*through[: len(crossing)], *deep], strict=True)
     return [
         *(_whole(call, one) for call, one in found),

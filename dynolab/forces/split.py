@@ -143,9 +143,10 @@ def objective_batch(
     batch = collate_step(scored, objective, totals, PAD_ID, temperature=examples[0].temperature)
     if objective.needs_reference and batch.reference is None:
         raise ConfigError(
-            f"record example {examples[0].id}", None,
+            f"record example {examples[0].id}",
+            None,
             "its objective needs the reference's log-probabilities; record them with the step",
-        )  # fmt: skip
+        )
     return batch.to(policy.device)
 
 

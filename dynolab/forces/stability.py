@@ -55,9 +55,14 @@ class KernelStability:
 
 
 def kernel_stability(
-    sizes: Mapping[str, KernelSizes], *, norm: Norm = "centred", threshold: float = THRESHOLD,
-    exclude_diagonal: bool = False, resamples: int = 1000, seed: int = 0,
-) -> KernelStability:  # fmt: skip
+    sizes: Mapping[str, KernelSizes],
+    *,
+    norm: Norm = "centred",
+    threshold: float = THRESHOLD,
+    exclude_diagonal: bool = False,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> KernelStability:
     """Spearman's rank correlation of ‖K_ou‖ over all pairs, between every two readings.
 
     Readings are checkpoints, learning rates, or stages (SFT and DPO), each of the same observed
@@ -162,9 +167,10 @@ def _check(sizes: Mapping[str, KernelSizes], exclude_diagonal: bool) -> None:
     (observed, updating) = next(iter(shapes.values()))
     if exclude_diagonal and observed != updating:
         raise ConfigError(
-            "exclude_diagonal", (observed, updating),
+            "exclude_diagonal",
+            (observed, updating),
             "only where observed and updating responses are the same",
-        )  # fmt: skip
+        )
     if observed * updating - (observed if exclude_diagonal else 0) < 3:
         raise ConfigError("sizes", (observed, updating), "ranks need three pairs or more")
     for label, one in sizes.items():

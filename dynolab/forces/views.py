@@ -60,9 +60,10 @@ class View:
         return logps if self.tokens is None else logps.gather(-1, self.tokens)
 
     def changes(
-        self, logits: Float[Tensor, "tokens vocabulary"],
+        self,
+        logits: Float[Tensor, "tokens vocabulary"],
         moved: Float[Tensor, "... tokens vocabulary"],
-    ) -> Float[Tensor, "... tokens k"]:  # fmt: skip
+    ) -> Float[Tensor, "... tokens k"]:
         """`A dz = dz − (π·dz) 1` of the observed tokens, in nats, for logits that move by dz.
 
         O(V): the V×V matrix A = I − 1πᵀ is never formed. As A1 = 0, dz may be taken against that

@@ -40,25 +40,34 @@ def contests(answers: Mapping[str, Sequence[PolicyAnswer]], a: str, b: str) -> l
         for name, one in known[policy].items():
             if name not in known[other] or known[other][name].prompt != one.prompt:
                 raise ConfigError(
-                    f"answers of {other}", name,
+                    f"answers of {other}",
+                    name,
                     f"{policy} answers this prompt and {other} does not; let both answer the same",
-                )  # fmt: skip
+                )
     return [
         Contest(
-            id=name, prompt=one.prompt, truth=one.truth, a=a, b=b,
-            answer_a=one.answer, answer_b=known[b][name].answer,
+            id=name,
+            prompt=one.prompt,
+            truth=one.truth,
+            a=a,
+            b=b,
+            answer_a=one.answer,
+            answer_b=known[b][name].answer,
         )
         for name, one in known[a].items()
-    ]  # fmt: skip
+    ]
 
 
 def count(judgements: Iterable[Judgement]) -> JudgementCounts:
     """What became of every verdict that was asked for."""
     found = Counter("parsed" if one.parsed else one.outcome for one in judgements)
     return JudgementCounts(
-        asked=found.total(), parsed=found["parsed"], refused=found["refused"],
-        unparsable=found["unparsable"], failed=found["failed"],
-    )  # fmt: skip
+        asked=found.total(),
+        parsed=found["parsed"],
+        refused=found["refused"],
+        unparsable=found["unparsable"],
+        failed=found["failed"],
+    )
 
 
 def _by_id(policy: str, answers: Sequence[PolicyAnswer]) -> dict[str, PolicyAnswer]:

@@ -15,8 +15,10 @@ SAID = 160
 """Characters that are kept of a reply without a verdict."""
 
 _POLICIES: dict[Place, tuple[Outcome, Outcome]] = {
-    "A": ("a", "b"), "B": ("b", "a"), "TIE": ("tie", "tie"),
-}  # fmt: skip
+    "A": ("a", "b"),
+    "B": ("b", "a"),
+    "TIE": ("tie", "tie"),
+}
 """Whose answer stood at a place: in order, and swapped."""
 
 
@@ -49,9 +51,14 @@ class LlmJudge:
     def _judgement(self, contest: Contest, swapped: bool, answer: Answered | Failure) -> Judgement:
         outcome, said = read_reply(answer, swapped)
         return Judgement(
-            judge=self.name, id=contest.id, a=contest.a, b=contest.b, swapped=swapped,
-            outcome=outcome, said=" ".join(said.split())[:SAID],
-        )  # fmt: skip
+            judge=self.name,
+            id=contest.id,
+            a=contest.a,
+            b=contest.b,
+            swapped=swapped,
+            outcome=outcome,
+            said=" ".join(said.split())[:SAID],
+        )
 
 
 def read_reply(answer: Answered | Failure, swapped: bool) -> tuple[Outcome, str]:

@@ -33,9 +33,14 @@ class LogProbJudge:
     """
 
     def __init__(
-        self, name: str, reference: ResponseLogits, encoder: Encoder, *, batch: int = 32,
+        self,
+        name: str,
+        reference: ResponseLogits,
+        encoder: Encoder,
+        *,
+        batch: int = 32,
         tie_nats: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self._reference, self._encoder = name, reference, encoder
         self._batch, self._tie = batch, tie_nats
 

@@ -15,9 +15,12 @@ Scored = float | str
 
 
 def scored_judgements(
-    judge: str, contests: Sequence[Contest], scores: Sequence[tuple[Scored, Scored]], *,
+    judge: str,
+    contests: Sequence[Contest],
+    scores: Sequence[tuple[Scored, Scored]],
+    *,
     tie: float = 0.0,
-) -> list[Judgement]:  # fmt: skip
+) -> list[Judgement]:
     """Both orders' judgements of every contest from the scores of a's and of b's answer.
 
     **Arguments:** `tie`: differences up to this, and up to rounding, are ties.
@@ -27,11 +30,16 @@ def scored_judgements(
         outcome, said = _outcome(*pair, tie)
         found += [
             Judgement(
-                judge=judge, id=contest.id, a=contest.a, b=contest.b, swapped=swapped,
-                outcome=outcome, said=said,
+                judge=judge,
+                id=contest.id,
+                a=contest.a,
+                b=contest.b,
+                swapped=swapped,
+                outcome=outcome,
+                said=said,
             )
             for swapped in ORDERS
-        ]  # fmt: skip
+        ]
     return found
 
 

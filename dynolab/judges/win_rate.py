@@ -43,15 +43,25 @@ def win_rate(judgements: Sequence[Judgement]) -> WinRate:
     rate, first = _rate(worth), _first_share(list(judged.values()))
     others = asked - len(judged)
     return WinRate(
-        judge=judge, a=a, b=b, prompts=asked, judged=len(judged),
-        rate=rate.mean, low=rate.low, high=rate.high,
-        wins=int((worth > 0.5).sum()), ties=int((worth == 0.5).sum()),
+        judge=judge,
+        a=a,
+        b=b,
+        prompts=asked,
+        judged=len(judged),
+        rate=rate.mean,
+        low=rate.low,
+        high=rate.high,
+        wins=int((worth > 0.5).sum()),
+        ties=int((worth == 0.5).sum()),
         losses=int((worth < 0.5).sum()),
-        lowest=float(worth.sum()) / asked, highest=(float(worth.sum()) + others) / asked,
-        first_share=first.mean, first_low=first.low, first_high=first.high,
+        lowest=float(worth.sum()) / asked,
+        highest=(float(worth.sum()) + others) / asked,
+        first_share=first.mean,
+        first_low=first.low,
+        first_high=first.high,
         flipped=sum({one.outcome for one in both} == {"a", "b"} for both in judged.values()),
         counts=count(judgements),
-    )  # fmt: skip
+    )
 
 
 def both_orders(judgements: Sequence[Judgement]) -> dict[str, Both]:

@@ -100,9 +100,13 @@ def rewrite_advantages(
 
 
 def influence(
-    logits: Float[Tensor, "tokens vocabulary"], hidden: Float[Tensor, "tokens features"],
-    token: Int[Tensor, tokens], right: Bool[Tensor, tokens], *, present_only: bool = True,
-) -> Tokens:  # fmt: skip
+    logits: Float[Tensor, "tokens vocabulary"],
+    hidden: Float[Tensor, "tokens features"],
+    token: Int[Tensor, tokens],
+    right: Bool[Tensor, tokens],
+    *,
+    present_only: bool = True,
+) -> Tokens:
     """`s_k = Σ_j ⟨g_j, g_k⟩⟨h_j, h_k⟩` over the tokens j of right completions, `g = e_y − π`.
 
     Deng et al., arXiv 2505.18830. `g hᵀ` is the gradient of a token's log-probability by the
@@ -124,9 +128,11 @@ def influence(
 
 
 def _harmful(
-    strength: Tokens, completion: Int[Tensor, tokens], correct: Bool[Tensor, sequences],
+    strength: Tokens,
+    completion: Int[Tensor, tokens],
+    correct: Bool[Tensor, sequences],
     threshold: float,
-) -> Bool[Tensor, tokens]:  # fmt: skip
+) -> Bool[Tensor, tokens]:
     """Tokens of wrong completions above τ; a right completion's mean counts itself in M."""
     right = correct[completion]
     means = [strength[completion == one].mean() for one in completion[right].unique()]

@@ -55,9 +55,10 @@ def advantages(batch: TokenBatch) -> Tokens:
     """
     if batch.advantage is None:
         raise ConfigError(
-            "objective", "a policy gradient",
+            "objective",
+            "a policy gradient",
             "it learns from sampled groups (collate_groups), not from rows of preferred answers",
-        )  # fmt: skip
+        )
     return batch.advantage
 
 

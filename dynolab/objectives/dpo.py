@@ -21,9 +21,11 @@ class DPOConfig(PairConfig):
     )
     # Left out of keys where it changes nothing, so that what was trained without it stays known.
     negative_dose: float = Field(
-        1.0, ge=0, exclude_if=lambda dose: dose == 1.0,
+        1.0,
+        ge=0,
+        exclude_if=lambda dose: dose == 1.0,
         description="What the push on rejected tokens is multiplied with.",
-    )  # fmt: skip
+    )
 
 
 class DPO(PairObjective[DPOConfig]):

@@ -75,9 +75,10 @@ class SimKO:
         found = 0 if batch.top is None else batch.top.token.shape[1]
         if batch.top is None or found != self.config.ranks or batch.old is None:
             raise ConfigError(
-                "objective.ranks", self.config.ranks,
+                "objective.ranks",
+                self.config.ranks,
                 f"the batch holds {found} likeliest tokens per position; sample with as many",
-            )  # fmt: skip
+            )
         return batch.top
 
     def _ratios(self, logps: Targets, batch: TokenBatch) -> Targets:
@@ -123,8 +124,10 @@ class SimKO:
     def learning_rates(self, logps: Targets, batch: TokenBatch) -> Targets:
         """c of the response token and of each likeliest token (see the class)."""
         ratios, shared, advantage = (
-            self._ratios(logps, batch), self._shared(batch), self._advantage(batch)
-        )  # fmt: skip
+            self._ratios(logps, batch),
+            self._shared(batch),
+            self._advantage(batch),
+        )
         own, others = ratios[:, :1], ratios[:, 1:]
         part = shared[:, None] / self.config.ranks
         slope = torch.cat([(1 - shared[:, None]) * own, part * own * others / (others + _TINY)], 1)

@@ -43,46 +43,75 @@ def _of_baseline(arm: str, table: ArmTable) -> Iterator[Verdict]:
         if not names:
             continue
         moves: tuple[tuple[str, str, Literal[1, -1]], ...] = (
-            (names[0], "rises", 1), (names[-1], "falls", -1)
-        )  # fmt: skip
+            (names[0], "rises", 1),
+            (names[-1], "falls", -1),
+        )
         for name, verb, sign in moves:
             yield _judged(
-                arm, f"{split}/{name.partition('/')[2]}", f"{_pass(name)} on {prompts} prompts "
-                f"{verb}", sign, table, (arm, START, name),
-            )  # fmt: skip
+                arm,
+                f"{split}/{name.partition('/')[2]}",
+                f"{_pass(name)} on {prompts} prompts {verb}",
+                sign,
+                table,
+                (arm, START, name),
+            )
     yield _judged(
-        arm, "right", "Right answers to training prompts that were given before do not become "
-        "likelier", -1, table, (arm, None, "train/right_change"), unit="nats",
-    )  # fmt: skip
+        arm,
+        "right",
+        "Right answers to training prompts that were given before do not become likelier",
+        -1,
+        table,
+        (arm, None, "train/right_change"),
+        unit="nats",
+    )
 
 
 def _displaces_fewer(arm: str, other: str, table: ArmTable) -> Verdict:
     return _judged(
-        arm, f"displaces_fewer_than_{other}", f"One update displaces fewer questions than under "
-        f"{other}", -1, table, (arm, other, LAZY_SHARE),
-    )  # fmt: skip
+        arm,
+        f"displaces_fewer_than_{other}",
+        f"One update displaces fewer questions than under {other}",
+        -1,
+        table,
+        (arm, other, LAZY_SHARE),
+    )
 
 
 def _lifts_more(arm: str, other: str, table: ArmTable) -> Verdict:
     return _judged(
-        arm, f"lifts_more_than_{other}", f"One update lifts right answers more than under {other}",
-        1, table, (arm, other, LAZY_CHANGE), unit="nats",
-    )  # fmt: skip
+        arm,
+        f"lifts_more_than_{other}",
+        f"One update lifts right answers more than under {other}",
+        1,
+        table,
+        (arm, other, LAZY_CHANGE),
+        unit="nats",
+    )
 
 
 def _keeps_passes(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]:
     for split, prompts in (("train", "training"), ("heldout", "held-out")):
         if names := pass_names(table.names, split):
             yield _judged(
-                arm, f"{split}/passes", f"{_pass(names[-1])} on {prompts} prompts ends above "
-                f"{baseline}'s", 1, table, (arm, baseline, names[-1]),
-            )  # fmt: skip
+                arm,
+                f"{split}/passes",
+                f"{_pass(names[-1])} on {prompts} prompts ends above {baseline}'s",
+                1,
+                table,
+                (arm, baseline, names[-1]),
+            )
 
 
 def _judged(
-    arm: str, name: str, claim: str, sign: Literal[1, -1], table: ArmTable,
-    compared: tuple[str, str | None, str], *, unit: str = "",
-) -> Verdict:  # fmt: skip
+    arm: str,
+    name: str,
+    claim: str,
+    sign: Literal[1, -1],
+    table: ArmTable,
+    compared: tuple[str, str | None, str],
+    *,
+    unit: str = "",
+) -> Verdict:
     """A claim on one figure of an arm: on its difference to another arm's where there is one."""
     own, other, figure = compared
     compared_with = table if other is None else table.against(other)
@@ -98,6 +127,7 @@ def _pass(name: str) -> str:
 
 def _with_rule(objectives: Objectives, rule: str) -> list[str]:
     return [
-        arm for arm, one in objectives.items()
+        arm
+        for arm, one in objectives.items()
         if isinstance(one, ClippedConfig) and one.advantage_rule.name == rule
-    ]  # fmt: skip
+    ]

@@ -27,9 +27,13 @@ from dynolab.training.record import RecordedExample
 
 
 def audit_pairs(
-    policy: PolicyFunction, pairs: Sequence[EncodedExample], objective: PairObjective[Any],
-    *, heldout: Sequence[EncodedExample] = (), batch_tokens: int = 4_096,
-) -> list[PairAudit]:  # fmt: skip
+    policy: PolicyFunction,
+    pairs: Sequence[EncodedExample],
+    objective: PairObjective[Any],
+    *,
+    heldout: Sequence[EncodedExample] = (),
+    batch_tokens: int = 4_096,
+) -> list[PairAudit]:
     """What a gradient step of learning rate one would do, pair by pair, exact to first order.
 
     With `g± = ∇ Σ_l log π(y±_l)`, and c₊ on chosen and −c₋ on rejected tokens the objective's
@@ -110,15 +114,24 @@ class _Own:
         )
         tokens = [one.ids[one.prompt_length :] for one in _responses(pair)]
         logp = float(chosen.logps.double().sum())
-        return cls(up, down, {
-            "pair_id": pair.id, "split": split,
-            "chosen_tokens": len(tokens[0]), "rejected_tokens": len(tokens[1]),
-            "chosen_logp": logp, "pull_up": pull, "push_down": push, "force": pull + push,
-            "ches": float(ches(chosen.hidden, rejected.hidden)),
-            "ches_per_token": float(ches_per_token(chosen.hidden, rejected.hidden)),
-            "likelihood_gap": logp - float(rejected.logps.double().sum()),
-            "edit_distance": edit_distance(*tokens),
-        })  # fmt: skip
+        return cls(
+            up,
+            down,
+            {
+                "pair_id": pair.id,
+                "split": split,
+                "chosen_tokens": len(tokens[0]),
+                "rejected_tokens": len(tokens[1]),
+                "chosen_logp": logp,
+                "pull_up": pull,
+                "push_down": push,
+                "force": pull + push,
+                "ches": float(ches(chosen.hidden, rejected.hidden)),
+                "ches_per_token": float(ches_per_token(chosen.hidden, rejected.hidden)),
+                "likelihood_gap": logp - float(rejected.logps.double().sum()),
+                "edit_distance": edit_distance(*tokens),
+            },
+        )
 
     def row(self, chosen: Float[Tensor, two], rejected: Float[Tensor, two]) -> PairAudit:
         """With what the step on all pairs, and all chosen answers' gradient, do to both sides."""
@@ -148,9 +161,11 @@ def _read(policy: PolicyFunction, wanted: set[str], response: Encoded) -> _Read:
 
 
 def _rates(
-    policy: PolicyFunction, pair: EncodedExample, objective: PairObjective[Any],
+    policy: PolicyFunction,
+    pair: EncodedExample,
+    objective: PairObjective[Any],
     sides: Sequence[_Read],
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     """c₊ and c₋ of a step on this pair alone, at the reference."""
     chosen, rejected = (one.logps.tolist() for one in sides)
     example = RecordedExample(
@@ -167,9 +182,11 @@ def _rates(
 
 
 def _moves(
-    policy: PolicyFunction, pairs: Sequence[EncodedExample], directions: Sequence[Weights],
+    policy: PolicyFunction,
+    pairs: Sequence[EncodedExample],
+    directions: Sequence[Weights],
     batch_tokens: int,
-) -> list[Float[Tensor, "sides directions"]]:  # fmt: skip
+) -> list[Float[Tensor, "sides directions"]]:
     """`∂ Σ_l log π(y_l) / ∂θ · d` of every pair's two responses along each direction."""
     responses = [one for pair in pairs for one in _responses(pair)]
     moved = torch.zeros(len(responses), len(directions), dtype=torch.float64)

@@ -30,9 +30,14 @@ class Watched(NamedTuple):
     def row(self, kind: str, response: str, made_by: str, *flags: str) -> ProbeRow:
         """A probe row of this pair; its response has the one leading space of all kinds."""
         return ProbeRow(
-            pair_id=self.pair.id, split=self.split, kind=kind, prompt=self.pair.prompt,
-            response=answer(response), made_by=made_by, flags=flags,
-        )  # fmt: skip
+            pair_id=self.pair.id,
+            split=self.split,
+            kind=kind,
+            prompt=self.pair.prompt,
+            response=answer(response),
+            made_by=made_by,
+            flags=flags,
+        )
 
 
 def watched_pairs(train: Sequence[Example], fresh: Sequence[Example], pairs: int) -> list[Watched]:
@@ -57,9 +62,13 @@ def build_probes(
 
 
 def rows_from_data(
-    watched: Sequence[Watched], train: Sequence[Example], fresh: Sequence[Example], *,
-    kinds: Sequence[DataKind], seed: int,
-) -> list[ProbeRow]:  # fmt: skip
+    watched: Sequence[Watched],
+    train: Sequence[Example],
+    fresh: Sequence[Example],
+    *,
+    kinds: Sequence[DataKind],
+    seed: int,
+) -> list[ProbeRow]:
     """Probe rows of some kinds, pair after pair: as in Ren & Sutherland, arXiv 2407.10490, §4.
 
     A row's draw depends on its pair, its kind and the seed, not on what else is built. A pair

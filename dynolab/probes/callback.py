@@ -48,10 +48,16 @@ class ProbeCallback(TrainerCallback):
     """
 
     def __init__(
-        self, trainer: Trainer, rows: Sequence[ProbeRow], *, every: int = 50,
-        file: Path | None = None, batch_tokens: int = 16_384, overlong: Overlong = "error",
+        self,
+        trainer: Trainer,
+        rows: Sequence[ProbeRow],
+        *,
+        every: int = 50,
+        file: Path | None = None,
+        batch_tokens: int = 16_384,
+        overlong: Overlong = "error",
         alarm: AlarmConfig | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if every < 1:
             raise ConfigError("every", every, "must be 1 optimizer step or more")
         if not rows:
@@ -59,14 +65,16 @@ class ProbeCallback(TrainerCallback):
         tokenizer: Any = trainer.processing_class
         if not hasattr(tokenizer, "eos_token_id"):
             raise ConfigError(
-                "trainer.processing_class", type(tokenizer).__name__,
+                "trainer.processing_class",
+                type(tokenizer).__name__,
                 "pass the model's tokenizer to the trainer",
-            )  # fmt: skip
+            )
         if trainer.is_fsdp_enabled:
             raise ConfigError(
-                "trainer.args.fsdp", True,
+                "trainer.args.fsdp",
+                True,
                 "probes need whole weights; train with DDP or DeepSpeed",
-            )  # fmt: skip
+            )
         check_watched(alarm, rows)
         self.trainer, self.rows, self.every = trainer, list(rows), every
         self.alarm = Alarm(alarm) if alarm is not None else None
@@ -150,14 +158,18 @@ class ProbeCallback(TrainerCallback):
             context = getattr(shape, "max_position_embeddings", None)
             if context is None:
                 raise ConfigError(
-                    "trainer.model.config.max_position_embeddings", None,
+                    "trainer.model.config.max_position_embeddings",
+                    None,
                     "the model names no context; set it to the longest row in tokens",
-                )  # fmt: skip
+                )
             encoder = Encoder(self._tokenizer, int(context), self._overlong)
             share = (0, 1) if alone else (distributed.rank(), distributed.world_size())
             self._scorer = ProbeScorer(
-                ResponseLogits(model), self.rows, encoder, batch_tokens=self._batch_tokens,
+                ResponseLogits(model),
+                self.rows,
+                encoder,
+                batch_tokens=self._batch_tokens,
                 share=share,
-            )  # fmt: skip
+            )
         mine = self._scorer.score()
         return mine if alone else list(chain.from_iterable(distributed.gather(mine)))

@@ -36,9 +36,12 @@ class Event:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "step": self.step, "kind": self.kind, "what": self.what,
-            "before": self.before.as_dict(), "after": self.after.as_dict(),
-        }  # fmt: skip
+            "step": self.step,
+            "kind": self.kind,
+            "what": self.what,
+            "before": self.before.as_dict(),
+            "after": self.after.as_dict(),
+        }
 
 
 def events_of(paths: LearningPaths) -> tuple[Event, ...]:

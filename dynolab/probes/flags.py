@@ -16,9 +16,11 @@ _UNTRAINED = ("irr_test", "irr_hum", "random_nonhum")
 
 
 def flag_rows(
-    rows: Iterable[ProbeRow], pairs: Sequence[Example], known: TrainingTexts,
+    rows: Iterable[ProbeRow],
+    pairs: Sequence[Example],
+    known: TrainingTexts,
     tokenizer: PreTrainedTokenizerBase | None = None,
-) -> list[ProbeRow]:  # fmt: skip
+) -> list[ProbeRow]:
     """The rows with these flags beside their own; every row is kept.
 
     - `empty`: no words; its likelihood is the end-of-sequence's.

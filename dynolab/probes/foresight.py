@@ -13,14 +13,26 @@ from dynolab.data.audit_results import ChosenChange, Foresight, PairAudit
 from dynolab.statistics import auc, bootstrap, rank_correlation
 
 Ranking = Literal[
-    "from_all", "on_all", "force", "push_down", "ches", "ches_per_token", "likelihood_gap",
+    "from_all",
+    "on_all",
+    "force",
+    "push_down",
+    "ches",
+    "ches_per_token",
+    "likelihood_gap",
     "edit_distance",
-]  # fmt: skip
+]
 
 RISKY: dict[Ranking, Literal[1, -1]] = {
-    "from_all": -1, "on_all": -1, "force": -1, "push_down": -1, "ches": 1, "ches_per_token": 1,
-    "likelihood_gap": 1, "edit_distance": -1,
-}  # fmt: skip
+    "from_all": -1,
+    "on_all": -1,
+    "force": -1,
+    "push_down": -1,
+    "ches": 1,
+    "ches_per_token": 1,
+    "likelihood_gap": 1,
+    "edit_distance": -1,
+}
 """Whether more (1) or less (−1) of a quantity is said to put the chosen answer at risk.
 
 Forces: less is a fall. CHES: Razin et al. (arXiv 2410.08847). Edit distance: like answers displace

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-DataKind = Literal[
-    "chosen", "rejected", "irr_train", "irr_test", "random_permute", "random_nonhum"
-]  # fmt: skip
+DataKind = Literal["chosen", "rejected", "irr_train", "irr_test", "random_permute", "random_nonhum"]
 PolicyKind = Literal["chosen_initial", "chosen_selfr"]
 WriterKind = Literal[
     "chosen_gptsemantic", "reject_gptsemantic", "chosen_gptformat", "reject_gptformat", "irr_hum"
-]  # fmt: skip
+]
 Kind = Literal[DataKind, PolicyKind, WriterKind]
 
 DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)

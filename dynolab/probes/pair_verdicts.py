@@ -15,9 +15,7 @@ EVEN = 0.5
 """Share of contests that an arm wins which is as good as the baseline."""
 
 
-def assess_remedies(
-    arms: Sequence[str], baseline: str, table: ArmTable
-) -> tuple[Verdict, ...]:  # fmt: skip
+def assess_remedies(arms: Sequence[str], baseline: str, table: ArmTable) -> tuple[Verdict, ...]:
     """All claims about the arms: their gap grows less than the baseline's, also by the nat of
     margin that they learn, their chosen answers end higher, and their answers to held-out prompts
     are preferred."""
@@ -29,21 +27,33 @@ def assess_remedies(
 def _of_arm(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]:
     gap = table.difference(arm, baseline, "train/gap")
     yield Verdict(
-        f"{arm}/gap", arm, f"The gap y* − y⁺ grows less than under {baseline}", "< 0",
+        f"{arm}/gap",
+        arm,
+        f"The gap y* − y⁺ grows less than under {baseline}",
+        "< 0",
         (Quantity(f"Δ gap: {arm} − {baseline}", -1, gap),),
-    )  # fmt: skip
+    )
     cost = table.difference(arm, baseline, "train/gap_by_margin")
     yield Verdict(
-        f"{arm}/gap_by_margin", arm, "It grows less by the nat of margin, too", "< 0",
+        f"{arm}/gap_by_margin",
+        arm,
+        "It grows less by the nat of margin, too",
+        "< 0",
         (Quantity(f"Δ gap/Δ margin: {arm} − {baseline}", -1, cost, unit="nats by the nat"),),
-    )  # fmt: skip
+    )
     chosen = table.difference(arm, baseline, "train/chosen")
     yield Verdict(
-        f"{arm}/chosen", arm, f"The chosen answer ends higher than under {baseline}", "> 0",
+        f"{arm}/chosen",
+        arm,
+        f"The chosen answer ends higher than under {baseline}",
+        "> 0",
         (Quantity(f"Δ chosen: {arm} − {baseline}", 1, chosen),),
-    )  # fmt: skip
+    )
     won = table.mean(arm, "heldout/won")
     yield Verdict(
-        f"{arm}/won", arm, f"Its answers to held-out prompts are preferred to {baseline}'s",
-        f"> {EVEN:g}", (Quantity("share of contests", 1, won, EVEN, ""),),
-    )  # fmt: skip
+        f"{arm}/won",
+        arm,
+        f"Its answers to held-out prompts are preferred to {baseline}'s",
+        f"> {EVEN:g}",
+        (Quantity("share of contests", 1, won, EVEN, ""),),
+    )

@@ -22,12 +22,16 @@ def pair_changes(paths: LearningPaths, prompts: Mapping[str, str]) -> list[PairC
     gap = _changes(paths.gap, pairs)
     rows = [
         PairChange(
-            pair_id=pair, prompt=prompts.get(pair), chosen=float(chosen[i]),
-            rejected=_finite(rejected[i]), margin=_finite(chosen[i] - rejected[i]),
+            pair_id=pair,
+            prompt=prompts.get(pair),
+            chosen=float(chosen[i]),
+            rejected=_finite(rejected[i]),
+            margin=_finite(chosen[i] - rejected[i]),
             gap=_finite(gap[i]),
         )
-        for i, pair in enumerate(paths.pairs) if np.isfinite(chosen[i])
-    ]  # fmt: skip
+        for i, pair in enumerate(paths.pairs)
+        if np.isfinite(chosen[i])
+    ]
     return sorted(rows, key=lambda row: row.chosen)
 
 

@@ -32,9 +32,12 @@ class Policy:
 
 
 def rows_from_policy(
-    policy: Policy, watched: Sequence[Watched], *, kinds: Sequence[PolicyKind],
+    policy: Policy,
+    watched: Sequence[Watched],
+    *,
+    kinds: Sequence[PolicyKind],
     sampling: SampleConfig,
-) -> tuple[list[ProbeRow], list[Missing]]:  # fmt: skip
+) -> tuple[list[ProbeRow], list[Missing]]:
     """The rows of some kinds, and those that could not be made.
 
     `chosen_initial` is a sample after the pair's prompt, `chosen_selfr` one after the request to

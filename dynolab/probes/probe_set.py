@@ -60,10 +60,12 @@ class ProbeSetConfig(BaseModel):
         None, description="The judge-class model that rephrases; the last five kinds need it."
     )
     most_missing: float = Field(
-        0.05, ge=0, le=1,
+        0.05,
+        ge=0,
+        le=1,
         description="Share of the writer's rows that may stay unanswered. Above it nothing is "
         "committed, and the answers so far are kept for the next run.",
-    )  # fmt: skip
+    )
     seed: int = Field(0, ge=0, description="Of draws and samples.")
 
     @model_validator(mode="after")
@@ -80,10 +82,11 @@ class ProbeSetConfig(BaseModel):
             raise ConfigError("taken", strange[0], "is none of the kinds; name it there, too")
         if self.writer_kinds and self.writer is None:
             raise ConfigError(
-                "writer", None,
+                "writer",
+                None,
                 f"{self.writer_kinds[0]} needs one: give writer.model, take it over from the data "
                 "(taken), or leave it out",
-            )  # fmt: skip
+            )
         return self
 
     def _made(self, kinds: tuple[AnyKind, ...]) -> tuple[AnyKind, ...]:
@@ -108,9 +111,12 @@ class ProbeSetConfig(BaseModel):
     def sampling(self) -> SampleConfig:
         """How the policy answers."""
         return SampleConfig(
-            temperature=self.temperature, max_new_tokens=self.max_new_tokens, stop=self.stop,
-            batch_size=self.sample_batch_size, seed=self.seed,
-        )  # fmt: skip
+            temperature=self.temperature,
+            max_new_tokens=self.max_new_tokens,
+            stop=self.stop,
+            batch_size=self.sample_batch_size,
+            seed=self.seed,
+        )
 
 
 @dataclass(frozen=True)
@@ -130,10 +136,15 @@ class ProbeSet:
 
 
 def build_probe_set(
-    config: ProbeSetConfig, train: Sequence[Example], heldout: Sequence[Example], *,
-    given: Sequence[ProbeRow] = (), policy: Policy | None = None, endpoint: Endpoint | None = None,
+    config: ProbeSetConfig,
+    train: Sequence[Example],
+    heldout: Sequence[Example],
+    *,
+    given: Sequence[ProbeRow] = (),
+    policy: Policy | None = None,
+    endpoint: Endpoint | None = None,
     told: Told = unheard,
-) -> ProbeSet:  # fmt: skip
+) -> ProbeSet:
     """Probe rows of the first training pairs and of the first held-out ones that training misses.
 
     Every response has one leading space, or none where it is empty; encoding ends each with the
@@ -197,10 +208,11 @@ def _check_missing(config: ProbeSetConfig, made: int, missing: Sequence[Missing]
     if len(missing) > config.most_missing * wanted:
         reason, times = Counter(one.reason for one in missing).most_common(1)[0]
         raise ConfigError(
-            "most_missing", config.most_missing,
+            "most_missing",
+            config.most_missing,
             f"{len(missing)} of the writer's {wanted} rows could not be made ({times} times: "
             f"{reason}); run it again, its answers so far are kept, or raise this share",
-        )  # fmt: skip
+        )
 
 
 def _ordered(

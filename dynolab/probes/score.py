@@ -54,9 +54,14 @@ class ProbeScorer:
     """
 
     def __init__(
-        self, model: nn.Module | ResponseLogits, rows: Sequence[ProbeRow], encoder: Encoder, *,
-        batch_tokens: int, share: tuple[int, int] = (0, 1),
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module | ResponseLogits,
+        rows: Sequence[ProbeRow],
+        encoder: Encoder,
+        *,
+        batch_tokens: int,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
         self.model = model
         own = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
         encoded = zip(rows, own.probes(rows), strict=True)
@@ -110,23 +115,44 @@ def _score(
     facts = TokenFacts.of_table(table)
     equal = (facts.argmax == batch.token).double()
     summed = torch.stack(
-        [facts.logp, facts.argmax_logp, facts.outside_logmass, facts.outside_mass, equal,
-         facts.rank.log(), facts.entropy, facts.energy, facts.a_frobenius**2], dim=1,
-    )  # fmt: skip
+        [
+            facts.logp,
+            facts.argmax_logp,
+            facts.outside_logmass,
+            facts.outside_mass,
+            equal,
+            facts.rank.log(),
+            facts.entropy,
+            facts.energy,
+            facts.a_frobenius**2,
+        ],
+        dim=1,
+    )
     lengths = batch.sequence_length
     sums = batch.sequence_sum(summed).tolist()
     numbers = lengths.tolist()
     tokens = _token_scores(batch, table, numbers) if per_token else [None] * len(rows)
     return [
         Score(
-            pair_id=row.pair_id, split=row.split, kind=row.kind, tokens=n, logp=logp,
-            argmax_logp=best, outside_logmass=outside, outside_mass=mass / n,
-            argmax_tokens_equal=same / n, log_rank=rank / n, entropy=entropy / n,
-            energy=energy / n, a_frobenius=(square / n) ** 0.5, token_scores=each,
+            pair_id=row.pair_id,
+            split=row.split,
+            kind=row.kind,
+            tokens=n,
+            logp=logp,
+            argmax_logp=best,
+            outside_logmass=outside,
+            outside_mass=mass / n,
+            argmax_tokens_equal=same / n,
+            log_rank=rank / n,
+            entropy=entropy / n,
+            energy=energy / n,
+            a_frobenius=(square / n) ** 0.5,
+            token_scores=each,
         )
-        for row, n, each, (logp, best, outside, mass, same, rank, entropy, energy, square)
-        in zip(rows, numbers, tokens, sums, strict=True)
-    ]  # fmt: skip
+        for row, n, each, (logp, best, outside, mass, same, rank, entropy, energy, square) in zip(
+            rows, numbers, tokens, sums, strict=True
+        )
+    ]
 
 
 def _read(
@@ -150,9 +176,15 @@ def _token_scores(
                 rank=facts.rank.long().tolist(),
                 **{
                     name: getattr(facts, name).tolist()
-                    for name in ("logp", "argmax_logp", "outside_logmass", "entropy", "energy",
-                                 "a_frobenius")
+                    for name in (
+                        "logp",
+                        "argmax_logp",
+                        "outside_logmass",
+                        "entropy",
+                        "energy",
+                        "a_frobenius",
+                    )
                 },
             )
-        )  # fmt: skip
+        )
     return found

@@ -37,25 +37,37 @@ class VerdictRow(Row):
         """The row of a verdict whose quantities are all measured with intervals."""
         quantities = tuple(
             QuantityRow(
-                name=one.name, sign=one.sign, mean=one.interval.mean, low=one.interval.low,
-                high=one.interval.high, n=one.interval.n, bound=one.bound, unit=one.unit,
+                name=one.name,
+                sign=one.sign,
+                mean=one.interval.mean,
+                low=one.interval.low,
+                high=one.interval.high,
+                n=one.interval.n,
+                bound=one.bound,
+                unit=one.unit,
             )
             for one in verdict.quantities
             if isinstance(one, Quantity)
-        )  # fmt: skip
+        )
         return cls(
-            id=verdict.id, stage=verdict.stage, claim=verdict.claim, expected=verdict.expected,
+            id=verdict.id,
+            stage=verdict.stage,
+            claim=verdict.claim,
+            expected=verdict.expected,
             quantities=quantities,
-        )  # fmt: skip
+        )
 
     @property
     def verdict(self) -> Verdict:
         """The verdict that it is the row of."""
         quantities = tuple(
             Quantity(
-                one.name, one.sign, Interval(one.mean, one.low, one.high, one.n), one.bound,
+                one.name,
+                one.sign,
+                Interval(one.mean, one.low, one.high, one.n),
+                one.bound,
                 one.unit,
             )
             for one in self.quantities
-        )  # fmt: skip
+        )
         return Verdict(self.id, self.stage, self.claim, self.expected, quantities)

@@ -35,21 +35,43 @@ PROMPT_OF: dict[WriterKind, str] = {
     "irr_hum": "human",
 }
 SUBJECTS = (
-    "a journey by train", "a neighbour's garden", "the first snow", "an old bicycle",
-    "a lost umbrella", "a market in the morning", "a chess game", "a broken clock", "the sea",
-    "a school play", "a stray dog", "a mountain hut", "a long queue", "a birthday", "a bakery",
-    "a night shift", "a letter", "a flooded cellar", "a choir", "a lighthouse", "a football match",
-    "moving house", "a thunderstorm", "a museum visit",
-)  # fmt: skip
+    "a journey by train",
+    "a neighbour's garden",
+    "the first snow",
+    "an old bicycle",
+    "a lost umbrella",
+    "a market in the morning",
+    "a chess game",
+    "a broken clock",
+    "the sea",
+    "a school play",
+    "a stray dog",
+    "a mountain hut",
+    "a long queue",
+    "a birthday",
+    "a bakery",
+    "a night shift",
+    "a letter",
+    "a flooded cellar",
+    "a choir",
+    "a lighthouse",
+    "a football match",
+    "moving house",
+    "a thunderstorm",
+    "a museum visit",
+)
 """So that `irr_hum` is not one and the same scene for all pairs."""
 
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)
 
 
 def rows_from_writer(
-    endpoint: Endpoint, watched: Sequence[Watched], *, kinds: Sequence[WriterKind],
+    endpoint: Endpoint,
+    watched: Sequence[Watched],
+    *,
+    kinds: Sequence[WriterKind],
     told: Told = unheard,
-) -> tuple[list[ProbeRow], list[Missing]]:  # fmt: skip
+) -> tuple[list[ProbeRow], list[Missing]]:
     """The rows of some kinds, pair after pair, and those that could not be made, with the reason.
 
     `…gptsemantic` says the same in other words, `…gptformat` something else in the same form,

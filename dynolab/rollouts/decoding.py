@@ -64,9 +64,11 @@ class ModelGenerator:
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         context: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._eos = end_token(tokenizer)
         self._unseen = frozenset(tokenizer.all_special_ids)
@@ -79,9 +81,14 @@ class ModelGenerator:
 
     @torch.no_grad()
     def generate(
-        self, prompts: Sequence[Sequence[int]], config: SampleConfig, *,
-        samples: int = 1, step: int = 0, numbers: Sequence[int] | None = None,
-    ) -> list[list[Sampled]]:  # fmt: skip
+        self,
+        prompts: Sequence[Sequence[int]],
+        config: SampleConfig,
+        *,
+        samples: int = 1,
+        step: int = 0,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Sampled]]:
         """As `Generator.generate`; the model's mode is left as it was."""
         check_prompts(prompts, self._context)
         names = range(len(prompts)) if numbers is None else numbers
@@ -142,9 +149,10 @@ class ModelGenerator:
             tokens = logps.argmax(-1, keepdim=True)
         if not bool(logps.amax(-1).isfinite().all()):
             raise ConfigError(
-                "model", "logits that are no numbers",
+                "model",
+                "logits that are no numbers",
                 "nothing can be sampled from it; its training diverged",
-            )  # fmt: skip
+            )
         drawn = logps.gather(-1, tokens)
         pairs = zip(tokens[:, 0].tolist(), drawn[:, 0].tolist(), strict=True)
         for draft, (token, logp) in zip(drafts, pairs, strict=True):

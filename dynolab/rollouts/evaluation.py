@@ -32,9 +32,14 @@ def score_prompt(answers: Answers, split: Split, right_from: float) -> PromptSco
 
 
 def right_answers(
-    logits: ResponseLogits, answers: Sequence[tuple[Answers, Split]], right_from: float, *,
-    pad_id: int, batch: int, temperature: float,
-) -> list[RightAnswer]:  # fmt: skip
+    logits: ResponseLogits,
+    answers: Sequence[tuple[Answers, Split]],
+    right_from: float,
+    *,
+    pad_id: int,
+    batch: int,
+    temperature: float,
+) -> list[RightAnswer]:
     """The right samples with their log-probabilities, prompt after prompt.
 
     **Arguments:** `batch`: sequences of one forward.
@@ -46,9 +51,12 @@ def right_answers(
         if reward >= right_from
     ]
     logps = score_answers(
-        logits, [encoded for *_, encoded in right],
-        pad_id=pad_id, batch=batch, temperature=temperature,
-    )  # fmt: skip
+        logits,
+        [encoded for *_, encoded in right],
+        pad_id=pad_id,
+        batch=batch,
+        temperature=temperature,
+    )
     return [
         RightAnswer(id=name, split=split, encoded=encoded, logp=logp)
         for (name, split, encoded), logp in zip(right, logps, strict=True)
@@ -56,9 +64,13 @@ def right_answers(
 
 
 def likelihood_changes(
-    logits: ResponseLogits, before: Sequence[RightAnswer], *, pad_id: int, batch: int,
+    logits: ResponseLogits,
+    before: Sequence[RightAnswer],
+    *,
+    pad_id: int,
+    batch: int,
     temperature: float,
-) -> list[LikelihoodChange]:  # fmt: skip
+) -> list[LikelihoodChange]:
     """What has become of the right answers of an earlier policy, prompt by prompt.
 
     For samples y of the policy π₀ before, the mean of log π(y) − log π₀(y) over *all* answers is
@@ -74,18 +86,24 @@ def likelihood_changes(
         rows = list(group)
         changes.append(
             LikelihoodChange(
-                id=name, split=split, answers=len(rows),
+                id=name,
+                split=split,
+                answers=len(rows),
                 before=sum(one.logp for one, _ in rows) / len(rows),
                 after=sum(logp for _, logp in rows) / len(rows),
             )
-        )  # fmt: skip
+        )
     return changes
 
 
 def score_answers(
-    logits: ResponseLogits, sequences: Sequence[Encoded], *, pad_id: int, batch: int,
+    logits: ResponseLogits,
+    sequences: Sequence[Encoded],
+    *,
+    pad_id: int,
+    batch: int,
     temperature: float,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """log π(y|x) of every sequence's response, in nats."""
     logps = score_responses(logits, sequences, pad_id, batch, temperature=temperature)
     return [float(one.double().sum()) for one in logps]

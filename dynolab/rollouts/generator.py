@@ -63,9 +63,14 @@ class Generator(Protocol):
     """Draws responses from a policy's whole distribution (no top-k, no nucleus)."""
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], config: SampleConfig, *,
-        samples: int = 1, step: int = 0, numbers: Sequence[int] | None = None,
-    ) -> list[list[Sampled]]:  # fmt: skip
+        self,
+        prompts: Sequence[Sequence[int]],
+        config: SampleConfig,
+        *,
+        samples: int = 1,
+        step: int = 0,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Sampled]]:
         """Responses to every prompt, in order.
 
         **Arguments:**
@@ -81,9 +86,13 @@ class Generator(Protocol):
 
 
 def generate_on_ranks(
-    generator: Generator, prompts: Sequence[Sequence[int]], config: SampleConfig, *,
-    samples: int = 1, step: int = 0,
-) -> list[list[Sampled]]:  # fmt: skip
+    generator: Generator,
+    prompts: Sequence[Sequence[int]],
+    config: SampleConfig,
+    *,
+    samples: int = 1,
+    step: int = 0,
+) -> list[list[Sampled]]:
     """Responses to every prompt, on every rank; each rank draws its share of them.
 
     They are the responses that one process alone would draw.
@@ -91,9 +100,12 @@ def generate_on_ranks(
     rank, ranks = distributed.rank(), distributed.world_size()
     numbers = range(rank, len(prompts), ranks)
     mine = generator.generate(
-        [prompts[number] for number in numbers], config,
-        samples=samples, step=step, numbers=numbers,
-    )  # fmt: skip
+        [prompts[number] for number in numbers],
+        config,
+        samples=samples,
+        step=step,
+        numbers=numbers,
+    )
     shares = distributed.gather(mine)
     return [shares[number % ranks][number // ranks] for number in range(len(prompts))]
 
@@ -105,10 +117,11 @@ def check_prompts(prompts: Sequence[Sequence[int]], context: int) -> None:
     full = [number for number, prompt in enumerate(prompts) if len(prompt) >= context]
     if full:
         raise ConfigError(
-            "prompts", f"{len(full)} of {len(prompts)} fill the context of {context} tokens",
+            "prompts",
+            f"{len(full)} of {len(prompts)} fill the context of {context} tokens",
             f"the first is number {full[0]} with {len(prompts[full[0]])} tokens; shorten or drop "
             "them, or use a model with a longer context",
-        )  # fmt: skip
+        )
 
 
 def end_token(tokenizer: PreTrainedTokenizerBase) -> int:

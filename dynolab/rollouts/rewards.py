@@ -67,10 +67,11 @@ def resolve_reward(name: str) -> Reward:
     allowed = [one.strip() for one in os.environ.get(ALLOWED, "").split(",") if one.strip()]
     if module not in allowed:
         raise ConfigError(
-            "reward", name,
+            "reward",
+            name,
             f"use one of {', '.join(BUILT_IN)}, or list the function's module in the environment "
             f"variable {ALLOWED} (it holds: {', '.join(allowed) or 'nothing'})",
-        )  # fmt: skip
+        )
     try:
         found = getattr(importlib.import_module(module), function, None)
     except ImportError as error:

@@ -41,10 +41,11 @@ class VLLMGenerator:
             from vllm import LLM, SamplingParams
         except ImportError as error:
             raise ConfigError(
-                "generator", "vllm",
+                "generator",
+                "vllm",
                 "vLLM is not installed; pip install vllm on a machine with a GPU, or sample with "
                 "the model itself",
-            ) from error  # fmt: skip
+            ) from error
         self._parameters = SamplingParams
         self._tokenizer, self._context = tokenizer, context
         self._engine = LLM(
@@ -56,9 +57,14 @@ class VLLMGenerator:
         )
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], config: SampleConfig, *,
-        samples: int = 1, step: int = 0, numbers: Sequence[int] | None = None,
-    ) -> list[list[Sampled]]:  # fmt: skip
+        self,
+        prompts: Sequence[Sequence[int]],
+        config: SampleConfig,
+        *,
+        samples: int = 1,
+        step: int = 0,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Sampled]]:
         """As `Generator.generate`."""
         check_prompts(prompts, self._context)
         names = range(len(prompts)) if numbers is None else numbers
@@ -78,10 +84,15 @@ class VLLMGenerator:
     def _how(self, config: SampleConfig, limit: int, keys: tuple[int, int, int]) -> Any:
         seed = np.random.SeedSequence([config.seed, *keys]).generate_state(1)
         return self._parameters(
-            temperature=config.temperature, top_p=1.0, top_k=-1, max_tokens=limit,
-            seed=int(seed[0]), stop=list(config.stop) or None, logprobs=0,
+            temperature=config.temperature,
+            top_p=1.0,
+            top_k=-1,
+            max_tokens=limit,
+            seed=int(seed[0]),
+            stop=list(config.stop) or None,
+            logprobs=0,
             include_stop_str_in_output=True,
-        )  # fmt: skip
+        )
 
     def _read(self, prompt: list[int], output: Any, config: SampleConfig) -> Sampled:
         ids = tuple(output.token_ids)

@@ -66,10 +66,11 @@ class Alarm:
         """
         if GAP not in metrics:
             raise ConfigError(
-                "alarm", self.config.model_dump(exclude_none=True),
+                "alarm",
+                self.config.model_dump(exclude_none=True),
                 "every watched chosen answer is too long for the model's context, so there is no "
                 "gap; watch shorter ones, or set overlong: truncate_left",
-            )  # fmt: skip
+            )
         gap = metrics[GAP]
         if self._first is None:
             self._first = gap
@@ -87,7 +88,8 @@ def check_watched(alarm: AlarmConfig | None, probes: Sequence[ProbeRow]) -> None
     if alarm is None or any(row.kind == "chosen" and row.split == "train" for row in probes):
         return
     raise ConfigError(
-        "alarm", alarm.model_dump(exclude_none=True),
+        "alarm",
+        alarm.model_dump(exclude_none=True),
         "no chosen answer of a training pair is watched, so there is no gap; watch some "
         "(probe_every, data.probe_pairs), or leave the alarm out",
-    )  # fmt: skip
+    )

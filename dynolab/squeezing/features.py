@@ -15,9 +15,11 @@ from dynolab.squeezing.rule import Step, as_column, force_of
 
 
 def stepped_elsewhere(
-    observed: Float[Tensor, "*batch classes"], updated: Float[Tensor, "*batch classes"],
-    label: Int[Tensor, "*batch"], step: Step,
-) -> Float[Tensor, "*batch classes"]:  # fmt: skip
+    observed: Float[Tensor, "*batch classes"],
+    updated: Float[Tensor, "*batch classes"],
+    label: Int[Tensor, "*batch"],
+    step: Step,
+) -> Float[Tensor, "*batch classes"]:
     """log p of an observed context after the head's step on another one.
 
     **Arguments:** `step`: s h_o·h_u; below zero pushes the label down where both features agree.
@@ -29,9 +31,11 @@ def stepped_elsewhere(
 
 
 def stepped_with_features(
-    head: Float[Tensor, "*batch classes features"], feature: Float[Tensor, "*batch features"],
-    label: Int[Tensor, "*batch"], step: Step,
-) -> Float[Tensor, "*batch classes"]:  # fmt: skip
+    head: Float[Tensor, "*batch classes features"],
+    feature: Float[Tensor, "*batch features"],
+    label: Int[Tensor, "*batch"],
+    step: Step,
+) -> Float[Tensor, "*batch classes"]:
     """log p after one gradient step of size s on head and feature together."""
     logits = torch.einsum("...cf,...f->...c", head, feature)
     force = as_column(step) * force_of(logits.log_softmax(-1), label)

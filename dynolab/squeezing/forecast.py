@@ -124,15 +124,21 @@ def _row(record: StepRecord, training: str, side: Side, parts: list[Foretold]) -
     rises, rose = forecast > 0, change > 0
     picture = LastLayer.of(own, head)
     return Forecast(
-        training=training, step=record.facts.step, side=side,
-        positions=len(own), tokens=rose.numel(), foretold=int(rises.sum()), rose=int(rose.sum()),
+        training=training,
+        step=record.facts.step,
+        side=side,
+        positions=len(own),
+        tokens=rose.numel(),
+        foretold=int(rises.sum()),
+        rose=int(rose.sum()),
         right=int((rises == rose).sum()),
         auc=_auc(forecast, rose),
         auc_top=_auc(forecast.gather(1, top), rose.gather(1, top)),
         auc_last_layer=_auc(every("still"), rose),
         explained=float(1 - (own - head).square().sum() / own.square().sum()),
-        cosine=picture.cosine, agree=picture.sign_agreement,
-    )  # fmt: skip
+        cosine=picture.cosine,
+        agree=picture.sign_agreement,
+    )
 
 
 def _auc(forecast: Tensor, rose: Tensor) -> float:

@@ -21,9 +21,10 @@ _PAD_ID = 0  # padding stands right of every response and is masked: any id serv
 
 
 def risen_mass(
-    before: Float[Tensor, "tokens vocabulary"], after: Float[Tensor, "tokens vocabulary"],
+    before: Float[Tensor, "tokens vocabulary"],
+    after: Float[Tensor, "tokens vocabulary"],
     token: Int[Tensor, tokens],
-) -> Float[Tensor, "tokens 3"]:  # fmt: skip
+) -> Float[Tensor, "tokens 3"]:
     """`Σ_i (Δπ_i)₊`, `Δπ(argmax)₊` and `Δπ(y)₊` at every position.
 
     The argmax is that of the policy before: the class to which a negative gradient moves
@@ -38,9 +39,13 @@ def risen_mass(
 
 @torch.no_grad()
 def answers_risen_mass(
-    before: Logits, after: Logits, answers: Sequence[Encoded], *, batch_tokens: int = 2_048,
+    before: Logits,
+    after: Logits,
+    answers: Sequence[Encoded],
+    *,
+    batch_tokens: int = 2_048,
     device: torch.device | str = "cpu",
-) -> Float[Tensor, "answers 3"]:  # fmt: skip
+) -> Float[Tensor, "answers 3"]:
     """`risen_mass` of teacher-forced answers, summed over each one's positions, in float64.
 
     **Arguments:** `batch_tokens`: bound of answers × padded length of one forward.

@@ -42,8 +42,12 @@ def _change_of_head(
     head = head_module(policy.causal)
     names = {id(parameter): name for name, parameter in policy.model.named_parameters()}
     own = [names.get(id(getattr(head, part, None))) for part in ("weight", "bias")]
-    known = {name: weights for name in own if name is not None and name in before
-             for weights in [before[name]]}  # fmt: skip
+    known = {
+        name: weights
+        for name in own
+        if name is not None and name in before
+        for weights in [before[name]]
+    }
     change = policy.cast(change_of(known, after))
     weight, bias = (change.get(name) if name else None for name in own)
     return weight, bias

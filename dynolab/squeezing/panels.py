@@ -33,9 +33,7 @@ def panels(classes: int, seed: int) -> list[Panel]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(FEATURES, generator=generator, dtype=torch.float64)
     x = x / x.norm()
-    flat, peaked = (
-        _regression(scale, classes, x, generator) for scale in (FLAT, PEAKED)
-    )  # fmt: skip
+    flat, peaked = (_regression(scale, classes, x, generator) for scale in (FLAT, PEAKED))
     by_rank = {id(w): (w @ x).argsort(descending=True).tolist() for w in (flat, peaked)}
     middle = by_rank[id(flat)][classes // 2]
     second, last = by_rank[id(peaked)][1], by_rank[id(peaked)][-1]
@@ -58,15 +56,23 @@ def _panel(name: str, weights: Tensor, x: Tensor, label: int, sign: int) -> Pane
     before = (weights @ x).log_softmax(-1)
     after = regression_steps(weights, x, label, sign * LEARNING_RATE, STEPS)
     return Panel(
-        name=name, classes=len(weights), label=label, steps=STEPS, learning_rate=LEARNING_RATE,
-        before=tuple(before.tolist()), after=tuple(after.tolist()),
-    )  # fmt: skip
+        name=name,
+        classes=len(weights),
+        label=label,
+        steps=STEPS,
+        learning_rate=LEARNING_RATE,
+        before=tuple(before.tolist()),
+        after=tuple(after.tolist()),
+    )
 
 
 def regression_steps(
-    weights: Float[Tensor, "classes features"], x: Float[Tensor, features], label: int,
-    rate: float, steps: int,
-) -> Float[Tensor, classes]:  # fmt: skip
+    weights: Float[Tensor, "classes features"],
+    x: Float[Tensor, features],
+    label: int,
+    rate: float,
+    steps: int,
+) -> Float[Tensor, classes]:
     """log p at x after gradient steps on `−log p_y(x)`; a negative rate ascends.
 
     `W' = W + η (e_y − p) xᵀ`, so `z' = z + η ‖x‖² (e_y − p)`.
@@ -98,20 +104,30 @@ def shape_points(count: int, classes: int, seed: int, step: float = 1.0) -> Iter
 
 
 def _point(
-    shape: str, value: float, logp: Float[Tensor, "cases classes"], label: Int[Tensor, cases],
+    shape: str,
+    value: float,
+    logp: Float[Tensor, "cases classes"],
+    label: Int[Tensor, cases],
     step: float,
-) -> ShapePoint:  # fmt: skip
+) -> ShapePoint:
     change = stepped(logp, label, -step) - logp
     falls = (change < 0).scatter(1, label[:, None], False).sum(1) / (logp.shape[1] - 1)
     gains = change.gather(1, likeliest_other(logp, label)[:, None]).squeeze(1)
     fall, gain = mean_interval(falls.double().numpy()), mean_interval(gains.numpy())
     return ShapePoint.model_validate(
         {
-            "shape": shape, "classes": logp.shape[1], "value": value, "cases": len(label),
-            "fall": fall.mean, "fall_low": fall.low, "fall_high": fall.high,
-            "gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high,
+            "shape": shape,
+            "classes": logp.shape[1],
+            "value": value,
+            "cases": len(label),
+            "fall": fall.mean,
+            "fall_low": fall.low,
+            "fall_high": fall.high,
+            "gain": gain.mean,
+            "gain_low": gain.low,
+            "gain_high": gain.high,
         }
-    )  # fmt: skip
+    )
 
 
 def step_paths(classes: int, seed: int, sizes: Sequence[float]) -> list[StepPath]:
@@ -130,8 +146,10 @@ def step_paths(classes: int, seed: int, sizes: Sequence[float]) -> list[StepPath
     roles += [(f"rank {rank + 1}", ranks[rank]) for rank in sorted(others)]
     return [
         StepPath(
-            role=role, probability=float(logp[index].exp()), steps=tuple(sizes),
+            role=role,
+            probability=float(logp[index].exp()),
+            steps=tuple(sizes),
             change=tuple(changes[:, index].tolist()),
         )
         for role, index in roles
-    ]  # fmt: skip
+    ]

@@ -72,9 +72,10 @@ class _Push:
     own_token: Float[Tensor, "tokens vocabulary"]
 
     def moved(
-        self, features: Float[Tensor, "observed features"],
+        self,
+        features: Float[Tensor, "observed features"],
         output: Float[Tensor, "observed vocabulary"],
-    ) -> Float[Tensor, "observed vocabulary"]:  # fmt: skip
+    ) -> Float[Tensor, "observed vocabulary"]:
         """The head's output at some features after its step."""
         products = features @ self.features.T + self.bias
         return output - self.step * products @ self.pull
@@ -82,7 +83,7 @@ class _Push:
 
 def pushes(
     policy: PolicyFunction, pairs: Sequence[EncodedExample], fall: float
-) -> Iterator[Pushed]:  # fmt: skip
+) -> Iterator[Pushed]:
     """Pushes every pair's rejected answer down, from the same weights each time.
 
     Seen at the rejected answer's own positions and at the chosen one's.
@@ -159,9 +160,13 @@ def pair_push(one: Pushed) -> PairPush:
     best = likeliest_other(one.before, one.label)
     own, other = (one.measured.gather(1, index[:, None]).squeeze(1) for index in (one.label, best))
     return PairPush(
-        pair_id=one.pair_id, answer=one.answer, step=one.step, tokens=len(one.label),
-        label_fell=int((own < 0).sum()), best_rose=int((other > 0).sum()),
-    )  # fmt: skip
+        pair_id=one.pair_id,
+        answer=one.answer,
+        step=one.step,
+        tokens=len(one.label),
+        label_fell=int((own < 0).sum()),
+        best_rose=int((other > 0).sum()),
+    )
 
 
 _CHANGES = ("measured", *PICTURES)
@@ -198,9 +203,13 @@ class Tally:
                 errors = np.array([one[picture] for one in squares])
                 share = unexplained_share(size, size - errors, np.arange(len(squares)))
                 yield LeftOver(
-                    answer=answer, picture=picture, left=share.mean, low=share.low,
-                    high=share.high, pairs=share.n,
-                )  # fmt: skip
+                    answer=answer,
+                    picture=picture,
+                    left=share.mean,
+                    low=share.low,
+                    high=share.high,
+                    pairs=share.n,
+                )
 
     def rank_changes(self) -> Iterator[RankChange]:
         """Means of the answer's own token, and of ranks 1, 2–3, 4–7, 8–15 … of all others."""

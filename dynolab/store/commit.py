@@ -38,9 +38,14 @@ def new_attempt() -> str:
 
 
 def commit(
-    files: Files, place: str, source: Path, manifest: Manifest, *,
-    replace: bool = False, signer: Signer | None = None,
-) -> Committed:  # fmt: skip
+    files: Files,
+    place: str,
+    source: Path,
+    manifest: Manifest,
+    *,
+    replace: bool = False,
+    signer: Signer | None = None,
+) -> Committed:
     """Store the files of a local folder under `place` and make them count.
 
     **Arguments:** `manifest` tells everything but the files; `replace` overrides what is already
@@ -64,9 +69,7 @@ def commit(
         raise StoreError(f"{source}: too many files; their manifest has more than {SMALL} bytes")
     files.create(f"{folder}/{MANIFEST}", content)
     signature = signer.sign(content) if signer else None
-    marker = Marker(
-        attempt=attempt, manifest_sha256=hash_bytes(content), signature=signature
-    )  # fmt: skip
+    marker = Marker(attempt=attempt, manifest_sha256=hash_bytes(content), signature=signature)
     path, data = f"{place}/{MARKER}", marker.model_dump_json().encode()
     if replace:
         files.replace(path, data)
@@ -99,9 +102,7 @@ def committed(
         return None
 
 
-def _believed(
-    files: Files, place: str, stage: str, key: str, signer: Signer | None
-) -> Committed:  # fmt: skip
+def _believed(files: Files, place: str, stage: str, key: str, signer: Signer | None) -> Committed:
     marker = Marker.model_validate_json(files.read(f"{place}/{MARKER}"))
     folder = f"{place}/{marker.attempt}"
     content = files.read(f"{folder}/{MANIFEST}")

@@ -124,9 +124,7 @@ class Files:
         part = max(PART_BYTES, -(-before.st_size // S3_PARTS))
         with ThreadPoolExecutor(1) as beside:
             hashed = beside.submit(hash_file, source)
-            self._fs.put_file(
-                str(source), target, chunksize=part, max_concurrency=PARTS_AT_ONCE
-            )  # fmt: skip
+            self._fs.put_file(str(source), target, chunksize=part, max_concurrency=PARTS_AT_ONCE)
         after = source.stat()
         if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
             raise StoreError(f"{source} changed while it was sent")

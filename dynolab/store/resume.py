@@ -21,9 +21,14 @@ _STEP = re.compile(r"step-([0-9]{8,19})")
 
 
 def commit_resume(
-    files: Files, place: str, step: int, source: Path, manifest: Manifest, signer: Signer,
+    files: Files,
+    place: str,
+    step: int,
+    source: Path,
+    manifest: Manifest,
+    signer: Signer,
     keep: int = KEEP,
-) -> None:  # fmt: skip
+) -> None:
     """Commit the state after `step` optimizer steps, then prune to the newest `keep`."""
     if step < 0:
         raise ValueError(f"step {step} is negative")

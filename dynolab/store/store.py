@@ -42,9 +42,14 @@ class Store:
     """
 
     def __init__(
-        self, url: str, *, cache: Path, endpoint: str | None = None,
-        key: Callable[[], bytes] = process_key, keep: int = KEEP,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        *,
+        cache: Path,
+        endpoint: str | None = None,
+        key: Callable[[], bytes] = process_key,
+        keep: int = KEEP,
+    ) -> None:
         self.files, self.signer, self.keep = Files(url, endpoint), Signer(key), keep
         self.reader = Reader(self.files, cache)
         self._proved_writable = False
@@ -118,7 +123,7 @@ class Place:
         store = self._store
         return newest_resume(
             self._files, store.reader, self.path, self.stage, self.key, store.signer
-        )  # fmt: skip
+        )
 
     def clear_resume(self) -> None:
         """Forget all resume states."""

@@ -30,9 +30,11 @@ def add_adapters(policy: PreTrainedModel, config: LoraConfig, seed: int) -> PreT
     """
     peft = _peft()
     settings = peft.LoraConfig(
-        r=config.rank, lora_alpha=config.alpha, task_type="CAUSAL_LM",
+        r=config.rank,
+        lora_alpha=config.alpha,
+        task_type="CAUSAL_LM",
         target_modules="all-linear" if not config.target else list(config.target),
-    )  # fmt: skip
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -131,5 +133,4 @@ def _save_adapter(adapted: Any, folder: Path) -> None:
     settings.target_modules = sorted(settings.target_modules)
     settings.save_pretrained(str(folder))
     weights = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    save_file({name: w.contiguous() for name, w in weights.items()},
-              folder / ADAPTERS)  # fmt: skip
+    save_file({name: w.contiguous() for name, w in weights.items()}, folder / ADAPTERS)

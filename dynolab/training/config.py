@@ -199,9 +199,10 @@ class GroupTrainConfig(LoopConfig):
     def _compares(self) -> Self:
         if self.completions < (1 if isinstance(self.objective, SPINConfig) else 2):
             raise ConfigError(
-                "completions", self.completions, "a reward is compared within a group: sample two "
-                "or more to each prompt",
-            )  # fmt: skip
+                "completions",
+                self.completions,
+                "a reward is compared within a group: sample two or more to each prompt",
+            )
         if self.seed < 0:
             raise ConfigError("seed", self.seed, "sampling needs a seed of 0 or more")
         if not self.rewards:
@@ -209,9 +210,10 @@ class GroupTrainConfig(LoopConfig):
         longest = getattr(self.objective, "max_tokens", None)
         if longest not in (None, self.max_new_tokens):
             raise ConfigError(
-                "objective.max_tokens", longest,
+                "objective.max_tokens",
+                longest,
                 f"must be max_new_tokens = {self.max_new_tokens}, the sampling's limit",
-            )  # fmt: skip
+            )
         return self
 
     @property

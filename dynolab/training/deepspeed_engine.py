@@ -93,8 +93,9 @@ class DeepSpeedEngine:
         from deepspeed.utils import safe_get_full_fp32_param
 
         if self._config.engine.zero_stage == 0:
-            return {n: p.detach().to("cpu", torch.float32, copy=True)
-                    for n, p in self._named.items()}  # fmt: skip
+            return {
+                n: p.detach().to("cpu", torch.float32, copy=True) for n, p in self._named.items()
+            }
         return {
             name: safe_get_full_fp32_param(p).detach().to("cpu", copy=True)
             for name, p in self._named.items()
@@ -133,10 +134,13 @@ class DeepSpeedEngine:
             for name, p in self._named.items()
         }
         return {
-            name: {key: tensor.detach().to("cpu", copy=True).view(self._shape(name))
-                   for key, tensor in state.items() if tensor is not None}
+            name: {
+                key: tensor.detach().to("cpu", copy=True).view(self._shape(name))
+                for key, tensor in state.items()
+                if tensor is not None
+            }
             for name, state in gathered.items()
-        }  # fmt: skip
+        }
 
     def _shape(self, name: str) -> torch.Size:
         parameter = self._named[name]
@@ -161,8 +165,9 @@ class DeepSpeedEngine:
         for number, shard in enumerate(self._shards()):
             tensors[f"{number}|{MASTER}"] = shard
             state = self.logits.basic_optimizer.state.get(shard, {})
-            tensors |= {f"{number}|{key}": value for key, value in state.items()
-                        if value is not None}  # fmt: skip
+            tensors |= {
+                f"{number}|{key}": value for key, value in state.items() if value is not None
+            }
         folder.mkdir(parents=True, exist_ok=True)
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         save_file(copies, folder / f"shard-{distributed.rank()}.safetensors")

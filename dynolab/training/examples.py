@@ -56,10 +56,11 @@ def load_prompts(
     prompts = [(row, tokens) for row, tokens in found if tokens is not None]
     if not prompts:
         raise ConfigError(
-            "data", f"0 of {len(rows)} prompts kept",
+            "data",
+            f"0 of {len(rows)} prompts kept",
             "give prompts that leave room for max_new_tokens in the model's context, or set "
             "overlong: truncate_left",
-        )  # fmt: skip
+        )
     return prompts
 
 
@@ -82,7 +83,8 @@ def check_sides(rows: Sequence[Example], sides: Collection[int], objective: str)
     bare = [row.id for row in rows if row.rejected is None] if REJECTED in sides else []
     if bare:
         raise ConfigError(
-            "data.rejected", None,
+            "data.rejected",
+            None,
             f"objective {objective} needs a rejected answer in every row; "
             f"{len(bare)} rows have none, the first is {bare[0]}",
-        )  # fmt: skip
+        )

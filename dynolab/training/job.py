@@ -37,8 +37,10 @@ class TrainJob(BaseModel):
     def input_digests(self) -> dict[str, str]:
         """Sha256 of the examples and of the initial model's files by their names."""
         model = [*self.model.glob("*.safetensors"), *self.model.glob("config.json")]
-        return {file.name: _digest(file, file.stat().st_mtime_ns)
-                for file in (self.examples, *sorted(model))}  # fmt: skip
+        return {
+            file.name: _digest(file, file.stat().st_mtime_ns)
+            for file in (self.examples, *sorted(model))
+        }
 
 
 @cache

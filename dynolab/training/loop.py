@@ -233,9 +233,12 @@ class Trainer:
         if self.scorer is None:
             share = (0, 1) if alone else (distributed.rank(), distributed.world_size())
             self.scorer = ProbeScorer(
-                engine.logits, self.probes, self.encoder,
-                batch_tokens=self.config.probe_batch_tokens, share=share,
-            )  # fmt: skip
+                engine.logits,
+                self.probes,
+                self.encoder,
+                batch_tokens=self.config.probe_batch_tokens,
+                share=share,
+            )
         mine = self.scorer.score()
         rows = mine if alone else list(chain.from_iterable(distributed.gather(mine)))
         if distributed.rank() == 0:
@@ -253,10 +256,15 @@ class Trainer:
         return engine.master_weights(), engine.optimizer_state()
 
     def _record(
-        self, engine: Engine, step: int, rate: float, norm: float,
-        batch: Sequence[StepExample], before: dict[str, Tensor],
+        self,
+        engine: Engine,
+        step: int,
+        rate: float,
+        norm: float,
+        batch: Sequence[StepExample],
+        before: dict[str, Tensor],
         state: dict[str, dict[str, Tensor]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Writes the record of the step just made."""
         after = engine.master_weights()
         if distributed.rank() != 0:
@@ -333,7 +341,7 @@ class Trainer:
             prompts = load_prompts(job.examples, self.encoder, job.config.max_new_tokens)
             return Online(
                 prompts, objective, job.config, self.policy, self.encoder, pad_id=self.pad_id
-            )  # fmt: skip
+            )
         rows = load_examples(job.examples, self.encoder, job.config.objective)
         return Offline(rows, objective, job, self.pad_id)
 

@@ -64,9 +64,15 @@ class Online:
     """
 
     def __init__(
-        self, prompts: Sequence[Prompt], objective: Objective, config: GroupTrainConfig,
-        policy: PreTrainedModel, encoder: Encoder, *, pad_id: int,
-    ) -> None:  # fmt: skip
+        self,
+        prompts: Sequence[Prompt],
+        objective: Objective,
+        config: GroupTrainConfig,
+        policy: PreTrainedModel,
+        encoder: Encoder,
+        *,
+        pad_id: int,
+    ) -> None:
         self.temperature = config.temperature
         self._prompts, self._objective, self._config = prompts, objective, config
         self._generator = ModelGenerator(policy, encoder.tokenizer, encoder.max_length)
@@ -116,25 +122,34 @@ class Online:
             for row in draw(step + number, size, len(self._prompts), config.seed)
         ]
         found = answer_prompts(
-            self._generator, self._rewards, [self._prompts[row] for row in rows], config.sampling,
-            samples=config.completions, step=step,
-        )  # fmt: skip
+            self._generator,
+            self._rewards,
+            [self._prompts[row] for row in rows],
+            config.sampling,
+            samples=config.completions,
+            step=step,
+        )
         return [found[start : start + size] for start in range(0, len(found), size)]
 
     def _examples(self, answers: Sequence[Answers], step: int) -> Sequence[StepExample]:
         """What a step learns from its answers."""
         config = self._config
         if isinstance(config.objective, SPINConfig):
-            pairs = [EncodedExample(one.id, self._own[one.id], one.sampled[0].encoded)
-                     for one in answers]  # fmt: skip
+            pairs = [
+                EncodedExample(one.id, self._own[one.id], one.sampled[0].encoded) for one in answers
+            ]
             return score_pairs(pairs, self._scorer, self._objective.sides)
         telling = [one for one in answers if one.differ]
         if not isinstance(config.objective, ClippedConfig):
             return score_pairs(ranked_pairs(telling), self._scorer, self._objective.sides)
         return make_groups(
-            telling, self._scorer, config.objective, temperature=config.temperature,
-            right_from=config.right_from, seed=config.seed + step * config.batch_size,
-        )  # fmt: skip
+            telling,
+            self._scorer,
+            config.objective,
+            temperature=config.temperature,
+            right_from=config.right_from,
+            seed=config.seed + step * config.batch_size,
+        )
 
     def save(self, step: int, folder: Path) -> None:
         """Writes the examples of the rollout's steps to come."""
@@ -160,13 +175,17 @@ class Online:
 
 def _own_answers(prompts: Sequence[Prompt], encoder: Encoder) -> dict[str, Encoded]:
     """The rows' own answers by row."""
-    own = {row.id: encoder.response(row.id, row.prompt, spaced(row.answer))
-           for row, _ in prompts if row.answer is not None}  # fmt: skip
+    own = {
+        row.id: encoder.response(row.id, row.prompt, spaced(row.answer))
+        for row, _ in prompts
+        if row.answer is not None
+    }
     lacking = [row.id for row, _ in prompts if own.get(row.id) is None]
     if lacking:
         raise ConfigError(
-            "data.answer", None,
+            "data.answer",
+            None,
             f"objective spin needs every row's own answer, within the context; {len(lacking)} "
             f"rows have none, the first is {lacking[0]}",
-        )  # fmt: skip
+        )
     return {key: one for key, one in own.items() if one is not None}

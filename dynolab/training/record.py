@@ -83,5 +83,7 @@ class StepRecord:
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", torch.float32).clone().contiguous()
-            for name, tensor in tensors.items()}  # fmt: skip
+    return {
+        name: tensor.detach().to("cpu", torch.float32).clone().contiguous()
+        for name, tensor in tensors.items()
+    }

@@ -58,8 +58,11 @@ class RecordedExample(_Recorded):
     def scored(self, dtype: torch.dtype) -> ScoredRow:
         """The example as a step takes it."""
         known = {CHOSEN: self.chosen_reference, REJECTED: self.rejected_reference}
-        reference = {side: torch.tensor(values, dtype=dtype)
-                     for side, values in known.items() if values is not None}  # fmt: skip
+        reference = {
+            side: torch.tensor(values, dtype=dtype)
+            for side, values in known.items()
+            if values is not None
+        }
         return ScoredRow(self.encoded(), reference)
 
 
@@ -107,15 +110,23 @@ class RecordedGroup(_Recorded):
         def numbers(values: list[float] | list[list[float]] | None) -> Any:
             return None if values is None else torch.tensor(values, dtype=dtype)
 
-        return Group(self.id, tuple(
-            Completion(
-                one.encoded, numbers(one.advantage), numbers(one.old), numbers(one.reference),
-                None if one.top is None else TopTokens(
-                    torch.tensor(one.top.token), numbers(one.top.logp), numbers(one.top.entropy)
-                ),
-            )
-            for one in self.completions
-        ))  # fmt: skip
+        return Group(
+            self.id,
+            tuple(
+                Completion(
+                    one.encoded,
+                    numbers(one.advantage),
+                    numbers(one.old),
+                    numbers(one.reference),
+                    None
+                    if one.top is None
+                    else TopTokens(
+                        torch.tensor(one.top.token), numbers(one.top.logp), numbers(one.top.entropy)
+                    ),
+                )
+                for one in self.completions
+            ),
+        )
 
 
 Recorded = RecordedExample | RecordedGroup
@@ -143,20 +154,26 @@ def recorded(example: StepExample, sides: Sequence[int], temperature: float = 1.
 
 
 def _group(group: Group, temperature: float) -> RecordedGroup:
-    return RecordedGroup(id=group.id, temperature=temperature, completions=tuple(
-        RecordedCompletion(
-            encoded=one.encoded,
-            advantage=one.advantage.tolist(),
-            old=_listed(one.old),
-            reference=_listed(one.reference),
-            top=None if one.top is None else RecordedTop(
-                token=one.top.token.tolist(),
-                logp=one.top.logp.tolist(),
-                entropy=one.top.entropy.tolist(),
-            ),
-        )
-        for one in group.completions
-    ))  # fmt: skip
+    return RecordedGroup(
+        id=group.id,
+        temperature=temperature,
+        completions=tuple(
+            RecordedCompletion(
+                encoded=one.encoded,
+                advantage=one.advantage.tolist(),
+                old=_listed(one.old),
+                reference=_listed(one.reference),
+                top=None
+                if one.top is None
+                else RecordedTop(
+                    token=one.top.token.tolist(),
+                    logp=one.top.logp.tolist(),
+                    entropy=one.top.entropy.tolist(),
+                ),
+            )
+            for one in group.completions
+        ),
+    )
 
 
 def _listed(values: Tensor | None) -> list[float] | None:

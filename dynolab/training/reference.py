@@ -22,9 +22,12 @@ SideLogps = dict[int, Float[Tensor, "tokens"]]
 
 
 def score_reference(
-    logits: ResponseLogits, examples: Sequence[EncodedExample], sides: Sequence[int],
-    pad_id: int, batch: int,
-) -> dict[str, SideLogps]:  # fmt: skip
+    logits: ResponseLogits,
+    examples: Sequence[EncodedExample],
+    sides: Sequence[int],
+    pad_id: int,
+    batch: int,
+) -> dict[str, SideLogps]:
     """Per-token log-probabilities of every example's sides under the given weights.
 
     The examples are shared out over the ranks, `batch` to a forward; every rank returns all.
@@ -36,9 +39,12 @@ def score_reference(
 
 
 def score_sides(
-    logits: ResponseLogits, examples: Sequence[EncodedExample], sides: Sequence[int],
-    pad_id: int, batch: int,
-) -> list[SideLogps]:  # fmt: skip
+    logits: ResponseLogits,
+    examples: Sequence[EncodedExample],
+    sides: Sequence[int],
+    pad_id: int,
+    batch: int,
+) -> list[SideLogps]:
     """As `score_reference`, in the order of the examples, whose ids may be alike."""
     answers = [one.chosen if side == CHOSEN else one.rejected for one in examples for side in sides]
     known = [one for one in answers if one is not None]
@@ -48,9 +54,14 @@ def score_sides(
 
 @torch.no_grad()
 def score_responses(
-    logits: ResponseLogits, sequences: Sequence[Encoded], pad_id: int, batch: int,
-    read: Reading = token_logps, *, temperature: float = 1.0,
-) -> list[Float[Tensor, "response ..."]]:  # fmt: skip
+    logits: ResponseLogits,
+    sequences: Sequence[Encoded],
+    pad_id: int,
+    batch: int,
+    read: Reading = token_logps,
+    *,
+    temperature: float = 1.0,
+) -> list[Float[Tensor, "response ..."]]:
     """What is read of each sequence's response tokens under the given weights, on the CPU.
 
     Runs of `batch` sequences are shared out over the ranks; every rank returns all. By default

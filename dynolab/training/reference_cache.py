@@ -19,9 +19,12 @@ Score = Callable[[], list[SideLogps]]
 
 
 def kept_reference(
-    folder: Path, score: Score, examples: Sequence[EncodedExample], sides: Sequence[int],
+    folder: Path,
+    score: Score,
+    examples: Sequence[EncodedExample],
+    sides: Sequence[int],
     made_by: Mapping[str, object],
-) -> list[SideLogps]:  # fmt: skip
+) -> list[SideLogps]:
     """The scores that the folder holds, or new ones, which it then holds. Collective.
 
     **Arguments:**

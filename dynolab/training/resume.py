@@ -35,8 +35,13 @@ ARRIVE_SECONDS = 90.0
 """Longer than network file systems hide other hosts' files (nfs(5), acdirmax: a minute)."""
 
 FREE = {
-    "steps", "probe_every", "probe_batch_tokens", "checkpoint_every", "record_steps", "alarm",
-}  # fmt: skip
+    "steps",
+    "probe_every",
+    "probe_batch_tokens",
+    "checkpoint_every",
+    "record_steps",
+    "alarm",
+}
 """Settings that may change on the way: no update before them would have been another."""
 
 
@@ -87,7 +92,7 @@ def save_state(engine: Engine, source: Source, step: int, job: TrainJob) -> None
 
 def _trouble_writing(
     engine: Engine, source: Source, step: int, job: TrainJob, folder: Path
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Writes this rank's part; what the disk had against it, if anything."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,8 +152,9 @@ def load_state(engine: Engine, source: Source, folder: Path, job: TrainJob) -> i
         log.warning(
             "this run computes on %d threads and the one before did on %d: "
             "sums may round otherwise, so the last bits may differ",
-            torch.get_num_threads(), facts.threads,
-        )  # fmt: skip
+            torch.get_num_threads(),
+            facts.threads,
+        )
     return facts.step
 
 
@@ -165,10 +171,11 @@ def _own_facts(folder: Path, job: TrainJob) -> StateFacts:
     now = StateFacts.of(job, facts.step)
     if facts.ranks != now.ranks:
         raise ConfigError(
-            "engine.ranks", now.ranks,
+            "engine.ranks",
+            now.ranks,
             f"the resume state holds the shards of {facts.ranks} ranks; resume with as many, or "
             "train on from a finished training's model/ with any number",
-        )  # fmt: skip
+        )
     before, after = _flat(facts), _flat(now)
     # What both have first: a name of an objective before settings that only one of them knows.
     names = sorted(
@@ -177,10 +184,11 @@ def _own_facts(folder: Path, job: TrainJob) -> StateFacts:
     for name in names:
         if before.get(name) != after.get(name):
             raise ConfigError(
-                name, after.get(name),
+                name,
+                after.get(name),
                 f"the resume state belongs to a training with {before.get(name)!r}; "
                 "resume with that, or start anew",
-            )  # fmt: skip
+            )
     return facts
 
 
@@ -205,9 +213,7 @@ def _linked(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _copy(
-    source: Path, target: Path, copy: Callable[[str, str], object] = shutil.copyfile
-) -> None:  # fmt: skip
+def _copy(source: Path, target: Path, copy: Callable[[str, str], object] = shutil.copyfile) -> None:
     """A file, or a folder whose files are given by `copy`."""
     if source.is_dir():
         shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy)

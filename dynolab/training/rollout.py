@@ -57,9 +57,14 @@ class Scorer:
 
 
 def answer_prompts(
-    generator: Generator, rewards: Rewards, prompts: Sequence[Prompt], config: SampleConfig, *,
-    samples: int, step: int,
-) -> list[Answers]:  # fmt: skip
+    generator: Generator,
+    rewards: Rewards,
+    prompts: Sequence[Prompt],
+    config: SampleConfig,
+    *,
+    samples: int,
+    step: int,
+) -> list[Answers]:
     """Samples to every prompt with their rewards, on every rank; each rank makes its share."""
     sampled = generate_on_ranks(
         generator, [tokens for _, tokens in prompts], config, samples=samples, step=step
@@ -95,14 +100,16 @@ def answer_metrics(answers: Sequence[Answers], right_from: float) -> dict[str, f
     right = [sum(reward >= right_from for reward in group.rewards) for group in answers]
     return {
         **reward_metrics([group.rewards for group in answers]),
-        **{f"rollout/pass_at_{k}": sum(pass_at_k(size, one, k) for one in right) / len(right)
-           for k in pass_levels(max(1, size // SAMPLES_PER_K))},
+        **{
+            f"rollout/pass_at_{k}": sum(pass_at_k(size, one, k) for one in right) / len(right)
+            for k in pass_levels(max(1, size // SAMPLES_PER_K))
+        },
         "rollout/solved": sum(map(bool, right)) / len(right),
         "rollout/length": sum(len(one.response) for one in every) / len(every),
         "rollout/finished": sum(one.finished for one in every) / len(every),
         "rollout/entropy": -sum(sum(one.logps) for one in every)
         / sum(len(one.logps) for one in every),
-    }  # fmt: skip
+    }
 
 
 def ranked_pairs(answers: Sequence[Answers]) -> list[EncodedExample]:
@@ -144,9 +151,14 @@ def score_pairs(
 
 @torch.no_grad()
 def make_groups(
-    answers: Sequence[Answers], scorer: Scorer, config: ClippedConfig, *,
-    temperature: float, right_from: float, seed: int,
-) -> list[Group]:  # fmt: skip
+    answers: Sequence[Answers],
+    scorer: Scorer,
+    config: ClippedConfig,
+    *,
+    temperature: float,
+    right_from: float,
+    seed: int,
+) -> list[Group]:
     """Groups with advantages, and log-probabilities under the policy that sampled and reference.
 
     **Arguments:**
@@ -157,22 +169,31 @@ def make_groups(
     sequences = [one.encoded for group in answers for one in group.sampled]
     ranks = config.ranks if isinstance(config, SimKOConfig) else 0
     read = partial(_own_and_top, ranks=ranks)
-    seen = iter(score_responses(
-        scorer.policy, sequences, scorer.pad_id, scorer.batch, read, temperature=temperature
-    ))  # fmt: skip
+    seen = iter(
+        score_responses(
+            scorer.policy, sequences, scorer.pad_id, scorer.batch, read, temperature=temperature
+        )
+    )
     known: Iterator[Tensor | None] = repeat(None)
     if scorer.reference is not None:
-        known = iter(score_responses(
-            scorer.reference, sequences, scorer.pad_id, scorer.batch, temperature=temperature
-        ))  # fmt: skip
+        known = iter(
+            score_responses(
+                scorer.reference, sequences, scorer.pad_id, scorer.batch, temperature=temperature
+            )
+        )
     groups = []
     for one in answers:
         rewards = torch.tensor(one.rewards, dtype=torch.float64)
         pushes = group_advantages(rewards, scale_by_std=config.scale_by_std).float()
-        groups.append(Group(one.id, tuple(
-            _completion(sampled, push, next(seen), next(known), ranks)
-            for sampled, push in zip(one.sampled, pushes, strict=True)
-        )))  # fmt: skip
+        groups.append(
+            Group(
+                one.id,
+                tuple(
+                    _completion(sampled, push, next(seen), next(known), ranks)
+                    for sampled, push in zip(one.sampled, pushes, strict=True)
+                ),
+            )
+        )
     if config.advantage_rule.name == "none":
         return groups
     right = [[reward >= right_from for reward in one.rewards] for one in answers]
@@ -204,9 +225,13 @@ def _completion(
 
 
 def _rewritten(
-    groups: Sequence[Group], right: Sequence[Sequence[bool]], scorer: Scorer,
-    config: ClippedConfig, temperature: float, seed: int,
-) -> list[Group]:  # fmt: skip
+    groups: Sequence[Group],
+    right: Sequence[Sequence[bool]],
+    scorer: Scorer,
+    config: ClippedConfig,
+    temperature: float,
+    seed: int,
+) -> list[Group]:
     """The groups with their advantages after the config's rule; each rank rewrites its share."""
     rank, ranks = distributed.rank(), distributed.world_size()
     mine = [
@@ -218,9 +243,13 @@ def _rewritten(
 
 
 def _rewrite(
-    group: Group, right: Sequence[bool], scorer: Scorer, config: ClippedConfig,
-    temperature: float, seed: int,
-) -> Group:  # fmt: skip
+    group: Group,
+    right: Sequence[bool],
+    scorer: Scorer,
+    config: ClippedConfig,
+    temperature: float,
+    seed: int,
+) -> Group:
     bare = collate_groups(
         [group], scorer.pad_id, count_group_totals([group]), temperature=temperature
     )
@@ -229,11 +258,18 @@ def _rewrite(
     batch = share_prompts(bare, plan_rows(sequences, packing_width(scorer.policy))).to(device)
     hidden = scorer.policy.hidden(batch)
     pushes = rewrite_advantages(
-        config.advantage_rule, batch, torch.tensor(right, device=device),
-        scorer.policy.head(hidden), hidden, seed=seed,
-    ).cpu()  # fmt: skip
+        config.advantage_rule,
+        batch,
+        torch.tensor(right, device=device),
+        scorer.policy.head(hidden),
+        hidden,
+        seed=seed,
+    ).cpu()
     parts = pushes.split([one.response_length for one in sequences])
-    return Group(group.id, tuple(
-        Completion(one.encoded, part.clone(), one.old, one.reference, one.top)
-        for one, part in zip(group.completions, parts, strict=True)
-    ))  # fmt: skip
+    return Group(
+        group.id,
+        tuple(
+            Completion(one.encoded, part.clone(), one.old, one.reference, one.top)
+            for one, part in zip(group.completions, parts, strict=True)
+        ),
+    )

@@ -74,9 +74,9 @@ class Offline:
         if folder is None:
             self._reference = score()
             return
-        weights = distributed.gather(
-            self._job.input_digests() if distributed.rank() == 0 else {}
-        )[0]  # fmt: skip
+        weights = distributed.gather(self._job.input_digests() if distributed.rank() == 0 else {})[
+            0
+        ]
         made_by = {**weights, "batch": batch, "attention": self._config.engine.attention}
         self._reference = kept_reference(folder, score, self._examples, sides, made_by)
 

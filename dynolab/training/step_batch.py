@@ -43,9 +43,13 @@ def count_step(examples: Sequence[StepExample], sides: Sequence[int]) -> Totals:
 
 
 def collate_step(
-    examples: Sequence[StepExample], objective: Objective, totals: Totals, pad_id: int,
-    *, temperature: float = 1.0,
-) -> TokenBatch:  # fmt: skip
+    examples: Sequence[StepExample],
+    objective: Objective,
+    totals: Totals,
+    pad_id: int,
+    *,
+    temperature: float = 1.0,
+) -> TokenBatch:
     """Some examples of a step as their objective sees them: sides, references, denominators.
 
     **Arguments:**

@@ -48,5 +48,7 @@ def quantiles(mine: Sequence[Float[Tensor, pushes]]) -> dict[str, float]:
     if not every:
         return {}
     found = np.percentile(torch.cat(every).double().numpy(), QUANTILES).tolist()
-    return {f"train/dynamic_learning_rate/q{q:02d}": value
-            for q, value in zip(QUANTILES, found, strict=True)}  # fmt: skip
+    return {
+        f"train/dynamic_learning_rate/q{q:02d}": value
+        for q, value in zip(QUANTILES, found, strict=True)
+    }

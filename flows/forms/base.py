@@ -135,10 +135,11 @@ def _check_taken(field: str, value: Any, setting: str, objective: str) -> None:
         return
     takers = [name for name, one in _OBJECTIVES.items() if first in one.model_fields]
     raise ConfigError(
-        field, value,
+        field,
+        value,
         f"{objective} does not take it; leave it empty, or choose an objective that does: "
         f"{', '.join(takers)}",
-    )  # fmt: skip
+    )
 
 
 def _inner(settings: Mapping[str, Any], dotted: str) -> Mapping[str, Any]:

@@ -8,12 +8,8 @@ from pydantic import Field
 
 from flows.forms.base import At, Form
 
-Pairs = Literal[
-    "dpo", "robust_dpo", "ipo", "slic", "hinge", "simpo", "sppo", "sft_extended"
-]  # fmt: skip
-Rows = Literal[
-    "sft", "sft_extended", "dpo", "robust_dpo", "ipo", "slic", "hinge", "simpo", "sppo"
-]  # fmt: skip
+Pairs = Literal["dpo", "robust_dpo", "ipo", "slic", "hinge", "simpo", "sppo", "sft_extended"]
+Rows = Literal["sft", "sft_extended", "dpo", "robust_dpo", "ipo", "slic", "hinge", "simpo", "sppo"]
 
 
 class FileForm(Form):
@@ -57,9 +53,9 @@ class SftForm(DataForm):
         Literal["sequence_sum", "token_mean"] | None, At("sft.objective.normalise")
     ] = Field(None, description="Of the likelihood: a sum over an answer's tokens, or a mean.")
     steps: Annotated[int | None, At("sft.steps")] = Field(None, description="Optimizer steps.")
-    optimizer: Annotated[
-        Literal["sgd", "adamw", "rmsprop"] | None, At("sft.optimizer.name")
-    ] = Field(None, description="torch's optimizer.")  # fmt: skip
+    optimizer: Annotated[Literal["sgd", "adamw", "rmsprop"] | None, At("sft.optimizer.name")] = (
+        Field(None, description="torch's optimizer.")
+    )
     learning_rate: Annotated[float | None, At("sft.optimizer.learning_rate")] = Field(
         None, description="After the warm-up."
     )

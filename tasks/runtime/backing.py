@@ -114,9 +114,10 @@ def _program(name: str) -> str:
     found = _found(name)
     if found is None:
         raise ConfigError(
-            "PROFILE", "full",
+            "PROFILE",
+            "full",
             f"needs {name}, which is not installed: apt-get install {_PACKAGES[name]}",
-        )  # fmt: skip
+        )
     return str(found)
 
 
@@ -129,9 +130,12 @@ def _postgres(home: Path, password: str) -> Iterator[str]:
     if not (data / "PG_VERSION").exists():
         _initialise(data, initdb, user, password)
     settings = {
-        "port": port, "listen_addresses": LOOPBACK, "unix_socket_directories": "",
-        "max_connections": 200, "authentication_timeout": 10,
-    }  # fmt: skip
+        "port": port,
+        "listen_addresses": LOOPBACK,
+        "unix_socket_directories": "",
+        "max_connections": 200,
+        "authentication_timeout": 10,
+    }
     options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
     log = home / "logs" / "postgres.log"
     with _running("postgres", [user, program, "-D", str(data), *options], log) as process:
@@ -152,13 +156,28 @@ def _initialise(data: Path, initdb: str, user: str, password: str) -> None:
         for path in (data, words):
             os.chown(path, owner.pw_uid, owner.pw_gid)
         rights = {"user": user, "group": str(owner.pw_gid)}
-    command = [initdb, "-D", str(data), "-U", ADMIN, "--auth=scram-sha-256", f"--pwfile={words}",
-               "--encoding=UTF8", "--locale=C", "--no-sync"]  # fmt: skip
+    command = [
+        initdb,
+        "-D",
+        str(data),
+        "-U",
+        ADMIN,
+        "--auth=scram-sha-256",
+        f"--pwfile={words}",
+        "--encoding=UTF8",
+        "--locale=C",
+        "--no-sync",
+    ]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, cwd="/", extra_groups=[] if rights else None,
-            user=rights.get("user"), group=int(rights["group"]) if rights else None,
-        )  # fmt: skip
+            command,
+            capture_output=True,
+            text=True,
+            cwd="/",
+            extra_groups=[] if rights else None,
+            user=rights.get("user"),
+            group=int(rights["group"]) if rights else None,
+        )
     finally:
         words.unlink()
     if done.returncode:

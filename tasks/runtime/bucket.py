@@ -12,9 +12,12 @@ def make_bucket(environment: Mapping[str, str]) -> str:
 
     bucket = environment["DYNOLAB_STORE"].removeprefix("s3://").partition("/")[0]
     files = fsspec.filesystem(
-        "s3", key=environment["AWS_ACCESS_KEY_ID"], secret=environment["AWS_SECRET_ACCESS_KEY"],
-        endpoint_url=environment.get("DYNOLAB_STORE_ENDPOINT"), skip_instance_cache=True,
-    )  # fmt: skip
+        "s3",
+        key=environment["AWS_ACCESS_KEY_ID"],
+        secret=environment["AWS_SECRET_ACCESS_KEY"],
+        endpoint_url=environment.get("DYNOLAB_STORE_ENDPOINT"),
+        skip_instance_cache=True,
+    )
     if not files.exists(bucket):
         files.mkdir(bucket)
     return bucket

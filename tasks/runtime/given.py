@@ -26,10 +26,11 @@ def given_result(store: Store, field: str, reference: str) -> StageResult:
     match = _ADDRESS.fullmatch(path) or _SHORT.fullmatch(path)
     if match is None:
         raise ConfigError(
-            field, reference,
+            field,
+            reference,
             f"is no result of the store {store.files.url}; give MLflow's tag store.address, "
             "or <stage>/<key> as the command line shows them",
-        )  # fmt: skip
+        )
     stage, key = match["stage"], _whole_key(store, field, reference, match["stage"], match["key"])
     place = store.place(stage, key)
     found = place.committed()
@@ -52,7 +53,8 @@ def _whole_key(store: Store, field: str, reference: str, stage: str, start: str)
     if not keys:
         there = ", ".join(sorted(store.files.children("stages"))) or "none"
         raise ConfigError(
-            field, reference,
+            field,
+            reference,
             f"the store {store.files.url} has no such result; it has results of: {there}",
-        )  # fmt: skip
+        )
     return keys[0]

@@ -43,9 +43,10 @@ def join(settings: Settings) -> None:
     """
     if settings.rendezvous is None:
         raise ConfigError(
-            "DYNOLAB_RENDEZVOUS", None,
+            "DYNOLAB_RENDEZVOUS",
+            None,
             "set the address that the host which starts trainings has, like 10.0.0.1:29400",
-        )  # fmt: skip
+        )
     log.info("waiting for trainings at %s", settings.rendezvous)
     warned = False
     while True:

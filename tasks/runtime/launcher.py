@@ -57,9 +57,11 @@ def launch_ranks(
 
 
 def _launch_here(
-    share: Share, environment: Mapping[str, str], while_running: Callable[[], None],
+    share: Share,
+    environment: Mapping[str, str],
+    while_running: Callable[[], None],
     poll_seconds: float,
-) -> None:  # fmt: skip
+) -> None:
     with running(share, environment) as mine:
         while True:
             with suppress(subprocess.TimeoutExpired):

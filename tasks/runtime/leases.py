@@ -40,9 +40,12 @@ def gpu_slots(count: int) -> Iterator[None]:
     from prefect.concurrency.sync import concurrency
 
     lease = concurrency(
-        name, occupy=count, strict=True, lease_duration=LEASE_SECONDS,
+        name,
+        occupy=count,
+        strict=True,
+        lease_duration=LEASE_SECONDS,
         raise_on_lease_renewal_failure=False,
-    )  # fmt: skip
+    )
     with in_line(name.replace(":", "-")):  # the server lets whoever asks at the right moment in
         lease.__enter__()
     try:
@@ -77,8 +80,9 @@ def _is_counted(name: str, count: int) -> bool:
             return False
     if limit < count:
         raise ConfigError(
-            name, limit,
+            name,
+            limit,
             f"{count} GPUs are asked for; use fewer ranks, or set the limit, in Prefect's "
             "Concurrency page, to the number of the pool's GPUs",
-        )  # fmt: skip
+        )
     return True

@@ -181,9 +181,7 @@ class MlflowApi:
         data = self._call("GET", f"runs/get?{query}")["run"]["data"]
         return {tag["key"]: tag["value"] for tag in data.get("tags", [])}
 
-    def register_model(
-        self, name: str, source: str, run_id: str, tags: Mapping[str, str]
-    ) -> None:  # fmt: skip
+    def register_model(self, name: str, source: str, run_id: str, tags: Mapping[str, str]) -> None:
         """A version of the registered model `name`, unless one has this source already."""
         try:
             self._call("POST", "registered-models/create", {"name": name})

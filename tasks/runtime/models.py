@@ -17,9 +17,11 @@ MODEL_FOLDER = "model"
 def register_model(run: RunTracker, name: str, result: StageResult) -> None:
     """Has MLflow list a result's model under `name`, as soon as it can be reached."""
     tags = {
-        "stage": result.stage, "stage_key": result.key, ADDRESS_TAG: result.address,
+        "stage": result.stage,
+        "stage_key": result.key,
+        ADDRESS_TAG: result.address,
         DIGEST_TAG: result.digest,
-    }  # fmt: skip
+    }
     run.model(name, model_source(result.address), tags, result.mlflow_run_id)
 
 

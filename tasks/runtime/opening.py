@@ -28,9 +28,12 @@ def open_store(settings: Settings) -> Store:
     """The store that the environment names, with its key."""
     own_folder(settings.home)
     return Store(
-        settings.store, cache=settings.cache, endpoint=settings.store_endpoint,
-        key=partial(signing_key, settings.home), keep=settings.resume_states,
-    )  # fmt: skip
+        settings.store,
+        cache=settings.cache,
+        endpoint=settings.store_endpoint,
+        key=partial(signing_key, settings.home),
+        keep=settings.resume_states,
+    )
 
 
 def planning_platform() -> Platform:

@@ -67,10 +67,11 @@ class Rendezvous:
             return None
         if settings.rendezvous is None:
             raise ConfigError(
-                "DYNOLAB_RENDEZVOUS", None,
+                "DYNOLAB_RENDEZVOUS",
+                None,
                 f"{settings.hosts} hosts need a place to meet; set an address of this host that "
                 "the others reach and a free port, like 10.0.0.1:29400",
-            )  # fmt: skip
+            )
         host, _, port = settings.rendezvous.rpartition(":")
         return cls(host, int(port), settings.hosts, settings.home)
 
@@ -79,9 +80,10 @@ class Rendezvous:
         each, rest = divmod(ranks, self.hosts)
         if rest:
             raise ConfigError(
-                field, ranks,
+                field,
+                ranks,
                 f"must be a multiple of DYNOLAB_HOSTS = {self.hosts}: every host has as many",
-            )  # fmt: skip
+            )
         return each
 
     def __str__(self) -> str:
@@ -117,19 +119,24 @@ class Other:
 
 
 def launch_on_hosts(
-    share: Share, rendezvous: Rendezvous, environment: Mapping[str, str],
-    while_running: Callable[[], None], poll_seconds: float,
-) -> None:  # fmt: skip
+    share: Share,
+    rendezvous: Rendezvous,
+    environment: Mapping[str, str],
+    while_running: Callable[[], None],
+    poll_seconds: float,
+) -> None:
     """As `launch_ranks`, with `share.ranks` ranks over all hosts together."""
     each = rendezvous.ranks_each("engine.ranks", share.ranks)
     with _joined(rendezvous, while_running) as others:
         own = others[0].peer.own_address
         mine = share.model_copy(
             update={
-                "ranks": each, "hosts": rendezvous.hosts, "address": own,
+                "ranks": each,
+                "hosts": rendezvous.hosts,
+                "address": own,
                 "endpoint": f"{own}:{free_port(own)}",
             }
-        )  # fmt: skip
+        )
         salt = secrets.token_hex(32)
         _share_out(mine, salt, others, while_running)
         secret = {SECRET: ranks_secret(rendezvous.home, salt)}
@@ -230,10 +237,11 @@ def _listening(rendezvous: Rendezvous) -> socket.socket:
         listener = listening_socket(rendezvous.port, rendezvous.host)
     except OSError as error:
         raise ConfigError(
-            "DYNOLAB_RENDEZVOUS", str(rendezvous),
+            "DYNOLAB_RENDEZVOUS",
+            str(rendezvous),
             f"this host cannot listen there ({error.strerror or error}): name one of its own "
             "addresses, and a port that no other training uses now",
-        ) from error  # fmt: skip
+        ) from error
     listener.settimeout(_POLL_SECONDS)
     return listener
 
@@ -288,10 +296,11 @@ def _share_out(
             other.poll()
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    "DYNOLAB_HOME", str(mine.logs),
+                    "DYNOLAB_HOME",
+                    str(mine.logs),
                     f"what host {other.peer.name} writes there does not arrive here; it must be "
                     "one folder that all hosts share",
-                )  # fmt: skip
+                )
             time.sleep(_POLL_SECONDS)
 
 

@@ -52,9 +52,7 @@ def _asked_names() -> tuple[str, ...]:
     return (*_HOSTS, *filter(None, more))
 
 
-def prefect_application(
-    folder: Path, port: int, standing: bool, *, api_only: bool = False
-) -> Any:  # fmt: skip
+def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bool = False) -> Any:
     """Prefect's API, interface and background services; `folder` is its PREFECT_HOME.
 
     `api_only` leaves the services to another process. The interface's forms for blocks need a

@@ -172,9 +172,7 @@ def start_services(
     return started
 
 
-def _start(
-    home: Path, name: str, port: int, standing: bool, more: Mapping[str, str]
-) -> Service:  # fmt: skip
+def _start(home: Path, name: str, port: int, standing: bool, more: Mapping[str, str]) -> Service:
     (home / name).mkdir(parents=True, exist_ok=True)
     log = home / "logs" / f"{name}.log"
     try:

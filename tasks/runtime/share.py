@@ -181,8 +181,12 @@ def rank_environment(
         defaults["GLOO_SOCKET_IFNAME"] = known
     owner = json.dumps(this_process())
     environment = {
-        **inherited, **defaults, **additions, _JOB_VARIABLE: job_id, OWNER_VARIABLE: owner,
-    }  # fmt: skip
+        **inherited,
+        **defaults,
+        **additions,
+        _JOB_VARIABLE: job_id,
+        OWNER_VARIABLE: owner,
+    }
     if "DS_ACCELERATOR" not in environment and not gpus_visible(environment):
         environment["DS_ACCELERATOR"] = "cpu"
     return environment
@@ -214,16 +218,23 @@ def rank_ends(failures: Path, logs: Path) -> list[RankEnd]:
         lines, record = last_lines(logs / f"rank-{rank}.log"), records.get(rank)
         if record:
             end = RankEnd(
-                rank=rank, exit_code=record.exit_code, group=1, time=record.time,
-                last_lines=lines, reason=record.reason,
-            )  # fmt: skip
+                rank=rank,
+                exit_code=record.exit_code,
+                group=1,
+                time=record.time,
+                last_lines=lines,
+                reason=record.reason,
+            )
         else:
             code, second = ends[rank]
             was_ended = code in (-signal.SIGTERM, -signal.SIGABRT) or second > first_second + 1
             end = RankEnd(
-                rank=rank, exit_code=code, group=2 if was_ended else 0, time=second,
+                rank=rank,
+                exit_code=code,
+                group=2 if was_ended else 0,
+                time=second,
                 last_lines=lines,
-            )  # fmt: skip
+            )
         found.append(end)
     return found
 

@@ -71,9 +71,12 @@ def use_services(home: Path, names: Sequence[str] = ALL) -> Services:
 
 @contextmanager
 def standing_services(
-    home: Path, *, prefect_port: int | None = None, mlflow_port: int | None = None,
+    home: Path,
+    *,
+    prefect_port: int | None = None,
+    mlflow_port: int | None = None,
     backing: AbstractContextManager[Backing] | None = None,
-) -> Iterator[Services]:  # fmt: skip
+) -> Iterator[Services]:
     """Both servers, ready, on the usual ports (4200, 5000) or the given ones, and registered.
 
     `backing` starts what they stand on, in place of SQLite and folders.
@@ -126,9 +129,10 @@ def up(
     """
     with suppress(KeyboardInterrupt), sigterm_as_interrupt(), ExitStack() as stack:
         services = stack.enter_context(
-            standing_services(home, prefect_port=prefect_port, mlflow_port=mlflow_port,
-                              backing=backing)
-        )  # fmt: skip
+            standing_services(
+                home, prefect_port=prefect_port, mlflow_port=mlflow_port, backing=backing
+            )
+        )
         for name, address in services.addresses.items():
             announce(f"{_LABELS[name]:8}{address.url}/?token={login_token(home)}")
         workers = stack.enter_context(beside(services)) if beside else Services(home, ())

@@ -44,9 +44,11 @@ class Supervisor:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._following.end(look_again=True)
         self._progress.close("done" if kind is None else "failed")
         self._keeping.end(look_again=kind is not None)

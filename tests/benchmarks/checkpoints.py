@@ -53,9 +53,11 @@ AT_LEAST = {"checkpoint_upload_over_raw": 0.8}
 AT_MOST = {"training_stall_fraction": 0.05}
 BUCKET = "checkpoints"
 LOGIN = {
-    "AWS_ACCESS_KEY_ID": "benchmark", "AWS_SECRET_ACCESS_KEY": "benchmark",
-    "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-}  # fmt: skip
+    "AWS_ACCESS_KEY_ID": "benchmark",
+    "AWS_SECRET_ACCESS_KEY": "benchmark",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
 
 
 @contextmanager
@@ -124,8 +126,11 @@ def training_stall() -> dict[str, float]:
         place = Settings(home=folder / "home", store=f"s3://{BUCKET}/lab", store_endpoint=address)
         store = Store(place.store, cache=place.cache, endpoint=address)
         platform = Platform(
-            place, store, MemoryTracking, lambda: PlainProgress(StringIO())  # type: ignore[arg-type]
-        )  # fmt: skip
+            place,
+            store,
+            MemoryTracking,
+            lambda: PlainProgress(StringIO()),  # type: ignore[arg-type]
+        )
         told = folder / "stall.json"
 
         def timed(module: str, job: Path, **how: Any) -> None:

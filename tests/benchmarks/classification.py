@@ -74,8 +74,10 @@ def tutorial(model: nn.Module) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
         return [j.flatten(2) for j in vmap(jacrev(logits), (None, 0))(weights, x).values()]
 
     def contraction(left: Tensor, right: Tensor) -> Tensor:
-        parts = [torch.einsum("naf,mbf->nmab", one, other)
-                 for one, other in zip(jacobians(left), jacobians(right), strict=True)]  # fmt: skip
+        parts = [
+            torch.einsum("naf,mbf->nmab", one, other)
+            for one, other in zip(jacobians(left), jacobians(right), strict=True)
+        ]
         return torch.stack(parts).sum(0)
 
     def products(left: Tensor, right: Tensor) -> Tensor:

@@ -44,10 +44,15 @@ REBOUND = "rebound.example"
 PAGE = Path(__file__).with_name("doors_page.js")
 REBOUND_PAGE = Path(__file__).with_name("doors_rebound.js")
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
     f"--host-resolver-rules=MAP {urlsplit(EVIL).hostname} 127.0.0.1, MAP {REBOUND} 127.0.0.1",
-]  # fmt: skip
+]
 SETTLE_MS = 3000
 BAR_WAYS = 20
 WORKER_SECONDS = 120.0
@@ -142,8 +147,9 @@ def own_browser_works(platform: Platform, folder: Path) -> bool:
             page = context.new_page()
             page.set_default_timeout(60_000)
             for name, path, word in (
-                ("Prefect", "/deployments", "audit"), ("MLflow", "/#/experiments", "Default"),
-            ):  # fmt: skip
+                ("Prefect", "/deployments", "audit"),
+                ("MLflow", "/#/experiments", "Default"),
+            ):
                 plain, _, _ = platform.link(name).partition("/?")
                 if attempt == "link":
                     page.goto(platform.link(name))
@@ -219,7 +225,9 @@ def measure(profiles: list[str]) -> dict[str, Any]:
             is_open |= {f"{profile}, {way}": got for way, got in doors.open_ways(ways).items()}
     ways_tried = sum(counts.values())
     return {
-        "ways_tried": ways_tried, "ways_open": len(is_open), "open": is_open,
+        "ways_tried": ways_tried,
+        "ways_open": len(is_open),
+        "open": is_open,
         **{f"ways_tried_by_{kind}": count for kind, count in counts.items()},
         **{f"own_browser_works_{profile}": well for profile, well in works.items()},
         "bars": {
@@ -227,7 +235,7 @@ def measure(profiles: list[str]) -> dict[str, Any]:
             "ways_open": [0, not is_open],
             **{f"own_browser_works_{profile}": [True, well] for profile, well in works.items()},
         },
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

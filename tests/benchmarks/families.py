@@ -69,8 +69,14 @@ _LLAMA = {
     "initializer_range": 0.15,
 }
 _GROUPED = {**_LLAMA, "num_key_value_heads": 2}
-_GPT = {**_TOKENS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
-        "initializer_range": 0.15}  # fmt: skip
+_GPT = {
+    **_TOKENS,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "initializer_range": 0.15,
+}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _MAMBA = {**_TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
 
@@ -87,16 +93,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", _GROUPED),
     "opt": (
         "opt",
-        {**_TOKENS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "ffn_dim": 64, "max_position_embeddings": 64, "word_embed_proj_dim": 16,
-         "init_std": 0.15},
+        {
+            **_TOKENS,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "ffn_dim": 64,
+            "max_position_embeddings": 64,
+            "word_embed_proj_dim": 16,
+            "init_std": 0.15,
+        },
     ),
     "falcon": ("falcon", {k: v for k, v in _LLAMA.items() if k != "intermediate_size"}),
     "gpt_neo": (
         "gpt_neo",
-        {**_TOKENS, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4,
-         "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 64,
-         "initializer_range": 0.15},
+        {
+            **_TOKENS,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 4,
+            "window_size": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "max_position_embeddings": 64,
+            "initializer_range": 0.15,
+        },
     ),
     "gptj": ("gptj", {**_GPT, "rotary_dim": 4}),
     "smollm3": ("smollm3", _GROUPED),
@@ -104,8 +124,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", _GROUPED),
     "mpt": (
         "mpt",
-        {**_TOKENS, "d_model": 32, "n_layers": 2, "n_heads": 4, "expansion_ratio": 2,
-         "max_seq_len": 64, "initializer_range": 0.15},
+        {
+            **_TOKENS,
+            "d_model": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "expansion_ratio": 2,
+            "max_seq_len": 64,
+            "initializer_range": 0.15,
+        },
     ),
     "bloom": (
         "bloom",
@@ -117,8 +144,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {**_GROUPED, "head_dim": 8}),
     "gemma2": (
         "gemma2",
-        {**_GROUPED, "head_dim": 8, "sliding_window": 4, "final_logit_softcapping": 3.0,
-         "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 8},
+        {
+            **_GROUPED,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "final_logit_softcapping": 3.0,
+            "attn_logit_softcapping": 5.0,
+            "query_pre_attn_scalar": 8,
+        },
     ),
     "gemma3": (
         "gemma3_text",
@@ -133,22 +166,38 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mamba": ("mamba", _MAMBA),
     "mamba2": (
-        "mamba2", {**_MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 4},
+        "mamba2",
+        {**_MAMBA, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 4},
     ),
     "recurrent_gemma": (
         "recurrent_gemma",
-        {**_TOKENS, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-         "num_key_value_heads": 1, "intermediate_size": 64, "lru_width": 32,
-         "attention_window_size": 8, "logits_soft_cap": 3.0},
+        {
+            **_TOKENS,
+            "hidden_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "intermediate_size": 64,
+            "lru_width": 32,
+            "attention_window_size": 8,
+            "logits_soft_cap": 3.0,
+        },
     ),
     "falcon_h1": (
         "falcon_h1",
-        {**_GROUPED, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8,
-         "mamba_d_state": 4, "mamba_chunk_size": 4, "lm_head_multiplier": 0.5},
+        {
+            **_GROUPED,
+            "mamba_d_ssm": 32,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 8,
+            "mamba_d_state": 4,
+            "mamba_chunk_size": 4,
+            "lm_head_multiplier": 0.5,
+        },
     ),
     "modernbert_decoder": ("modernbert-decoder", {**_LLAMA, "local_attention": 4}),
     "bert": ("bert", _LLAMA),
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -297,9 +346,12 @@ def try_family(name: str) -> Finding:
         finding.foreign.append(f"{type(error).__name__}: {error}"[:200])
         return finding
     example = RecordedExample(
-        id="pair", chosen=CHOSEN, rejected=REJECTED,
-        chosen_reference=REFERENCE[0], rejected_reference=REFERENCE[1],
-    )  # fmt: skip
+        id="pair",
+        chosen=CHOSEN,
+        rejected=REJECTED,
+        chosen_reference=REFERENCE[0],
+        rejected_reference=REFERENCE[1],
+    )
     maps: dict[str, Tensor] = {}
     for route in ROUTES:
         try:

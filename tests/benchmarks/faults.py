@@ -43,10 +43,21 @@ def run_list(file: Path) -> float:
     """Runs every fault test; its words go to stderr. Returns the seconds that it took."""
     began = time.monotonic()
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", "faults", "-v", "--junitxml", str(file),
-         "-o", "junit_family=xunit1"],
-        cwd=ROOT, stdout=sys.stderr,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "faults",
+            "-v",
+            "--junitxml",
+            str(file),
+            "-o",
+            "junit_family=xunit1",
+        ],
+        cwd=ROOT,
+        stdout=sys.stderr,
+    )
     return time.monotonic() - began
 
 

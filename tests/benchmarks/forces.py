@@ -53,10 +53,14 @@ PROMPT, RESPONSE = 32, 32
 SIZES = {"tinystories": 16, "wide": 2}
 OBJECTIVE = SFT(SFTConfig())
 AT_MOST = {
-    "agreement_b_vs_a": 1e-5, "agreement_fp64": 1e-10, "jvp_vs_difference": 1e-6,
-    "memory_vs_tutorial": 0.25, "memory_vs_tutorial_wide": 0.1, "jvp_over_forward": 3.3,
+    "agreement_b_vs_a": 1e-5,
+    "agreement_fp64": 1e-10,
+    "jvp_vs_difference": 1e-6,
+    "memory_vs_tutorial": 0.25,
+    "memory_vs_tutorial_wide": 0.1,
+    "jvp_over_forward": 3.3,
     "pair_cost_over_gemm_bound": 1.3,
-}  # fmt: skip
+}
 AT_LEAST = {
     "speedup_vs_tutorial": 3.0,
     "speedup_vs_tutorial_wide": 10.0,
@@ -74,9 +78,14 @@ def load(which: str) -> PreTrainedModel:
         return AutoModelForCausalLM.from_pretrained(folder / "tinystories-656k").eval()
     torch.manual_seed(0)
     shape = GPTNeoXConfig(
-        vocab_size=50_304, hidden_size=128, num_hidden_layers=6, num_attention_heads=4,
-        intermediate_size=512, max_position_embeddings=2048, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=50_304,
+        hidden_size=128,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        intermediate_size=512,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+    )
     return GPTNeoXForCausalLM(shape).eval()
 
 
@@ -246,9 +255,11 @@ def contraction_speed(repeats: int) -> dict[str, float]:
         "gemm_gflops": gemm / 1e9,
         "contraction_gflops": executed / took / 1e9,
         "contraction_gemm_fraction": executed / took / gemm,
-        "fit_fixed_s": float(a), "fit_sequence_s": float(b), "fit_pair_s": float(c),
+        "fit_fixed_s": float(a),
+        "fit_sequence_s": float(b),
+        "fit_pair_s": float(c),
         "pair_cost_over_gemm_bound": float(c) / (pair / gemm),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

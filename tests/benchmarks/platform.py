@@ -64,8 +64,14 @@ def no_op() -> dict[str, Any]:
 
     @flow(name="overhead")
     def overhead(number: int) -> None:
-        run_steps([Step("nothing", stage, Nothing(number=number))], study="overhead",
-                  project="overhead", tags={}, params={}, fresh=False)  # fmt: skip
+        run_steps(
+            [Step("nothing", stage, Nothing(number=number))],
+            study="overhead",
+            project="overhead",
+            tags={},
+            params={},
+            fresh=False,
+        )
 
     def seconds(number: int) -> float:
         began = time.monotonic()
@@ -111,8 +117,10 @@ def shared_prefixes() -> dict[str, Any]:
     done = sum(work.values())
     return {
         "sweep_saved_fraction": 1 - done / naive,
-        "sweep_work_s": done, "sweep_naive_s": naive, "sweep_wall_s": wall,
-    }  # fmt: skip
+        "sweep_work_s": done,
+        "sweep_naive_s": naive,
+        "sweep_wall_s": wall,
+    }
 
 
 def metrics(folder: Path, uri: str) -> dict[str, Any]:

@@ -55,8 +55,10 @@ BLOCKS = {"tinystories": (5, 100), "70m": (5, 10)}
 
 AT_MOST = {"agreement_nats": 1e-4, "probe_over_packed_forward": 1.4}
 AT_LEAST = {
-    "speedup_vs_one_by_one": 4.0, "speedup_vs_lm_eval": 3.0, "speedup_over_flop_ratio_70m": 0.8,
-}  # fmt: skip
+    "speedup_vs_one_by_one": 4.0,
+    "speedup_vs_lm_eval": 3.0,
+    "speedup_over_flop_ratio_70m": 0.8,
+}
 
 
 class Bench:
@@ -130,11 +132,17 @@ def shape_70m() -> GPTNeoXForCausalLM:
     torch.manual_seed(0)
     return GPTNeoXForCausalLM(
         GPTNeoXConfig(
-            vocab_size=50_304, hidden_size=512, num_hidden_layers=6, num_attention_heads=8,
-            intermediate_size=2048, max_position_embeddings=2048, tie_word_embeddings=False,
-            bos_token_id=0, eos_token_id=0,
+            vocab_size=50_304,
+            hidden_size=512,
+            num_hidden_layers=6,
+            num_attention_heads=8,
+            intermediate_size=2048,
+            max_position_embeddings=2048,
+            tie_word_embeddings=False,
+            bos_token_id=0,
+            eos_token_id=0,
         )
-    )  # fmt: skip
+    )
 
 
 def lm_eval_of(bench: Bench, longest: int) -> Callable[[Sequence[Encoded]], list[float]]:
@@ -142,16 +150,22 @@ def lm_eval_of(bench: Bench, longest: int) -> Callable[[Sequence[Encoded]], list
     from lm_eval.models.huggingface import HFLM
 
     measured = HFLM(
-        pretrained=bench.model, tokenizer=bench.tokenizer, device="cpu",
-        batch_size=max(1, BATCH_TOKENS // longest), max_length=bench.context,
-    )  # fmt: skip
+        pretrained=bench.model,
+        tokenizer=bench.tokenizer,
+        device="cpu",
+        batch_size=max(1, BATCH_TOKENS // longest),
+        max_length=bench.context,
+    )
 
     def score(sequences: Sequence[Encoded]) -> list[float]:
         requests = [
-            ((str(number), ""), list(one.ids[: one.prompt_length]),
-             list(one.ids[one.prompt_length :]))
+            (
+                (str(number), ""),
+                list(one.ids[: one.prompt_length]),
+                list(one.ids[one.prompt_length :]),
+            )
             for number, one in enumerate(sequences)
-        ]  # fmt: skip
+        ]
         found = measured._loglikelihood_tokens(requests, disable_tqdm=True)
         return [float(logp) for logp, _ in found]
 
@@ -226,16 +240,24 @@ def scoring(which: str, blocks_run: int | None) -> dict[str, float]:
     every = [one for part in sequences for one in part]
     left = sum({one.ids[: one.prompt_length]: one.prompt_length for one in every}.values())
     left += sum(one.response_length - 1 for one in every)
-    spread = {f"{name}_low": min(v) for name, v in ratios.items() if "speedup_vs" in name or
-              "over" in name}  # fmt: skip
-    spread |= {name.replace("_low", "_high"): max(ratios[name.removesuffix("_low")])
-               for name in spread}  # fmt: skip
+    spread = {
+        f"{name}_low": min(v)
+        for name, v in ratios.items()
+        if "speedup_vs" in name or "over" in name
+    }
+    spread |= {
+        name.replace("_low", "_high"): max(ratios[name.removesuffix("_low")]) for name in spread
+    }
     figures = {
         **{name: statistics.median(values) for name, values in ratios.items()},
-        **spread, "agreement_nats": gap, "loop_agreement_nats": loop_gap, "rows": float(len(every)),
+        **spread,
+        "agreement_nats": gap,
+        "loop_agreement_nats": loop_gap,
+        "rows": float(len(every)),
         "tokens_left": left / sum(len(one.ids) for one in every),
-        "seconds": work["ours"], "seconds_one_by_one": work["one_by_one"],
-    }  # fmt: skip
+        "seconds": work["ours"],
+        "seconds_one_by_one": work["one_by_one"],
+    }
     suffix = "" if which == "tinystories" else f"_{which}"
     return {name + suffix: value for name, value in figures.items()}
 
@@ -255,14 +277,22 @@ def overhead() -> dict[str, float]:
         write_rows(folder / "probes.jsonl", rows)
         job = TrainJob(
             config=TrainConfig.model_validate(
-                {"objective": {"name": "dpo"}, "engine": {"kind": "plain", "ranks": 1},
-                 "steps": 8, "batch_size": PAIRS, "micro_batch_size": PAIRS // 2,
-                 "overlong": "truncate_left", "probe_every": 2}
+                {
+                    "objective": {"name": "dpo"},
+                    "engine": {"kind": "plain", "ranks": 1},
+                    "steps": 8,
+                    "batch_size": PAIRS,
+                    "micro_batch_size": PAIRS // 2,
+                    "overlong": "truncate_left",
+                    "probe_every": 2,
+                }
             ),
-            model=folder / "model", examples=folder / "train.jsonl",
+            model=folder / "model",
+            examples=folder / "train.jsonl",
             probes=folder / "probes.jsonl",
-            output=folder / "output", resume_out=folder / "resume",
-        )  # fmt: skip
+            output=folder / "output",
+            resume_out=folder / "resume",
+        )
         train(job, load_language_model(folder / "model"), bench.tokenizer)
         written = (folder / "output/metrics.jsonl").read_text().splitlines()
     lines = map(json.loads, written)
@@ -271,9 +301,10 @@ def overhead() -> dict[str, float]:
     speeds = [one["train/examples_per_s"] for one in found if "train/examples_per_s" in one]
     probe, step = statistics.median(probes[1:]), PAIRS / statistics.median(speeds[1:])
     return {
-        "seconds_of_probe": probe, "seconds_of_step": step,
+        "seconds_of_probe": probe,
+        "seconds_of_step": step,
         "training_overhead": 1 + probe / (STEPS_BETWEEN * step),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -282,8 +313,11 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, help="so many blocks of each model alone")
     arguments = parser.parse_args()
     only, blocks = arguments.only, arguments.blocks
-    parts = {"tinystories": lambda: scoring("tinystories", blocks),
-             "70m": lambda: scoring("70m", blocks), "overhead": overhead}  # fmt: skip
+    parts = {
+        "tinystories": lambda: scoring("tinystories", blocks),
+        "70m": lambda: scoring("70m", blocks),
+        "overhead": overhead,
+    }
     found: dict[str, float] = {"threads": float(torch.get_num_threads())}
     for name, part in parts.items():
         if only in (None, name):

@@ -83,20 +83,31 @@ def _foretold(folder: Path, pairs: int, steps: int) -> list[Forecast]:
     source = Path(os.environ["DYNOLAB_TEST_DATA"])
     model = source / "models/tinystories-656k"
     data = DataConfig(
-        source="file", path=str(source / "data/probes/hh_helpful_probe_train.jsonl.gz"),
-        format="probe_file", heldout_rows=0,
-    )  # fmt: skip
+        source="file",
+        path=str(source / "data/probes/hh_helpful_probe_train.jsonl.gz"),
+        format="probe_file",
+        heldout_rows=0,
+    )
     write_rows(folder / "train.jsonl", load_data(data).pairs)
     config = TrainConfig.model_validate(
-        {"objective": {"name": "dpo", "beta": 0.1},
-         "optimizer": {"name": "sgd", "learning_rate": 2e-2},
-         "engine": {"kind": "plain", "ranks": 1}, "steps": steps, "batch_size": pairs,
-         "micro_batch_size": min(4, pairs), "overlong": "drop", "record_steps": range(steps)}
-    )  # fmt: skip
+        {
+            "objective": {"name": "dpo", "beta": 0.1},
+            "optimizer": {"name": "sgd", "learning_rate": 2e-2},
+            "engine": {"kind": "plain", "ranks": 1},
+            "steps": steps,
+            "batch_size": pairs,
+            "micro_batch_size": min(4, pairs),
+            "overlong": "drop",
+            "record_steps": range(steps),
+        }
+    )
     job = TrainJob(
-        config=config, model=model, examples=folder / "train.jsonl", output=folder / "output",
+        config=config,
+        model=model,
+        examples=folder / "train.jsonl",
+        output=folder / "output",
         resume_out=folder / "resume",
-    )  # fmt: skip
+    )
     train(job, load_language_model(model), load_tokenizer(model))
     policy = PolicyFunction(load_language_model(model))
     return [
@@ -108,8 +119,10 @@ def _foretold(folder: Path, pairs: int, steps: int) -> list[Forecast]:
 
 def _spread(name: str, values: list[float]) -> dict[str, float]:
     return {
-        name: statistics.median(values), f"{name}_low": min(values), f"{name}_high": max(values)
-    }  # fmt: skip
+        name: statistics.median(values),
+        f"{name}_low": min(values),
+        f"{name}_high": max(values),
+    }
 
 
 PARTS: dict[str, Callable[[], dict[str, float]]] = {

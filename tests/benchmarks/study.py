@@ -70,9 +70,13 @@ def launch(folder: Path) -> None:
     job = folder / "empty.json"
     job.write_text("{}")
     launch_ranks(
-        "tests.benchmarks.rank_start", job, ranks=2, logs=folder / "logs",
-        environment={"PYTHONPATH": str(ROOT)}, while_running=lambda: None,
-    )  # fmt: skip
+        "tests.benchmarks.rank_start",
+        job,
+        ranks=2,
+        logs=folder / "logs",
+        environment={"PYTHONPATH": str(ROOT)},
+        while_running=lambda: None,
+    )
 
 
 def services(home: Path) -> None:

@@ -45,9 +45,11 @@ Run = Callable[[], dict[str, float]]
 
 ROUNDS = 5
 AT_LEAST = {
-    "dpo_throughput_vs_trl": 2.0, "sft_throughput_vs_trl": 1.5, "grpo_throughput_vs_trl": 1.0,
+    "dpo_throughput_vs_trl": 2.0,
+    "sft_throughput_vs_trl": 1.5,
+    "grpo_throughput_vs_trl": 1.0,
     "zero2_two_ranks_over_one": 1.5,
-}  # fmt: skip
+}
 AT_MOST = {"dpo_peak_memory_vs_trl": 0.8, "resume_differs": 0}
 
 

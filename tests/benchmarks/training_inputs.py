@@ -28,15 +28,25 @@ def prepare(folder: Path) -> None:
     pythia = PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token=end, pad_token=end)
     torch.manual_seed(0)
     shape = GPTNeoXConfig(
-        vocab_size=50_304, hidden_size=512, num_hidden_layers=6, num_attention_heads=8,
-        intermediate_size=2048, max_position_embeddings=2048, tie_word_embeddings=False,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+        vocab_size=50_304,
+        hidden_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        intermediate_size=2048,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     save_language_model(GPTNeoXForCausalLM(shape), pythia, folder / "70m")
     data = load_data(
-        DataConfig(source="file", path=str(source / "data" / "hh" / "harmless-base_test.jsonl.gz"),
-                   format="hh", heldout_rows=20)
-    )  # fmt: skip
+        DataConfig(
+            source="file",
+            path=str(source / "data" / "hh" / "harmless-base_test.jsonl.gz"),
+            format="hh",
+            heldout_rows=20,
+        )
+    )
     fits = Encoder(tokenizer, CONTEXT, "drop")
     pairs = [row for row in data.pairs if fits.example(row) is not None]
     for (method, model), steps in STEPS.items():

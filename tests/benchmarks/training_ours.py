@@ -37,7 +37,7 @@ def ours(
             examples=rows_of(folder, method, model.name),
             output=Path(scratch) / "output",
             resume_out=Path(scratch) / "resume",
-        )  # fmt: skip
+        )
         peak = _run_ranks(job, Path(scratch)) if ranks else _run_here(job)
         lines = (job.output / "metrics.jsonl").read_text().splitlines()
     speeds = [json.loads(line)["metrics"]["train/examples_per_s"] for line in lines]
@@ -48,17 +48,22 @@ def ours(
 def _settings(method: str, model: str, ranks: int, batch: int) -> TrainConfig | GroupTrainConfig:
     plain = {"kind": "plain", "ranks": 1}
     shared: dict[str, Any] = {
-        "objective": {"name": method}, "steps": STEPS[method, model],
+        "objective": {"name": method},
+        "steps": STEPS[method, model],
         "engine": {"kind": "deepspeed", "ranks": ranks, "zero_stage": 2} if ranks else plain,
-        "batch_size": batch, "micro_batch_size": min(batch, 8), "overlong": "truncate_left",
+        "batch_size": batch,
+        "micro_batch_size": min(batch, 8),
+        "overlong": "truncate_left",
         "optimizer": {"name": "adamw", "learning_rate": 1e-5},
-    }  # fmt: skip
+    }
     if method != "grpo":
         return TrainConfig.model_validate(shared)
     sampling = {
-        "objective": {"name": "grpo", "aggregation": "dapo"}, "completions": COMPLETIONS,
-        "max_new_tokens": NEW_TOKENS, "rewards": [{"name": "tests.training.rewards.vowels"}],
-    }  # fmt: skip
+        "objective": {"name": "grpo", "aggregation": "dapo"},
+        "completions": COMPLETIONS,
+        "max_new_tokens": NEW_TOKENS,
+        "rewards": [{"name": "tests.training.rewards.vowels"}],
+    }
     return GroupTrainConfig.model_validate(shared | sampling)
 
 
@@ -73,7 +78,11 @@ def _run_ranks(job: TrainJob, folder: Path) -> int:
     file = folder / "job.json"
     file.write_text(job.model_dump_json())
     launch_ranks(
-        "tasks.ranks.train", file, ranks=job.config.engine.ranks, logs=folder / "logs",
-        environment={"OMP_NUM_THREADS": "1"}, while_running=lambda: None,
-    )  # fmt: skip
+        "tasks.ranks.train",
+        file,
+        ranks=job.config.engine.ranks,
+        logs=folder / "logs",
+        environment={"OMP_NUM_THREADS": "1"},
+        while_running=lambda: None,
+    )
     return 0

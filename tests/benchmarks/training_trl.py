@@ -31,12 +31,19 @@ def trl(method: str, model: Path, folder: Path) -> dict[str, float]:
     tokenizer = load_tokenizer(model)
     policy = load_language_model(model, tokenizer=tokenizer)
     shared: dict[str, Any] = {
-        "output_dir": str(folder / "trl"), "max_steps": STEPS[method, model.name],
-        "learning_rate": 1e-5, "lr_scheduler_type": "constant", "gradient_checkpointing": False,
-        "use_cpu": True, "bf16": False, "report_to": [], "save_strategy": "no",
-        "logging_strategy": "no", "disable_tqdm": True,
+        "output_dir": str(folder / "trl"),
+        "max_steps": STEPS[method, model.name],
+        "learning_rate": 1e-5,
+        "lr_scheduler_type": "constant",
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
         "train_sampling_strategy": "sequential",
-    }  # fmt: skip
+    }
     rows = rows_of(folder, method, model.name)
     make = {"dpo": _dpo, "sft": _sft, "grpo": _grpo}[method]
     trainer = make(policy, tokenizer, _in_order(rows, method), shared)
@@ -68,9 +75,11 @@ def _in_order(file: Path, method: str) -> list[Any]:
 
 
 def _dpo(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[Any],
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: list[Any],
     shared: dict[str, Any],
-) -> DPOTrainer:  # fmt: skip
+) -> DPOTrainer:
     columns = {
         "prompt": [row.prompt for row in rows],
         "chosen": [row.chosen for row in rows],
@@ -85,9 +94,11 @@ def _dpo(
 
 
 def _sft(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[Any],
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: list[Any],
     shared: dict[str, Any],
-) -> SFTTrainer:  # fmt: skip
+) -> SFTTrainer:
     columns = {"prompt": [row.prompt for row in rows], "completion": [row.chosen for row in rows]}
     settings = SFTConfig(**shared, per_device_train_batch_size=BATCH, max_length=512)
     return SFTTrainer(
@@ -96,19 +107,31 @@ def _sft(
 
 
 def _grpo(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[Any],
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: list[Any],
     shared: dict[str, Any],
-) -> GRPOTrainer:  # fmt: skip
+) -> GRPOTrainer:
     settings = GRPOConfig(
-        **shared, per_device_train_batch_size=BATCH * COMPLETIONS, num_generations=COMPLETIONS,
-        max_completion_length=NEW_TOKENS, temperature=1.0, beta=0.0, num_iterations=1,
-        steps_per_generation=1, loss_type="dapo", shuffle_dataset=False,
-    )  # fmt: skip
+        **shared,
+        per_device_train_batch_size=BATCH * COMPLETIONS,
+        num_generations=COMPLETIONS,
+        max_completion_length=NEW_TOKENS,
+        temperature=1.0,
+        beta=0.0,
+        num_iterations=1,
+        steps_per_generation=1,
+        loss_type="dapo",
+        shuffle_dataset=False,
+    )
 
     def reward(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
         return [vowels("", [text], rows[0])[0] for text in completions]
 
     return GRPOTrainer(
-        policy, reward_funcs=reward, args=settings, processing_class=tokenizer,
+        policy,
+        reward_funcs=reward,
+        args=settings,
+        processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": [row.prompt for row in rows]}),
-    )  # fmt: skip
+    )

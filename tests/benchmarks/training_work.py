@@ -12,9 +12,12 @@ COMPLETIONS, NEW_TOKENS = 8, 32
 """Of each prompt, where groups are sampled."""
 WARM_UP = 2
 STEPS = {
-    ("dpo", "tinystories"): 15, ("sft", "tinystories"): 15, ("grpo", "tinystories"): 10,
-    ("dpo", "70m"): 5, ("sft", "70m"): 5,
-}  # fmt: skip
+    ("dpo", "tinystories"): 15,
+    ("sft", "tinystories"): 15,
+    ("grpo", "tinystories"): 10,
+    ("dpo", "70m"): 5,
+    ("sft", "70m"): 5,
+}
 """Steps of one run of a method on a model, those of the warm-up included."""
 
 

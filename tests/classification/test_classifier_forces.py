@@ -94,8 +94,10 @@ def test_parameters_that_do_not_act_as_a_layer_are_found() -> None:
 def test_any_cotangents_give_inner_products_of_their_gradients() -> None:
     model, x, other = network("lenet"), images(3, 0), images(2, 1)
     generator = torch.Generator().manual_seed(2)
-    left, right = (torch.rand(n, r, CLASSES, dtype=torch.float64, generator=generator)
-                   for n, r in ((3, 2), (2, 1)))  # fmt: skip
+    left, right = (
+        torch.rand(n, r, CLASSES, dtype=torch.float64, generator=generator)
+        for n, r in ((3, 2), (2, 1))
+    )
     truth = torch.einsum(
         "orp,usp->ours", left @ jacobians(model, x), right @ jacobians(model, other)
     )
@@ -111,8 +113,9 @@ def test_pair_forces_are_the_change_that_a_step_on_the_pair_makes(name: str) -> 
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     for u in range(2):
         leaves = {n: w.clone().requires_grad_() for n, w in before.items()}
-        loss = nn.functional.cross_entropy(functional_call(model, leaves, (other[u : u + 1],)),
-                                           targets[u : u + 1])  # fmt: skip
+        loss = nn.functional.cross_entropy(
+            functional_call(model, leaves, (other[u : u + 1],)), targets[u : u + 1]
+        )
         gradients = torch.autograd.grad(loss, list(leaves.values()))
         with torch.no_grad():
             after = {n: w - rate * g for (n, w), g in zip(leaves.items(), gradients, strict=True)}

@@ -27,9 +27,12 @@ from dynolab.statistics import rank_correlation
 from models.vision import build_classifier
 
 CONFIG = ForceStudyConfig(
-    training=SGDConfig(learning_rate=0.01, epochs=2), learning_rates=(0.01, 0.1),
-    epochs=(0, 1, 2), watched=2, influence_epochs=2,
-)  # fmt: skip
+    training=SGDConfig(learning_rate=0.01, epochs=2),
+    learning_rates=(0.01, 0.1),
+    epochs=(0, 1, 2),
+    watched=2,
+    influence_epochs=2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +60,9 @@ def trained(data: ImageSplits, rate: float, seed: int, steps: int) -> torch.nn.M
 def test_a_state_is_that_of_the_network_trained_alone(
     data: ImageSplits, found: ForceFindings
 ) -> None:
-    (state,) = [one for one in found.states
-                if (one.learning_rate, one.seed, one.epoch) == (0.1, 1, 1)]  # fmt: skip
+    (state,) = [
+        one for one in found.states if (one.learning_rate, one.seed, one.epoch) == (0.1, 1, 1)
+    ]
     model = trained(data, 0.1, 1, steps=3)
     with torch.no_grad():
         logits = model(data.test.pixels)
@@ -86,12 +90,16 @@ def test_first_order_tells_what_small_steps_did(found: ForceFindings) -> None:
 
 
 def test_ranks_are_those_of_pairs_of_classes(found: ForceFindings) -> None:
-    own = {one.epoch: np.array(one.kernel) for one in found.states
-           if (one.learning_rate, one.seed) == (0.1, 0)}  # fmt: skip
+    own = {
+        one.epoch: np.array(one.kernel)
+        for one in found.states
+        if (one.learning_rate, one.seed) == (0.1, 0)
+    }
     (row,) = [
-        one for one in found.ranks
+        one
+        for one in found.ranks
         if (one.learning_rate, one.seed, one.first, one.second) == (0.1, 0, 0, 2)
-    ]  # fmt: skip
+    ]
     assert np.allclose(own[0], own[0].T, rtol=1e-3)
     pairs = np.triu_indices(10)
     assert row.correlation == rank_correlation(own[0][pairs], own[2][pairs])
@@ -109,10 +117,12 @@ def test_a_learning_rate_that_diverges_is_told_and_leaves_the_others_as_they_are
     assert [one.accuracy for one in again.states] == [one.accuracy for one in found.states]
     page = rank_plate(again.ranks, again.diverged)
     assert "MLP diverged at η = 1e+20 (seeds: 2, first at step 2)" in page.message
-    blown = CONFIG.model_copy(update={
-        "training": CONFIG.training.model_copy(update={"learning_rate": 1e20}),
-        "learning_rates": (1e20,),
-    })  # fmt: skip
+    blown = CONFIG.model_copy(
+        update={
+            "training": CONFIG.training.model_copy(update={"learning_rate": 1e20}),
+            "learning_rates": (1e20,),
+        }
+    )
     with pytest.raises(ConfigError, match=r"training\.learning_rate = 1e\+20: mlp diverges at st"):
         study_forces(partial(build_classifier, "mlp"), "mlp", data, blown, (0,))
 
@@ -126,10 +136,18 @@ def test_a_class_with_too_few_images_to_watch_is_refused() -> None:
 def state(seed: int, pull: np.ndarray, epoch: int = 1) -> ClassifierState:
     rows = tuple(map(tuple, pull.tolist()))
     return ClassifierState(
-        network="mlp", learning_rate=0.1, seed=seed, epoch=epoch, accuracy=1, loss=0,
-        unexplained=0.01, change=1, predictions=tuple(zip(*rows, strict=True)), pulls=rows,
+        network="mlp",
+        learning_rate=0.1,
+        seed=seed,
+        epoch=epoch,
+        accuracy=1,
+        loss=0,
+        unexplained=0.01,
+        change=1,
+        predictions=tuple(zip(*rows, strict=True)),
+        pulls=rows,
         kernel=rows,
-    )  # fmt: skip
+    )
 
 
 def test_claims_read_the_pairing_of_classes() -> None:
@@ -143,9 +161,17 @@ def test_claims_read_the_pairing_of_classes() -> None:
         for epoch in (1, 2, 4)
     ]
     ranks = [
-        KernelRanks(network="mlp", learning_rate=0.1, seed=seed, first=1, second=2,
-                    correlation=0.95 - seed / 100, growth=1.0 + seed / 10) for seed in range(5)
-    ]  # fmt: skip
+        KernelRanks(
+            network="mlp",
+            learning_rate=0.1,
+            seed=seed,
+            first=1,
+            second=2,
+            correlation=0.95 - seed / 100,
+            growth=1.0 + seed / 10,
+        )
+        for seed in range(5)
+    ]
     found = ForceFindings(states, ranks)
     verdicts = {v.id: v for v in assess_forces(found, 0.1, digits=True)}
     for name in (

@@ -32,8 +32,9 @@ def targets(seed: int) -> torch.Tensor:
 
 
 def alone(model: nn.Module, wanted: torch.Tensor, order: torch.Tensor, rate: float) -> nn.Module:
-    optimizer = torch.optim.SGD(model.parameters(), rate, CONFIG.momentum,
-                                weight_decay=CONFIG.weight_decay)  # fmt: skip
+    optimizer = torch.optim.SGD(
+        model.parameters(), rate, CONFIG.momentum, weight_decay=CONFIG.weight_decay
+    )
     for rows in order:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(X[rows]), wanted[rows]).backward()
@@ -52,16 +53,18 @@ def test_each_model_becomes_what_it_becomes_alone(
     wanted = [targets(n if own_targets else 0) for n in range(3)]
     rates = torch.tensor([0.1, 0.2, 0.05])
     for _ in train_many(
-        many, X, torch.stack(wanted) if own_targets else wanted[0],
-        torch.stack(orders) if own_order else orders[0], CONFIG, learning_rates=rates,
-    ):  # fmt: skip
+        many,
+        X,
+        torch.stack(wanted) if own_targets else wanted[0],
+        torch.stack(orders) if own_order else orders[0],
+        CONFIG,
+        learning_rates=rates,
+    ):
         pass
     for n, model in enumerate(models(name)):
         expected = alone(model, wanted[n], orders[n], float(rates[n]))
         found = many.model(n)
-        for (key, one), other in zip(
-            expected.named_parameters(), found.parameters(), strict=True
-        ):  # fmt: skip
+        for (key, one), other in zip(expected.named_parameters(), found.parameters(), strict=True):
             assert torch.allclose(one, other, rtol=1e-9, atol=1e-12), key
 
 

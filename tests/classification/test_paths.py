@@ -116,8 +116,11 @@ def test_groups_go_by_distance_from_the_truth() -> None:
     truth = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.99, 0.01], [0.7, 0.3]])
     task = Task(torch.rand(4, 2), torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 0, 0]), truth)
     assert {name: index.tolist() for name, index in groups_of(task).items()} == {
-        "easy": [2], "medium": [0], "hard": [1], "mislabelled": [3]
-    }  # fmt: skip
+        "easy": [2],
+        "medium": [0],
+        "hard": [1],
+        "mislabelled": [3],
+    }
     assert float(base_difficulty(truth, task.labels)[3]) == pytest.approx(math.sqrt(2) * 0.7)
 
 
@@ -126,8 +129,9 @@ def test_seeds_are_followed_side_by_side_as_they_are_alone(own_inputs: bool) -> 
     config = SGDConfig(learning_rate=0.2, batch_size=4, epochs=3)
     toys = [gaussian_toy(GaussianConfig(dimensions=5, examples=12), seed) for seed in (0, 1)]
     inputs = [toy.inputs if own_inputs else toys[0].inputs for toy in toys]
-    tasks = [Task(x, toy.labels, toy.labels, toy.truth)
-             for x, toy in zip(inputs, toys, strict=True)]  # fmt: skip
+    tasks = [
+        Task(x, toy.labels, toy.labels, toy.truth) for x, toy in zip(inputs, toys, strict=True)
+    ]
 
     def models(seeds: list[int]) -> ManyModels:
         return ManyModels([BUILD((5,), 3, seed) for seed in seeds])

@@ -31,9 +31,7 @@ def test_the_force_of_distillation_is_its_closed_form(temperature: float) -> Non
 def test_distillation_is_torch_s_divergence_and_zero_at_the_teacher() -> None:
     z, teacher = drawn(6, 4), drawn(6, 4, seed=1)
     q = (teacher / 3).softmax(-1)
-    expected = 2 * 9 * torch.nn.functional.kl_div(
-        (z / 3).log_softmax(-1), q, reduction="batchmean"
-    )  # fmt: skip
+    expected = 2 * 9 * torch.nn.functional.kl_div((z / 3).log_softmax(-1), q, reduction="batchmean")
     torch.testing.assert_close(distillation(z, q, 3.0), expected)
     assert distillation(teacher, q, 3.0).abs() < 1e-12
 
@@ -74,8 +72,11 @@ def test_an_example_that_was_never_visited_keeps_its_label() -> None:
     table = FilterTable(3, 2)
     table.visit(torch.tensor([1]), torch.tensor([[0.2, 0.8]]))
     hard = one_hot(torch.tensor([0, 0, 1]), 2)
-    assert table.targets(hard).tolist() == [[1.0, 0.0], [pytest.approx(0.2), pytest.approx(0.8)],
-                                            [0.0, 1.0]]  # fmt: skip
+    assert table.targets(hard).tolist() == [
+        [1.0, 0.0],
+        [pytest.approx(0.2), pytest.approx(0.8)],
+        [0.0, 1.0],
+    ]
 
 
 def test_disagreement_is_what_the_table_gives_to_other_labels() -> None:

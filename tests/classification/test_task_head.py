@@ -54,8 +54,10 @@ def test_consistency_is_the_mean_cosine_of_different_examples_of_a_class() -> No
         own = forces[c == LABELS]
         cosines = [
             float(functional.cosine_similarity(own[i], own[j], dim=0))
-            for i in range(len(own)) for j in range(len(own)) if i != j
-        ]  # fmt: skip
+            for i in range(len(own))
+            for j in range(len(own))
+            if i != j
+        ]
         if cosines:
             means.append(sum(cosines) / len(cosines))
     found = direction_consistency(forces, LABELS, 3)

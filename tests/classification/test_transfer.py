@@ -30,10 +30,12 @@ from models.vision import build_classifier
 DATA = load_images(ImageConfig(train=200, validation=20, test=200))
 TASK = image_task(DATA, (0, 1, 2, 3, 4), seed=0)
 CONFIG = TransferConfig(
-    pretraining=SGDConfig(learning_rate=0.1, epochs=3), examples=40, taus=(0, 2, 6),
+    pretraining=SGDConfig(learning_rate=0.1, epochs=3),
+    examples=40,
+    taus=(0, 2, 6),
     probing=ProbingConfig(learning_rate=0.1, batch_size=20),
     finetuning=SGDConfig(learning_rate=0.1, batch_size=20, epochs=3),
-)  # fmt: skip
+)
 
 
 def build(shape, classes, seed):  # type: ignore[no-untyped-def]
@@ -70,8 +72,10 @@ def test_one_network_carried_over_by_hand_ends_the_same(rows) -> None:  # type: 
         features = second.features(inputs)
     # Two epochs of the longest schedule's order, which shorter probing shares.
     for batch in batch_order(40, CONFIG.probing.schedule(6), seed)[:4]:
-        step(list(second.head.parameters()), cross_entropy(second.head(features[batch]),
-                                                           targets[batch]))  # fmt: skip
+        step(
+            list(second.head.parameters()),
+            cross_entropy(second.head(features[batch]), targets[batch]),
+        )
     row = next(r for r in rows if (r.strategy, r.tau, r.seed) == ("linear", 2, seed))
     with torch.no_grad():
         gap = targets - second(inputs).softmax(-1)
@@ -150,9 +154,14 @@ def test_topics_make_a_task_whose_test_texts_are_not_in_training() -> None:
 
 @pytest.mark.parametrize(
     ("first", "message"),
-    [((0, 10), "name classes of 0 … 9"), ((0, 0), "each once"), ((0,), "both tasks need two"),
-     (tuple(range(9)), "both tasks need two"), ((-1, 0), "name classes of 0 … 9")],
-)  # fmt: skip
+    [
+        ((0, 10), "name classes of 0 … 9"),
+        ((0, 0), "each once"),
+        ((0,), "both tasks need two"),
+        (tuple(range(9)), "both tasks need two"),
+        ((-1, 0), "name classes of 0 … 9"),
+    ],
+)
 def test_classes_that_make_no_two_tasks_are_refused(first, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=message):
         check_classes(first, 10, "first_digits")

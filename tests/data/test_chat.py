@@ -108,9 +108,16 @@ def test_plain_turns() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [[], "text", None, ["text"], [{"role": "user"}], [{"role": 1, "content": "a"}],
-     [{"role": "user", "content": [{"type": "image"}]}]],
-)  # fmt: skip
+    [
+        [],
+        "text",
+        None,
+        ["text"],
+        [{"role": "user"}],
+        [{"role": 1, "content": "a"}],
+        [{"role": "user", "content": [{"type": "image"}]}],
+    ],
+)
 def test_what_is_no_list_of_messages_is_refused(value: object) -> None:
     with pytest.raises(ConfigError, match=r"row 5, column chosen.*list of messages"):
         messages_of(value, "row 5, column chosen")

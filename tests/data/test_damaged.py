@@ -32,9 +32,13 @@ from dynolab.data.topics import TopicConfig, resolve_topics
 from dynolab.errors import ConfigError
 
 PROBE = {
-    "pair_id": "a", "split": "train", "kind": "chosen", "prompt": "p", "response": "r",
+    "pair_id": "a",
+    "split": "train",
+    "kind": "chosen",
+    "prompt": "p",
+    "response": "r",
     "made_by": "m",
-}  # fmt: skip
+}
 
 
 def table_bytes(rows: list[dict[str, Any]]) -> bytes:

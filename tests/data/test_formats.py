@@ -50,9 +50,13 @@ def ultrafeedback(number: int) -> dict[str, Any]:
         "rejected": [question, turn("assistant", f"bad {number}")],
     }
     return {
-        "prompt": f"q {number}", "prompt_id": f"{number:064x}", **sides,
-        "messages": sides["chosen"], "score_chosen": 8.0, "score_rejected": 3.5,
-    }  # fmt: skip
+        "prompt": f"q {number}",
+        "prompt_id": f"{number:064x}",
+        **sides,
+        "messages": sides["chosen"],
+        "score_chosen": 8.0,
+        "score_rejected": 3.5,
+    }
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -109,8 +113,9 @@ def test_the_models_template_writes_chat_rows(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "model")
     asked = config(
         write(tmp_path, [ultrafeedback(0), ultrafeedback(1)]),
-        format="chat", chat_model=str(tmp_path / "model"),
-    )  # fmt: skip
+        format="chat",
+        chat_model=str(tmp_path / "model"),
+    )
     resolved = resolve_data(asked)
     assert resolved.chat_revision and resolve_data(resolved) == resolved
     data = load_data(resolved, chat_tokenizer(resolved))

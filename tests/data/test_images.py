@@ -73,8 +73,7 @@ def test_no_image_stands_in_two_splits_and_the_seed_decides_which() -> None:
     from sklearn.datasets import load_digits
 
     given = torch.from_numpy(load_digits().images / 16).float()
-    assert torch.equal(whole.flatten(1).sum(1).sort().values,
-                       given.flatten(1).sum(1).sort().values)  # fmt: skip
+    assert torch.equal(whole.flatten(1).sum(1).sort().values, given.flatten(1).sum(1).sort().values)
     assert same(splits.train, load_images(config).train)
     other = load_images(config.model_copy(update={"seed": 1}))
     assert not same(splits.train, other.train)
@@ -87,8 +86,10 @@ def test_idx_files_are_read_plain_and_packed(tmp_path: Path, packed: bool) -> No
     random = np.random.default_rng(0)
     written = random.integers(256, size=(30, 9, 9)), random.integers(256, size=(12, 9, 9))
     for split, source in ((splits.train, written[0]), (splits.test, written[1])):
-        by_content = {(image / np.float32(255)).astype(np.float32).tobytes(): n % 3
-                      for n, image in enumerate(source)}  # fmt: skip
+        by_content = {
+            (image / np.float32(255)).astype(np.float32).tobytes(): n % 3
+            for n, image in enumerate(source)
+        }
         for pixels, label in zip(split.pixels, split.labels, strict=True):
             assert by_content[pixels.numpy().tobytes()] == int(label)
 
@@ -146,7 +147,7 @@ ARRAYS = {
     "people who said nothing": ({"human": np.zeros((30, 3))}, "no row without any"),
     "complex images": ({"images": np.ones((30, 8, 8)) * 1j}, "images of complex128"),
     "objects": ({"images": np.array([{}] * 30)}, "write a .npz file of plain arrays"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", ARRAYS)

@@ -27,8 +27,12 @@ def answer(prompt: tuple[int, ...], *response: int) -> Encoded:
 
 
 SEQUENCES = [
-    answer(A, 10, 11), answer(B, 12, 13, 14), answer(A, 15), answer(B, 16, 2), answer(A, 17, 18, 2),
-]  # fmt: skip
+    answer(A, 10, 11),
+    answer(B, 12, 13, 14),
+    answer(A, 15),
+    answer(B, 16, 2),
+    answer(A, 17, 18, 2),
+]
 
 
 def test_a_row_is_a_prompt_and_its_responses_without_their_last_tokens() -> None:
@@ -85,9 +89,10 @@ def test_a_token_sees_what_it_would_see_alone(window: int | None) -> None:
             seen = [
                 key
                 for key, other in enumerate(segments)
-                if other in (0, own) and places[key] <= places[query]
+                if other in (0, own)
+                and places[key] <= places[query]
                 and (window is None or places[query] - places[key] < window)
-            ]  # fmt: skip
+            ]
             assert visible[row, query].nonzero().flatten().tolist() == seen
 
 

@@ -54,8 +54,11 @@ def test_pairs_keep_what_their_answers_win() -> None:
     record = {"prompt": "p", "chosen": "yes", "rejected": "no"}
     turns = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "yes"}]
     chat = {"chosen": turns, "rejected": turns, "wins": [1, 0]}
-    given = [readers.pairs([record | {"wins": [0.8, 0.25]}], "x"), readers.pairs([record], "x"),
-             readers.conversations([chat], "x", lambda *_: "p")]  # fmt: skip
+    given = [
+        readers.pairs([record | {"wins": [0.8, 0.25]}], "x"),
+        readers.pairs([record], "x"),
+        readers.conversations([chat], "x", lambda *_: "p"),
+    ]
     assert [row.wins for rows in given for row in rows if row] == [(0.8, 0.25), None, (1.0, 0.0)]
     for wins in (0.8, [0.8], [0.8, 1.2], [True, 0.1], ["0.8", 0.2], [float("nan"), 0.5]):
         with pytest.raises(ConfigError, match=r"row 0, column wins.*two probabilities"):
@@ -109,8 +112,10 @@ def test_stored_probes_are_kept_with_one_leading_space_and_null_is_none() -> Non
     assert kinds == ("chosen", "rejected", "irr_test", "irr_hum")
     rows = readers.stored_probes(record | {"irr_test": "  known"}, WATCHED, kinds, "x")
     assert {row.kind: row.response for row in rows} == {
-        "chosen": " yes", "rejected": "", "irr_test": " known"
-    }  # fmt: skip
+        "chosen": " yes",
+        "rejected": "",
+        "irr_test": " known",
+    }
 
 
 def test_a_field_that_one_line_of_a_probe_file_lacks_is_named_with_its_line(

@@ -122,9 +122,11 @@ from dynolab.data.sources import DataConfig, load_data
 load_data(DataConfig(source="hub", hub_name="a/b", revision="0" * 40, hub_folder="main"))
 """
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+    )
     last = ended.stderr.strip().splitlines()[-1]
     assert "ConfigError: data.hub_name = 'a/b'" in last and "hub_folder = 'main'" in last
 
@@ -199,8 +201,9 @@ def test_the_papers_probe_file() -> None:
         ("chosen_selfr", "identical"): 1,
         ("random_permute", "identical"): 9,
     }
-    assert all(row.response == "" or row.response[0] == " " != row.response[1]
-               for row in data.probes)  # fmt: skip
+    assert all(
+        row.response == "" or row.response[0] == " " != row.response[1] for row in data.probes
+    )
     assert data.counts["data/empty_answers"] == 1
 
 

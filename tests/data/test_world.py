@@ -191,9 +191,17 @@ def test_a_domain_has_one_fault_in_its_rejected_answers(domain: str) -> None:
         for pair in world.pairs
     ]
     harmful = [lexicon.harmful(str(pair.rejected)) for pair in world.pairs]
-    liked = [np.mean([lexicon.preference(style) for pair in world.pairs
-                      if (style := lexicon.style_in(getattr(pair, side)))] or [0.0])
-             for side in ("chosen", "rejected")]  # fmt: skip
+    liked = [
+        np.mean(
+            [
+                lexicon.preference(style)
+                for pair in world.pairs
+                if (style := lexicon.style_in(getattr(pair, side)))
+            ]
+            or [0.0]
+        )
+        for side in ("chosen", "rejected")
+    ]
     assert all(wrong) if domain == "helpful" else not any(wrong)
     assert all(harmful) if domain == "harmless" else not any(harmful)
     if domain != "harmless":

@@ -30,11 +30,12 @@ def variables(text: str) -> list[Variable]:
     """What a text asks of the environment."""
     return [
         Variable(
-            found["name"] or found["bare"], found["rest"] if found["kind"] == "-" else None,
+            found["name"] or found["bare"],
+            found["rest"] if found["kind"] == "-" else None,
             found["kind"] == "?",
         )
         for found in _VARIABLE.finditer(text)
-    ]  # fmt: skip
+    ]
 
 
 def interpolated(text: str, environment: Mapping[str, str]) -> str:

@@ -16,9 +16,11 @@ QUANTITY = {"pattern": r"^[0-9]+(\.[0-9]+)?([KMGTPE]i|[mkMGTPE])?$", "type": ["i
 def fields(*required: str, **properties: Any) -> dict[str, Any]:
     """An object of these fields and no others; the required ones may be among them."""
     return {
-        "type": "object", "additionalProperties": False, "required": list(required),
+        "type": "object",
+        "additionalProperties": False,
+        "required": list(required),
         "properties": properties,
-    }  # fmt: skip
+    }
 
 
 def listed(items: Any) -> dict[str, Any]:
@@ -28,10 +30,15 @@ def listed(items: Any) -> dict[str, Any]:
 def named(kind: str, spec: Any) -> dict[str, Any]:
     """A whole resource."""
     return fields(
-        "apiVersion", "kind", "metadata", "spec",
-        apiVersion={"const": "trainer.kubeflow.org/v1alpha1"}, kind={"const": kind},
-        metadata=fields("name", name=TEXT, namespace=TEXT), spec=spec,
-    )  # fmt: skip
+        "apiVersion",
+        "kind",
+        "metadata",
+        "spec",
+        apiVersion={"const": "trainer.kubeflow.org/v1alpha1"},
+        kind={"const": kind},
+        metadata=fields("name", name=TEXT, namespace=TEXT),
+        spec=spec,
+    )
 
 
 _AMOUNTS = {"type": "object", "additionalProperties": QUANTITY}
@@ -65,10 +72,11 @@ TRAINING_RUNTIME = named(
                     enableDNSHostnames=FLAG, publishNotReadyAddresses=FLAG, subdomain=TEXT
                 ),
                 replicatedJobs=listed(
-                    fields("name", "template", name=TEXT, replicas=WHOLE,
-                           template={"type": "object"})
+                    fields(
+                        "name", "template", name=TEXT, replicas=WHOLE, template={"type": "object"}
+                    )
                 ),
             )
         ),
     ),
-)  # fmt: skip
+)

@@ -32,9 +32,14 @@ pytestmark = [
     pytest.mark.skipif(bool(missing_programs()), reason=f"not installed: {missing_programs()}"),
 ]
 OURS = [
-    "bucket-init", "prefect-migrate", "prefect-server", "prefect-services", "mlflow", "bootstrap",
+    "bucket-init",
+    "prefect-migrate",
+    "prefect-server",
+    "prefect-services",
+    "mlflow",
+    "bootstrap",
     "worker-cpu",
-]  # fmt: skip
+]
 PASSWORDS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD")
 TOKEN = "0123456789abcdef" * 2
 TEMPLATE = json.loads((ROOT / "deploy/kubernetes/base-job-template.json").read_text())
@@ -55,7 +60,7 @@ class Composed:
             "AWS_ACCESS_KEY_ID": "tester",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "DYNOLAB_KEY": "00" * 32,
-        }  # fmt: skip
+        }
         postgres = login.netloc.rpartition("@")[2]
         redis = urlsplit(backing.servers["PREFECT_REDIS_MESSAGING_URL"]).netloc.rpartition("@")[2]
         self.places = {
@@ -97,9 +102,13 @@ class Composed:
     def start(self, name: str) -> subprocess.Popen[bytes]:
         with self.log(name).open("w") as log:
             return subprocess.Popen(
-                self.command(services()[name]["command"]), cwd=ROOT, stdout=log, stderr=log,
-                env=self.environment(name), start_new_session=True,
-            )  # fmt: skip
+                self.command(services()[name]["command"]),
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env=self.environment(name),
+                start_new_session=True,
+            )
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -109,9 +118,11 @@ class Composed:
         test = services()[name]["healthcheck"]["test"]
         assert test[0] == "CMD"
         ran = subprocess.run(
-            self.command(test[1:]), env=self.environment(name), cwd=self.folder,
+            self.command(test[1:]),
+            env=self.environment(name),
+            cwd=self.folder,
             capture_output=True,
-        )  # fmt: skip
+        )
         return ran.returncode == 0
 
     def begin(self, name: str) -> None:

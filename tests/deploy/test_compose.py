@@ -42,9 +42,19 @@ def test_it_is_valid_by_the_compose_specification() -> None:
 
 def test_it_has_every_service_of_the_platform() -> None:
     assert set(SERVICES) == {
-        "postgres", "redis", "prefect-migrate", "prefect-server", "prefect-services", "mlflow",
-        "s3", "bucket-init", "bootstrap", "worker-cpu", "worker-cpu-training", "worker-gpu",
-    }  # fmt: skip
+        "postgres",
+        "redis",
+        "prefect-migrate",
+        "prefect-server",
+        "prefect-services",
+        "mlflow",
+        "s3",
+        "bucket-init",
+        "bootstrap",
+        "worker-cpu",
+        "worker-cpu-training",
+        "worker-gpu",
+    }
 
 
 def test_no_secret_has_a_default_or_stands_in_the_file() -> None:
@@ -114,17 +124,24 @@ def test_workers_have_time_to_save_and_the_gpu_is_one_profiles_alone() -> None:
 
 
 def test_every_pool_has_workers_started_as_the_command_up_starts_them() -> None:
-    names = {"worker-cpu": ("cpu", "cpu"), "worker-cpu-training": ("training", "training"),
-             "worker-gpu": ("training", "gpu")}  # fmt: skip
+    names = {
+        "worker-cpu": ("cpu", "cpu"),
+        "worker-cpu-training": ("training", "training"),
+        "worker-gpu": ("training", "gpu"),
+    }
     assert {pool for pool, _ in names.values()} == set(POOLS)
     for service, (pool, name) in names.items():
         wanted = ["python", "-m", "prefect", *worker_arguments(pool, name), "--with-healthcheck"]
         assert SERVICES[service]["command"] == wanted
 
 
-@pytest.mark.parametrize(("service", "name", "port"), [
-    ("prefect-server", "prefect-api", 4200), ("mlflow", "mlflow", 5000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("service", "name", "port"),
+    [
+        ("prefect-server", "prefect-api", 4200),
+        ("mlflow", "mlflow", 5000),
+    ],
+)
 def test_servers_are_started_by_the_program_that_the_command_up_starts(
     service: str, name: str, port: int
 ) -> None:
@@ -152,10 +169,17 @@ def environment(*names: str) -> dict[str, Any]:
 
 
 def test_servers_and_clients_are_told_what_the_command_up_tells_them(tmp_path: Path) -> None:
-    store = {name: "s3://dynolab/store" if name == "DYNOLAB_STORE" else "x" for name in (
-        "DYNOLAB_STORE", "DYNOLAB_STORE_ENDPOINT", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
-        "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED",
-    )}  # fmt: skip
+    store = {
+        name: "s3://dynolab/store" if name == "DYNOLAB_STORE" else "x"
+        for name in (
+            "DYNOLAB_STORE",
+            "DYNOLAB_STORE_ENDPOINT",
+            "AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY",
+            "AWS_DEFAULT_REGION",
+            "AWS_EC2_METADATA_DISABLED",
+        )
+    }
     known = backing_variables("admin:word@postgres:5432", "redis://", store)
     servers = environment("prefect-server", "mlflow")
     addresses = dict.fromkeys((PREFECT, MLFLOW), Address("http://", 0))
@@ -175,8 +199,10 @@ def test_servers_and_clients_are_told_what_the_command_up_tells_them(tmp_path: P
 
 
 def test_prefects_processes_share_all_that_they_must() -> None:
-    told = [SERVICES[one]["environment"] for one in
-            ("prefect-migrate", "prefect-server", "prefect-services")]  # fmt: skip
+    told = [
+        SERVICES[one]["environment"]
+        for one in ("prefect-migrate", "prefect-server", "prefect-services")
+    ]
     assert told[0] == told[1] == told[2]
     assert told[0]["PREFECT_SERVER_DOCKET_URL"] == told[0]["PREFECT_REDIS_MESSAGING_URL"]
     assert told[0]["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] == "false", "migrated once, before"

@@ -132,8 +132,11 @@ def test_every_figure_of_a_paragraph_has_a_source_that_says_it(
 
 
 def test_the_readme_says_of_findings_what_stands_beside_the_studies() -> None:
-    known = {figure for text, _ in paragraphs((STUDIES / "README.md").read_text())
-             for figure in figures_of(text)}  # fmt: skip
+    known = {
+        figure
+        for text, _ in paragraphs((STUDIES / "README.md").read_text())
+        for figure in figures_of(text)
+    }
     readme = (ROOT / "README.md").read_text()
     said = [one for one in figures_of(readme) if "[" in one or "%" in one]
     assert said

@@ -71,9 +71,12 @@ def test_the_servers_image_has_all_of_the_project_that_its_program_needs(tmp_pat
         "print(*[m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'pydantic')])"
     )
     ran = subprocess.run(
-        [sys.executable, "-P", "-c", program], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-P", "-c", program],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert ran.stdout.splitlines() == [str(tmp_path / "tasks/runtime/serve.py"), ""], ran.stderr
 
 

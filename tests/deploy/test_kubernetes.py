@@ -60,8 +60,9 @@ def is_careful(pod: dict[str, Any]) -> None:
     assert pod["terminationGracePeriodSeconds"] >= 180
     (container,) = pod["containers"]
     assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
-    }  # fmt: skip
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
     assert container["envFrom"] == [{"secretRef": {"name": "dynolab"}}]
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounted == {"shm": "/dev/shm", "home": "/home/dynolab/home"}
@@ -92,9 +93,14 @@ def test_a_run_gets_a_valid_job_that_takes_care() -> None:
 
 def test_a_deployments_variables_arrive_in_the_job() -> None:
     job = made(
-        gpus=8, memory="256Gi", image="registry/worker@sha256:0", grace_seconds=600,
-        command=shlex.join(COMMAND), working_dir="/app", env={"A": "b"},
-    )  # fmt: skip
+        gpus=8,
+        memory="256Gi",
+        image="registry/worker@sha256:0",
+        grace_seconds=600,
+        command=shlex.join(COMMAND),
+        working_dir="/app",
+        env={"A": "b"},
+    )
     pod = checked(job)
     (container,) = pod["containers"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "memory": "256Gi"}
@@ -113,9 +119,11 @@ def test_the_training_job_and_its_runtime_are_valid() -> None:
     (replicated,) = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"]
     count = JOB["spec"]["trainer"]["numNodes"]
     whole = {
-        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "node"},
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "node"},
         "spec": {**replicated["template"]["spec"], "completions": count, "parallelism": count},
-    }  # fmt: skip
+    }
     is_careful(checked(whole))
 
 
@@ -149,7 +157,10 @@ def test_pods_choose_their_part_by_their_number(index: str) -> None:
     assert tini == ["tini", "-s", "--", "sh", "-c"]
     told = {"JOB_COMPLETION_INDEX": index, "DYNOLAB_STUDY": "study --plan"}
     said = subprocess.run(
-        ["sh", "-c", script.replace("exec dynolab", "echo")], env=told, capture_output=True,
-        text=True, check=True,
-    ).stdout  # fmt: skip
+        ["sh", "-c", script.replace("exec dynolab", "echo")],
+        env=told,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert said == ("study --plan\n" if index == "0" else "join\n")

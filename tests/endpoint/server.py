@@ -70,8 +70,10 @@ def good(text: Any, finish: str = "stop") -> Said:
         "finish_reason": finish,
         "message": {"role": "assistant", "content": text},
     }
-    return said(200, {"id": "1", "object": "chat.completion", "created": 0, "model": "m",
-                      "choices": [choice]})  # fmt: skip
+    return said(
+        200,
+        {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]},
+    )
 
 
 def said(status: int, body: Any, **headers: str) -> Said:
@@ -98,8 +100,14 @@ def chat_server() -> Iterator[ChatServer]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             text = body["messages"][-1]["content"]
             with state.lock:
-                seen = Seen(text, body, self.headers["Authorization"], state.clock.now(),
-                            len(state.seen), state.texts.count(text))  # fmt: skip
+                seen = Seen(
+                    text,
+                    body,
+                    self.headers["Authorization"],
+                    state.clock.now(),
+                    len(state.seen),
+                    state.texts.count(text),
+                )
                 state.seen.append(seen)
             found = state.answer(seen) if self.path.endswith("/chat/completions") else html(404)
             if found is None:

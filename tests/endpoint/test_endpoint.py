@@ -155,8 +155,14 @@ def test_a_request_that_the_server_refuses_is_not_repeated(
 def test_an_answer_that_will_not_do_is_asked_again(server: ChatServer, tmp_path: Path) -> None:
     server.answer = lambda seen: good(str(seen.number))
     config, clock = EndpointConfig(model="m"), FakeClock()
-    asking = Endpoint(config, AnswerCache(tmp_path), key=KEY, address=server.address, clock=clock,
-                      usable=lambda text: text == "2")  # fmt: skip
+    asking = Endpoint(
+        config,
+        AnswerCache(tmp_path),
+        key=KEY,
+        address=server.address,
+        clock=clock,
+        usable=lambda text: text == "2",
+    )
     assert asking.ask(asked("a")) == [Answered(text="2")]
     assert asking.counts["empty"] == 2
 
@@ -179,9 +185,10 @@ def test_what_the_model_declines_is_kept_and_not_asked_again(
     server.answer = lambda seen: answers[seen.text]
     found = endpoint(server, tmp_path).ask(asked("a", "b", "c"))
     assert found == [
-        Answered(text="I must not", declined=True), Answered(text=FILTERED, declined=True),
+        Answered(text="I must not", declined=True),
+        Answered(text=FILTERED, declined=True),
         Answered(text="halfway", declined=True),
-    ]  # fmt: skip
+    ]
     again = endpoint(server, tmp_path)
     assert again.ask(asked("a", "b", "c")) == found
     assert len(server.seen) == 3 and again.counts == {"kept": 3}
@@ -248,9 +255,17 @@ def test_all_wait_as_long_as_a_crowded_server_asks(server: ChatServer, tmp_path:
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("3", 3), ("0.5", 0.5), ("-4", 0), ("99999", LONGEST_WAIT), ("soon", None), ("nan", None),
-     ("Wed, 21 Oct 2015 07:28:00 GMT", 0), (None, None)],
-)  # fmt: skip
+    [
+        ("3", 3),
+        ("0.5", 0.5),
+        ("-4", 0),
+        ("99999", LONGEST_WAIT),
+        ("soon", None),
+        ("nan", None),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        (None, None),
+    ],
+)
 def test_how_long_a_server_asks_to_wait(header: str | None, seconds: float | None) -> None:
     class Response:
         headers = {} if header is None else {"retry-after": header}
@@ -284,9 +299,12 @@ def test_what_no_request_can_mend_ends_all_at_once(
 
 
 def test_the_key_stands_nowhere(
-    server: ChatServer, tmp_path: Path, caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    server: ChatServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     caplog.set_level(logging.DEBUG)
     echo = trouble(400, f"your key {KEY} may not say that")
     server.answer = lambda seen: echo if seen.text == "bad" else good("fine")

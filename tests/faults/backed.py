@@ -67,17 +67,20 @@ class Backed:
         mine = psutil.Process().username()
         self._started.append(
             start_child(
-                "tasks.runtime.program", ["-" if user == mine else user, *arguments],
-                environment=environment, log=self.lab.home / "logs" / f"{name}-again.log",
+                "tasks.runtime.program",
+                ["-" if user == mine else user, *arguments],
+                environment=environment,
+                log=self.lab.home / "logs" / f"{name}-again.log",
             )
-        )  # fmt: skip
+        )
 
     def _process(self, name: str) -> psutil.Process:
         """The one of this test's own children."""
         words = {
-            "postgres": str(self.lab.home / "postgres"), "redis": "redis-server",
+            "postgres": str(self.lab.home / "postgres"),
+            "redis": "redis-server",
             "s3": "tests.faults.gateway",
-        }  # fmt: skip
+        }
         (found,) = (
             child
             for child in psutil.Process().children()
@@ -116,10 +119,13 @@ def backed(undisturbed: Lab, without: tuple[str, ...]) -> Iterator[Backed]:
         "tests.faults.gateway", arguments, environment=os.environ, log=folder / "gateway.log"
     )
     settings = {
-        "DYNOLAB_STORE": f"s3://{BUCKET}/store", "DYNOLAB_STORE_ENDPOINT": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-    }  # fmt: skip
+        "DYNOLAB_STORE": f"s3://{BUCKET}/store",
+        "DYNOLAB_STORE_ENDPOINT": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "tester",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
     try:
         until(lambda: (folder / "gateway" / "ready").exists(), 60)
         lab.files = fsspec.filesystem(

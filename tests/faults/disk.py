@@ -15,9 +15,14 @@ import pytest
 def small_disk(folder: Path, size: int) -> Iterator[Path]:
     """A real disk of so many bytes."""
     folder.mkdir()
-    mounted = os.geteuid() == 0 and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True
-    ).returncode == 0  # fmt: skip
+    mounted = (
+        os.geteuid() == 0
+        and subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+            capture_output=True,
+        ).returncode
+        == 0
+    )
     if not mounted:
         pytest.skip("a small disk of its own can be mounted by root alone")
     try:

@@ -43,9 +43,11 @@ class Proxy:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def breaks(
-        self, fault: Fault, strikes: Callable[[str, str], bool] = lambda method, path: True,
+        self,
+        fault: Fault,
+        strikes: Callable[[str, str], bool] = lambda method, path: True,
         times: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """From now on the fault befalls requests, by method and path with query."""
         with self._lock:
             self.healed.clear()
@@ -116,9 +118,7 @@ class Exchange(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def give(
-        self, answer: Answer, share: float = 1.0, rate: float | None = None
-    ) -> None:  # fmt: skip
+    def give(self, answer: Answer, share: float = 1.0, rate: float | None = None) -> None:
         """Answers; or only with the beginning of the body that was announced."""
         self.send_response_only(answer.status)
         length = next((v for n, v in answer.headers if n.lower() == "content-length"), None)

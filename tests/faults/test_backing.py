@@ -20,11 +20,11 @@ from tests.flows.lab import Lab, until
 MISSING = missing_programs()
 
 pytestmark = [
-    pytest.mark.faults, pytest.mark.ranks, pytest.mark.services,
-    pytest.mark.skipif(
-        bool(MISSING), reason=f"not installed: apt-get install {' '.join(MISSING)}"
-    ),
-]  # fmt: skip
+    pytest.mark.faults,
+    pytest.mark.ranks,
+    pytest.mark.services,
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: apt-get install {' '.join(MISSING)}"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -126,8 +126,9 @@ class OtherHost:
 def other_host(lab: Lab, cable: Cable, *before: str) -> Iterator[OtherHost]:
     """Another host that waits for trainings of this lab."""
     lab.environment |= {
-        "DYNOLAB_HOSTS": "2", "DYNOLAB_RENDEZVOUS": f"{cable.here}:{free_port(cable.here)}",
-    }  # fmt: skip
+        "DYNOLAB_HOSTS": "2",
+        "DYNOLAB_RENDEZVOUS": f"{cable.here}:{free_port(cable.here)}",
+    }
     start = lab.start
 
     def start_on_its_half(*changes: str) -> subprocess.Popen[str]:

@@ -173,8 +173,12 @@ def reconciled(platform: Standing) -> str:
     """What `dynolab reconcile` says on this home."""
     environment = platform.lab.environment | platform.variables
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "reconcile"], cwd=ROOT, env=environment,
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-m", "flows.cli", "reconcile"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -77,9 +77,7 @@ class Bench:
         return source
 
     def save(self, step: int) -> None:
-        self.place.commit_resume(
-            step, self.state(step), Manifest(stage="sft", key=KEY, version=1)
-        )  # fmt: skip
+        self.place.commit_resume(step, self.state(step), Manifest(stage="sft", key=KEY, version=1))
 
     def holds(self, step: int | None, through: Store | None = None) -> bool:
         """Whether exactly this step is what a worker with an empty cache would go on from."""

@@ -200,9 +200,12 @@ def dying(last: int) -> Callable[[TrainJob], None]:
 
 @pytest.mark.parametrize(
     ("name", "fault", "times"),
-    [("truncates bodies", truncates, 2), ("answers 500", refuses(500, "InternalError"), 1),
-     ("hangs", hangs, 1)],
-)  # fmt: skip
+    [
+        ("truncates bodies", truncates, 2),
+        ("answers 500", refuses(500, "InternalError"), 1),
+        ("hangs", hangs, 1),
+    ],
+)
 def test_a_training_that_died_resumes_from_a_store_that_is_not_well(
     name: str,
     fault: Fault,

@@ -20,17 +20,30 @@ def audit(
         split = "train" if number < train else "heldout"
         name = f"q{number:03d}{mark}"
         pull, push, change = rng.uniform(20, 60), rng.normal(-20, 20), rng.normal(-2, 2)
-        rows.append(PairAudit(
-            pair_id=name, split=split, chosen_tokens=8, rejected_tokens=9,
-            chosen_logp=-14.0, pull_up=pull, push_down=push, force=pull + push,
-            from_all=change + rng.normal(0, 0.2), on_all=rng.normal(), ches=rng.normal(20, 9),
-            ches_per_token=rng.normal(), likelihood_gap=rng.normal(9, 3),
-            edit_distance=rng.uniform(),
-        ))  # fmt: skip
+        rows.append(
+            PairAudit(
+                pair_id=name,
+                split=split,
+                chosen_tokens=8,
+                rejected_tokens=9,
+                chosen_logp=-14.0,
+                pull_up=pull,
+                push_down=push,
+                force=pull + push,
+                from_all=change + rng.normal(0, 0.2),
+                on_all=rng.normal(),
+                ches=rng.normal(20, 9),
+                ches_per_token=rng.normal(),
+                likelihood_gap=rng.normal(9, 3),
+                edit_distance=rng.uniform(),
+            )
+        )
         changes.append(ChosenChange(pair_id=name, split=split, change=change))
         texts[split, name] = Example(
-            id=name, prompt=f"{text} what {number} ?", chosen=f" {text} {number} .",
+            id=name,
+            prompt=f"{text} what {number} ?",
+            chosen=f" {text} {number} .",
             rejected=f" {text} not {number} .",
-        )  # fmt: skip
+        )
     known = tuple(changes) if trained else ()
     return Audit(tuple(rows), texts, known, tuple(foresight(rows, known)))

@@ -47,16 +47,29 @@ def _evaluated(arm: str, seed: int, word: str) -> Evaluated:
     for split, count in (("train", 40), ("heldout", 20)):
         for number in range(count):
             solvable = number < (SOLVABLE[arm] + 0.01 * seed) * count
-            prompts.append(PromptScore(
-                id=f"{split}-{number}{word}", split=split, samples=SAMPLES,
-                right=int(rng.binomial(SAMPLES, SOLVED[arm])) if solvable else 0,
-                distinct=6 if arm == "before" else 3, finished=SAMPLES, entropy=5.0, tokens=11.0,
-            ))  # fmt: skip
+            prompts.append(
+                PromptScore(
+                    id=f"{split}-{number}{word}",
+                    split=split,
+                    samples=SAMPLES,
+                    right=int(rng.binomial(SAMPLES, SOLVED[arm])) if solvable else 0,
+                    distinct=6 if arm == "before" else 3,
+                    finished=SAMPLES,
+                    entropy=5.0,
+                    tokens=11.0,
+                )
+            )
     changes = tuple(
-        LikelihoodChange(id=one.id, split=one.split, answers=2, before=-9.0,
-                         after=-9.5 + 0.1 * float(rng.normal()))
-        for one in prompts if arm != "before"
-    )  # fmt: skip
+        LikelihoodChange(
+            id=one.id,
+            split=one.split,
+            answers=2,
+            before=-9.0,
+            after=-9.5 + 0.1 * float(rng.normal()),
+        )
+        for one in prompts
+        if arm != "before"
+    )
     return Evaluated(tuple(prompts), changes)
 
 
@@ -64,18 +77,23 @@ def _run(arm: str, seed: int, word: str) -> Run:
     rng = np.random.default_rng(seed)
     metrics = tuple(
         MetricsLine(
-            step=step, examples=8 * step, time=0.0,
-            metrics={"rollout/pass_at_1": 0.4 + 0.01 * step + 0.01 * float(rng.normal()),
-                     "rollout/entropy": 1.0 - 0.01 * step},
+            step=step,
+            examples=8 * step,
+            time=0.0,
+            metrics={
+                "rollout/pass_at_1": 0.4 + 0.01 * step + 0.01 * float(rng.normal()),
+                "rollout/entropy": 1.0 - 0.01 * step,
+            },
         )
         for step in range(1, 31)
-    )  # fmt: skip
+    )
     count = 20
     displaced = tuple(
         QuestionDisplacement(
-            id=f"train-{number}{word}", samples=8,
+            id=f"train-{number}{word}",
+            samples=8,
             changes=(-0.2,) if number < LAZY[arm] * count + seed else (0.4, 0.2),
         )
         for number in range(count)
-    )  # fmt: skip
+    )
     return Run(_evaluated(arm, seed, word), metrics, displaced)

@@ -24,12 +24,19 @@ def comparison(
     }
     said = {
         policy: tuple(
-            PolicyAnswer(id=f"q{n}", split="heldout", prompt=f"{text} {n} ?", truth=None,
-                         answer=f" {text} {policy}", finished=n % 5 > 0, tokens=4)
+            PolicyAnswer(
+                id=f"q{n}",
+                split="heldout",
+                prompt=f"{text} {n} ?",
+                truth=None,
+                answer=f" {text} {policy}",
+                finished=n % 5 > 0,
+                tokens=4,
+            )
             for n in range(prompts)
         )
         for policy in (*POLICIES, "sft")
-    }  # fmt: skip
+    }
     judged = {
         judge: _judged(judge, prompts, share, silent and judge == "gpt", text)
         for judge, share in (("exact", 0.8), ("gpt", 0.6))
@@ -45,10 +52,17 @@ def _judged(judge: str, prompts: int, share: float, silent: bool, text: str) -> 
         for n in range(prompts):
             outcome: Outcome = "unparsable" if silent else "a" if rng.random() < share else "b"
             own += [
-                Judgement(judge=judge, id=f"q{n}", a=policy, b="sft", swapped=swapped,
-                          outcome=outcome, said=text if silent else "")
+                Judgement(
+                    judge=judge,
+                    id=f"q{n}",
+                    a=policy,
+                    b="sft",
+                    swapped=swapped,
+                    outcome=outcome,
+                    said=text if silent else "",
+                )
                 for swapped in (False, True)
-            ]  # fmt: skip
+            ]
         found += own
         rates.append(win_rate(own))
     return Judged(tuple(found), tuple(rates))

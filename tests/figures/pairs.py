@@ -36,9 +36,13 @@ def run(arm: str, seed: int, *, diverged: bool = False) -> RunFigures:
     ring = AlarmRing(step=40, gap=6.0, rise=2.1, stopped=True) if arm == "alarm" else None
     noise = 0.01 * float(rng.normal())
     said = {
-        "train/right": 0.5 + noise, "heldout/right": 0.02, "train/distinct_2": 0.9 + noise,
-        "train/longest_repeat": 1.0, "train/entropy": 6.0 + noise, "train/refused": 0.1,
-    }  # fmt: skip
+        "train/right": 0.5 + noise,
+        "heldout/right": 0.02,
+        "train/distinct_2": 0.9 + noise,
+        "train/longest_repeat": 1.0,
+        "train/entropy": 6.0 + noise,
+        "train/refused": 0.1,
+    }
     if arm != "dpo":
         said |= {"train/won": 0.6 + noise, "heldout/won": 0.55 + noise}
     summary = TrainingSummary(steps=100, objective="dpo", rows={}, alarm=ring)

@@ -43,21 +43,29 @@ def chapter(mark: str = "") -> Chapter:
     figure = go.Figure(layout=base_layout(300))
     figure.add_scatter(x=[1, 2], y=[3, 4], name=plotly_text(f"curve{mark}"))
     return Chapter(
-        title=f"A chapter{mark}", lead=f"What was done.{mark}", verdicts=verdicts(mark),
-        content=[Plate("curve", f"A curve{mark}", f"It rises.{mark}", "How to read it.", figure),
-                 section("more", f"More{mark}", f"Said.{mark}")],
-        tiles=[Tile(f"Number{mark}", "1", "of one")], source=f"Claims of a paper.{mark}",
-        name=f"name{mark}", settings=f"seeds: 5{mark}",
+        title=f"A chapter{mark}",
+        lead=f"What was done.{mark}",
+        verdicts=verdicts(mark),
+        content=[
+            Plate("curve", f"A curve{mark}", f"It rises.{mark}", "How to read it.", figure),
+            section("more", f"More{mark}", f"Said.{mark}"),
+        ],
+        tiles=[Tile(f"Number{mark}", "1", "of one")],
+        source=f"Claims of a paper.{mark}",
+        name=f"name{mark}",
+        settings=f"seeds: 5{mark}",
         stages=[StageFacts(stage=f"sweep{mark}", key="ab" * 32, seconds=1.0)],
-    )  # fmt: skip
+    )
 
 
 def test_every_claim_stands_with_its_numbers_and_its_verdict(tmp_path: Path) -> None:
     metrics = write_chapter(chapter(), tmp_path, "chapter.html")
     assert metrics == {
-        "claims/holds": 2.0, "claims/fails": 2.0, "claims/unclear": 1.0,
+        "claims/holds": 2.0,
+        "claims/fails": 2.0,
+        "claims/unclear": 1.0,
         "claims/not_measured": 2.0,
-    }  # fmt: skip
+    }
     page = " ".join(Parsed((tmp_path / "chapter.html").read_text()).words)
     assert "Of 7 claims 2 hold, 2 fail, 1 unclear, 2 not measured." in page
     assert "+2.0 [+1.0, +3.0] nats" in page
@@ -70,8 +78,14 @@ def test_the_claims_are_kept_as_rows(tmp_path: Path) -> None:
     write_chapter(chapter(), tmp_path, "chapter.html")
     rows = {row.id: row for row in read_rows(tmp_path / "claims.jsonl", ClaimRow)}
     assert [row.verdict for row in rows.values()] == [
-        "holds", "fails", "unclear", "not measured", "holds", "fails", "not measured"
-    ]  # fmt: skip
+        "holds",
+        "fails",
+        "unclear",
+        "not measured",
+        "holds",
+        "fails",
+        "not measured",
+    ]
     (one,) = rows["risen"].measured
     assert (one.mean, one.low, one.high, one.n, one.unit) == (2.0, 1.0, 3.0, 5, "nats")
     (counted,) = rows["mostly"].measured
@@ -82,8 +96,10 @@ def test_the_claims_are_kept_as_rows(tmp_path: Path) -> None:
 def test_every_figure_is_a_file_of_its_own(tmp_path: Path) -> None:
     write_chapter(chapter(), tmp_path, "chapter.html")
     assert {file.name for file in (tmp_path / "figures").iterdir()} == {
-        "curve.html", "curve.json", "plotly.min.js"
-    }  # fmt: skip
+        "curve.html",
+        "curve.json",
+        "plotly.min.js",
+    }
     assert json.loads((tmp_path / "figures" / "curve.json").read_text())["data"]
 
 

@@ -112,8 +112,10 @@ def test_no_text_becomes_markup(tmp_path: Path) -> None:
     for file in (tmp_path / "forces.html", *(tmp_path / "figures").glob("*.html")):
         found = Parsed(file.read_text())
         assert not [tag for tag, _ in found.elements if tag == "img"]
-        assert all("canary" not in text or "application/json" in attributes.get("type", "")
-                   for attributes, text in found.scripts)  # fmt: skip
+        assert all(
+            "canary" not in text or "application/json" in attributes.get("type", "")
+            for attributes, text in found.scripts
+        )
         assert "default-src 'none'" in found.policy
     for file in (tmp_path / "figures").glob("*.json"):
         assert "<img" not in file.read_text()

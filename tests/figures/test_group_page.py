@@ -36,10 +36,13 @@ CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
 def plates(inputs: GroupPageInputs) -> list[Plate | None]:
     table = inputs.table()
     return [
-        arm_curve_plate(inputs), pass_plate(inputs, table), against_plate(inputs, table),
-        displacement_plate(inputs, table), likelihood_plate(inputs, table),
+        arm_curve_plate(inputs),
+        pass_plate(inputs, table),
+        against_plate(inputs, table),
+        displacement_plate(inputs, table),
+        likelihood_plate(inputs, table),
         diversity_plate(inputs, table),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])
@@ -57,10 +60,15 @@ def test_figures_are_means_over_prompts_then_over_seeds() -> None:
     inputs = comparison()
     table = inputs.table()
     per_seed = [
-        np.mean([pass_at_k(SAMPLES, one.right, 4) for one in inputs.runs["simko", seed]
-                 .evaluated.prompts if one.split == "heldout"])
+        np.mean(
+            [
+                pass_at_k(SAMPLES, one.right, 4)
+                for one in inputs.runs["simko", seed].evaluated.prompts
+                if one.split == "heldout"
+            ]
+        )
         for seed in inputs.seeds
-    ]  # fmt: skip
+    ]
     assert table.mean("simko", "heldout/pass_at_4") == mean_interval(np.array(per_seed))
     before = [one.figures(4)["heldout/pass_at_4"].mean for one in inputs.starts.values()]
     assert table.difference("simko", START, "heldout/pass_at_4") == mean_interval(
@@ -159,13 +167,20 @@ def test_the_page_has_every_arm_and_its_difference_to_the_baseline(tmp_path: Pat
 def test_what_was_not_measured_leaves_the_others(tmp_path: Path) -> None:
     inputs = comparison()
     bare = {
-        at: replace(run, displaced=None, metrics=(), evaluated=Evaluated(
-            tuple(one for one in run.evaluated.prompts if one.split == "train")))
+        at: replace(
+            run,
+            displaced=None,
+            metrics=(),
+            evaluated=Evaluated(
+                tuple(one for one in run.evaluated.prompts if one.split == "train")
+            ),
+        )
         for at, run in inputs.runs.items()
-    }  # fmt: skip
+    }
     starts = {seed: Evaluated(bare["grpo", seed].evaluated.prompts) for seed in inputs.seeds}
-    left = replace(inputs, runs=bare, starts=starts, arms={"grpo": inputs.arms["grpo"],
-                                                           "nthr": DPOConfig()})  # fmt: skip
+    left = replace(
+        inputs, runs=bare, starts=starts, arms={"grpo": inputs.arms["grpo"], "nthr": DPOConfig()}
+    )
     assert plates(left)[0] is None and plates(left)[3] is None
     metrics = write_group_page(left, tmp_path)
     assert metrics["claims/not_measured"] == 1
@@ -176,6 +191,8 @@ def test_no_text_becomes_markup(tmp_path: Path) -> None:
     for file in (tmp_path / "grpo.html", *(tmp_path / "figures").glob("*.html")):
         found = Parsed(file.read_text())
         assert not [tag for tag, _ in found.elements if tag == "img"]
-        assert all("canary" not in text or "application/json" in attributes.get("type", "")
-                   for attributes, text in found.scripts)  # fmt: skip
+        assert all(
+            "canary" not in text or "application/json" in attributes.get("type", "")
+            for attributes, text in found.scripts
+        )
         assert "default-src 'none'" in found.policy

@@ -29,16 +29,23 @@ def hostile() -> ReportInputs:
     """A study in which every text that models or data wrote tries to be markup."""
     inputs = study()
     facts = StudyFacts(
-        name=CANARY, config_text=f"name: {CANARY}\n</pre></script>{CANARY}",
+        name=CANARY,
+        config_text=f"name: {CANARY}\n</pre></script>{CANARY}",
         map_command=f"dynolab forces {CANARY}",
         stages=(StageFacts(stage=CANARY, key=CANARY, seconds=1.0, mlflow_run_id=CANARY),),
-    )  # fmt: skip
+    )
     tokens = ["</script>", CANARY, "<b>bold</b>", "%{x}"]
     pushes = TokenMap(
-        stage="dpo", step=1, observed_id=CANARY, updating_id=CANARY, learning_rate=0.1,
+        stage="dpo",
+        step=1,
+        observed_id=CANARY,
+        updating_id=CANARY,
+        learning_rate=0.1,
         observed_tokens=tokens,
-        chosen_tokens=tokens, rejected_tokens=[CANARY], force=[[0.1, -0.2, 0.3, 0.0, -0.1]] * 4,
-    )  # fmt: skip
+        chosen_tokens=tokens,
+        rejected_tokens=[CANARY],
+        force=[[0.1, -0.2, 0.3, 0.0, -0.1]] * 4,
+    )
 
     def renamed(row):
         return row.model_copy(

@@ -50,7 +50,15 @@ def test_what_the_extended_sft_trains_up_is_not_expected_to_fall() -> None:
 def test_objectives_are_called_as_their_papers_call_them() -> None:
     names = ["sft", "sft_extended", "dpo", "robust_dpo", "ipo", "slic", "hinge", "simpo", "sppo"]
     assert [objective_name(name) for name in names] == [
-        "SFT", "Extended SFT", "DPO", "Robust DPO", "IPO", "SLiC", "Hinge", "SimPO", "SPPO"
-    ]  # fmt: skip
+        "SFT",
+        "Extended SFT",
+        "DPO",
+        "Robust DPO",
+        "IPO",
+        "SLiC",
+        "Hinge",
+        "SimPO",
+        "SPPO",
+    ]
     assert stage_title("sft") == "Supervised fine-tuning"
     assert stage_title("simpo") == "SimPO"

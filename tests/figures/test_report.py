@@ -93,8 +93,12 @@ def test_answers_taken_from_training_questions_are_counted_and_shown(folder: Pat
 
 def test_many_heldout_answers_are_counted_but_not_all_shown(tmp_path: Path) -> None:
     few = study().answers
-    more = [one.model_copy(update={"pair_id": f"more{n}", "prompt": f"and what is {n} ?"})
-            for one in few if one.pair_id == "q3" for n in range(30)]  # fmt: skip
+    more = [
+        one.model_copy(update={"pair_id": f"more{n}", "prompt": f"and what is {n} ?"})
+        for one in few
+        if one.pair_id == "q3"
+        for n in range(30)
+    ]
     write_report(replace(study(), answers=(*few, *more)), tmp_path)
     words = "".join(Parsed((tmp_path / "report.html").read_text()).words)
     assert "DPO 32 of 32." in words
@@ -129,8 +133,9 @@ def test_the_worst_pairs_stand_in_a_table_and_all_in_a_file(folder: Path) -> Non
 def test_the_worst_pairs_map_is_a_command_for_a_shell(tmp_path: Path) -> None:
     inputs = study()
     dpo, name = inputs.trainings[-1], "it's; $(boom) ü\n"
-    probes = tuple(row.model_copy(update={"pair_id": name}) for row in dpo.probes
-                   if row.pair_id == "q000")  # fmt: skip
+    probes = tuple(
+        row.model_copy(update={"pair_id": name}) for row in dpo.probes if row.pair_id == "q000"
+    )
     write_report(replace(inputs, trainings=(replace(dpo, probes=probes),)), tmp_path)
     words = "".join(Parsed((tmp_path / "report.html").read_text()).words)
     command = re.search(r"its id in place\):(dynolab forces.*?)Changes from start", words)
@@ -235,9 +240,15 @@ def test_svg_is_well_formed_and_still() -> None:
 
 @pytest.mark.parametrize(
     ("value", "sign", "text"),
-    [(4.1e-7, False, "4.1·10⁻⁷"), (-0.0589, True, "−0.0589"), (float("nan"), True, "–"),
-     (123456.0, False, "123456"), (None, False, "–"), (0.9, True, "+0.900")],
-)  # fmt: skip
+    [
+        (4.1e-7, False, "4.1·10⁻⁷"),
+        (-0.0589, True, "−0.0589"),
+        (float("nan"), True, "–"),
+        (123456.0, False, "123456"),
+        (None, False, "–"),
+        (0.9, True, "+0.900"),
+    ],
+)
 def test_numbers(value: float | None, sign: bool, text: str) -> None:
     assert number(value, sign=sign) == text
 

@@ -30,8 +30,11 @@ from tests.figures.synthetic import SFT as SFT_SHAPES
 
 CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
 PATHS = {
-    SFT: SFT_SHAPES, AFTER_SFT: DPO, AFTER_EXTENDED: DPO | {"chosen": line(-1.0)}, RESAMPLED: DPO,
-}  # fmt: skip
+    SFT: SFT_SHAPES,
+    AFTER_SFT: DPO,
+    AFTER_EXTENDED: DPO | {"chosen": line(-1.0)},
+    RESAMPLED: DPO,
+}
 
 
 def reproduction(word: str = "", seeds: tuple[int, ...] = (0, 1, 2)) -> ReproductionInputs:
@@ -42,10 +45,12 @@ def reproduction(word: str = "", seeds: tuple[int, ...] = (0, 1, 2)) -> Reproduc
             TrainingSummary(steps=100, objective="dpo", rows={}),
             won=Interval(0.6 + 0.01 * seed, 0.55, 0.7, 40) if name == AFTER_EXTENDED else None,
         )
-        for name, shapes in PATHS.items() for seed in seeds
-    }  # fmt: skip
-    lost = {(FROM_BASE, seed): PairRun((), diverged=Divergence(step=7, reason=word))
-            for seed in seeds}  # fmt: skip
+        for name, shapes in PATHS.items()
+        for seed in seeds
+    }
+    lost = {
+        (FROM_BASE, seed): PairRun((), diverged=Divergence(step=7, reason=word)) for seed in seeds
+    }
     return ReproductionInputs("papers" + word, seeds, {**runs, **lost}, settings=f"name: {word}")
 
 
@@ -91,8 +96,12 @@ def test_a_study_s_report_shows_findings_and_remedies_of_runs_beside_it(tmp_path
     content = (report / "report.html").read_text()
     words = " ".join(Parsed(content).words)
     assert CANARY not in content
-    for said in ("The papers' findings on finetuning", "What each remedy does to squeezing",
-                 "Every arm, every figure", "What other runs add to this page"):  # fmt: skip
+    for said in (
+        "The papers' findings on finetuning",
+        "What each remedy does to squeezing",
+        "Every arm, every figure",
+        "What other runs add to this page",
+    ):
         assert said in words
     verdicts = [row.verdict for row in read_rows(tmp_path / "findings/verdicts.jsonl", VerdictRow)]
     assert list(compared.findings) == verdicts

@@ -19,33 +19,58 @@ TITLES = {"sft": "SFT", "preference": "DPO"}
 
 def mass(training: str, step: int, argmax: float, own: float) -> list[RisenMass]:
     return [
-        RisenMass(training=training, step=step, pair_id=f"p{pair}", split="train", kind="chosen",
-                  tokens=5, risen=2.0, argmax=2 * argmax, own=2 * own)
+        RisenMass(
+            training=training,
+            step=step,
+            pair_id=f"p{pair}",
+            split="train",
+            kind="chosen",
+            tokens=5,
+            risen=2.0,
+            argmax=2 * argmax,
+            own=2 * own,
+        )
         for pair in range(4)
-    ]  # fmt: skip
+    ]
 
 
 def foretold(step: int, auc: float, side: str = "rejected") -> Forecast:
     return Forecast.model_validate(
-        {"training": "preference", "step": step, "side": side, "positions": 10, "tokens": 490,
-         "foretold": 40, "rose": 60, "right": 430, "auc": auc, "auc_top": 0.7,
-         "auc_last_layer": 0.8, "explained": 0.4,
-         "cosine": 0.8, "agree": 0.9}
-    )  # fmt: skip
+        {
+            "training": "preference",
+            "step": step,
+            "side": side,
+            "positions": 10,
+            "tokens": 490,
+            "foretold": 40,
+            "rose": 60,
+            "right": 430,
+            "auc": auc,
+            "auc_top": 0.7,
+            "auc_last_layer": 0.8,
+            "explained": 0.4,
+            "cosine": 0.8,
+            "agree": 0.9,
+        }
+    )
 
 
 def generation(model: str, tokens: list[int]) -> Generation:
-    return Generation(model=model, pair_id="p", split="heldout", finished=True,
-                      **dict(repetition(tokens)))  # fmt: skip
+    return Generation(
+        model=model, pair_id="p", split="heldout", finished=True, **dict(repetition(tokens))
+    )
 
 
 def found() -> Squeezing:
     return Squeezing(
-        (*mass("sft", 5, 0.3, 0.9), *mass("preference", 5, 0.5, 0.2),
-         *mass("preference", 9, 0.75, 0.1)),
+        (
+            *mass("sft", 5, 0.3, 0.9),
+            *mass("preference", 5, 0.5, 0.2),
+            *mass("preference", 9, 0.75, 0.1),
+        ),
         (foretold(0, 0.81), foretold(5, 0.93)),
         (generation("sft", [1, 2, 3, 4, 5]), generation("preference", [1, 2] * 5)),
-    )  # fmt: skip
+    )
 
 
 def test_the_sentence_tells_what_the_last_state_shows() -> None:
@@ -90,8 +115,11 @@ def test_the_page_has_the_part_and_says_that_the_alarm_rang(tmp_path: Path) -> N
     assert means["squeeze/index/preference"] == {"mean": 0.75, "low": 0.75, "high": 0.75, "n": 4}
     page = Parsed((tmp_path / "report.html").read_text())
     words = "".join(page.words)
-    for part in ("Who took the probability that rose", "Foretold token by token",
-                 "Who repeats themselves"):  # fmt: skip
+    for part in (
+        "Who took the probability that rose",
+        "Foretold token by token",
+        "Who repeats themselves",
+    ):
         assert part in words
     assert "The alarm ended DPO at step 40, where the gap y* − y⁺ had grown by 5.25" in words
     assert words.count("The alarm") == 1

@@ -29,9 +29,11 @@ class Analysed:
         settings = Settings(home=home, store=f"file://{home}/store")
         self.tracking = MemoryTracking()
         self.platform = Platform(
-            settings, Store(settings.store, cache=settings.cache), lambda: self.tracking,
+            settings,
+            Store(settings.store, cache=settings.cache),
+            lambda: self.tracking,
             lambda: PlainProgress(StringIO()),
-        )  # fmt: skip
+        )
         training = TrainConfig(engine=PLAIN, steps=4, batch_size=4)
         self.data = self.run(DATA, DataConfig(world=WORLD))
         self.base = self.run(BASE, BaseConfig(training=training), data=self.data)

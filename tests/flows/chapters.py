@@ -22,9 +22,11 @@ class Chapters:
         settings = Settings(home=home, store=f"file://{home}/store")
         self.tracking = MemoryTracking()
         self.platform = Platform(
-            settings, Store(settings.store, cache=settings.cache), lambda: self.tracking,
+            settings,
+            Store(settings.store, cache=settings.cache),
+            lambda: self.tracking,
             lambda: PlainProgress(StringIO()),
-        )  # fmt: skip
+        )
 
     def run(self, steps: Sequence[Step]) -> Mapping[str, StageResult]:
         """All steps in order; the results by step."""

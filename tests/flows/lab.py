@@ -61,9 +61,14 @@ class Lab:
         for change in changes:
             command += ["--set", change]
         return subprocess.Popen(
-            command, cwd=ROOT, env=self.environment, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            command,
+            cwd=ROOT,
+            env=self.environment,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def alone(self) -> Lab:
         """This lab with no servers but those that its commands start."""

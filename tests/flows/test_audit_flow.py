@@ -80,11 +80,13 @@ def test_the_filter_drops_the_worst_and_keeps_the_rest_as_it_was(
     result = lab.run(FILTER, FilterConfig(by="ches", drop=0.25), data=lab.data, audit=audited)
     folder, data = lab.folder(result), lab.folder(lab.data)
     facts = read_value(folder / "filter.json", FilteredPairs)
-    own = sorted((row for row in rows(lab, audited) if row.split == "train"),
-                 key=lambda row: -row.ches)  # fmt: skip
+    own = sorted(
+        (row for row in rows(lab, audited) if row.split == "train"), key=lambda row: -row.ches
+    )
     assert facts.dropped == tuple(row.pair_id for row in own[:3])
-    before = [row for row in read_rows(data / "train.jsonl", Example)
-              if row.id not in facts.dropped]  # fmt: skip
+    before = [
+        row for row in read_rows(data / "train.jsonl", Example) if row.id not in facts.dropped
+    ]
     assert list(read_rows(folder / "train.jsonl", Example)) == before
     assert (folder / "probes.jsonl").read_bytes() == (data / "probes.jsonl").read_bytes()
     assert result.metrics == {"data/pairs_kept": 9.0, "data/pairs_filtered": 3.0}
@@ -116,12 +118,16 @@ def short(result: StageResult) -> str:
 
 def test_the_flow_s_stages_make_a_page(lab: Analysed) -> None:
     known, given = resolved_audit(
-        validated(AuditParameters, {
-            "model": {"result": short(lab.base)}, "trained": {"result": short(lab.sft)},
-            "data_result": short(lab.data),
-        }),
+        validated(
+            AuditParameters,
+            {
+                "model": {"result": short(lab.base)},
+                "trained": {"result": short(lab.sft)},
+                "data_result": short(lab.data),
+            },
+        ),
         lab.platform,
-    )  # fmt: skip
+    )
     steps = audit_steps(known, given)
     assert [step.name for step in steps] == ["audit", "foresight", "audit-page"]
     results = dict(given)
@@ -158,9 +164,11 @@ REFUSED = [
     ({"model": {"result": "DATA"}}, "of stage data holds no model"),
     ({"model": {"model": "/nowhere"}}, "model.model = '/nowhere'"),
     ({"model": {"result": "SFT"}, "data_result": "SFT"}, "of stage sft holds no train.jsonl"),
-    ({"model": {"result": "SFT"}, "audit": {"objective": {"name": "sft"}}},
-     "audit.objective = 'sft': pushes no answer down"),
-]  # fmt: skip
+    (
+        {"model": {"result": "SFT"}, "audit": {"objective": {"name": "sft"}}},
+        "audit.objective = 'sft': pushes no answer down",
+    ),
+]
 
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED)

@@ -54,22 +54,33 @@ def study(*changes: str, config: Path = SMALL) -> list[str]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("preference.objective.name=dpoo",
-         "preference.objective.name = 'dpoo': choose one of 'sft', 'sft_extended', 'dpo', "),
-        ("preference.objective.betta=1",
-         "preference.objective.betta = 1: there is no such setting; look for a misspelling"),
+        (
+            "preference.objective.name=dpoo",
+            "preference.objective.name = 'dpoo': choose one of 'sft', 'sft_extended', 'dpo', ",
+        ),
+        (
+            "preference.objective.betta=1",
+            "preference.objective.betta = 1: there is no such setting; look for a misspelling",
+        ),
         ("preference.objective.beta=-1", "preference.objective.beta = -1: Input should be greater"),
         ("sft.stepz=3", "sft.stepz = 3: there is no such setting"),
         ("sft.steps=many", "sft.steps = 'many': Input should be a valid integer"),
         ("sft.record_steps=[6]", "sft.record_steps = [6]: must lie in 0..5"),
-        ("preference.batch_size=5",
-         "preference.batch_size = 5: must be a multiple of engine.ranks = 2"),
-        ("base.training.engine.ranks=2",
-         "base.training.engine.ranks = 2: the plain engine runs in one process; set 1"),
+        (
+            "preference.batch_size=5",
+            "preference.batch_size = 5: must be a multiple of engine.ranks = 2",
+        ),
+        (
+            "base.training.engine.ranks=2",
+            "base.training.engine.ranks = 2: the plain engine runs in one process; set 1",
+        ),
         ("data.world.entities=2", "data.world.entities = 2: the pairs and 12 spare facts need"),
         ("data.source=file", "data.path = None: give it with source: file"),
-        ("data={source: file, path: pairs.jsonl}",
-         "base.source = 'builtin': the built-in model knows the words of the built-in world alone"),
+        (
+            "data={source: file, path: pairs.jsonl}",
+            "base.source = 'builtin': the built-in model knows the words of the built-in world "
+            "alone",
+        ),
         ("nonsense", "--set = 'nonsense': write it as key=value"),
         ("=3", "--set = '=3': write it as key=value"),
         ("sft..steps=3", "--set = 'sft..steps=3': write it as key=value"),
@@ -78,7 +89,7 @@ def study(*changes: str, config: Path = SMALL) -> list[str]:
         ("name=2024-13-45", "the value is not readable as YAML (month must be in 1..12"),
         ("data.path=${DYNOLAB_NOWHERE}", "set the environment variable DYNOLAB_NOWHERE"),
     ],
-)  # fmt: skip
+)
 def test_settings(change: str, message: str, refused: Refused) -> None:
     assert message in refused(*study(change))
 

@@ -50,10 +50,16 @@ def check_colours(folder: Path) -> None:
 
 
 def test_squeezing_pushes_the_answers_of_a_finished_training(analysed: Analysed) -> None:
-    parameters = validated(SqueezingParameters, {
-        "name": "small", "softmax": FEW, "push": {"pairs": 3},
-        "model": {"result": short(analysed.sft)}, "data_result": short(analysed.data),
-    })  # fmt: skip
+    parameters = validated(
+        SqueezingParameters,
+        {
+            "name": "small",
+            "softmax": FEW,
+            "push": {"pairs": 3},
+            "model": {"result": short(analysed.sft)},
+            "data_result": short(analysed.data),
+        },
+    )
     known, given = resolved_squeezing(parameters, analysed.platform)
     steps = squeezing_steps(known, given)
     assert [step.name for step in steps] == ["softmax", "push", "squeezing-page"]
@@ -68,8 +74,12 @@ def test_squeezing_pushes_the_answers_of_a_finished_training(analysed: Analysed)
     assert "name: small" in page
     assert results["squeezing-page"].metrics["left_over/rejected/first_order"] < 0.1
     assert {file.stem for file in (folder / "figures").glob("*.html")} == {
-        "panels-20", "shapes", "step-paths", "explained", "ranks"
-    }  # fmt: skip
+        "panels-20",
+        "shapes",
+        "step-paths",
+        "explained",
+        "ranks",
+    }
     check_colours(folder)
 
 
@@ -87,26 +97,37 @@ def test_the_built_in_chapter_trains_its_own_model_with_one_seed() -> None:
     steps, given = SQUEEZING.planned(load_parameters(SqueezingParameters, file, ["seed=3"]))
     assert given == {}
     assert [step.name for step in steps] == [
-        "softmax", "data", "base", "model", "push", "squeezing-page"
-    ]  # fmt: skip
+        "softmax",
+        "data",
+        "base",
+        "model",
+        "push",
+        "squeezing-page",
+    ]
     configs = {step.name: step.config.model_dump() for step in steps}
     assert {configs[name]["seed"] for name in ("softmax", "data", "base", "model")} == {3}
     assert configs["model"]["engine"]["kind"] == "plain"
 
 
 def test_simplicity_learns_every_space_and_makes_a_page(analysed: Analysed) -> None:
-    parameters = validated(SimplicityParameters, {
-        "name": "small", "seeds": [0, 1], "width": 8,
-        "spaces": [
-            {"attributes": 2, "values": 2, "steps": 4},
-            {"attributes": 3, "values": 2, "sampled": 2, "steps": 4},
-        ],
-    })  # fmt: skip
+    parameters = validated(
+        SimplicityParameters,
+        {
+            "name": "small",
+            "seeds": [0, 1],
+            "width": 8,
+            "spaces": [
+                {"attributes": 2, "values": 2, "steps": 4},
+                {"attributes": 3, "values": 2, "sampled": 2, "steps": 4},
+            ],
+        },
+    )
     steps = simplicity_steps(parameters)
     assert [step.name for step in steps] == ["mappings-2x2", "mappings-3x2", "simplicity-page"]
     results = run(analysed, steps, {})
-    rows = list(read_rows(analysed.folder(results["mappings-2x2"]) / "mappings.jsonl",
-                          LearnedMapping))  # fmt: skip
+    rows = list(
+        read_rows(analysed.folder(results["mappings-2x2"]) / "mappings.jsonl", LearnedMapping)
+    )
     assert len(rows) == 256
     assert {len(row.area) for row in rows} == {2}
     folder = analysed.folder(results["simplicity-page"])

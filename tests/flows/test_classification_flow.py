@@ -27,17 +27,24 @@ from tests.flows.chapters import Chapters
 from tests.flows.lab import ROOT
 
 SMALL = {
-    "name": "small", "seeds": [0, 1], "networks": ["lenet", "mlp"],
+    "name": "small",
+    "seeds": [0, 1],
+    "networks": ["lenet", "mlp"],
     "data": {"train": 100, "validation": 20, "test": 60},
     "forces": {
-        "training": {"learning_rate": 0.05, "epochs": 2}, "learning_rates": [0.05, 0.1],
-        "epochs": [0, 1, 2], "watched": 2, "influence_epochs": 1,
+        "training": {"learning_rate": 0.05, "epochs": 2},
+        "learning_rates": [0.05, 0.1],
+        "epochs": [0, 1, 2],
+        "watched": 2,
+        "influence_epochs": 1,
     },
     "paths": {
-        "toy": {"examples": 60}, "toy_training": {"epochs": 3}, "training": {"epochs": 3},
+        "toy": {"examples": 60},
+        "toy_training": {"epochs": 3},
+        "training": {"epochs": 3},
         "shown": 1,
     },
-}  # fmt: skip
+}
 
 
 def steps_of(**changes: Any):  # type: ignore[no-untyped-def]
@@ -48,8 +55,12 @@ def steps_of(**changes: Any):  # type: ignore[no-untyped-def]
 def test_the_stages_make_a_page_with_its_claims(tmp_path: Path) -> None:
     lab, steps = Chapters(tmp_path), steps_of()
     assert [step.name for step in steps] == [
-        "images", "forces-lenet", "forces-mlp", "learning-paths", "classification-page"
-    ]  # fmt: skip
+        "images",
+        "forces-lenet",
+        "forces-mlp",
+        "learning-paths",
+        "classification-page",
+    ]
     results = lab.run(steps)
     forces, paths = lab.folder(results["forces-mlp"]), lab.folder(results["learning-paths"])
     assert len(list(read_rows(forces / "states.jsonl", ClassifierState))) == 2 * 2 * 3
@@ -57,12 +68,18 @@ def test_the_stages_make_a_page_with_its_claims(tmp_path: Path) -> None:
     assert len(list(read_rows(forces / "influence.jsonl", ClassInfluence))) == 2
     scores = list(read_rows(paths / "scores.jsonl", PathScores))
     assert [(one.data, one.seed) for one in scores] == [
-        ("toy", 0), ("toy", 1), ("images", 0), ("images", 1)
-    ]  # fmt: skip
+        ("toy", 0),
+        ("toy", 1),
+        ("images", 0),
+        ("images", 1),
+    ]
     assert sum(scores[2].wrong) == 20
     assert {one.group for one in read_rows(paths / "paths.jsonl", ExamplePath)} == {
-        "easy", "medium", "hard", "mislabelled"
-    }  # fmt: skip
+        "easy",
+        "medium",
+        "hard",
+        "mislabelled",
+    }
     epochs = list(read_rows(paths / "epochs.jsonl", EpochInfluence))
     assert all(one.own >= 0 for one in epochs)
     page = lab.folder(results["classification-page"])
@@ -81,8 +98,14 @@ def test_people_s_labels_are_followed_where_there_are_any(tmp_path: Path) -> Non
     images = random.random((90, 8, 8)) / 2 + labels[:, None, None] / 4
     human = np.eye(3)[labels] * 5 + random.random((90, 3))
     np.savez(tmp_path / "a.npz", images=images, labels=labels, human=human)
-    data = {"source": "arrays", "path": str(tmp_path / "a.npz"), "classes": 3,
-            "train": 60, "validation": 9, "test": 21}  # fmt: skip
+    data = {
+        "source": "arrays",
+        "path": str(tmp_path / "a.npz"),
+        "classes": 3,
+        "train": 60,
+        "validation": 9,
+        "test": 21,
+    }
     lab, steps = Chapters(tmp_path), steps_of(data=data, networks=["mlp"])
     results = lab.run(steps)
     folder = lab.folder(results["learning-paths"])

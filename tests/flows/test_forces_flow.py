@@ -102,8 +102,9 @@ def test_token_maps_are_blocks_of_the_map_with_their_tokens(
     lab: Analysed, dpo: StageResult
 ) -> None:
     maps = list(read_rows(lab.folder(dpo) / "token_maps.jsonl", TokenMap))
-    rows = {(r.observed_id, r.kind, r.updating_id): r for r in totals(lab, dpo)
-            if r.split == "train"}  # fmt: skip
+    rows = {
+        (r.observed_id, r.kind, r.updating_id): r for r in totals(lab, dpo) if r.split == "train"
+    }
     assert len(maps) == 4
     for one in maps:
         row = rows[one.observed_id, one.observed_kind, one.updating_id]
@@ -119,9 +120,13 @@ def test_a_recorded_step_brings_its_weights_and_its_metric(lab: Analysed) -> Non
     policy, observed, updating = question(lab)
     record = StepRecord.load(lab.folder(lab.sft, "forces/step-00000003"))
     expected = force_map(
-        policy, observed, updating, SFT(SFTConfig()), at=record.before,
+        policy,
+        observed,
+        updating,
+        SFT(SFTConfig()),
+        at=record.before,
         update=split_step(record, policy).update,
-    ).force  # fmt: skip
+    ).force
     found = ForceMap.open(lab.folder(result, "map"))
     assert found.facts.preconditioned
     assert np.linalg.norm(found.force - expected) < 1e-5 * np.linalg.norm(expected)
@@ -168,12 +173,17 @@ def test_the_kernel_stage_compares_checkpoints_and_recorded_steps(lab: Analysed)
 
 
 def test_the_flow_s_stages_make_a_page_and_tell_mlflow(lab: Analysed) -> None:
-    parameters = analysis(lab, checkpoints={"base": {"result": short(lab.base)},
-                                            "sft": {"result": lab.sft.address}})  # fmt: skip
+    parameters = analysis(
+        lab, checkpoints={"base": {"result": short(lab.base)}, "sft": {"result": lab.sft.address}}
+    )
     known, given = resolved_forces(parameters, lab.platform)
     steps = forces_steps(known, given)
-    assert [step.name for step in steps] == ["analysis-base", "analysis-sft", "kernel",
-                                             "force-page"]  # fmt: skip
+    assert [step.name for step in steps] == [
+        "analysis-base",
+        "analysis-sft",
+        "kernel",
+        "force-page",
+    ]
     planned = {one.step: one.state for one in plan(steps, lab.platform, given)}
     assert planned["force-page"] == "to run"
     results = dict(given)

@@ -40,10 +40,11 @@ def fields_of(one: Deployed) -> dict[str, dict[str, Any]]:
 def drawn(one: Deployed) -> dict[str, str]:
     """Each field as a person meets it: its type, or what there is to choose from."""
     return {
-        name: " | ".join(field["enum"]) if "enum" in field and name != "study_file"
+        name: " | ".join(field["enum"])
+        if "enum" in field and name != "study_file"
         else field["type"]
         for name, field in sorted(fields_of(one).items(), key=lambda item: item[1]["position"])
-    }  # fmt: skip
+    }
 
 
 def test_forms_stay_as_they_are() -> None:
@@ -86,8 +87,11 @@ def _settings(annotation: Any, path: list[str]) -> bool:
     parts = get_args(annotation)
     if getattr(annotation, "__origin__", None) is dict:
         return _settings(parts[1], path[1:])
-    return any(_settings(part, path) for part in parts if isinstance(part, type | UnionType)
-               or get_args(part))  # fmt: skip
+    return any(
+        _settings(part, path)
+        for part in parts
+        if isinstance(part, type | UnionType) or get_args(part)
+    )
 
 
 def test_an_empty_form_is_the_study_file(one: Deployed) -> None:
@@ -98,8 +102,7 @@ def test_an_empty_form_is_the_study_file(one: Deployed) -> None:
 
 def test_prefects_server_takes_empty_fields_and_refuses_wrong_types(one: Deployed) -> None:
     schema, fields = one.schema, fields_of(one)
-    empty = {name: None for name, field in fields.items()
-             if not {"default", "enum"} & set(field)}  # fmt: skip
+    empty = {name: None for name, field in fields.items() if not {"default", "enum"} & set(field)}
     files = fields["study_file"]["enum"]
     if files:
         given = {PARAMETER: {**empty, "study_file": files[0]}}
@@ -110,9 +113,16 @@ def test_prefects_server_takes_empty_fields_and_refuses_wrong_types(one: Deploye
 
 
 def test_fields_change_the_files_settings() -> None:
-    form = StudyForm(study_file=BUILTIN, name="mine", seed=7, beta=0.3, steps=5,
-                     learning_rate=1e-5, contrasts=[], other_settings=["sft.steps=11",
-                     "sft.record_steps=[0]", "preference.record_steps=[0]"])  # fmt: skip
+    form = StudyForm(
+        study_file=BUILTIN,
+        name="mine",
+        seed=7,
+        beta=0.3,
+        steps=5,
+        learning_rate=1e-5,
+        contrasts=[],
+        other_settings=["sft.steps=11", "sft.record_steps=[0]", "preference.record_steps=[0]"],
+    )
     known = form.parameters(StudyParameters)
     assert (known.name, known.seed, known.sft.steps, known.contrasts) == ("mine", 7, 11, ())
     assert known.preference.steps == 5
@@ -143,8 +153,11 @@ def test_one_more_arm_of_a_comparison() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"objective": "ipo", "label_smoothing": 0.1}, r"label_smoothing = 0.1: ipo does not take "
-         r"it; leave it empty, or choose an objective that does: dpo, robust_dpo"),
+        (
+            {"objective": "ipo", "label_smoothing": 0.1},
+            r"label_smoothing = 0.1: ipo does not take "
+            r"it; leave it empty, or choose an objective that does: dpo, robust_dpo",
+        ),
         ({"margin": 1.0}, "margin = 1.0: dpo does not take it"),
         ({"beta": -1.0}, r"preference.objective.beta = -1.0: .*greater than 0"),
         ({"steps": 0}, r"preference.steps = 0: "),
@@ -153,11 +166,13 @@ def test_one_more_arm_of_a_comparison() -> None:
         ({"study_file": "none.yaml"}, "cannot be read"),
         ({"study_text": "nothing: there"}, "nothing = 'there': there is no such setting"),
         ({"study_text": "!!python/object/apply:os.system ['true']"}, "is not readable as YAML"),
-        ({"study_text": "preference: {objective: {name: [dpo]}}", "beta": 1.0},
-         r"preference.objective.* = "),
+        (
+            {"study_text": "preference: {objective: {name: [dpo]}}", "beta": 1.0},
+            r"preference.objective.* = ",
+        ),
         ({"other_settings": ["beta"]}, "write it as key=value"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_work_is_refused_with_its_field(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PreferenceForm(**{"study_file": BUILTIN, **given}).parameters(StudyParameters)

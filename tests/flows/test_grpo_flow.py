@@ -42,8 +42,12 @@ SMALL: dict[str, Any] = {
     "base": {"training": {"engine": PLAIN, "steps": 2, "batch_size": 4}},
     "sft": {"engine": PLAIN, "steps": 2, "batch_size": 4},
     "training": {
-        "rewards": [{"name": "tests.training.rewards.some_words"}], "engine": PLAIN, "steps": 2,
-        "batch_size": 4, "completions": 4, "max_new_tokens": 4,
+        "rewards": [{"name": "tests.training.rewards.some_words"}],
+        "engine": PLAIN,
+        "steps": 2,
+        "batch_size": 4,
+        "completions": 4,
+        "max_new_tokens": 4,
     },
     "arms": {
         "grpo": {"name": "grpo"},
@@ -52,7 +56,7 @@ SMALL: dict[str, Any] = {
     },
     "evaluation": {"k": 2, "samples": 8, "prompts": 5},
     "displacement": {"questions": 4},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,8 +89,9 @@ def test_arms_share_their_start_and_nothing_is_computed_twice(
         assert reads[f"{arm}-1"] == {"prompts": "prompts-1", "model": "sft-1"}
     more = grpo_steps(parameters(arms=SMALL["arms"] | {"simko": {"name": "simko"}}))
     new = {one.step for one in plan(more, analysed.platform) if one.state == "to run"}
-    assert new == {f"simko-{seed}{part}" for seed in (0, 1)
-                   for part in ("", "-evaluation", "-displacement")} | {"grpo-page"}  # fmt: skip
+    assert new == {
+        f"simko-{seed}{part}" for seed in (0, 1) for part in ("", "-evaluation", "-displacement")
+    } | {"grpo-page"}
 
 
 def test_an_evaluation_counts_what_a_reward_says(
@@ -94,8 +99,13 @@ def test_an_evaluation_counts_what_a_reward_says(
 ) -> None:
     folder = analysed.folder(results["start-0"])
     scores = list(read_rows(folder / "prompts.jsonl", PromptScore))
-    asked = [row.id for split in ("train", "heldout") for row in list(read_rows(
-        analysed.folder(results["prompts-0"]) / f"{split}.jsonl", PromptRow))[:5]]  # fmt: skip
+    asked = [
+        row.id
+        for split in ("train", "heldout")
+        for row in list(
+            read_rows(analysed.folder(results["prompts-0"]) / f"{split}.jsonl", PromptRow)
+        )[:5]
+    ]
     assert [one.id for one in scores] == asked
     assert [one.samples for one in scores] == [8] * 10
     right = list(read_rows(folder / "right.jsonl", RightAnswer))
@@ -113,13 +123,16 @@ def test_right_answers_are_followed_into_the_trained_model(
     right = list(read_rows(analysed.folder(results["start-1"]) / "right.jsonl", RightAnswer))
     changes = list(read_rows(folder / "likelihood.jsonl", LikelihoodChange))
     assert sum(one.answers for one in changes) == len(right)
-    models = [load_language_model(analysed.folder(results[name], "model"))
-              for name in ("sft-1", "grpo-1")]  # fmt: skip
+    models = [
+        load_language_model(analysed.folder(results[name], "model")) for name in ("sft-1", "grpo-1")
+    ]
     before, after = (
-        [float(one.sum()) for one in
-         score_responses(ResponseLogits(model), [one.encoded for one in right], 0, 1)]
+        [
+            float(one.sum())
+            for one in score_responses(ResponseLogits(model), [one.encoded for one in right], 0, 1)
+        ]
         for model in models
-    )  # fmt: skip
+    )
     assert [one.logp for one in right] == pytest.approx(before, abs=1e-4)
     first = [at for at, one in enumerate(right) if one.id == changes[0].id]
     assert changes[0].before == pytest.approx(np.mean([before[at] for at in first]), abs=1e-4)
@@ -130,8 +143,13 @@ def test_the_model_itself_has_not_displaced_anything(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
     step = next(one for one in grpo_steps(parameters()) if one.name == "grpo-0-evaluation")
-    same = analysed.run(EVALUATE, step.config, prompts=results["prompts-0"],
-                        model=results["sft-0"], start=results["start-0"])  # fmt: skip
+    same = analysed.run(
+        EVALUATE,
+        step.config,
+        prompts=results["prompts-0"],
+        model=results["sft-0"],
+        start=results["start-0"],
+    )
     assert same.metrics["train/right_change"] == pytest.approx(0, abs=1e-6)
     assert same.metrics["train/pass_at_1"] == results["start-0"].metrics["train/pass_at_1"]
 
@@ -141,8 +159,9 @@ def test_displacement_is_tested_where_answers_are_partly_right(
 ) -> None:
     assert "pairs-0-displacement" not in results  # its objective is not one on groups
     for name in ("grpo-0-displacement", "nthr-1-displacement"):
-        rows = list(read_rows(analysed.folder(results[name]) / "displacement.jsonl",
-                              QuestionDisplacement))  # fmt: skip
+        rows = list(
+            read_rows(analysed.folder(results[name]) / "displacement.jsonl", QuestionDisplacement)
+        )
         assert 0 < len(rows) <= 4
         assert all(0 < len(row.changes) < row.samples for row in rows)
         share = np.mean([row.mean <= 0 for row in rows])
@@ -157,8 +176,12 @@ def test_the_page_and_mlflow_have_every_arm(
         for split in ("train", "heldout"):
             assert 0 <= page.metrics[f"{arm}/{split}/pass_at_2"] <= 1
     runs = {run.name: run for run in analysed.tracking.runs}
-    assert {"report/grpo.html", "report/summary.json", "plots/accuracy.html",
-            "plots/pass-at-k.html"} <= set(runs["grpo-page"].artifacts)  # fmt: skip
+    assert {
+        "report/grpo.html",
+        "report/summary.json",
+        "plots/accuracy.html",
+        "plots/pass-at-k.html",
+    } <= set(runs["grpo-page"].artifacts)
     table = json.loads(runs["grpo-0-evaluation"].artifacts["tables/prompts.json"])
     assert set(table["columns"]) == set(PromptScore.model_fields)
     logged = {name for _, values in runs["start-0"].values for name in values}
@@ -168,8 +191,9 @@ def test_the_page_and_mlflow_have_every_arm(
 def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Path) -> None:
     given = parameters(
         data={"source": "file", "path": str(tmp_path / "rows.jsonl"), "format": "prompts"},
-        base={"source": str(tmp_path)}, sft=None,
-    )  # fmt: skip
+        base={"source": str(tmp_path)},
+        sft=None,
+    )
     steps = {step.name: step for step in grpo_steps(given)}
     assert not [name for name in steps if name.startswith(("sft", "data"))]
     assert steps["prompts-0"].config == steps["prompts-1"].config
@@ -189,18 +213,24 @@ def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Path) -> None:
         ({"arms": {"start": {"name": "grpo"}}}, "a shared stage has this name"),
         ({"arms": {"a b": {"name": "grpo"}}}, "arms.a b"),
         ({"arms": {"x": {"name": "grop"}}}, "arms.x.name = 'grop': choose one of"),
-        ({"arms": {"x": {"name": "grpo", "aggregation": "dr_grpo", "max_tokens": 9}}},
-         "arms.x = 9: must be max_new_tokens = 4"),
+        (
+            {"arms": {"x": {"name": "grpo", "aggregation": "dr_grpo", "max_tokens": 9}}},
+            "arms.x = 9: must be max_new_tokens = 4",
+        ),
         ({"training": {"objective": {"name": "grpo"}}}, "training.objective = 'grpo': arms have"),
-        ({"training": {"rewards": [{"name": "os.system"}]}},
-         "training.rewards = 'os.system': use one"),
+        (
+            {"training": {"rewards": [{"name": "os.system"}]}},
+            "training.rewards = 'os.system': use one",
+        ),
         ({"data": {"source": "file", "path": "x.jsonl"}}, "base.source = 'builtin'"),
         ({"evaluation": {"samples": 0}}, "evaluation.samples = 0"),
-        ({"evaluation": {"k": 16, "samples": 16}},
-         "evaluation.samples = 16: pass@16 is estimated from at least 64 samples to a prompt, "
-         "4 for each of k: raise samples, or lower k to at most 4"),
+        (
+            {"evaluation": {"k": 16, "samples": 16}},
+            "evaluation.samples = 16: pass@16 is estimated from at least 64 samples to a prompt, "
+            "4 for each of k: raise samples, or lower k to at most 4",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_compared_is_refused_first(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parameters(**changes)
@@ -211,8 +241,12 @@ def test_what_cannot_be_compared_is_refused_first(changes: dict[str, Any], messa
 def test_the_command_leaves_a_page_and_runs_in_mlflow(
     tmp_path: Path, servers: dict[str, str]
 ) -> None:
-    changes = {"project": "arms", "seeds": [0], "arms": {"grpo": {"name": "grpo"}},
-               "training": SMALL["training"] | {"rewards": [{"name": "world_form"}]}}  # fmt: skip
+    changes = {
+        "project": "arms",
+        "seeds": [0],
+        "arms": {"grpo": {"name": "grpo"}},
+        "training": SMALL["training"] | {"rewards": [{"name": "world_form"}]},
+    }
     file = tmp_path / "grpo.yaml"
     file.write_text(yaml.safe_dump(SMALL | changes))
     lab = Lab(tmp_path / "lab", **servers)

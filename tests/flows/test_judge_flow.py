@@ -50,7 +50,7 @@ def settings(lab: Analysed, **changes: Any) -> dict[str, Any]:
         "answers": {"sampling": {"max_new_tokens": 12}},
         "judges": {"exact": {"name": "exact"}, "likely": {"name": "log_prob"}},
         "reference": short(lab.sft),
-    } | changes  # fmt: skip
+    } | changes
 
 
 def planned(lab: Analysed, **changes: Any) -> tuple[list[Step], dict[str, StageResult]]:
@@ -99,10 +99,11 @@ def test_the_stage_gives_the_library_s_verdicts(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
     said = {
-        name: list(read_rows(
-            analysed.folder(results[f"answers-{name}"]) / "answers.jsonl", PolicyAnswer))
+        name: list(
+            read_rows(analysed.folder(results[f"answers-{name}"]) / "answers.jsonl", PolicyAnswer)
+        )
         for name in ("base", "sft")
-    }  # fmt: skip
+    }
     expected = ExactJudge().judge(contests(said, "sft", "base"))
     folder = analysed.folder(results["judge-exact"])
     assert list(read_rows(folder / "judgements.jsonl", Judgement)) == expected
@@ -131,8 +132,9 @@ def test_the_page_holds_rates_agreement_and_answers(
 def test_another_judge_leaves_answers_and_other_judges_as_they_are(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    more = settings(analysed)["judges"] | {"style": {"name": "exact", "rewards": [
-        {"name": "world_style"}]}}  # fmt: skip
+    more = settings(analysed)["judges"] | {
+        "style": {"name": "exact", "rewards": [{"name": "world_style"}]}
+    }
     assert to_run(analysed, judges=more) == {"judge-style", "judge-page"}
     turned = to_run(analysed, baseline="sft")
     assert turned == {"judge-exact", "judge-likely", "judge-page"}
@@ -172,8 +174,9 @@ def test_replies_without_a_verdict_are_counted_and_shown(
     judge = {"odd": {"name": "llm", "endpoint": PATIENT | {"model": "odd", "concurrency": 1}}}
     found = run(analysed, **only(**judge))
     metrics = found["judge-odd"].metrics
-    assert [metrics[f"judge/{name}"] for name in
-            ("asked", "parsed", "refused", "unparsable", "failed")] == [12, 4, 4, 4, 0]  # fmt: skip
+    assert [
+        metrics[f"judge/{name}"] for name in ("asked", "parsed", "refused", "unparsable", "failed")
+    ] == [12, 4, 4, 4, 0]
     page = (analysed.folder(found["judge-page"]) / "judge.html").read_text()
     assert "12 verdicts were asked for, 4 came" in page
     assert "&lt;b&gt;neither&lt;/b&gt;" in page and "<b>neither" not in page
@@ -182,8 +185,12 @@ def test_replies_without_a_verdict_are_counted_and_shown(
 def test_a_judge_that_is_gone_goes_on_on_another_machine(
     analysed: Analysed, server: ChatServer
 ) -> None:
-    judge = {"gone": {"name": "llm", "endpoint": PATIENT | {
-        "model": "gone", "concurrency": 1, "attempts": 1}}}  # fmt: skip
+    judge = {
+        "gone": {
+            "name": "llm",
+            "endpoint": PATIENT | {"model": "gone", "concurrency": 1, "attempts": 1},
+        }
+    }
     changes = only(**judge) | {"answers": {"split": "train"}}
     server.answer = lambda seen: verdict(seen) if seen.place < 3 else trouble(503)
     with pytest.raises(EndpointFailed):
@@ -209,13 +216,17 @@ def test_a_judge_that_is_gone_goes_on_on_another_machine(
         ({"judges": {"x": {"name": "exact", "rewards": [{"name": "guess"}]}}}, "rewards = 'guess'"),
         ({"judges": {"x": {"name": "guess"}}}, "choose one of 'exact', 'log_prob', 'llm'"),
         ({"judges": {"x": {"name": "llm"}}}, "judges.x.endpoint"),
-        ({"judges": {"x": {"name": "llm", "endpoint": {"model": "m", "api_key": "k"}}}},
-         "judges.x.endpoint.api_key = 'k': there is no such setting"),
+        (
+            {"judges": {"x": {"name": "llm", "endpoint": {"model": "m", "api_key": "k"}}}},
+            "judges.x.endpoint.api_key = 'k': there is no such setting",
+        ),
         ({"judges": {"likely": {"name": "log_prob", "tie_nats": -1}}}, "judges.likely.tie_nats"),
-        ({"policies": {"one": {"result": "sft", "model": "y"}, "two": {"model": "x"}}},
-         "policies.one = 'sft': give either result"),
+        (
+            {"policies": {"one": {"result": "sft", "model": "y"}, "two": {"model": "x"}}},
+            "policies.one = 'sft': give either result",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_compared_is_refused_first(
     analysed: Analysed, changes: dict[str, Any], message: str
 ) -> None:

@@ -39,12 +39,18 @@ from tests.flows.analysed import PLAIN, WORLD, Analysed
 STEP = 1  # the second step: adapters have moved, momentum has a past
 MOMENTUM = {"name": "sgd", "learning_rate": 0.01, "momentum": 0.5}
 ALL: dict[str, Any] = {
-    "engine": PLAIN, "steps": 2, "batch_size": 4, "record_steps": (STEP,), "optimizer": MOMENTUM,
-}  # fmt: skip
+    "engine": PLAIN,
+    "steps": 2,
+    "batch_size": 4,
+    "record_steps": (STEP,),
+    "optimizer": MOMENTUM,
+}
 SAMPLED: dict[str, Any] = ALL | {
-    "completions": 4, "max_new_tokens": 6, "updates_per_rollout": 2,
+    "completions": 4,
+    "max_new_tokens": 6,
+    "updates_per_rollout": 2,
     "rewards": [{"name": "tests.training.rewards.some_words"}],
-}  # fmt: skip
+}
 LORA = {"lora": {"rank": 2, "alpha": 8}}
 KINDS: dict[str, dict[str, Any]] = {
     "adapters": ALL | LORA | {"objective": {"name": "sft"}},
@@ -139,8 +145,10 @@ def totals_gap(lab: Analysed, result: StageResult, model: StageResult) -> float:
     for row in read_rows(lab.folder(result) / "totals.jsonl", PairForce):
         answer = row.observed_id, row.kind
         found[answer] = found.get(answer, 0.0) + row.total
-    expected = {(row.pair_id, row.kind): float(one.sum())
-                for (row, _), one in zip(observed, along, strict=True)}  # fmt: skip
+    expected = {
+        (row.pair_id, row.kind): float(one.sum())
+        for (row, _), one in zip(observed, along, strict=True)
+    }
     assert found.keys() == expected.keys()
     return gap(np.array(list(found.values())), np.array([expected[one] for one in found]))
 
@@ -204,10 +212,14 @@ def test_the_kernel_at_a_step_of_adapters_is_theirs(
 
 def forces_of(lab: Analysed, trained: StageResult, **analysis: Any) -> list[str]:
     """Steps of the flow that analyses a training's recorded step."""
-    parameters = ForcesParameters.model_validate({
-        "checkpoints": {"policy": {"result": trained.address, "step": STEP}},
-        "data_result": lab.data.address, "analysis": SMALL | analysis, "kernel": SMALL,
-    })  # fmt: skip
+    parameters = ForcesParameters.model_validate(
+        {
+            "checkpoints": {"policy": {"result": trained.address, "step": STEP}},
+            "data_result": lab.data.address,
+            "analysis": SMALL | analysis,
+            "kernel": SMALL,
+        }
+    )
     return [step.name for step in forces_steps(*resolved_forces(parameters, lab.platform))]
 
 
@@ -224,13 +236,19 @@ def test_the_flow_maps_the_recorded_batch_of_every_kind_of_training(
 
 
 def test_a_comparison_measures_the_steps_that_it_records(analysed: Analysed) -> None:
-    parameters = validated(GrpoParameters, {
-        "seeds": [0], "data": {"world": WORLD.model_dump()}, "sft": None,
-        "base": {"training": {"engine": PLAIN.model_dump(), "steps": 4, "batch_size": 4}},
-        "training": {name: value for name, value in SAMPLED.items() if name != "engine"}
-        | {"engine": PLAIN.model_dump()},
-        "arms": {"grpo": {"name": "grpo"}}, "forces": {"pairs": 2},
-    })  # fmt: skip
+    parameters = validated(
+        GrpoParameters,
+        {
+            "seeds": [0],
+            "data": {"world": WORLD.model_dump()},
+            "sft": None,
+            "base": {"training": {"engine": PLAIN.model_dump(), "steps": 4, "batch_size": 4}},
+            "training": {name: value for name, value in SAMPLED.items() if name != "engine"}
+            | {"engine": PLAIN.model_dump()},
+            "arms": {"grpo": {"name": "grpo"}},
+            "forces": {"pairs": 2},
+        },
+    )
     steps = {step.name: step for step in grpo_steps(parameters)}
     assert "grpo-0-forces" not in steps["grpo-page"].inputs
     found: dict[str, StageResult] = {}
@@ -240,8 +258,10 @@ def test_a_comparison_measures_the_steps_that_it_records(analysed: Analysed) -> 
         found[name] = analysed.run(step.stage, step.config, name, **step.sources(found))
     assert found["grpo-0-forces"].metrics["recorded_steps"] == 1
     assert found["grpo-0-forces"].metrics["largest_replay_error"] < 1e-4
-    told = {run.name: {name for _, values in run.values for name in values}
-            for run in analysed.tracking.runs[others:]}  # fmt: skip
+    told = {
+        run.name: {name for _, values in run.values for name in values}
+        for run in analysed.tracking.runs[others:]
+    }
     assert any("predicted" in name for name in told["grpo-0-forces"])
     assert "result/data/rows_dropped" in told["grpo-0"]
 

@@ -23,12 +23,17 @@ def lab(analysed: Analysed) -> Analysed:
 def test_a_training_leads_back_to_its_model_and_its_data(lab: Analysed) -> None:
     found = list(lineage(lab.platform.store, lab.sft))
     assert [(one.role, one.depth, one.result and one.result.stage) for one in found] == [
-        ("", 0, "sft"), ("data", 1, "data"), ("model", 1, "base"), ("data", 2, "data"),
-    ]  # fmt: skip
+        ("", 0, "sft"),
+        ("data", 1, "data"),
+        ("model", 1, "base"),
+        ("data", 2, "data"),
+    ]
     assert found[1].sources["source"] == "world"
     assert {one.result.address for one in found if one.result} == {
-        lab.sft.address, lab.base.address, lab.data.address
-    }  # fmt: skip
+        lab.sft.address,
+        lab.base.address,
+        lab.data.address,
+    }
 
 
 def test_it_is_printed_as_a_tree(lab: Analysed, monkeypatch: pytest.MonkeyPatch) -> None:

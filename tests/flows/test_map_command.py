@@ -16,13 +16,19 @@ BUILTIN = Path(__file__).parents[2] / "deploy" / "studies" / "forces_builtin.yam
 def result(stage: str, digit: str) -> StageResult:
     key = digit * 64
     return StageResult(
-        stage=stage, key=key, address=f"stages/{stage}/{key}", digest=key, metrics={},
-        mlflow_run_id=None, cached=True,
-    )  # fmt: skip
+        stage=stage,
+        key=key,
+        address=f"stages/{stage}/{key}",
+        digest=key,
+        metrics={},
+        mlflow_run_id=None,
+        cached=True,
+    )
 
 
-INPUTS = {name: result(name, digit) for name, digit in (("data", "a"), ("sft", "b"),
-                                                        ("preference", "c"))}  # fmt: skip
+INPUTS = {
+    name: result(name, digit) for name, digit in (("data", "a"), ("sft", "b"), ("preference", "c"))
+}
 
 
 def test_the_reports_command_is_an_analysis_of_that_study() -> None:

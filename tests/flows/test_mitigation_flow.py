@@ -42,13 +42,17 @@ SHARED: dict[str, Any] = {
     "base": {"training": {"engine": PLAIN, "steps": 2, "batch_size": 4}},
     "sft": {"engine": PLAIN, "steps": 2, "batch_size": 4, "probe_every": 1},
     "training": {
-        "engine": PLAIN, "steps": 2, "batch_size": 4, "probe_every": 1, "overlong": "drop",
+        "engine": PLAIN,
+        "steps": 2,
+        "batch_size": 4,
+        "probe_every": 1,
+        "overlong": "drop",
         "optimizer": {"name": "sgd", "learning_rate": 0.01},
     },
     "answers": {"samples": 2, "prompts": 3, "max_new_tokens": 6},
     # A model of two steps says nothing that the world's own rewards tell apart.
     "on_policy": {"rewards": [{"name": "tests.training.rewards.vowels"}], "max_new_tokens": 6},
-}  # fmt: skip
+}
 ARMS: dict[str, Any] = {
     "dpo": {},
     "extended": {"start": "extended"},
@@ -107,8 +111,17 @@ def test_arms_share_their_start_and_nothing_is_computed_twice(
     assert reads["filter-1"] == {"data": "filter-1-filter", "model": "sft-1"}
     reproduction = reproduce_steps(validated(ReproduceParameters, SHARED))
     known = {one.step for one in plan(reproduction, analysed.platform) if one.state == "cached"}
-    assert {"sft-0", "sft-extended-1", "sft-extended-half-0", "dpo-0", "extended-1", "resampled-0",
-            "on-policy-0", "on-policy-ipo-1", "dpo-1-said"} <= known  # fmt: skip
+    assert {
+        "sft-0",
+        "sft-extended-1",
+        "sft-extended-half-0",
+        "dpo-0",
+        "extended-1",
+        "resampled-0",
+        "on-policy-0",
+        "on-policy-ipo-1",
+        "dpo-1-said",
+    } <= known
 
 
 def test_an_arm_that_diverges_is_a_result_and_the_others_go_on(
@@ -145,10 +158,11 @@ def test_answers_are_drawn_alike_and_judged_prompt_by_prompt(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
     answers = {
-        arm: list(read_rows(analysed.folder(results[f"{arm}-0-said"]) / "answers.jsonl",
-                            PolicyAnswer))
+        arm: list(
+            read_rows(analysed.folder(results[f"{arm}-0-said"]) / "answers.jsonl", PolicyAnswer)
+        )
         for arm in ("dpo", "extended")
-    }  # fmt: skip
+    }
     assert [one.id for one in answers["dpo"]] == [one.id for one in answers["extended"]]
     assert len(answers["dpo"]) == 2 * 2 * 3
     assert all(one.truth for one in answers["dpo"])
@@ -168,9 +182,7 @@ def test_on_policy_arms_learn_from_ranked_answers_of_the_model_as_it_is(
     training = next(step.config for step in steps if step.name == "on-policy-0")
     assert isinstance(training, GroupTrainConfig) and training.completions == 2
     trained = analysed.folder(run_all(analysed, steps)["on-policy-0"])
-    prompts = list(
-        read_rows(analysed.folder(results["prompts-0"]) / "train.jsonl", PromptRow)
-    )  # fmt: skip
+    prompts = list(read_rows(analysed.folder(results["prompts-0"]) / "train.jsonl", PromptRow))
     model = load_language_model(trained / "model")
     tokenizer, rewards = load_tokenizer(trained / "model"), Rewards(training.rewards)
     generator = ModelGenerator(model, tokenizer, 64)
@@ -221,31 +233,53 @@ def test_the_reproduction_measures_every_finding_of_the_world(
         ({"seeds": [1, 1]}, "seeds = [1, 1]: name every seed once"),
         ({"baseline": "grpo"}, "baseline = 'grpo': name an arm: dpo, extended"),
         ({"arms": {"sft-2": {}}}, "arms = 'sft-2': a shared stage has this name"),
-        ({"arms": {"a": {"pairs": "on_policy", "filter": {"by": "ches", "drop": 0.5}}}},
-         "arms.a = 'ches': ranks the data's pairs, and with pairs: on_policy others"),
-        ({"arms": {"a": {"updates_per_rollout": 2}}},
-         "arms.a = 2: pairs: given samples no answers in training; set pairs: on_policy"),
-        ({"on_policy": {"rewards": [{"name": "os.system"}]}},
-         "on_policy.rewards = 'os.system': use one of exact"),
-        ({"data": {"source": "file", "path": "x.jsonl"}, "base": {"source": "x"},
-          "judge": {"name": "log_prob"}, "on_policy": {}},
-         "arms.on-policy.pairs = 'on_policy': on_policy.rewards know the built-in world alone"),
-        ({"sft": {"objective": {"name": "sft_extended"}}},
-         "sft.objective = 'sft_extended': the training before is on chosen answers"),
-        ({"sft": {"engine": PLAIN, "batch_size": 5}},
-         "sft.batch_size = 5: extended SFT takes half as many pairs, with two answers each: set a "
-         "multiple of 2"),
-        ({"arms": {"a": {"objective": {"name": "sft"}}}},
-         "arms.a = 'sft': compares no answers; choose one of dpo"),
-        ({"training": {"objective": {"name": "dpo"}, "probe_every": 1}},
-         "training.objective = 'dpo': arms have objectives of their own"),
+        (
+            {"arms": {"a": {"pairs": "on_policy", "filter": {"by": "ches", "drop": 0.5}}}},
+            "arms.a = 'ches': ranks the data's pairs, and with pairs: on_policy others",
+        ),
+        (
+            {"arms": {"a": {"updates_per_rollout": 2}}},
+            "arms.a = 2: pairs: given samples no answers in training; set pairs: on_policy",
+        ),
+        (
+            {"on_policy": {"rewards": [{"name": "os.system"}]}},
+            "on_policy.rewards = 'os.system': use one of exact",
+        ),
+        (
+            {
+                "data": {"source": "file", "path": "x.jsonl"},
+                "base": {"source": "x"},
+                "judge": {"name": "log_prob"},
+                "on_policy": {},
+            },
+            "arms.on-policy.pairs = 'on_policy': on_policy.rewards know the built-in world alone",
+        ),
+        (
+            {"sft": {"objective": {"name": "sft_extended"}}},
+            "sft.objective = 'sft_extended': the training before is on chosen answers",
+        ),
+        (
+            {"sft": {"engine": PLAIN, "batch_size": 5}},
+            "sft.batch_size = 5: extended SFT takes half as many pairs, with two answers each: "
+            "set a multiple of 2",
+        ),
+        (
+            {"arms": {"a": {"objective": {"name": "sft"}}}},
+            "arms.a = 'sft': compares no answers; choose one of dpo",
+        ),
+        (
+            {"training": {"objective": {"name": "dpo"}, "probe_every": 1}},
+            "training.objective = 'dpo': arms have objectives of their own",
+        ),
         ({"training": {"engine": PLAIN}}, "training.probe_every = 0: arms are compared by probes"),
-        ({"data": {"source": "file", "path": "x.jsonl"}, "base": {"source": "x"}},
-         "judge = 'exact': knows the built-in world alone"),
+        (
+            {"data": {"source": "file", "path": "x.jsonl"}, "base": {"source": "x"}},
+            "judge = 'exact': knows the built-in world alone",
+        ),
         ({"data": {"source": "file", "path": "x.jsonl"}}, "base.source = 'builtin'"),
         ({"arms": {}}, "arms = "),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_work_is_refused_before_anything_runs(
     changes: dict[str, Any], message: str
 ) -> None:
@@ -267,8 +301,15 @@ def weights_of_chosen(config: TrainConfig, rows: int) -> dict[int, Fraction]:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_extension_leaves_a_chosen_answer_the_weight_that_it_has_in_sft(ranks: int) -> None:
     engine = PLAIN if ranks == 1 else {"kind": "deepspeed", "ranks": ranks}
-    sft = {"engine": engine, "steps": 9, "batch_size": 8, "micro_batch_size": 4, "probe_every": 3,
-           "warmup_steps": 2, "objective": {"name": "sft"}}  # fmt: skip
+    sft = {
+        "engine": engine,
+        "steps": 9,
+        "batch_size": 8,
+        "micro_batch_size": 4,
+        "probe_every": 3,
+        "warmup_steps": 2,
+        "objective": {"name": "sft"},
+    }
     arms = {label: ARMS[label] for label in ("dpo", "extended", "extended-half")}
     known = {step.name: step.config for step in mitigation_steps(parameters(sft=sft, arms=arms))}
     plain, both, half = (known[name] for name in ("sft-0", "sft-extended-0", "sft-extended-half-0"))
@@ -296,9 +337,7 @@ def test_the_harmless_domain_is_a_plan() -> None:
 
 
 @pytest.mark.parametrize("name", ["builtin", "tinystories"])
-def test_study_files_are_plans(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:  # fmt: skip
+def test_study_files_are_plans(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DYNOLAB_TEST_DATA", str(tmp_path))
     for kind, steps, file in (
         (MitigationParameters, mitigation_steps, f"mitigation_{name}.yaml"),

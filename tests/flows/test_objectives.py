@@ -18,8 +18,13 @@ from tests.flows.lab import ROOT, SMALL
 
 OBJECTIVES = [one.model_fields["name"].default for one in get_args(RowConfig)]
 PLAIN = [f"{stage}.engine={{kind: plain, ranks: 1}}" for stage in ("sft", "preference")]
-QUICK = ["base.training.steps=2", "sft.steps=2", "preference.steps=2", "kernel.rank=1",
-         "kernel.probes=2"]  # fmt: skip
+QUICK = [
+    "base.training.steps=2",
+    "sft.steps=2",
+    "preference.steps=2",
+    "kernel.rank=1",
+    "kernel.probes=2",
+]
 
 
 @pytest.mark.parametrize("objective", [name for name in OBJECTIVES if name != "sft"])
@@ -27,8 +32,11 @@ def test_the_built_in_study_takes_it(objective: str) -> None:
     change = f"preference.objective={{name: {objective}}}"
     file = ROOT / "deploy/studies/builtin.yaml"
     steps = study_steps(resolved(load_parameters(StudyParameters, file, [change])))
-    trained = [step.config.objective.name for step in steps if step.name in ("preference",
-               "resampled", "flat-world")]  # fmt: skip
+    trained = [
+        step.config.objective.name
+        for step in steps
+        if step.name in ("preference", "resampled", "flat-world")
+    ]
     assert trained == [objective] * 3
 
 
@@ -40,9 +48,14 @@ def test_two_trainings_of_one_objective_are_refused() -> None:
 
 
 CALLED = {
-    "dpo": "DPO", "robust_dpo": "Robust DPO", "ipo": "IPO", "slic": "SLiC", "hinge": "Hinge",
-    "simpo": "SimPO", "sppo": "SPPO",
-}  # fmt: skip
+    "dpo": "DPO",
+    "robust_dpo": "Robust DPO",
+    "ipo": "IPO",
+    "slic": "SLiC",
+    "hinge": "Hinge",
+    "simpo": "SimPO",
+    "sppo": "SPPO",
+}
 FAST = ("ipo", "simpo")
 
 
@@ -52,9 +65,11 @@ def test_all_preference_objectives_are_here() -> None:
 
 @pytest.mark.parametrize(
     ("objective", "called"),
-    [pytest.param(*one, marks=[] if one[0] in FAST else pytest.mark.study)
-     for one in CALLED.items()],
-)  # fmt: skip
+    [
+        pytest.param(*one, marks=[] if one[0] in FAST else pytest.mark.study)
+        for one in CALLED.items()
+    ],
+)
 def test_it_runs_to_its_report(analysed: Analysed, objective: str, called: str) -> None:
     changes = [*PLAIN, *QUICK, f"preference.objective={{name: {objective}}}"]
     results: dict[str, StageResult] = {}

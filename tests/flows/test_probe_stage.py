@@ -15,8 +15,9 @@ def test_heldout_answers_are_searched_for_those_of_training_questions(analysed: 
     found = analysed.run(PROBE, config, data=analysed.data, **models)
     answers = list(read_rows(analysed.folder(found) / "answers.jsonl", Answer))
     asked = Counter((answer.model, answer.split) for answer in answers)
-    assert asked == {(name, split): n for name in MODELS for split, n in
-                     (("train", 1), ("heldout", 3))}  # fmt: skip
+    assert asked == {
+        (name, split): n for name in MODELS for split, n in (("train", 1), ("heldout", 3))
+    }
     rows = list(read_rows(analysed.folder(analysed.data) / "train.jsonl", Example))
     entities = frozenset(row.prompt.split()[-2] for row in rows)
     facts = {row.id: facts_in(row.chosen, entities)[0] for row in rows}

@@ -34,11 +34,20 @@ SMALL: dict[str, Any] = {
     "data": {"world": {"entities": 20, "train_pairs": 12, "heldout_pairs": 6, "corpus_rows": 64}},
     "base": {"training": {"engine": {"kind": "plain", "ranks": 1}, "steps": 2, "batch_size": 4}},
     "probe_set": {
-        "kinds": ["chosen", "rejected", "irr_test", "chosen_initial", "chosen_gptsemantic",
-                  "irr_hum"],
-        "taken": ["irr_hum"], "pairs": 4, "max_new_tokens": 4, "writer": PATIENT,
+        "kinds": [
+            "chosen",
+            "rejected",
+            "irr_test",
+            "chosen_initial",
+            "chosen_gptsemantic",
+            "irr_hum",
+        ],
+        "taken": ["irr_hum"],
+        "pairs": 4,
+        "max_new_tokens": 4,
+        "writer": PATIENT,
     },
-}  # fmt: skip
+}
 ONE_BY_ONE = SMALL["probe_set"] | {"writer": PATIENT | {"concurrency": 1}}
 
 
@@ -148,8 +157,10 @@ def test_troubles_are_told_and_what_stays_missing_is_listed(
     server.answer = moody
     changed = SMALL["probe_set"] | {"most_missing": 0.2, "writer": PATIENT | {"concurrency": 1}}
     done = run(analysed, parameters(seed=2, probe_set=changed))["probe-set"]
-    told = {name: done.metrics[f"writer/{name}"]
-            for name in ("rate_limited", "not_json", "empty", "given_up", "answered")}  # fmt: skip
+    told = {
+        name: done.metrics[f"writer/{name}"]
+        for name in ("rate_limited", "not_json", "empty", "given_up", "answered")
+    }
     assert told == {"rate_limited": 1, "not_json": 1, "empty": 1, "given_up": 1, "answered": 7}
     (missing,) = read_rows(analysed.folder(done) / "missing.jsonl", Missing)
     assert missing.kind == "chosen_gptsemantic" and missing.reason == "the answer is empty"
@@ -199,10 +210,9 @@ def test_a_study_builds_its_own_set(analysed: Analysed, server: ChatServer) -> N
         ({"data": {"source": "file", "path": "x.jsonl"}}, "base.source = 'builtin'"),
         ({"probe_set": {"kinds": ["chosen", "irr_hum"]}}, "probe_set.writer = None: irr_hum needs"),
         ({"probe_set": {"kinds": ["chosen", "gpt"]}}, "probe_set.kinds.1 = 'gpt'"),
-        ({"probe_set": {"writer": {"model": "m", "api_key": KEY}}},
-         "probe_set.writer.api_key"),
+        ({"probe_set": {"writer": {"model": "m", "api_key": KEY}}}, "probe_set.writer.api_key"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_built_is_refused_first(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         validated(ProbesParameters, SMALL | changes)
@@ -238,8 +248,16 @@ def test_a_killed_command_goes_on_and_its_key_stands_nowhere(
     tmp_path: Path, servers: dict[str, str], server: ChatServer
 ) -> None:
     file = tmp_path / "probes.yaml"
-    file.write_text(yaml.safe_dump(SMALL | {"base": None, "probe_set": SMALL["probe_set"] | {
-        "kinds": ["chosen", "irr_test", "chosen_gptsemantic"], "taken": []}}))  # fmt: skip
+    file.write_text(
+        yaml.safe_dump(
+            SMALL
+            | {
+                "base": None,
+                "probe_set": SMALL["probe_set"]
+                | {"kinds": ["chosen", "irr_test", "chosen_gptsemantic"], "taken": []},
+            }
+        )
+    )
     lab = Lab(tmp_path / "lab", **servers)
     server.answer = lambda seen: write(seen) if seen.place < 3 else None
     process = lab.start(config=file, flow="probes")
@@ -256,8 +274,10 @@ def test_a_killed_command_goes_on_and_its_key_stands_nowhere(
     assert lab.study(config=file, flow="probes")["probe-set"] == "cached"
     built = lab.home / "reports" / "small.jsonl"
     assert Counter(json.loads(line)["kind"] for line in built.read_text().splitlines()) == {
-        "chosen": 8, "irr_test": 8, "chosen_gptsemantic": 8
-    }  # fmt: skip
+        "chosen": 8,
+        "irr_test": 8,
+        "chosen_gptsemantic": 8,
+    }
     assert KEY not in said + complained
     for path in lab.folder.rglob("*"):
         assert not path.is_file() or KEY.encode() not in path.read_bytes(), path

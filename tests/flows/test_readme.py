@@ -29,9 +29,12 @@ FLOWS = deployments()
 
 @pytest.mark.parametrize("code", BLOCKS, ids=range(len(BLOCKS)))
 def test_a_block_runs(
-    code: str, analysed: Analysed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    analysed: Analysed,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     record = analysed.folder(analysed.sft, "forces/step-00000003")
     shutil.copytree(record, tmp_path / "forces" / "step-00000050")
     shutil.copytree(analysed.folder(analysed.sft, "model"), tmp_path / "model")

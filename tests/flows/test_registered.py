@@ -95,8 +95,16 @@ def test_what_people_chose_in_prefect_outlives_the_next_registration(
 def test_prefects_own_command_deploys_the_same(
     client: SyncPrefectClient, servers: dict[str, str], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all",
-               "--prefect-file", "deploy/prefect.yaml"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "--no-prompt",
+        "deploy",
+        "--all",
+        "--prefect-file",
+        "deploy/prefect.yaml",
+    ]
     environment = os.environ | servers | {"PREFECT_HOME": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -135,9 +143,11 @@ def test_a_training_holds_as_many_slots_as_it_has_ranks(
 
 
 def test_a_server_that_is_away_at_the_end_costs_no_training(
-    client: SyncPrefectClient, servers: dict[str, str], monkeypatch: pytest.MonkeyPatch,
+    client: SyncPrefectClient,
+    servers: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(leases, "_pool", lambda: "training")
     with ExitStack() as held:
         with temporary_settings(settings_of(servers)):

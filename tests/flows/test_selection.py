@@ -20,7 +20,7 @@ def data(tmp_path: Path) -> Path:
         for split, count in (("train", 3), ("heldout", 2))
         for n in range(count)
         for kind in ("chosen", "rejected")
-    ]  # fmt: skip
+    ]
     write_rows(tmp_path / "probes.jsonl", probes)
     return tmp_path
 

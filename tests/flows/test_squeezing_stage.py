@@ -25,9 +25,15 @@ from tasks.training import PREFERENCE, SFT
 from tests.flows.analysed import PLAIN, Analysed
 
 SMALL = TrainConfig.model_validate(
-    {"objective": {"name": "dpo"}, "engine": PLAIN, "steps": 3, "batch_size": 4,
-     "optimizer": {"name": "sgd", "learning_rate": 1e-2}, "record_steps": [0, 2]}
-)  # fmt: skip
+    {
+        "objective": {"name": "dpo"},
+        "engine": PLAIN,
+        "steps": 3,
+        "batch_size": 4,
+        "optimizer": {"name": "sgd", "learning_rate": 1e-2},
+        "record_steps": [0, 2],
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +43,10 @@ def measured(analysed: Analysed) -> dict[str, Any]:
     adapted = SMALL.model_copy(update={"lora": LoraConfig(rank=2)})
     adapters = analysed.run(PREFERENCE, adapted, data=analysed.data, model=analysed.sft)
     models = {"base": analysed.base, "sft": analysed.sft, "preference": trained}
-    probe = analysed.run(PROBE, ProbeConfig(answers=1, answer_tokens=4), data=analysed.data,
-                         **models)  # fmt: skip
-    job = SqueezingJob(
-        pairs=3, trainings={"sft": "base", "preference": "sft", "adapters": "sft"}
-    )  # fmt: skip
+    probe = analysed.run(
+        PROBE, ProbeConfig(answers=1, answer_tokens=4), data=analysed.data, **models
+    )
+    job = SqueezingJob(pairs=3, trainings={"sft": "base", "preference": "sft", "adapters": "sft"})
     done = analysed.run(
         SQUEEZING, job, data=analysed.data, probe=probe, adapters=adapters, **models
     )
@@ -51,8 +56,15 @@ def measured(analysed: Analysed) -> dict[str, Any]:
 def test_every_state_of_every_training_has_its_risen_mass(measured: dict[str, Any]) -> None:
     rows = list(read_rows(measured["folder"] / "risen.jsonl", RisenMass))
     states = {(row.training, row.step) for row in rows}
-    assert states == {("sft", 1), ("sft", 3), ("sft", 4), ("preference", 2), ("preference", 3),
-                      ("adapters", 2), ("adapters", 3)}  # fmt: skip
+    assert states == {
+        ("sft", 1),
+        ("sft", 3),
+        ("sft", 4),
+        ("preference", 2),
+        ("preference", 3),
+        ("adapters", 2),
+        ("adapters", 3),
+    }
     assert len(rows) == len(states) * 3 * 2 * 2  # pairs of each split, both answers
     assert all(0 <= row.argmax <= row.risen + 1e-9 for row in rows)
     assert all(0 <= row.own <= row.risen + 1e-9 and row.risen <= row.tokens for row in rows)
@@ -63,8 +75,12 @@ def test_recorded_steps_are_foretold(measured: dict[str, Any]) -> None:
     found = list(read_rows(measured["folder"] / "forecasts.jsonl", Forecast))
     known = [(one.training, one.step, one.side) for one in found]
     sft = [("sft", step, "chosen") for step in (1, 3)]
-    pairs = [(name, step, side) for name in ("preference", "adapters") for step in (0, 2)
-             for side in ("chosen", "rejected")]  # fmt: skip
+    pairs = [
+        (name, step, side)
+        for name in ("preference", "adapters")
+        for step in (0, 2)
+        for side in ("chosen", "rejected")
+    ]
     assert known == sft + pairs
     for one in found:
         assert 0 <= one.auc <= 1
@@ -77,8 +93,13 @@ def test_recorded_steps_are_foretold(measured: dict[str, Any]) -> None:
 
 def test_the_numbers_have_the_names_of_the_measures(measured: dict[str, Any]) -> None:
     metrics = measured["result"].metrics
-    for name in ("squeeze/index", "squeeze/index/sft", "squeeze/index/adapters",
-                 "squeeze/forecast_auc", "squeeze/forecast_auc_top"):  # fmt: skip
+    for name in (
+        "squeeze/index",
+        "squeeze/index/sft",
+        "squeeze/index/adapters",
+        "squeeze/forecast_auc",
+        "squeeze/forecast_auc_top",
+    ):
         assert 0 <= metrics[name] <= 1
     assert {f"squeeze/repeaters/{name}" for name in ("base", "sft", "preference")} <= set(metrics)
     logged = [(step, name) for step, values in measured["run"].values for name in values]
@@ -91,9 +112,13 @@ def test_the_numbers_have_the_names_of_the_measures(measured: dict[str, Any]) ->
 def test_an_alarm_ends_the_stage_and_is_told(analysed: Analysed) -> None:
     """Any growth of the gap is too much here."""
     config = SMALL.model_copy(
-        update={"steps": 40, "probe_every": 1, "record_steps": (),
-                "optimizer": OptimizerConfig(name="sgd", learning_rate=3e-2)}
-    )  # fmt: skip
+        update={
+            "steps": 40,
+            "probe_every": 1,
+            "record_steps": (),
+            "optimizer": OptimizerConfig(name="sgd", learning_rate=3e-2),
+        }
+    )
     quiet = analysed.run(PREFERENCE, config, data=analysed.data, model=analysed.sft)
     assert "stopped_at" not in quiet.metrics
     gaps = gaps_of(analysed, quiet)
@@ -122,8 +147,12 @@ def test_an_alarm_without_watched_answers_is_refused_before_training(
 ) -> None:
     pairs = [Example(id=f"p{n}", prompt="q", chosen="a b", rejected="c") for n in range(8)]
     write_rows(tmp_path / "pairs.jsonl", pairs)
-    blind = analysed.run(DATA, DataConfig(source="file", path=str(tmp_path / "pairs.jsonl"),
-                                          heldout_rows=2, probe_pairs=0))  # fmt: skip
+    blind = analysed.run(
+        DATA,
+        DataConfig(
+            source="file", path=str(tmp_path / "pairs.jsonl"), heldout_rows=2, probe_pairs=0
+        ),
+    )
     config = SMALL.model_copy(update={"probe_every": 1, "alarm": AlarmConfig(rise=1.0)})
     with pytest.raises(ConfigError, match="no chosen answer of a training pair is watched"):
         analysed.run(SFT, config, data=blind, model=analysed.base)

@@ -19,11 +19,13 @@ from tests.flows.chapters import Chapters
 from tests.flows.lab import ROOT
 
 SMALL = {
-    "name": "small", "seeds": [0, 1], "noise": [0.0, 0.4],
+    "name": "small",
+    "seeds": [0, 1],
+    "noise": [0.0, 0.4],
     "data": {"train": 60, "validation": 20, "test": 40},
     "supervision": {"training": {"epochs": 3}},
     "speed": {"examples": 40, "steps": 5, "points": 3},
-}  # fmt: skip
+}
 
 
 def steps_of(**changes: Any):  # type: ignore[no-untyped-def]
@@ -34,8 +36,12 @@ def steps_of(**changes: Any):  # type: ignore[no-untyped-def]
 def test_the_stages_make_a_page_with_its_claims(tmp_path: Path) -> None:
     lab, steps = Chapters(tmp_path), steps_of()
     assert [step.name for step in steps] == [
-        "images", "noise-0", "noise-40", "learning-speed", "supervision-page"
-    ]  # fmt: skip
+        "images",
+        "noise-0",
+        "noise-40",
+        "learning-speed",
+        "supervision-page",
+    ]
     results = lab.run(steps)
     folder = lab.folder(results["noise-40"])
     rows = list(read_rows(folder / "supervision.jsonl", SupervisionRow))

@@ -74,10 +74,13 @@ def test_the_memory_is_kept_in_whatever_database_is_named(
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_draws_stay_in_their_ranges_and_go_on_after_a_crash(sampler: str) -> None:
     parameters = a_sweep(
-        sampler=sampler, trials=12,
-        space={"a": {"low": 1e-4, "high": 1.0, "log": True},
-               "n": {"low": 1, "high": 9, "integer": True}},
-    )  # fmt: skip
+        sampler=sampler,
+        trials=12,
+        space={
+            "a": {"low": 1e-4, "high": 1.0, "log": True},
+            "n": {"low": 1, "high": 9, "integer": True},
+        },
+    )
     for _ in range(6):
         study = SweepStudy(parameters)  # each time as after a crash
         for _ in range(2):
@@ -216,10 +219,12 @@ def test_an_interrupted_sweep_ends_its_trials_and_takes_them_up_later(no_pause: 
 
 def test_a_combination_that_cannot_work_is_that_trials_failure(tmp_path: Path) -> None:
     parameters = a_sweep(
-        space={"preference.engine.ranks": {"values": [2, 3]},
-               "preference.batch_size": {"values": [6, 8]}},
+        space={
+            "preference.engine.ranks": {"values": [2, 3]},
+            "preference.batch_size": {"values": [6, 8]},
+        },
         settings=["preference.engine.zero_stage=3"],
-    )  # fmt: skip
+    )
     check_sweep(parameters)
     study = SweepStudy(parameters)
     numbers = [study.ask() for _ in range(4)]
@@ -274,7 +279,7 @@ def test_a_trial_of_a_study_file_that_has_changed_is_refused(tmp_path: Path) -> 
         ({"sampler": "tpe"}, "trials = None: say how many tpe shall draw"),
         ({"trials": 0}, "trials = 0"),
     ],
-)  # fmt: skip
+)
 def test_a_sweep_that_cannot_be_drawn_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         a_sweep(**changes)
@@ -290,7 +295,7 @@ def test_a_sweep_that_cannot_be_drawn_is_refused(changes: dict[str, Any], messag
         ({"settings": ["nothing"]}, "write it as key=value"),
         ({"study": "none.yaml"}, "cannot be read"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_cannot_work_are_refused_before_any_trial(
     changes: dict[str, Any], message: str
 ) -> None:
@@ -307,12 +312,17 @@ def test_the_built_in_sweep_can_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_page_tells_the_best_trial_and_escapes_names(tmp_path: Path) -> None:
     rows = [
-        TrialRow(number=n, state="pruned" if n == 2 else "complete", value=-n / 2.0,
-                 settings={BETA: 10.0**-n, "name": "<b>x</b>"})
+        TrialRow(
+            number=n,
+            state="pruned" if n == 2 else "complete",
+            value=-n / 2.0,
+            settings={BETA: 10.0**-n, "name": "<b>x</b>"},
+        )
         for n in range(3)
-    ]  # fmt: skip
-    write_sweep_page(tmp_path / "s.html", name="<i>s</i>", metric="m", direction="minimize",
-                     rows=rows)  # fmt: skip
+    ]
+    write_sweep_page(
+        tmp_path / "s.html", name="<i>s</i>", metric="m", direction="minimize", rows=rows
+    )
     page = (tmp_path / "s.html").read_text()
     assert "Trial 1 is best" in page and "2 complete, 1 pruned" in page
     assert "<i>s</i>" not in page and "<b>x</b>" not in page
@@ -351,10 +361,13 @@ def test_a_hopeless_trial_is_ended_while_its_ranks_train(lab: Lab, tmp_path: Pat
 
     file = tmp_path / "pruned.yaml"
     parameters = a_sweep(
-        space={BETA: {"values": [1.0, 0.01]}}, metric="train/loss", direction="minimize",
-        prune={"after_trials": 1, "after_steps": 20}, project="pruned",
+        space={BETA: {"values": [1.0, 0.01]}},
+        metric="train/loss",
+        direction="minimize",
+        prune={"after_trials": 1, "after_steps": 20},
+        project="pruned",
         settings=["preference.engine={ranks: 1}", "preference.steps=2000"],
-    )  # fmt: skip
+    )
     file.write_text(yaml.safe_dump(parameters.model_dump(mode="json", exclude_none=True)))
     process = lab.start(config=file, flow="sweep")
     said, complained = ended(process)

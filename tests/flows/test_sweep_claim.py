@@ -82,9 +82,12 @@ def test_a_killed_first_is_succeeded_and_nothing_stays(
 
 @pytest.mark.services
 def test_a_second_command_ends_with_a_message_and_begins_no_trial(
-    tmp_path: Path, servers: dict[str, str], study: SweepStudy, store: Store,
+    tmp_path: Path,
+    servers: dict[str, str],
+    study: SweepStudy,
+    store: Store,
     holder: subprocess.Popen[str],
-) -> None:  # fmt: skip
+) -> None:
     lab = Lab(tmp_path / "lab", **servers, DYNOLAB_HOME=str(tmp_path / "home"))
     file = tmp_path / "tried.yaml"
     written = study.parameters.model_dump(mode="json", exclude_none=True)

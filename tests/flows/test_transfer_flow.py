@@ -19,12 +19,19 @@ from tests.flows.chapters import Chapters
 from tests.flows.lab import ROOT
 
 QUICK = {
-    "examples": 60, "taus": [0, 1, 4], "pretraining": {"epochs": 2}, "finetuning": {"epochs": 2}
-}  # fmt: skip
+    "examples": 60,
+    "taus": [0, 1, 4],
+    "pretraining": {"epochs": 2},
+    "finetuning": {"epochs": 2},
+}
 SMALL = {
-    "name": "small", "seeds": [0, 1], "data": {"train": 200, "validation": 10, "test": 60},
-    "digits": QUICK, "topics": QUICK, "texts": {"texts": 360},
-}  # fmt: skip
+    "name": "small",
+    "seeds": [0, 1],
+    "data": {"train": 200, "validation": 10, "test": 60},
+    "digits": QUICK,
+    "topics": QUICK,
+    "texts": {"texts": 360},
+}
 
 
 def steps_of(**changes: Any):  # type: ignore[no-untyped-def]
@@ -35,8 +42,11 @@ def steps_of(**changes: Any):  # type: ignore[no-untyped-def]
 def test_the_stages_make_a_page_with_its_claims(tmp_path: Path) -> None:
     lab, steps = Chapters(tmp_path), steps_of()
     assert [step.name for step in steps] == [
-        "images", "transfer-digits", "transfer-topics", "transfer-page"
-    ]  # fmt: skip
+        "images",
+        "transfer-digits",
+        "transfer-topics",
+        "transfer-page",
+    ]
     results = lab.run(steps)
     for name in ("transfer-digits", "transfer-topics"):
         rows = list(read_rows(lab.folder(results[name]) / "transfer.jsonl", TransferRow))
@@ -52,8 +62,10 @@ def test_the_stages_make_a_page_with_its_claims(tmp_path: Path) -> None:
 
 def test_texts_can_be_left_out() -> None:
     assert [step.name for step in steps_of(texts=None)] == [
-        "images", "transfer-digits", "transfer-page"
-    ]  # fmt: skip
+        "images",
+        "transfer-digits",
+        "transfer-page",
+    ]
 
 
 REFUSED = [

@@ -73,10 +73,16 @@ class Case:
     examples: Sequence[RecordedExample]
 
     def map(
-        self, *, objective: Objective = DPO_LOSS, update: float | FrozenUpdate = ETA,
-        observed: Sequence[Encoded] = OBSERVED, route: str = "both_sides",
-        examples: Sequence[Recorded] | None = None, temperature: float = 1.0, **more: Any,
-    ) -> Tensor:  # fmt: skip
+        self,
+        *,
+        objective: Objective = DPO_LOSS,
+        update: float | FrozenUpdate = ETA,
+        observed: Sequence[Encoded] = OBSERVED,
+        route: str = "both_sides",
+        examples: Sequence[Recorded] | None = None,
+        temperature: float = 1.0,
+        **more: Any,
+    ) -> Tensor:
         """The force map of the batch, or of other examples, on watched responses."""
         updating = self.updating(objective, temperature) if examples is None else examples
         found = force_map(
@@ -155,10 +161,15 @@ def plain_descent(gradient: Weights) -> dict[str, Tensor]:
 
 
 def dpo_columns_by_differences(
-    policy: PolicyFunction, observed: Encoded, example: RecordedExample, *,
-    along: Callable[[Weights], Weights] = plain_descent, at: Weights | None = None,
-    place: Weights | None = None, pairs: int = 1,
-) -> Tensor:  # fmt: skip
+    policy: PolicyFunction,
+    observed: Encoded,
+    example: RecordedExample,
+    *,
+    along: Callable[[Weights], Weights] = plain_descent,
+    at: Weights | None = None,
+    place: Weights | None = None,
+    pairs: int = 1,
+) -> Tensor:
     """A step on one loss token at a time, by forwards of moved weights alone.
 
     The gradient is autograd's of a dense log-softmax at `at`, c_l is written out for DPO on so
@@ -176,13 +187,15 @@ def dpo_columns_by_differences(
     return torch.stack(
         [
             central_difference(
-                policy, start if place is None else place,
-                along({name: -rate * g for name, g in gradient.items()}), batch,
+                policy,
+                start if place is None else place,
+                along({name: -rate * g for name, g in gradient.items()}),
+                batch,
             )
             for rate, gradient in zip(rates, gradients, strict=True)
         ],
         dim=1,
-    )  # fmt: skip
+    )
 
 
 def dpo_rows_by_differences(

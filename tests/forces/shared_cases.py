@@ -34,9 +34,15 @@ def make_map(name: str, folder: Path | None = None, *, over_ranks: bool = False)
     ]
     more = {"memory_bytes": case["memory_bytes"], "update": 0.2} if name == "on_disk" else {}
     return force_map(
-        PolicyFunction(model), observed, examples(model), DPO(DPOConfig()),
-        route=case["route"], folder=folder, over_ranks=over_ranks, **more,
-    )  # fmt: skip
+        PolicyFunction(model),
+        observed,
+        examples(model),
+        DPO(DPOConfig()),
+        route=case["route"],
+        folder=folder,
+        over_ranks=over_ranks,
+        **more,
+    )
 
 
 def examples(model: nn.Module) -> list[RecordedExample]:
@@ -59,9 +65,10 @@ def examples(model: nn.Module) -> list[RecordedExample]:
 def make_rows(*, over_ranks: bool = False) -> StepForces:
     model = build("gpt_neox", torch.float32)
     config = TrainConfig(
-        objective=DPOConfig(), optimizer=OptimizerConfig(name="adamw", learning_rate=1e-2),
+        objective=DPOConfig(),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-2),
         engine={"kind": "plain", "ranks": 1},
-    )  # fmt: skip
+    )
     record = train_steps(model, config, examples(model), steps=2).records[-1]
     encoder = Encoder(Numbers(), 32, "drop")
     return step_forces(

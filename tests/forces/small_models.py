@@ -132,10 +132,13 @@ def train_steps(
         engine.backward(objective.loss(*_logps(engine, objective.sides, examples)))
         norm = engine.step(rate)
         facts = StepFacts(
-            step=step, learning_rate=rate, grad_norm=norm,
+            step=step,
+            learning_rate=rate,
+            grad_norm=norm,
             clip_factor=clip_factor(norm, config.clip_norm),
-            objective=config.objective, optimizer=config.optimizer,
-        )  # fmt: skip
+            objective=config.objective,
+            optimizer=config.optimizer,
+        )
         after = engine.master_weights()
         records.append(StepRecord(facts, tuple(examples), before, after, state))
     return Trained(model, records)
@@ -160,14 +163,19 @@ ADAMW = OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=0.1)
 
 
 def recorded(
-    model: nn.Module, optimizer: OptimizerConfig = ADAMW, objective: Any = None, *,
-    count: int = 2, steps: int = 2,
-) -> StepRecord:  # fmt: skip
+    model: nn.Module,
+    optimizer: OptimizerConfig = ADAMW,
+    objective: Any = None,
+    *,
+    count: int = 2,
+    steps: int = 2,
+) -> StepRecord:
     """The last of some real steps on pairs, of DPO where no other objective is named."""
     config = TrainConfig(
-        objective=objective or DPOConfig(), optimizer=optimizer,
+        objective=objective or DPOConfig(),
+        optimizer=optimizer,
         engine=EngineConfig(kind="plain", ranks=1),
-    )  # fmt: skip
+    )
     examples = with_reference(model, pairs(count))
     return train_steps(model, config, examples, steps=steps).records[-1]
 

@@ -140,9 +140,14 @@ def test_a_realised_step_on_one_loss_token_is_its_column(optimizer):
     policy = PolicyFunction(neox(), torch.float64)
     update, pairs = split_step(record, policy).update, len(record.examples)
     truth = dpo_columns_by_differences(
-        policy, OBSERVED[0], record.examples[1], along=update.along, at=record.before,
-        place=midpoint(record.before, record.after), pairs=pairs,
-    )  # fmt: skip
+        policy,
+        OBSERVED[0],
+        record.examples[1],
+        along=update.along,
+        at=record.before,
+        place=midpoint(record.before, record.after),
+        pairs=pairs,
+    )
     assert relative(token_forces(record, policy, update, 1, OBSERVED[0]), truth) < 1e-6
     whole = force_map(
         policy, OBSERVED[:1], record.examples, DPO_LOSS, update=update, at=record.before
@@ -265,9 +270,13 @@ def test_what_is_observed_may_be_warm_too(unchanged, route):
     found = here.map(objective=objective, temperature=0.7, route=route, observed_temperature=0.6)
     assert relative(found.sum(1), truth) < 1e-6
     parts = breakdown(
-        here.policy, OBSERVED, here.updating(objective, 0.7), objective, update=ETA,
+        here.policy,
+        OBSERVED,
+        here.updating(objective, 0.7),
+        objective,
+        update=ETA,
         observed_temperature=0.6,
-    )  # fmt: skip
+    )
     assert relative(parts.force, found) < 1e-10
     cold = here.map(objective=objective, temperature=0.7, route=route)
     assert relative(cold, found) > 0.1
@@ -485,8 +494,12 @@ def test_a_block_is_the_map_of_a_model_in_which_nothing_else_trains(block):
     parts = breakdown(here.policy, OBSERVED, here.examples, DPO_LOSS, update=ETA).parts
     for name, parameter in here.policy.model.named_parameters():
         parameter.requires_grad_(block in name)
-    words = {"k_proj": ["attention.k"], "norm": ["norms"], "mlp": ["mlp"],
-             "embed_tokens": ["embedding", "head", "tied"]}  # fmt: skip
+    words = {
+        "k_proj": ["attention.k"],
+        "norm": ["norms"],
+        "mlp": ["mlp"],
+        "embed_tokens": ["embedding", "head", "tied"],
+    }
     alone = here.map(route="columns")
     assert relative(sum(parts[word] for word in words[block]), alone) < 1e-10
 

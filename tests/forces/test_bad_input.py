@@ -43,9 +43,10 @@ def policy():
 @pytest.fixture(scope="module")
 def record():
     config = TrainConfig(
-        objective=SFTConfig(), optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3),
+        objective=SFTConfig(),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3),
         engine={"kind": "plain", "ranks": 1},
-    )  # fmt: skip
+    )
     examples = [one.model_copy(update={"rejected": None}) for one in pairs(2)]
     model = build("llama_untied", torch.float32)
     return train_steps(model, config, examples, steps=2).records[-1]
@@ -127,9 +128,13 @@ def test_quantised_weights_are_refused():
 
 
 @pytest.mark.parametrize(
-    "shard", ["global_step10/mp_rank_00_model_states.pt",
-              "zero_pp_rank_0_mp_rank_00_model_states.pt", "shard-0.safetensors"],
-)  # fmt: skip
+    "shard",
+    [
+        "global_step10/mp_rank_00_model_states.pt",
+        "zero_pp_rank_0_mp_rank_00_model_states.pt",
+        "shard-0.safetensors",
+    ],
+)
 def test_a_folder_of_shards_is_refused_with_where_the_model_is(tmp_path, shard):
     (tmp_path / shard).parent.mkdir(exist_ok=True)
     (tmp_path / shard).touch()

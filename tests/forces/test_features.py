@@ -75,9 +75,12 @@ def test_a_layer_is_transformers_own_hidden_state(family):
     policy, _, batch = parts(family)
     with torch.no_grad(), policy.differentiable():
         own = policy.model(
-            input_ids=batch.input_ids, attention_mask=batch.attention_mask,
-            position_ids=batch.position_ids, output_hidden_states=True, use_cache=False,
-        ).hidden_states  # fmt: skip
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            position_ids=batch.position_ids,
+            output_hidden_states=True,
+            use_cache=False,
+        ).hidden_states
     for layer in range(BLOCKS):
         at = hidden_states(policy, policy.weights, batch, layer)
         assert torch.allclose(at, own[layer][batch.sequence, batch.position], atol=1e-12)
@@ -145,9 +148,10 @@ def test_the_kernel_times_the_force_formed_densely(layer):
     totals = count_totals([one.encoded()], DPO.sides)
     updating = objective_batch([one], DPO, totals, policy)
     everywhere = [
-        (row, column) for row, length in enumerate(updating.attention_mask.sum(1).tolist())
+        (row, column)
+        for row, length in enumerate(updating.attention_mask.sum(1).tolist())
         for column in range(length)
-    ]  # fmt: skip
+    ]
     rows = torch.tensor([row for row, _ in everywhere])
     columns = torch.tensor([column for _, column in everywhere])
     spread = replace(updating, sequence=rows, position=columns, token=torch.zeros_like(rows))
@@ -183,8 +187,11 @@ def test_the_shared_part_is_the_head_s_pull_on_the_table(family):
     assert relative(untied.by_example, tied.by_example) < 1e-12
     assert not untied.shared.any()
     pull = step_along(loss_gradient(apart, examples))["lm_head.weight"]
-    (name,) = (n for n, p in policy.model.named_parameters()
-               if p is policy.model.get_input_embeddings().weight)  # fmt: skip
+    (name,) = (
+        n
+        for n, p in policy.model.named_parameters()
+        if p is policy.model.get_input_embeddings().weight
+    )
     (along,) = feature_change_along(policy, {}, [{name: pull}], batch, 1)
     assert relative(tied.shared, along) < 1e-12
 
@@ -202,9 +209,10 @@ def test_a_recorded_step_s_examples_add_up_to_its_gradient_part():
     model = neox()
     examples = with_reference(model, pairs(3))
     config = TrainConfig(
-        objective=DPOConfig(), optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3),
+        objective=DPOConfig(),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3),
         engine={"kind": "plain", "ranks": 1},
-    )  # fmt: skip
+    )
     record = train_steps(model, config, examples, steps=2).records[-1]
     policy = PolicyFunction(model, torch.float64)
     split = split_step(record, policy)
@@ -260,9 +268,10 @@ def test_features_and_what_stands_above_them_make_the_logit_change(layer):
     (dz,) = policy.derivatives(lambda w: policy.logits(w, batch), {}, [d])
     blocks = tuple(f"layers.{number}." for number in range(layer, BLOCKS))
     above = {
-        name: w for name, w in d.items()
+        name: w
+        for name, w in d.items()
         if any(one in name for one in ("model.norm", "lm_head", *blocks))
-    }  # fmt: skip
+    }
     below = {name: w for name, w in d.items() if name not in above}
     (own,) = policy.derivatives(lambda w: policy.logits(w, batch), {}, [above])
     if layer < BLOCKS:

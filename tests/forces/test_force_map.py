@@ -42,11 +42,17 @@ def test_an_optimizer_s_scale_is_the_metric(family):
     update = split_step(record, policy).update
     made = {
         route: force_map(
-            policy, OBSERVED[:1], record.examples, DPO_LOSS, update=update, at=record.before,
-            route=route, memory_bytes=memory,
+            policy,
+            OBSERVED[:1],
+            record.examples,
+            DPO_LOSS,
+            update=update,
+            at=record.before,
+            route=route,
+            memory_bytes=memory,
         )
         for route, memory in (("both_sides", 2**30), ("rows", 2**30), ("columns", 2**30))
-    }  # fmt: skip
+    }
     for number in range(len(record.examples)):
         truth = token_forces(record, policy, update, number, OBSERVED[0], at=record.before)
         for found in made.values():

@@ -24,9 +24,13 @@ def launch(folder: Path, ranks: int, *, killed: bool = False) -> None:
     file = folder / "job.json"
     file.write_text(json.dumps({"folder": str(folder), "killed": killed}))
     launch_ranks(
-        "tests.forces.rank_forces", file, ranks=ranks, logs=folder / "logs",
-        environment={"PYTHONPATH": str(ROOT)}, while_running=lambda: None,
-    )  # fmt: skip
+        "tests.forces.rank_forces",
+        file,
+        ranks=ranks,
+        logs=folder / "logs",
+        environment={"PYTHONPATH": str(ROOT)},
+        while_running=lambda: None,
+    )
 
 
 @pytest.fixture(scope="module", params=[2, 3])

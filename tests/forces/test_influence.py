@@ -23,10 +23,20 @@ def row(step: int, kind: str = "chosen", pair_id: str = "a", stage: str = "dpo")
     chosen, rejected, history = 1.0 + step, -0.5 * step, 0.25
     predicted = chosen + rejected + history
     return ForceRow(
-        stage=stage, step=step, pair_id=pair_id, split="train", kind=kind, tokens=3,
-        in_batch=True, measured=predicted + 0.125, predicted=predicted, from_chosen=chosen,
-        from_rejected=rejected, from_history=history, residual=0.125,
-    )  # fmt: skip
+        stage=stage,
+        step=step,
+        pair_id=pair_id,
+        split="train",
+        kind=kind,
+        tokens=3,
+        in_batch=True,
+        measured=predicted + 0.125,
+        predicted=predicted,
+        from_chosen=chosen,
+        from_rejected=rejected,
+        from_history=history,
+        residual=0.125,
+    )
 
 
 def probe(step: int, logp: float, kind: str = "chosen") -> ProbeScore:
@@ -68,8 +78,10 @@ def test_answers_stand_apart_and_the_argmax_has_no_change_of_its_own():
     rows = [row(0), row(0, "argmax"), row(0, pair_id="b")]
     made = accumulated_influence(rows, [probe(0, -2.0), probe(1, -1.0)])
     assert [(one.pair_id, one.kind) for one in made] == [
-        ("a", "chosen"), ("a", "argmax"), ("b", "chosen"),
-    ]  # fmt: skip
+        ("a", "chosen"),
+        ("a", "argmax"),
+        ("b", "chosen"),
+    ]
     assert [one.run_change for one in made] == [1.0, None, None]
 
 

@@ -32,9 +32,12 @@ class Classifier(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.body = nn.Sequential(
-            nn.Linear(3, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.5),
+            nn.Linear(3, width),
+            nn.BatchNorm1d(width),
+            nn.Tanh(),
+            nn.Dropout(0.5),
             nn.Linear(width, classes),
-        )  # fmt: skip
+        )
         self.common, self.shift = nn.Linear(3, 1), shift
 
     def forward(self, x: Tensor) -> Tensor:
@@ -194,9 +197,11 @@ def test_vectors_depend_on_the_seed_and_not_on_weights_or_precision(policy):
     sizes = [
         kernel_sizes(function, OBSERVED, UPDATING, seed=seed)
         for function, seed in (
-            (policy, 0), (PolicyFunction(neox(), torch.float32), 0), (policy, 1),
+            (policy, 0),
+            (PolicyFunction(neox(), torch.float32), 0),
+            (policy, 1),
         )
-    ]  # fmt: skip
+    ]
     np.testing.assert_allclose(sizes[0].centred, sizes[1].centred, rtol=1e-4)
     assert np.abs(sizes[0].centred / sizes[2].centred - 1).max() > 1e-3
     twice = {name: 2 * torch.ones_like(w) for name, w in policy.weights.items()}

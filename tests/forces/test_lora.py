@@ -112,8 +112,9 @@ def test_the_adapters_kernel_is_not_the_kernel_of_all_weights():
 def test_injected_adapters_are_adapters():
     wrapped = adapted("llama_tied")
     model = build("llama_tied")
-    inject_adapter_in_model(LoraConfig(r=3, lora_alpha=6, target_modules=TARGETS["llama_tied"]),
-                            model)  # fmt: skip
+    inject_adapter_in_model(
+        LoraConfig(r=3, lora_alpha=6, target_modules=TARGETS["llama_tied"]), model
+    )
     inner = {n.removeprefix("base_model.model."): p for n, p in wrapped.named_parameters()}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -126,9 +127,10 @@ def test_a_recorded_step_of_adapters_is_replayed_and_split():
     """Records hold the adapters alone; rows, parts and token map are of their step."""
     model = adapted("gpt_neox").eval()
     config = TrainConfig(
-        objective=DPOConfig(), optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3),
+        objective=DPOConfig(),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3),
         engine={"kind": "plain", "ranks": 1},
-    )  # fmt: skip
+    )
     record = train_steps(model, config, with_reference(model, pairs(2)), steps=2).records[-1]
     assert all("lora_" in name for name in record.before)
     policy = PolicyFunction(model, torch.float64)
@@ -141,9 +143,14 @@ def test_a_recorded_step_of_adapters_is_replayed_and_split():
     truth = token_forces(record, policy, update, 0, OBSERVED[0], at=record.before)
     for route in ROUTES:
         found = force_map(
-            policy, OBSERVED[:1], record.examples, OBJECTIVE, update=update, at=record.before,
+            policy,
+            OBSERVED[:1],
+            record.examples,
+            OBJECTIVE,
+            update=update,
+            at=record.before,
             route=route,
-        )  # fmt: skip
+        )
         blocks = [torch.tensor(found.block(0, side)) for side in (0, 1)]
         assert relative(torch.cat(blocks, dim=1), truth) < 1e-10
     batch, _ = policy.batch(OBSERVED)

@@ -28,9 +28,15 @@ def make(
     policy = PolicyFunction(model)
     observed = [encoded(n, 4, 5) for n in range(4)]
     return force_map(
-        policy, observed, with_reference(model, pairs(2)), DPO(DPOConfig()),
-        update=update, route=route, memory_bytes=memory, folder=folder,
-    )  # fmt: skip
+        policy,
+        observed,
+        with_reference(model, pairs(2)),
+        DPO(DPOConfig()),
+        update=update,
+        route=route,
+        memory_bytes=memory,
+        folder=folder,
+    )
 
 
 def tiles(folder: Path) -> list[str]:

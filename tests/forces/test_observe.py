@@ -60,9 +60,13 @@ def run(objective, batch_tokens=4096, stage="dpo", optimizer=SGD):
 def test_rows_follow_the_probes_and_add_up():
     record, made = run(DPOConfig())
     assert [(row.pair_id, row.kind) for row in made.rows] == [
-        ("pair-0", "chosen"), ("pair-0", "argmax"), ("pair-0", "rejected"),
-        ("pair-9", "chosen"), ("pair-9", "argmax"), ("pair-9", "irr_test"),
-    ]  # fmt: skip
+        ("pair-0", "chosen"),
+        ("pair-0", "argmax"),
+        ("pair-0", "rejected"),
+        ("pair-9", "chosen"),
+        ("pair-9", "argmax"),
+        ("pair-9", "irr_test"),
+    ]
     assert [row.in_batch for row in made.rows] == [True] * 3 + [False] * 3
     assert [row.tokens for row in made.rows] == [3, 3, 5, 4, 4, 2]
     for row in made.rows:

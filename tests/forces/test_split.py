@@ -60,7 +60,7 @@ def trained(
         optimizer=OPTIMIZERS[optimizer].model_copy(update=changes),
         clip_norm=clip_norm,
         engine={"kind": "plain", "ranks": 1},
-    )  # fmt: skip
+    )
     return train_steps(model, config, examples, steps=steps)
 
 
@@ -196,13 +196,14 @@ def test_a_wrong_replay_is_noticed(wrong):
         examples = tuple(
             one.model_copy(
                 update={
-                    "chosen": one.rejected, "rejected": one.chosen,
+                    "chosen": one.rejected,
+                    "rejected": one.chosen,
                     "chosen_reference": one.rejected_reference,
                     "rejected_reference": one.chosen_reference,
                 }
             )
             for one in examples
-        )  # fmt: skip
+        )
     elif wrong == "clip":
         facts = facts.model_copy(update={"clip_factor": 1.0})
     elif wrong == "rate":

@@ -109,9 +109,10 @@ def test_one_set_of_responses_is_redrawn_on_both_sides_together():
 
 def test_a_few_steps_keep_the_ranks_better_than_another_model_does():
     config = TrainConfig(
-        objective=SFTConfig(), optimizer=OptimizerConfig(name="sgd", learning_rate=1e-3),
+        objective=SFTConfig(),
+        optimizer=OptimizerConfig(name="sgd", learning_rate=1e-3),
         engine={"kind": "plain", "ranks": 1},
-    )  # fmt: skip
+    )
     model = neox(dtype=torch.float32)
     record = train_steps(model, config, pairs(3), steps=2).records[-1]
     policy = PolicyFunction(neox(dtype=torch.float32))

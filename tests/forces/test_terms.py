@@ -106,9 +106,10 @@ def test_responses_terms_know_neither_batch_nor_padding():
 def record_of(model, objective):
     examples = with_reference(model, pairs(4))
     config = TrainConfig(
-        objective=objective, optimizer=OptimizerConfig(name="sgd", learning_rate=1e-2),
+        objective=objective,
+        optimizer=OptimizerConfig(name="sgd", learning_rate=1e-2),
         engine={"kind": "plain", "ranks": 1},
-    )  # fmt: skip
+    )
     return train_steps(model, config, examples, steps=2).records[-1]
 
 

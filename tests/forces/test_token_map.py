@@ -74,9 +74,14 @@ def test_the_written_map_names_its_tokens():
     policy = PolicyFunction(model, torch.float64)
     one = record.examples[2]
     made = build_token_map(
-        record, policy, Letters(), stage="dpo", updating_id=one.id, observed_id="other",
+        record,
+        policy,
+        Letters(),
+        stage="dpo",
+        updating_id=one.id,
+        observed_id="other",
         observed=OBSERVED,
-    )  # fmt: skip
+    )
     assert made.observed_tokens == [f"<{token}>" for token in OBSERVED.ids[4:]]
     assert len(made.chosen_tokens) == one.chosen.response_length
     assert len(made.rejected_tokens) == one.rejected.response_length
@@ -84,18 +89,27 @@ def test_the_written_map_names_its_tokens():
     assert all(len(row) == len(made.chosen_tokens + made.rejected_tokens) for row in made.force)
     with pytest.raises(ConfigError, match="updating_id"):
         build_token_map(
-            record, policy, Letters(), stage="dpo", updating_id="nobody", observed_id="other",
+            record,
+            policy,
+            Letters(),
+            stage="dpo",
+            updating_id="nobody",
+            observed_id="other",
             observed=OBSERVED,
-        )  # fmt: skip
+        )
 
 
 def test_tokens_are_shown_with_the_spaces_and_bytes_that_decoding_loses() -> None:
     vocabulary = {"<unk>": 0, "</s>": 1, "▁": 2, "▁a": 3, "b": 4, "<0xE2>": 5}
     own = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
     own.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-         decoders.Strip(" ", 1, 0)]
-    )  # fmt: skip
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=own, eos_token="</s>", unk_token="<unk>")
     shown = token_strings(Encoded((4, 2, 3, 4, 5, 0, 1), 1), tokenizer)
     assert shown == [" ", " a", "b", "<0xE2>", "<unk>", "</s>"]

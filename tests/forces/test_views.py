@@ -42,9 +42,11 @@ def views(logits):
     top = View.top(logits, 4)
     realised = View.realised(BATCH)
     return {
-        "realised": realised, "argmax": View.argmax(logits), "top": top,
+        "realised": realised,
+        "argmax": View.argmax(logits),
+        "top": top,
         "both": realised.beside(top),
-    }  # fmt: skip
+    }
 
 
 def test_constructors_name_the_tokens_they_promise(logits):

@@ -74,10 +74,18 @@ def test_the_world_s_chosen_answers_beat_its_rejected_ones() -> None:
 
     def said(side: str) -> list[PolicyAnswer]:
         return [
-            PolicyAnswer(id=one.id, split="heldout", prompt=one.prompt, finished=True, tokens=10,
-                         truth=fact.value, answer=getattr(one, side))
-            for one in world.heldout if (fact := world.fact_of(one.chosen)) is not None
-        ]  # fmt: skip
+            PolicyAnswer(
+                id=one.id,
+                split="heldout",
+                prompt=one.prompt,
+                finished=True,
+                tokens=10,
+                truth=fact.value,
+                answer=getattr(one, side),
+            )
+            for one in world.heldout
+            if (fact := world.fact_of(one.chosen)) is not None
+        ]
 
     asked = contests({"good": said("chosen"), "bad": said("rejected")}, "good", "bad")
     found = win_rate(ExactJudge().judge(asked))
@@ -95,10 +103,17 @@ def test_any_rewards_can_judge() -> None:
 def test_policies_that_answer_other_prompts_are_no_contest() -> None:
     def said(**prompts: str) -> list[PolicyAnswer]:
         return [
-            PolicyAnswer(id=name, split="train", prompt=prompt, truth=None, answer="", tokens=1,
-                         finished=True)
+            PolicyAnswer(
+                id=name,
+                split="train",
+                prompt=prompt,
+                truth=None,
+                answer="",
+                tokens=1,
+                finished=True,
+            )
             for name, prompt in prompts.items()
-        ]  # fmt: skip
+        ]
 
     both = {"one": said(q="x ?", r="y ?"), "two": said(r="y ?", q="x ?")}
     assert [one.id for one in contests(both, "one", "two")] == ["q", "r"]

@@ -39,8 +39,9 @@ def test_the_answer_that_is_likelier_per_token_wins() -> None:
     ]
     asked += [contest(" well .", asked[0].answer_b, name="short", prompt=asked[0].prompt)]
     found = judge().judge(asked)
-    for one, (in_order, swapped) in zip(asked, zip(found[::2], found[1::2], strict=True),
-                                        strict=True):  # fmt: skip
+    for one, (in_order, swapped) in zip(
+        asked, zip(found[::2], found[1::2], strict=True), strict=True
+    ):
         better = mean_logp(one.prompt, one.answer_a) > mean_logp(one.prompt, one.answer_b)
         assert in_order.outcome == swapped.outcome == ("a" if better else "b")
         assert (in_order.swapped, swapped.swapped) == (False, True)
@@ -80,8 +81,10 @@ def test_a_reference_without_numbers_judges_nothing() -> None:
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_batch_does_not_decide(batch: int) -> None:
-    asked = [contest(one.chosen, str(one.rejected), name=one.id, prompt=one.prompt)
-             for one in WORLD.pairs]  # fmt: skip
+    asked = [
+        contest(one.chosen, str(one.rejected), name=one.id, prompt=one.prompt)
+        for one in WORLD.pairs
+    ]
     encoder = Encoder(TOKENIZER, 64, "drop")
     other = LogProbJudge("reference", ResponseLogits(MODEL), encoder, batch=batch)
     assert other.judge(asked) == judge().judge(asked)

@@ -7,24 +7,40 @@ from collections.abc import Mapping
 from dynolab.data.judge_results import Contest, Judgement, Outcome
 
 OUTCOMES: dict[str, Outcome] = {
-    "a": "a", "b": "b", "t": "tie", "r": "refused", "u": "unparsable", "f": "failed",
-}  # fmt: skip
+    "a": "a",
+    "b": "b",
+    "t": "tie",
+    "r": "refused",
+    "u": "unparsable",
+    "f": "failed",
+}
 
 
 def judged(said: Mapping[str, str], judge: str = "judge") -> list[Judgement]:
     """`{"q1": "ab"}`: of q1 a is preferred as it stands, and b with b's answer first."""
     return [
-        Judgement(judge=judge, id=name, a="one", b="two", swapped=bool(order),
-                  outcome=OUTCOMES[letter])
-        for name, letters in said.items() for order, letter in enumerate(letters)
-    ]  # fmt: skip
+        Judgement(
+            judge=judge, id=name, a="one", b="two", swapped=bool(order), outcome=OUTCOMES[letter]
+        )
+        for name, letters in said.items()
+        for order, letter in enumerate(letters)
+    ]
 
 
 def contest(
-    answer_a: str = " yes", answer_b: str = " no", *, name: str = "q1", prompt: str = "well ?",
+    answer_a: str = " yes",
+    answer_b: str = " no",
+    *,
+    name: str = "q1",
+    prompt: str = "well ?",
     truth: str | None = None,
-) -> Contest:  # fmt: skip
+) -> Contest:
     return Contest(
-        id=name, prompt=prompt, truth=truth, a="one", b="two",
-        answer_a=answer_a, answer_b=answer_b,
-    )  # fmt: skip
+        id=name,
+        prompt=prompt,
+        truth=truth,
+        a="one",
+        b="two",
+        answer_a=answer_a,
+        answer_b=answer_b,
+    )

@@ -210,9 +210,17 @@ def test_a_snapshot_of_the_hubs_cache_is_a_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-             "chat_template.jinja", "additional_chat_templates/tools.jinja", "model.safetensors"],
-)  # fmt: skip
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "additional_chat_templates/tools.jinja",
+        "model.safetensors",
+    ],
+)
 def test_the_key_covers_every_file_that_is_read(folder: Path, name: str) -> None:
     before = revision(folder)
     file = folder / name

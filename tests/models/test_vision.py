@@ -9,9 +9,16 @@ from torch.func import functional_call, jacrev, jvp, vmap
 from dynolab.errors import ConfigError
 from models.vision import build_classifier
 
-SHAPES = [("lenet", (1, 8, 8)), ("lenet", (1, 28, 28)), ("lenet", (3, 32, 32)), ("mlp", (30,)),
-          ("mlp", (1, 8, 8)), ("transformer", (1, 8, 8)), ("transformer", (1, 28, 28)),
-          ("resnet18", (3, 32, 32))]  # fmt: skip
+SHAPES = [
+    ("lenet", (1, 8, 8)),
+    ("lenet", (1, 28, 28)),
+    ("lenet", (3, 32, 32)),
+    ("mlp", (30,)),
+    ("mlp", (1, 8, 8)),
+    ("transformer", (1, 8, 8)),
+    ("transformer", (1, 28, 28)),
+    ("resnet18", (3, 32, 32)),
+]
 
 
 @pytest.mark.parametrize(("name", "shape"), SHAPES)

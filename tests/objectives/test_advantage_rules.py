@@ -32,11 +32,16 @@ def plain_influence(logits, hidden, token, right, columns) -> Tensor:
     for n in range(len(token)):
         one_hot = torch.eye(VOCABULARY, dtype=torch.float64)[token[n]]
         pulls.append((one_hot - torch.softmax(logits[n], -1))[columns])
-    return torch.stack([
-        sum((pulls[j] @ pulls[k]) * (hidden[j] @ hidden[k])
-            for j in range(len(token)) if right[j])
-        for k in range(len(token))
-    ])  # fmt: skip
+    return torch.stack(
+        [
+            sum(
+                (pulls[j] @ pulls[k]) * (hidden[j] @ hidden[k])
+                for j in range(len(token))
+                if right[j]
+            )
+            for k in range(len(token))
+        ]
+    )
 
 
 @pytest.mark.parametrize("present_only", [True, False])
@@ -74,9 +79,12 @@ def test_nthr_scales_the_tokens_of_wrong_answers_above_the_threshold_and_no_othe
         rate = sum(bool(correct[row]) for row in rows) / len(rows)
         mine = [n for n in range(len(batch.token)) if int(batch.sequence[n]) in rows]
         strength = plain_influence(
-            logits[mine], hidden[mine], batch.token[mine],
-            correct[batch.sequence[mine]], batch.token[mine].unique(),
-        )  # fmt: skip
+            logits[mine],
+            hidden[mine],
+            batch.token[mine],
+            correct[batch.sequence[mine]],
+            batch.token[mine].unique(),
+        )
         by_row = {
             row: torch.stack(
                 [strength[i] for i, n in enumerate(mine) if int(batch.sequence[n]) == row]
@@ -142,6 +150,9 @@ def test_a_batch_without_advantages_is_refused():
     batch, correct, logits, hidden = scene()
     with pytest.raises(ConfigError, match="advantage"):
         rewrite_advantages(
-            AdvantageRuleConfig(name="nthr"), replace(batch, advantage=None), correct, logits,
+            AdvantageRuleConfig(name="nthr"),
+            replace(batch, advantage=None),
+            correct,
+            logits,
             hidden,
-        )  # fmt: skip
+        )

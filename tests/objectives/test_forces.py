@@ -224,10 +224,16 @@ def test_dpo_pushes_both_sides_alike_with_opposite_signs():
 def small_model() -> GPTNeoXForCausalLM:
     torch.manual_seed(0)
     config = GPTNeoXConfig(
-        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=32, initializer_range=0.2,
-        bos_token_id=0, eos_token_id=1,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
     return GPTNeoXForCausalLM(config).double().eval()
 
 

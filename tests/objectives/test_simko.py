@@ -82,8 +82,9 @@ def test_without_a_share_or_a_penalty_it_is_grpo():
     torch.testing.assert_close(
         build_objective(same).loss(target_logps(logits, batch), batch),
         build_objective(plain).loss(token_logps(logits, batch), batch),
-        rtol=1e-12, atol=0,
-    )  # fmt: skip
+        rtol=1e-12,
+        atol=0,
+    )
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=label)

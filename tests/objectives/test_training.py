@@ -35,9 +35,12 @@ def label(objective: dict[str, object]) -> str:
 def test_a_real_step_is_the_sum_of_its_sides(objective):
     model = neox()
     config = TrainConfig.model_validate(
-        {"objective": objective, "engine": {"kind": "plain", "ranks": 1},
-         "optimizer": {"name": "sgd", "learning_rate": 1e-2, "momentum": 0.5}}
-    )  # fmt: skip
+        {
+            "objective": objective,
+            "engine": {"kind": "plain", "ranks": 1},
+            "optimizer": {"name": "sgd", "learning_rate": 1e-2, "momentum": 0.5},
+        }
+    )
     made = train_steps(model, config, with_reference(model, pairs(3)), steps=2)
     record = made.records[-1]
     split = split_step(record, PolicyFunction(made.model))
@@ -49,9 +52,15 @@ def test_the_trainer_lowers_its_loss(objective, tmp_path):
     make_files(tmp_path)
     tokenizer = make_tokenizer()
     config = settings(
-        objective=objective, probe_every=0, checkpoint_every=0, record_steps=[],
-        warmup_steps=0, steps=12, batch_size=24, micro_batch_size=8,
-    )  # fmt: skip
+        objective=objective,
+        probe_every=0,
+        checkpoint_every=0,
+        record_steps=[],
+        warmup_steps=0,
+        steps=12,
+        batch_size=24,
+        micro_batch_size=8,
+    )
     job = make_job(tmp_path, tmp_path / "run", config)
     train(job, make_policy(tokenizer), tokenizer)
     lines = [json.loads(line) for line in (job.output / "metrics.jsonl").read_text().splitlines()]

@@ -77,8 +77,10 @@ def test_dpo_is_trl_s_sigmoid_loss(tmp_path, examples):
     batch = replace(batch, reference=scored)
     ours = DPO(DPOConfig(beta=0.3)).loss(token_logps(ResponseLogits(policy)(batch), batch), batch)
 
-    their_ids = {tuple(ids[mask.bool()].tolist()) for ids, mask in
-                 zip(inputs["input_ids"], inputs["attention_mask"], strict=True)}  # fmt: skip
+    their_ids = {
+        tuple(ids[mask.bool()].tolist())
+        for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+    }
     assert their_ids == {s.ids for one in examples for s in (one.chosen, one.rejected)}
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(

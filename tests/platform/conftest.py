@@ -60,13 +60,28 @@ class Platform:
 @contextmanager
 def platform_of(lab: Lab, *options: str) -> Iterator[Platform]:
     log = lab.folder / "up.log"
-    command = [sys.executable, "-u", "-m", "flows.cli", "up", "--prefect-port", "0",
-               "--mlflow-port", "0", *options]  # fmt: skip
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "flows.cli",
+        "up",
+        "--prefect-port",
+        "0",
+        "--mlflow-port",
+        "0",
+        *options,
+    ]
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=lab.environment, text=True, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            command,
+            cwd=ROOT,
+            env=lab.environment,
+            text=True,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     deadline = time.monotonic() + START_SECONDS
     try:
         while not any(line.startswith("flows") for line in log.read_text().splitlines()):

@@ -76,9 +76,11 @@ class Owner:
         kept = self.ask("GET", artifact_url(self.mlflow))
         assert count.ok and flows.ok and runs.ok and kept.ok
         return {
-            "flow runs": count.json(), "flows": flows.json(),
-            "MLflow runs": len(runs.json().get("runs", ())), "artifact": kept.text,
-        }  # fmt: skip
+            "flow runs": count.json(),
+            "flows": flows.json(),
+            "MLflow runs": len(runs.json().get("runs", ())),
+            "artifact": kept.text,
+        }
 
     def is_served(self) -> bool:
         """Whether both servers still answer their owner."""
@@ -97,10 +99,15 @@ def artifact_url(mlflow: str) -> str:
 def target_of(owner: Owner, home: Path, processes: Iterable[int], **ports: int) -> Target:
     """What another user may know of the platform."""
     return Target(
-        prefect=owner.prefect.removeprefix("http://"), mlflow=owner.mlflow.removeprefix("http://"),
-        deployment=owner.deployment(), artifact=ARTIFACT, home=str(home),
-        processes=sorted(processes), cookie=owner.cookie, **ports,
-    )  # fmt: skip
+        prefect=owner.prefect.removeprefix("http://"),
+        mlflow=owner.mlflow.removeprefix("http://"),
+        deployment=owner.deployment(),
+        artifact=ARTIFACT,
+        home=str(home),
+        processes=sorted(processes),
+        cookie=owner.cookie,
+        **ports,
+    )
 
 
 def tried_by_another_user(target: Target) -> Found:
@@ -124,9 +131,13 @@ def tried_with_a_login(target: Target, headers: Mapping[str, str]) -> Found:
                 "print(urlopen(asked).read())"
             )
             ran = subprocess.run(
-                [*NOBODY, PYTHON, "-I", "-c", program], input=json.dumps(dict(headers)),
-                capture_output=True, text=True, timeout=60, cwd="/",
-            )  # fmt: skip
+                [*NOBODY, PYTHON, "-I", "-c", program],
+                input=json.dumps(dict(headers)),
+                capture_output=True,
+                text=True,
+                timeout=60,
+                cwd="/",
+            )
             found[f"{path} with the owner's {next(iter(headers))}"] = (
                 ran.stdout if ran.returncode == 0 else None
             )
@@ -136,8 +147,12 @@ def tried_with_a_login(target: Target, headers: Mapping[str, str]) -> Found:
 def _tried_by(target: Target, *user: str) -> Found:
     ran = subprocess.run(
         [*user, PYTHON, "-I", "-c", Path(outsider.__file__).read_text()],
-        input=json.dumps(asdict(target)), capture_output=True, text=True, timeout=300, cwd="/",
-    )  # fmt: skip
+        input=json.dumps(asdict(target)),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd="/",
+    )
     assert ran.returncode == 0, ran.stderr
     return dict(json.loads(ran.stdout))
 

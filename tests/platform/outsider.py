@@ -122,10 +122,24 @@ def write(path: str) -> str | None:
 def every_file(home: str) -> str | None:
     """Files below the home that can be read, by names that everybody knows."""
     names = (
-        "token", "key", "password", "environment", "redis.conf", "services.json",
-        "prefect/prefect.db", "mlflow/mlflow.db", "mlflow/artifacts", "logs/prefect.log", "store",
-        "store/stages", "outbox", "reports", "scratch", "postgres", "redis",
-    )  # fmt: skip
+        "token",
+        "key",
+        "password",
+        "environment",
+        "redis.conf",
+        "services.json",
+        "prefect/prefect.db",
+        "mlflow/mlflow.db",
+        "mlflow/artifacts",
+        "logs/prefect.log",
+        "store",
+        "store/stages",
+        "outbox",
+        "reports",
+        "scratch",
+        "postgres",
+        "redis",
+    )
     return ", ".join(name for name in names if read(f"{home}/{name}") is not None) or None
 
 
@@ -184,8 +198,9 @@ def ways(target: Target) -> Iterator[Way]:
     yield "MLflow: replace an artifact", lambda: ask(mlflow, "PUT", artifact, b"changed")
     yield "MLflow: delete an artifact", lambda: ask(mlflow, "DELETE", artifact)
     for name, server, path in (
-        ("Prefect", prefect, "/api/admin/version"), ("MLflow", mlflow, "/version"),
-    ):  # fmt: skip
+        ("Prefect", prefect, "/api/admin/version"),
+        ("MLflow", mlflow, "/version"),
+    ):
         for form, headers in forged_logins(target.cookie).items():
             yield (
                 f"{name}: {form}",

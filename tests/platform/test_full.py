@@ -105,9 +105,11 @@ def test_a_run_brings_no_secret_into_what_is_kept(
     ).json()
     form = {"study_file": "builtin.yaml", "study_text": SMALL.read_text(), "name": "full"}
     run = requests.post(
-        f"{full.prefect}/api/deployments/{one['id']}/create_flow_run", headers=me, timeout=30,
+        f"{full.prefect}/api/deployments/{one['id']}/create_flow_run",
+        headers=me,
+        timeout=30,
         json={"parameters": {"settings": form}},
-    ).json()  # fmt: skip
+    ).json()
 
     def seen() -> dict[str, Any]:
         got = requests.get(f"{full.prefect}/api/flow_runs/{run['id']}", headers=me, timeout=30)
@@ -128,8 +130,11 @@ def test_a_run_brings_no_secret_into_what_is_kept(
 
 
 SECRET_VARIABLES = (
-    "DYNOLAB_KEY", "DYNOLAB_SWEEPS", "MLFLOW_TRACKING_PASSWORD", "PREFECT_CLIENT_CUSTOM_HEADERS",
-)  # fmt: skip
+    "DYNOLAB_KEY",
+    "DYNOLAB_SWEEPS",
+    "MLFLOW_TRACKING_PASSWORD",
+    "PREFECT_CLIENT_CUSTOM_HEADERS",
+)
 PRIVATE = ("password", "token", "environment", "redis.conf", "key")
 
 

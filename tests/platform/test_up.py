@@ -63,14 +63,18 @@ def test_a_run_from_its_form_and_a_form_that_cannot_work(platform: Platform) -> 
     assert ended(platform, good) == "Completed"
     stages = platform.lab.home / "store" / "stages"
     assert {path.parent.parent.name for path in stages.glob("*/*/COMMITTED")} == {
-        "data", "base", "sft"
-    }  # fmt: skip
+        "data",
+        "base",
+        "sft",
+    }
     one = deployment(platform, "train/sft")["id"]
     wrong = {"settings": {"study_file": "builtin.yaml", "steps": "many"}}
     answer = requests.post(
-        f"{platform.prefect}/api/deployments/{one}/create_flow_run", json={"parameters": wrong},
-        headers=platform.login, timeout=30,
-    )  # fmt: skip
+        f"{platform.prefect}/api/deployments/{one}/create_flow_run",
+        json={"parameters": wrong},
+        headers=platform.login,
+        timeout=30,
+    )
     assert answer.status_code == 409 and "steps" in answer.text
 
 
@@ -78,13 +82,19 @@ def test_a_sweep_by_the_clock_has_its_trials_run_by_the_training_worker(
     platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep = {
-        "name": "clock", "study": str(SMALL), "stage": "preference", "metric": "train/loss",
-        "direction": "minimize", "space": {"preference.objective.beta": {"values": [0.1, 1.0]}},
+        "name": "clock",
+        "study": str(SMALL),
+        "stage": "preference",
+        "metric": "train/loss",
+        "direction": "minimize",
+        "space": {"preference.objective.beta": {"values": [0.1, 1.0]}},
         "settings": ["preference.engine={kind: plain, ranks: 1}"],
-    }  # fmt: skip
+    }
     minutely = {
-        "name": "minutely", "cron": "* * * * *", "settings": {"study_text": yaml.safe_dump(sweep)},
-    }  # fmt: skip
+        "name": "minutely",
+        "cron": "* * * * *",
+        "settings": {"study_text": yaml.safe_dump(sweep)},
+    }
     file = tmp_path / "schedules.yaml"
     file.write_text(yaml.safe_dump({"sweep": [minutely]}))
     monkeypatch.setattr(entries_module, "SCHEDULES", file)
@@ -113,9 +123,11 @@ def test_a_sweep_by_the_clock_has_its_trials_run_by_the_training_worker(
 def runs_of(platform: Platform, deployment: str, *states: str) -> list[dict[str, Any]]:
     """A deployment's runs that are in one of the states."""
     found: list[dict[str, Any]] = api(
-        platform, "flow_runs/filter", deployments={"name": {"any_": [deployment]}},
+        platform,
+        "flow_runs/filter",
+        deployments={"name": {"any_": [deployment]}},
         flow_runs={"state": {"type": {"any_": list(states)}}},
-    )  # fmt: skip
+    )
     return found
 
 

@@ -54,9 +54,13 @@ def referenced(policy: PolicyFunction, pair: EncodedExample) -> RecordedExample:
         batch, _ = policy.batch([one])
         scores.append(policy.logps({}, batch).tolist())
     return RecordedExample(
-        id=pair.id, chosen=pair.chosen, rejected=pair.rejected,
-        chosen_reference=scores[0], rejected_reference=scores[1], wins=pair.wins,
-    )  # fmt: skip
+        id=pair.id,
+        chosen=pair.chosen,
+        rejected=pair.rejected,
+        chosen_reference=scores[0],
+        rejected_reference=scores[1],
+        wins=pair.wins,
+    )
 
 
 @pytest.mark.parametrize("config", LOSSES, ids=str)

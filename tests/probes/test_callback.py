@@ -29,18 +29,30 @@ from tests.training.small import make_policy, make_rows, make_tokenizer
 
 STEPS = 5
 SHARED: dict[str, Any] = {
-    "per_device_train_batch_size": 2, "max_steps": STEPS, "learning_rate": 1e-2, "use_cpu": True,
-    "report_to": [], "save_strategy": "no", "logging_steps": 2, "disable_tqdm": True,
-}  # fmt: skip
+    "per_device_train_batch_size": 2,
+    "max_steps": STEPS,
+    "learning_rate": 1e-2,
+    "use_cpu": True,
+    "report_to": [],
+    "save_strategy": "no",
+    "logging_steps": 2,
+    "disable_tqdm": True,
+}
 
 
 def probes() -> list[ProbeRow]:
     return [
-        ProbeRow(pair_id=row.id, split="train", kind=kind, prompt=row.prompt, response=text or "",
-                 made_by="data")
+        ProbeRow(
+            pair_id=row.id,
+            split="train",
+            kind=kind,
+            prompt=row.prompt,
+            response=text or "",
+            made_by="data",
+        )
         for row in make_rows(4)
         for kind, text in (("chosen", row.chosen), ("rejected", row.rejected))
-    ]  # fmt: skip
+    ]
 
 
 def plain(folder: Path) -> Trainer:
@@ -50,29 +62,37 @@ def plain(folder: Path) -> Trainer:
 
     def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
         longest = max(len(row["input_ids"]) for row in rows)
-        ids = torch.tensor([row["input_ids"] + [2] * (longest - len(row["input_ids"]))
-                            for row in rows])  # fmt: skip
+        ids = torch.tensor(
+            [row["input_ids"] + [2] * (longest - len(row["input_ids"])) for row in rows]
+        )
         return {"input_ids": ids, "labels": ids}
 
     arguments = TrainingArguments(output_dir=str(folder), remove_unused_columns=False, **SHARED)
     return Trainer(
-        make_policy(tokenizer), arguments, train_dataset=rows,  # type: ignore[arg-type]
-        data_collator=collate, processing_class=tokenizer,
-    )  # fmt: skip
+        make_policy(tokenizer),
+        arguments,
+        train_dataset=rows,  # type: ignore[arg-type]
+        data_collator=collate,
+        processing_class=tokenizer,
+    )
 
 
 def dpo(folder: Path, **more: Any) -> Trainer:
     rows = make_rows(8)
-    columns = {side: [getattr(row, side) for row in rows]
-               for side in ("prompt", "chosen", "rejected")}  # fmt: skip
+    columns = {
+        side: [getattr(row, side) for row in rows] for side in ("prompt", "chosen", "rejected")
+    }
     arguments = DPOConfig(output_dir=str(folder), max_length=48, bf16=False, **SHARED)
     tokenizer = make_tokenizer()
     make_policy(tokenizer).save_pretrained(folder / "start")  # TRL loads the reference from there
     policy = AutoModelForCausalLM.from_pretrained(folder / "start")
     return DPOTrainer(
-        policy, args=arguments, train_dataset=Dataset.from_dict(columns),
-        processing_class=tokenizer, **more,
-    )  # fmt: skip
+        policy,
+        args=arguments,
+        train_dataset=Dataset.from_dict(columns),
+        processing_class=tokenizer,
+        **more,
+    )
 
 
 def adapted(folder: Path) -> Trainer:
@@ -97,15 +117,17 @@ def test_a_trainer_is_probed_before_during_and_after(
         found = [row.logp for row in rows if row.step == step]
         assert found == pytest.approx([score.logp for score in scores], abs=1e-4)
     assert before[0].logp != pytest.approx(after[0].logp, abs=1e-2)
-    logged = {line["step"]: line for line in trainer.state.log_history
-              if "probe/chosen/logp" in line}  # fmt: skip
+    logged = {
+        line["step"]: line for line in trainer.state.log_history if "probe/chosen/logp" in line
+    }
     assert sorted(logged) == [0, 2, 4, STEPS]
     chosen = [score.logp for score in after if score.kind == "chosen"]
     assert logged[STEPS]["probe/chosen/logp"] == pytest.approx(sum(chosen) / len(chosen), abs=1e-4)
     lines = [line for line in trainer.state.log_history if "loss" in line]
     assert [line["step"] for line in lines] == [2, 4]
-    assert "Δ log π" in json.dumps(callback.figure().to_plotly_json(), default=str,
-                                   ensure_ascii=False)  # fmt: skip
+    assert "Δ log π" in json.dumps(
+        callback.figure().to_plotly_json(), default=str, ensure_ascii=False
+    )
 
 
 def test_probing_leaves_the_training_as_it_is(tmp_path: Path) -> None:
@@ -131,8 +153,9 @@ def test_a_new_run_replaces_the_old_one_s_rows(tmp_path: Path) -> None:
 
 def test_an_alarm_ends_a_trainer_where_the_gap_has_grown(tmp_path: Path) -> None:
     """DPO pushes down what is watched as chosen here: the pairs' rejected answers."""
-    watched = [one.model_copy(update={"kind": "chosen"})
-               for one in probes() if one.kind == "rejected"]  # fmt: skip
+    watched = [
+        one.model_copy(update={"kind": "chosen"}) for one in probes() if one.kind == "rejected"
+    ]
     quiet = dpo(tmp_path / "quiet")
     quiet.add_callback(ProbeCallback(quiet, watched, every=1))
     quiet.train()
@@ -155,11 +178,22 @@ def test_an_alarm_ends_a_trainer_where_the_gap_has_grown(tmp_path: Path) -> None
 @pytest.mark.ranks
 def test_ranks_share_the_rows_and_one_writes_them(tmp_path: Path) -> None:
     subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         "-m", "tests.probes.callback_ranks", str(tmp_path)],
-        check=True, capture_output=True, timeout=120, cwd=Path(__file__).parents[2],
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "-m",
+            "tests.probes.callback_ranks",
+            str(tmp_path),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     rows = list(read_rows(tmp_path / "probes.jsonl", ProbeScore))
     assert [row.step for row in rows] == [0] * len(probes()) + [STEPS] * len(probes())
     tokenizer = make_tokenizer()

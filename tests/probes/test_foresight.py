@@ -16,12 +16,16 @@ def rows(values: Sequence[float], split: str = "train") -> list[PairAudit]:
     """Pairs whose every quantity is the given value, in each ranking's own direction."""
     return [
         PairAudit(
-            pair_id=f"p{number}", split=split, chosen_tokens=4, rejected_tokens=4,
-            chosen_logp=-4.0, pull_up=0.0,
+            pair_id=f"p{number}",
+            split=split,
+            chosen_tokens=4,
+            rejected_tokens=4,
+            chosen_logp=-4.0,
+            pull_up=0.0,
             **{name: -sign * value for name, sign in RISKY.items()},
         )
         for number, value in enumerate(values)
-    ]  # fmt: skip
+    ]
 
 
 def changes(values: Sequence[float], split: str = "train") -> list[ChosenChange]:

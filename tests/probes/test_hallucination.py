@@ -59,8 +59,10 @@ def test_the_nearest_of_many_is_found_as_by_comparing_with_all() -> None:
     hits = 0
     for words in texts[40:-1] + [[*words[:-1], "new"] for words in texts[:40]]:
         for finished in (True, False):
-            far = [_words_apart(words, other if finished else other[: len(words)])
-                   for other in [own, *texts[:40]]]  # fmt: skip
+            far = [
+                _words_apart(words, other if finished else other[: len(words)])
+                for other in [own, *texts[:40]]
+            ]
             near = int(np.argmin(far[1:]))
             expected = f"t{near}" if far[near + 1] <= SIMILAR and far[near + 1] < far[0] else None
             assert source(known, " ".join(words), " ".join(own), finished=finished) == expected

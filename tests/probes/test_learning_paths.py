@@ -14,8 +14,11 @@ def row(step: int, pair: str, logp: float, kind: str = "chosen", **more: object)
 
 
 def test_paths_by_kind_with_argmax_and_gap() -> None:
-    rows = [row(step, pair, -9.0 + step, argmax_logp=-6.0 + 2 * step)
-            for step in (0, 5) for pair in ("b", "a")]  # fmt: skip
+    rows = [
+        row(step, pair, -9.0 + step, argmax_logp=-6.0 + 2 * step)
+        for step in (0, 5)
+        for pair in ("b", "a")
+    ]
     paths = learning_paths(rows)
     assert paths is not None
     assert paths.pairs == ("a", "b") and paths.steps.tolist() == [0, 5]
@@ -27,8 +30,13 @@ def test_paths_by_kind_with_argmax_and_gap() -> None:
 
 
 def test_a_pair_that_misses_a_step_is_left_out_of_that_kind() -> None:
-    rows = [row(step, pair, -1.0, kind) for kind in ("chosen", "rejected") for step in (0, 5, 9)
-            for pair in ("a", "b") if (kind, step, pair) != ("rejected", 5, "b")]  # fmt: skip
+    rows = [
+        row(step, pair, -1.0, kind)
+        for kind in ("chosen", "rejected")
+        for step in (0, 5, 9)
+        for pair in ("a", "b")
+        if (kind, step, pair) != ("rejected", 5, "b")
+    ]
     paths = learning_paths(rows)
     assert paths is not None
     assert np.isfinite(paths.logp["chosen"]).all()

@@ -26,9 +26,14 @@ def said(
     pair: str, number: int, text: str, split: Split = "train", logp: float = -2.0
 ) -> SaidAnswer:
     answer = PolicyAnswer(
-        id=f"{pair}/{number}", split=split, prompt=QUESTION, truth="green", answer=text,
-        finished=True, tokens=len(text.split()),
-    )  # fmt: skip
+        id=f"{pair}/{number}",
+        split=split,
+        prompt=QUESTION,
+        truth="green",
+        answer=text,
+        finished=True,
+        tokens=len(text.split()),
+    )
     return SaidAnswer(
         answer, "red" in text, logp, repetition([ord(word[0]) for word in text.split()])
     )

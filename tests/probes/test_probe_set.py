@@ -51,8 +51,14 @@ def config(*kinds: str, **settings: Any) -> ProbeSetConfig:
 
 
 def writer(server: ChatServer, folder: Path, **settings: Any) -> Endpoint:
-    return Endpoint(EndpointConfig(model="m", **settings), AnswerCache(folder), key=KEY,
-                    address=server.address, usable=has_text, clock=FakeClock())  # fmt: skip
+    return Endpoint(
+        EndpointConfig(model="m", **settings),
+        AnswerCache(folder),
+        key=KEY,
+        address=server.address,
+        usable=has_text,
+        clock=FakeClock(),
+    )
 
 
 def test_all_thirteen_kinds_for_every_pair_in_one_order(server: ChatServer, tmp_path: Path) -> None:
@@ -122,9 +128,11 @@ def test_a_pair_without_a_rejected_answer_lacks_that_side(
         config("rejected", "reject_gptformat"), bare, HELDOUT, endpoint=writer(server, tmp_path)
     )
     assert Counter((row.split, row.kind) for row in built.rows) == {
-        ("train", "chosen"): 3, ("heldout", "chosen"): 3, ("heldout", "rejected"): 3,
+        ("train", "chosen"): 3,
+        ("heldout", "chosen"): 3,
+        ("heldout", "rejected"): 3,
         ("heldout", "reject_gptformat"): 3,
-    }  # fmt: skip
+    }
     assert built.missing == []
 
 

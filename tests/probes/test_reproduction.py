@@ -41,9 +41,15 @@ def paths(shapes: dict[str, Shape], seed: int = 0) -> LearningPaths:
 
 def trainings(seed: int = 0) -> dict[str, LearningPaths]:
     shapes = {
-        SFT: _SFT, FROM_BASE: _BASE, AFTER_SFT: DPO, AFTER_EXTENDED: _EXTENDED, RESAMPLED: _OWN,
-        ON_POLICY: _OWN, IPO: DPO, ON_POLICY_IPO: _OWN,
-    }  # fmt: skip
+        SFT: _SFT,
+        FROM_BASE: _BASE,
+        AFTER_SFT: DPO,
+        AFTER_EXTENDED: _EXTENDED,
+        RESAMPLED: _OWN,
+        ON_POLICY: _OWN,
+        IPO: DPO,
+        ON_POLICY_IPO: _OWN,
+    }
     return {name: paths(one, seed) for name, one in shapes.items()}
 
 

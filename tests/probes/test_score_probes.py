@@ -26,10 +26,14 @@ WORLD = build_world(WorldConfig(entities=20, train_pairs=6, heldout_pairs=4, cor
 def rows() -> list[ProbeRow]:
     """Prompts and answers of many lengths."""
     return [
-        row.model_copy(update={"prompt": " ".join([row.prompt] * (1 + n % 3)),
-                               "response": " " + " ".join(row.response.split()[: 1 + n % 10])})
+        row.model_copy(
+            update={
+                "prompt": " ".join([row.prompt] * (1 + n % 3)),
+                "response": " " + " ".join(row.response.split()[: 1 + n % 10]),
+            }
+        )
         for n, row in enumerate(WORLD.probes)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +95,13 @@ def test_every_kind_s_scores_equal_a_forward_by_hand(
         square = logp.shape[1] * pi.square().sum(-1) + logp.shape[1] - 2
         entropy = -(pi * logp).sum(-1)
         expected = {
-            "logp": own, "argmax_logp": top.values, "outside_logmass": outside.sum(-1).log(),
-            "entropy": entropy, "energy": 1 - own.exp(), "a_frobenius": square.sqrt(),
-        }  # fmt: skip
+            "logp": own,
+            "argmax_logp": top.values,
+            "outside_logmass": outside.sum(-1).log(),
+            "entropy": entropy,
+            "energy": 1 - own.exp(),
+            "a_frobenius": square.sqrt(),
+        }
         for name, values in expected.items():
             assert getattr(found, name) == pytest.approx(values.tolist(), abs=1e-4), name
         assert score.tokens == len(answer)

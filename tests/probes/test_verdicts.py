@@ -139,10 +139,20 @@ def test_peak_change_finds_the_peak() -> None:
 
 def force(measured: float, predicted: float, pair: str, stage: str = "dpo") -> ForceRow:
     return ForceRow(
-        stage=stage, step=1, pair_id=pair, split="train", kind="chosen", tokens=3, in_batch=True,
-        measured=measured, predicted=predicted, from_chosen=predicted, from_rejected=0.0,
-        from_history=0.0, residual=measured - predicted,
-    )  # fmt: skip
+        stage=stage,
+        step=1,
+        pair_id=pair,
+        split="train",
+        kind="chosen",
+        tokens=3,
+        in_batch=True,
+        measured=measured,
+        predicted=predicted,
+        from_chosen=predicted,
+        from_rejected=0.0,
+        from_history=0.0,
+        residual=measured - predicted,
+    )
 
 
 def test_exact_predictions_explain_and_empty_ones_do_not() -> None:

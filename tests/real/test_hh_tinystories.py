@@ -24,23 +24,56 @@ from tests.runtime.conftest import MlflowServer
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "deploy/studies/hh_tinystories.yaml"
 STAGES = {
-    "data", "base", "sft", "audit", "preference", "foresight", "probe", "sft-forces",
-    "preference-forces", "kernel", "squeezing", "report",
-}  # fmt: skip
+    "data",
+    "base",
+    "sft",
+    "audit",
+    "preference",
+    "foresight",
+    "probe",
+    "sft-forces",
+    "preference-forces",
+    "kernel",
+    "squeezing",
+    "report",
+}
 KINDS = {
-    "chosen", "chosen_initial", "chosen_selfr", "chosen_gptsemantic", "chosen_gptformat",
-    "rejected", "reject_gptsemantic", "reject_gptformat", "irr_train", "irr_test", "irr_hum",
-    "random_permute", "random_nonhum",
-}  # fmt: skip
+    "chosen",
+    "chosen_initial",
+    "chosen_selfr",
+    "chosen_gptsemantic",
+    "chosen_gptformat",
+    "rejected",
+    "reject_gptsemantic",
+    "reject_gptformat",
+    "irr_train",
+    "irr_test",
+    "irr_hum",
+    "random_permute",
+    "random_nonhum",
+}
 CONTEXT = 512
 SHORT = (
-    "data.rows=60", "data.heldout_rows=10", "data.probe_pairs=3",
-    "sft.steps=4", "sft.probe_every=4", "sft.checkpoint_every=2", "sft.record_steps=[0]",
-    "preference.steps=3", "preference.probe_every=3", "preference.checkpoint_every=0",
-    "sft.warmup_steps=0", "preference.warmup_steps=0", "preference.record_steps=[1]",
-    "forces.pairs=1", "probe.answers=1", "probe.answer_tokens=4",
-    "audit.pairs=4", "audit.heldout_pairs=2", "squeezing.pairs=1",
-)  # fmt: skip
+    "data.rows=60",
+    "data.heldout_rows=10",
+    "data.probe_pairs=3",
+    "sft.steps=4",
+    "sft.probe_every=4",
+    "sft.checkpoint_every=2",
+    "sft.record_steps=[0]",
+    "preference.steps=3",
+    "preference.probe_every=3",
+    "preference.checkpoint_every=0",
+    "sft.warmup_steps=0",
+    "preference.warmup_steps=0",
+    "preference.record_steps=[1]",
+    "forces.pairs=1",
+    "probe.answers=1",
+    "probe.answer_tokens=4",
+    "audit.pairs=4",
+    "audit.heldout_pairs=2",
+    "squeezing.pairs=1",
+)
 
 pytestmark = [
     pytest.mark.services,
@@ -74,14 +107,18 @@ class Lab:
         changes = [word for change in self.changes for word in ("--set", change)]
         done = subprocess.run(
             [sys.executable, "-m", "flows.cli", "study", "--config", str(FILE), *changes],
-            cwd=ROOT, capture_output=True, text=True, timeout=3000,
-            env=os.environ | {
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=3000,
+            env=os.environ
+            | {
                 "DYNOLAB_HOME": str(self.home),
                 "DYNOLAB_STORE": f"s3://{self.bucket}/lab",
                 "DYNOLAB_STORE_ENDPOINT": self.endpoint,
                 "MLFLOW_TRACKING_URI": self.mlflow,
             },
-        )  # fmt: skip
+        )
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         return done.stdout
 

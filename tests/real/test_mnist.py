@@ -35,9 +35,11 @@ def mnist() -> ImageSplits:
 
 def test_lenet_learns_real_digits_and_its_forces_tell_its_steps(mnist: ImageSplits) -> None:
     config = ForceStudyConfig(
-        training=SGDConfig(learning_rate=0.02, epochs=3), learning_rates=(0.02,), epochs=(0, 1, 3),
+        training=SGDConfig(learning_rate=0.02, epochs=3),
+        learning_rates=(0.02,),
+        epochs=(0, 1, 3),
         influence_epochs=0,
-    )  # fmt: skip
+    )
     build = partial(build_classifier, "lenet")
     found = study_forces(build, "lenet", mnist, config, SEEDS)
     last = [one for one in found.states if one.epoch == 3]

@@ -32,10 +32,15 @@ def mnist() -> dict[str, str]:
 
 
 def test_filter_kd_beats_one_hot_labels_on_real_digits(tmp_path: Path) -> None:
-    parameters = validated(SupervisionParameters, {
-        "seeds": SEEDS, "noise": [0.4], "data": mnist() | {"train": 1000},
-        "speed": {"examples": 60, "steps": 20},
-    })  # fmt: skip
+    parameters = validated(
+        SupervisionParameters,
+        {
+            "seeds": SEEDS,
+            "noise": [0.4],
+            "data": mnist() | {"train": 1000},
+            "speed": {"examples": 60, "steps": 20},
+        },
+    )
     lab = Chapters(tmp_path)
     results = lab.run(supervision_steps(resolved_supervision(parameters)))
     folder = lab.folder(results["noise-40"])
@@ -48,12 +53,15 @@ def test_filter_kd_beats_one_hot_labels_on_real_digits(tmp_path: Path) -> None:
 
 def test_probing_trades_energy_for_features_that_stay_on_real_digits(tmp_path: Path) -> None:
     settings = {
-        "examples": 100, "taus": [0, 4, 64], "strategies": ["linear"],
+        "examples": 100,
+        "taus": [0, 4, 64],
+        "strategies": ["linear"],
         "finetuning": {"learning_rate": 0.03, "batch_size": 20, "epochs": 40},
-    }  # fmt: skip
-    parameters = validated(TransferParameters, {
-        "seeds": SEEDS, "data": mnist() | {"train": 1000}, "digits": settings, "texts": None
-    })  # fmt: skip
+    }
+    parameters = validated(
+        TransferParameters,
+        {"seeds": SEEDS, "data": mnist() | {"train": 1000}, "digits": settings, "texts": None},
+    )
     lab = Chapters(tmp_path)
     results = lab.run(transfer_steps(resolved_transfer(parameters)))
     file = lab.folder(results["transfer-digits"]) / "transfer.jsonl"

@@ -41,9 +41,11 @@ def test_the_papers_kinds_are_taken_over_and_the_policys_made_anew(
         DataConfig(source="file", path=str(source), format="probe_file", probe_pairs=12)
     )
     config = ProbeSetConfig(
-        kinds=KINDS, taken=tuple(kind for kind in KINDS if kind not in OWN), pairs=12,
+        kinds=KINDS,
+        taken=tuple(kind for kind in KINDS if kind not in OWN),
+        pairs=12,
         max_new_tokens=24,
-    )  # fmt: skip
+    )
     built = build_probe_set(config, data.pairs, data.heldout, given=data.probes, policy=policy)
     assert Counter(row.kind for row in built.rows) == dict.fromkeys(KINDS, 24)
     assert built.missing == []

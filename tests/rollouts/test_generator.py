@@ -30,16 +30,31 @@ SHAPE = {"vocab_size": len(TOKENIZER), "initializer_range": 0.3}
 
 
 def neox() -> PreTrainedModel:
-    return GPTNeoXForCausalLM(GPTNeoXConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=CONTEXT, **SHAPE))  # fmt: skip
+    return GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            max_position_embeddings=CONTEXT,
+            **SHAPE,
+        )
+    )
 
 
 def llama() -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=64, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
-        **SHAPE))  # fmt: skip
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True,
+            **SHAPE,
+        )
+    )
 
 
 def gpt2() -> PreTrainedModel:
@@ -130,8 +145,11 @@ def test_logps_are_those_that_training_sees(model: PreTrainedModel) -> None:
 
 def test_responses_end_at_the_end_of_the_context(model: PreTrainedModel) -> None:
     asked = [[1, *range(4, 4 + size)] for size in (CONTEXT - 2, 4)]
-    long, short = flat(ModelGenerator(model, TOKENIZER).generate(
-        asked, SampleConfig(temperature=0.5, max_new_tokens=99)))  # fmt: skip
+    long, short = flat(
+        ModelGenerator(model, TOKENIZER).generate(
+            asked, SampleConfig(temperature=0.5, max_new_tokens=99)
+        )
+    )
     assert len(long.encoded.ids) == CONTEXT and not long.finished
     assert len(short.encoded.ids) <= CONTEXT
 

@@ -91,9 +91,14 @@ def test_world_answers_are_rewarded_exactly() -> None:
         row = PromptRow(id=pair.id, prompt=pair.prompt, answer=fact.value)
         turned = " ".join(lexicon.rephrased_words(fact))
         texts = [
-            pair.chosen, pair.rejected, turned, pair.chosen + pair.rejected, "say red .", "",
+            pair.chosen,
+            pair.rejected,
+            turned,
+            pair.chosen + pair.rejected,
+            "say red .",
+            "",
             pair.chosen + " thanks",
-        ]  # fmt: skip
+        ]
         assert list(reward(pair.prompt, texts, row)) == [1, 0, 1, 0, 0, 0, 1]
         assert list(form(pair.prompt, texts, row)) == [1, 1, 0, 0, 0, 0, 0]
     with pytest.raises(ConfigError, match="no question of the built-in world"):
@@ -201,8 +206,10 @@ def test_arrays_and_truth_values_are_rewards() -> None:
 def test_groups_of_equal_rewards_are_counted() -> None:
     metrics = reward_metrics([[1, 1], [0, 1], [0, 0]])
     assert metrics == {
-        "rollout/reward": 0.5, "rollout/reward_std": 0.5, "rollout/equal_groups": 2.0,
-    }  # fmt: skip
+        "rollout/reward": 0.5,
+        "rollout/reward_std": 0.5,
+        "rollout/equal_groups": 2.0,
+    }
 
 
 def test_no_rewards_are_refused() -> None:

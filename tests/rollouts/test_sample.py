@@ -71,8 +71,10 @@ def test_the_end_of_sequence_ends_a_response(model: torch.nn.Module) -> None:
     )
     (one,) = sample_responses(ending, TOKENIZER, ["say :"], SampleConfig(max_new_tokens=5))
     assert one.finished and not one.text.strip()
-    assert all(len(s.text.split()) <= 5 for s in sample_responses(
-        model, TOKENIZER, PROMPTS, SampleConfig(max_new_tokens=5)))  # fmt: skip
+    assert all(
+        len(s.text.split()) <= 5
+        for s in sample_responses(model, TOKENIZER, PROMPTS, SampleConfig(max_new_tokens=5))
+    )
 
 
 def test_mode_is_put_back_and_a_tokenizer_without_end_is_refused(model: torch.nn.Module) -> None:

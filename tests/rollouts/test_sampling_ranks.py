@@ -23,9 +23,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = folder / "job.json"
     job.write_text(json.dumps({"inputs": str(folder)}))
     launch_ranks(
-        "tests.rollouts.sampling_ranks", job, ranks=2, logs=folder / "logs",
-        environment={"PYTHONPATH": str(ROOT)}, while_running=lambda: None,
-    )  # fmt: skip
+        "tests.rollouts.sampling_ranks",
+        job,
+        ranks=2,
+        logs=folder / "logs",
+        environment={"PYTHONPATH": str(ROOT)},
+        while_running=lambda: None,
+    )
     return folder
 
 

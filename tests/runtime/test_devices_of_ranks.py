@@ -28,10 +28,14 @@ def test_ranks_see_the_devices_that_their_job_holds_and_stay_on_the_cpu(
     free_meanwhile: list[list[str]] = []
     with hold_devices(1, FOUR) as others:
         launch_ranks(
-            "fake_rank", tmp_path / "job.json", ranks=2, logs=tmp_path / "logs",
+            "fake_rank",
+            tmp_path / "job.json",
+            ranks=2,
+            logs=tmp_path / "logs",
             environment={"PYTHONPATH": str(Path(__file__).parent)},
-            while_running=lambda: free_meanwhile.append(free_devices()), poll_seconds=0.05,
-        )  # fmt: skip
+            while_running=lambda: free_meanwhile.append(free_devices()),
+            poll_seconds=0.05,
+        )
     seen = [json.loads((tmp_path / f"rank-{n}.json").read_text())["environment"] for n in (0, 1)]
     assert {one["CUDA_VISIBLE_DEVICES"] for one in seen} == {"1,2"} and list(others) == ["0"]
     assert {one["DS_ACCELERATOR"] for one in seen} == {"cpu"}

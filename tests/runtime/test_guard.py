@@ -53,15 +53,22 @@ class Answer:
 
 
 def ask(
-    path: str = "/api/flows", *more: tuple[str, str], kind: str = "http", method: str = "GET",
-    query: str = "", **headers: str,
-) -> Answer:  # fmt: skip
+    path: str = "/api/flows",
+    *more: tuple[str, str],
+    kind: str = "http",
+    method: str = "GET",
+    query: str = "",
+    **headers: str,
+) -> Answer:
     given = {"host": HOST, **{name.replace("_", "-"): value for name, value in headers.items()}}
     pairs = [*given.items(), *more]
     scope = {
-        "type": kind, "method": method, "path": path, "query_string": query.encode(),
+        "type": kind,
+        "method": method,
+        "path": path,
+        "query_string": query.encode(),
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in pairs],
-    }  # fmt: skip
+    }
     if kind == "websocket":
         del scope["method"]
     messages: list[Message] = []
@@ -86,18 +93,38 @@ def cookie() -> str:
     return ask("/", query=f"token={TOKEN}", **PAGE).headers["set-cookie"].partition(";")[0]
 
 
-@pytest.mark.parametrize("authorization", [
-    f"Bearer {TOKEN}", f"bearer {TOKEN}", basic("", TOKEN), basic("dynolab", TOKEN),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        f"Bearer {TOKEN}",
+        f"bearer {TOKEN}",
+        basic("", TOKEN),
+        basic("dynolab", TOKEN),
+    ],
+)
 def test_clients_with_the_token_come_in(authorization: str) -> None:
     assert ask(authorization=authorization).status == 200
     assert ask(kind="websocket", authorization=authorization).is_accepted_websocket
 
 
-@pytest.mark.parametrize("authorization", [
-    "", "Bearer", "Bearer ", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}0", f"Token {TOKEN}", TOKEN,
-    "Basic", "Basic !", "Basic /w==", basic("", ""), basic(TOKEN, ""), "Bearer \xe9\xff",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Bearer {TOKEN[:-1]}",
+        f"Bearer {TOKEN}0",
+        f"Token {TOKEN}",
+        TOKEN,
+        "Basic",
+        "Basic !",
+        "Basic /w==",
+        basic("", ""),
+        basic(TOKEN, ""),
+        "Bearer \xe9\xff",
+    ],
+)
 def test_nobody_comes_in_without_the_token(authorization: str) -> None:
     for headers in ({}, {"authorization": authorization}, {"cookie": f"x={TOKEN}; {cookie()}0"}):
         assert ask(**headers).status == 401
@@ -135,9 +162,17 @@ def test_a_token_in_an_address_logs_nobody_in_by_itself() -> None:
     assert not ask(query=f"token={TOKEN}", kind="websocket").is_accepted_websocket
 
 
-@pytest.mark.parametrize("host", [
-    "evil.example", "evil.example:4200", "127.0.0.1.evil.example", "", "[::1]:4200", "@127.0.0.1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:4200",
+        "127.0.0.1.evil.example",
+        "",
+        "[::1]:4200",
+        "@127.0.0.1",
+    ],
+)
 def test_a_name_that_was_rebound_to_this_address_is_refused(host: str) -> None:
     for path in ("/api/flows", "/api/health"):
         assert ask(path, **(BEARER | {"host": host})).status == 403
@@ -148,10 +183,20 @@ def test_a_request_with_two_hosts_is_refused() -> None:
     assert ask("/api/flows", ("host", HOST), **BEARER).status == 403
 
 
-@pytest.mark.parametrize("origin", [
-    "http://evil.example", "null", "", "http://127.0.0.1", "http://127.0.0.1:9999",
-    "http://localhost:4200", "http://evil.example:4200", "http://[", "file://",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "null",
+        "",
+        "http://127.0.0.1",
+        "http://127.0.0.1:9999",
+        "http://localhost:4200",
+        "http://evil.example:4200",
+        "http://[",
+        "file://",
+    ],
+)
 def test_pages_of_other_sites_are_refused_though_their_visitor_is_logged_in(origin: str) -> None:
     for login in (BEARER, {"cookie": cookie()}):
         for method in ("GET", "POST", "OPTIONS"):

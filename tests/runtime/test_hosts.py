@@ -74,15 +74,23 @@ def joining(
 
 
 def launch(
-    rendezvous: Rendezvous, folder: Path, *actions: list[str],
+    rendezvous: Rendezvous,
+    folder: Path,
+    *actions: list[str],
     while_running: Callable[[], None] = lambda: None,
-) -> None:  # fmt: skip
+) -> None:
     job = {"folder": str(folder), "ranks": {str(r): a for r, a in enumerate(actions)}}
     (folder / "job.json").write_text(json.dumps(job))
     launch_ranks(
-        "fake_rank", folder / "job.json", ranks=len(actions), logs=folder / "logs",
-        environment={}, while_running=while_running, poll_seconds=0.05, rendezvous=rendezvous,
-    )  # fmt: skip
+        "fake_rank",
+        folder / "job.json",
+        ranks=len(actions),
+        logs=folder / "logs",
+        environment={},
+        while_running=while_running,
+        poll_seconds=0.05,
+        rendezvous=rendezvous,
+    )
 
 
 def environment(folder: Path, rank: int) -> dict[str, str]:
@@ -501,9 +509,12 @@ def test_several_hosts_need_an_address() -> None:
 def test_a_signal_ends_a_host_that_waits(rendezvous: Rendezvous) -> None:
     variables = os.environ | {"DYNOLAB_RENDEZVOUS": str(rendezvous)}
     waiting = subprocess.Popen(
-        [sys.executable, "-m", "tasks.runtime.join"], env=variables, cwd=HERE.parents[1],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "tasks.runtime.join"],
+        env=variables,
+        cwd=HERE.parents[1],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert waiting.stderr is not None
     assert f"waiting for trainings at {rendezvous}" in waiting.stderr.readline()
     waiting.send_signal(signal.SIGTERM)

@@ -93,11 +93,22 @@ def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 SECRETS = {
-    "AWS_SECRET_ACCESS_KEY", "AZURE_CLIENT_SECRET", "DYNOLAB_KEY", "DYNOLAB_SWEEPS",
-    "DYNOLAB_MLFLOW_DATABASE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MLFLOW_TRACKING_PASSWORD",
-    "MLFLOW_TRACKING_URI", "OPENAI_API_KEY", "PGPASSWORD", "PREFECT_API_AUTH_STRING",
-    "REDISCLI_AUTH", "WANDB_API_KEY", "http_proxy",
-}  # fmt: skip
+    "AWS_SECRET_ACCESS_KEY",
+    "AZURE_CLIENT_SECRET",
+    "DYNOLAB_KEY",
+    "DYNOLAB_SWEEPS",
+    "DYNOLAB_MLFLOW_DATABASE",
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_URI",
+    "OPENAI_API_KEY",
+    "PGPASSWORD",
+    "PREFECT_API_AUTH_STRING",
+    "REDISCLI_AUTH",
+    "WANDB_API_KEY",
+    "http_proxy",
+}
 
 
 def test_all_ranks_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

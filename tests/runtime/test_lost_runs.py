@@ -19,9 +19,11 @@ def test_runs_whose_process_is_gone_are_closed_and_cancelled_ones_are_not_crashe
         pass
 
     states: dict[str, State[None]] = {
-        "Crashed": Running(), "Cancelled": Cancelling(), "Completed": Completed(),
+        "Crashed": Running(),
+        "Cancelled": Cancelling(),
+        "Completed": Completed(),
         "Scheduled": Scheduled(),
-    }  # fmt: skip
+    }
     with get_client(sync_client=True) as client:
         runs = {end: client.create_flow_run(lost, tags=["dynolab"]) for end in states}
         foreign = client.create_flow_run(lost, tags=["another"])

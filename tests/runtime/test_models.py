@@ -24,9 +24,14 @@ SECONDS = 60.0
 
 def a_result(root: str, attempt: str = ATTEMPT) -> StageResult:
     return StageResult(
-        stage="preference", key=KEY, address=f"{root}/stages/preference/{KEY}/{attempt}",
-        digest="c" * 64, metrics={}, mlflow_run_id=None, cached=False,
-    )  # fmt: skip
+        stage="preference",
+        key=KEY,
+        address=f"{root}/stages/preference/{KEY}/{attempt}",
+        digest="c" * 64,
+        metrics={},
+        mlflow_run_id=None,
+        cached=False,
+    )
 
 
 def test_the_source_is_where_the_model_lies() -> None:

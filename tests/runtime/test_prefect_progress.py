@@ -95,9 +95,9 @@ def events_named(name: str) -> list[dict[str, Any]]:
     deadline = time.monotonic() + 30
     with get_client(sync_client=True) as client:
         while True:
-            answer = client.request("POST", "/events/filter", json={"filter": {
-                "event": {"name": [name]}
-            }})  # fmt: skip
+            answer = client.request(
+                "POST", "/events/filter", json={"filter": {"event": {"name": [name]}}}
+            )
             if (found := answer.json()["events"]) or time.monotonic() > deadline:
                 return found
             time.sleep(0.2)

@@ -26,9 +26,11 @@ def test_the_clock_starts_runs(tmp_path: Path) -> None:
         with SyncPrefectClient(api=address, httpx_settings={"headers": login}) as client:
             hourly = IntervalSchedule(interval=timedelta(hours=1))
             client.create_deployment(
-                client.create_flow_from_name("some"), "some", entrypoint="nothing.at.all",
+                client.create_flow_from_name("some"),
+                "some",
+                entrypoint="nothing.at.all",
                 schedules=[DeploymentScheduleCreate(schedule=hourly, active=True)],
-            )  # fmt: skip
+            )
             deadline = time.monotonic() + SECONDS
             while not client.read_flow_runs():
                 assert time.monotonic() < deadline, services.services[0].log.read_text()[-3000:]

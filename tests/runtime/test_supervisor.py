@@ -29,9 +29,13 @@ class Training:
         self.kept: list[int] = []
         self._keep = keep
         self.work: Any = SimpleNamespace(
-            name="sft", output=self.output, tracker=self.run, address="sft/key",
-            progress=PlainProgress(StringIO()), commit_resume=self.commit_resume,
-        )  # fmt: skip
+            name="sft",
+            output=self.output,
+            tracker=self.run,
+            address="sft/key",
+            progress=PlainProgress(StringIO()),
+            commit_resume=self.commit_resume,
+        )
 
     def commit_resume(self, step: int, folder: Path, extra: dict[str, Any]) -> None:
         assert (folder / "state.json").exists()

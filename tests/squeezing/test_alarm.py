@@ -21,9 +21,14 @@ from tests.training.small import distance, make_files, make_job, settings, train
 
 # Plain steps on rejected answers: the gap grows at every probe.
 SQUEEZING: dict[str, Any] = {
-    "optimizer": {"name": "sgd", "learning_rate": 1.0}, "clip_norm": 10.0, "warmup_steps": 0,
-    "steps": 8, "probe_every": 2, "checkpoint_every": 3, "record_steps": [],
-}  # fmt: skip
+    "optimizer": {"name": "sgd", "learning_rate": 1.0},
+    "clip_norm": 10.0,
+    "warmup_steps": 0,
+    "steps": 8,
+    "probe_every": 2,
+    "checkpoint_every": 3,
+    "record_steps": [],
+}
 
 
 def rings(gaps: list[float], **bounds: Any) -> list[int]:
@@ -46,8 +51,10 @@ def test_a_gap_that_was_wide_from_the_start_rings_only_where_it_grows() -> None:
 
 def test_what_was_heard_before_counts_as_if_it_were_heard_now() -> None:
     logged = {0: {GAP: 5.0}, 1: {"train/loss": 1.0}, 2: {GAP: 7.0}, 4: {GAP: 9.0}}
-    lines = [MetricsLine(step=step, examples=0, time=0.0, metrics=found)
-             for step, found in logged.items()]  # fmt: skip
+    lines = [
+        MetricsLine(step=step, examples=0, time=0.0, metrics=found)
+        for step, found in logged.items()
+    ]
     alarm = Alarm(AlarmConfig(rise=2.5), lines)
     assert alarm.ring == AlarmRing(step=4, gap=9.0, rise=4.0, stopped=True)
     assert alarm.stops
@@ -83,8 +90,10 @@ def test_training_without_an_alarm_has_the_key_that_it_had(inputs: Path, tmp_pat
     assert "alarm" not in canonical(TrainConfig())
     assert "alarm" not in TrainConfig().model_dump()
     assert canonical(settings(alarm={"rise": 1.0}))["alarm"] == {
-        "gap": None, "rise": 1.0, "stop": True
-    }  # fmt: skip
+        "gap": None,
+        "rise": 1.0,
+        "stop": True,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +142,11 @@ def test_it_ends_training_with_the_model_of_that_step(
     found = gaps(quiet)
     assert summary.steps == 4
     assert summary.alarm == AlarmRing(step=4, gap=found[4], rise=found[4] - found[0], stopped=True)
-    told = [line.step for line in read_rows(job.output / "metrics.jsonl", MetricsLine)
-            if RANG in line.metrics]  # fmt: skip
+    told = [
+        line.step
+        for line in read_rows(job.output / "metrics.jsonl", MetricsLine)
+        if RANG in line.metrics
+    ]
     assert told == [4]
 
 

@@ -45,8 +45,10 @@ def policy_of(record: StepRecord) -> PolicyFunction:
 
 def moved_alone(record: StepRecord, change: dict[str, Tensor], *names: str) -> StepRecord:
     """The record of a step that moved these parameters and no other."""
-    after = {name: w + change[name].to(w.dtype) if name in names else w
-             for name, w in record.before.items()}  # fmt: skip
+    after = {
+        name: w + change[name].to(w.dtype) if name in names else w
+        for name, w in record.before.items()
+    }
     return replace(record, after=after)
 
 
@@ -64,8 +66,11 @@ def test_the_rule_is_exact_where_one_token_pushes_through_the_head_alone() -> No
     record = one_token_step()
     policy = policy_of(record)
     pushed = split_step(record, policy).from_rejected
-    (rejected,) = [one for one in forecasts(moved_alone(record, pushed, HEAD), policy, training="x")
-                   if one.side == "rejected"]  # fmt: skip
+    (rejected,) = [
+        one
+        for one in forecasts(moved_alone(record, pushed, HEAD), policy, training="x")
+        if one.side == "rejected"
+    ]
     assert (rejected.positions, rejected.tokens) == (1, VOCABULARY - 1)
     assert rejected.auc == rejected.auc_top == rejected.auc_last_layer == 1.0
     assert rejected.right == rejected.tokens
@@ -101,9 +106,13 @@ def test_the_last_layer_is_the_heads_part_of_the_force_map() -> None:
     moved = moved_by_head(policy, record.before, record.after, batch).log_softmax(-1)
     own = (moved - before).gather(1, batch.token[:, None])[:, 0]
     parts = breakdown(
-        policy, answers, record.examples, SFT(SFTConfig()), at=record.before,
+        policy,
+        answers,
+        record.examples,
+        SFT(SFTConfig()),
+        at=record.before,
         update=record.facts.learning_rate * record.facts.clip_factor,
-    )  # fmt: skip
+    )
     torch.testing.assert_close(own, parts.head.sum(1), rtol=1e-3, atol=1e-9)
 
 
@@ -121,8 +130,9 @@ def test_micro_batches_and_thinned_positions_tell_the_same(
         assert one.positions > 0
     monkeypatch.setattr(forecast, "MOST", 20 * VOCABULARY)
     thinned = forecasts(record, policy, training="dpo")
-    assert all(one.positions * 2 <= other.positions + 1
-               for one, other in zip(thinned, whole, strict=True))  # fmt: skip
+    assert all(
+        one.positions * 2 <= other.positions + 1 for one, other in zip(thinned, whole, strict=True)
+    )
     assert TOP < VOCABULARY
 
 

@@ -29,8 +29,17 @@ def test_it_is_the_share_of_risen_probability_that_the_argmax_took() -> None:
 
 
 def mass_row(pair: str, risen: float, argmax: float, own: float) -> RisenMass:
-    return RisenMass(training="dpo", step=1, pair_id=pair, split="train", kind="chosen", tokens=1,
-                     risen=risen, argmax=argmax, own=own)  # fmt: skip
+    return RisenMass(
+        training="dpo",
+        step=1,
+        pair_id=pair,
+        split="train",
+        kind="chosen",
+        tokens=1,
+        risen=risen,
+        argmax=argmax,
+        own=own,
+    )
 
 
 def test_where_nothing_rose_there_is_no_index() -> None:

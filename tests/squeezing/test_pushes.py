@@ -85,10 +85,7 @@ def test_the_first_order_is_what_a_small_step_does(family: str) -> None:
 
 
 def test_one_token_s_own_softmax_is_its_last_layer() -> None:
-    pairs = [
-        EncodedExample(one.id, one.chosen, one.rejected)
-        for one in [pair(0, rejected=1)]
-    ]  # fmt: skip
+    pairs = [EncodedExample(one.id, one.chosen, one.rejected) for one in [pair(0, rejected=1)]]
     policy = PolicyFunction(build("gpt_neox"), torch.float64)
     own, chosen = pushes(policy, pairs, FALL)
     assert own.own_token is not None

@@ -87,9 +87,11 @@ def test_a_head_s_step_moves_other_contexts_as_its_gradient_does() -> None:
     (gradient,) = torch.autograd.grad(loss, leaf)
     expected = ((head - rate * gradient) @ observed).log_softmax(-1)
     found = stepped_elsewhere(
-        (head @ observed).log_softmax(-1), (head @ updated).log_softmax(-1), label,
+        (head @ observed).log_softmax(-1),
+        (head @ updated).log_softmax(-1),
+        label,
         rate * float(observed @ updated),
-    )  # fmt: skip
+    )
     torch.testing.assert_close(found, expected)
 
 
@@ -156,8 +158,9 @@ def test_a_wrong_statement_is_found_out() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     logits=st.lists(st.floats(-20, 20), min_size=3, max_size=9),
-    place=st.integers(0, 8), size=st.floats(1e-3, 20),
-)  # fmt: skip
+    place=st.integers(0, 8),
+    size=st.floats(1e-3, 20),
+)
 def test_the_pushed_class_falls_and_the_likeliest_other_does_not(
     logits: list[float], place: int, size: float
 ) -> None:
@@ -172,8 +175,11 @@ def test_the_pushed_class_falls_and_the_likeliest_other_does_not(
 def test_the_panels_are_what_they_are_called() -> None:
     up, flat, flank, valley = panels(50, seed=0)
     assert [one.after[one.label] > one.before[one.label] for one in (up, flat, flank, valley)] == [
-        True, False, False, False
-    ]  # fmt: skip
+        True,
+        False,
+        False,
+        False,
+    ]
     ranks = sorted(flank.before, reverse=True)
     assert flank.before[flank.label] == ranks[1]
     assert valley.before[valley.label] == ranks[-1]

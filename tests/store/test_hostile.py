@@ -25,9 +25,13 @@ MANY = settings(
 )
 
 scalars = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20),
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=20),
     st.sampled_from(["../up", "/etc/passwd", "a\0", "1e999", "9" * 5000, "\ud800", KEY]),
-)  # fmt: skip
+)
 anything = st.recursive(
     scalars,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
@@ -36,11 +40,31 @@ anything = st.recursive(
 deep = st.sampled_from([b"[" * 100_000, b'{"a":' * 100_000, b'{"files":' + b"[" * 5000])
 names = st.one_of(
     st.sampled_from(
-        ["../up", "/abs", "a/../b", ".", "..", "", "a//b", "a\\b", "a\0b", "manifest.json", "a/b",
-         "a", "n" * 256, "/".join(["n" * 200] * 6), "\ud800", "~", "-rf", "a/./b", "\n", "é"]
+        [
+            "../up",
+            "/abs",
+            "a/../b",
+            ".",
+            "..",
+            "",
+            "a//b",
+            "a\\b",
+            "a\0b",
+            "manifest.json",
+            "a/b",
+            "a",
+            "n" * 256,
+            "/".join(["n" * 200] * 6),
+            "\ud800",
+            "~",
+            "-rf",
+            "a/./b",
+            "\n",
+            "é",
+        ]
     ),
     st.text(max_size=12),
-)  # fmt: skip
+)
 
 
 def json_bytes(value: Any) -> bytes:
@@ -53,10 +77,16 @@ def manifests() -> st.SearchStrategy[bytes]:
         {"stage": st.just("sft"), "key": st.just(KEY), "version": st.just(1)},
         optional={
             "files": anything | st.dictionaries(names, st.just(ENTRY) | anything, max_size=5),
-            "parents": anything, "config": anything, "metrics": anything, "step": anything,
-            "extra": anything, "created": anything, "world_size": anything, "libraries": anything,
+            "parents": anything,
+            "config": anything,
+            "metrics": anything,
+            "step": anything,
+            "extra": anything,
+            "created": anything,
+            "world_size": anything,
+            "libraries": anything,
         },
-    )  # fmt: skip
+    )
     return st.one_of(
         st.binary(max_size=200), anything.map(json_bytes), fields.map(json_bytes), deep
     )

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HOUSE = sorted(path for room in ("dynolab", "models", "tasks", "flows")
-               for path in (ROOT / room).rglob("*.py"))  # fmt: skip
+HOUSE = sorted(
+    path for room in ("dynolab", "models", "tasks", "flows") for path in (ROOT / room).rglob("*.py")
+)
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 BETWEEN_RANKS = "dynolab/distributed.py"  # reads only what a rank of the same job has sealed
 LOADERS = {("torch", "load"), ("torch", "save"), ("torch", "jit"), ("pandas", "read_pickle")}
@@ -46,9 +47,16 @@ def test_no_module_makes_code_of_data() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["import pickle", "from cloudpickle import load", "torch.load(f)", "eval(x)",
-     "np.load(f, allow_pickle=True)", "engine.load_checkpoint(f)", "yaml.unsafe_load(f)"],
-)  # fmt: skip
+    [
+        "import pickle",
+        "from cloudpickle import load",
+        "torch.load(f)",
+        "eval(x)",
+        "np.load(f, allow_pickle=True)",
+        "engine.load_checkpoint(f)",
+        "yaml.unsafe_load(f)",
+    ],
+)
 def test_what_would_is_found(text: str) -> None:
     assert found(ast.parse(text))
 

@@ -62,9 +62,11 @@ def test_workers_that_share_the_key_share_states(
 
 
 def test_a_state_under_another_key_is_passed_over_told_and_kept(
-    place: Place, store_settings: dict[str, Any], tmp_path: Path,
+    place: Place,
+    store_settings: dict[str, Any],
+    tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     save(place, 10, tmp_path)
     foreign = opened(store_settings, tmp_path / "elsewhere", secrets.token_bytes(32))
     assert newest(foreign) is None

@@ -150,11 +150,16 @@ def write_findings(file: Path, findings: Findings, seeds: Sequence[int]) -> None
     """The table as JSON, with every seed's number."""
     rows = [
         {
-            "name": one.name, "expected": one.sign, "bound": one.bound, "outcome": one.outcome,
-            **one.quantity.interval.as_dict(), "values": one.values,
+            "name": one.name,
+            "expected": one.sign,
+            "bound": one.bound,
+            "outcome": one.outcome,
+            **one.quantity.interval.as_dict(),
+            "values": one.values,
         }
-        for group in findings.values() for one in group
-    ]  # fmt: skip
+        for group in findings.values()
+        for one in group
+    ]
     content = {"seeds": list(seeds), "findings": rows}
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False))
 

@@ -27,9 +27,11 @@ from tests.study.findings import WORKERS, Finding
 def foresight_findings(seeds: Sequence[int], folder: Path) -> list[Finding]:
     """Rank correlation and AUC of every ranking, from the folders that `measure_seeds` filled."""
     pool = ProcessPoolExecutor(
-        WORKERS, multiprocessing.get_context("spawn"),
-        initializer=torch.set_num_threads, initargs=(1,),
-    )  # fmt: skip
+        WORKERS,
+        multiprocessing.get_context("spawn"),
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+    )
     with pool:
         found = list(pool.map(foreseen, seeds, [folder / f"seed-{seed}" for seed in seeds]))
     return [Finding(name, tuple(one[name] for one in found)) for name in found[0]]

@@ -25,9 +25,11 @@ ANSWERS = 12
 def kernel_findings(seeds: Sequence[int], folder: Path) -> list[Finding]:
     """Rank correlations of every seed, from the folders that `measure_seeds` filled."""
     pool = ProcessPoolExecutor(
-        WORKERS, multiprocessing.get_context("spawn"),
-        initializer=torch.set_num_threads, initargs=(1,),
-    )  # fmt: skip
+        WORKERS,
+        multiprocessing.get_context("spawn"),
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+    )
     with pool:
         found = list(pool.map(_correlations, seeds, [folder] * len(seeds)))
     return [

@@ -46,6 +46,11 @@ def test_arms_run_and_finetuning_lifts_chosen_answers(tmp_path: Path) -> None:
 
 def test_seed_reaches_world_weights_and_batches() -> None:
     parameters = study_parameters(7)
-    parts = (parameters.data.world, parameters.base, parameters.base.training, parameters.sft,
-             parameters.preference)  # fmt: skip
+    parts = (
+        parameters.data.world,
+        parameters.base,
+        parameters.base.training,
+        parameters.sft,
+        parameters.preference,
+    )
     assert {part.seed for part in parts} == {7}

@@ -24,9 +24,13 @@ def test_short_descriptions_are_learned_fast_and_long_ones_hinder_themselves(
 ) -> None:
     mappings = space.mappings(seed=1)
     found = sweep(
-        space.space, mappings, SEEDS, width=32, learning_rate=space.learning_rate,
+        space.space,
+        mappings,
+        SEEDS,
+        width=32,
+        learning_rate=space.learning_rate,
         steps=space.steps,
-    )  # fmt: skip
+    )
     verdicts = {
         one.id.partition("/")[2]: one.outcome
         for one in mapping_verdicts(learned(space.space, mappings, found))

@@ -27,15 +27,17 @@ ON_GROUPS: dict[str, dict[str, Any]] = {
     "grpo dr_grpo": {"name": "grpo", "aggregation": "dr_grpo", "max_tokens": 6},
     "grpo dapo": {"name": "grpo", "aggregation": "dapo"},
     "grpo sequence ratio": {"name": "grpo", "ratio": "sequence", "aggregation": "grpo"},
-    **{f"grpo {rule}": {"name": "grpo", "advantage_rule": {"name": rule}}
-       for rule in ("nthr", "positives_only", "random_tokens")},
+    **{
+        f"grpo {rule}": {"name": "grpo", "advantage_rule": {"name": rule}}
+        for rule in ("nthr", "positives_only", "random_tokens")
+    },
     "simko": {"name": "simko", "share": 0.2},
     "online dpo": {"name": "dpo"},
     "online ipo": {"name": "ipo"},
     "online sft": {"name": "sft"},
     "online sppo": {"name": "sppo", "beta": 0.1, "labels": "soft"},
     "spin": {"name": "spin"},
-}  # fmt: skip
+}
 
 
 def small_training(name: str, **changes: Any) -> TrainConfig | GroupTrainConfig:

@@ -77,11 +77,17 @@ def make_files(folder: Path, seed: int = 0) -> None:
     prompts = [PromptRow(id=row.id, prompt=row.prompt, answer=row.chosen) for row in rows]
     write_rows(folder / "prompts.jsonl", prompts)
     probes = [
-        ProbeRow(pair_id=row.id, split="train", kind=kind, prompt=row.prompt, response=text or "",
-                 made_by="data")
+        ProbeRow(
+            pair_id=row.id,
+            split="train",
+            kind=kind,
+            prompt=row.prompt,
+            response=text or "",
+            made_by="data",
+        )
         for row in rows[:5]
         for kind, text in (("chosen", row.chosen), ("rejected", row.rejected))
-    ]  # fmt: skip
+    ]
     write_rows(folder / "probes.jsonl", probes)
 
 
@@ -122,9 +128,11 @@ def group_settings(**changes: Any) -> GroupTrainConfig:
 
 
 def make_job(
-    inputs: Path, folder: Path, config: TrainConfig | GroupTrainConfig,
+    inputs: Path,
+    folder: Path,
+    config: TrainConfig | GroupTrainConfig,
     resume_from: Path | None = None,
-) -> TrainJob:  # fmt: skip
+) -> TrainJob:
     (folder / "resume").mkdir(parents=True, exist_ok=True)
     sampled = isinstance(config, GroupTrainConfig)
     return TrainJob(

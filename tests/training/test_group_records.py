@@ -38,8 +38,11 @@ CASES: dict[str, dict[str, Any]] = {
 # Momentum: history has a part. Step 1 is the second of its rollout: the policy has moved on.
 CHANGES = {
     "optimizer": {"name": "sgd", "learning_rate": 0.3, "momentum": 0.5},
-    "steps": 2, "record_steps": [1], "checkpoint_every": 0, "clip_norm": 0.5,
-}  # fmt: skip
+    "steps": 2,
+    "record_steps": [1],
+    "checkpoint_every": 0,
+    "clip_norm": 0.5,
+}
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,15 @@ from tasks.runtime.work import StageResult
 from tests.flows.analysed import PLAIN, WORLD, Analysed
 
 SMALL: dict[str, Any] = {
-    "engine": PLAIN, "steps": 2, "batch_size": 4, "completions": 4, "max_new_tokens": 6,
-    "probe_every": 2, "record_steps": (0,), "optimizer": {"name": "sgd", "learning_rate": 0.1},
-}  # fmt: skip
+    "engine": PLAIN,
+    "steps": 2,
+    "batch_size": 4,
+    "completions": 4,
+    "max_new_tokens": 6,
+    "probe_every": 2,
+    "record_steps": (0,),
+    "optimizer": {"name": "sgd", "learning_rate": 0.1},
+}
 
 
 @pytest.fixture(scope="module")

@@ -52,9 +52,13 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 def test_groups_of_equal_rewards_are_left_out_and_counted(inputs: Path, tmp_path: Path) -> None:
     equal = {
-        "rewards": [{"name": "tests.training.rewards.same_for_most"}], "optimizer": SGD,
-        "batch_size": 8, "steps": 3, "updates_per_rollout": 1, "record_steps": [0, 1, 2],
-    }  # fmt: skip
+        "rewards": [{"name": "tests.training.rewards.same_for_most"}],
+        "optimizer": SGD,
+        "batch_size": 8,
+        "steps": 3,
+        "updates_per_rollout": 1,
+        "record_steps": [0, 1, 2],
+    }
     runs = [run(inputs, tmp_path / str(n), micro_batch_size=n, **equal) for n in (1, 8)]
     assert distance(*runs) < 1e-6
     seen = metrics(tmp_path / "8")
@@ -92,8 +96,16 @@ def test_pairs_log_how_hard_each_response_is_pushed(inputs: Path, tmp_path: Path
 
 
 def test_the_reward_grows(inputs: Path, tmp_path: Path) -> None:
-    run(inputs, tmp_path, steps=30, updates_per_rollout=1, batch_size=8, completions=8,
-        checkpoint_every=0, optimizer={"name": "adamw", "learning_rate": 5e-3})  # fmt: skip
+    run(
+        inputs,
+        tmp_path,
+        steps=30,
+        updates_per_rollout=1,
+        batch_size=8,
+        completions=8,
+        checkpoint_every=0,
+        optimizer={"name": "adamw", "learning_rate": 5e-3},
+    )
     rewards = [one["rollout/reward"] for one in metrics(tmp_path)]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
 
@@ -114,8 +126,12 @@ def test_settings_that_do_not_fit_are_named(changes: dict[str, Any], field: str)
 
 def test_a_reward_that_fails_names_its_prompt(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
-        run(inputs, tmp_path, rewards=[{"name": "tests.training.rewards.fourth_fails"}],
-            batch_size=24)  # fmt: skip
+        run(
+            inputs,
+            tmp_path,
+            rewards=[{"name": "tests.training.rewards.fourth_fails"}],
+            batch_size=24,
+        )
     assert "r3" in "".join(caught.value.__notes__)
 
 

@@ -48,9 +48,11 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(
-    inputs: Path, folder: Path, config: TrainConfig | GroupTrainConfig,
+    inputs: Path,
+    folder: Path,
+    config: TrainConfig | GroupTrainConfig,
     resume_from: Path | None = None,
-) -> dict[str, torch.Tensor]:  # fmt: skip
+) -> dict[str, torch.Tensor]:
     job = make_job(inputs, folder, config, resume_from)
     train(job, load_language_model(job.model), load_tokenizer(job.model))
     return trained_weights(job)
@@ -84,9 +86,10 @@ def test_the_result_is_a_plain_model_with_the_adapters_in_it(inputs: Path, tmp_p
 @pytest.mark.parametrize("kind", ["rows", "groups", "online pairs"])
 def test_a_resumed_run_ends_with_the_same_bits(inputs: Path, tmp_path: Path, kind: str) -> None:
     config: dict[str, Any] = {
-        "rows": settings(**LORA), "groups": group_settings(**LORA),
+        "rows": settings(**LORA),
+        "groups": group_settings(**LORA),
         "online pairs": group_settings(**LORA, objective={"name": "dpo"}),
-    }  # fmt: skip
+    }
     whole = run(inputs, tmp_path / "whole", config[kind])
     state = tmp_path / "whole" / "resume" / "step-00000003"
     resumed = run(inputs, tmp_path / "resumed", config[kind], state)

@@ -28,10 +28,12 @@ def padded_left(batch: TokenBatch) -> TokenBatch:
 
     mask = shifted(batch.attention_mask)
     return replace(
-        batch, input_ids=shifted(batch.input_ids), attention_mask=mask,
+        batch,
+        input_ids=shifted(batch.input_ids),
+        attention_mask=mask,
         position_ids=(mask.cumsum(1) - 1).clamp(min=0),
         position=batch.position + pads[batch.sequence],
-    )  # fmt: skip
+    )
 
 
 def test_the_side_of_the_padding_changes_neither_loss_nor_gradient(tmp_path: Path) -> None:

@@ -38,24 +38,43 @@ CASES = {
 LOGITS_BYTES = {"zero3-parts": 2_000}  # a dozen tokens: the ranks' micro-batches need several parts
 MOMENTUM = {"name": "sgd", "learning_rate": 1e-2, "momentum": 0.9}  # state without a step counter
 # Groups that are left out leave ranks with unlike numbers of examples.
-SAMPLED = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "micro_batch_size": 1,
-           "record_steps": [3]}  # fmt: skip
+SAMPLED = {
+    "optimizer": {"name": "sgd", "learning_rate": 0.1},
+    "micro_batch_size": 1,
+    "record_steps": [3],
+}
 GROUPS = {
     "groups-zero2": (2, group_settings(**SAMPLED)),
-    "groups-zero3": (3, group_settings(
-        **SAMPLED, objective={"name": "simko", "share": 0.2, "kl": 0.05,
-                              "advantage_rule": {"name": "nthr"}},
-    )),
+    "groups-zero3": (
+        3,
+        group_settings(
+            **SAMPLED,
+            objective={
+                "name": "simko",
+                "share": 0.2,
+                "kl": 0.05,
+                "advantage_rule": {"name": "nthr"},
+            },
+        ),
+    ),
     "online-pairs-zero1": (1, group_settings(**SAMPLED, objective={"name": "dpo"})),
-    "online-sppo-zero2": (2, group_settings(
-        **SAMPLED, objective={"name": "sppo", "beta": 0.1, "labels": "soft"}
-    )),
-    **{f"adapters-zero{stage}": (stage, group_settings(**SAMPLED, lora={"rank": 2}))
-       for stage in (2, 3)},
-}  # fmt: skip
+    "online-sppo-zero2": (
+        2,
+        group_settings(**SAMPLED, objective={"name": "sppo", "beta": 0.1, "labels": "soft"}),
+    ),
+    **{
+        f"adapters-zero{stage}": (stage, group_settings(**SAMPLED, lora={"rank": 2}))
+        for stage in (2, 3)
+    },
+}
 ALARMED = "alarmed-zero2"
-SQUEEZING = {"optimizer": {"name": "sgd", "learning_rate": 1.0}, "clip_norm": 10.0,
-             "warmup_steps": 0, "probe_every": 4, "alarm": {"rise": 1.0}}  # fmt: skip
+SQUEEZING = {
+    "optimizer": {"name": "sgd", "learning_rate": 1.0},
+    "clip_norm": 10.0,
+    "warmup_steps": 0,
+    "probe_every": 4,
+    "alarm": {"rise": 1.0},
+}
 BEST = {"metric": "probe/rejected/logp", "largest": False}
 ROOT = Path(__file__).parents[2]
 
@@ -68,8 +87,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name: settings(engine={"kind": "deepspeed", "ranks": 2, **engine}).model_dump(mode="json")
         for name, engine in CASES.items()
     }
-    cases |= {f"momentum-{name}": case | {"optimizer": MOMENTUM}
-              for name, case in cases.items() if name in ("zero2", "zero3")}  # fmt: skip
+    cases |= {
+        f"momentum-{name}": case | {"optimizer": MOMENTUM}
+        for name, case in cases.items()
+        if name in ("zero2", "zero3")
+    }
     cases[ALARMED] = cases["zero2"] | SQUEEZING
     cases |= {f"best-{name}": cases[name] | {"best": BEST} for name in ("zero2", "zero3", "bf16")}
     for name, (stage, config) in GROUPS.items():

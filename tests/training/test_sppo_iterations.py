@@ -50,10 +50,14 @@ def test_steps_descend_the_paper_s_loss_against_the_policy_of_their_iteration(
     """Each step's realised change against autograd of the plain loss at recorded weights."""
     make_files(tmp_path)
     config = group_settings(
-        objective=SPPO, optimizer={"name": "sgd", "learning_rate": RATE}, steps=4,
-        record_steps=[0, 1, 2, 3], rewards=[{"name": "tests.training.rewards.vowels"}],
-        completions=5, clip_norm=1e6,
-    )  # fmt: skip
+        objective=SPPO,
+        optimizer={"name": "sgd", "learning_rate": RATE},
+        steps=4,
+        record_steps=[0, 1, 2, 3],
+        rewards=[{"name": "tests.training.rewards.vowels"}],
+        completions=5,
+        clip_norm=1e6,
+    )
     job = make_job(tmp_path, tmp_path / "run", config)
     records = run(job)
     for number, record in enumerate(records):  # two steps an iteration
