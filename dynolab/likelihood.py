@@ -108,7 +108,7 @@ def goes_on_from_prompts(logits: nn.Module) -> bool:
 
 def token_logps(
     logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
-) -> Float[Tensor, tokens]:
+) -> Float[Tensor, " tokens"]:
     """`log π(y_l | x, y_<l)` of every response token at the batch's temperature, in nats."""
     return _log_softmax(logits, batch).gather(-1, batch.token[:, None]).squeeze(-1)
 

@@ -33,17 +33,17 @@ class TokenFacts:
     keep their digits as π → e_y.
     """
 
-    logp: Float[Tensor, tokens]
-    rank: Float[Tensor, tokens]
-    argmax: Float[Tensor, tokens]
-    argmax_logp: Float[Tensor, tokens]
-    outside_mass: Float[Tensor, tokens]
-    outside_logmass: Float[Tensor, tokens]
-    entropy: Float[Tensor, tokens]
-    energy: Float[Tensor, tokens]
-    square: Float[Tensor, tokens]
-    a_frobenius: Float[Tensor, tokens]
-    force_size: Float[Tensor, tokens]
+    logp: Float[Tensor, " tokens"]
+    rank: Float[Tensor, " tokens"]
+    argmax: Float[Tensor, " tokens"]
+    argmax_logp: Float[Tensor, " tokens"]
+    outside_mass: Float[Tensor, " tokens"]
+    outside_logmass: Float[Tensor, " tokens"]
+    entropy: Float[Tensor, " tokens"]
+    energy: Float[Tensor, " tokens"]
+    square: Float[Tensor, " tokens"]
+    a_frobenius: Float[Tensor, " tokens"]
+    force_size: Float[Tensor, " tokens"]
 
     def table(self) -> Float[Tensor, "tokens facts"]:
         """The facts as columns, in their order."""
@@ -57,7 +57,7 @@ class TokenFacts:
 
 @torch.no_grad()
 def token_facts(
-    logits: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, tokens]
+    logits: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, " tokens"]
 ) -> TokenFacts:
     """Facts of the tokens that these logits predict; a tie for the argmax counts for one of them.
 
@@ -68,7 +68,7 @@ def token_facts(
     return TokenFacts.of_table(torch.cat([_facts(*part).table() for part in parts]))
 
 
-def _facts(z: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, tokens]) -> TokenFacts:
+def _facts(z: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, " tokens"]) -> TokenFacts:
     """Facts of a few tokens.
 
     With t the argmax, R = Σ_{v≠t} π_v and d = z − z_t: log π_t = log(1 − R),

@@ -19,6 +19,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from dynolab.data.sources import DataConfig, resolve_data
 from dynolab.errors import ConfigError

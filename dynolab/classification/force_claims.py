@@ -215,7 +215,7 @@ def _step_size(found: ForceFindings, network: str) -> Verdict:
 
 def by_seed(
     rows: Sequence[ClassifierState], value: Callable[[ClassifierState], float]
-) -> Float[ndarray, seeds]:
+) -> Float[ndarray, " seeds"]:
     """Mean of a value over each seed's epochs; the epochs where it is no number left out."""
     values: dict[int, list[float]] = {}
     for row in rows:
@@ -229,7 +229,7 @@ def _diagonal(pulls: Grid) -> float:
     return float(np.diag(np.array(pulls)).mean())
 
 
-def beside(grid: Grid | Float[ndarray, "classes classes"]) -> Float[ndarray, pairs]:
+def beside(grid: Grid | Float[ndarray, "classes classes"]) -> Float[ndarray, " pairs"]:
     """The entries off the diagonal, row by row."""
     values = np.array(grid)
     return values[~np.eye(len(values), dtype=bool)]

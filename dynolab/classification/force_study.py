@@ -181,7 +181,7 @@ def study_forces(
     return found
 
 
-def _finite(weights: Stacked) -> Bool[Tensor, runs]:
+def _finite(weights: Stacked) -> Bool[Tensor, " runs"]:
     """Whether all of a run's weights are numbers."""
     return torch.stack([w.flatten(1).isfinite().all(1) for w in weights.values()]).all(0)
 
@@ -212,7 +212,7 @@ class _Measure:
         return self.many.logits(self.watched.observed.pixels, weights).log_softmax(-1)
 
     def states(
-        self, epoch: int, step: ManyStep | None, lasting: Bool[Tensor, runs]
+        self, epoch: int, step: ManyStep | None, lasting: Bool[Tensor, " runs"]
     ) -> Iterator[ClassifierState]:
         """The runs at an epoch's begin, and their first step from there; no step at the end.
 
@@ -293,7 +293,7 @@ class _Influence:
         return logps[torch.arange(len(labels)), labels].double()
 
     def add(
-        self, model: nn.Module, data: ImageSplits, rows: Int[Tensor, batch], training: SGDConfig
+        self, model: nn.Module, data: ImageSplits, rows: Int[Tensor, " batch"], training: SGDConfig
     ) -> None:
         """One step's forces, at the weights before it."""
         labels = data.train.labels[rows]
@@ -351,7 +351,7 @@ def _ranks(
 
 
 def class_rows(
-    values: Float[Tensor, "images columns"], labels: Int[Tensor, images], classes: int
+    values: Float[Tensor, "images columns"], labels: Int[Tensor, " images"], classes: int
 ) -> Float[ndarray, "classes columns"]:
     """Mean of the rows of every class."""
     members = one_hot(labels, classes).double()

@@ -47,7 +47,7 @@ def pair_forces(
 def label_forces(
     model: nn.Module,
     observed: Float[Tensor, "observed ..."],
-    labels: Int[Tensor, observed],
+    labels: Int[Tensor, " observed"],
     updating: Float[Tensor, "updating ..."],
     targets: Float[Tensor, "updating classes"],
     learning_rate: float,

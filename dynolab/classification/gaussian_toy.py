@@ -25,7 +25,7 @@ class GaussianToy:
     """Examples with their labels and p*(y | x)."""
 
     inputs: Float[Tensor, "examples dimensions"]
-    labels: Int[Tensor, examples]
+    labels: Int[Tensor, " examples"]
     truth: Float[Tensor, "examples classes"]
 
 

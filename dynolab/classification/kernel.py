@@ -36,8 +36,8 @@ def centred_norms(
 
 def class_means(
     values: Float[ndarray, "observed updating"],
-    observed: Int[ndarray, observed],
-    updating: Int[ndarray, updating],
+    observed: Int[ndarray, " observed"],
+    updating: Int[ndarray, " updating"],
     classes: int,
     *,
     same: bool = False,

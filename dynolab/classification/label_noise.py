@@ -15,16 +15,16 @@ from dynolab.errors import ConfigError
 class NoisyLabels:
     """Labels as they are given to training, and which of them are wrong."""
 
-    given: Int[Tensor, examples]
-    true: Int[Tensor, examples]
+    given: Int[Tensor, " examples"]
+    true: Int[Tensor, " examples"]
 
     @property
-    def wrong(self) -> Bool[Tensor, examples]:
+    def wrong(self) -> Bool[Tensor, " examples"]:
         """Where the given label is not the true one."""
         return self.given != self.true
 
 
-def check_labels(labels: Int[Tensor, examples], classes: int, field: str = "labels") -> None:
+def check_labels(labels: Int[Tensor, " examples"], classes: int, field: str = "labels") -> None:
     """Refuses labels that no training could use.
 
     **Raises:** `ConfigError` for labels outside `0 … classes − 1`, and for a class that has no
@@ -46,7 +46,7 @@ def check_labels(labels: Int[Tensor, examples], classes: int, field: str = "labe
 
 
 def flip_labels(
-    labels: Int[Tensor, examples], classes: int, noise: float, generator: torch.Generator
+    labels: Int[Tensor, " examples"], classes: int, noise: float, generator: torch.Generator
 ) -> NoisyLabels:
     """Gives exactly `round(noise · N)` examples a label drawn evenly from the *other* classes.
 

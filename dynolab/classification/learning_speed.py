@@ -44,8 +44,8 @@ class Influences:
 def accumulate(
     model: nn.Module,
     inputs: Float[Tensor, "examples ..."],
-    labels: Int[Tensor, examples],
-    groups: Int[Tensor, examples],
+    labels: Int[Tensor, " examples"],
+    groups: Int[Tensor, " examples"],
     *,
     steps: int,
     learning_rate: float,
@@ -81,7 +81,7 @@ def accumulate(
     return Influences(paths - paths[0], torch.stack(own), torch.stack(others))
 
 
-def speed(path: Float[Tensor, steps]) -> float:
+def speed(path: Float[Tensor, " steps"]) -> float:
     """Mean over the steps of what was accumulated by then: the area under the path, in nats.
 
     Of two paths to the same end the steeper one is faster; of two of one shape the higher.

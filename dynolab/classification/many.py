@@ -56,7 +56,7 @@ class ManyStep:
     number: int
     rows: Int[Tensor, "*models batch"]
     logits: Float[Tensor, "models batch classes"]
-    losses: Float[Tensor, models]
+    losses: Float[Tensor, " models"]
     before: dict[str, Tensor]
     after: dict[str, Tensor]
 
@@ -152,7 +152,7 @@ def train_many(
     config: SGDConfig,
     *,
     loss: Loss = cross_entropy,
-    learning_rates: Float[Tensor, models] | None = None,
+    learning_rates: Float[Tensor, " models"] | None = None,
     all_must_last: bool = True,
 ) -> Iterator[ManyStep]:
     """Trains all models by SGD, step by step; each becomes what it would become alone.
@@ -208,7 +208,7 @@ def train_many(
 
 
 def _rates(
-    many: ManyModels, config: SGDConfig, own: Float[Tensor, models] | None
+    many: ManyModels, config: SGDConfig, own: Float[Tensor, " models"] | None
 ) -> dict[str, Float[Tensor, "*models"]]:
     """Learning rates by parameter name, each to be multiplied with its stacked weights."""
     if own is None:

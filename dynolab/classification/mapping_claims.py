@@ -15,7 +15,7 @@ from dynolab.statistics import Interval, mean_interval, rank_correlation
 
 def per_seed(
     rows: Sequence[LearnedMapping], field: str, kind: MappingKind | None = None
-) -> Float[ndarray, seeds]:
+) -> Float[ndarray, " seeds"]:
     """A field's mean over the mappings of a kind, for every seed; NaN where there are none."""
     values = [getattr(row, field) for row in rows if kind in (None, row.kind)]
     if not values:

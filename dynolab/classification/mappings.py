@@ -123,7 +123,7 @@ def kind_of(space: SpaceName, mapping: Messages) -> MappingKind:
     return "compositional"
 
 
-def _tells(letter: Int[ndarray, objects], attribute: Int[ndarray, objects]) -> bool:
+def _tells(letter: Int[ndarray, " objects"], attribute: Int[ndarray, " objects"]) -> bool:
     """Whether the letter is a function of the attribute."""
     return all(len(set(letter[attribute == value])) == 1 for value in set(attribute))
 

@@ -71,12 +71,12 @@ class Task:
     """
 
     inputs: Float[Tensor, "examples ..."]
-    labels: Int[Tensor, examples]
-    right: Int[Tensor, examples]
+    labels: Int[Tensor, " examples"]
+    right: Int[Tensor, " examples"]
     truth: Float[Tensor, "examples classes"]
 
     @property
-    def wrong(self) -> Bool[Tensor, examples]:
+    def wrong(self) -> Bool[Tensor, " examples"]:
         """Where another label is taught than the right one."""
         return self.labels != self.right
 
@@ -221,7 +221,7 @@ def _add(
             found.paths += _shown(name, task, path, score, groups, config.shown)
 
 
-def groups_of(task: Task) -> dict[Difficulty, Int[Tensor, some]]:
+def groups_of(task: Task) -> dict[Difficulty, Int[Tensor, " some"]]:
     """Rightly labelled examples in thirds by base difficulty, and the mislabelled ones."""
     right, wrong = (~task.wrong).nonzero().flatten(), task.wrong.nonzero().flatten()
     order = right[base_difficulty(task.truth, task.labels)[right].argsort()]
@@ -234,7 +234,7 @@ def _scores(
     seed: int,
     task: Task,
     path: Float[Tensor, "times examples classes"],
-    score: Float[Tensor, examples],
+    score: Float[Tensor, " examples"],
 ) -> PathScores:
     difficulty = base_difficulty(task.truth, task.labels)
     wrong = task.wrong
@@ -257,7 +257,7 @@ def _epochs(
     task: Task,
     logps: Float[Tensor, "times examples classes"],
     own: Float[Tensor, "epochs examples"],
-    groups: dict[Difficulty, Int[Tensor, some]],
+    groups: dict[Difficulty, Int[Tensor, " some"]],
 ) -> list[EpochInfluence]:
     rows = torch.arange(len(task.labels))
     label, truth = logps[:, rows, task.labels], logps[:, rows, task.right].exp()
@@ -285,8 +285,8 @@ def _shown(
     name: PathData,
     task: Task,
     path: Float[Tensor, "times examples classes"],
-    score: Float[Tensor, examples],
-    groups: dict[Difficulty, Int[Tensor, some]],
+    score: Float[Tensor, " examples"],
+    groups: dict[Difficulty, Int[Tensor, " some"]],
     count: int,
 ) -> list[ExamplePath]:
     """The examples in the middle of their group by score: its typical ones."""

@@ -77,8 +77,8 @@ def own_changes(
 
 
 def base_difficulty(
-    truth: Float[Tensor, "examples classes"], labels: Int[Tensor, examples]
-) -> Float[Tensor, examples]:
+    truth: Float[Tensor, "examples classes"], labels: Int[Tensor, " examples"]
+) -> Float[Tensor, " examples"]:
     """`‖e_y − p*‖₂`: how far the label that is trained on is from the truth, 0 to √2."""
     label = torch.nn.functional.one_hot(labels.long(), truth.shape[-1]).to(truth)
     return (label - truth).norm(dim=-1)

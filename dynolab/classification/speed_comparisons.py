@@ -72,8 +72,8 @@ def _toy(
 def _trained(
     build: Build,
     inputs: Float[Tensor, "examples ..."],
-    labels: Int[Tensor, examples],
-    groups: Int[Tensor, examples],
+    labels: Int[Tensor, " examples"],
+    groups: Int[Tensor, " examples"],
     classes: int,
     config: SpeedConfig,
     seed: int,
@@ -87,7 +87,7 @@ def _trained(
 def _rows(
     found: Influences,
     names: Sequence[str],
-    groups: Int[Tensor, examples],
+    groups: Int[Tensor, " examples"],
     contrast: Contrast,
     seed: int,
     config: SpeedConfig,

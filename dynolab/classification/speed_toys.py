@@ -19,8 +19,8 @@ class Toy:
 
     names: tuple[str, ...]
     inputs: Float[Tensor, "examples dimensions"]
-    labels: Int[Tensor, examples]
-    groups: Int[Tensor, examples]
+    labels: Int[Tensor, " examples"]
+    groups: Int[Tensor, " examples"]
     classes: int
 
 

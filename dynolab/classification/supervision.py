@@ -136,7 +136,7 @@ def compare_supervision(
     return Supervised(rows, _detections(teacher, labels, noise, seeds))
 
 
-def _noisy(labels: Int[Tensor, examples], classes: int, noise: float, seed: int) -> NoisyLabels:
+def _noisy(labels: Int[Tensor, " examples"], classes: int, noise: float, seed: int) -> NoisyLabels:
     generator = torch.Generator().manual_seed(seed_for("wrong labels", seed))
     return flip_labels(labels, classes, noise, generator)
 

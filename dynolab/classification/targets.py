@@ -17,13 +17,13 @@ from dynolab.errors import ConfigError
 FILTER_DECAY = 0.95
 
 
-def one_hot(labels: Int[Tensor, examples], classes: int) -> Float[Tensor, "examples classes"]:
+def one_hot(labels: Int[Tensor, " examples"], classes: int) -> Float[Tensor, "examples classes"]:
     """`e_y`."""
     return functional.one_hot(labels.long(), classes).float()
 
 
 def smoothed(
-    labels: Int[Tensor, examples], classes: int, epsilon: float
+    labels: Int[Tensor, " examples"], classes: int, epsilon: float
 ) -> Float[Tensor, "examples classes"]:
     """`(1 − ε) e_y + ε/K`.
 

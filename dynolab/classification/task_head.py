@@ -23,7 +23,7 @@ Head = Callable[[Float[Tensor, "... features"]], Float[Tensor, "... classes"]]
 
 
 def energy(
-    logits: Float[Tensor, "examples classes"], labels: Int[Tensor, examples]
+    logits: Float[Tensor, "examples classes"], labels: Int[Tensor, " examples"]
 ) -> Float[Tensor, ""]:
     """`E ‖e_y − p‖₂`: between 0 where every label is certain and √2 where a wrong one is."""
     target = functional.one_hot(labels.long(), logits.shape[-1]).to(logits.dtype)
@@ -31,7 +31,7 @@ def energy(
 
 
 def feature_forces(
-    head: Head, features: Float[Tensor, "examples features"], labels: Int[Tensor, examples]
+    head: Head, features: Float[Tensor, "examples features"], labels: Int[Tensor, " examples"]
 ) -> Float[Tensor, "examples features"]:
     """`−∂L/∂h = (∂z/∂h)ᵀ (e_y − p)` of every example's cross-entropy, for a head of any depth."""
 
@@ -42,7 +42,7 @@ def feature_forces(
 
 
 def direction_consistency(
-    forces: Float[Tensor, "examples features"], labels: Int[Tensor, examples], classes: int
+    forces: Float[Tensor, "examples features"], labels: Int[Tensor, " examples"], classes: int
 ) -> Float[Tensor, ""]:
     """Mean cosine between the forces of two different examples of one class.
 
@@ -60,7 +60,7 @@ def direction_consistency(
 
 
 def mismatch(
-    forces: Float[Tensor, "examples features"], labels: Int[Tensor, examples], classes: int
+    forces: Float[Tensor, "examples features"], labels: Int[Tensor, " examples"], classes: int
 ) -> Float[Tensor, ""]:
     """The energy–direction mismatch: share of the forces' squared size that classes do not share.
 

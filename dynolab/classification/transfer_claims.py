@@ -77,7 +77,7 @@ def sweeps(rows: Sequence[TransferRow]) -> list[Sweep]:
     ]
 
 
-def picked_on_others(values: Values, among: Sequence[int]) -> Float[ndarray, seeds]:
+def picked_on_others(values: Values, among: Sequence[int]) -> Float[ndarray, " seeds"]:
     """Every seed's value at the τ that is best on average over the other seeds.
 
     **Arguments:** `among`: rows of `values` to pick from. With one seed there are no others:
@@ -87,7 +87,7 @@ def picked_on_others(values: Values, among: Sequence[int]) -> Float[ndarray, see
         return np.full(values.shape[1], np.nan)
     choices = values[list(among)]
     others = (choices.sum(1, keepdims=True) - choices) / (values.shape[1] - 1)
-    best: Float[ndarray, seeds] = choices[others.argmax(0), np.arange(values.shape[1])]
+    best: Float[ndarray, " seeds"] = choices[others.argmax(0), np.arange(values.shape[1])]
     return best
 
 

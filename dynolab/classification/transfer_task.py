@@ -25,7 +25,7 @@ class Examples:
     """Inputs and their labels, counted from 0 in their own task."""
 
     inputs: Float[Tensor, "examples ..."]
-    labels: Int[Tensor, examples]
+    labels: Int[Tensor, " examples"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TransferTask:
     first_classes: int
     classes: int
 
-    def draw(self, examples: int, seed: int) -> Int[Tensor, drawn]:
+    def draw(self, examples: int, seed: int) -> Int[Tensor, " drawn"]:
         """Places in the pool of the second task's training examples.
 
         **Raises:** `ConfigError` where the pool has too few, or a class gets none.
@@ -129,7 +129,7 @@ def topic_task(config: TopicConfig, first: Sequence[int]) -> TransferTask:
     )
 
 
-def _of(inputs: Tensor, labels: Int[Tensor, examples], wanted: Sequence[int]) -> Examples:
+def _of(inputs: Tensor, labels: Int[Tensor, " examples"], wanted: Sequence[int]) -> Examples:
     """Examples of some classes, which are counted from 0 in the order given."""
     place = torch.full((int(labels.max()) + 1,), -1)
     for new, old in enumerate(wanted):

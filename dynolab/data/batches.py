@@ -38,7 +38,7 @@ class TopTokens:
 
     token: Int[Tensor, "tokens ranks"]
     logp: Float[Tensor, "tokens ranks"]
-    entropy: Float[Tensor, tokens]
+    entropy: Float[Tensor, " tokens"]
 
     def to(self, device: torch.device | str) -> TopTokens:
         """The same on another device."""
@@ -63,16 +63,16 @@ class TokenBatch:
     input_ids: Int[Tensor, "sequences length"]
     attention_mask: Int[Tensor, "sequences length"]
     position_ids: Int[Tensor, "sequences length"]
-    sequence: Int[Tensor, tokens]
-    position: Int[Tensor, tokens]
-    token: Int[Tensor, tokens]
-    example: Int[Tensor, sequences]
-    side: Int[Tensor, sequences]
+    sequence: Int[Tensor, " tokens"]
+    position: Int[Tensor, " tokens"]
+    token: Int[Tensor, " tokens"]
+    example: Int[Tensor, " sequences"]
+    side: Int[Tensor, " sequences"]
     ids: tuple[str, ...]
     totals: Totals
-    reference: Float[Tensor, tokens] | None = None
-    advantage: Float[Tensor, tokens] | None = None
-    old: Float[Tensor, tokens] | None = None
+    reference: Float[Tensor, " tokens"] | None = None
+    advantage: Float[Tensor, " tokens"] | None = None
+    old: Float[Tensor, " tokens"] | None = None
     top: TopTokens | None = None
     wins: Float[Tensor, " sequences"] | None = None
     temperature: float = 1.0
@@ -84,17 +84,17 @@ class TokenBatch:
         return own if self.top is None else torch.cat([own, self.top.token], dim=1)
 
     @property
-    def token_row(self) -> Int[Tensor, tokens]:
+    def token_row(self) -> Int[Tensor, " tokens"]:
         """Row of `input_ids` in which every response token is predicted."""
         return self.sequence
 
     @property
-    def token_side(self) -> Int[Tensor, tokens]:
+    def token_side(self) -> Int[Tensor, " tokens"]:
         """Side of every response token."""
         return self.side[self.sequence]
 
     @property
-    def sequence_length(self) -> Int[Tensor, sequences]:
+    def sequence_length(self) -> Int[Tensor, " sequences"]:
         """Response tokens of every sequence."""
         return self.sequence_sum(torch.ones_like(self.sequence))
 

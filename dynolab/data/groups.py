@@ -22,9 +22,9 @@ class Completion:
     """
 
     encoded: Encoded
-    advantage: Float[Tensor, response]
-    old: Float[Tensor, response] | None = None
-    reference: Float[Tensor, response] | None = None
+    advantage: Float[Tensor, " response"]
+    old: Float[Tensor, " response"] | None = None
+    reference: Float[Tensor, " response"] | None = None
     top: TopTokens | None = None
 
     @property

@@ -26,7 +26,7 @@ class Labelled:
 
     origin: str
     pixels: Float[ndarray, "images channels height width"]
-    labels: Int[ndarray, images]
+    labels: Int[ndarray, " images"]
     human: Float[ndarray, "images classes"] | None = None
 
 

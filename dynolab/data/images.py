@@ -38,7 +38,7 @@ class Images:
     """
 
     pixels: Float[Tensor, "images channels height width"]
-    labels: Int[Tensor, images]
+    labels: Int[Tensor, " images"]
     human: Float[Tensor, "images classes"] | None = None
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class Images:
         _, channels, height, width = self.pixels.shape
         return channels, height, width
 
-    def take(self, index: Int[Tensor, some] | slice) -> Images:
+    def take(self, index: Int[Tensor, " some"] | slice) -> Images:
         """Some of the images, in the order of the index."""
         human = None if self.human is None else self.human[index]
         return Images(self.pixels[index], self.labels[index], human)
@@ -219,7 +219,7 @@ def _drawn(part: Labelled, config: ImageConfig, splits: Sequence[str]) -> list[I
     return found
 
 
-def _turns(labels: Int[ndarray, images], seed: int) -> Int[ndarray, images]:
+def _turns(labels: Int[ndarray, " images"], seed: int) -> Int[ndarray, " images"]:
     """A random order in which every class comes once before any comes again."""
     order = np.random.default_rng(seed).permutation(len(labels))
     turn = np.empty_like(order)
@@ -229,7 +229,7 @@ def _turns(labels: Int[ndarray, images], seed: int) -> Int[ndarray, images]:
     return order[np.argsort(turn, kind="stable")]
 
 
-def _images(part: Labelled, index: Int[ndarray, some]) -> Images:
+def _images(part: Labelled, index: Int[ndarray, " some"]) -> Images:
     human = None
     if part.human is not None:
         counts = part.human[index].astype(np.float32)

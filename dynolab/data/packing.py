@@ -28,14 +28,14 @@ class PackedBatch(TokenBatch):
     a place in the row, so that a response's first token is predicted at its prompt's end.
     """
 
-    row: Int[Tensor, sequences]
+    row: Int[Tensor, " sequences"]
     """Row of every sequence."""
 
     segment: Int[Tensor, "rows length"]
     """`PROMPT`, `PADDING`, or from 1 on the row's responses."""
 
     @property
-    def token_row(self) -> Int[Tensor, tokens]:
+    def token_row(self) -> Int[Tensor, " tokens"]:
         """Row of `input_ids` in which every response token is predicted."""
         return self.row[self.sequence]
 

@@ -22,7 +22,7 @@ ENOUGH, FILLED = 1024, 0.85
 class Tails:
     """Responses of one forward without their last tokens, which predict nothing."""
 
-    prompt: Int[Tensor, responses]
+    prompt: Int[Tensor, " responses"]
     """Row of the prompt that each goes on from."""
 
     input_ids: Int[Tensor, "responses length"]
@@ -49,7 +49,7 @@ class PrefixBatch(TokenBatch):
     tails: tuple[Tails, ...]
 
     @property
-    def token_row(self) -> Int[Tensor, tokens]:
+    def token_row(self) -> Int[Tensor, " tokens"]:
         """Row of `input_ids` with every response token's prompt."""
         starts = torch.cat([one.prompt for one in self.tails])
         return starts[self.sequence]

@@ -61,7 +61,7 @@ class Texts:
     """Texts as their words, each with the number of its topic."""
 
     words: list[list[str]]
-    labels: Int[ndarray, texts]
+    labels: Int[ndarray, " texts"]
     names: tuple[str, ...]
 
 

@@ -68,7 +68,7 @@ def arm_curve_plate(inputs: GroupPageInputs) -> Plate | None:
 
 def _smooth(
     inputs: GroupPageInputs, arm: str, name: str
-) -> tuple[Int[ndarray, steps], Float[ndarray, "steps seeds"]]:
+) -> tuple[Int[ndarray, " steps"], Float[ndarray, "steps seeds"]]:
     steps, values = curve(inputs.of_arm(arm), name)
     if not steps.size:
         return steps, values

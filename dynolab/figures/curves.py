@@ -109,13 +109,13 @@ def _panels(training: Training) -> list[_Panel]:
 
 def _series(
     lines: Sequence[MetricsLine], name: str
-) -> tuple[Float[ndarray, steps], Float[ndarray, steps]]:
+) -> tuple[Float[ndarray, " steps"], Float[ndarray, " steps"]]:
     pairs = [(line.step, line.metrics[name]) for line in lines if name in line.metrics]
     pairs = [(step, value) for step, value in pairs if np.isfinite(value)]
     return np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs], dtype=float)
 
 
-def running_mean(y: Float[ndarray, steps], window: int = WINDOW) -> Float[ndarray, steps]:
+def running_mean(y: Float[ndarray, " steps"], window: int = WINDOW) -> Float[ndarray, " steps"]:
     """Centred mean over at most `window` steps, fewer at the ends."""
     half = min(window, y.size) // 2
     return np.array([y[max(0, i - half) : i + half + 1].mean() for i in range(y.size)])

@@ -93,7 +93,7 @@ class GroupPageInputs:
 
 def curve(
     runs: Sequence[Run], name: str
-) -> tuple[Int[ndarray, steps], Float[ndarray, "steps seeds"]]:
+) -> tuple[Int[ndarray, " steps"], Float[ndarray, "steps seeds"]]:
     """A logged metric over the steps that all of an arm's runs have it at."""
     logged = [
         {line.step: line.metrics[name] for line in run.metrics if name in line.metrics}

@@ -75,7 +75,7 @@ def _titles(spaces: Sequence[Rows]) -> list[str]:
 
 
 def _points(
-    figure: go.Figure, index: int, rows: Rows, x: Float[ndarray, mappings], what: str
+    figure: go.Figure, index: int, rows: Rows, x: Float[ndarray, " mappings"], what: str
 ) -> None:
     """One point a mapping: its area against something, coloured by kind."""
     area = np.array([_mean(row.area) for row in rows])

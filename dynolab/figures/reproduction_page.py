@@ -142,7 +142,7 @@ def changes_of(seeds: Sequence[Trainings]) -> dict[str, Interval]:
     return found
 
 
-def _change(paths: LearningPaths, name: str) -> Float[ndarray, pairs] | None:
+def _change(paths: LearningPaths, name: str) -> Float[ndarray, " pairs"] | None:
     values = paths.gap if name == "gap" else paths.logp.get(name)
     return None if values is None else change(values)
 
@@ -247,7 +247,7 @@ def _add_path(
 
 def _means(
     paths: Sequence[LearningPaths], kind: str
-) -> tuple[Int[ndarray, steps], Float[ndarray, "steps seeds"]] | None:
+) -> tuple[Int[ndarray, " steps"], Float[ndarray, "steps seeds"]] | None:
     """Mean over pairs at every step, seed by seed, where all seeds were probed at the same."""
     each = [one.gap if kind == "gap" else one.logp.get(kind) for one in paths]
     steps = paths[0].steps

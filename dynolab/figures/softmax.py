@@ -143,10 +143,10 @@ def _add_panel(figure: go.Figure, panel: Panel, above: int, below: int, *, legen
     )
 
 
-def _changes(panel: Panel) -> tuple[float, Float[ndarray, others]]:
+def _changes(panel: Panel) -> tuple[float, Float[ndarray, " others"]]:
     """Δ log p of y, and of all other classes."""
     change = np.array(panel.after) - np.array(panel.before)
-    others: Float[ndarray, others] = np.delete(change, panel.label)
+    others: Float[ndarray, " others"] = np.delete(change, panel.label)
     return float(change[panel.label]), others
 
 

@@ -101,7 +101,7 @@ def measure_derivatives(policy: PolicyFunction) -> Derivatives:
     }
     batch = collate([_sample(policy, generator)], 0).to(policy.device)
 
-    def logps(weights: dict[str, Tensor]) -> Float[Tensor, tokens]:
+    def logps(weights: dict[str, Tensor]) -> Float[Tensor, " tokens"]:
         logits = policy.logits(weights, batch)
         return logits.log_softmax(-1).gather(-1, batch.token[:, None]).squeeze(-1)
 

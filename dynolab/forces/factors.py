@@ -115,7 +115,7 @@ def _add_dense(factors: Factors, name: str, gradient: Tensor) -> None:
     factors.dense[name] = gradient if old is None else old + gradient
 
 
-def _table_rows(module: nn.Module, ids: Int[Tensor, positions], delta: Tensor) -> Rows:
+def _table_rows(module: nn.Module, ids: Int[Tensor, " positions"], delta: Tensor) -> Rows:
     """Σ of the signals over the positions of each token present; a padding row learns nothing."""
     present, where = ids.unique(return_inverse=True)
     rows = delta.new_zeros(len(delta), len(present), delta.shape[-1]).index_add_(1, where, delta)

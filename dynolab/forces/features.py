@@ -110,7 +110,7 @@ class FeatureForce:
         return self.terms.g_norm.norm()
 
     @property
-    def total(self) -> Float[Tensor, width]:
+    def total(self) -> Float[Tensor, " width"]:
         """The cotangent's sum over positions: the pull on a shift common to all of them."""
         return self.cotangent.sum((0, 1))
 

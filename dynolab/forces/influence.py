@@ -106,11 +106,11 @@ def _influence(rows: Sequence[ForceRow], path: Sequence[ProbeScore]) -> Influenc
 
 
 def kernel_lower_bound(
-    change: Float[Tensor, tokens],
+    change: Float[Tensor, " tokens"],
     observed: TokenTerms,
     updating: Sequence[TokenTerms],
     learning_rate: float,
-) -> Float[Tensor, tokens]:
+) -> Float[Tensor, " tokens"]:
     """`|Δ log π_y| / (η ‖e_y − π_o‖ ‖G‖) ≤ ‖K‖₂`, one bound per observed token.
 
     From `Δ log π_m = −η Σ_l (e − π_m)ᵀ K_{m,l} G_l` and Cauchy–Schwarz, with ‖G‖ over all
@@ -139,17 +139,17 @@ class PaperInfluence:
     root, η is missing, and norms are means over tokens. `kernel_lower_bound` is a bound.
     """
 
-    lbk: Float[Tensor, steps]
-    sign_delta: Float[Tensor, steps]
+    lbk: Float[Tensor, " steps"]
+    sign_delta: Float[Tensor, " steps"]
 
     @property
-    def accumulated(self) -> Float[Tensor, steps]:
+    def accumulated(self) -> Float[Tensor, " steps"]:
         """Running sum of SignDelta's moving average (EMA 0.9), their accumulated influence."""
         return moving_average(self.sign_delta).cumsum(0)
 
 
 def paper_influence(
-    changes: Sequence[Float[Tensor, tokens]],
+    changes: Sequence[Float[Tensor, " tokens"]],
     observed: Sequence[TokenTerms],
     updating: Sequence[Sequence[TokenTerms]],
 ) -> PaperInfluence:
@@ -173,7 +173,7 @@ def paper_influence(
     return PaperInfluence(torch.stack(lbk), torch.stack(sign_delta))
 
 
-def moving_average(values: Float[Tensor, steps], decay: float = 0.9) -> Float[Tensor, steps]:
+def moving_average(values: Float[Tensor, " steps"], decay: float = 0.9) -> Float[Tensor, " steps"]:
     """`a_t = decay · a_{t−1} + (1 − decay) · v_t`, from a_0 = v_0."""
     averages = accumulate(values, lambda a, v: decay * a + (1 - decay) * v)
     return torch.stack(list(averages))

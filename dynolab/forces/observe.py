@@ -131,7 +131,7 @@ def _replay(
 @torch.no_grad()
 def _observe(
     watched: Watched, record: StepRecord, directions: Mapping[str, Weights], policy: PolicyFunction
-) -> dict[str, Float[Tensor, answers]]:
+) -> dict[str, Float[Tensor, " answers"]]:
     """Measured change, and first order along every direction, of each answer."""
     place = midpoint(record.before, record.after)
     batch, view = watched.batch, watched.view

@@ -99,7 +99,7 @@ class PolicyFunction:
         with self.differentiable():
             return functional_call(self._logits, named, (batch,))
 
-    def logps(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, tokens]:
+    def logps(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, " tokens"]:
         """`log π(y_l | x, y_<l)` of every response token at the given weights, in nats."""
         return self.observed(weights, batch)
 

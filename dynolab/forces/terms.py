@@ -40,14 +40,14 @@ class TokenTerms:
     Energy, force size, entropy and ‖G‖ keep their digits as π_y → 1.
     """
 
-    logp: Float[Tensor, tokens]
-    a_frobenius: Float[Tensor, tokens]
-    a_spectral: Float[Tensor, tokens]
-    energy: Float[Tensor, tokens]
-    force_size: Float[Tensor, tokens]
-    entropy: Float[Tensor, tokens]
-    learning_rate: Float[Tensor, tokens]
-    g_norm: Float[Tensor, tokens]
+    logp: Float[Tensor, " tokens"]
+    a_frobenius: Float[Tensor, " tokens"]
+    a_spectral: Float[Tensor, " tokens"]
+    energy: Float[Tensor, " tokens"]
+    force_size: Float[Tensor, " tokens"]
+    entropy: Float[Tensor, " tokens"]
+    learning_rate: Float[Tensor, " tokens"]
+    g_norm: Float[Tensor, " tokens"]
 
     def split(self, lengths: Sequence[int]) -> list[TokenTerms]:
         """The same terms, apart by consecutive responses of these lengths."""

@@ -32,7 +32,7 @@ class Watched:
     kind: list[str]
     start: Float[Tensor, "tokens 2"]
 
-    def sums(self, values: Float[Tensor, "tokens 2"]) -> Float[Tensor, answers]:
+    def sums(self, values: Float[Tensor, "tokens 2"]) -> Float[Tensor, " answers"]:
         """Sums over each answer of a quantity of the view's tokens."""
         realised, best = (self.batch.sequence_sum(one) for one in values.double().unbind(1))
         chosen = self.row[len(realised) :]

@@ -103,7 +103,7 @@ def _one_of_each(judgements: Sequence[Judgement]) -> tuple[str, str, str]:
     return found.pop()
 
 
-def _rate(worth: Float[ndarray, prompts]) -> Interval:
+def _rate(worth: Float[ndarray, " prompts"]) -> Interval:
     if not worth.size:
         return Interval(np.nan, np.nan, np.nan, 0)
     if (worth == worth[0]).all():

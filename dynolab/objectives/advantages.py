@@ -16,8 +16,8 @@ Tokens = Float[Tensor, "tokens"]
 
 
 def group_advantages(
-    rewards: Float[Tensor, completions], *, scale_by_std: bool = True
-) -> Float[Tensor, completions]:
+    rewards: Float[Tensor, " completions"], *, scale_by_std: bool = True
+) -> Float[Tensor, " completions"]:
     """`Â_i = (r_i − mean r)/(std r + 1e-4)` over one group, std with Bessel's correction.
 
     Shao et al., arXiv 2402.03300, §4.1.2; without the division it is Dr. GRPO's
@@ -53,7 +53,7 @@ class AdvantageRuleConfig(BaseModel):
 def rewrite_advantages(
     config: AdvantageRuleConfig,
     batch: TokenBatch,
-    correct: Bool[Tensor, sequences],
+    correct: Bool[Tensor, " sequences"],
     logits: Float[Tensor, "tokens vocabulary"],
     hidden: Float[Tensor, "tokens features"],
     *,
@@ -102,8 +102,8 @@ def rewrite_advantages(
 def influence(
     logits: Float[Tensor, "tokens vocabulary"],
     hidden: Float[Tensor, "tokens features"],
-    token: Int[Tensor, tokens],
-    right: Bool[Tensor, tokens],
+    token: Int[Tensor, " tokens"],
+    right: Bool[Tensor, " tokens"],
     *,
     present_only: bool = True,
 ) -> Tokens:
@@ -129,10 +129,10 @@ def influence(
 
 def _harmful(
     strength: Tokens,
-    completion: Int[Tensor, tokens],
-    correct: Bool[Tensor, sequences],
+    completion: Int[Tensor, " tokens"],
+    correct: Bool[Tensor, " sequences"],
     threshold: float,
-) -> Bool[Tensor, tokens]:
+) -> Bool[Tensor, " tokens"]:
     """Tokens of wrong completions above τ; a right completion's mean counts itself in M."""
     right = correct[completion]
     means = [strength[completion == one].mean() for one in completion[right].unique()]
@@ -140,8 +140,8 @@ def _harmful(
 
 
 def _shuffled(
-    chosen: Bool[Tensor, tokens], completion: Int[Tensor, tokens], generator: torch.Generator
-) -> Bool[Tensor, tokens]:
+    chosen: Bool[Tensor, " tokens"], completion: Int[Tensor, " tokens"], generator: torch.Generator
+) -> Bool[Tensor, " tokens"]:
     """As many tokens of each completion, drawn at random."""
     drawn = torch.zeros_like(chosen)
     for one in completion[chosen].unique():

@@ -29,16 +29,16 @@ class Objective(Protocol):
     def needs_reference(self) -> bool:
         """Whether `batch.reference` must hold the reference policy's log-probabilities."""
 
-    def loss(self, logps: Float[Tensor, tokens], batch: TokenBatch) -> Float[Tensor, ""]:
+    def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's loss."""
 
     def learning_rates(
-        self, logps: Float[Tensor, tokens], batch: TokenBatch
-    ) -> Float[Tensor, tokens]:
+        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
+    ) -> Float[Tensor, " tokens"]:
         """Dynamic learning rate c_l = −∂loss/∂log π_l of every token, in closed form."""
 
     def metrics(
-        self, logps: Float[Tensor, tokens], batch: TokenBatch
+        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
     ) -> dict[str, Float[Tensor, ""]]:
         """Named sums over the batch's examples; the trainer divides by the step's examples."""
 

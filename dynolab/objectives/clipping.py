@@ -79,7 +79,7 @@ def clipped(config: ClippedConfig, ratio: Tokens, advantage: Tokens) -> Tokens:
     return torch.minimum(ratio * advantage, bounded * advantage)
 
 
-def live(config: ClippedConfig, ratio: Tokens, advantage: Tokens) -> Bool[Tensor, tokens]:
+def live(config: ClippedConfig, ratio: Tokens, advantage: Tokens) -> Bool[Tensor, " tokens"]:
     """Where `clipped` still has a slope: ρ ≤ 1 + ε_high if Â > 0, ρ ≥ 1 − ε_low if Â < 0.
 
     Clipping is one-sided: a ratio that went the wrong way is brought back however far it is.

@@ -58,7 +58,7 @@ class PairObjective(ABC, Generic[Config]):
     def pair_rates(self, chosen: Pairs, rejected: Pairs) -> tuple[Pairs, Pairs]:
         """How hard chosen is pushed up, `−∂φ/∂s_c`, and rejected down, `+∂φ/∂s_r`."""
 
-    def _scores(self, logps: Float[Tensor, tokens], batch: TokenBatch) -> tuple[Pairs, Pairs]:
+    def _scores(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> tuple[Pairs, Pairs]:
         """Scores of the chosen and of the rejected response of each pair."""
         if self.needs_reference:
             assert batch.reference is not None, "the reference is scored before the first step"
@@ -68,17 +68,17 @@ class PairObjective(ABC, Generic[Config]):
             score = score / batch.sequence_length
         return score[batch.side == CHOSEN], score[batch.side == REJECTED]
 
-    def _compared(self, logps: Float[Tensor, tokens], batch: TokenBatch) -> tuple[Pairs, Pairs]:
+    def _compared(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> tuple[Pairs, Pairs]:
         """What φ is a function of: the scores, unless a loss sets each side a target."""
         return self._scores(logps, batch)
 
-    def loss(self, logps: Float[Tensor, tokens], batch: TokenBatch) -> Float[Tensor, ""]:
+    def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's mean φ."""
         return self.pair_loss(*self._compared(logps, batch)).sum() / batch.totals.examples
 
     def learning_rates(
-        self, logps: Float[Tensor, tokens], batch: TokenBatch
-    ) -> Float[Tensor, tokens]:
+        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
+    ) -> Float[Tensor, " tokens"]:
         """c_l = −∂φ/∂s of the token's response, over its tokens where averaged, over pairs."""
         up, down = self.pair_rates(*self._compared(logps, batch))
         rate = logps.new_zeros(len(batch.side))
@@ -89,7 +89,7 @@ class PairObjective(ABC, Generic[Config]):
 
     @torch.no_grad()
     def metrics(
-        self, logps: Float[Tensor, tokens], batch: TokenBatch
+        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
     ) -> dict[str, Float[Tensor, ""]]:
         """Rewards, margin, accuracy, both sides' log-probabilities and both sides' weights."""
         chosen, rejected = (self.reward_scale * score for score in self._scores(logps, batch))

@@ -53,18 +53,18 @@ class SFT:
         by_token = self.config.normalise == "token_mean"
         return batch.totals.tokens if by_token else batch.totals.examples * len(self.sides)
 
-    def loss(self, logps: Float[Tensor, tokens], batch: TokenBatch) -> Float[Tensor, ""]:
+    def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's negative log-likelihood."""
         return -logps.sum() / self._denominator(batch)
 
     def learning_rates(
-        self, logps: Float[Tensor, tokens], batch: TokenBatch
-    ) -> Float[Tensor, tokens]:
+        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
+    ) -> Float[Tensor, " tokens"]:
         """c_l = 1/denominator."""
         return torch.full_like(logps, 1 / self._denominator(batch))
 
     def metrics(
-        self, logps: Float[Tensor, tokens], batch: TokenBatch
+        self, logps: Float[Tensor, " tokens"], batch: TokenBatch
     ) -> dict[str, Float[Tensor, ""]]:
         """Log-probability of the answers trained on."""
         total = batch.sequence_sum(logps.detach())

@@ -44,7 +44,7 @@ class ArmTable:
         every = (name for seeds in self._values.values() for one in seeds for name in one)
         return list(dict.fromkeys(every))
 
-    def values(self, arm: str, name: str) -> Float[ndarray, seeds]:
+    def values(self, arm: str, name: str) -> Float[ndarray, " seeds"]:
         """One number for every seed; NaN where it was not measured."""
         return np.array([one.get(name, np.nan) for one in self._values[arm]], dtype=float)
 

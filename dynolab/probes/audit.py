@@ -90,7 +90,7 @@ def audit_pairs(
 class _Read:
     """One response: its log-probabilities, `∇ Σ log π`, and the last hidden states."""
 
-    logps: Float[Tensor, tokens]
+    logps: Float[Tensor, " tokens"]
     gradient: dict[str, Tensor]
     hidden: Float[Tensor, "tokens features"]
 
@@ -133,7 +133,7 @@ class _Own:
             },
         )
 
-    def row(self, chosen: Float[Tensor, two], rejected: Float[Tensor, two]) -> PairAudit:
+    def row(self, chosen: Float[Tensor, " two"], rejected: Float[Tensor, " two"]) -> PairAudit:
         """With what the step on all pairs, and all chosen answers' gradient, do to both sides."""
         on_all = self.up * float(chosen[1]) - self.down * float(rejected[1])
         return PairAudit(**self.facts, from_all=float(chosen[0]), on_all=on_all)

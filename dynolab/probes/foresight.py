@@ -41,7 +41,7 @@ each other (Pal et al., arXiv 2402.13228). The gap: pushing down what is unlikel
 """
 
 
-def risk(rows: Sequence[PairAudit], ranking: Ranking) -> Float[ndarray, pairs]:
+def risk(rows: Sequence[PairAudit], ranking: Ranking) -> Float[ndarray, " pairs"]:
     """The ranked quantity, turned so that more of it is worse."""
     return RISKY[ranking] * np.array([getattr(row, ranking) for row in rows], dtype=float)
 
@@ -68,7 +68,7 @@ def foresight(rows: Sequence[PairAudit], changes: Sequence[ChosenChange]) -> lis
 
 
 def _judged(
-    ranking: Ranking, rows: Sequence[PairAudit], change: Float[ndarray, pairs]
+    ranking: Ranking, rows: Sequence[PairAudit], change: Float[ndarray, " pairs"]
 ) -> Foresight:
     risks, fell = risk(rows, ranking), change < 0
     low, high = bootstrap(lambda at: rank_correlation(risks[at], -change[at]), len(rows))

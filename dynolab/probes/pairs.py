@@ -35,7 +35,7 @@ def pair_changes(paths: LearningPaths, prompts: Mapping[str, str]) -> list[PairC
     return sorted(rows, key=lambda row: row.chosen)
 
 
-def _changes(path: Float[ndarray, "steps pairs"] | None, pairs: int) -> Float[ndarray, pairs]:
+def _changes(path: Float[ndarray, "steps pairs"] | None, pairs: int) -> Float[ndarray, " pairs"]:
     return np.full(pairs, np.nan) if path is None else change(path)
 
 

@@ -22,7 +22,7 @@ class LearningPaths:
     differences between kinds are paired; NaN where a pair lacks the kind. The kind `argmax` is y*.
     """
 
-    steps: Int[ndarray, steps]
+    steps: Int[ndarray, " steps"]
     pairs: tuple[str, ...]
     logp: dict[str, Float[ndarray, "steps pairs"]]
 
@@ -68,14 +68,14 @@ def learning_paths(rows: Iterable[ProbeScore], split: Split = "train") -> Learni
     return LearningPaths(np.array(steps), tuple(pairs), logp)
 
 
-def change(path: Float[ndarray, "steps pairs"]) -> Float[ndarray, pairs]:
+def change(path: Float[ndarray, "steps pairs"]) -> Float[ndarray, " pairs"]:
     """`x_i(T) − x_i(0)` of every pair, nats."""
     return path[-1] - path[0]
 
 
 def peak_change(
     path: Float[ndarray, "steps pairs"],
-) -> tuple[Float[ndarray, pairs], Float[ndarray, pairs]]:
+) -> tuple[Float[ndarray, " pairs"], Float[ndarray, " pairs"]]:
     """Rise `x_i(s) − x_i(0)` up to the peak and fall `x_i(T) − x_i(s)` after it, of every pair.
 
     The peak step `s = argmax_t mean_j x_j(t)` of a pair is taken from the other half of the pairs

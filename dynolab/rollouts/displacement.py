@@ -22,7 +22,7 @@ class Question:
     """The sampled answers to one question as a batch, and which of them are right."""
 
     batch: TokenBatch
-    correct: Bool[Tensor, sequences]
+    correct: Bool[Tensor, " sequences"]
 
 
 Update = Callable[[ResponseLogits, Question], None]
@@ -108,6 +108,6 @@ def _trained(logits: ResponseLogits) -> dict[str, torch.nn.Parameter]:
 
 
 @torch.no_grad()
-def _right_logps(logits: ResponseLogits, question: Question) -> Float[Tensor, right]:
+def _right_logps(logits: ResponseLogits, question: Question) -> Float[Tensor, " right"]:
     batch = question.batch
     return batch.sequence_sum(token_logps(logits(batch), batch))[question.correct]

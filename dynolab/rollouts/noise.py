@@ -14,7 +14,7 @@ _MIXES = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15))
 
 def position_keys(
     seed: int, step: int, prompt: int, sample: int, count: int
-) -> Int[ndarray, positions]:
+) -> Int[ndarray, " positions"]:
     """A random key for every token of one response.
 
     Philox is counter-based: the keys follow from these four numbers alone (Salmon et al.,
@@ -25,7 +25,7 @@ def position_keys(
     return stream.random_raw(count).view(np.int64)
 
 
-def gumbel(keys: Int[Tensor, rows], vocabulary: int) -> Float[Tensor, "rows vocabulary"]:
+def gumbel(keys: Int[Tensor, " rows"], vocabulary: int) -> Float[Tensor, "rows vocabulary"]:
     """Standard Gumbel noise `−log(−log u)` for every token of every row, from the row's key alone.
 
     Token v's u is the (v + 1)-th output of SplitMix64 started at the key (Steele, Lea & Flood,

@@ -38,8 +38,8 @@ class Cases:
     """Random distributions, each with a class that is pushed, a step η, and random numbers."""
 
     logp: Float[Tensor, "cases classes"]
-    label: Int[Tensor, cases]
-    step: Float[Tensor, cases]
+    label: Int[Tensor, " cases"]
+    step: Float[Tensor, " cases"]
     generator: torch.Generator
 
     @cached_property
@@ -54,7 +54,7 @@ class Cases:
         start = self.logp if logp is None else logp
         return stepped(start, self.label, -(self.step if step is None else step)) - start
 
-    def of(self, classes: Int[Tensor, cases], values: Tensor) -> Float[Tensor, cases]:
+    def of(self, classes: Int[Tensor, " cases"], values: Tensor) -> Float[Tensor, " cases"]:
         """One class' value of every case."""
         return values.gather(1, classes[:, None]).squeeze(1)
 
@@ -63,14 +63,14 @@ class Cases:
         every = torch.ones_like(self.logp, dtype=torch.bool)
         return every.scatter(1, self.label[:, None], False)
 
-    def between(self, low: float, high: float) -> Float[Tensor, cases]:
+    def between(self, low: float, high: float) -> Float[Tensor, " cases"]:
         """Random numbers, log-uniform."""
         return log_uniform(len(self.label), low, high, self.generator)
 
 
 def log_uniform(
     count: int, low: float, high: float, generator: torch.Generator
-) -> Float[Tensor, count]:
+) -> Float[Tensor, " count"]:
     """`low (high/low)^u`, u uniform on [0, 1)."""
     u = torch.rand(count, generator=generator, dtype=torch.float64)
     return low * (high / low) ** u
@@ -85,28 +85,28 @@ def random_cases(count: int, classes: int, generator: torch.Generator) -> Cases:
     return Cases((logits * scale[:, None]).log_softmax(-1), label, step, generator)
 
 
-Violated = Callable[[Cases], Bool[Tensor, "cases"] | Float[Tensor, "cases"]]
+Violated = Callable[[Cases], Bool[Tensor, " cases"] | Float[Tensor, " cases"]]
 """Whether a case violates a statement, or by what share of the classes that it speaks of; not a
 number where the case has none."""
 
 
-def label_rises(cases: Cases) -> Bool[Tensor, cases]:
+def label_rises(cases: Cases) -> Bool[Tensor, " cases"]:
     """Against claim 1: `log p'_y > log p_y`."""
     return cases.of(cases.label, cases.moved) > ROUNDING
 
 
-def best_falls(cases: Cases) -> Bool[Tensor, cases]:
+def best_falls(cases: Cases) -> Bool[Tensor, " cases"]:
     """Against claim 2: `log p'_{i*} < log p_{i*}`."""
     return cases.of(likeliest_other(cases.logp, cases.label), cases.moved) < -ROUNDING
 
 
-def fewer_fall_when_peakier(cases: Cases) -> Bool[Tensor, cases]:
+def fewer_fall_when_peakier(cases: Cases) -> Bool[Tensor, " cases"]:
     """Against claim 3: at a temperature of 1/f, 1 < f < 4, fewer classes fall."""
     sharper = (cases.logp * cases.between(1.0, 4.0)[:, None]).log_softmax(-1)
     return _falling(cases, cases.change(logp=sharper)) < _falling(cases, cases.moved)
 
 
-def another_rises_beside_a_peak(cases: Cases) -> Bool[Tensor, cases]:
+def another_rises_beside_a_peak(cases: Cases) -> Bool[Tensor, " cases"]:
     """Against claim 3's limit: one other class holds more than 0.9, and yet another rises.
 
     There `p_i + p_y < 0.1 < Σ_j p_j²` for all but the peak.
@@ -119,18 +119,18 @@ def another_rises_beside_a_peak(cases: Cases) -> Bool[Tensor, cases]:
     return (change.scatter(1, best, -torch.inf) > ROUNDING).any(1)
 
 
-def fewer_fall_when_rarer(cases: Cases) -> Bool[Tensor, cases]:
+def fewer_fall_when_rarer(cases: Cases) -> Bool[Tensor, " cases"]:
     """Against claim 4: with the odds of y lowered, fewer classes fall."""
     return _falling(cases, cases.change(logp=_rarer(cases))) < _falling(cases, cases.moved)
 
 
-def falls_less_when_rarer(cases: Cases) -> Bool[Tensor, cases]:
+def falls_less_when_rarer(cases: Cases) -> Bool[Tensor, " cases"]:
     """Against claim 4: with the odds of y lowered, a class that fell falls less far."""
     before, rarer = cases.moved, cases.change(logp=_rarer(cases))
     return ((before < 0) & (rarer > before + ROUNDING) & cases.others()).any(1)
 
 
-def best_gains_less_when_rarer(cases: Cases) -> Bool[Tensor, cases]:
+def best_gains_less_when_rarer(cases: Cases) -> Bool[Tensor, " cases"]:
     """Against claim 4: with the odds of y lowered, the probability of i* gains less."""
     best, rarer = likeliest_other(cases.logp, cases.label), _rarer(cases)
     before, after = (
@@ -140,14 +140,14 @@ def best_gains_less_when_rarer(cases: Cases) -> Bool[Tensor, cases]:
     return after < before - ROUNDING
 
 
-def poor_gain(cases: Cases) -> Float[Tensor, cases]:
+def poor_gain(cases: Cases) -> Float[Tensor, " cases"]:
     """Against “the poor get poorer”: of the others below their median, the share that rises."""
     others = cases.logp.masked_fill(~cases.others(), torch.inf)
     half = (cases.logp.shape[1] - 1) // 2
     return _share(cases.moved > ROUNDING, others <= others.kthvalue(half, 1, keepdim=True).values)
 
 
-def rich_lose(cases: Cases) -> Float[Tensor, cases]:
+def rich_lose(cases: Cases) -> Float[Tensor, " cases"]:
     """Against “the rich get richer”: of the others with more than 1/V, the share that falls."""
     rich = (cases.logp > -math.log(cases.logp.shape[1])) & cases.others()
     return _share(cases.moved < -ROUNDING, rich)
@@ -155,12 +155,12 @@ def rich_lose(cases: Cases) -> Float[Tensor, cases]:
 
 def _share(
     hit: Bool[Tensor, "cases classes"], among: Bool[Tensor, "cases classes"]
-) -> Float[Tensor, cases]:
+) -> Float[Tensor, " cases"]:
     """Not a number where there are none to be hit."""
     return (hit & among).sum(1).double() / among.sum(1)
 
 
-def weaker_when_larger(cases: Cases) -> Bool[Tensor, cases]:
+def weaker_when_larger(cases: Cases) -> Bool[Tensor, " cases"]:
     """Against claim 5: a larger step lets y fall less or i* rise less."""
     small, large = cases.moved, cases.change(cases.step * cases.between(1.0, 10.0))
     best = likeliest_other(cases.logp, cases.label)
@@ -168,20 +168,20 @@ def weaker_when_larger(cases: Cases) -> Bool[Tensor, cases]:
     return less_fall | (cases.of(best, large) < cases.of(best, small) - ROUNDING)
 
 
-def recovers_when_larger(cases: Cases) -> Bool[Tensor, cases]:
+def recovers_when_larger(cases: Cases) -> Bool[Tensor, " cases"]:
     """Against claim 5: what falls at one step has fallen less at a larger one."""
     small, large = cases.moved, cases.change(cases.step * cases.between(1.0, 10.0))
     return ((small < 0) & (large > small + ROUNDING)).any(1)
 
 
-def not_concave(cases: Cases) -> Bool[Tensor, cases]:
+def not_concave(cases: Cases) -> Bool[Tensor, " cases"]:
     """Against claim 5: `log p'_i/p_i` at the middle of two steps lies below the chord."""
     end = cases.step * cases.between(1.0, 10.0)
     chord = (cases.moved + cases.change(end)) / 2
     return (cases.change((cases.step + end) / 2) < chord - ROUNDING).any(1)
 
 
-def rule_errs(cases: Cases) -> Bool[Tensor, cases]:
+def rule_errs(cases: Cases) -> Bool[Tensor, " cases"]:
     """Against the rule: a tiny step moves a class the other way.
 
     `|Δ log p_i/η − slope| ≤ η/2`, so classes whose slope is nearer to zero than η are left out.
@@ -192,22 +192,22 @@ def rule_errs(cases: Cases) -> Bool[Tensor, cases]:
     return (wrong & (slope.abs() > _SMALL_STEP)).any(1)
 
 
-def rises_against_rule(cases: Cases) -> Bool[Tensor, cases]:
+def rises_against_rule(cases: Cases) -> Bool[Tensor, " cases"]:
     """Against the rule's reach: a class that it lets fall rises at some size of step."""
     return (~rises(cases.logp, cases.label) & (cases.moved > ROUNDING)).any(1)
 
 
-def label_rises_elsewhere(cases: Cases) -> Bool[Tensor, cases]:
+def label_rises_elsewhere(cases: Cases) -> Bool[Tensor, " cases"]:
     """Against the last-layer picture: y rises at another context with `h_o·h_u > 0`."""
     return cases.of(cases.label, _elsewhere(cases)) > ROUNDING
 
 
-def best_falls_elsewhere(cases: Cases) -> Bool[Tensor, cases]:
+def best_falls_elsewhere(cases: Cases) -> Bool[Tensor, " cases"]:
     """Against the last-layer picture: the updated context's i* falls at another context."""
     return cases.of(likeliest_other(cases.logp, cases.label), _elsewhere(cases)) < -ROUNDING
 
 
-def best_falls_with_features(cases: Cases) -> Bool[Tensor, cases]:
+def best_falls_with_features(cases: Cases) -> Bool[Tensor, " cases"]:
     """Features move as well: i* falls. Nothing forbids it: `W Wᵀ` couples classes."""
     count, classes = cases.logp.shape
     normal = torch.randn(
@@ -262,7 +262,7 @@ def count_violations(count: int, classes: int, seed: int) -> Iterator[CaseCount]
         )
 
 
-def _falling(cases: Cases, change: Float[Tensor, "cases classes"]) -> Int[Tensor, cases]:
+def _falling(cases: Cases, change: Float[Tensor, "cases classes"]) -> Int[Tensor, " cases"]:
     return ((change < 0) & cases.others()).sum(1)
 
 

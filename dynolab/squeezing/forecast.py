@@ -39,8 +39,8 @@ class Foretold:
     change: Float[Tensor, "positions others"]
     still: Float[Tensor, "positions others"]
     top: Int[Tensor, "positions top"]
-    own: Float[Tensor, positions]
-    own_still: Float[Tensor, positions]
+    own: Float[Tensor, " positions"]
+    own_still: Float[Tensor, " positions"]
 
 
 def forecasts(

@@ -23,7 +23,7 @@ _PAD_ID = 0  # padding stands right of every response and is masked: any id serv
 def risen_mass(
     before: Float[Tensor, "tokens vocabulary"],
     after: Float[Tensor, "tokens vocabulary"],
-    token: Int[Tensor, tokens],
+    token: Int[Tensor, " tokens"],
 ) -> Float[Tensor, "tokens 3"]:
     """`Σ_i (Δπ_i)₊`, `Δπ(argmax)₊` and `Δπ(y)₊` at every position.
 

@@ -46,7 +46,7 @@ def panels(classes: int, seed: int) -> list[Panel]:
 
 
 def _regression(
-    scale: float, classes: int, x: Float[Tensor, features], generator: torch.Generator
+    scale: float, classes: int, x: Float[Tensor, " features"], generator: torch.Generator
 ) -> Float[Tensor, "classes features"]:
     """Weights W whose logits W x are normal with that standard deviation, as ‖x‖ = 1."""
     return scale * torch.randn(classes, len(x), generator=generator, dtype=torch.float64)
@@ -68,11 +68,11 @@ def _panel(name: str, weights: Tensor, x: Tensor, label: int, sign: int) -> Pane
 
 def regression_steps(
     weights: Float[Tensor, "classes features"],
-    x: Float[Tensor, features],
+    x: Float[Tensor, " features"],
     label: int,
     rate: float,
     steps: int,
-) -> Float[Tensor, classes]:
+) -> Float[Tensor, " classes"]:
     """log p at x after gradient steps on `−log p_y(x)`; a negative rate ascends.
 
     `W' = W + η (e_y − p) xᵀ`, so `z' = z + η ‖x‖² (e_y − p)`.
@@ -107,7 +107,7 @@ def _point(
     shape: str,
     value: float,
     logp: Float[Tensor, "cases classes"],
-    label: Int[Tensor, cases],
+    label: Int[Tensor, " cases"],
     step: float,
 ) -> ShapePoint:
     change = stepped(logp, label, -step) - logp

@@ -46,7 +46,7 @@ class Pushed:
     pair_id: str
     answer: Answer
     step: float
-    label: Int[Tensor, tokens]
+    label: Int[Tensor, " tokens"]
     before: Float[Tensor, "tokens vocabulary"]
     measured: Float[Tensor, "tokens vocabulary"]
     own_token: Float[Tensor, "tokens vocabulary"] | None
@@ -65,7 +65,7 @@ class _Push:
 
     change: Weights
     step: float
-    label: Int[Tensor, tokens]
+    label: Int[Tensor, " tokens"]
     features: Float[Tensor, "tokens features"]
     bias: float
     pull: Float[Tensor, "tokens vocabulary"]

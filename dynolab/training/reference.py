@@ -18,7 +18,7 @@ from dynolab.data.packing import plan_rows, share_prompts
 from dynolab.likelihood import ResponseLogits, packing_width, token_logps
 from dynolab.packed import Reading
 
-SideLogps = dict[int, Float[Tensor, "tokens"]]
+SideLogps = dict[int, Float[Tensor, " tokens"]]
 
 
 def score_reference(

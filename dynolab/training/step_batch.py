@@ -23,7 +23,7 @@ class ScoredRow:
     """
 
     encoded: EncodedExample
-    reference: Mapping[int, Float[Tensor, response]] = field(default_factory=dict)
+    reference: Mapping[int, Float[Tensor, " response"]] = field(default_factory=dict)
 
     @property
     def id(self) -> str:

@@ -22,7 +22,7 @@ QUANTILES = (5, 25, 50, 75, 95)
 @torch.no_grad()
 def strengths(
     objective: Objective, logps: Float[Tensor, "tokens ..."], batch: TokenBatch
-) -> Float[Tensor, pushes] | None:
+) -> Float[Tensor, " pushes"] | None:
     """Dynamic learning rates c_l times their denominators; None where all are alike (SFT).
 
     Of pairs one per response, `|∂φ/∂s|` in the direction that the objective means (β(1 − σ) under
@@ -42,7 +42,7 @@ def strengths(
     return rates / token_weights(config, batch, rates)
 
 
-def quantiles(mine: Sequence[Float[Tensor, pushes]]) -> dict[str, float]:
+def quantiles(mine: Sequence[Float[Tensor, " pushes"]]) -> dict[str, float]:
     """Quantiles of the step's strengths over all ranks, under their metric names."""
     every = list(chain.from_iterable(distributed.gather([one.cpu() for one in mine])))
     if not every:

@@ -219,17 +219,17 @@ def contraction_speed(repeats: int) -> dict[str, float]:
     policy = PolicyFunction(load("tinystories"))
     observed, updating = (sequences(32, seed, 2048) for seed in (0, 1))
     kernel = Kernel.build(policy, None, subspace(policy), None, observed[0])
-    left, right = ([kernel.factors(one) for one in side[:16]] for side in (observed, updating))
+    factors = [[kernel.factors(one) for one in side[:16]] for side in (observed, updating)]
     out = torch.zeros(16 * RESPONSE, 16 * RESPONSE)
 
     def product() -> None:
-        contract(left, right, lambda name, use: out, scale=None, workspace=2**28)
+        contract(*factors, lambda name, use: out, scale=None, workspace=2**28)
 
     gemm = gemm_speed()
     took = statistics.median(*interleaved(product, repeats=repeats))
     gemm = max(gemm, gemm_speed())
     executed = contraction_flops(kernel.rules, *(shapes_of(s[:16]) for s in (observed, updating)))
-    del left, right
+    factors.clear()
 
     sides = [(4, 4), (4, 32), (8, 8), (32, 4), (16, 16), (16, 32), (32, 16), (32, 32)]
     rounds = interleaved(
