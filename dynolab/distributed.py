@@ -34,6 +34,16 @@ def join() -> None:
     dist.init_process_group(**options)
 
 
+def leave() -> None:
+    """Waits until every rank has done its work, and leaves the process group.
+
+    The threads of a group that a process does not leave can abort it while it exits.
+    """
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
 def rank() -> int:
     """This process's number among the ranks; 0 where there is one process."""
     return dist.get_rank() if dist.is_initialized() else 0

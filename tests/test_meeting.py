@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch.distributed as dist
@@ -14,6 +16,10 @@ import torch.distributed as dist
 from dynolab import distributed
 from dynolab.errors import DynolabError
 from dynolab.meeting import MEETING, SECRET, sealed, unsealed
+from dynolab.training import deepspeed_engine, loop
+from dynolab.training.job import TrainJob
+from models import language
+from tasks.ranks.train import run
 
 STRANGER = """
 import os, sys
@@ -78,3 +84,21 @@ def test_only_what_was_sealed_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, "another")
     with pytest.raises(DynolabError):
         unsealed(data, rank=1, number=2)
+
+
+def test_a_rank_that_has_trained_leaves_its_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A group that is not left can abort its process at exit, once the training is done."""
+    for name, value in ((MEETING, str(tmp_path / "ranks")), ("RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    joined = []
+    monkeypatch.setattr(deepspeed_engine, "init_ranks", distributed.join)
+    monkeypatch.setattr(language, "load_tokenizer", lambda source: None)
+    monkeypatch.setattr(language, "load_language_model", lambda source, **settings: None)
+    monkeypatch.setattr(loop, "train", lambda *given: joined.append(dist.is_initialized()))
+    engine = SimpleNamespace(kind="deepspeed", attention="sdpa")
+    run(cast(TrainJob, SimpleNamespace(config=SimpleNamespace(engine=engine), model="model")))
+    assert joined == [True]
+    assert not dist.is_initialized()
+    distributed.leave()  # of no group: nothing to do

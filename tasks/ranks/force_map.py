@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from dynolab import distributed
 from dynolab.forces.map_job import MapJob, fill_map
@@ -20,10 +19,8 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     distributed.join()
-    try:
-        fill_map(job, load_policy(job.model, job.adapter))
-    finally:
-        dist.destroy_process_group()
+    fill_map(job, load_policy(job.model, job.adapter))
+    distributed.leave()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from dynolab import distributed
 from dynolab.training.job import TrainJob
 
 
@@ -22,6 +23,7 @@ def run(job: TrainJob) -> None:
         job.model, attention=job.config.engine.attention, tokenizer=tokenizer
     )
     train(job, policy, tokenizer)
+    distributed.leave()
 
 
 def main() -> None:

@@ -83,9 +83,9 @@ class RankEnd(BaseModel):
 
     The cause of a failure comes first by `order`: a process that ended without a record (killed,
     crashed, `os._exit`) ran no Python any more and is a cause; recorded exceptions, which may
-    follow from it, come next by time; last those that torchrun ended (SIGTERM, later SIGKILL) or
-    a communication library aborted (SIGABRT). `time` is seconds since 1970, on clocks that agree
-    between hosts as well as they are set.
+    follow from it, come next by time; then those that a communication library aborted (SIGABRT),
+    and last those that torchrun ended (SIGTERM, later SIGKILL). `time` is seconds since 1970, on
+    clocks that agree between hosts as well as they are set.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -122,7 +122,7 @@ class Running:
         ends = rank_ends(self.failures, self.share.logs)
         last = last_lines(self.share.log)
         # A torchrun that was killed is a cause; its own exceptions follow from lost connections.
-        group = 0 if code < 0 else 3
+        group = 0 if code < 0 else 4
         torchrun = RankEnd(rank=None, exit_code=code, group=group, time=0, last_lines=last)
         return min(ends, key=lambda end: end.order, default=torchrun)
 
@@ -227,11 +227,11 @@ def rank_ends(failures: Path, logs: Path) -> list[RankEnd]:
             )
         else:
             code, second = ends[rank]
-            was_ended = code in (-signal.SIGTERM, -signal.SIGABRT) or second > first_second + 1
+            was_ended = code == -signal.SIGTERM or second > first_second + 1
             end = RankEnd(
                 rank=rank,
                 exit_code=code,
-                group=2 if was_ended else 0,
+                group=3 if was_ended else 2 if code == -signal.SIGABRT else 0,
                 time=second,
                 last_lines=lines,
             )

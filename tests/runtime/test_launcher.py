@@ -245,6 +245,14 @@ def test_ranks_that_torchrun_had_to_kill_are_not_the_cause(tmp_path: Path) -> No
     assert (first.rank, first.last_lines) == (1, ["RuntimeError: a bug"])
 
 
+def test_a_rank_that_aborted_is_named_before_those_that_torchrun_ended(tmp_path: Path) -> None:
+    ends = {"0": [-signal.SIGTERM, 100], "1": [-signal.SIGABRT, 100]}
+    (tmp_path / "torchrun.json").write_text(json.dumps(ends))
+    assert min(rank_ends(tmp_path, tmp_path), key=lambda end: end.order).rank == 1
+    (tmp_path / "rank-0.json").write_text(json.dumps({"time": 99.5, "exit_code": 1}))
+    assert min(rank_ends(tmp_path, tmp_path), key=lambda end: end.order).rank == 0
+
+
 @pytest.mark.parametrize(
     "content",
     [
