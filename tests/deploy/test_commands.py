@@ -173,10 +173,15 @@ def test_each_service_comes_up_by_its_own_command_and_passes_its_own_check(
         assert (kept["type"], kept["base_job_template"]) == ("kubernetes", TEMPLATE)
         one = requests.get(f"{api}/deployments/name/study/study", headers=headers, timeout=30)
         assert one.ok and one.json()["entrypoint"] == "flows.deployed.study"
-        workers = requests.post(
-            f"{api}/work_pools/cpu/workers/filter", headers=headers, json={}, timeout=30
-        )
-        assert [(w["name"], w["status"]) for w in workers.json()] == [("cpu", "ONLINE")]
+
+        def workers() -> list[tuple[str, str]]:
+            found = requests.post(
+                f"{api}/work_pools/cpu/workers/filter", headers=headers, json={}, timeout=30
+            )
+            return [(worker["name"], worker["status"]) for worker in found.json()]
+
+        # A worker is healthy before its first heartbeat has come to the server.
+        assert until(workers, START_SECONDS) == [("cpu", "ONLINE")]
         assert requests.get(f"{api}/deployments/name/study/study", timeout=30).status_code == 401
         mlflow = f"http://127.0.0.1:{composed.mlflow}/api/2.0/mlflow/experiments/get"
         found = requests.get(mlflow, params={"experiment_id": "0"}, headers=headers, timeout=30)

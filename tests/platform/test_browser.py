@@ -88,7 +88,9 @@ def person(platform: Platform, request: pytest.FixtureRequest) -> Iterator[Perso
     for old in folder.glob("*.png"):
         old.unlink()
     with playwright.sync_playwright() as browsers:
-        browser = browsers.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = browsers.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
         page = browser.new_page(viewport={"width": 1400, "height": 1000})
         page.set_default_timeout(PATIENCE_MS)
         yield Person(page, folder)
