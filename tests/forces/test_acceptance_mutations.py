@@ -13,6 +13,7 @@ import torch
 
 from dynolab.data.batches import collate
 from dynolab.forces import contraction, factors, gram, problem, signals, views, weighted
+from dynolab.forces.derivatives import derivatives_of
 from dynolab.objectives import GRPO, GRPOConfig, base
 from tests.forces.families import OBSERVED, ROUTES, case, dpo_columns_by_differences
 from tests.forces.small_models import relative
@@ -24,6 +25,7 @@ every_route = pytest.mark.parametrize("route", ROUTES)
 def setting():
     """A tied model with one pair, and the true map of the pair on an observed response."""
     here = case("llama_tied", count=1)
+    derivatives_of(here.policy)  # measured once, and of the unbroken model
     return here, dpo_columns_by_differences(here.policy, OBSERVED[0], here.examples[0])
 
 
