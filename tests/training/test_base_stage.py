@@ -1,0 +1,356 @@
+"""The model that a study starts from: trained here or imported, and known by its content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import dynolab.hub
+import models.language
+import tasks.base
+import tasks.ranks.train
+from dynolab.errors import ConfigError
+from dynolab.store import Manifest, Store
+from dynolab.training.config import TrainConfig
+from dynolab.training.job import TrainJob
+from models.language import load_language_model, load_tokenizer
+from models.tiny import TinyConfig, build_tiny
+from tasks.base import BASE, BaseConfig, make_base, resolve_base
+from tasks.runtime.work import StageResult, Work
+from tests.training.small import make_policy, make_tokenizer
+
+DATA_KEY, BASE_KEY = "da" * 32, "ba" * 32
+
+
+class Shown:
+    """Progress that remembers which stage began with how many steps, and how it ended."""
+
+    def __init__(self) -> None:
+        self.began: list[tuple[str, int | None]] = []
+        self.ended: list[str] = []
+
+    def stage(self, name: str, total_steps: int | None) -> Shown:
+        self.began.append((name, total_steps))
+        return self
+
+    def update(self, step: int, text: str = "") -> None:
+        pass
+
+    def close(self, outcome: str = "done") -> None:
+        self.ended.append(outcome)
+
+
+class Bench:
+    """One attempt at the stage, over a store that holds its data."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(f"file://{folder}/store", cache=folder / "cache")
+        self.place = self.store.place("base", BASE_KEY)
+        self.folder, self.shown = folder, Shown()
+        source = folder / "made-data"
+        make_tokenizer().save_pretrained(source / "tokenizer")
+        (source / "corpus.jsonl").write_text('{"id": "r0", "prompt": "w1", "chosen": " w2"}\n')
+        place = self.store.place("data", DATA_KEY)
+        made = place.commit(source, Manifest(stage="data", key=DATA_KEY, version=1))
+        self.data = StageResult.of(place, made, cached=False)
+
+    def work(self, **settings: Any) -> Work[BaseConfig]:
+        return Work(
+            "the base",
+            BaseConfig(**settings),
+            {"data": self.data},
+            version=1,
+            scratch=self.folder / "scratch",
+            cache=self.folder / "cache",
+            store=self.store,
+            place=self.place,
+            tracker=SimpleNamespace(run_id=None),  # type: ignore[arg-type]
+            progress=self.shown,
+        )
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model's folder, as `save_pretrained` writes it."""
+    tokenizer = make_tokenizer()
+    make_policy(tokenizer).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[TrainJob]:
+    """The trainings that were asked for; none is run."""
+    asked: list[TrainJob] = []
+    monkeypatch.setattr(tasks.ranks.train, "run", asked.append)
+    return asked
+
+
+def assert_same_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
+    weights = other.state_dict()
+    assert weights.keys() == one.state_dict().keys()
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, weights[name]), name
+
+
+def test_the_built_in_model_is_trained_on_the_corpus_of_the_data(
+    bench: Bench, jobs: list[TrainJob]
+) -> None:
+    work = bench.work(seed=3, training=TrainConfig(steps=7))
+    make_base(work)
+    (job,) = jobs
+    data = work.input_folder("data")
+    assert job == TrainJob(
+        config=work.config.training,
+        model=work.scratch / "initial",
+        examples=data / "corpus.jsonl",
+        output=work.output,
+        resume_out=work.scratch / "resume",
+    )
+    assert work.step == 7
+    assert (bench.shown.began, bench.shown.ended) == ([("the base", 7)], ["done"])
+
+
+def test_the_built_in_model_has_its_seed_and_the_tokenizer_of_the_data(
+    bench: Bench, jobs: list[TrainJob]
+) -> None:
+    make_base(bench.work(seed=3))
+    initial = jobs[0].model
+    tokenizer = load_tokenizer(initial)
+    assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
+    model = load_language_model(initial, tokenizer=tokenizer)
+    assert_same_weights(model, build_tiny(TinyConfig(seed=3), tokenizer))
+
+
+def test_a_training_that_fails_leaves_its_newest_state_in_the_store(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(job: TrainJob) -> None:
+        for step in (2, 4):
+            state = job.resume_out / f"step-{step:08d}"
+            state.mkdir()
+            (state / "weights.bin").write_bytes(b"%d" % step)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(tasks.ranks.train, "run", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        make_base(bench.work(training=TrainConfig(steps=7)))
+    newest = bench.place.newest_resume()
+    assert newest is not None
+    step, state = newest
+    assert (step, (state / "weights.bin").read_bytes()) == (4, b"4")
+    assert bench.shown.ended == ["failed"]
+
+
+@pytest.mark.parametrize("source", ["builtin", "a/model"])
+def test_the_stage_trains_the_built_in_model_alone_and_tells_its_seconds(
+    source: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, object]] = []
+    readings = iter([10.0, 12.5])
+    monkeypatch.setattr(tasks.base, "_train", lambda work: done.append(("builtin", work)))
+    monkeypatch.setattr(tasks.base, "_import", lambda work: done.append(("a/model", work)))
+    monkeypatch.setattr(tasks.base, "time", SimpleNamespace(monotonic=lambda: next(readings)))
+    work = bench.work(source=source)
+    assert make_base(work) == {"seconds": 2.5}
+    assert done == [(source, work)]
+
+
+@pytest.mark.parametrize("written", ["whole", "~"])
+def test_a_folder_is_copied_with_its_tokenizer(
+    written: str, bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    source = str(folder) if written == "whole" else "~/model"
+    work = bench.work(source=source, revision=resolve_base(BaseConfig(source=source)).revision)
+    make_base(work)
+    assert [path.name for path in work.output.iterdir()] == ["model"]
+    copy = work.output / "model"
+    tokenizer = load_tokenizer(copy)
+    assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
+    assert_same_weights(
+        load_language_model(copy, tokenizer=tokenizer), make_policy(make_tokenizer())
+    )
+
+
+def test_a_folder_that_changed_since_the_study_began_is_refused(bench: Bench, folder: Path) -> None:
+    revision = resolve_base(BaseConfig(source=str(folder))).revision
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    work = bench.work(source=str(folder), revision=revision)
+    with pytest.raises(ConfigError) as caught:
+        make_base(work)
+    assert str(caught.value) == (
+        f"base.source = {str(folder)!r}: its files changed since the study began; run it again"
+    )
+    assert list(work.output.iterdir()) == []
+
+
+def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(bench: Bench, folder: Path) -> None:
+    larger = make_tokenizer()
+    larger.add_tokens([f"more{number}" for number in range(20)])
+    larger.save_pretrained(folder)
+    work = bench.work(
+        source=str(folder), revision=resolve_base(BaseConfig(source=str(folder))).revision
+    )
+    with pytest.raises(ConfigError, match="tokenizer"):
+        make_base(work)
+    assert list(work.output.iterdir()) == []
+
+
+def test_a_model_of_the_hub_is_loaded_at_its_commit(
+    bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Model and tokenizer are of one revision; a folder of that name is not looked for."""
+    asked: list[tuple[str, str, str | None]] = []
+
+    def tokenizer_of(source: str, *, revision: str | None = None) -> Any:
+        asked.append(("tokenizer", source, revision))
+        return load_tokenizer(folder)
+
+    def model_of(source: str, *, revision: str | None = None, tokenizer: Any = None) -> Any:
+        assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
+        asked.append(("model", source, revision))
+        return load_language_model(folder)
+
+    monkeypatch.setattr(models.language, "load_tokenizer", tokenizer_of)
+    monkeypatch.setattr(models.language, "load_language_model", model_of)
+    work = bench.work(source="someone/model", revision="c" * 40)
+    make_base(work)
+    assert asked == [
+        ("tokenizer", "someone/model", "c" * 40),
+        ("model", "someone/model", "c" * 40),
+    ]
+    assert_same_weights(
+        load_language_model(work.output / "model"), make_policy(make_tokenizer())
+    )
+
+
+def test_a_revision_means_nothing_to_a_folder(
+    bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands there is the hash of its content, which no loader could resolve."""
+    asked: list[str | None] = []
+
+    def tokenizer_of(source: str, *, revision: str | None = None) -> Any:
+        asked.append(revision)
+        return load_tokenizer(source)
+
+    def model_of(source: str, *, revision: str | None = None, tokenizer: Any = None) -> Any:
+        asked.append(revision)
+        return load_language_model(source)
+
+    monkeypatch.setattr(models.language, "load_tokenizer", tokenizer_of)
+    monkeypatch.setattr(models.language, "load_language_model", model_of)
+    make_base(
+        bench.work(
+            source=str(folder), revision=resolve_base(BaseConfig(source=str(folder))).revision
+        )
+    )
+    assert asked == [None, None]
+
+
+def test_the_built_in_model_has_no_revision_whatever_folders_there_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.rename(folder.with_name("builtin"))
+    monkeypatch.chdir(folder.parent)
+    config = BaseConfig(seed=5)
+    assert resolve_base(config) == config
+
+
+def test_a_folders_revision_is_the_hash_over_its_files_names_and_hashes(folder: Path) -> None:
+    """Whatever moves it has every study that starts from a folder compute anew."""
+    (folder / "more").mkdir()
+    (folder / "more/notes.txt").write_text("is not read with the model")
+    hashes = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.is_file()
+    }
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= hashes.keys()
+    expected = hashlib.sha256(json.dumps(dict(sorted(hashes.items()))).encode()).hexdigest()
+    config = BaseConfig(source=str(folder), revision="main", seed=4)
+    assert resolve_base(config) == config.model_copy(update={"revision": expected})
+
+
+@pytest.mark.parametrize(
+    ("given", "asked_for"), [(None, "main"), ("v2", "v2"), ("c" * 40, "c" * 40)]
+)
+def test_a_name_of_the_hub_is_pinned_to_the_commit_of_its_branch(
+    given: str | None, asked_for: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str, str, str]] = []
+
+    def resolve_commit(kind: str, name: str, revision: str, *, field: str) -> str:
+        asked.append((kind, name, revision, field))
+        return "d" * 40
+
+    monkeypatch.setattr(dynolab.hub, "resolve_commit", resolve_commit)
+    config = BaseConfig(source="someone/model", revision=given, seed=4)
+    assert resolve_base(config) == config.model_copy(update={"revision": "d" * 40})
+    assert asked == [("model", "someone/model", asked_for, "base.source")]
+
+
+def refusal(source: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve_base(BaseConfig(source=source))
+    return str(caught.value)
+
+
+def test_a_home_of_nobody_is_refused_by_field() -> None:
+    told = refusal("~nobody-of-that-name/model")
+    assert told.startswith("base.source = '~nobody-of-that-name/model': cannot be read (")
+    assert told.endswith("; name a path from the root or from here")
+
+
+def test_a_folder_without_configuration_is_refused_by_field(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    told = refusal(str(folder))
+    assert told.startswith(f"base.source = '{folder}/config.json': cannot be read (FileNotFound")
+    assert told.endswith("; save the model again")
+
+
+def test_a_folder_without_weights_is_refused_by_field(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert refusal(str(folder)) == (
+        f"base.source = {str(folder)!r}: the folder holds no *.safetensors weights; save the model "
+        "with save_pretrained"
+    )
+
+
+def test_a_folder_whose_settings_make_another_model_is_refused(folder: Path) -> None:
+    settings = json.loads((folder / "config.json").read_text())
+    settings["transformers_weights"] = "other.safetensors"
+    (folder / "config.json").write_text(json.dumps(settings))
+    assert refusal(str(folder)) == (
+        f"model = {str(folder)!r}: config.json sets transformers_weights: names weights of its "
+        "own; call them model.safetensors and leave it out"
+    )
+
+
+def test_a_folder_with_a_file_that_cannot_be_read_is_refused_by_field(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(path: Path) -> None:
+        raise PermissionError("is locked")
+
+    monkeypatch.setattr(tasks.base, "hash_file", locked)
+    assert refusal(str(folder)) == (
+        f"base.source = {str(folder)!r}: cannot be read (PermissionError: is locked); give a "
+        "folder that you can read"
+    )
+
+
+def test_a_models_key_is_of_its_content_and_not_of_where_it_lies() -> None:
+    assert (BASE.name, BASE.body, BASE.operational) == ("base", make_base, frozenset({"source"}))
