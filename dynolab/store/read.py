@@ -70,7 +70,7 @@ class Reader:
     def _fetch(self, source: Committed, path: str, entry: FileEntry, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         parts = self._cache / "parts"
-        parts.mkdir(parents=True, exist_ok=True)
+        parts.mkdir(exist_ok=True)
         part = parts / uuid4().hex
         try:
             for _ in range(2):  # the first mismatch may be the network's

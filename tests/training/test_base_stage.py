@@ -231,9 +231,7 @@ def test_a_model_of_the_hub_is_loaded_at_its_commit(
         ("tokenizer", "someone/model", "c" * 40),
         ("model", "someone/model", "c" * 40),
     ]
-    assert_same_weights(
-        load_language_model(work.output / "model"), make_policy(make_tokenizer())
-    )
+    assert_same_weights(load_language_model(work.output / "model"), make_policy(make_tokenizer()))
 
 
 def test_a_revision_means_nothing_to_a_folder(

@@ -1,0 +1,245 @@
+"""A claim's clock: when it is renewed, when it is stale, and what a waiting contender is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dynolab.errors import StoreError
+from dynolab.store import Claim, Store
+from dynolab.store import claim as claim_module
+from dynolab.store.filesystem import Files
+
+DEADLINE_SECONDS = 20
+ELSEWHERE = {"owner": "x", "host": "elsewhere", "pid": 17}
+
+
+def content(renewals: int) -> bytes:
+    """The claim of a process on another machine, as it stands after so many renewals."""
+    return json.dumps(ELSEWHERE | {"renewals": renewals}).encode()
+
+
+class Clock:
+    """Time that moves where somebody sleeps; each nap can have something happen."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.naps: list[float] = []
+        self.during: Iterator[Callable[[], object]] = iter(())
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        assert len(self.naps) < 1000, "waits without end"
+        self.now += seconds
+        next(self.during, lambda: None)()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which claims are stale."""
+    clock = Clock()
+    told = SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep)
+    monkeypatch.setattr(claim_module, "time", told)
+    return clock
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Store(f"file://{tmp_path}/store", cache=tmp_path / "cache").files
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_module, "RENEW_SECONDS", 0.005)
+
+
+def wait_until(reached: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not reached():
+        assert time.monotonic() < deadline, "did not happen"
+        time.sleep(0.002)
+
+
+def renewers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "claim"]
+
+
+def test_a_claim_says_whose_it_is(files: Files) -> None:
+    with Claim(files, "CLAIM") as claim:
+        assert claim.try_acquire()
+        told = json.loads(files.read("CLAIM"))
+        assert (told["host"], told["pid"]) == (socket.gethostname(), os.getpid())
+        assert told["renewals"] == 0
+        assert claim.holder() == f"process {os.getpid()} on {socket.gethostname()}"
+        with Claim(files, "OTHER") as other:
+            assert other.try_acquire()
+            assert json.loads(files.read("OTHER"))["owner"] != told["owner"]
+    assert files.children("") == []
+
+
+def test_a_renewal_counts_up_and_keeps_the_owner(
+    files: Files, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[dict[str, object]] = []
+    genuine = Files.replace
+
+    def replace(self: Files, path: str, data: bytes) -> None:
+        genuine(self, path, data)
+        written.append({"path": path, **json.loads(data)})
+
+    monkeypatch.setattr(Files, "replace", replace)
+    with Claim(files, "CLAIM") as claim:
+        assert claim.try_acquire()
+        first = json.loads(files.read("CLAIM"))
+        wait_until(lambda: len(written) >= 3)
+    assert written[:3] == [
+        {"path": "CLAIM", **first, "renewals": renewals} for renewals in (1, 2, 3)
+    ]
+
+
+def test_a_renewer_does_not_hold_up_the_end_of_its_process(files: Files) -> None:
+    assert renewers() == []
+    with Claim(files, "CLAIM") as claim:
+        assert claim.try_acquire()
+        (renewer,) = renewers()
+        assert renewer.daemon
+    assert renewers() == []
+
+
+def test_a_renewal_that_fails_is_told_and_tried_again(
+    files: Files, quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = [StoreError("no answer")]
+    genuine = Files.replace
+
+    def replace(self: Files, path: str, data: bytes) -> None:
+        if failures:
+            raise failures.pop()
+        genuine(self, path, data)
+
+    monkeypatch.setattr(Files, "replace", replace)
+    with Claim(files, "CLAIM") as claim:
+        assert claim.try_acquire()
+        wait_until(lambda: json.loads(files.read("CLAIM"))["renewals"] > 0)
+    assert caplog.messages == ["the claim could not be renewed: no answer"]
+
+
+def test_a_claim_that_another_took_over_is_no_longer_renewed(
+    files: Files, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Claim(files, "CLAIM") as claim:
+        assert claim.try_acquire()
+        # A renewal that is under way may write once more.
+        wait_until(lambda: files.replace("CLAIM", content(0)) or not renewers())
+        assert files.read("CLAIM") == content(0)
+    assert files.read("CLAIM") == content(0)
+    assert caplog.messages == ["another run took over the claim CLAIM"]
+
+
+def test_a_release_without_the_store_leaves_a_claim_that_turns_stale(
+    files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreachable(self: Files, path: str) -> None:
+        raise StoreError("no answer")
+
+    claim = Claim(files, "CLAIM")
+    assert claim.try_acquire()
+    monkeypatch.setattr(Files, "remove", unreachable)
+    claim.release()
+    assert caplog.messages == ["the claim could not be released: no answer"]
+    assert files.children("") == ["CLAIM"] and renewers() == []
+    claim.release()  # has nothing more to release
+    assert len(caplog.messages) == 1
+
+
+def test_a_claim_is_stale_after_a_minute_without_a_change(files: Files, clock: Clock) -> None:
+    files.create("CLAIM", content(0))
+    contender = Claim(files, "CLAIM")
+    assert not contender.try_acquire()
+    clock.now += 59.5
+    assert not contender.try_acquire() and files.read("CLAIM") == content(0)
+    files.replace("CLAIM", content(1))  # its holder lives
+    clock.now += 0.5
+    assert not contender.try_acquire() and files.read("CLAIM") == content(1)
+    clock.now += 59.5
+    assert not contender.try_acquire() and files.read("CLAIM") == content(1)
+    clock.now += 0.5
+    assert not contender.try_acquire() and files.children("") == []
+    assert contender.try_acquire()
+    contender.release()
+
+
+def test_who_is_succeeded_is_told(
+    files: Files, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for held in (content(0), b"not json"):
+        files.create("CLAIM", held)
+        contender = Claim(files, "CLAIM")
+        assert not contender.try_acquire()
+        clock.now += 60.0
+        assert not contender.try_acquire()
+    assert caplog.messages == [
+        "process 17 on elsewhere no longer computes: its claim is removed",
+        "a run no longer computes: its claim is removed",
+    ]
+
+
+def test_a_claim_that_nobody_holds_is_taken_without_waiting(files: Files, clock: Clock) -> None:
+    with Claim(files, "CLAIM") as claim:
+        assert claim.take_or_tell() == ""
+        assert clock.naps == []
+        assert claim.holder() == f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def test_a_holder_that_renews_is_told_at_its_next_renewal(files: Files, clock: Clock) -> None:
+    files.create("CLAIM", content(7))
+    clock.during = iter([lambda: None, lambda: files.replace("CLAIM", content(8))])
+    with Claim(files, "CLAIM") as claim:
+        assert claim.take_or_tell() == "process 17 on elsewhere"
+    assert clock.naps == [0.5, 0.5]
+    assert files.read("CLAIM") == content(8)
+
+
+def test_a_holder_that_came_first_by_a_moment_is_told_by_its_renewal(
+    files: Files, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was no claim at the first look, and another's when this one would have been made."""
+    genuine = Files.create
+
+    def create(self: Files, path: str, data: bytes) -> None:
+        if not files.children(""):
+            genuine(self, path, content(0))
+        genuine(self, path, data)
+
+    monkeypatch.setattr(Files, "create", create)
+    clock.during = iter([lambda: None, lambda: files.replace("CLAIM", content(1))])
+    with Claim(files, "CLAIM") as claim:
+        assert claim.take_or_tell(poll_seconds=2.0) == "process 17 on elsewhere"
+    assert clock.naps == [2.0, 2.0]
+
+
+def test_a_holder_that_falls_silent_is_succeeded_after_a_minute(files: Files, clock: Clock) -> None:
+    files.create("CLAIM", content(3))
+    with Claim(files, "CLAIM") as claim:
+        assert claim.take_or_tell(poll_seconds=10.0) == ""
+        assert clock.naps == [10.0] * 7  # the minute, and the look that finds it gone
+        assert claim.holder() == f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def test_a_claim_that_is_released_meanwhile_is_taken(files: Files, clock: Clock) -> None:
+    files.create("CLAIM", content(3))
+    clock.during = iter([lambda: files.remove("CLAIM")])
+    with Claim(files, "CLAIM") as claim:
+        assert claim.take_or_tell() == ""
+        assert clock.naps == [0.5]
