@@ -84,6 +84,37 @@ def test_an_operational_field_must_exist() -> None:
         key(operational=frozenset({"lunch.timeout"}))
 
 
+def test_an_unknown_field_is_told_with_those_that_there_are() -> None:
+    for dotted in ("lunch", "lunch.timeout", "ranks"):
+        with pytest.raises(ConfigError) as caught:
+            key(operational=frozenset({dotted}))
+        assert str(caught.value) == (
+            f"operational = {dotted!r}: names no field; there are: folder, kinds, launch, loss, lr"
+        )
+
+
+def test_an_operational_part_is_dropped_whole() -> None:
+    whole = frozenset({"launch"})
+    assert key(operational=whole) == key(Train(launch=None), operational=whole)
+    assert key(operational=whole) != key()
+
+
+def test_an_operational_field_of_what_has_no_fields_is_in_no_key() -> None:
+    plain = key(operational=frozenset())
+    for dotted in ("lr.rate", "launch.ranks.count", "launch.more", "launch.more.yet"):
+        assert key(operational=frozenset({dotted})) == plain
+
+
+def test_the_order_of_inputs_does_not_matter() -> None:
+    document = (
+        '{"config":{"ranks":2,"timeout":10.0},"inputs":{"a":"1","b":"2"},'
+        '"stage":"train","version":1}'
+    )
+    expected = hashlib.sha256(document.encode()).hexdigest()
+    for inputs in ({"a": "1", "b": "2"}, {"b": "2", "a": "1"}):
+        assert key(Launch(), operational=frozenset(), inputs=inputs) == expected
+
+
 def test_every_process_finds_the_same_key() -> None:
     program = "from test_keys import key; print(key())"
     for seed in ("1", "2"):  # of the order of sets
@@ -146,6 +177,32 @@ def test_values_without_one_meaning_are_refused_by_name(value: object) -> None:
         canonical({"outer": {"inner": [0, value]}})
     assert caught.value.field.startswith("config.outer.inner.1")
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            {"rate": float("nan")},
+            "config.rate = nan: give a finite number (null where there is none)",
+        ),
+        ([b"x"], "config.0 = b'x': a bytes cannot be part of a stage's key"),
+        ({1: 2}, "config = {1: 2}: a dict cannot be part of a stage's key"),
+        (Launch(timeout=float("inf")), "config.timeout = inf: give a finite number (null where "),
+    ],
+)
+def test_what_cannot_be_keyed_says_why(value: object, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        canonical(value)
+    assert str(caught.value).startswith(message)
+    with pytest.raises(ConfigError) as caught:
+        canonical(value, "extra")
+    assert str(caught.value).startswith(message.replace("config", "extra", 1))
+
+
+def test_the_fields_of_a_canonical_value_are_in_order() -> None:
+    assert list(canonical({"b": 1, "c": 2, "a": 3})) == ["a", "b", "c"]
+    assert list(canonical(Open(zeal=1, more=1, rate=2.0))) == ["more", "rate", "zeal"]
 
 
 class Weight(enum.Enum):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import secrets
 import shutil
@@ -13,7 +15,7 @@ import pytest
 
 from dynolab.store import Manifest, Place, Store
 from dynolab.store.manifest import hash_bytes
-from dynolab.store.signing import Signer
+from dynolab.store.signing import Signer, process_key
 
 KEY = "78" * 32
 SECRET = secrets.token_bytes(32)
@@ -54,6 +56,22 @@ def test_only_the_key_that_signed_can_tell(place: Place) -> None:
     assert not other.signed(b"manifest", signature)
 
 
+def test_a_signature_is_an_hmac_for_this_purpose_alone() -> None:
+    """Whatever moves it has every run begin from its first step."""
+    expected = hmac.new(SECRET, b"dynolab resume state\0manifest", hashlib.sha256).hexdigest()
+    assert Signer(lambda: SECRET).sign(b"manifest") == expected
+
+
+def test_without_a_key_a_process_believes_its_own_states_alone(tmp_path: Path) -> None:
+    assert len(process_key()) == 32 and process_key() == process_key()
+    url = f"file://{tmp_path}/store"
+    place = Store(url, cache=tmp_path / "cache").place("sft", KEY)
+    save(place, 10, tmp_path)
+    assert newest(Store(url, cache=tmp_path / "cache").place("sft", KEY)) == 10
+    assert newest(opened({"url": url}, tmp_path, process_key())) == 10
+    assert newest(opened({"url": url}, tmp_path, SECRET)) is None
+
+
 def test_workers_that_share_the_key_share_states(
     place: Place, store_settings: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -71,7 +89,10 @@ def test_a_state_under_another_key_is_passed_over_told_and_kept(
     foreign = opened(store_settings, tmp_path / "elsewhere", secrets.token_bytes(32))
     assert newest(foreign) is None
     (told,) = caplog.messages
-    assert "not signed with the key of this worker" in told and "DYNOLAB_KEY" in told
+    assert told.endswith(
+        f"/stages/sft/{KEY}/resume/step-00000010 counts as not committed: it is not signed with "
+        "the key of this worker; where workers share a store, give all of them the same DYNOLAB_KEY"
+    )
     assert SECRET.hex() not in told
     assert newest(place) == 10
 
