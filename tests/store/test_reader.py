@@ -107,6 +107,15 @@ def test_a_remote_result_is_fetched_whole_with_its_manifest(remote: Result) -> N
     assert list((remote.cache / "parts").iterdir()) == []
 
 
+def test_an_empty_result_is_a_folder_with_its_manifest(remote: Result, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    empty = Manifest(stage="sft", key=KEY, version=1)
+    made = remote.place.commit(tmp_path / "empty", empty, replace=True)
+    folder = remote.store.folder(remote.place.address(made), made.manifest.digest)
+    assert folder == remote.cache / made.folder
+    assert names(folder) == {"manifest.json"}
+
+
 def test_a_file_is_fetched_once(remote: Result) -> None:
     remote.read("model")
     assert sorted(remote.fetched) == ["model/config.json", "model/weights.bin"]
