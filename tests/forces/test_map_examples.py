@@ -40,9 +40,7 @@ class Letters:
 
 
 def completion(advantage: float, *tokens: int) -> RecordedCompletion:
-    return RecordedCompletion(
-        encoded=Encoded((1, *tokens), 1), advantage=[advantage] * len(tokens)
-    )
+    return RecordedCompletion(encoded=Encoded((1, *tokens), 1), advantage=[advantage] * len(tokens))
 
 
 def probe(pair: str, kind: str) -> ProbeRow:
@@ -195,9 +193,11 @@ def test_a_job_of_a_realised_step_holds_its_tensors_too(
 ) -> None:
     scale, history, at = ({"a.w": torch.tensor([value])} for value in (1.0, 2.0, 3.0))
     step = replace(
-        question, update=FrozenUpdate(scale, history), at=at, objective=DPOConfig(), updating=[
-            RecordedExample(id="x", chosen=Encoded((1, 2), 1), rejected=Encoded((1, 3), 1))
-        ],
+        question,
+        update=FrozenUpdate(scale, history),
+        at=at,
+        objective=DPOConfig(),
+        updating=[RecordedExample(id="x", chosen=Encoded((1, 2), 1), rejected=Encoded((1, 3), 1))],
     )
     job = asked_of(step, tmp_path)
     assert job.tensors == tmp_path / "tensors"

@@ -145,7 +145,5 @@ def test_a_manifest_that_says_too_little_is_refused(tmp_path: Path, missing: str
     for text in (json.dumps(rest), "{torn", "3"):
         (tmp_path / "manifest.json").write_text(text)
         for ask in (MapFolder.open, MapFolder.join):
-            with pytest.raises(
-                CorruptData, match="is no force map's manifest; remove the folder"
-            ):
+            with pytest.raises(CorruptData, match="is no force map's manifest; remove the folder"):
                 ask(tmp_path)

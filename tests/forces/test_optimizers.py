@@ -28,9 +28,7 @@ OPTIMIZERS: dict[str, tuple[OptimizerConfig, Callable[[list[Tensor]], torch.opti
         OptimizerConfig(
             name="adamw", learning_rate=ETA, betas=(0.8, 0.9), weight_decay=DECAY, epsilon=EPSILON
         ),
-        lambda w: torch.optim.AdamW(
-            w, lr=ETA, betas=(0.8, 0.9), weight_decay=DECAY, eps=EPSILON
-        ),
+        lambda w: torch.optim.AdamW(w, lr=ETA, betas=(0.8, 0.9), weight_decay=DECAY, eps=EPSILON),
     ),
     "rmsprop": (
         OptimizerConfig(
@@ -103,9 +101,7 @@ def test_history_is_what_the_step_does_beside_the_batch_by_hand() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_that_has_not_stepped_has_zeros_for_its_state(name: str) -> None:
-    zeros = dict.fromkeys(
-        ("momentum_buffer", "exp_avg", "exp_avg_sq", "square_avg"), 0.0
-    )
+    zeros = dict.fromkeys(("momentum_buffer", "exp_avg", "exp_avg_sq", "square_avg"), 0.0)
     none, zero = one_number(name, {}, 0), one_number(name, zeros, 0)
     assert torch.equal(none.scale["w"], zero.scale["w"])
     assert torch.equal(none.history["w"], zero.history["w"])

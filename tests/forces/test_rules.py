@@ -117,7 +117,10 @@ def test_a_head_that_trains_whole_is_its_active_copy() -> None:
     plain, copy = nn.Linear(2, 3), nn.Linear(2, 3)
     for head, expected in (
         (plain, plain),
-        (SimpleNamespace(modules_to_save={"other": plain, "own": copy}, active_adapters=["own"]), copy),
+        (
+            SimpleNamespace(modules_to_save={"other": plain, "own": copy}, active_adapters=["own"]),
+            copy,
+        ),
     ):
         causal = SimpleNamespace(get_output_embeddings=lambda head=head: head)
         assert head_module(causal) is expected  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ def test_a_replay_error_is_the_gap_relative_to_the_change() -> None:
     assert replay_error(split, one) == pytest.approx(0.2)
     with pytest.raises(
         ConfigError,
-        match="record = 0.0: the recorded step changed no weight; record another step",
+        match=r"record = 0\.0: the recorded step changed no weight; record another step",
     ):
         replay_error(split, step(one.before, one.before))
 

@@ -114,7 +114,10 @@ def test_every_response_of_both_sides_is_redrawn_to_its_own_number():
     for drawn, side in ((rows, 3), (columns, 5)):
         # A draw holds each of its rows once per column, and the other way round.
         assert all((np.bincount(draw) % side == 0).all() for draw in drawn)
-    for again, same in ((_drawn((5, 3), False, 40, 0), True), (_drawn((5, 3), False, 40, 1), False)):
+    for again, same in (
+        (_drawn((5, 3), False, 40, 0), True),
+        (_drawn((5, 3), False, 40, 1), False),
+    ):
         assert np.array_equal(again[0][0], rows) == same
 
 
@@ -194,9 +197,7 @@ def test_three_pairs_are_enough():
     assert kernel_stability(three, resamples=10).agreements[0].correlation == pytest.approx(1)
     # Without the diagonal two of four pairs are left.
     two = {"a": reading([[1.0, 2.0], [3.0, 4.0]]), "b": reading([[1.0, 2.0], [3.0, 5.0]])}
-    with pytest.raises(
-        ConfigError, match=r"sizes = \(2, 2\): ranks need three pairs or more"
-    ):
+    with pytest.raises(ConfigError, match=r"sizes = \(2, 2\): ranks need three pairs or more"):
         kernel_stability(two, exclude_diagonal=True, resamples=10)
 
 

@@ -55,7 +55,10 @@ def test_scores_are_weighted_sums_at_the_responses_temperature(policy: PolicyFun
         logits = policy.model(torch.tensor([SEQUENCE.ids])).logits[0, 3:6]
     logps = torch.log_softmax(logits / 0.5, dim=-1)
     expected = [
-        sum(float(w * logps[row, t]) for w, t in zip(one.weights[row], one.targets[row], strict=True))
+        sum(
+            float(w * logps[row, t])
+            for w, t in zip(one.weights[row], one.targets[row], strict=True)
+        )
         for row in range(3)
     ]
     assert one.scores(policy, policy.weights).tolist() == pytest.approx(expected, rel=1e-10)
@@ -79,5 +82,7 @@ def test_scores_along_directions_are_derivatives_of_the_scores(policy: PolicyFun
         truth = []
         for score in scores:
             gradients = torch.autograd.grad(score, list(leaves.values()), retain_graph=True)
-            truth.append(sum((g * d).sum() for g, d in zip(gradients, change.values(), strict=True)))
+            truth.append(
+                sum((g * d).sum() for g, d in zip(gradients, change.values(), strict=True))
+            )
         assert relative(row, torch.stack(truth)) < 1e-10
