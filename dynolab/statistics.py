@@ -100,8 +100,8 @@ def ratio_interval(
     n = names.size
     if n == 0 or wholes.sum() == 0:
         return Interval(np.nan, np.nan, np.nan, 0)
-    sums = np.bincount(index, parts, n)
-    totals = np.bincount(index, wholes, n)
+    sums = np.bincount(index, parts)
+    totals = np.bincount(index, wholes)
     whole = float(sums.sum() / totals.sum())
     if n == 1:
         return Interval(whole, np.nan, np.nan, 1)
@@ -144,7 +144,6 @@ def bootstrap(
         redrawn = scipy.stats.bootstrap(
             (np.arange(n),),
             lambda places, axis: statistic(places),
-            vectorized=True,
             method="percentile",
             n_resamples=RESAMPLES,
             rng=np.random.default_rng(0),

@@ -132,6 +132,23 @@ def test_an_unexplained_share_by_hand() -> None:
     assert found.mean - found.low == pytest.approx(12.706205 / 32, abs=1e-6)
 
 
+def test_what_is_left_over_counts_by_its_square_whatever_its_sign() -> None:
+    # Σ(measured − predicted)² = 4 + 9, Σ measured² = 1 + 25.
+    measured, predicted = np.array([1.0, 5.0]), np.array([3.0, 2.0])
+    assert unexplained_share(measured, predicted, np.array(["a", "b"])).mean == 13 / 26
+
+
+def test_a_ratio_divides_by_no_zero() -> None:
+    """A pair that alone holds the whole leaves no ratio without it, and no warning either."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lone = ratio_interval(np.array([1.0, 0.0]), np.array([2.0, 0.0]), np.array(["a", "b"]))
+        assert math.isnan(lone.low) and math.isnan(lone.high)
+        # One is no zero: without a 0/1, without b 1/1, of 1/2. Spread √(½ · 2 · ¼) = ½.
+        even = ratio_interval(np.array([1.0, 0.0]), np.ones(2), np.array(["a", "b"]))
+    assert (even.low, even.high) == pytest.approx((0.5 - 6.353102, 0.5 + 6.353102), abs=1e-6)
+
+
 def test_an_interval_is_clear_on_one_side_of_zero_alone() -> None:
     assert clear(Interval(2, 1, 3, 5)) and clear(Interval(-2, -3, -1, 5))
     assert not clear(Interval(1, 0, 2, 5)) and not clear(Interval(-1, -2, 0, 5))
@@ -171,6 +188,12 @@ def test_the_bootstrap_leaves_out_draws_that_have_no_statistic() -> None:
     assert all(map(math.isnan, bootstrap(lambda at: values[at].mean(-1), 1)))
 
 
+def test_two_items_are_enough_to_redraw() -> None:
+    # A quarter of the draws is the first item twice, a quarter the second twice.
+    values = np.array([1.0, 2.0])
+    assert bootstrap(lambda at: values[at].mean(-1), 2) == (1, 2)
+
+
 def test_percentile_ends_by_hand() -> None:
     # The 2.5% and 97.5% places of 0..200 are 5 and 195.
     draws = np.concatenate([np.arange(201.0)[::-1], [NAN, np.inf]])
@@ -200,11 +223,25 @@ def test_without_an_order_there_is_no_rank_correlation() -> None:
     assert rank_correlation(np.array([1.0, 2.0]), np.array([4.0, 3.0])) == -1
 
 
+def test_single_values_have_no_rank_correlation_draw_by_draw() -> None:
+    """One number a draw, as many axes as the draws have."""
+    for draws in ((), (2,), (2, 3)):
+        found = rank_correlation(np.ones((*draws, 1)), np.ones((*draws, 1)))
+        assert found.shape == draws and np.isnan(found).all()
+
+
 def test_the_area_under_the_curve_by_hand() -> None:
     # Positives 1 and 3 against 0, 1, 2: wins 1 + ½ + 0 and 3, of 6 couples.
     scores, positive = np.array([1.0, 3, 0, 1, 2]), np.array([True, True, False, False, False])
     assert auc(scores, positive) == pytest.approx(4.5 / 6)
-    assert np.isnan(auc(scores, positive & False)) and np.isnan(auc(scores, positive | True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isnan(auc(scores, positive & False)) and np.isnan(auc(scores, positive | True))
+
+
+def test_one_positive_and_one_negative_make_an_area() -> None:
+    scores = np.array([[2.0, 1.0], [1.0, 2.0], [1.0, 1.0]])
+    assert auc(scores, np.array([[True, False]] * 3)).tolist() == [1, 0, 0.5]
 
 
 def test_the_areas_of_many_draws_are_scikit_learns() -> None:

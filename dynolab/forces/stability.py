@@ -130,7 +130,7 @@ def _drawn(
     for _ in range(resamples):
         rows = rng.integers(shape[0], size=shape[0])
         columns = rows if together else rng.integers(shape[1], size=shape[1])
-        o, u = (axis.ravel() for axis in np.meshgrid(rows, columns, indexing="ij"))
+        o, u = (axis.ravel() for axis in np.meshgrid(rows, columns))
         kept = o != u if together else slice(None)
         draw = np.stack([o[kept], u[kept]])
         cells.setdefault(draw.shape[1], []).append(draw)

@@ -7,7 +7,7 @@ import torch
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.forces.kernel_size import KernelSizes, Squares, kernel_sizes
-from dynolab.forces.stability import _drawn, kernel_stability
+from dynolab.forces.stability import _drawn, _reliability, _verdict, kernel_stability
 from dynolab.objectives import SFTConfig
 from dynolab.statistics import rank_correlation
 from dynolab.training.config import OptimizerConfig, TrainConfig
@@ -105,6 +105,115 @@ def test_one_set_of_responses_is_redrawn_on_both_sides_together():
     ((every_row, every_column),) = _drawn((6, 6), False, 50, 0)
     assert every_row.shape == every_column.shape == (50, 36)
     assert any(set(r) != set(c) for r, c in zip(every_row, every_column, strict=True))
+
+
+def test_every_response_of_both_sides_is_redrawn_to_its_own_number():
+    ((rows, columns),) = _drawn((5, 3), False, 40, 0)
+    assert rows.shape == columns.shape == (40, 15)
+    assert set(rows.ravel()) == set(range(5)) and set(columns.ravel()) == set(range(3))
+    for drawn, side in ((rows, 3), (columns, 5)):
+        # A draw holds each of its rows once per column, and the other way round.
+        assert all((np.bincount(draw) % side == 0).all() for draw in drawn)
+    for again, same in (
+        (_drawn((5, 3), False, 40, 0), True),
+        (_drawn((5, 3), False, 40, 1), False),
+    ):
+        assert np.array_equal(again[0][0], rows) == same
+
+
+def test_a_reading_is_as_reliable_as_its_errors_are_small_by_hand():
+    # log ‖K‖ is 0, 1, 2 with variance (1 + 0 + 1)/2 = 1; errors of ½ leave 1 − ¼.
+    cells = np.ones((1, 3), dtype=bool)
+    norms = np.exp([[0.0, 1.0, 2.0]])
+    assert _reliability(reading(norms, error=0.5), "raw", cells) == pytest.approx(0.75)
+    assert _reliability(reading(norms), "raw", cells) == 1
+    # More noise than there is variance; and no variance to be noise of.
+    assert _reliability(reading(norms, error=1.5), "raw", cells) == 0
+    assert _reliability(reading([[2.0, 2.0, 2.0]], error=0.5), "raw", cells) == 0
+    # Of the first two: variance ½.
+    cells[0, 2] = False
+    assert _reliability(reading(norms, error=0.5), "raw", cells) == pytest.approx(0.5)
+
+
+def test_the_ceiling_is_the_root_of_both_reliabilities():
+    norms = np.exp([[0.0, 1.0, 2.0]])
+    sizes = {"a": reading(norms, error=0.5), "b": reading(norms, error=0.25)}
+    (one,) = kernel_stability(sizes, resamples=10).agreements
+    assert one.ceiling == pytest.approx((0.75 * (1 - 1 / 16)) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ceiling", "verdict"),
+    [
+        (0.81, 0.9, 1.0, "holds"),
+        (0.8, 0.9, 1.0, "unclear"),
+        (0.81, 0.9, 0.8, "holds"),
+        (0.81, 0.9, 0.79, "unclear"),
+        (0.1, 0.71, 0.9, "breaks down"),
+        (0.1, 0.75, 0.9, "unclear"),
+        (0.1, 0.4, 0.5, "unclear"),
+    ],
+)
+def test_a_verdict_is_given_where_the_whole_interval_bears_it(low, high, ceiling, verdict):
+    assert _verdict(low, high, ceiling, 0.8) == verdict
+
+
+def test_an_interval_that_ends_at_the_threshold_is_not_below_it():
+    assert _verdict(0.1, 0.5, 1.0, 0.5) == "unclear"
+
+
+def test_the_centred_norm_is_compared_unless_the_raw_one_is_asked_for():
+    """With 1000 draws of seed 0; another seed draws another interval."""
+    raw, centred = reading(norms(0)).raw_squares, reading(norms(1)).raw_squares
+    other = reading(norms(2)).raw_squares
+    sizes = {"a": KernelSizes(raw, centred, 1, 8, 0), "b": KernelSizes(other, other, 1, 8, 0)}
+    found = kernel_stability(sizes)
+    assert (found.norm, found.threshold) == ("centred", 0.8)
+    (one,) = found.agreements
+    (same,) = kernel_stability(sizes, norm="centred", resamples=1000, seed=0).agreements
+    assert (one.low, one.high) == (same.low, same.high)
+    assert one.correlation == pytest.approx(rank_correlation(norms(1).ravel(), norms(2).ravel()))
+    np.testing.assert_allclose(one.growth, norms(2) / norms(1) - 1)
+    (another,) = kernel_stability(sizes, seed=1).agreements
+    assert (another.low, another.high) != (one.low, one.high)
+    asked = kernel_stability(sizes, norm="raw", threshold=0.6, resamples=10)
+    assert (asked.norm, asked.threshold) == ("raw", 0.6)
+    (one,) = asked.agreements
+    assert one.correlation == pytest.approx(rank_correlation(norms(0).ravel(), norms(2).ravel()))
+
+
+def test_the_ceiling_is_of_the_norm_that_is_compared():
+    exact, noisy = reading(norms(0)).raw_squares, reading(norms(0), error=0.5).raw_squares
+    sizes = dict.fromkeys("ab", KernelSizes(noisy, exact, 1, 8, 0))
+    ceilings = {
+        norm: kernel_stability(sizes, norm=norm, resamples=10).agreements[0].ceiling
+        for norm in ("raw", "centred")
+    }
+    assert ceilings["raw"] < 1 and ceilings["centred"] == 1
+
+
+def test_three_pairs_are_enough():
+    three = {"a": reading([[1.0], [2.0], [3.0]]), "b": reading([[1.0], [2.0], [5.0]])}
+    assert kernel_stability(three, resamples=10).agreements[0].correlation == pytest.approx(1)
+    # Without the diagonal two of four pairs are left.
+    two = {"a": reading([[1.0, 2.0], [3.0, 4.0]]), "b": reading([[1.0, 2.0], [3.0, 5.0]])}
+    with pytest.raises(ConfigError, match=r"sizes = \(2, 2\): ranks need three pairs or more"):
+        kernel_stability(two, exclude_diagonal=True, resamples=10)
+
+
+@pytest.mark.parametrize("zero", ["raw", "centred"])
+def test_a_pair_that_is_not_coupled_is_refused_under_either_norm(zero):
+    some, none = (np.array([[0.1, 0.2], [0.3, least]]) for least in (0.4, 0.0))
+    squares = {"raw": reading(some).raw_squares, "centred": reading(some).raw_squares}
+    coupled = KernelSizes(*squares.values(), rank=1, probes=8, seed=0)
+    squares[zero] = reading(none).raw_squares
+    uncoupled = KernelSizes(*squares.values(), rank=1, probes=8, seed=0)
+    kernel_stability({"a": coupled, "b": coupled}, resamples=10)
+    with pytest.raises(
+        ConfigError,
+        match=r"sizes\[b\] = 0.0: a pair is not coupled at all; leave its response out",
+    ):
+        kernel_stability({"a": coupled, "b": uncoupled}, resamples=10)
 
 
 def test_a_few_steps_keep_the_ranks_better_than_another_model_does():

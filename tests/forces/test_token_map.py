@@ -18,6 +18,9 @@ from dynolab.forces import (
     token_forces,
 )
 from dynolab.forces.token_map import token_strings
+from dynolab.objectives import GRPOConfig
+from dynolab.training.record import RecordedGroup
+from dynolab.training.recorded import RecordedCompletion
 from tests.forces.small_models import (
     encoded,
     neox,
@@ -68,6 +71,10 @@ class Letters:
         return f"<{token}>"
 
 
+def read(sequence: Encoded) -> list[str]:
+    return [f"<{token}>" for token in sequence.ids[sequence.prompt_length :]]
+
+
 def test_the_written_map_names_its_tokens():
     model = neox()
     record = recorded(model, count=3)
@@ -83,11 +90,17 @@ def test_the_written_map_names_its_tokens():
         observed=OBSERVED,
     )
     assert made.observed_tokens == [f"<{token}>" for token in OBSERVED.ids[4:]]
-    assert len(made.chosen_tokens) == one.chosen.response_length
-    assert len(made.rejected_tokens) == one.rejected.response_length
+    assert made.chosen_tokens == read(one.chosen)
+    assert made.rejected_tokens == read(one.rejected)
+    assert (made.stage, made.step) == ("dpo", record.facts.step)
+    assert (made.observed_id, made.updating_id) == ("other", one.id)
+    assert made.learning_rate == record.facts.learning_rate
+    force = token_forces(record, policy, split_step(record, policy).update, 2, OBSERVED)
+    assert made.force == force.tolist()
     assert len(made.force) == 6
     assert all(len(row) == len(made.chosen_tokens + made.rejected_tokens) for row in made.force)
-    with pytest.raises(ConfigError, match="updating_id"):
+    named = r"updating_id = 'nobody': name an example of the step: \['pair-0', 'pair-1', 'pair-2'\]"
+    with pytest.raises(ConfigError, match=named):
         build_token_map(
             record,
             policy,
@@ -113,3 +126,62 @@ def test_tokens_are_shown_with_the_spaces_and_bytes_that_decoding_loses() -> Non
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=own, eos_token="</s>", unk_token="<unk>")
     shown = token_strings(Encoded((4, 2, 3, 4, 5, 0, 1), 1), tokenizer)
     assert shown == [" ", " a", "b", "<0xE2>", "<unk>", "</s>"]
+
+
+def test_a_space_that_decoding_keeps_is_shown_once() -> None:
+    own = Tokenizer(models.BPE(vocab={"▁a": 0, "b": 1}, merges=[]))
+    own.decoder = decoders.Replace("▁", " ")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=own)
+    assert token_strings(Encoded((0, 1), 0), tokenizer) == [" a", "b"]
+
+
+def test_a_groups_map_lists_all_completions_that_were_pushed_up_first() -> None:
+    record = recorded(neox(), count=2)
+    first, second = record.examples
+    group = RecordedGroup(
+        id="group",
+        completions=tuple(
+            RecordedCompletion(
+                encoded=sequence,
+                advantage=[advantage] * sequence.response_length,
+                old=[-1.0] * sequence.response_length,
+            )
+            for sequence, advantage in (
+                (first.chosen, 0.5),
+                (first.rejected, -1.0),
+                (second.chosen, 0.4),
+                (second.rejected, -0.2),
+            )
+        ),
+    )
+    facts = record.facts.model_copy(update={"objective": GRPOConfig()})
+    grouped = dataclasses.replace(record, facts=facts, examples=(group,))
+    policy = PolicyFunction(neox(), torch.float64)
+    made = build_token_map(
+        grouped,
+        policy,
+        Letters(),
+        stage="grpo",
+        updating_id="group",
+        observed_id="other",
+        observed=OBSERVED,
+    )
+    assert made.chosen_tokens == read(first.chosen) + read(second.chosen)
+    assert made.rejected_tokens == read(first.rejected) + read(second.rejected)
+    assert all(len(row) == len(made.chosen_tokens + made.rejected_tokens) for row in made.force)
+
+
+def test_a_parameter_that_a_response_does_not_reach_does_not_move() -> None:
+    model = neox()
+    record = recorded(model, count=2)
+    idle = {"idle": torch.ones(2, dtype=torch.float64)}
+    model.register_parameter("idle", torch.nn.Parameter(idle["idle"].clone()))
+    wider = dataclasses.replace(
+        record, before={**record.before, **idle}, after={**record.after, **idle}
+    )
+    policy = PolicyFunction(model, torch.float64)
+    split = split_step(wider, policy)
+    assert split.from_chosen["idle"].tolist() == split.from_rejected["idle"].tolist() == [0, 0]
+    plain = PolicyFunction(neox(), torch.float64)
+    expected = token_forces(record, plain, split_step(record, plain).update, 1, OBSERVED)
+    assert relative(token_forces(wider, policy, split.update, 1, OBSERVED), expected) < 1e-12

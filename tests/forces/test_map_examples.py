@@ -1,0 +1,213 @@
+"""Which blocks of a map are shown, with which tokens; and what a rank is told of its map."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dynolab.data.encode import Encoded
+from dynolab.data.rows import ProbeRow
+from dynolab.forces import ForceMap, FrozenUpdate, PolicyFunction, map_examples, map_job
+from dynolab.forces.analysis import Question
+from dynolab.forces.force_map import MapFacts
+from dynolab.forces.map_examples import token_maps
+from dynolab.forces.map_job import MapJob, fill_map
+from dynolab.forces.problem import Updating
+from dynolab.objectives import DPOConfig, GRPOConfig
+from dynolab.training.record import RecordedExample, RecordedGroup
+from dynolab.training.recorded import RecordedCompletion
+from tests.forces.small_models import neox
+
+FACTS = MapFacts("columns", "float32", "sdpa", "grpo", 0.1, False, "all")
+
+
+class Letters:
+    """Token n reads as t<n>."""
+
+    all_special_ids = ()
+
+    def decode(self, ids: list[int]) -> str:
+        return f"t{ids[0]}"
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return f"t{token}"
+
+
+def completion(advantage: float, *tokens: int) -> RecordedCompletion:
+    return RecordedCompletion(encoded=Encoded((1, *tokens), 1), advantage=[advantage] * len(tokens))
+
+
+def probe(pair: str, kind: str) -> ProbeRow:
+    return ProbeRow(
+        pair_id=pair, split="train", kind=kind, prompt="p", response="r", made_by="test"
+    )
+
+
+@pytest.fixture(scope="module")
+def question() -> Question:
+    """A group of four completions, and one of one, observed by two answers."""
+    groups = (
+        RecordedGroup(
+            id="many",
+            completions=(
+                completion(-1.0, 11),
+                completion(0.5, 12, 13),
+                completion(0.4, 14),
+                completion(-0.2, 15),
+            ),
+        ),
+        RecordedGroup(id="one", completions=(completion(1.0, 16),)),
+    )
+    return Question(
+        PolicyFunction(neox(), torch.float64),
+        Letters(),  # type: ignore[arg-type]
+        [
+            (probe("many", "chosen"), Encoded((1, 21, 22), 1)),
+            (probe("other", "rejected"), Encoded((1, 2, 23), 2)),
+        ],
+        groups,
+        GRPOConfig(),
+        0.1,
+        0.3,
+        step=7,
+    )
+
+
+@pytest.fixture(scope="module")
+def found() -> ForceMap:
+    updating = (
+        Updating("many", "rejected", (11,)),
+        Updating("many", "chosen", (12, 13)),
+        Updating("many", "chosen", (14,)),
+        Updating("many", "rejected", (15,)),
+        Updating("one", "chosen", (16,)),
+    )
+    force = np.arange(18.0).reshape(3, 6)
+    return ForceMap(force, ((21, 22), (23,)), updating, FACTS)
+
+
+def places(maps: list[Any]) -> list[tuple[str, str]]:
+    return [(one.observed_id, one.updating_id) for one in maps]
+
+
+def test_a_groups_block_shows_what_was_pushed_up_before_what_was_pushed_down(
+    question: Question, found: ForceMap
+) -> None:
+    shown = token_maps(question, found, 1)[0]
+    assert (shown.observed_id, shown.observed_kind, shown.updating_id) == (
+        *("many", "chosen", "many"),
+    )
+    assert (shown.stage, shown.step, shown.learning_rate) == ("grpo", 7, 0.3)
+    assert shown.observed_tokens == ["t21", "t22"]
+    assert shown.chosen_tokens == ["t12", "t13", "t14"]
+    assert shown.rejected_tokens == ["t11", "t15"]
+    assert shown.force == [[1.0, 2.0, 3.0, 0.0, 4.0], [7.0, 8.0, 9.0, 6.0, 10.0]]
+
+
+def test_own_answers_are_shown_first_then_the_shortest_updating_ones(
+    question: Question, found: ForceMap
+) -> None:
+    order = [("many", "many"), ("many", "one"), ("other", "one"), ("other", "many")]
+    assert places(token_maps(question, found, 9)) == order
+    assert places(token_maps(question, found, 2)) == order[:2]
+
+
+def test_blocks_of_too_many_cells_are_left_out(
+    question: Question, found: ForceMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two observed tokens by five updating ones are ten cells."""
+    monkeypatch.setattr(map_examples, "MOST_CELLS", 10)
+    assert ("many", "many") in places(token_maps(question, found, 9))
+    monkeypatch.setattr(map_examples, "MOST_CELLS", 9)
+    assert places(token_maps(question, found, 9)) == [
+        ("many", "one"),
+        ("other", "one"),
+        ("other", "many"),
+    ]
+
+
+def asked_of(question: Question, folder: Path) -> MapJob:
+    return MapJob.of(
+        question,
+        model=folder / "model",
+        adapter=folder / "adapter",
+        tensors=folder / "tensors",
+        folder=folder / "map",
+        memory_bytes=12345,
+    )
+
+
+@pytest.fixture
+def filled(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `force_map` was asked for."""
+    asked: dict[str, Any] = {}
+
+    def watched(policy: PolicyFunction, observed: Any, updating: Any, objective: Any, **more: Any):  # type: ignore[no-untyped-def]
+        asked.update(
+            policy=policy, observed=observed, updating=updating, objective=objective, **more
+        )
+
+    monkeypatch.setattr(map_job, "force_map", watched)
+    return asked
+
+
+def test_a_job_of_a_gradient_step_holds_the_question(
+    question: Question, tmp_path: Path, filled: dict[str, Any]
+) -> None:
+    job = asked_of(question, tmp_path)
+    assert job == MapJob(
+        model=tmp_path / "model",
+        adapter=tmp_path / "adapter",
+        observed=[sequence for _, sequence in question.observed],
+        updating=list(question.updating),
+        objective=question.objective,
+        learning_rate=0.3,
+        tensors=None,
+        memory_bytes=12345,
+        folder=tmp_path / "map",
+    )
+    assert not (tmp_path / "tensors").exists()
+    fill_map(job, question.policy)
+    objective = filled.pop("objective")
+    assert objective.config == question.objective
+    assert filled == {
+        "policy": question.policy,
+        "observed": job.observed,
+        "updating": job.updating,
+        "update": 0.3,
+        "at": None,
+        "memory_bytes": 12345,
+        "folder": tmp_path / "map",
+        "over_ranks": True,
+    }
+
+
+def test_a_job_of_a_realised_step_holds_its_tensors_too(
+    question: Question, tmp_path: Path, filled: dict[str, Any]
+) -> None:
+    scale, history, at = ({"a.w": torch.tensor([value])} for value in (1.0, 2.0, 3.0))
+    step = replace(
+        question,
+        update=FrozenUpdate(scale, history),
+        at=at,
+        objective=DPOConfig(),
+        updating=[RecordedExample(id="x", chosen=Encoded((1, 2), 1), rejected=Encoded((1, 3), 1))],
+    )
+    job = asked_of(step, tmp_path)
+    assert job.tensors == tmp_path / "tensors"
+    assert {name: one.item() for name, one in load_file(job.tensors).items()} == {
+        "scale|a.w": 1.0,
+        "history|a.w": 2.0,
+        "at|a.w": 3.0,
+    }
+    fill_map(MapJob.model_validate_json(job.model_dump_json()), step.policy)
+    assert (filled["update"].scale, filled["update"].history, filled["at"]) == (scale, history, at)
+    unplaced = asked_of(replace(step, at=None), tmp_path)
+    fill_map(unplaced, step.policy)
+    assert filled["at"] == {} and filled["update"].scale == scale

@@ -1,0 +1,152 @@
+"""A policy's arithmetic: which weights it takes, at which temperature, how many at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynolab.data.batches import collate
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+from dynolab.forces import PolicyFunction, View
+from dynolab.forces.policy import cast_like
+from tests.forces.small_models import direction, encoded, neox, relative
+
+BATCH = collate([encoded(1), encoded(2, 6, 3)], 0)
+SHORT = collate([Encoded((3, 4), 1)], 0)
+
+
+@pytest.fixture(scope="module")
+def policy() -> PolicyFunction:
+    return PolicyFunction(neox(), torch.float64)
+
+
+def test_attention_is_named_where_it_is_chosen(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        PolicyFunction(neox())
+    assert caplog.messages == [
+        "force engine: attention on SDPA's math kernel (forward-mode derivatives)"
+    ]
+
+
+def test_weights_are_cast_to_a_functions_own() -> None:
+    own = {"w": torch.zeros(2, dtype=torch.float64), "v": torch.zeros(1)}
+    given = torch.tensor([1.0, 2.0], requires_grad=True)
+    made = cast_like(own, {"w": given})
+    assert list(made) == ["w"] and made["w"].tolist() == [1.0, 2.0]
+    assert made["w"].dtype == torch.float64 and not made["w"].requires_grad
+
+
+def test_weights_that_are_not_a_functions_own_are_refused() -> None:
+    own = {"w": torch.zeros(2)}
+    for given, message in (
+        ({"x": torch.zeros(2)}, r"weights\[x\] = \(2,\): the model has no such parameter"),
+        (
+            {"w": torch.zeros(3)},
+            r"weights\[w\] = \(3,\): the model's has shape \(2,\); give the record's own model",
+        ),
+        ({"w": torch.tensor([0.0, torch.nan])}, r"^weights\[w\] = 'nan or inf'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            cast_like(own, given)
+
+
+def test_a_policys_own_weights_have_its_precision() -> None:
+    policy = PolicyFunction(neox(dtype=torch.float32), torch.float64)
+    assert {w.dtype for w in policy.weights.values()} == {torch.float64}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_log_probabilities_are_of_the_softmax_at_the_batchs_temperature(
+    policy: PolicyFunction, temperature: float
+) -> None:
+    batch = replace(BATCH, temperature=temperature)
+    logps = torch.log_softmax(policy.logits({}, BATCH) / temperature, dim=-1)
+    own = logps.gather(1, BATCH.token[:, None])[:, 0]
+    torch.testing.assert_close(policy.logps({}, batch), own)
+    torch.testing.assert_close(policy.observed({}, batch), own)
+    torch.testing.assert_close(policy.observed({}, batch, View.vocabulary()), logps)
+
+
+def test_a_single_token_is_still_a_row(policy: PolicyFunction) -> None:
+    assert policy.logps({}, SHORT).shape == (1,)
+    assert policy.observed({}, SHORT, View.realised(SHORT)).shape == (1, 1)
+    assert policy.change_along({}, [direction(policy.model, 1e-3)], SHORT).shape == (1, 1)
+
+
+def test_sequences_become_one_batch_with_their_lengths(policy: PolicyFunction) -> None:
+    batch, lengths = policy.batch([encoded(1), encoded(2, 6, 3)])
+    assert lengths == [5, 3]
+    assert torch.equal(batch.token, BATCH.token)
+
+
+def test_where_nothing_moves_nothing_changes(policy: PolicyFunction) -> None:
+    still = policy.change_along({}, [{}], BATCH)
+    assert still.shape == (1, 8) and not still.any()
+    assert policy.change_along({}, [{}, {}], BATCH, view=View.vocabulary()).shape == (2, 8, 50)
+    moved = policy.change_along({}, [{}, direction(policy.model, 1e-3)], BATCH)
+    assert not moved[0].any() and moved[1].any()
+    assert policy.change_along({}, [], BATCH).shape == (0, 8)
+
+
+def square_sum(weights: dict[str, Tensor]) -> Tensor:
+    return torch.stack([w.square().sum() for w in weights.values()]).sum()[None]
+
+
+def test_a_derivative_is_taken_at_the_given_weights(policy: PolicyFunction) -> None:
+    """Of Σ w², 2 Σ w d: at the weights named, and at the policy's own where none are."""
+    name, other = list(policy.weights)[:2]
+    d = {name: torch.ones_like(policy.weights[name])}
+    at = {one: 3 * torch.ones_like(policy.weights[one]) for one in (name, other)}
+    size = policy.weights[name].numel()
+    assert policy.derivatives(square_sum, at, [d]).tolist() == [[pytest.approx(6.0 * size)]]
+    own = 2 * float(policy.weights[name].sum())
+    assert policy.derivatives(square_sum, {}, [d]).tolist() == [[pytest.approx(own)]]
+    # Both directions share a pass; each leaves the other's parameter still.
+    both = policy.derivatives(square_sum, at, [d, {other: d_like(policy, other)}])
+    assert both[:, 0].tolist() == [
+        pytest.approx(6.0 * size),
+        pytest.approx(6.0 * policy.weights[other].numel()),
+    ]
+
+
+def d_like(policy: PolicyFunction, name: str) -> Tensor:
+    return torch.ones_like(policy.weights[name])
+
+
+def test_directions_are_taken_some_at_a_time(
+    policy: PolicyFunction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more than asked for, or than the policy's own bound; what comes next waits."""
+    taken: list[int] = []
+    plain = policy._jvps
+
+    def watched(function, at, directions):  # type: ignore[no-untyped-def]
+        taken.append(len(directions))
+        return plain(function, at, directions)
+
+    def some(count: int) -> Iterator[dict[str, Tensor]]:
+        for seed in range(count):
+            assert sum(taken) == seed - seed % 2, "a direction was drawn too early"
+            yield direction(policy.model, 1e-3, seed)
+
+    monkeypatch.setattr(policy, "_jvps", watched)
+    each = policy.derivatives(square_sum, {}, some(5), together=2)
+    assert taken == [2, 2, 1] and each.shape == (5, 1)
+    taken.clear()
+    monkeypatch.setattr(PolicyFunction, "tangents_together", 3)
+    apart = policy.derivatives(
+        square_sum, {}, [direction(policy.model, 1e-3, seed) for seed in range(5)]
+    )
+    assert taken == [3, 2]
+    assert relative(each, apart) < 1e-12
+
+
+def test_a_batchs_logits_take_tokens_times_vocabulary_numbers(policy: PolicyFunction) -> None:
+    assert policy._logits_bytes(BATCH) == 8 * 50 * 8
+    assert PolicyFunction(neox(), torch.float32)._logits_bytes(SHORT) == 1 * 50 * 4

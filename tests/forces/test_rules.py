@@ -1,0 +1,126 @@
+"""Which parameters have a rule, which move, and which module makes the logits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from dynolab.errors import ConfigError
+from dynolab.forces import PolicyFunction
+from dynolab.forces.rules import Rule, find_rules, head_module, subspace
+from tests.forces.families import build
+
+
+def described(policy: PolicyFunction, wanted: set[str] | None = None) -> list[tuple[object, ...]]:
+    every = subspace(policy) if wanted is None else wanted
+    return [
+        (one.kind, one.weight, one.bias, one.transposed, one.head, one.local)
+        for one in find_rules(policy, every)
+    ]
+
+
+def test_every_parameter_of_a_gpt_2_has_a_rule() -> None:
+    """Conv1D stores its weight the other way round; the tied head is a rule of its own."""
+    policy = PolicyFunction(build("gpt2", torch.float32))
+    rules = described(policy)
+    first = "transformer.h.0"
+    assert ("embedding", "transformer.wte.weight", None, False, False, False) in rules
+    assert ("embedding", "transformer.wpe.weight", None, False, False, False) in rules
+    for name, kind, transposed in (
+        ("ln_1", "norm", False),
+        ("attn.c_attn", "linear", True),
+        ("mlp.c_proj", "linear", True),
+    ):
+        both = f"{first}.{name}.weight", f"{first}.{name}.bias"
+        assert (kind, *both, transposed, False, False) in rules
+    assert rules[-1] == ("linear", "transformer.wte.weight", None, False, True, True)
+    assert sum(one[4] for one in rules) == sum(one[5] for one in rules) == 1
+    named = {name for rule in find_rules(policy, subspace(policy)) for name in rule.names}
+    assert named == set(policy.weights)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama_untied", "qwen2"])
+def test_every_parameter_of_other_families_has_a_rule(family: str) -> None:
+    policy = PolicyFunction(build(family, torch.float32))
+    found = find_rules(policy, subspace(policy))
+    assert {name for rule in found for name in rule.names} == set(policy.weights)
+    assert not any(rule.transposed for rule in found)
+    norms = [rule for rule in found if rule.kind == "norm"]
+    assert all("norm" in str(rule.weight) for rule in norms) and len(norms) == 5
+
+
+def test_a_rule_speaks_for_wanted_parameters_and_the_head_has_one_always() -> None:
+    policy = PolicyFunction(build("gpt2", torch.float32))
+    assert described(policy, {"transformer.h.1.mlp.c_fc.bias"}) == [
+        ("linear", None, "transformer.h.1.mlp.c_fc.bias", True, False, False),
+        ("linear", None, None, False, True, True),
+    ]
+    assert described(policy, {"transformer.h.1.mlp.c_fc.weight"})[0] == (
+        *("linear", "transformer.h.1.mlp.c_fc.weight", None),
+        *(True, False, False),
+    )
+    assert described(policy, set()) == [("linear", None, None, False, True, True)]
+
+
+def test_modules_of_unknown_kinds_and_norms_without_a_scale_have_no_rule() -> None:
+    model = build("llama_untied", torch.float32)
+    block = model.model.layers[0]
+    block.mlp.extra = nn.Conv1d(2, 2, 1)
+    block.mlp.plain = nn.LayerNorm(4, elementwise_affine=False)
+    policy = PolicyFunction(model)
+    modules = {id(rule.module) for rule in find_rules(policy, set(policy.weights))}
+    assert id(block.mlp.extra) not in modules and id(block.mlp.plain) not in modules
+    assert id(block.input_layernorm) in modules
+
+
+@pytest.mark.parametrize(
+    ("rule", "sizes"),
+    [
+        (Rule(nn.Linear(2, 3), "linear", "w", "b"), (2, 3)),
+        (Rule(nn.Linear(2, 3), "linear", "w", "b", transposed=True), (3, 2)),
+        (Rule(nn.Embedding(5, 4), "embedding", "w", None), (5, 4)),
+        (Rule(nn.LayerNorm(6), "norm", "w", "b"), (6, 6)),
+    ],
+)
+def test_sizes_are_those_of_input_and_output(rule: Rule, sizes: tuple[int, int]) -> None:
+    assert rule.sizes == sizes
+
+
+def test_all_parameters_move_where_none_requires_a_gradient() -> None:
+    model = build("llama_untied", torch.float32)
+    policy = PolicyFunction(model)
+    assert subspace(policy) == set(policy.weights)
+    model.requires_grad_(False)
+    assert subspace(policy) == set(policy.weights)
+    model.lm_head.weight.requires_grad_()
+    assert subspace(policy) == {"lm_head.weight"}
+
+
+def test_adapters_that_do_not_train_are_refused_with_the_remedy() -> None:
+    model = build("llama_untied", torch.float32)
+    policy = PolicyFunction(model)
+    model.model.norm.merged_adapters = []
+    assert subspace(policy) == set(policy.weights)
+    model.requires_grad_(False)
+    with pytest.raises(
+        ConfigError,
+        match=r"model = 'its adapters do not train': load them with is_trainable=True, or call "
+        r"merge_and_unload\(\) to move all weights",
+    ):
+        subspace(policy)
+
+
+def test_a_head_that_trains_whole_is_its_active_copy() -> None:
+    plain, copy = nn.Linear(2, 3), nn.Linear(2, 3)
+    for head, expected in (
+        (plain, plain),
+        (
+            SimpleNamespace(modules_to_save={"other": plain, "own": copy}, active_adapters=["own"]),
+            copy,
+        ),
+    ):
+        causal = SimpleNamespace(get_output_embeddings=lambda head=head: head)
+        assert head_module(causal) is expected  # type: ignore[arg-type]

@@ -1,0 +1,168 @@
+"""Signals of single tokens against autograd, and where a transformer stops mixing positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dynolab.data.encode import Encoded
+from dynolab.forces import PolicyFunction
+from dynolab.forces.rules import Rule, find_rules, subspace
+from dynolab.forces.signals import Signal, Tail, find_tail, token_signals
+from dynolab.forces.weighted import WeightedResponse, weighted_batch
+from tests.forces.families import build
+from tests.forces.small_models import encoded, relative
+
+FAMILIES = ["llama_tied", "llama_untied", "gpt2", "gpt_neox"]
+SEQUENCE = encoded(5, prompt=3, response=4)
+
+
+def ask(
+    policy: PolicyFunction, sequence: Encoded = SEQUENCE
+) -> tuple[list[Rule], list[Rule], Tail | None]:
+    """Plain rules, and what is made of them by trying a response."""
+    plain = find_rules(policy, subspace(policy))
+    sample = WeightedResponse.own(sequence, policy)
+    return plain, *find_tail(policy, policy.weights, plain, sample)
+
+
+def names(policy: PolicyFunction, rules: list[Rule] | tuple[Rule, ...]) -> list[str]:
+    paths = {id(module): name for name, module in policy.model.named_modules()}
+    return [paths[id(rule.module)].removeprefix("model.") for rule in rules]
+
+
+def test_a_llamas_tail_begins_behind_its_last_attention() -> None:
+    policy = PolicyFunction(build("llama_untied"), torch.float64)
+    plain, rules, tail = ask(policy)
+    assert tail is not None
+    assert names(policy, [tail.norm]) == ["layers.1.input_layernorm"]
+    assert names(policy, tail.readers) == [f"layers.1.self_attn.{one}_proj" for one in "qkv"]
+    assert names(policy, [tail.merge]) == ["layers.1.self_attn.o_proj"]
+    assert names(policy, rules) == names(policy, plain)
+    # Queries act at their own position alone; keys and values are read by later ones.
+    assert sorted(names(policy, [rule for rule in rules if rule.local])) == sorted(
+        [
+            "layers.1.self_attn.q_proj",
+            "layers.1.self_attn.o_proj",
+            "layers.1.post_attention_layernorm",
+            *(f"layers.1.mlp.{one}_proj" for one in ("gate", "up", "down")),
+            "norm",
+            "lm_head",
+        ]
+    )
+    assert {id(one) for one in (tail.norm, tail.merge, *tail.readers)} <= set(map(id, rules))
+
+
+def test_a_gpt_2s_tail_begins_behind_its_last_attention() -> None:
+    policy = PolicyFunction(build("gpt2"), torch.float64)
+    _, rules, tail = ask(policy)
+    assert tail is not None
+    assert names(policy, [tail.norm]) == ["transformer.h.1.ln_1"]
+    assert names(policy, tail.readers) == ["transformer.h.1.attn.c_attn"]
+    assert names(policy, [tail.merge]) == ["transformer.h.1.attn.c_proj"]
+    assert names(policy, [rule for rule in rules if rule.local]) == [
+        "transformer.h.1.attn.c_proj",
+        "transformer.h.1.ln_2",
+        "transformer.h.1.mlp.c_fc",
+        "transformer.h.1.mlp.c_proj",
+        "transformer.ln_f",
+        "lm_head",
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_signals_are_autograds_token_by_token(family: str, temperature: float) -> None:
+    """With a tail and without one, at every module that has a rule."""
+    policy = PolicyFunction(build(family), torch.float64)
+    plain, rules, tail = ask(policy)
+    response = WeightedResponse.own(SEQUENCE, policy, temperature)
+    truth = autograd_signals(policy, plain, response)
+    position = weighted_batch([response], policy).position
+    for some, end in ((plain, None), (rules, tail)):
+        found = token_signals(policy, policy.weights, some, end, response)
+        assert sorted(id(one.rule) for one in found) == sorted(map(id, some))
+        for signal in found:
+            inputs, deltas = truth[id(signal.rule.module)]
+            if signal.rule.head:
+                # The head is called on the predicting positions: row m is token m's.
+                deltas = deltas.diagonal().T
+            elif signal.rule.local:
+                deltas = deltas[torch.arange(len(position)), position]
+                inputs = inputs[position]
+            else:
+                inputs, deltas = inputs[:-1], deltas[:, :-1]
+            assert signal.input.shape == inputs.shape
+            assert torch.equal(signal.input, inputs)
+            assert signal.delta.shape == deltas.shape
+            assert relative(signal.delta, deltas) < 1e-10
+
+
+def autograd_signals(
+    policy: PolicyFunction, rules: list[Rule], response: WeightedResponse
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Input and gradients of every token's log π, one by one, by module."""
+    with recorded([rule.module for rule in rules]) as calls:
+        scores = response.scores(policy, policy.weights)
+    outputs = [output for _, output in calls.values()]
+    rows = [torch.autograd.grad(one, outputs, retain_graph=True) for one in scores]
+    return {
+        name: (inputs[0], torch.stack([row[number][0] for row in rows]))
+        for number, (name, (inputs, _)) in enumerate(calls.items())
+    }
+
+
+@contextmanager
+def recorded(modules: list[nn.Module]) -> Iterator[dict[int, tuple[Tensor, Tensor]]]:
+    calls: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def record(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        calls[id(module)] = arguments[0].detach(), output.requires_grad_()
+
+    hooks = [module.register_forward_hook(record) for module in modules]
+    yield calls
+    for hook in hooks:
+        hook.remove()
+
+
+def test_weights_of_other_targets_make_a_signal_of_their_sum() -> None:
+    policy = PolicyFunction(build("llama_untied"), torch.float64)
+    plain, rules, tail = ask(policy)
+    tokens = len(SEQUENCE.ids) - SEQUENCE.prompt_length
+    generator = torch.Generator().manual_seed(1)
+    targets = torch.randint(3, 50, (tokens, 2), generator=generator)
+    weights = torch.randn(tokens, 2, generator=generator, dtype=torch.float64)
+    response = WeightedResponse(SEQUENCE, targets, weights, 0.5)
+    truth = autograd_signals(policy, plain, response)
+    for signal in token_signals(policy, policy.weights, rules, tail, response):
+        if not signal.rule.local:
+            deltas = truth[id(signal.rule.module)][1]
+            assert relative(signal.summed(), deltas.sum(1)) < 1e-10
+
+
+def test_short_responses_and_modules_called_twice_have_no_tail() -> None:
+    policy = PolicyFunction(build("llama_untied"), torch.float64)
+    for length, has_tail in ((2, False), (3, True)):
+        plain, rules, tail = ask(policy, Encoded(SEQUENCE.ids[:length], 1))
+        assert (tail is not None) == has_tail
+        if tail is None:
+            assert rules == plain
+    model = build("llama_untied")
+    model.model.layers[1].mlp = model.model.layers[0].mlp
+    plain, rules, tail = ask(PolicyFunction(model, torch.float64))
+    assert tail is None and rules == plain
+
+
+def test_a_signal_is_summed_over_the_positions_that_it_has() -> None:
+    linear = nn.Linear(2, 2)
+    delta = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
+    whole = Signal(Rule(linear, "linear", "w", None), torch.zeros(2, 2), delta)
+    assert whole.summed().tolist() == [[4.0, 6.0]]
+    assert whole.summed(torch.tensor([[2.0, 1.0], [0.5, 1.0]])).tolist() == [[3.5, 6.0]]
+    local = Signal(Rule(linear, "linear", "w", None, local=True), torch.zeros(2, 2), delta[0])
+    assert local.summed().tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert local.summed(torch.tensor(2.0)).tolist() == [[2.0, 4.0], [6.0, 8.0]]
