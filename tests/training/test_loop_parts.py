@@ -469,7 +469,7 @@ def test_what_diverged_is_kept_as_records_hold_it(
         (tmp_path / "logs").mkdir()
         trainer.job = trainer.job.model_copy(update={"logs": tmp_path / "logs"})
     trainer._check_finite("loss", 1.0, groups)
-    with pytest.raises(Diverged, match="^loss = inf: ") as stopped:
+    with pytest.raises(Diverged, match=r"^loss = inf: ") as stopped:
         trainer._check_finite("loss", math.inf, groups)
     assert stopped.value.ids == ["g", "h"]
     kept = (tmp_path / ("logs" if logs else "output") / DIVERGED).read_text()
