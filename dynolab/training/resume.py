@@ -218,7 +218,7 @@ def _copy(source: Path, target: Path, copy: Callable[[str, str], object] = shuti
     if source.is_dir():
         shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy)
     elif source.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(exist_ok=True)
         shutil.copyfile(source, target)
 
 
@@ -242,6 +242,6 @@ def _load_random(stem: Path) -> None:
         torch.cuda.set_rng_state(tensors["cuda"])
     states = json.loads(stem.with_suffix(".json").read_text())
     kind, keys, *rest = states["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    np.random.set_state((kind, np.array(keys), *rest))
     version, state, gauss = states["python"]
     random.setstate((version, tuple(state), gauss))
