@@ -108,10 +108,10 @@ class MapFolder:
         for line in text.splitlines():
             try:
                 tile = json.loads(line)
-                top, bottom, first, last = tile["bounds"]
+                (top, bottom, first, last), known = tile["bounds"], tile["sha256"]
             except (ValueError, KeyError, TypeError):
                 continue
-            if tile["sha256"] == self._hash((top, bottom, first, last)):
+            if known == self._hash((top, bottom, first, last)):
                 done[top:bottom, first:last] = True
         return done
 

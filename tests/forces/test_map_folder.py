@@ -101,7 +101,10 @@ def test_a_torn_line_hides_no_tile_that_follows_it(tmp_path: Path) -> None:
     assert MapFolder.open(tmp_path).done.all()
 
 
-@pytest.mark.parametrize("line", ["null", "[1]", "{}", '{"bounds": [1, 2]}', '{"bounds": 3}'])
+@pytest.mark.parametrize(
+    "line",
+    ["null", "[1]", "{}", '{"bounds": [1, 2]}', '{"bounds": 3}', '{"bounds": [0, 1, 0, 4]}'],
+)
 def test_a_line_that_names_no_tile_is_passed_over(tmp_path: Path, line: str) -> None:
     (tmp_path / "tiles.jsonl").write_text(line + "\n")
     begun = MapFolder.begin(tmp_path, MANIFEST)
