@@ -240,7 +240,7 @@ def _facts(question: Question, found: ForceMap, parts: Breakdown) -> AnalysisFac
     shares, projections, fit = parts.shares(), parts.projections(), parts.last_layer()
     whole = torch.from_numpy(np.array(found.force))
     gap = parts.force.cpu() - whole
-    settings = question.objective.model_dump(mode="json", exclude={"name"})
+    settings = question.objective.model_dump(exclude={"name"})
     return AnalysisFacts(
         objective=question.objective.name,
         objective_settings=settings,

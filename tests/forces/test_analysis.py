@@ -15,8 +15,10 @@ from dynolab.forces import PolicyFunction, breakdown, force_map, split_step
 from dynolab.forces.analysis import Analysis, Question, analyse, recorded
 from dynolab.forces.map_examples import MOST_CELLS, token_maps
 from dynolab.forces.map_job import MapJob, fill_map
-from dynolab.objectives import DPOConfig, build_objective
+from dynolab.objectives import DPOConfig, GRPOConfig, build_objective
 from tests.forces import small_models
+from tests.forces.families import case
+from tests.forces.lora import adapted
 from tests.forces.small_models import VOCABULARY, encoded, neox, pairs, with_reference
 
 BETA, RATE = 0.5, 0.3
@@ -75,9 +77,9 @@ def question() -> Question:
     )
 
 
-@pytest.fixture(scope="module")
-def answer(question: Question, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
-    return analyse(question, tmp_path_factory.mktemp("map"))
+@pytest.fixture
+def answer(question: Question, tmp_path: Path) -> Analysis:
+    return analyse(question, tmp_path / "map")
 
 
 def force_of(question: Question, found: np.ndarray, observed: int, pair: int, side: str) -> float:
@@ -247,6 +249,7 @@ def test_a_step_s_question_is_asked_at_its_weights_and_by_its_update(
     answer = analyse(asked, tmp_path / "own")
     np.testing.assert_allclose(answer.force_map.force, expected.force, rtol=1e-6)
     assert answer.facts.step == record.facts.step
+    assert answer.facts.block_error < 1e-6  # the parts, too, are taken at the step's weights
     for asking, name in ((asked, "step"), (question, "gradient")):
         job = MapJob.of(
             asking,
@@ -263,6 +266,27 @@ def test_a_step_s_question_is_asked_at_its_weights_and_by_its_update(
         np.testing.assert_allclose(filled.force, own.force_map.force, rtol=1e-6)
         assert filled.updating == own.force_map.updating
         assert (tmp_path / name / "manifest.json").exists()
+
+
+def test_facts_tell_of_adapters(question: Question, tmp_path: Path) -> None:
+    model = adapted("llama_tied").eval()
+    asked = replace(
+        question,
+        policy=PolicyFunction(model, torch.float64),
+        updating=with_reference(model, pairs(2)),
+    )
+    assert analyse(asked, tmp_path).facts.adapters
+
+
+def test_facts_tell_of_groups(question: Question, tmp_path: Path) -> None:
+    here = case("gpt_neox")
+    objective = GRPOConfig()
+    groups = here.updating(build_objective(objective))
+    asked = replace(question, policy=here.policy, updating=groups, objective=objective)
+    found = analyse(asked, tmp_path)
+    assert found.facts.grouped
+    assert (found.facts.objective, found.facts.updating_pairs) == ("grpo", len(groups))
+    assert found.facts.objective_settings == objective.model_dump(exclude={"name"})
 
 
 def test_examples_are_recorded_with_the_references_that_there_are() -> None:

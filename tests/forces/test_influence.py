@@ -93,6 +93,28 @@ def test_a_run_without_change_or_length_has_no_share():
     assert single.steps_covered is None
 
 
+def test_two_probes_of_one_step_are_no_run() -> None:
+    (once,) = accumulated_influence([row(0)], [probe(0, -2.0), probe(0, -2.0)])
+    assert (once.run_steps, once.run_change, once.steps_in_run) == (None, None, 0)
+    assert once.measured_in_run == 0
+    (repeated,) = accumulated_influence([row(0)], [probe(0, -2.0), probe(0, -2.0), probe(4, -1.0)])
+    assert (repeated.run_steps, repeated.run_change, repeated.steps_in_run) == (4, 1.0, 1)
+    assert repeated.measured_in_run == row(0).measured
+
+
+def test_a_step_before_the_first_probe_is_not_of_the_run() -> None:
+    (made,) = accumulated_influence([row(1), row(2)], [probe(2, -3.0), probe(4, -1.0)])
+    assert (made.steps, made.run_steps, made.steps_in_run) == ((1, 2), 2, 1)
+    assert made.measured_in_run == row(2).measured
+
+
+def test_answers_of_one_pair_in_two_splits_stand_apart() -> None:
+    heldout = row(0).model_copy(update={"split": "heldout"})
+    train, other = accumulated_influence([row(0), heldout], [probe(0, -2.0), probe(1, -1.0)])
+    assert (train.split, train.run_change) == ("train", 1.0)
+    assert (other.split, other.run_change) == ("heldout", None)
+
+
 def test_rows_of_two_runs_are_refused():
     with pytest.raises(ConfigError, match="stage"):
         accumulated_influence([row(0), row(0, stage="sft")])

@@ -4,14 +4,16 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from dynolab.errors import ConfigError, CorruptData
-from dynolab.forces import ForceMap, PolicyFunction, force_map
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError, CorruptData, DynolabError
+from dynolab.forces import ForceMap, FrozenUpdate, PolicyFunction, force_map
 from dynolab.forces.map_files import MapFolder
 from dynolab.objectives import DPO, DPOConfig
 from tests.forces.families import build
@@ -59,6 +61,85 @@ def test_a_map_on_disk_is_the_map_in_memory(tmp_path):
     assert facts["route"] == "both_sides"
     assert facts["dtype"] == "float32"
     assert "nats" in facts["units"]
+
+
+def test_a_manifest_says_what_the_numbers_are(tmp_path: Path) -> None:
+    found = make(tmp_path / "map")
+    manifest = json.loads((tmp_path / "map" / "manifest.json").read_text())
+    assert len(manifest.pop("fingerprint")) == 64
+    sequences = [one for pair in pairs(2) for one in (pair.chosen, pair.rejected)]
+    lengths = [one.response_length for one in sequences]
+    answers = [list(encoded(n, 4, 5).ids[4:]) for n in range(4)]
+    objective = DPO(DPOConfig())
+    facts = {
+        "route": "both_sides",
+        "dtype": "float32",
+        "attention": "torch scaled_dot_product_attention, math kernel",
+        "objective": f"DPO {vars(objective)}",
+        "learning_rate": 0.1,
+        "preconditioned": False,
+        "subspace": "all",
+        "observed_temperature": 1.0,
+        "units": "nats of log π(observed token) per step, through one updating token, first order",
+    }
+    expected = {
+        "shape": [20, sum(lengths)],
+        "dtype": "float32",
+        "facts": facts,
+        "observed": answers,
+        "updating": [
+            {
+                "id": pair.id,
+                "side": side,
+                "tokens": list(sequence.ids[sequence.prompt_length :]),
+            }
+            for pair in pairs(2)
+            for side, sequence in (("chosen", pair.chosen), ("rejected", pair.rejected))
+        ],
+        "observed_offsets": [0, 5, 10, 15, 20],
+        "updating_offsets": [sum(lengths[:n]) for n in range(5)],
+    }
+    assert {name: manifest[name] for name in expected} == expected
+    assert asdict(found.facts) == facts
+    assert found.observed_offsets == expected["observed_offsets"]
+    assert found.updating_offsets == expected["updating_offsets"]
+
+
+def test_a_folder_is_of_one_question_in_every_part(tmp_path: Path) -> None:
+    model = build("llama_tied", torch.float32)
+    policy, examples = PolicyFunction(model), with_reference(model, pairs(1))
+    ones = {name: torch.ones_like(weight) for name, weight in policy.weights.items()}
+    question = {
+        "observed": [encoded(0)],
+        "updating": examples,
+        "objective": DPO(DPOConfig()),
+        "update": FrozenUpdate(ones, {}),
+    }
+    moved = {name: 1.01 * weight for name, weight in policy.weights.items()}
+    score, *scores = examples[0].chosen_reference
+    rescored = examples[0].model_copy(update={"chosen_reference": [score + 1, *scores]})
+    prompt = encoded(0)
+    others = {
+        "the weights": {"at": moved},
+        "the metric": {"update": FrozenUpdate({name: 2 * one for name, one in ones.items()}, {})},
+        "the prompt": {"observed": [Encoded((4, *prompt.ids[1:]), prompt.prompt_length)]},
+        "a reference": {"updating": [rescored]},
+        "the objective": {"objective": DPO(DPOConfig(beta=0.2))},
+        "the temperature": {"observed_temperature": 0.5},
+    }
+    assert prompt.ids[0] != 4
+    force_map(policy, folder=tmp_path, **question)
+    force_map(policy, folder=tmp_path, at=dict(policy.weights), **question)
+    for other in others.values():
+        with pytest.raises(ConfigError, match="other inputs"):
+            force_map(policy, folder=tmp_path, **{**question, **other})
+
+
+def test_a_map_that_is_not_finite_is_refused_with_the_place() -> None:
+    with pytest.raises(
+        DynolabError, match=r"^force map: rows and columns \(0, 20, 0, \d+\) are not"
+    ):
+        make(None, update=1e300, memory=2**30)
 
 
 KILLED = """

@@ -1,0 +1,150 @@
+"""Which derivatives of a model are trusted, and on what sample they were tried."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynolab.checked import checks_kept
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+from dynolab.forces import PolicyFunction, derivatives
+from dynolab.forces.derivatives import (
+    Derivatives,
+    _by_gradients,
+    _sample,
+    derivatives_of,
+    measure_derivatives,
+)
+from tests.forces.small_models import neox
+
+
+def policy_of(vocabulary: int, embeddings: object = None, **config: Any) -> Any:
+    """As much of a policy as a sample is drawn for."""
+    shape = SimpleNamespace(vocab_size=vocabulary, **config)
+    return SimpleNamespace(
+        causal=SimpleNamespace(
+            config=SimpleNamespace(get_text_config=lambda: shape),
+            get_input_embeddings=lambda: embeddings or SimpleNamespace(),
+        )
+    )
+
+
+def samples(policy: Any, count: int = 40) -> list[Encoded]:
+    return [_sample(policy, torch.Generator().manual_seed(seed)) for seed in range(count)]
+
+
+def test_a_sample_is_a_prompt_of_three_tokens_and_a_response_of_five() -> None:
+    for policy in (
+        policy_of(9),
+        policy_of(9, max_position_embeddings=None),
+        policy_of(9, max_position_embeddings=64),
+    ):
+        for sample in samples(policy):
+            assert (len(sample.ids), sample.prompt_length) == (8, 3)
+
+
+@pytest.mark.parametrize(("context", "prompt"), [(7, 2), (6, 1), (4, 1), (2, 1)])
+def test_a_sample_fits_into_a_short_context(context: int, prompt: int) -> None:
+    (sample,) = samples(policy_of(9, max_position_embeddings=context), 1)
+    assert (len(sample.ids), sample.prompt_length) == (context, prompt)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 3])
+def test_every_token_but_the_padding_is_drawn(padding: int) -> None:
+    policy = policy_of(4, SimpleNamespace(padding_idx=padding))
+    drawn = {token for sample in samples(policy) for token in sample.ids}
+    assert drawn == set(range(4)) - {padding}
+
+
+def test_without_padding_every_token_but_the_last_is_drawn() -> None:
+    for policy in (policy_of(4), policy_of(4, SimpleNamespace(padding_idx=None))):
+        assert {token for sample in samples(policy) for token in sample.ids} == {0, 1, 2}
+
+
+def test_a_sample_is_a_function_of_the_generator() -> None:
+    assert samples(policy_of(50)) == samples(policy_of(50))
+    assert len(set(samples(policy_of(50)))) > 30
+
+
+def test_gradients_along_a_direction_are_those_of_every_output() -> None:
+    """f = (a², 2a² + b₀b₁, b₀) at a = 3, b = (1, 4), along (1; 10, 100)."""
+
+    def function(weights: dict[str, Tensor]) -> Tensor:
+        square, b = weights["a"] ** 2, weights["b"]
+        return torch.stack([square, 2 * square + b[0] * b[1], b[0]])
+
+    at = {"a": torch.tensor(3.0), "b": torch.tensor([1.0, 4.0])}
+    direction = {"a": torch.tensor(1.0), "b": torch.tensor([10.0, 100.0])}
+    assert _by_gradients(function, at, direction).tolist() == [6, 12 + 40 + 100, 10]
+    assert not any(weight.requires_grad for weight in at.values())
+
+
+def test_a_derivative_agrees_up_to_the_tolerance() -> None:
+    found = Derivatives("Model", 0.05, {"forward": 0.05, "backward": 0.051})
+    assert found.agrees("forward") and not found.agrees("backward")
+    found.require("forward")
+    with pytest.raises(ConfigError) as refused:
+        found.require("backward")
+    assert str(refused.value) == (
+        "model = 'Model': backward derivative: differs from the central difference by 0.051 of "
+        "it; its gradients are not those of its forward (a rounding passed through, a detached "
+        "part), so no force follows from them; load it without quantisation or custom kernels"
+    )
+
+
+def test_a_derivative_that_cannot_be_run_says_why() -> None:
+    found = Derivatives(
+        "Model", 0.05, {"forward": math.inf}, {"forward": "NotImplementedError: no rule"}
+    )
+    with pytest.raises(ConfigError) as refused:
+        found.require("forward")
+    assert str(refused.value) == (
+        "model = 'Model': forward derivative: NotImplementedError: no rule; the force map's route "
+        "both_sides needs no forward-mode derivative; predictions of whole steps do: analyse a "
+        "model of a family that has one (Llama, Qwen, Mistral, GPT-NeoX ...)"
+    )
+
+
+def test_derivatives_are_measured_once_for_a_model_and_dtype_and_noted_every_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = neox()
+    measured = []
+
+    def measure(policy: PolicyFunction) -> Derivatives:
+        measured.append(policy.dtype)
+        return Derivatives("Model", 0.05, {"forward": math.inf, "backward": 0.0123})
+
+    monkeypatch.setattr(derivatives, "measure_derivatives", measure)
+    for _ in range(2):
+        for dtype in (torch.float64, torch.float32):
+            policy = PolicyFunction(model, dtype)
+            with checks_kept() as checks:
+                assert derivatives_of(policy).model == "Model"
+            name = str(dtype).removeprefix("torch.")
+            assert checks == {
+                f"Model derivatives {name}": {
+                    "tolerance": 0.05,
+                    "forward": "fails",
+                    "backward": 0.012,
+                }
+            }
+    assert measured == [torch.float64, torch.float32]
+    derivatives_of(PolicyFunction(neox(), torch.float64))
+    assert len(measured) == 3
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-4), (torch.float32, 0.05)])
+def test_a_plain_model_s_derivatives_agree_with_its_differences(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    found = measure_derivatives(PolicyFunction(neox(), dtype))
+    assert (found.model, found.tolerance) == ("GPTNeoXForCausalLM", tolerance)
+    assert found.agrees("forward") and found.agrees("backward")
+    assert found.reasons == {}

@@ -1,0 +1,201 @@
+"""A force map in tiles: what goes together into the memory, and what is computed for it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+from dynolab.forces.factors import _table_rows
+from dynolab.forces.gram import Side, factor_tiles, plan_tiles
+from dynolab.forces.kernel_operator import TangentKernel, response_token
+from dynolab.forces.kernel_size import Squares, _groups, kernel_sizes
+from dynolab.forces.logit_function import ModuleFunction
+from dynolab.forces.weighted import WeightedResponse
+from dynolab.statistics import student_975
+
+TEN_BYTES_A_TOKEN = SimpleNamespace(bytes_of=lambda sequence: 10 * sequence.response_length)
+
+
+def response(tokens: int) -> WeightedResponse:
+    sequence = Encoded(tuple(range(tokens + 2)), 2)
+    column = torch.arange(2, tokens + 2)[:, None]
+    return WeightedResponse(sequence, column, torch.ones(tokens, 1), temperature=1.0)
+
+
+def lengths(side: Side) -> list[list[int]]:
+    return [[one.sequence.response_length for one in group] for group in side.groups]
+
+
+@pytest.mark.parametrize(
+    ("observed", "updating", "rows", "columns"),
+    [
+        # Of 800 bytes 600 hold factors: 300 a side.
+        ([10] * 5, [10] * 5, [[10] * 3, [10] * 2], [[10] * 3, [10] * 2]),
+        # A side that needs 200 leaves 400 to the other.
+        ([10] * 2, [10] * 5, [[10] * 2], [[10] * 4, [10]]),
+        ([10] * 5, [10] * 2, [[10] * 4, [10]], [[10] * 2]),
+        # A response of more than 100 bytes is cut.
+        ([11], [10], [[5, 6]], [[10]]),
+        ([4, 9, 9, 9, 2], [10] * 9, [[4, 9, 9], [9, 2]], [[10] * 3] * 3),
+    ],
+)
+def test_responses_go_together_as_the_memory_holds_them(
+    observed: list[int], updating: list[int], rows: list[list[int]], columns: list[list[int]]
+) -> None:
+    left, right = plan_tiles(
+        TEN_BYTES_A_TOKEN,  # type: ignore[arg-type]
+        [response(tokens) for tokens in observed],
+        [response(tokens) for tokens in updating],
+        800,
+    )
+    assert (lengths(left), lengths(right)) == (rows, columns)
+
+
+def test_a_side_s_slices_follow_one_another() -> None:
+    side = Side([[response(3), response(2)], [response(4)]])
+    assert side.slices == [slice(0, 5), slice(5, 9)]
+
+
+class Counting:
+    """A kernel whose factors are the numbers of their tokens, and which counts the asking."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def factors(self, one: WeightedResponse) -> Any:
+        self.asked.append(one.sequence.response_length)
+        return one.sequence.response_length
+
+
+def test_factors_of_an_updating_group_are_made_once_for_all_observed_groups() -> None:
+    kernel = Counting()
+    observed, updating = Side([[response(1)], [response(2)]]), Side([[response(3), response(4)]])
+    tiles = list(factor_tiles(kernel, observed, updating, wanted=lambda tile: True))  # type: ignore[arg-type]
+    columns = slice(0, 7)
+    assert tiles == [
+        ((slice(0, 1), columns), [1], [3, 4]),
+        ((slice(1, 3), columns), [2], [3, 4]),
+    ]
+    assert kernel.asked == [3, 4, 1, 2]
+
+
+def test_factors_of_the_only_observed_group_are_made_once() -> None:
+    kernel = Counting()
+    observed, updating = Side([[response(1)]]), Side([[response(3)], [response(4)]])
+    tiles = list(factor_tiles(kernel, observed, updating, wanted=lambda tile: True))  # type: ignore[arg-type]
+    assert [(left, right) for _, left, right in tiles] == [([1], [3]), ([1], [4])]
+    assert kernel.asked == [1, 3, 4]
+
+
+def test_only_wanted_tiles_are_computed() -> None:
+    kernel = Counting()
+    observed = Side([[response(1)], [response(2)]])
+    updating = Side([[response(3)], [response(4)]])
+    last = slice(1, 3), slice(3, 7)
+    tiles = list(factor_tiles(kernel, observed, updating, wanted=lambda tile: tile == last))  # type: ignore[arg-type]
+    assert tiles == [(last, [2], [4])]
+    assert kernel.asked == [4, 2]
+
+
+def test_a_table_s_rows_are_sums_over_a_token_s_positions_without_the_padding() -> None:
+    ids = torch.tensor([7, 2, 7, 0])
+    delta = torch.arange(8.0).reshape(1, 4, 2)  # one token's signals (0,1), (2,3), (4,5), (6,7)
+    padded = _table_rows(nn.Embedding(9, 2, padding_idx=2), ids, delta)
+    assert padded.ids == [0, 2, 7]
+    assert padded.rows.tolist() == [[[6, 7], [0, 0], [4, 6]]]
+    plain = _table_rows(nn.Embedding(9, 2), ids, delta)
+    assert plain.rows.tolist() == [[[6, 7], [2, 3], [4, 6]]]
+
+
+def classifier(dtype: torch.dtype = torch.float64) -> ModuleFunction:
+    return ModuleFunction(nn.Linear(3, 4), dtype)
+
+
+@pytest.mark.parametrize(
+    ("memory", "directions"), [(512 * 6 - 1, 5), (512 * 6, 6), (10, 1), (2**28, 32)]
+)
+def test_directions_share_a_pass_as_the_memory_holds_them(memory: int, directions: int) -> None:
+    """Eight bytes a number: two tangents of 16 weights, four images of 2 × 4 logits."""
+    kernel = TangentKernel.build(classifier(), memory_bytes=memory)
+    assert kernel.together(2, 4) == directions
+    assert isinstance(kernel.together(2, 4), int)
+
+
+def test_a_kernel_s_bound_is_a_quarter_of_a_gibibyte_by_default() -> None:
+    assert TangentKernel.build(classifier()).memory_bytes == 2**28
+
+
+def test_a_product_with_no_vectors_is_empty() -> None:
+    function = classifier()
+    kernel = TangentKernel.build(function)
+    batch, _ = function.batch([torch.ones(3), torch.zeros(3)])
+    made = kernel.product(batch, kernel.pullback(batch)[1], torch.zeros(0, 2, 4).double(), 2)
+    assert made.shape == (0, 2, 4)
+
+
+def test_sixteen_bits_are_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError) as refused:
+        TangentKernel.build(classifier(torch.bfloat16))
+    assert str(refused.value) == (
+        "policy.dtype = 'torch.bfloat16': derivatives of 8 significant bits are mostly noise; "
+        "use float32 or float64"
+    )
+
+
+def test_a_response_s_token_has_all_before_it_as_prompt() -> None:
+    sequence = Encoded((5, 6, 7, 8, 9), 2)
+    assert response_token(sequence, 0) == Encoded((5, 6, 7), 2)
+    assert response_token(sequence, 2) == response_token(sequence, -1) == Encoded(sequence.ids, 4)
+    with pytest.raises(IndexError):
+        response_token(sequence, 3)
+
+
+@pytest.mark.parametrize(
+    ("room", "groups"), [(20, [2, 2, 1]), (29, [2, 2, 1]), (30, [3, 2]), (10, [1] * 5), (50, [5])]
+)
+def test_items_go_together_as_the_room_holds_them(room: int, groups: list[int]) -> None:
+    items = [torch.full((3,), float(number)) for number in range(5)]
+    made = list(_groups(classifier(), "observed", items, 10, room))
+    assert [len(group) for group in made] == groups
+    assert [item for group in made for item in group] == items
+
+
+def test_an_item_that_does_not_fit_says_what_it_takes() -> None:
+    with pytest.raises(ConfigError) as refused:
+        list(_groups(classifier(), "updating", [torch.ones(3)], 10, 9))
+    assert str(refused.value) == (
+        "memory_bytes = 36: updating[0] with 1 positions takes 40 bytes; give as much, or a lower "
+        "rank and fewer probes"
+    )
+
+
+def test_a_norm_s_error_and_interval_by_hand() -> None:
+    """Exact 7, rest 9 of variance 4.5: 36 degrees, a spread of 2/(9·36) = 1/162."""
+    squares = Squares(*(torch.tensor([[value]]).double().numpy() for value in (7.0, 9.0, 4.5)))
+    assert squares.norm.item() == 4
+    assert squares.error.item() == pytest.approx(4.5**0.5 / 8)
+    assert squares.degrees.item() == 36
+    side = student_975(7) * (1 / 162) ** 0.5
+    for end, sign in zip(squares.interval(8), (1, -1), strict=True):
+        quantile = (1 - 1 / 162 + sign * side) ** 3
+        assert end.item() == pytest.approx((7 + 9 / quantile) ** 0.5)
+    doubled = squares + squares
+    assert (doubled.exact.item(), doubled.rest.item(), doubled.variance.item()) == (14, 18, 9)
+
+
+def test_sizes_tell_how_they_were_estimated() -> None:
+    items = [torch.ones(3), torch.zeros(3)]
+    sizes = kernel_sizes(classifier(), items, items[:1], rank=1, probes=3, seed=5)
+    assert (sizes.rank, sizes.probes, sizes.seed) == (1, 3, 5)
+    assert sizes.raw.shape == sizes.centred.shape == (2, 1)
+    # K = (x_o · x_u + 1) I of four classes, with C K C of three dimensions.
+    assert sizes.raw.ravel().tolist() == pytest.approx([8, 2], rel=1e-6)
+    assert sizes.centred.ravel().tolist() == pytest.approx([4 * 3**0.5, 3**0.5], rel=1e-6)
+    with pytest.raises(ConfigError, match=r"^rank, probes = \(-1, 2\): .*two probes or more"):
+        kernel_sizes(classifier(), items, items, rank=-1, probes=2)
