@@ -174,3 +174,7 @@ def test_a_view_that_cannot_be_is_refused(logits):
             View.top(logits, k)
     with pytest.raises(ConfigError, match="vocabulary"):
         View.vocabulary().beside(View.argmax(logits))
+
+
+def test_all_tokens_of_a_vocabulary_can_be_the_likeliest_ones() -> None:
+    assert View.top(torch.tensor([[0.0, 2.0, 1.0]]), 3).tokens.tolist() == [[1, 2, 0]]
