@@ -66,7 +66,11 @@ def summarise(
 
 
 def squeeze_indices(inputs: ReportInputs) -> dict[str, dict[str, float | int | None]]:
-    """`squeeze/index/<training>` at the end of each, on the chosen answers of training pairs."""
+    """`squeeze/index/<training>` at the end of each, on the chosen answers of training pairs.
+
+    A share of the probability that rose, in [0, 1], as `mean`, `low`, `high` and `n` pairs; a
+    training in which nothing rose is left out.
+    """
     rows = inputs.squeezing.risen if inputs.squeezing else ()
     indices = {
         f"squeeze/index/{name}": squeeze_index(steps[max(steps)])
