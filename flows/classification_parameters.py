@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dynolab.classification.force_study import ForceStudyConfig
-from dynolab.classification.path_study import PathStudyConfig
-from dynolab.classification.seeds import Seeds
-from dynolab.data.image_config import ImageConfig, resolve_images
+from dynolab.chapters.classification.force_study import ForceStudyConfig
+from dynolab.chapters.classification.path_study import PathStudyConfig
+from dynolab.chapters.classifiers.seeds import Seeds
+from dynolab.data.images.config import ImageConfig, resolve_images
 from dynolab.errors import ConfigError
 from flows.parameters import Name
 from models.vision import ClassifierName

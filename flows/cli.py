@@ -157,7 +157,7 @@ def reconcile() -> None:
 @app.command()
 def join() -> None:
     """Run a share of the ranks of trainings that another host starts; Ctrl-C ends it."""
-    from tasks.runtime.join import main as join_trainings
+    from tasks.runtime.launch.join import main as join_trainings
 
     join_trainings()
 
@@ -176,7 +176,7 @@ def up(
     The links that it prints log in a browser, for 30 days.
     """
     from flows.up import profile_named, start
-    from tasks.runtime.settings import Settings
+    from tasks.runtime.system.settings import Settings
 
     start(
         Settings.from_environment().home,
@@ -191,7 +191,7 @@ def main() -> None:
     """Entry point: an error that Dynolab foresees is one message, and exit code 2."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    from tasks.runtime.stack import sigterm_as_interrupt
+    from tasks.runtime.servers.stack import sigterm_as_interrupt
 
     try:
         with sigterm_as_interrupt():

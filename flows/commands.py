@@ -18,9 +18,9 @@ from flows.parameters import load_parameters
 from flows.result_table import result_table, write_table
 from tasks.runtime.chain import plan
 from tasks.runtime.opening import open_store, planning_platform
-from tasks.runtime.services import PREFECT
-from tasks.runtime.settings import Settings
-from tasks.runtime.stack import use_services
+from tasks.runtime.servers.services import PREFECT
+from tasks.runtime.servers.stack import use_services
+from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult
 
 console = Console()

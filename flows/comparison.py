@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from dynolab.data.sources import DataConfig, resolve_data
+from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from flows.parameters import Name, check_model_knows_data, seeded_base, seeded_data
 from tasks.base import BaseConfig, resolve_base

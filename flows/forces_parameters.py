@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from dynolab.data.sources import DataConfig, resolve_data
+from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.objectives import build_objective
 from flows.checkpoints import (

@@ -11,9 +11,9 @@ from rich.tree import Tree
 
 from tasks.runtime.lineage import Ancestor, addressed, lineage
 from tasks.runtime.opening import open_store
-from tasks.runtime.services import MLFLOW, client_variables
-from tasks.runtime.settings import Settings
-from tasks.runtime.stack import running_services
+from tasks.runtime.servers.services import MLFLOW, client_variables
+from tasks.runtime.servers.stack import running_services
+from tasks.runtime.system.settings import Settings
 
 
 def show_lineage(address: str, console: Console | None = None) -> None:

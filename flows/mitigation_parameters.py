@@ -9,7 +9,7 @@ from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.ipo import IPOConfig
 from dynolab.objectives.simpo import SimPOConfig
 from dynolab.objectives.sppo import SPPOConfig
-from dynolab.squeezing.alarm import AlarmConfig
+from dynolab.training.alarm import AlarmConfig
 from flows.comparison import Label
 from flows.pair_arms import SHARED, PairComparison
 from flows.parameters import Name

@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from pydantic import Field, model_validator
 
-from dynolab.data.arm_results import Start
 from dynolab.errors import ConfigError
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig
 from dynolab.judges.exact import WORLD_REWARDS
 from dynolab.objectives.sft import SFTConfig, SFTExtendedConfig
+from dynolab.results.arms import Start
 from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import TrainConfig

@@ -21,11 +21,11 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from dynolab.data.sources import DataConfig, resolve_data
+from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES
-from dynolab.probes.probe_set import ProbeSetConfig
+from dynolab.probes.making.probe_set import ProbeSetConfig
 from dynolab.training.config import TrainConfig
 from tasks.audit import AuditConfig
 from tasks.base import BaseConfig, resolve_base
@@ -33,7 +33,7 @@ from tasks.filter import FilterConfig
 from tasks.forces import ForcesConfig
 from tasks.kernel import KernelConfig
 from tasks.probe import ProbeConfig
-from tasks.runtime.private import holds_secret
+from tasks.runtime.system.private import holds_secret
 from tasks.squeezing import SqueezingConfig
 
 Parameters = TypeVar("Parameters", bound=BaseModel)

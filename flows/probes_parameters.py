@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dynolab.data.sources import DataConfig, resolve_data
+from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
-from dynolab.probes.probe_set import ProbeSetConfig
+from dynolab.probes.making.probe_set import ProbeSetConfig
 from flows.parameters import Name, check_model_knows_data, seeded_base, seeded_data
 from tasks.base import BaseConfig, resolve_base
 

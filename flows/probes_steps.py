@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynolab.probes.probe_set import ProbeSetConfig
+from dynolab.probes.making.probe_set import ProbeSetConfig
 from flows.probes_parameters import ProbesParameters
 from tasks.base import BASE
 from tasks.data import DATA

@@ -14,9 +14,9 @@ from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 
 from dynolab.errors import ConfigError
 from tasks.runtime.lost import close_lost_runs, deliver, reap_orphans
-from tasks.runtime.mlflow_api import MlflowApi, MlflowUnreachableError
-from tasks.runtime.processes import kill_marked, variable_of_all
-from tasks.runtime.settings import Settings
+from tasks.runtime.system.processes import kill_marked, variable_of_all
+from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.mlflow_api import MlflowApi, MlflowUnreachableError
 
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """A worker sets it for the process of a flow run."""

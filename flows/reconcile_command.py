@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from tasks.runtime.services import MLFLOW, PREFECT
-from tasks.runtime.settings import Settings
-from tasks.runtime.stack import use_services
+from tasks.runtime.servers.services import MLFLOW, PREFECT
+from tasks.runtime.servers.stack import use_services
+from tasks.runtime.system.settings import Settings
 
 LABELS = {
     "ended": "flow runs whose processes went on after their end, ended",

@@ -32,8 +32,8 @@ from prefect.workers.process import ProcessWorker
 
 from flows.automations import register_automations
 from flows.entries import ENGINE, VARIABLES, Entry, entries
-from tasks.runtime.devices import host_devices
-from tasks.runtime.leases import limit_name
+from tasks.runtime.launch.devices import host_devices
+from tasks.runtime.launch.leases import limit_name
 
 POOLS = {"cpu": 4, "training": 1}
 """Work pools, and how many runs each works on at once, until somebody chooses otherwise."""

@@ -6,9 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from dynolab.errors import ConfigError
-from dynolab.objectives.ipo import IPOConfig
-from dynolab.probes.reproduction import (
+from dynolab.claims.reproduction import (
     AFTER_EXTENDED,
     AFTER_EXTENDED_HALF,
     AFTER_SFT,
@@ -18,6 +16,8 @@ from dynolab.probes.reproduction import (
     ON_POLICY_IPO,
     RESAMPLED,
 )
+from dynolab.errors import ConfigError
+from dynolab.objectives.ipo import IPOConfig
 from flows.comparison import Label
 from flows.pair_arms import PairComparison
 from flows.parameters import Name

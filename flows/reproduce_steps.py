@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from dynolab.probes.reproduction import AFTER_EXTENDED, AFTER_SFT
+from dynolab.claims.reproduction import AFTER_EXTENDED, AFTER_SFT
 from flows.pair_arms import arm_steps, judge_step, said_step, shared_steps
 from flows.reproduce_parameters import ReproduceParameters
 from tasks.arm import ARM

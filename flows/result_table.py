@@ -11,8 +11,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from dynolab.data.chapter_results import ClaimRow
 from dynolab.data.rows import read_rows
+from dynolab.results.chapters import ClaimRow
 from dynolab.statistics import Interval
 from dynolab.store import Store
 from tasks.runtime.work import StageResult

@@ -12,11 +12,11 @@ from prefect.states import Completed, State
 from dynolab.errors import Pruned
 from dynolab.training.config import EngineConfig
 from tasks.runtime.chain import Step
+from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.models import register_model
 from tasks.runtime.opening import open_platform
-from tasks.runtime.rendezvous import Rendezvous
-from tasks.runtime.settings import Settings
 from tasks.runtime.stage import Platform, run_stage
+from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult
 
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dynolab.classification.seeds import Seeds
-from dynolab.classification.speed_comparisons import SpeedConfig
-from dynolab.classification.supervision import SupervisionConfig
-from dynolab.data.image_config import ImageConfig, resolve_images
+from dynolab.chapters.classifiers.seeds import Seeds
+from dynolab.chapters.supervision.speed_comparisons import SpeedConfig
+from dynolab.chapters.supervision.supervision import SupervisionConfig
+from dynolab.data.images.config import ImageConfig, resolve_images
 from dynolab.errors import ConfigError
 from flows.parameters import Name
 from models.vision import ClassifierName

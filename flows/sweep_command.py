@@ -15,9 +15,9 @@ from flows.parameters import load_parameters
 from flows.sweep_checks import check_sweep
 from flows.sweep_parameters import SweepParameters
 from tasks.runtime.opening import open_store
-from tasks.runtime.services import PREFECT
-from tasks.runtime.settings import Settings
-from tasks.runtime.stack import use_services
+from tasks.runtime.servers.services import PREFECT
+from tasks.runtime.servers.stack import use_services
+from tasks.runtime.system.settings import Settings
 
 
 def start_sweep(file: Path, changes: Sequence[str]) -> None:

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dynolab.data.sweep_results import Scalar
 from dynolab.errors import ConfigError
+from dynolab.results.sweep import Scalar
 from flows.parameters import Name
 
 

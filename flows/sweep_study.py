@@ -9,9 +9,9 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dynolab.data.sweep_results import Scalar, TrialRow, TrialState
+from dynolab.results.sweep import Scalar, TrialRow, TrialState
 from flows.sweep_parameters import SweepParameters
-from tasks.runtime.settings import Settings
+from tasks.runtime.system.settings import Settings
 
 if TYPE_CHECKING:
     import optuna

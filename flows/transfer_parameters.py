@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dynolab.classification.seeds import Seeds
-from dynolab.classification.transfer import TransferConfig
-from dynolab.classification.transfer_task import check_classes
-from dynolab.data.image_config import ImageConfig, resolve_images
-from dynolab.data.topics import TopicConfig, resolve_topics
+from dynolab.chapters.classifiers.seeds import Seeds
+from dynolab.chapters.transfer.task import check_classes
+from dynolab.chapters.transfer.transfer import TransferConfig
+from dynolab.data.images.config import ImageConfig, resolve_images
+from dynolab.data.topics.topics import TopicConfig, resolve_topics
 from flows.parameters import Name
 from models.vision import ClassifierName
 

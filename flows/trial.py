@@ -11,9 +11,9 @@ from prefect import flow
 from prefect.states import Completed
 from pydantic import BaseModel, ConfigDict
 
-from dynolab.data.results import MetricsLine
 from dynolab.data.rows import read_rows
 from dynolab.errors import ConfigError, Pruned
+from dynolab.results.study import MetricsLine
 from flows.deployments import commands
 from flows.parameters import load_parameters
 from flows.running import run_on
@@ -22,8 +22,8 @@ from flows.sweep_study import SweepStudy, study_name
 from tasks.runtime.keys import canonical
 from tasks.runtime.opening import open_platform
 from tasks.runtime.stage import Platform
-from tasks.runtime.tail import MetricLine
-from tasks.runtime.watching import watched_by
+from tasks.runtime.track.tail import MetricLine
+from tasks.runtime.track.watching import watched_by
 from tasks.runtime.work import StageResult
 
 RUN_CREATION_SECONDS = 10.0

@@ -11,12 +11,12 @@ from shlex import quote
 from typing import Literal
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.backing import backing_services, let_postgres_through, write_environment
-from tasks.runtime.private import KEY, own_folder, signing_key
-from tasks.runtime.processes import kill_marked, last_lines, start_child, stop_group
-from tasks.runtime.services import PREFECT, Address, Service, Services
-from tasks.runtime.settings import Settings
-from tasks.runtime.stack import up
+from tasks.runtime.servers.backing import backing_services, let_postgres_through, write_environment
+from tasks.runtime.servers.services import PREFECT, Address, Service, Services
+from tasks.runtime.servers.stack import up
+from tasks.runtime.system.private import KEY, own_folder, signing_key
+from tasks.runtime.system.processes import kill_marked, last_lines, start_child, stop_group
+from tasks.runtime.system.settings import Settings
 
 Profile = Literal["local", "full"]
 

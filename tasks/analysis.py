@@ -12,15 +12,15 @@ from pydantic import Field
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
 from tasks.policies import adapter_folder, load_policy
-from tasks.runtime.launcher import launch_ranks
+from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 from tasks.selection import SelectionConfig, observed_answers, updating_rows
 
 if TYPE_CHECKING:
     from dynolab.data.encode import EncodedExample, Encoder
-    from dynolab.forces.analysis import Question
+    from dynolab.forces.map.analysis import Question
     from dynolab.training.record import Recorded, StepRecord
     from dynolab.training.reference import SideLogps
 
@@ -68,8 +68,8 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
     `terms.jsonl`, `analysis.json`, `token_maps.jsonl`.
     """
     from dynolab.data.rows import write_rows
-    from dynolab.forces.analysis import analyse
-    from dynolab.forces.map_examples import token_maps
+    from dynolab.forces.map.analysis import analyse
+    from dynolab.forces.map.examples import token_maps
 
     began, config = time.monotonic(), work.config
     with work.shown(PARTS) as progress:
@@ -95,7 +95,7 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
 
 def _fill_by_ranks(work: Work[AnalysisJob], question: Question) -> None:
     """Fills the map's folder by ranks; whoever then asks for this map finds it complete."""
-    from dynolab.forces.map_job import MapJob
+    from dynolab.forces.map.job import MapJob
 
     work.world_size = work.config.ranks
     job = MapJob.of(
@@ -122,7 +122,7 @@ def _question(work: Work[AnalysisJob]) -> Question:
     """The question with everything that it needs; what cannot be question is refused here."""
     from dynolab.data.encode import Encoder
     from dynolab.forces import split_step
-    from dynolab.forces.analysis import Question
+    from dynolab.forces.map.analysis import Question
     from models.language import folder_context, load_tokenizer
 
     config, data = work.config, work.input_folder("data")
@@ -168,7 +168,7 @@ def _updating(
 ) -> tuple[Sequence[Recorded], ObjectiveConfig]:
     """What updates, and under which objective."""
     from dynolab.errors import ConfigError
-    from dynolab.forces.analysis import recorded
+    from dynolab.forces.map.analysis import recorded
     from dynolab.objectives import build_objective
 
     config = work.config
@@ -188,7 +188,7 @@ def _reference(
 ) -> dict[str, SideLogps]:
     """Log-probabilities of the updating pairs under the reference, which reads the same tokens."""
     from dynolab import distributed
-    from dynolab.likelihood import ResponseLogits
+    from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.objectives import build_objective
     from dynolab.training.reference import score_reference
     from models.language import load_language_model

@@ -17,7 +17,7 @@ from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
     from dynolab.data.rows import Split
-    from dynolab.likelihood import ResponseLogits
+    from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.statistics import Interval
     from dynolab.training.rollout import Answers
 
@@ -65,7 +65,7 @@ class Answerer:
     def of(cls, work: Work[Any]) -> Answerer:
         """Loads the model."""
         from dynolab import distributed
-        from dynolab.likelihood import ResponseLogits
+        from dynolab.likelihood.token_logps import ResponseLogits
         from models.language import load_language_model, load_tokenizer
 
         folder = work.input_folder("model", "model")

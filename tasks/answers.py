@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dynolab.data.rows import Split
 from dynolab.rollouts.generator import SampleConfig
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 
@@ -31,10 +31,10 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
 
     **Raises** `ConfigError` for a split without prompts.
     """
-    from dynolab.data.judge_results import PolicyAnswer
     from dynolab.data.rows import PromptRow, read_rows, write_rows
     from dynolab.distributed import device
     from dynolab.errors import ConfigError
+    from dynolab.results.judges import PolicyAnswer
     from dynolab.rollouts.sample import sample_responses
     from models.language import load_language_model, load_tokenizer
 

@@ -10,15 +10,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dynolab.data.arm_results import ArmFacts, Divergence, Pairs, Start
-from dynolab.data.results import MetricsLine
 from dynolab.data.rows import ProbeRow, read_rows, write_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged, RankFailed
 from dynolab.judges.exact import WORLD_REWARDS
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
+from dynolab.results.arms import ArmFacts, Divergence, Pairs, Start
+from dynolab.results.study import MetricsLine
 from dynolab.rollouts.rewards import RewardConfig
-from dynolab.squeezing.alarm import AlarmConfig
+from dynolab.training.alarm import AlarmConfig
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from tasks.filter import FilterConfig
 from tasks.runtime.stage import Stage

@@ -8,7 +8,7 @@ from typing import Any
 
 from dynolab.endpoint import AnswerCache, Endpoint, EndpointConfig, endpoint_from_environment
 from dynolab.endpoint.client import any_text
-from tasks.runtime.progress import StageProgress
+from tasks.runtime.track.progress import StageProgress
 from tasks.runtime.work import Work
 
 PROGRESS = 100  # per cent of the answers

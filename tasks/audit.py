@@ -13,12 +13,12 @@ from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.data.audit_results import PairAudit
     from dynolab.data.encode import EncodedExample, Encoder
+    from dynolab.results.audit import PairAudit
 
 
 class AuditConfig(BaseModel):
@@ -59,11 +59,11 @@ def audit(work: Work[AuditJob]) -> dict[str, float]:
     Results: `audit.jsonl`, training pairs first.
     """
     from dynolab import distributed
+    from dynolab.audit.audit import audit_pairs
     from dynolab.data.encode import Encoder
     from dynolab.data.rows import write_rows
     from dynolab.forces import PolicyFunction
     from dynolab.objectives import build_objective
-    from dynolab.probes.audit import audit_pairs
     from models.language import folder_context, load_language_model, load_tokenizer
 
     began, config = time.monotonic(), work.config

@@ -22,9 +22,9 @@ def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:
 
     Results: `audit.html` and `figures/`; both go to MLflow as well. Returns the inputs' numbers.
     """
-    from dynolab.figures.audit_inputs import read_audit
-    from dynolab.figures.audit_page import AuditPageInputs, write_audit_page
-    from dynolab.figures.inputs import StageFacts
+    from dynolab.report.inputs.audit import read_audit
+    from dynolab.report.inputs.study import StageFacts
+    from dynolab.report.pages.audit import AuditPageInputs, write_audit_page
 
     config = work.config
     with work.shown():

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.figures.chapter_page import Chapter
+    from dynolab.report.pages.chapter import Chapter
 
 
 class ChapterPageConfig(BaseModel):
@@ -31,8 +31,8 @@ def publish(work: Work[PageConfig], file: str, made: Callable[[], Chapter]) -> d
     Settings and stages are filled in here. **Returns** how many claims end how, and the inputs'
     numbers.
     """
-    from dynolab.figures.chapter_page import write_chapter
-    from dynolab.figures.inputs import StageFacts
+    from dynolab.report.inputs.study import StageFacts
+    from dynolab.report.pages.chapter import write_chapter
 
     config = work.config
     with work.shown():

@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from dynolab.classification.force_study import ForceStudyConfig
-from dynolab.classification.seeds import Seeds
+from dynolab.chapters.classification.force_study import ForceStudyConfig
+from dynolab.chapters.classifiers.seeds import Seeds
 from models.vision import ClassifierName
 from tasks.images import IMAGES_FILE
 from tasks.runtime.stage import Stage
@@ -28,8 +28,8 @@ def class_forces(work: Work[ClassForcesJob]) -> dict[str, float]:
     Results: `states.jsonl`, `ranks.jsonl`, `influence.jsonl` and `diverged.jsonl`.
     """
     from dynolab import distributed
-    from dynolab.classification.force_study import study_forces
-    from dynolab.data.images import read_images
+    from dynolab.chapters.classification.force_study import study_forces
+    from dynolab.data.images.images import read_images
     from dynolab.data.rows import write_rows
     from models.vision import build_classifier
 

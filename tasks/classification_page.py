@@ -23,9 +23,11 @@ def classification_page(work: Work[ClassificationPageConfig]) -> dict[str, float
 
     Results: `classification.html`, `claims.jsonl` and `figures/`.
     """
-    from dynolab.classification.force_study import ForceFindings
-    from dynolab.classification.path_study import PathFindings
-    from dynolab.data.classification_results import (
+    from dynolab.chapters.classification.force_study import ForceFindings
+    from dynolab.chapters.classification.path_study import PathFindings
+    from dynolab.data.rows import read_rows
+    from dynolab.report.pages.classification import classification_chapter
+    from dynolab.results.classification import (
         ClassifierState,
         ClassInfluence,
         Divergence,
@@ -34,8 +36,6 @@ def classification_page(work: Work[ClassificationPageConfig]) -> dict[str, float
         KernelRanks,
         PathScores,
     )
-    from dynolab.data.rows import read_rows
-    from dynolab.figures.classification_page import classification_chapter
 
     config = work.config
     forces, followed = ForceFindings(), None

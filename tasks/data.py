@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dynolab.data.files import named_path
-from dynolab.data.sources import DataConfig
+from dynolab.data.sources.load import DataConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -21,7 +21,7 @@ def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
     `corpus.jsonl` and `tokenizer/`. Returns how many rows there are and what was left out.
     """
     from dynolab.data.rows import write_rows
-    from dynolab.data.sources import load_data
+    from dynolab.data.sources.load import load_data
 
     began = time.monotonic()
     with work.shown():

@@ -12,11 +12,11 @@ from dynolab.objectives.registry import GroupObjectiveConfig
 from dynolab.training.config import OptimizerConfig
 from tasks.answering import Answerer, AnsweringConfig, tell_figures
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.rollouts.displacement import Question
+    from dynolab.evaluation.displacement import Question
 
 
 class DisplacementConfig(BaseModel):
@@ -60,11 +60,11 @@ def displace(work: Work[DisplacementJob]) -> dict[str, float]:
     Results: `displacement.jsonl`, what the update did to each right answer of its question, and
     `figures.json`, the share of questions displaced and the mean change, with 95% intervals.
     """
-    from dynolab.data.group_results import QuestionDisplacement
+    from dynolab.comparisons.group_arms import displacement_figures
     from dynolab.data.rows import write_rows
+    from dynolab.evaluation.displacement import likelihood_displacement, one_update
     from dynolab.objectives import build_objective
-    from dynolab.probes.arms import displacement_figures
-    from dynolab.rollouts.displacement import likelihood_displacement, one_update
+    from dynolab.results.groups import QuestionDisplacement
 
     began, config = time.monotonic(), work.config
     with work.shown():
@@ -89,7 +89,7 @@ def _questions(work: Work[DisplacementJob], answerer: Answerer) -> list[Question
     import torch
 
     from dynolab.data.groups import collate_groups, count_group_totals
-    from dynolab.rollouts.displacement import Question
+    from dynolab.evaluation.displacement import Question
     from dynolab.training.rollout import Scorer, make_groups
 
     config = work.config

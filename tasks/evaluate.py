@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dynolab.rollouts.passes import SAMPLES_PER_K, check_samples
 from tasks.answering import Answerer, AnsweringConfig, tell_figures
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.data.group_results import LikelihoodChange
     from dynolab.data.rows import Split
+    from dynolab.results.groups import LikelihoodChange
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 PARTS = 4  # of the stage's progress
@@ -52,9 +52,9 @@ def evaluate(work: Work[EvaluationJob]) -> dict[str, float]:
     log-probability; with `start` also `likelihood.jsonl`, what has become of its right answers;
     `figures.json`, means over the prompts of each split with 95% intervals.
     """
+    from dynolab.comparisons.group_arms import evaluation_figures
     from dynolab.data.rows import write_rows
-    from dynolab.probes.arms import evaluation_figures
-    from dynolab.rollouts.evaluation import EVALUATION, right_answers, score_prompt
+    from dynolab.evaluation.samples import EVALUATION, right_answers, score_prompt
 
     began, config = time.monotonic(), work.config
     with work.shown(PARTS) as progress:
@@ -97,9 +97,9 @@ def _changes(
     work: Work[EvaluationJob], answerer: Answerer, reading: dict[str, Any]
 ) -> Sequence[LikelihoodChange]:
     """What has become of the right answers of the model before, where there is one."""
-    from dynolab.data.group_results import RightAnswer
     from dynolab.data.rows import read_rows, write_rows
-    from dynolab.rollouts.evaluation import likelihood_changes
+    from dynolab.evaluation.samples import likelihood_changes
+    from dynolab.results.groups import RightAnswer
 
     if "start" not in work.inputs:
         return []

@@ -6,7 +6,7 @@ import shutil
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dynolab.probes.foresight import Ranking
+from dynolab.audit.foresight import Ranking
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -31,9 +31,9 @@ def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
     `filter.json`, which pairs were dropped: a training stage reads them as it reads the data
     stage's. Pairs that were not audited stay.
     """
-    from dynolab.data.audit_results import FilteredPairs, PairAudit
+    from dynolab.audit.foresight import worst_first
     from dynolab.data.rows import Example, read_rows, write_rows
-    from dynolab.probes.foresight import worst_first
+    from dynolab.results.audit import FilteredPairs, PairAudit
 
     config, data = work.config, work.input_folder("data")
     with work.shown():

@@ -26,9 +26,9 @@ def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
     Results: `forces.html` and `figures/`; both go to MLflow as well. Returns the analyses'
     numbers.
     """
-    from dynolab.figures.force_inputs import ForcePageInputs, read_checkpoint
-    from dynolab.figures.force_page import write_force_page
-    from dynolab.figures.inputs import StageFacts, read_kernel
+    from dynolab.report.inputs.forces import ForcePageInputs, read_checkpoint
+    from dynolab.report.inputs.study import StageFacts, read_kernel
+    from dynolab.report.pages.forces import write_force_page
 
     config = work.config
     with work.shown():

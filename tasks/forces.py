@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.policies import adapter_folder, load_policy
-from tasks.runtime.progress import StageProgress
 from tasks.runtime.stage import Stage
+from tasks.runtime.track.progress import StageProgress
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.data.results import ReplayFacts
     from dynolab.data.rows import ProbeRow
+    from dynolab.results.study import ReplayFacts
     from dynolab.training.record import Recorded
 
 
@@ -52,7 +52,7 @@ def _measure(
     from dynolab.data.encode import Encoder
     from dynolab.data.rows import ProbeRow, read_rows
     from dynolab.forces import build_token_map, step_forces
-    from dynolab.forces.metrics import force_metrics
+    from dynolab.forces.step.metrics import force_metrics
     from dynolab.training.record import StepRecord
     from models.language import folder_context, load_tokenizer
 

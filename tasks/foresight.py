@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.audit import read_pairs
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.data.audit_results import ChosenChange, PairAudit
+    from dynolab.results.audit import ChosenChange, PairAudit
 
 
 class ForesightConfig(BaseModel):
@@ -30,9 +30,9 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
 
     Results: `changes.jsonl` and `foresight.jsonl`.
     """
-    from dynolab.data.audit_results import FilteredPairs, PairAudit
+    from dynolab.audit.foresight import foresight
     from dynolab.data.rows import read_rows, read_value, write_rows
-    from dynolab.probes.foresight import foresight
+    from dynolab.results.audit import FilteredPairs, PairAudit
 
     began = time.monotonic()
     rows = list(read_rows(work.input_folder("audit") / "audit.jsonl", PairAudit))
@@ -59,9 +59,9 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
 def _changes(work: Work[ForesightConfig], rows: list[PairAudit]) -> list[ChosenChange]:
     """What became of every audited chosen answer."""
     from dynolab import distributed
-    from dynolab.data.audit_results import ChosenChange
     from dynolab.data.encode import Encoder
-    from dynolab.likelihood import ResponseLogits
+    from dynolab.likelihood.token_logps import ResponseLogits
+    from dynolab.results.audit import ChosenChange
     from dynolab.training.reference import score_responses
     from models.language import folder_context, load_language_model, load_tokenizer
 

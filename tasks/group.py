@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from dynolab.data.sources import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.training.config import GroupTrainConfig
 from tasks.data import chat_tokenizer
 from tasks.runtime.stage import Stage
@@ -18,7 +18,7 @@ def freeze_prompts(work: Work[DataConfig]) -> dict[str, float]:
     Results: `train.jsonl` and `heldout.jsonl`, prompts with the answers that check completions.
     """
     from dynolab.data.rows import write_rows
-    from dynolab.data.sources import load_prompts
+    from dynolab.data.sources.load import load_prompts
 
     began = time.monotonic()
     with work.shown():

@@ -54,8 +54,8 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
     Results: `grpo.html`, `summary.json` and `figures/`; all go to MLflow as well. Returns each
     arm's figures, means over seeds.
     """
-    from dynolab.figures.group_inputs import GroupPageInputs, read_evaluated, read_run
-    from dynolab.figures.group_page import write_group_page
+    from dynolab.report.inputs.groups import GroupPageInputs, read_evaluated, read_run
+    from dynolab.report.pages.groups import write_group_page
 
     config = work.config
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from dynolab.data.image_config import ImageConfig
+from dynolab.data.images.config import ImageConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -12,8 +12,8 @@ IMAGES_FILE = "images.safetensors"
 
 
 def images(work: Work[ImageConfig]) -> dict[str, float]:
-    """Results: `images.safetensors`, which `dynolab.data.images.read_images` reads."""
-    from dynolab.data.images import load_images, write_images
+    """Results: `images.safetensors`, which `dynolab.data.images.images.read_images` reads."""
+    from dynolab.data.images.images import load_images, write_images
 
     began = time.monotonic()
     with work.shown():

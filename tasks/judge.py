@@ -12,13 +12,13 @@ from dynolab.endpoint.config import PATIENCE
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
 from tasks.asking import Asking
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.data.judge_results import PolicyAnswer, WinRate
     from dynolab.judges import Judge
     from dynolab.judges.log_prob import LogProbJudge
+    from dynolab.results.judges import PolicyAnswer, WinRate
 
 ANSWERS_OF = "answers_"
 
@@ -42,9 +42,9 @@ def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
 
     A model's replies are kept as `Asking` keeps them.
     """
-    from dynolab.data.judge_results import PolicyAnswer
     from dynolab.data.rows import read_rows, write_rows
     from dynolab.judges import contests, win_rate
+    from dynolab.results.judges import PolicyAnswer
 
     began, config = time.monotonic(), work.config
     answers: dict[str, list[PolicyAnswer]] = {
@@ -85,7 +85,7 @@ def _log_prob(work: Work[JudgeJob], config: LogProbJudgeConfig) -> LogProbJudge:
     from dynolab.data.encode import Encoder
     from dynolab.distributed import device
     from dynolab.judges.log_prob import LogProbJudge
-    from dynolab.likelihood import ResponseLogits
+    from dynolab.likelihood.token_logps import ResponseLogits
     from models.language import folder_context, load_language_model, load_tokenizer
 
     folder = work.input_folder("reference", "model")
@@ -103,7 +103,7 @@ def _log_prob(work: Work[JudgeJob], config: LogProbJudgeConfig) -> LogProbJudge:
 
 def _metrics(rates: Sequence[WinRate]) -> dict[str, float]:
     """Every policy's win rate where there is one, and what became of all verdicts."""
-    from dynolab.data.judge_results import JudgementCounts
+    from dynolab.results.judges import JudgementCounts
 
     found = {f"judge/{one.a}/win_rate": one.rate for one in rates if one.judged}
     counts = [one.counts.model_dump() for one in rates]

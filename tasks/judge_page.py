@@ -31,9 +31,9 @@ def judge_page(work: Work[JudgePageConfig]) -> dict[str, float]:
     Results: `judge.html`, `summary.json`, `agreements.jsonl` and `figures/`; all go to MLflow as
     well. Returns win rates, agreement and the counts of verdicts.
     """
-    from dynolab.figures.inputs import StageFacts
-    from dynolab.figures.judge_inputs import JudgePageInputs, read_judged, read_said
-    from dynolab.figures.judge_page import write_judge_page
+    from dynolab.report.inputs.judges import JudgePageInputs, read_judged, read_said
+    from dynolab.report.inputs.study import StageFacts
+    from dynolab.report.pages.judges import write_judge_page
 
     config = work.config
     with work.shown():

@@ -12,15 +12,15 @@ from pydantic import Field
 
 from tasks.policies import adapter_folder, load_policy
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 from tasks.selection import SelectionConfig, observed_rows, updating_rows
 
 if TYPE_CHECKING:
     from dynolab.data.encode import Encoded
-    from dynolab.data.force_results import AgreementRow, KernelFindings, KernelSizeRow
     from dynolab.data.rows import Example, ProbeRow
-    from dynolab.forces.kernel_size import KernelSizes
+    from dynolab.forces.kernel.size import KernelSizes
+    from dynolab.results.forces import AgreementRow, KernelFindings, KernelSizeRow
 
 MODEL = "model_"
 
@@ -122,7 +122,7 @@ def _common(
 def _sizes(
     work: Work[KernelJob], label: str, observed: list[Encoded], updating: list[Encoded]
 ) -> KernelSizes:
-    from dynolab.forces.kernel_size import kernel_sizes
+    from dynolab.forces.kernel.size import kernel_sizes
     from dynolab.training.record import StepRecord
 
     config, step = work.config, work.config.steps.get(label)
@@ -149,7 +149,7 @@ def _sizes(
 def _rows(
     label: str, sizes: KernelSizes, observed: Sequence[ProbeRow], updating: Sequence[Example]
 ) -> list[KernelSizeRow]:
-    from dynolab.data.force_results import KernelSizeRow
+    from dynolab.results.forces import KernelSizeRow
 
     low, high = sizes.interval("centred")
     return [
@@ -178,8 +178,8 @@ def _adapter(work: Work[KernelJob], label: str) -> Path | None:
 
 
 def _findings(work: Work[KernelJob], sizes: Mapping[str, KernelSizes]) -> KernelFindings:
-    from dynolab.data.force_results import AgreementRow, KernelFindings
-    from dynolab.forces.stability import kernel_stability
+    from dynolab.forces.kernel.stability import kernel_stability
+    from dynolab.results.forces import AgreementRow, KernelFindings
 
     config = work.config
     pairs = next(iter(sizes.values())).raw.size

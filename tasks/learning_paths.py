@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from dynolab.classification.path_study import PathStudyConfig
-from dynolab.classification.seeds import Seeds
+from dynolab.chapters.classification.path_study import PathStudyConfig
+from dynolab.chapters.classifiers.seeds import Seeds
 from models.vision import ClassifierName
 from tasks.images import IMAGES_FILE
 from tasks.runtime.stage import Stage
@@ -25,8 +25,8 @@ class LearningPathsJob(PathStudyConfig):
 def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
     """Reads input `images`. Results: `scores.jsonl`, `epochs.jsonl` and `paths.jsonl`."""
     from dynolab import distributed
-    from dynolab.classification.path_study import study_paths
-    from dynolab.data.images import read_images
+    from dynolab.chapters.classification.path_study import study_paths
+    from dynolab.data.images.images import read_images
     from dynolab.data.rows import write_rows
     from models.vision import build_classifier
 

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from dynolab.classification.mappings import Messages, all_mappings, sampled_bijections
-from dynolab.data.mapping_results import SpaceName
+from dynolab.chapters.simplicity.mappings import Messages, all_mappings, sampled_bijections
 from dynolab.errors import ConfigError
+from dynolab.results.simplicity import SpaceName
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 MOST_OBJECTS = 81
@@ -64,7 +64,7 @@ class MappingsConfig(SpaceConfig):
 
 def learn_mappings(work: Work[MappingsConfig]) -> dict[str, float]:
     """Results: `mappings.jsonl`, and `paths.jsonl` with each kind's means by step."""
-    from dynolab.classification.mapping_sweep import kind_paths, learned, sweep
+    from dynolab.chapters.simplicity.sweep import kind_paths, learned, sweep
     from dynolab.data.rows import write_rows
 
     began, config = time.monotonic(), work.config

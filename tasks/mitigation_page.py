@@ -33,8 +33,8 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
     Results: `mitigation.html`, `summary.json`, `comparison.json` and `figures/`; all go to MLflow
     as well. Returns each arm's figures, means over seeds.
     """
-    from dynolab.data.arm_results import ComparedArms
-    from dynolab.figures.mitigation_page import write_mitigation_page
+    from dynolab.report.pages.mitigation import write_mitigation_page
+    from dynolab.results.arms import ComparedArms
 
     config = work.config
     with work.shown():

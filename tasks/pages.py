@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.figures.inputs import StageFacts
+    from dynolab.report.inputs.study import StageFacts
 
 
 def stage_facts(work: Work[Any]) -> tuple[StageFacts, ...]:
     """The stage table's lines: every input of a page."""
-    from dynolab.figures.inputs import StageFacts
+    from dynolab.report.inputs.study import StageFacts
 
     return tuple(
         StageFacts(

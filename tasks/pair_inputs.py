@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynolab.data.arm_results import Start
+from dynolab.results.arms import Start
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.figures.pair_inputs import PairRun
+    from dynolab.report.inputs.pairs import PairRun
 
 
 def start_of(start: Start, seed: int) -> str:
@@ -39,7 +39,7 @@ def judge_of(seed: int) -> str:
 
 def read_run(work: Work[Any], arm: str, seed: int) -> PairRun:
     """An arm with one seed, with as much of it as there is."""
-    from dynolab.figures.pair_inputs import read_pair_run
+    from dynolab.report.inputs.pairs import read_pair_run
 
     def folder(name: str) -> Path | None:
         return work.input_folder(name) if name in work.inputs else None
@@ -50,6 +50,6 @@ def read_run(work: Work[Any], arm: str, seed: int) -> PairRun:
 
 def read_start(work: Work[Any], start: Start, seed: int) -> PairRun:
     """The training of a model that arms start from."""
-    from dynolab.figures.pair_inputs import read_pair_run
+    from dynolab.report.inputs.pairs import read_pair_run
 
     return read_pair_run("", work.input_folder(start_of(start, seed)), None, None)

@@ -12,9 +12,9 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.data.results import Answer, Score
     from dynolab.data.rows import ProbeRow
     from dynolab.probes.hallucination import TrainingAnswers
+    from dynolab.results.study import Answer, Score
 
 MODELS = ("base", "sft", "preference")
 
@@ -42,9 +42,9 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
     another training question's answer (`TrainingAnswers` has the rule), and
     `probe/heldout/hallucinated_exactly/<model>`: with all of that answer.
     """
-    from dynolab.data.results import ModelScore
     from dynolab.data.rows import Example, ProbeRow, read_rows
     from dynolab.probes.hallucination import TrainingAnswers
+    from dynolab.results.study import ModelScore
 
     began, data = time.monotonic(), work.input_folder("data")
     rows = list(read_rows(data / "probes.jsonl", ProbeRow))
@@ -83,10 +83,10 @@ def _ask(
 ) -> tuple[list[Score], list[Answer]]:
     """Scores of all rows and greedy answers to some prompts, by the model in a folder."""
     from dynolab.data.encode import Encoder
-    from dynolab.data.results import Answer
     from dynolab.distributed import device
-    from dynolab.likelihood import ResponseLogits
+    from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.probes.score import score_probes
+    from dynolab.results.study import Answer
     from dynolab.rollouts.sample import SampleConfig, sample_responses
     from models.language import context_length, load_language_model, load_tokenizer
 

@@ -7,14 +7,14 @@ import time
 from typing import TYPE_CHECKING
 
 from dynolab.endpoint.config import PATIENCE
-from dynolab.probes.probe_set import ProbeSetConfig
+from dynolab.probes.making.probe_set import ProbeSetConfig
 from tasks.asking import Asking
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.probes.policy import Policy
+    from dynolab.probes.making.policy import Policy
 
 ROWS = ("train.jsonl", "heldout.jsonl")
 
@@ -30,8 +30,8 @@ def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
     The writer's answers are kept as `Asking` keeps them.
     """
     from dynolab.data.rows import Example, ProbeRow, read_rows, write_rows
-    from dynolab.probes.probe_set import build_probe_set
-    from dynolab.probes.written import has_text
+    from dynolab.probes.making.probe_set import build_probe_set
+    from dynolab.probes.making.written import has_text
 
     began, config, data = time.monotonic(), work.config, work.input_folder("data")
     asking = Asking(work, config.writer if config.writer_kinds else None, usable=has_text)
@@ -60,7 +60,7 @@ def _policy(work: Work[ProbeSetConfig]) -> Policy | None:
     if "model" not in work.inputs:
         return None
     from dynolab.distributed import device
-    from dynolab.probes.policy import Policy
+    from dynolab.probes.making.policy import Policy
     from models.language import load_language_model, load_tokenizer
 
     source, folder = work.inputs["model"], work.input_folder("model", "model")

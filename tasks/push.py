@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.audit import read_pairs
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 

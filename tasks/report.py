@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import StageResult, Work
 
 FORCES, CONTRAST = "_forces", "contrast_"
@@ -43,19 +43,19 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     MLflow as well, the pairs as a table too.
     Returns the summary's numbers.
     """
-    from dynolab.data.results import Answer, PairChange
     from dynolab.data.rows import ProbeRow, read_rows
-    from dynolab.figures.audit_inputs import read_audit
-    from dynolab.figures.compared_inputs import read_compared
-    from dynolab.figures.inputs import (
+    from dynolab.report.inputs.audit import read_audit
+    from dynolab.report.inputs.compared import read_compared
+    from dynolab.report.inputs.squeezing import read_squeezing
+    from dynolab.report.inputs.study import (
         ReportInputs,
         StageFacts,
         StudyFacts,
         read_kernel,
         read_training,
     )
-    from dynolab.figures.report import write_report
-    from dynolab.figures.squeezing_inputs import read_squeezing
+    from dynolab.report.pages.study import write_report
+    from dynolab.results.study import Answer, PairChange
 
     with work.shown():
         facts = StudyFacts(

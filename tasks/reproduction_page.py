@@ -27,8 +27,8 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
     Results: `reproduction.html`, `summary.json` and `figures/`; all go to MLflow as well. Returns
     the changes, means over seeds, and how many claims end how.
     """
-    from dynolab.figures.reproduction_page import ReproductionInputs, write_reproduction_page
-    from dynolab.probes.reproduction import EXTENDED, EXTENDED_HALF, SFT
+    from dynolab.claims.reproduction import EXTENDED, EXTENDED_HALF, SFT
+    from dynolab.report.pages.reproduction import ReproductionInputs, write_reproduction_page
 
     config = work.config
     with work.shown():

@@ -13,8 +13,8 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
+    from dynolab.comparisons.pair_arms import SaidAnswer
     from dynolab.data.rows import Example, Split
-    from dynolab.probes.pair_arms import SaidAnswer
     from dynolab.rollouts.generator import Sampled
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
@@ -37,8 +37,8 @@ def say(work: Work[SayingConfig]) -> dict[str, float]:
     Results: `answers.jsonl`, as judges read them, and `figures.json`, means over the prompts of
     each split with 95% intervals. A training that diverged left no model: nothing is said.
     """
+    from dynolab.comparisons.pair_arms import speech_figures
     from dynolab.data.rows import write_rows
-    from dynolab.probes.pair_arms import speech_figures
 
     began = time.monotonic()
     with work.shown():
@@ -71,9 +71,9 @@ def _said(work: Work[SayingConfig]) -> list[SaidAnswer]:
 
 
 def _answer(split: Split, pair: Example, number: int, one: Sampled, end: int | None) -> SaidAnswer:
-    from dynolab.data.judge_results import PolicyAnswer
-    from dynolab.data.world_lexicon import answered, repeats_fault
-    from dynolab.probes.pair_arms import SaidAnswer
+    from dynolab.comparisons.pair_arms import SaidAnswer
+    from dynolab.data.world.lexicon import answered, repeats_fault
+    from dynolab.results.judges import PolicyAnswer
     from dynolab.squeezing.repeats import repetition
 
     said = PolicyAnswer(

@@ -9,7 +9,7 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.figures.chapter_page import Chapter
+    from dynolab.report.pages.chapter import Chapter
 
 
 def simplicity_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
@@ -21,7 +21,7 @@ def simplicity_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
 
 
 def _chapter(work: Work[ChapterPageConfig]) -> Chapter:
-    from dynolab.figures.simplicity_chapter import read_simplicity, simplicity_chapter
+    from dynolab.report.pages.simplicity import read_simplicity, simplicity_chapter
 
     return simplicity_chapter(read_simplicity([work.input_folder(name) for name in work.inputs]))
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 STEP_SIZES = tuple(float(size) for size in np.linspace(0, 10, 41))

@@ -13,14 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from tasks.forces import first_pairs
 from tasks.policies import adapter_folder, load_policy
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
     from dynolab.data.encode import Encoded
     from dynolab.data.rows import ProbeRow
-    from dynolab.data.squeezing_results import Forecast, Generation, RisenMass
-    from dynolab.forces.policy import PolicyFunction, Weights
+    from dynolab.forces.function.policy import PolicyFunction, Weights
+    from dynolab.results.squeezing import Forecast, Generation, RisenMass
     from dynolab.squeezing.index import Logits
 
 KINDS = ("chosen", "rejected")
@@ -79,9 +79,9 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
 def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list[Forecast]]:
     """A training's risen probability at each of its known states, and its steps' forecasts."""
     from dynolab.data.encode import Encoder
-    from dynolab.data.results import TrainingSummary
     from dynolab.data.rows import ProbeRow, read_rows, read_value
-    from dynolab.likelihood import ResponseLogits
+    from dynolab.likelihood.token_logps import ResponseLogits
+    from dynolab.results.study import TrainingSummary
     from dynolab.squeezing.forecast import forecasts
     from dynolab.training.record import StepRecord
     from models.language import folder_context, load_language_model, load_tokenizer
@@ -128,7 +128,7 @@ def _risen(
     step: int,
 ) -> list[RisenMass]:
     """Risen probability from a training's start to some weights of it."""
-    from dynolab.data.squeezing_results import RisenMass
+    from dynolab.results.squeezing import RisenMass
     from dynolab.squeezing.index import answers_risen_mass
 
     sums = answers_risen_mass(
@@ -156,9 +156,9 @@ def _risen(
 
 def _generations(work: Work[SqueezingJob]) -> Iterator[Generation]:
     """How much every greedy answer of the study's models repeats itself."""
-    from dynolab.data.results import Answer
     from dynolab.data.rows import read_rows
-    from dynolab.data.squeezing_results import Generation
+    from dynolab.results.squeezing import Generation
+    from dynolab.results.study import Answer
     from dynolab.squeezing.repeats import repetition
     from models.language import load_tokenizer
 

@@ -9,7 +9,7 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.figures.chapter_page import Chapter
+    from dynolab.report.pages.chapter import Chapter
 
 
 def squeezing_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
@@ -21,7 +21,7 @@ def squeezing_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
 
 
 def _chapter(work: Work[ChapterPageConfig]) -> Chapter:
-    from dynolab.figures.squeezing_chapter import read_squeezing, squeezing_chapter
+    from dynolab.report.pages.squeezing import read_squeezing, squeezing_chapter
 
     pushed = work.input_folder("push") if "push" in work.inputs else None
     return squeezing_chapter(read_squeezing(work.input_folder("softmax"), pushed))

@@ -9,13 +9,13 @@ from functools import partial
 import numpy as np
 from pydantic import Field
 
-from dynolab.classification.seeds import Seeds
-from dynolab.classification.speed_comparisons import SpeedConfig
-from dynolab.classification.supervision import SupervisionConfig
+from dynolab.chapters.classifiers.seeds import Seeds
+from dynolab.chapters.supervision.speed_comparisons import SpeedConfig
+from dynolab.chapters.supervision.supervision import SupervisionConfig
 from models.vision import ClassifierName
 from tasks.images import IMAGES_FILE
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 
@@ -39,8 +39,8 @@ def supervision(work: Work[SupervisionJob]) -> dict[str, float]:
 
     Returns mean accuracies as `noise_<percent>/accuracy/<arm>`, mean AUCs as `…/auc/<score>`.
     """
-    from dynolab.classification.supervision import compare_supervision
-    from dynolab.data.images import read_images
+    from dynolab.chapters.supervision.supervision import compare_supervision
+    from dynolab.data.images.images import read_images
     from dynolab.data.rows import write_rows
     from models.vision import build_classifier
 
@@ -71,9 +71,9 @@ def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
 
     Returns the mean accumulated influence of every kind of examples as `speed/<kind>`, in nats.
     """
-    from dynolab.classification.adaptation import compare_adaptation
-    from dynolab.classification.speed_comparisons import compare_speeds
-    from dynolab.data.images import read_images
+    from dynolab.chapters.supervision.speed_comparisons import compare_speeds
+    from dynolab.chapters.transfer.adaptation import compare_adaptation
+    from dynolab.data.images.images import read_images
     from dynolab.data.rows import write_rows
     from models.vision import build_classifier
 

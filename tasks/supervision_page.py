@@ -20,13 +20,13 @@ def supervision_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
     Results: `supervision.html`, `claims.jsonl` and `figures/`.
     """
     from dynolab.data.rows import read_rows
-    from dynolab.data.supervision_results import (
+    from dynolab.report.pages.supervision import supervision_chapter
+    from dynolab.results.supervision import (
         AdaptationRow,
         DetectionRow,
         SpeedRow,
         SupervisionRow,
     )
-    from dynolab.figures.supervision_page import supervision_chapter
 
     folders = [work.input_folder(name) for name in work.inputs if name != SPEED]
     rows = [row for one in folders for row in read_rows(one / "supervision.jsonl", SupervisionRow)]

@@ -8,17 +8,17 @@ import time
 from pathlib import Path
 from typing import TypeVar
 
-from dynolab.checked import CHECKS, note_check
-from dynolab.data.results import TrainingSummary
 from dynolab.data.rows import read_value
+from dynolab.likelihood.checked import CHECKS, note_check
+from dynolab.results.study import TrainingSummary
 from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig
 from dynolab.training.job import TrainJob
 from tasks.ranks.train import run
-from tasks.runtime.launcher import launch_ranks
-from tasks.runtime.rendezvous import Rendezvous
-from tasks.runtime.settings import Settings
+from tasks.runtime.launch.launcher import launch_ranks
+from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.stage import Stage
 from tasks.runtime.supervisor import Supervisor
+from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import Work
 
 Config = TypeVar("Config", bound=LoopConfig)
@@ -89,7 +89,7 @@ def check_rows(job: TrainJob) -> None:
     """Refuses, before any rank is started, what no rank could train with."""
     from dynolab.data.rows import ProbeRow, read_rows
     from dynolab.rollouts.rewards import Rewards
-    from dynolab.squeezing.alarm import check_watched
+    from dynolab.training.alarm import check_watched
     from dynolab.training.examples import load_examples, load_prompts, training_encoder
     from models.language import folder_context, load_tokenizer
 

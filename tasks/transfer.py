@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
-from dynolab.classification.seeds import Seeds
-from dynolab.classification.transfer import TransferConfig
-from dynolab.data.topics import TopicConfig
+from dynolab.chapters.classifiers.seeds import Seeds
+from dynolab.chapters.transfer.transfer import TransferConfig
+from dynolab.data.topics.topics import TopicConfig
 from models.vision import ClassifierName
 from tasks.images import IMAGES_FILE
 from tasks.runtime.stage import Stage
-from tasks.runtime.tables import log_tables
+from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.classification.transfer_task import TransferTask
-    from dynolab.data.transfer_results import TransferRow
+    from dynolab.chapters.transfer.task import TransferTask
+    from dynolab.results.transfer import TransferRow
 
 
 class TransferJob(TransferConfig):
@@ -42,8 +42,8 @@ def transfer_digits(work: Work[TransferJob]) -> dict[str, float]:
 
     Returns mean accuracies as `<task>/<strategy>/tau_<τ>/accuracy`.
     """
-    from dynolab.classification.transfer_task import image_task
-    from dynolab.data.images import read_images
+    from dynolab.chapters.transfer.task import image_task
+    from dynolab.data.images.images import read_images
 
     data = read_images(work.input_folder("images") / IMAGES_FILE)
     return _transfer(work, image_task(data, work.config.first, seed=0))
@@ -51,13 +51,13 @@ def transfer_digits(work: Work[TransferJob]) -> dict[str, float]:
 
 def transfer_topics(work: Work[TopicTransferJob]) -> dict[str, float]:
     """Reads nothing. Results and numbers are those of `transfer_digits`."""
-    from dynolab.classification.transfer_task import topic_task
+    from dynolab.chapters.transfer.task import topic_task
 
     return _transfer(work, topic_task(work.config.texts, work.config.first))
 
 
 def _transfer(work: Work[Any], task: TransferTask) -> dict[str, float]:
-    from dynolab.classification.transfer import compare_heads
+    from dynolab.chapters.transfer.transfer import compare_heads
     from dynolab.data.rows import write_rows
     from models.vision import build_classifier
 

@@ -13,8 +13,8 @@ def transfer_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
     Results: `transfer.html`, `claims.jsonl` and `figures/`.
     """
     from dynolab.data.rows import read_rows
-    from dynolab.data.transfer_results import TransferRow
-    from dynolab.figures.transfer_page import transfer_chapter
+    from dynolab.report.pages.transfer import transfer_chapter
+    from dynolab.results.transfer import TransferRow
 
     rows = [
         row

@@ -9,7 +9,6 @@ strongly responses (or a classifier's examples, through `ModuleFunction`) are co
 `kernel_stability` whether the same pairs stay strongly coupled.
 """
 
-from dynolab.forces.breakdown import Breakdown, LastLayer, breakdown
 from dynolab.forces.features import (
     Consistency,
     FeatureChange,
@@ -22,7 +21,9 @@ from dynolab.forces.features import (
     feature_step,
     hidden_states,
 )
-from dynolab.forces.force_map import ForceMap, MapFacts, force_map
+from dynolab.forces.function.logit_function import LogitFunction, ModuleFunction
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.views import View
 from dynolab.forces.influence import (
     Influence,
     PaperInfluence,
@@ -31,11 +32,20 @@ from dynolab.forces.influence import (
     moving_average,
     paper_influence,
 )
-from dynolab.forces.kernel_operator import TangentKernel, kernel_blocks, response_token
-from dynolab.forces.kernel_size import KernelSizes, kernel_sizes
-from dynolab.forces.logit_function import LogitFunction, ModuleFunction
-from dynolab.forces.observe import StepForces, step_forces
-from dynolab.forces.one_step import (
+from dynolab.forces.kernel.operator import TangentKernel, kernel_blocks, response_token
+from dynolab.forces.kernel.size import KernelSizes, kernel_sizes
+from dynolab.forces.kernel.stability import KernelStability, kernel_stability
+from dynolab.forces.map.breakdown import Breakdown, LastLayer, breakdown
+from dynolab.forces.map.force_map import ForceMap, MapFacts, force_map
+from dynolab.forces.map.terms import (
+    TokenTerms,
+    UpdatingTerms,
+    response_terms,
+    step_terms,
+    token_terms,
+)
+from dynolab.forces.step.observe import StepForces, step_forces
+from dynolab.forces.step.one_step import (
     OneStep,
     central_difference,
     change_of,
@@ -43,9 +53,8 @@ from dynolab.forces.one_step import (
     midpoint,
     one_step,
 )
-from dynolab.forces.optimizers import FrozenUpdate, freeze_update
-from dynolab.forces.policy import PolicyFunction, Weights
-from dynolab.forces.split import (
+from dynolab.forces.step.optimizers import FrozenUpdate, freeze_update
+from dynolab.forces.step.split import (
     SideGradients,
     UpdateSplit,
     record_batch,
@@ -54,16 +63,7 @@ from dynolab.forces.split import (
     side_gradients,
     split_step,
 )
-from dynolab.forces.stability import KernelStability, kernel_stability
-from dynolab.forces.terms import (
-    TokenTerms,
-    UpdatingTerms,
-    response_terms,
-    step_terms,
-    token_terms,
-)
-from dynolab.forces.token_map import build_token_map, token_forces
-from dynolab.forces.views import View
+from dynolab.forces.step.token_map import build_token_map, token_forces
 
 __all__ = [
     "Breakdown",

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, Totals
 from dynolab.errors import ConfigError
-from dynolab.forces.layers import Reached, at_layer
-from dynolab.forces.one_step import change_of, midpoint
-from dynolab.forces.optimizers import FrozenUpdate
-from dynolab.forces.policy import PolicyFunction, Weights
-from dynolab.forces.rules import subspace
-from dynolab.forces.split import objective_batch, step_totals
-from dynolab.forces.terms import TokenTerms, trained_terms
+from dynolab.forces.function.layers import Reached, at_layer
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.rules import subspace
+from dynolab.forces.map.terms import TokenTerms, trained_terms
+from dynolab.forces.step.one_step import change_of, midpoint
+from dynolab.forces.step.optimizers import FrozenUpdate
+from dynolab.forces.step.split import objective_batch, step_totals
 from dynolab.objectives import Objective, read_logps
 from dynolab.objectives.base import force
 from dynolab.training.record import Recorded

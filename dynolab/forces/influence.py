@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.data.results import ARGMAX, ForceRow, ProbeScore
 from dynolab.data.rows import Split
 from dynolab.errors import ConfigError
-from dynolab.forces.terms import TokenTerms
+from dynolab.forces.map.terms import TokenTerms
+from dynolab.results.study import ARGMAX, ForceRow, ProbeScore
 
 PARTS = ("measured", "predicted", "from_chosen", "from_rejected", "from_history", "residual")
 

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float, Shaped
 from numpy import ndarray
 
-from dynolab.data.judge_results import Agreement, Judgement
 from dynolab.judges.win_rate import both_orders, preferred
+from dynolab.results.judges import Agreement, Judgement
 from dynolab.statistics import bootstrap
 
 

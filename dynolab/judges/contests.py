@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from dynolab.data.judge_results import Contest, Judgement, JudgementCounts, PolicyAnswer
 from dynolab.endpoint.client import Told, unheard
 from dynolab.errors import ConfigError
+from dynolab.results.judges import Contest, Judgement, JudgementCounts, PolicyAnswer
 
 ORDERS = (False, True)
 """Whether b's answer is shown first."""

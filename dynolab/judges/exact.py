@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynolab.data.judge_results import Contest, Judgement
 from dynolab.data.rows import PromptRow
 from dynolab.endpoint.client import Told, unheard
 from dynolab.judges.scored import scored_judgements
+from dynolab.results.judges import Contest, Judgement
 from dynolab.rollouts.rewards import RewardConfig, Rewards
 
 WORLD_REWARDS = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynolab.data.judge_results import Contest, Judgement, Outcome
 from dynolab.endpoint import Answered, Endpoint, Failure
 from dynolab.endpoint.client import Told, unheard
 from dynolab.judges.contests import ORDERS
 from dynolab.judges.verdict import Place, parse_verdict, refuses
 from dynolab.judges.wording import CRITERION, judging_request
+from dynolab.results.judges import Contest, Judgement, Outcome
 
 SAID = 160
 """Characters that are kept of a reply without a verdict."""

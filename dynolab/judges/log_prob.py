@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dynolab.data.encode import Encoder
-from dynolab.data.judge_results import Contest, Judgement
 from dynolab.data.rows import answer
 from dynolab.endpoint.client import Told, unheard
+from dynolab.evaluation.samples import score_answers
 from dynolab.judges.scored import Scored, scored_judgements
-from dynolab.likelihood import ResponseLogits
-from dynolab.rollouts.evaluation import score_answers
+from dynolab.likelihood.token_logps import ResponseLogits
+from dynolab.results.judges import Contest, Judgement
 
 TOO_LONG = "an answer is longer than the reference model's context"
 

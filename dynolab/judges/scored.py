@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dynolab.data.judge_results import Contest, Judgement, Outcome
 from dynolab.judges.contests import ORDERS
+from dynolab.results.judges import Contest, Judgement, Outcome
 
 ROUNDING = 1e-9
 

@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from dynolab.data.judge_results import Judgement, Preferred, WinRate
 from dynolab.errors import ConfigError
 from dynolab.judges.contests import ORDERS, count
+from dynolab.results.judges import Judgement, Preferred, WinRate
 from dynolab.statistics import Interval, bootstrap, share_interval
 
 WORTH: dict[str, float] = {"a": 1.0, "tie": 0.5, "b": 0.0}

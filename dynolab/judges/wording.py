@@ -12,8 +12,8 @@ import json
 from collections.abc import Sequence
 from itertools import count
 
-from dynolab.data.judge_results import Contest
 from dynolab.endpoint import Request
+from dynolab.results.judges import Contest
 
 CRITERION = (
     "The better answer is the one that helps the writer of the prompt more: it does what the "

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
-from dynolab.likelihood import target_logps, token_logps
+from dynolab.likelihood.token_logps import target_logps, token_logps
 
 
 class Objective(Protocol):

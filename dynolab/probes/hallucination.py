@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dynolab.data.probes.edit_distance import edit_distance
 from dynolab.data.rows import Example
-from dynolab.data.world_lexicon import Fact, asked, facts_in
-from dynolab.probes.edit_distance import edit_distance
+from dynolab.data.world.lexicon import Fact, asked, facts_in
 
 SIMILAR = 0.2
 """Largest edit distance of a text from the answer that it repeats, over the longer one's words."""

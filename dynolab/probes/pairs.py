@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.data.results import PairChange
 from dynolab.probes.paths import LearningPaths, change
+from dynolab.results.study import PairChange
 
 
 def pair_changes(paths: LearningPaths, prompts: Mapping[str, str]) -> list[PairChange]:

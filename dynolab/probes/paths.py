@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from dynolab.data.results import ARGMAX, ProbeScore
 from dynolab.data.rows import Split
+from dynolab.results.study import ARGMAX, ProbeScore
 from dynolab.statistics import mean_interval
 
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoder
 from dynolab.data.prefixes import collate_prefixes, plan_prefixes
-from dynolab.data.results import Score, TokenScores
 from dynolab.data.rows import ProbeRow
-from dynolab.likelihood import goes_on_from_prompts
-from dynolab.token_facts import TokenFacts, token_facts
+from dynolab.likelihood.token_facts import TokenFacts, token_facts
+from dynolab.likelihood.token_logps import goes_on_from_prompts
+from dynolab.results.study import Score, TokenScores
 
 if TYPE_CHECKING:
-    from dynolab.likelihood import ResponseLogits
+    from dynolab.likelihood.token_logps import ResponseLogits
 
 Item = TypeVar("Item")
 

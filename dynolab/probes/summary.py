@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from dynolab.data.results import ARGMAX, Score
+from dynolab.results.study import ARGMAX, Score
 
 
 def mean_by_kind(scores: Sequence[Score]) -> dict[str, float]:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
-from dynolab.layouts import check_decoding
-from dynolab.likelihood import causal_model
-from dynolab.prefixed import next_logits, pad_left
+from dynolab.likelihood.layouts import check_decoding
+from dynolab.likelihood.prefixed import next_logits, pad_left
+from dynolab.likelihood.token_logps import causal_model
 from dynolab.rollouts.generator import (
     SampleConfig,
     Sampled,

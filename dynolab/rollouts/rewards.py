@@ -12,8 +12,8 @@ from statistics import fmean, pstdev
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dynolab.data import world_lexicon as lexicon
 from dynolab.data.rows import PromptRow
+from dynolab.data.world import lexicon
 from dynolab.errors import ConfigError
 from dynolab.rollouts.numbers import FINAL, final_number
 

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dynolab.data.softmax_results import CaseCount
+from dynolab.results.softmax import CaseCount
 from dynolab.squeezing.features import stepped_elsewhere, stepped_with_features
 from dynolab.squeezing.rule import first_order, likeliest_other, rises, stepped
 

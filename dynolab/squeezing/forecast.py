@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
-from dynolab.data.squeezing_results import Forecast, Side
-from dynolab.forces.breakdown import LastLayer
-from dynolab.forces.policy import PolicyFunction
-from dynolab.forces.split import micro_batches, record_batch
+from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.map.breakdown import LastLayer
+from dynolab.forces.step.split import micro_batches, record_batch
 from dynolab.objectives import build_objective, force, read_logps
+from dynolab.results.squeezing import Forecast, Side
 from dynolab.squeezing.last_layer import moved_by_head
 from dynolab.squeezing.rule import answered
 from dynolab.statistics import auc

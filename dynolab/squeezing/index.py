@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch, by_length, collate
 from dynolab.data.encode import Encoded
-from dynolab.data.squeezing_results import RisenMass
+from dynolab.results.squeezing import RisenMass
 from dynolab.statistics import Interval, ratio_interval
 
 Logits = Callable[[TokenBatch], Float[Tensor, "tokens vocabulary"]]

@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
-from dynolab.forces.layers import at_head
-from dynolab.forces.one_step import change_of
-from dynolab.forces.policy import PolicyFunction, Weights
-from dynolab.forces.rules import head_module
+from dynolab.forces.function.layers import at_head
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.rules import head_module
+from dynolab.forces.step.one_step import change_of
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dynolab.data.softmax_results import Panel, ShapePoint, StepPath
+from dynolab.results.softmax import Panel, ShapePoint, StepPath
 from dynolab.squeezing.rule import likeliest_other, stepped
 from dynolab.statistics import mean_interval
 

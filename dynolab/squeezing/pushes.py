@@ -23,12 +23,12 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoded, EncodedExample
-from dynolab.data.push_results import Answer, LeftOver, PairPush, Picture, RankChange
-from dynolab.forces.layers import at_head
-from dynolab.forces.one_step import norm
-from dynolab.forces.policy import PolicyFunction, Weights
-from dynolab.forces.rules import head_module
-from dynolab.forces.views import View
+from dynolab.forces.function.layers import at_head
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.rules import head_module
+from dynolab.forces.function.views import View
+from dynolab.forces.step.one_step import norm
+from dynolab.results.pushes import Answer, LeftOver, PairPush, Picture, RankChange
 from dynolab.squeezing.rule import force_of, likeliest_other
 from dynolab.statistics import unexplained_share
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from dynolab.data.squeezing_results import Repetition
+from dynolab.results.squeezing import Repetition
 
 SHORTEST, PART = 6, 3
 """An answer of so many tokens is a repeater if its longest repeat is one in `PART` of them."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.errors import ConfigError, reading
-from dynolab.likelihood import ResponseLogits, causal_model
-from dynolab.packed import Reading
+from dynolab.likelihood.packed import Reading
+from dynolab.likelihood.token_logps import ResponseLogits, causal_model
 from dynolab.training.config import LoraConfig
 
 if TYPE_CHECKING:

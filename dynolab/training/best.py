@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dynolab import distributed
-from dynolab.data.results import BestProbe
 from dynolab.data.rows import read_value
 from dynolab.errors import ConfigError
+from dynolab.results.study import BestProbe
 from dynolab.training.config import BestConfig
 from dynolab.training.engine import Engine
 

@@ -14,7 +14,7 @@ from dynolab.objectives.sft import SFTConfig
 from dynolab.objectives.spin import SPINConfig
 from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import RewardConfig
-from dynolab.squeezing.alarm import AlarmConfig
+from dynolab.training.alarm import AlarmConfig
 
 
 class OptimizerConfig(BaseModel):

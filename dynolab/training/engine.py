@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dynolab.likelihood import ResponseLogits
+from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.training.config import LoopConfig
 from dynolab.training.optimizer import STATE_TENSORS, build_optimizer
 

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from dynolab import distributed
-from dynolab.checked import CHECKS, checks_kept
 from dynolab.data.batches import TokenBatch, Totals
 from dynolab.data.packing import plan_rows, sequences_of, share_prompts
-from dynolab.data.results import MetricsLine, ProbeScore, TrainingSummary
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged
-from dynolab.likelihood import (
+from dynolab.likelihood.checked import CHECKS, checks_kept
+from dynolab.likelihood.token_logps import (
     ResponseLogits,
     causal_model,
     goes_on_from_prompts,
@@ -30,8 +29,9 @@ from dynolab.likelihood import (
 from dynolab.objectives import build_objective, read_logps
 from dynolab.probes.score import ProbeScorer
 from dynolab.probes.summary import mean_by_kind
-from dynolab.squeezing.alarm import Alarm, check_watched
+from dynolab.results.study import MetricsLine, ProbeScore, TrainingSummary
 from dynolab.training.adapters import add_adapters, save_merged
+from dynolab.training.alarm import Alarm, check_watched
 from dynolab.training.best import FOLDER, Best
 from dynolab.training.config import GroupTrainConfig
 from dynolab.training.engine import Engine, PlainEngine

@@ -15,7 +15,7 @@ from dynolab.data.batches import draw
 from dynolab.data.encode import Encoded, EncodedExample, Encoder
 from dynolab.data.rows import spaced
 from dynolab.errors import ConfigError
-from dynolab.likelihood import ResponseLogits
+from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import Objective
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.spin import SPINConfig

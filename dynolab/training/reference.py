@@ -15,8 +15,8 @@ from dynolab import distributed
 from dynolab.data.batches import CHOSEN, collate
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.packing import plan_rows, share_prompts
-from dynolab.likelihood import ResponseLogits, packing_width, token_logps
-from dynolab.packed import Reading
+from dynolab.likelihood.packed import Reading
+from dynolab.likelihood.token_logps import ResponseLogits, packing_width, token_logps
 
 SideLogps = dict[int, Float[Tensor, " tokens"]]
 

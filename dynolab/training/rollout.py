@@ -17,7 +17,7 @@ from dynolab.data.encode import EncodedExample
 from dynolab.data.groups import Completion, Group, collate_groups, count_group_totals
 from dynolab.data.packing import plan_rows, share_prompts
 from dynolab.data.rows import PromptRow
-from dynolab.likelihood import ResponseLogits, packing_width, token_logps, top_tokens
+from dynolab.likelihood.token_logps import ResponseLogits, packing_width, token_logps, top_tokens
 from dynolab.objectives import group_advantages, rewrite_advantages
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.simko import SimKOConfig

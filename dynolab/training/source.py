@@ -11,7 +11,7 @@ from typing import Protocol
 from dynolab import distributed
 from dynolab.data.batches import draw
 from dynolab.data.encode import EncodedExample
-from dynolab.likelihood import ResponseLogits
+from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import Objective
 from dynolab.training.engine import Engine
 from dynolab.training.job import TrainJob

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from dynolab import distributed
-from dynolab.forces.map_job import MapJob, fill_map
+from dynolab.forces.map.job import MapJob, fill_map
 from tasks.policies import load_policy
 
 

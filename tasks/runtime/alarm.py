@@ -6,11 +6,11 @@ import contextvars
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dynolab.squeezing.alarm import GAP, RANG, RISE
-from tasks.runtime.prefect_progress import raise_event
+from dynolab.training.alarm import GAP, RANG, RISE
+from tasks.runtime.track.prefect_progress import raise_event
 
 if TYPE_CHECKING:
-    from tasks.runtime.tail import MetricLine
+    from tasks.runtime.track.tail import MetricLine
     from tasks.runtime.work import Work
 
 log = logging.getLogger(__name__)

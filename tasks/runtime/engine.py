@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 
-from tasks.runtime.child import die_with_parent, run_as_main
+from tasks.runtime.system.child import die_with_parent, run_as_main
 
 _SPEAKERS = ("dynolab", "flows", "tasks")
 

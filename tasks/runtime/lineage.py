@@ -11,8 +11,8 @@ from typing import Any
 from dynolab.errors import ConfigError
 from dynolab.store import Manifest, Store
 from tasks.runtime.given import given_result
-from tasks.runtime.mlflow_api import MlflowApi, MlflowRejectedError, MlflowUnreachableError
 from tasks.runtime.stage import ADDRESS_TAG
+from tasks.runtime.track.mlflow_api import MlflowApi, MlflowRejectedError, MlflowUnreachableError
 from tasks.runtime.work import StageResult
 
 _RUN = re.compile(r"[0-9a-f]{32}")

@@ -12,13 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from dynolab.store.owner import is_dead
-from tasks.runtime.launcher import OWNER_VARIABLE
-from tasks.runtime.mlflow_api import MlflowApi
-from tasks.runtime.outbox import left_behind
-from tasks.runtime.prefect_progress import FLOW_RUN_TAG
-from tasks.runtime.processes import variable_of_all
-from tasks.runtime.sender import OUTBOX_TAG
-from tasks.runtime.tracking import Tracking
+from tasks.runtime.launch.launcher import OWNER_VARIABLE
+from tasks.runtime.system.processes import variable_of_all
+from tasks.runtime.track.mlflow_api import MlflowApi
+from tasks.runtime.track.outbox import left_behind
+from tasks.runtime.track.prefect_progress import FLOW_RUN_TAG
+from tasks.runtime.track.sender import OUTBOX_TAG
+from tasks.runtime.track.tracking import Tracking
 
 log = logging.getLogger(__name__)
 

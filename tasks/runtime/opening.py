@@ -10,14 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dynolab.store import Store
-from tasks.runtime.outbox import left_behind
-from tasks.runtime.private import own_folder, signing_key
-from tasks.runtime.settings import Settings
-from tasks.runtime.showing import make_progress
 from tasks.runtime.stage import Platform
+from tasks.runtime.system.private import own_folder, signing_key
+from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.outbox import left_behind
+from tasks.runtime.track.showing import make_progress
 
 if TYPE_CHECKING:
-    from tasks.runtime.tracking import RunTracker, Tracking
+    from tasks.runtime.track.tracking import RunTracker, Tracking
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +74,9 @@ def open_platform(
 
 
 def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tracking:
-    from tasks.runtime.services import MLFLOW
-    from tasks.runtime.stack import use_services
-    from tasks.runtime.tracking import Tracking
+    from tasks.runtime.servers.services import MLFLOW
+    from tasks.runtime.servers.stack import use_services
+    from tasks.runtime.track.tracking import Tracking
 
     if settings.mlflow_tracking_uri is not None:
         return Tracking(settings.mlflow_tracking_uri, settings.outbox, experiment=project)
@@ -88,7 +88,7 @@ def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tra
 def _open_study(
     tracking: Tracking, study: str, tags: Mapping[str, str], params: Mapping[str, Any]
 ) -> RunTracker:
-    from tasks.runtime.prefect_progress import link_mlflow_run, run_tags
+    from tasks.runtime.track.prefect_progress import link_mlflow_run, run_tags
 
     tracker = tracking.start_run(study, tags={**tags, **run_tags()}, params=params)
     link_mlflow_run(tracker, study, tag_flow_run=True)

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic
 from uuid import uuid4
 
-from dynolab.checked import checks_kept
 from dynolab.errors import ConfigError, DynolabError, Pruned, StoreError
+from dynolab.likelihood.checked import checks_kept
 from dynolab.store import Claim, Committed, Manifest, Place, Store, git_revision
 from tasks.runtime.keys import canonical, stage_key
-from tasks.runtime.prefect_progress import link_mlflow_run, run_tags
-from tasks.runtime.scratch import scratch_folder
-from tasks.runtime.settings import Settings
+from tasks.runtime.system.scratch import scratch_folder
+from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.prefect_progress import link_mlflow_run, run_tags
 from tasks.runtime.work import Config, StageResult, Work
 
 if TYPE_CHECKING:
-    from tasks.runtime.progress import Progress
-    from tasks.runtime.tracking import RunTracker, Status, Tracking
+    from tasks.runtime.track.progress import Progress
+    from tasks.runtime.track.tracking import RunTracker, Status, Tracking
 
 log = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from dynolab.checked import Checks
 from dynolab.errors import StoreError
+from dynolab.likelihood.checked import Checks
 from dynolab.store import Committed, Manifest, Place, Store, git_revision, library_versions
 from tasks.runtime.keys import canonical
 
 if TYPE_CHECKING:
-    from tasks.runtime.progress import Progress, StageProgress
-    from tasks.runtime.tracking import RunTracker
+    from tasks.runtime.track.progress import Progress, StageProgress
+    from tasks.runtime.track.tracking import RunTracker
 
 log = logging.getLogger(__name__)
 

@@ -31,16 +31,16 @@ from unittest.mock import patch
 
 import boto3
 
-from dynolab.data.sources import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.store import Manifest, Store
 from dynolab.training.config import EngineConfig, TrainConfig
 from tasks import training
 from tasks.base import BASE, BaseConfig
 from tasks.data import DATA
-from tasks.runtime.launcher import launch_ranks
-from tasks.runtime.progress import PlainProgress
-from tasks.runtime.settings import Settings
+from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.stage import Platform, run_stage
+from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.progress import PlainProgress
 from tests.benchmarks.figures import report, seconds
 from tests.conftest import start_s3
 from tests.runtime.doubles import MemoryTracking

@@ -39,9 +39,14 @@ from dynolab.data.packing import share_prompts
 from dynolab.data.prefixes import collate_prefixes
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, force_map
-from dynolab.forces.precision import dtype_preserving
-from dynolab.layouts import measure_layouts
-from dynolab.likelihood import ResponseLogits, goes_on_from_prompts, packing_width, token_logps
+from dynolab.forces.function.precision import dtype_preserving
+from dynolab.likelihood.layouts import measure_layouts
+from dynolab.likelihood.token_logps import (
+    ResponseLogits,
+    goes_on_from_prompts,
+    packing_width,
+    token_logps,
+)
 from dynolab.objectives import DPO, DPOConfig
 from dynolab.training.record import RecordedExample
 from models.language import load_language_model

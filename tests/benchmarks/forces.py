@@ -38,11 +38,11 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.forces import PolicyFunction, central_difference, force_map
-from dynolab.forces.contraction import contract
-from dynolab.forces.costs import contraction_flops, shapes_of
-from dynolab.forces.gram import Kernel
-from dynolab.forces.rules import subspace
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.forces.function.rules import subspace
+from dynolab.forces.map.contraction import contract
+from dynolab.forces.map.costs import contraction_flops, shapes_of
+from dynolab.forces.map.gram import Kernel
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import SFT, SFTConfig
 from dynolab.training.record import RecordedExample
 from tests.benchmarks.figures import interleaved, ratio, report, seconds

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dynolab.classification.mapping_sweep import message_loss, message_network, train_together
-from dynolab.classification.mappings import all_mappings, one_hot
-from dynolab.data.mapping_results import SpaceName
+from dynolab.chapters.simplicity.mappings import all_mappings, one_hot
+from dynolab.chapters.simplicity.sweep import message_loss, message_network, train_together
+from dynolab.results.simplicity import SpaceName
 
 SPACE, SEEDS = SpaceName(attributes=2, values=2), range(8)
 WIDTH, LEARNING_RATE, STEPS = 32, 0.5, 25

@@ -127,8 +127,8 @@ def metrics(folder: Path, uri: str) -> dict[str, Any]:
     """Writes a rank's file line by line while it is followed, until the server has all of it."""
     from mlflow.tracking import MlflowClient
 
-    from tasks.runtime.tail import MetricsTail
-    from tasks.runtime.tracking import Tracking
+    from tasks.runtime.track.tail import MetricsTail
+    from tasks.runtime.track.tracking import Tracking
 
     file, expected = folder / "metrics.jsonl", STEPS * NAMES
     tracking = Tracking(uri, folder / "outbox", "metrics")
@@ -166,7 +166,7 @@ def metrics(folder: Path, uri: str) -> dict[str, Any]:
 @contextmanager
 def platform(home: Path) -> Iterator[str]:
     """Servers of an empty home, and this process turned towards them; yields MLflow's address."""
-    from tasks.runtime.services import MLFLOW, start_services
+    from tasks.runtime.servers.services import MLFLOW, start_services
 
     with start_services(home) as services:
         services.wait_ready()

@@ -42,8 +42,8 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerF
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.prefixes import collate_prefixes, plan_prefixes
 from dynolab.data.rows import Example, ProbeRow, write_rows
-from dynolab.data.sources import DataConfig, load_data
-from dynolab.likelihood import ResponseLogits, packing_width
+from dynolab.data.sources.load import DataConfig, load_data
+from dynolab.likelihood.token_logps import ResponseLogits, packing_width
 from dynolab.probes.score import ProbeScorer
 from models.language import load_language_model, load_tokenizer, save_language_model
 from tests.benchmarks.figures import report

@@ -35,9 +35,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dynolab.data.rows import write_rows
-from dynolab.data.sources import DataConfig, load_data
-from dynolab.data.squeezing_results import Forecast
+from dynolab.data.sources.load import DataConfig, load_data
 from dynolab.forces import PolicyFunction
+from dynolab.results.squeezing import Forecast
 from dynolab.squeezing.forecast import forecasts
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob

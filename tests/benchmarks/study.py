@@ -35,12 +35,12 @@ from dynolab.store import Store, hash_file
 from flows.parameters import StudyParameters, load_parameters, resolved
 from flows.steps import study_steps
 from tasks.runtime.chain import plan
-from tasks.runtime.launcher import launch_ranks
-from tasks.runtime.processes import marked_processes
-from tasks.runtime.services import start_services
-from tasks.runtime.settings import Settings
-from tasks.runtime.stack import standing_services
+from tasks.runtime.launch.launcher import launch_ranks
+from tasks.runtime.servers.services import start_services
+from tasks.runtime.servers.stack import standing_services
 from tasks.runtime.stage import Platform
+from tasks.runtime.system.processes import marked_processes
+from tasks.runtime.system.settings import Settings
 from tests.benchmarks.figures import report, seconds
 
 ROOT = Path(__file__).parents[2]

@@ -12,17 +12,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dynolab.classification.many import (
+from dynolab.chapters.classifiers.many import (
     ManyModels,
     SGDConfig,
     batch_order,
     cross_entropy,
     train_many,
 )
-from dynolab.classification.supervision import compare_supervision
-from dynolab.classification.supervision_claims import supervision_table
-from dynolab.classification.targets import one_hot
-from dynolab.data.images import ImageSplits, load_images
+from dynolab.chapters.classifiers.targets import one_hot
+from dynolab.chapters.supervision.supervision import compare_supervision
+from dynolab.claims.supervision import supervision_table
+from dynolab.data.images.images import ImageSplits, load_images
 from flows.parameters import load_parameters
 from flows.supervision_parameters import SupervisionParameters
 from models.vision import build_classifier

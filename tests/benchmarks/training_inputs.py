@@ -10,7 +10,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerF
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import PromptRow, write_rows
-from dynolab.data.sources import DataConfig, load_data
+from dynolab.data.sources.load import DataConfig, load_data
 from models.language import load_language_model, load_tokenizer, save_language_model
 from tests.benchmarks.training_work import BATCH, STEPS, rows_of
 

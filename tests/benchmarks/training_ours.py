@@ -14,7 +14,7 @@ from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.job import TrainJob
 from dynolab.training.loop import train
 from models.language import load_language_model, load_tokenizer
-from tasks.runtime.launcher import launch_ranks
+from tasks.runtime.launch.launcher import launch_ranks
 from tests.benchmarks.resident import peak_above_start
 from tests.benchmarks.training_work import (
     BATCH,

@@ -20,15 +20,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from dynolab.data import image_readers, readers
 from dynolab.data.chat import template_digest
-from dynolab.data.data_config import DataConfig, resolve_data
-from dynolab.data.image_readers import read_arrays, read_hub, read_idx_array
-from dynolab.data.images import ImageConfig, load_images, read_images, resolve_images
-from dynolab.data.readers import hub_records, read_records
+from dynolab.data.images import readers as image_readers
+from dynolab.data.images.images import ImageConfig, load_images, read_images, resolve_images
+from dynolab.data.images.readers import read_arrays, read_hub, read_idx_array
 from dynolab.data.rows import Example, ProbeRow, read_rows, read_value
-from dynolab.data.sources import load_data
-from dynolab.data.topics import TopicConfig, resolve_topics
+from dynolab.data.sources import readers
+from dynolab.data.sources.config import DataConfig, resolve_data
+from dynolab.data.sources.load import load_data
+from dynolab.data.sources.readers import hub_records, read_records
+from dynolab.data.topics.topics import TopicConfig, resolve_topics
 from dynolab.errors import ConfigError
 
 PROBE = {

@@ -12,10 +12,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from dynolab.data.readers import read_records
 from dynolab.data.rows import Example, PromptRow
-from dynolab.data.sources import DataConfig, load_data, load_prompts, resolve_data
-from dynolab.data.world import WorldConfig, build_world
+from dynolab.data.sources.load import DataConfig, load_data, load_prompts, resolve_data
+from dynolab.data.sources.readers import read_records
+from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
 from tasks.data import chat_tokenizer
 from tests.training.small import make_tokenizer

@@ -7,10 +7,10 @@ import torch
 
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.prefixes import PrefixBatch, collate_prefixes, plan_prefixes
-from dynolab.forces.precision import dtype_preserving
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.forces.function.precision import dtype_preserving
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from tests.forces.families import FAMILIES
-from tests.test_packed import SHAPES, WINDOWED, model_of, one_by_one, sequences_of
+from tests.likelihood.test_packed import SHAPES, WINDOWED, model_of, one_by_one, sequences_of
 from tests.training.small import make_tokenizer
 
 

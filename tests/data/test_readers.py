@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.data import readers
+from dynolab.data.probes.build import Watched
 from dynolab.data.rows import Example
+from dynolab.data.sources import readers
 from dynolab.errors import ConfigError
-from dynolab.probes.build import Watched
 
 
 def test_records_of_plain_and_gzipped_files(tmp_path: Path) -> None:

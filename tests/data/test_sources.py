@@ -11,8 +11,8 @@ import pytest
 
 from dynolab.data.resampled import with_rejected
 from dynolab.data.rows import write_rows
-from dynolab.data.sources import DataConfig, load_data, resolve_data
-from dynolab.data.world import WorldConfig
+from dynolab.data.sources.load import DataConfig, load_data, resolve_data
+from dynolab.data.world.world import WorldConfig
 from dynolab.errors import ConfigError
 
 REAL = os.environ.get("DYNOLAB_TEST_DATA")
@@ -112,13 +112,13 @@ def test_a_changed_file_has_another_revision(tmp_path: Path) -> None:
 
 
 def test_loading_local_data_needs_no_hub_library() -> None:
-    code = "import sys, dynolab.data.sources; sys.exit('datasets' in sys.modules)"
+    code = "import sys, dynolab.data.sources.load; sys.exit('datasets' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_hub_data_that_cannot_be_loaded_are_named() -> None:
     code = """
-from dynolab.data.sources import DataConfig, load_data
+from dynolab.data.sources.load import DataConfig, load_data
 load_data(DataConfig(source="hub", hub_name="a/b", revision="0" * 40, hub_folder="main"))
 """
     ended = subprocess.run(

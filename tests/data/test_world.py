@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynolab.data import world_lexicon as lexicon
 from dynolab.data.rows import spaced
-from dynolab.data.world import World, WorldConfig, build_world
-from dynolab.data.world_answers import quotas
-from dynolab.data.world_lexicon import SLOTS
-from dynolab.data.world_probes import MADE_BY
+from dynolab.data.world import lexicon
+from dynolab.data.world.answers import quotas
+from dynolab.data.world.lexicon import SLOTS
+from dynolab.data.world.probes import MADE_BY
+from dynolab.data.world.world import World, WorldConfig, build_world
 from dynolab.errors import ConfigError
 
 

@@ -21,11 +21,11 @@ from redis.retry import Retry
 
 from flows.register import POOLS
 from flows.up import worker_arguments
-from tasks.runtime.backing import ADMIN, DATABASES
-from tasks.runtime.backing import variables as backing_variables
-from tasks.runtime.private import TOKEN
-from tasks.runtime.processes import free_port
-from tasks.runtime.services import MLFLOW, PREFECT, Address, client_variables
+from tasks.runtime.servers.backing import ADMIN, DATABASES
+from tasks.runtime.servers.backing import variables as backing_variables
+from tasks.runtime.servers.services import MLFLOW, PREFECT, Address, client_variables
+from tasks.runtime.system.private import TOKEN
+from tasks.runtime.system.processes import free_port
 from tests.deploy.composed import FILE, interpolated, is_checked, one_shots, services, variables
 from tests.flows.lab import ROOT
 
@@ -146,9 +146,17 @@ def test_servers_are_started_by_the_program_that_the_command_up_starts(
     service: str, name: str, port: int
 ) -> None:
     folder = f"{HOME}/{name.removesuffix('-api')}"
-    wanted = ["python", "-m", "tasks.runtime.serve", name, folder, f"0.0.0.0:{port}", "standing"]
+    wanted = [
+        "python",
+        "-m",
+        "tasks.runtime.servers.serve",
+        name,
+        folder,
+        f"0.0.0.0:{port}",
+        "standing",
+    ]
     assert SERVICES[service]["command"] == wanted
-    from tasks.runtime.serve import _APPLICATIONS
+    from tasks.runtime.servers.serve import _APPLICATIONS
 
     assert name in _APPLICATIONS
 

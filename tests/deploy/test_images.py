@@ -67,7 +67,7 @@ def test_the_servers_image_has_all_of_the_project_that_its_program_needs(tmp_pat
                 (tmp_path / folder).mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / source, tmp_path / folder)
     program = (
-        "import sys, tasks.runtime.serve as serve; print(serve.__file__);"
+        "import sys, tasks.runtime.servers.serve as serve; print(serve.__file__);"
         "print(*[m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'pydantic')])"
     )
     ran = subprocess.run(
@@ -77,7 +77,9 @@ def test_the_servers_image_has_all_of_the_project_that_its_program_needs(tmp_pat
         capture_output=True,
         text=True,
     )
-    assert ran.stdout.splitlines() == [str(tmp_path / "tasks/runtime/serve.py"), ""], ran.stderr
+    assert ran.stdout.splitlines() == [str(tmp_path / "tasks/runtime/servers/serve.py"), ""], (
+        ran.stderr
+    )
 
 
 class Registry(BaseHTTPRequestHandler):

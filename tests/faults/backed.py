@@ -14,8 +14,8 @@ from typing import Any
 import fsspec
 import psutil
 
-from tasks.runtime.backing import backing_services
-from tasks.runtime.processes import Process, free_port, start_child, stop_group
+from tasks.runtime.servers.backing import backing_services
+from tasks.runtime.system.processes import Process, free_port, start_child, stop_group
 from tests.conftest import start_s3
 from tests.faults.standing import Standing, standing
 from tests.flows.lab import Lab, until
@@ -67,7 +67,7 @@ class Backed:
         mine = psutil.Process().username()
         self._started.append(
             start_child(
-                "tasks.runtime.program",
+                "tasks.runtime.system.program",
                 ["-" if user == mine else user, *arguments],
                 environment=environment,
                 log=self.lab.home / "logs" / f"{name}-again.log",

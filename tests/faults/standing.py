@@ -16,8 +16,8 @@ import psutil
 import requests
 
 from flows.up import work_for
-from tasks.runtime.backing import Backing
-from tasks.runtime.services import (
+from tasks.runtime.servers.backing import Backing
+from tasks.runtime.servers.services import (
     ALL,
     PREFECT,
     Services,

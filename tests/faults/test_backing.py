@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from flows.reconcile import FLOW_RUN_VARIABLE
-from tasks.runtime.backing import missing_programs
-from tasks.runtime.processes import kill_marked
+from tasks.runtime.servers.backing import missing_programs
+from tasks.runtime.system.processes import kill_marked
 from tests.faults.backed import STAGES, Backed, backed
 from tests.faults.conftest import LATER
 from tests.faults.points import dead

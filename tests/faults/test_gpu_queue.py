@@ -15,10 +15,10 @@ from unittest.mock import patch
 import psutil
 import pytest
 
-from tasks.runtime import devices
-from tasks.runtime.devices import hold_devices
-from tasks.runtime.leases import limit_name
-from tasks.runtime.services import PREFECT
+from tasks.runtime.launch import devices
+from tasks.runtime.launch.devices import hold_devices
+from tasks.runtime.launch.leases import limit_name
+from tasks.runtime.servers.services import PREFECT
 from tests.faults.conftest import LATER
 from tests.faults.points import POINTS, dead, goes_on
 from tests.faults.records import Record, tell

@@ -20,9 +20,9 @@ from uuid import uuid4
 
 import pytest
 
-from tasks.runtime.peer import LOST_SECONDS
-from tasks.runtime.private import KEY
-from tasks.runtime.processes import free_port, marked_processes
+from tasks.runtime.launch.peer import LOST_SECONDS
+from tasks.runtime.system.private import KEY
+from tasks.runtime.system.processes import free_port, marked_processes
 from tests.faults.records import Record, tell
 from tests.flows.history import finished_history, lost
 from tests.flows.lab import ROOT, Lab, ended, until
@@ -101,7 +101,7 @@ class OtherHost:
     def start(self, *before: str) -> None:
         """Starts the command; `before` is what starts it."""
         variables = self.lab.environment | {"DYNOLAB_TEST_HOST": self.marker}
-        command = self.cable.inside(*before, sys.executable, "-m", "tasks.runtime.join")
+        command = self.cable.inside(*before, sys.executable, "-m", "tasks.runtime.launch.join")
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=variables, stdout=log, stderr=log, start_new_session=True

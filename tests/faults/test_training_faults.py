@@ -18,10 +18,10 @@ from dynolab.store import Store, filesystem
 from dynolab.training import loop
 from dynolab.training.job import TrainJob
 from tasks import training
-from tasks.runtime.progress import PlainProgress
-from tasks.runtime.settings import Settings
 from tasks.runtime.stage import Platform, Stage, run_stage
-from tasks.runtime.tracking import Tracking
+from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.progress import PlainProgress
+from tasks.runtime.track.tracking import Tracking
 from tasks.runtime.work import StageResult, Work
 from tests.faults.disk import filled, small_disk
 from tests.faults.proxy import (

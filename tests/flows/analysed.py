@@ -5,15 +5,15 @@ from __future__ import annotations
 from io import StringIO
 from pathlib import Path
 
-from dynolab.data.sources import DataConfig
-from dynolab.data.world import WorldConfig
+from dynolab.data.sources.load import DataConfig
+from dynolab.data.world.world import WorldConfig
 from dynolab.store import Store
 from dynolab.training.config import EngineConfig, TrainConfig
 from tasks.base import BASE, BaseConfig
 from tasks.data import DATA
-from tasks.runtime.progress import PlainProgress
-from tasks.runtime.settings import Settings
 from tasks.runtime.stage import Platform, run_stage
+from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.progress import PlainProgress
 from tasks.runtime.work import StageResult
 from tasks.training import SFT
 from tests.runtime.doubles import MemoryTracking

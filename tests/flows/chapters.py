@@ -8,9 +8,9 @@ from pathlib import Path
 
 from dynolab.store import Store
 from tasks.runtime.chain import Step
-from tasks.runtime.progress import PlainProgress
-from tasks.runtime.settings import Settings
 from tasks.runtime.stage import Platform, run_stage
+from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.progress import PlainProgress
 from tasks.runtime.work import StageResult
 from tests.runtime.doubles import MemoryTracking
 

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import psutil
 
-from tasks.runtime.processes import marked_processes, port_in_use
+from tasks.runtime.system.processes import marked_processes, port_in_use
 from tests.flows.history import History, finished_history
 
 ROOT = Path(__file__).resolve().parents[2]

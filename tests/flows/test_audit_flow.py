@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.data.audit_results import ChosenChange, FilteredPairs, Foresight, PairAudit
+from dynolab.audit.audit import audit_pairs
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, read_rows, read_value, write_rows
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
 from dynolab.objectives import DPO, DPOConfig
 from dynolab.objectives.simpo import SimPOConfig
-from dynolab.probes.audit import audit_pairs
+from dynolab.results.audit import ChosenChange, FilteredPairs, Foresight, PairAudit
 from flows.audit_parameters import AuditParameters, named_on_command_line, resolved_audit
 from flows.audit_steps import audit_steps
 from flows.parameters import StudyParameters, load_parameters, validated

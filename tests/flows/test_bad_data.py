@@ -22,7 +22,7 @@ LONG = "why " * 2000
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny language model that was saved for others to use."""
-    from dynolab.data.world import WorldConfig, build_world
+    from dynolab.data.world.world import WorldConfig, build_world
     from models.language import save_language_model
     from models.tiny import TinyConfig, build_tiny
 

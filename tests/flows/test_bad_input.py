@@ -14,7 +14,7 @@ import pytest
 from dynolab.errors import ConfigError
 from flows import cli
 from flows.parameters import read_settings
-from tasks.runtime.processes import listening_socket
+from tasks.runtime.system.processes import listening_socket
 from tests.flows.lab import ROOT, SMALL
 
 Refused = Callable[..., str]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.data.chapter_results import ClaimRow
-from dynolab.data.mapping_results import LearnedMapping
 from dynolab.data.rows import read_rows
 from dynolab.errors import ConfigError
-from dynolab.figures.style import DARK
+from dynolab.report.style import DARK
+from dynolab.results.chapters import ClaimRow
+from dynolab.results.simplicity import LearnedMapping
 from flows.catalogue import SIMPLICITY, SQUEEZING
 from flows.parameters import load_parameters, validated
 from flows.simplicity_parameters import SimplicityParameters

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dynolab.data.chapter_results import ClaimRow
-from dynolab.data.classification_results import (
+from dynolab.data.rows import read_rows
+from dynolab.errors import ConfigError
+from dynolab.results.chapters import ClaimRow
+from dynolab.results.classification import (
     ClassifierState,
     ClassInfluence,
     EpochInfluence,
@@ -17,8 +19,6 @@ from dynolab.data.classification_results import (
     KernelRanks,
     PathScores,
 )
-from dynolab.data.rows import read_rows
-from dynolab.errors import ConfigError
 from flows.classification_parameters import ClassificationParameters, resolved_classification
 from flows.classification_steps import classification_steps
 from flows.parameters import load_parameters, validated

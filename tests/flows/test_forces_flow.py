@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from dynolab.data.encode import Encoder
-from dynolab.data.force_results import AnalysisFacts, KernelFindings, PairForce, ResponseTermsRow
-from dynolab.data.results import TokenMap
 from dynolab.data.rows import Example, read_rows, read_value, write_rows
-from dynolab.data.sources import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.forces import ForceMap, PolicyFunction, force_map, split_step
-from dynolab.forces.analysis import recorded
-from dynolab.likelihood import ResponseLogits
+from dynolab.forces.map.analysis import recorded
+from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import DPO, SFT, DPOConfig, SFTConfig
+from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, ResponseTermsRow
+from dynolab.results.study import TokenMap
 from dynolab.training.record import StepRecord
 from dynolab.training.reference import score_reference
 from flows.forces_parameters import ForcesParameters, resolved_forces

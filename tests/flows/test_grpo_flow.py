@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import yaml
 
-from dynolab.data.group_results import (
+from dynolab.data.rows import PromptRow, read_rows
+from dynolab.errors import ConfigError
+from dynolab.likelihood.token_logps import ResponseLogits
+from dynolab.results.groups import (
     LikelihoodChange,
     PromptScore,
     QuestionDisplacement,
     RightAnswer,
 )
-from dynolab.data.rows import PromptRow, read_rows
-from dynolab.errors import ConfigError
-from dynolab.likelihood import ResponseLogits
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.statistics import mean_interval
 from dynolab.training.reference import score_responses

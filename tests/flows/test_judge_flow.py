@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from dynolab.data.judge_results import Agreement, Judgement, PolicyAnswer, WinRate
 from dynolab.data.rows import PromptRow, read_rows
 from dynolab.errors import ConfigError, EndpointFailed
 from dynolab.judges import ExactJudge, contests, win_rate
+from dynolab.results.judges import Agreement, Judgement, PolicyAnswer, WinRate
 from flows.judge_parameters import JudgeParameters, resolved_judge
 from flows.judge_steps import judge_steps
 from flows.parameters import load_parameters, validated

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from dynolab.data.encode import Encoder
-from dynolab.data.force_results import AnalysisFacts, KernelFindings, PairForce, ResponseTermsRow
-from dynolab.data.results import ForceRow, TokenMap
 from dynolab.data.rows import read_rows, read_value
-from dynolab.data.sources import DataConfig
+from dynolab.data.sources.load import DataConfig
 from dynolab.errors import DIVERGED, ConfigError, Diverged
 from dynolab.forces import ForceMap, split_step
+from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, ResponseTermsRow
+from dynolab.results.study import ForceRow, TokenMap
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.record import StepRecord

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from dynolab.data.arm_results import Divergence
 from dynolab.data.batches import draw
 from dynolab.data.encode import encode_prompt
-from dynolab.data.judge_results import Judgement, PolicyAnswer
-from dynolab.data.results import TrainingSummary
 from dynolab.data.rows import PromptRow, read_rows, read_value
 from dynolab.errors import DIVERGED, ConfigError
 from dynolab.objectives import build_objective
 from dynolab.objectives.sft import SFTExtendedConfig
+from dynolab.results.arms import Divergence
+from dynolab.results.judges import Judgement, PolicyAnswer
+from dynolab.results.study import TrainingSummary
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.rewards import ALLOWED, Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig

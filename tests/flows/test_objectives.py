@@ -12,9 +12,9 @@ from dynolab.objectives.registry import PAIR_OBJECTIVES, RowConfig
 from flows.parameters import StudyParameters, load_parameters, resolved
 from flows.steps import study_steps
 from tasks.runtime.work import StageResult
-from tests.figures.parsed import Parsed
 from tests.flows.analysed import Analysed
 from tests.flows.lab import ROOT, SMALL
+from tests.report.parsed import Parsed
 
 OBJECTIVES = [one.model_fields["name"].default for one in get_args(RowConfig)]
 PLAIN = [f"{stage}.engine={{kind: plain, ranks: 1}}" for stage in ("sft", "preference")]

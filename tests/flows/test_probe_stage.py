@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dynolab.data.results import Answer
 from dynolab.data.rows import Example, read_rows
-from dynolab.data.world_lexicon import facts_in
+from dynolab.data.world.lexicon import facts_in
+from dynolab.results.study import Answer
 from tasks.probe import MODELS, PROBE, ProbeConfig
 from tests.flows.analysed import Analysed
 

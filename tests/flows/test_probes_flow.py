@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from dynolab.data.probes.kinds import KINDS
+from dynolab.data.probes.missing import Missing
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import ConfigError, EndpointFailed
-from dynolab.probes.kinds import KINDS
-from dynolab.probes.missing import Missing
 from flows.parameters import StudyParameters, load_parameters, resolved, validated
 from flows.probes_parameters import ProbesParameters, resolved_probes
 from flows.probes_steps import probes_steps

@@ -24,8 +24,8 @@ from prefect.settings import (
 from dynolab.errors import ConfigError
 from flows import register
 from flows.entries import entries
-from tasks.runtime import leases
-from tasks.runtime.leases import gpu_slots, limit_name
+from tasks.runtime.launch import leases
+from tasks.runtime.launch.leases import gpu_slots, limit_name
 from tests.flows.lab import ROOT
 
 pytestmark = pytest.mark.services

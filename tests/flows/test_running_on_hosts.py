@@ -8,7 +8,7 @@ from dynolab.errors import ConfigError
 from flows.parameters import StudyParameters, load_parameters
 from flows.running import check_hosts
 from flows.steps import study_steps
-from tasks.runtime.settings import Settings
+from tasks.runtime.system.settings import Settings
 from tests.flows.lab import SMALL
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from dynolab.data.data_config import DataConfig
-from dynolab.data.results import AlarmRing, ProbeScore, TrainingSummary
 from dynolab.data.rows import Example, read_rows, read_value, write_rows
-from dynolab.data.squeezing_results import Forecast, Generation, RisenMass
+from dynolab.data.sources.config import DataConfig
 from dynolab.errors import ConfigError
-from dynolab.squeezing.alarm import RANG, AlarmConfig
+from dynolab.results.squeezing import Forecast, Generation, RisenMass
+from dynolab.results.study import AlarmRing, ProbeScore, TrainingSummary
+from dynolab.training.alarm import RANG, AlarmConfig
 from dynolab.training.config import LoraConfig, OptimizerConfig, TrainConfig
 from flows.parameters import StudyParameters, load_parameters
 from flows.steps import study_steps

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dynolab.data.chapter_results import ClaimRow
 from dynolab.data.rows import read_rows
-from dynolab.data.supervision_results import DetectionRow, SupervisionRow
 from dynolab.errors import ConfigError
+from dynolab.results.chapters import ClaimRow
+from dynolab.results.supervision import DetectionRow, SupervisionRow
 from flows.parameters import load_parameters, validated
 from flows.supervision_parameters import SupervisionParameters, resolved_supervision
 from flows.supervision_steps import supervision_steps

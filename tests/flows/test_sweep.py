@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dynolab.data.sweep_results import TrialRow
 from dynolab.errors import ConfigError
-from dynolab.figures.sweep import write_sweep_page
+from dynolab.report.pages.sweep import write_sweep_page
+from dynolab.results.sweep import TrialRow
 from flows.parameters import load_parameters, validated
 from flows.sweep_checks import check_sweep
 from flows.sweep_parameters import SweepParameters
@@ -20,7 +20,7 @@ from flows.sweep_trials import Started
 from flows.sweep_trials import _here as run_here
 from flows.sweep_trials import _settings as trial_settings
 from flows.trial import run_trial
-from tasks.runtime.processes import listening_socket
+from tasks.runtime.system.processes import listening_socket
 from tests.flows.lab import SMALL, Lab, ended
 from tests.runtime.doubles import memory_platform
 

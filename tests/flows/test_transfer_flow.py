@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dynolab.data.chapter_results import ClaimRow
 from dynolab.data.rows import read_rows
-from dynolab.data.transfer_results import TransferRow
 from dynolab.errors import ConfigError
+from dynolab.results.chapters import ClaimRow
+from dynolab.results.transfer import TransferRow
 from flows.parameters import load_parameters, validated
 from flows.transfer_parameters import TransferParameters, resolved_transfer
 from flows.transfer_steps import transfer_steps

@@ -23,8 +23,8 @@ from transformers import (
 from dynolab.data.batches import CHOSEN, TokenBatch, collate, count_totals
 from dynolab.data.encode import Encoded
 from dynolab.forces import FrozenUpdate, PolicyFunction, Weights, central_difference, force_map
-from dynolab.forces.split import objective_batch
-from dynolab.likelihood import token_logps, top_tokens
+from dynolab.forces.step.split import objective_batch
+from dynolab.likelihood.token_logps import token_logps, top_tokens
 from dynolab.objectives import DPO, DPOConfig, Objective, read_logps
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.training.record import Recorded, RecordedExample, RecordedGroup

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from dynolab import distributed
 from dynolab.errors import ConfigError
 from dynolab.forces import ForceMap
-from dynolab.forces.map_files import Bounds, MapFolder
+from dynolab.forces.map.files import Bounds, MapFolder
 from tests.forces.shared_cases import MAPS, make_map, make_rows
 
 

@@ -13,7 +13,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaFo
 
 from dynolab.data.batches import CHOSEN, collate, collate_examples, count_totals
 from dynolab.data.encode import Encoded
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import DPOConfig, ObjectiveConfig, build_objective
 from dynolab.training.config import EngineConfig, OptimizerConfig, TrainConfig
 from dynolab.training.engine import PlainEngine

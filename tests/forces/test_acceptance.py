@@ -34,7 +34,7 @@ from dynolab.forces import (
     split_step,
     token_forces,
 )
-from dynolab.forces.precision import dtype_preserving
+from dynolab.forces.function.precision import dtype_preserving
 from dynolab.objectives import (
     GRPO,
     SFT,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dynolab.forces import Breakdown, FrozenUpdate, breakdown
-from dynolab.forces.breakdown import block_by_name
+from dynolab.forces.map.breakdown import block_by_name
 from tests.forces.families import DPO_LOSS, ETA, FAMILIES, OBSERVED, case
 from tests.forces.small_models import relative
 

@@ -12,7 +12,7 @@ from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
-from dynolab.forces.checks import (
+from dynolab.forces.function.checks import (
     check_arithmetic,
     check_batch,
     check_finite,

@@ -8,7 +8,8 @@ from torch import nn
 
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
-from dynolab.forces.costs import (
+from dynolab.forces.function.rules import Rule
+from dynolab.forces.map.costs import (
     cheapest_order,
     choose_route,
     contraction_flops,
@@ -21,8 +22,7 @@ from dynolab.forces.costs import (
     slice_width,
     split_to_fit,
 )
-from dynolab.forces.rules import Rule
-from dynolab.forces.weighted import WeightedResponse
+from dynolab.forces.map.weighted import WeightedResponse
 
 # Tokens and positions: M = 3, ΣT_o = 7, ΣM T_o = 10, and L = 4, ΣT_u = 5, ΣL T_u = 20.
 OBSERVED, UPDATING = [(2, 3), (1, 4)], [(4, 5)]

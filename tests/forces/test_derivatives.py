@@ -10,17 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynolab.checked import checks_kept
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
-from dynolab.forces import PolicyFunction, derivatives
-from dynolab.forces.derivatives import (
+from dynolab.forces import PolicyFunction
+from dynolab.forces.function import derivatives
+from dynolab.forces.function.derivatives import (
     Derivatives,
     _by_gradients,
     _sample,
     derivatives_of,
     measure_derivatives,
 )
+from dynolab.likelihood.checked import checks_kept
 from tests.forces.small_models import neox
 
 

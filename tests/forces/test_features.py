@@ -18,7 +18,7 @@ from dynolab.forces import (
     hidden_states,
     split_step,
 )
-from dynolab.forces.split import objective_batch
+from dynolab.forces.step.split import objective_batch
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, SimKOConfig, build_objective
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from tests.forces import families

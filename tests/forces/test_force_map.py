@@ -14,9 +14,9 @@ from dynolab.forces import (
     split_step,
     token_forces,
 )
-from dynolab.forces.costs import choose_route, kernel_flops, route_flops
-from dynolab.forces.gram import Kernel
-from dynolab.forces.rules import find_rules, subspace
+from dynolab.forces.function.rules import find_rules, subspace
+from dynolab.forces.map.costs import choose_route, kernel_flops, route_flops
+from dynolab.forces.map.gram import Kernel
 from dynolab.objectives import SFT, SFTConfig
 from tests.forces.families import DPO_LOSS, ETA, OBSERVED, build
 from tests.forces.small_models import (

@@ -11,7 +11,7 @@ import pytest
 from dynolab import distributed
 from dynolab.errors import CorruptData, RankFailed
 from dynolab.forces import ForceMap
-from tasks.runtime.launcher import launch_ranks
+from tasks.runtime.launch.launcher import launch_ranks
 from tests.forces.shared_cases import MAPS, make_map, make_rows
 
 ROOT = Path(__file__).parents[2]

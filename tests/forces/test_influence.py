@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dynolab.data.results import ForceRow, ProbeScore
 from dynolab.errors import ConfigError
 from dynolab.forces import (
     PolicyFunction,
@@ -14,6 +13,7 @@ from dynolab.forces import (
     token_terms,
 )
 from dynolab.forces.influence import moving_average
+from dynolab.results.study import ForceRow, ProbeScore
 from tests.forces.small_models import encoded, neox
 
 V = 5

@@ -12,9 +12,9 @@ from torch.func import functional_call, jacrev
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, force_map
-from dynolab.forces.kernel_operator import TangentKernel, kernel_blocks, response_token
-from dynolab.forces.kernel_size import KernelSizes, kernel_sizes
-from dynolab.forces.logit_function import ModuleFunction
+from dynolab.forces.function.logit_function import ModuleFunction
+from dynolab.forces.kernel.operator import TangentKernel, kernel_blocks, response_token
+from dynolab.forces.kernel.size import KernelSizes, kernel_sizes
 from dynolab.objectives import SFT, SFTConfig
 from tests.forces.linear_softmax import LinearSoftmax
 from tests.forces.small_models import VOCABULARY, encoded, llama, neox, pair, relative

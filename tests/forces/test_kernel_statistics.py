@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 import scipy
 
-from dynolab.forces.kernel_size import KernelSizes, Squares
-from dynolab.forces.stability import KernelStability, _reliability, _verdict, kernel_stability
+from dynolab.forces.kernel.size import KernelSizes, Squares
+from dynolab.forces.kernel.stability import (
+    KernelStability,
+    _reliability,
+    _verdict,
+    kernel_stability,
+)
 
 
 def reading(norms: np.ndarray, error: float = 0.0) -> KernelSizes:

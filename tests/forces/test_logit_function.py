@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dynolab.errors import ConfigError
-from dynolab.forces.logit_function import ModuleFunction
+from dynolab.forces.function.logit_function import ModuleFunction
 
 
 def linear() -> nn.Linear:

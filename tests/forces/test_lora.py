@@ -16,9 +16,9 @@ from dynolab.forces import (
     step_forces,
     token_forces,
 )
-from dynolab.forces.gram import Kernel
-from dynolab.forces.rules import subspace
-from dynolab.forces.weighted import WeightedResponse
+from dynolab.forces.function.rules import subspace
+from dynolab.forces.map.gram import Kernel
+from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.objectives import DPO, DPOConfig
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from tests.forces.families import build, dense_logps

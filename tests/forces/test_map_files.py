@@ -14,7 +14,7 @@ import torch
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError, CorruptData, DynolabError
 from dynolab.forces import ForceMap, FrozenUpdate, PolicyFunction, force_map
-from dynolab.forces.map_files import MapFolder
+from dynolab.forces.map.files import MapFolder
 from dynolab.objectives import DPO, DPOConfig
 from tests.forces.families import build
 from tests.forces.small_models import encoded, pairs, with_reference
@@ -145,7 +145,7 @@ def test_a_map_that_is_not_finite_is_refused_with_the_place() -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from dynolab.forces.map_files import MapFolder
+from dynolab.forces.map.files import MapFolder
 from tests.forces.test_map_files import make
 write, done = MapFolder.write, []
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dynolab.errors import ConfigError, CorruptData
-from dynolab.forces.map_files import MapFolder
+from dynolab.forces.map.files import MapFolder
 
 MANIFEST = {"fingerprint": "one", "dtype": "float32", "shape": [3, 4]}
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)

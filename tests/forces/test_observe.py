@@ -8,7 +8,7 @@ from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, step_forces
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import DPOConfig, SFTConfig
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from tests.forces.small_models import neox, pairs, train_steps, with_reference

@@ -10,8 +10,9 @@ import torch
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
-from dynolab.forces import PolicyFunction, observe, step_forces
-from dynolab.forces.observe import StepForces
+from dynolab.forces import PolicyFunction, step_forces
+from dynolab.forces.step import observe
+from dynolab.forces.step.observe import StepForces
 from dynolab.training.record import StepRecord
 from tests.forces.small_models import neox, recorded
 from tests.forces.test_observe import PROBES, Numbers

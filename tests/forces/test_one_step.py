@@ -15,7 +15,7 @@ from dynolab.forces import (
     measured_change,
     midpoint,
 )
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from tests.forces.small_models import direction, encoded, llama, neox, relative, weights
 
 BATCH = collate([encoded(1), encoded(2, 6, 3), encoded(3, 1, 1)], 0)

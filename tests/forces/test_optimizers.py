@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynolab.forces.optimizers import FrozenUpdate, freeze_update
+from dynolab.forces.step.optimizers import FrozenUpdate, freeze_update
 from dynolab.training.config import OptimizerConfig
 from dynolab.training.record import StepFacts
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynolab.forces.precision import dtype_preserving, is_rms_norm, log_softmax
+from dynolab.forces.function.precision import dtype_preserving, is_rms_norm, log_softmax
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5)])

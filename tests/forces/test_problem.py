@@ -10,9 +10,9 @@ import torch
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import FrozenUpdate, PolicyFunction
-from dynolab.forces import problem as problem_module
-from dynolab.forces.gram import Kernel
-from dynolab.forces.problem import Problem, Updating, pose
+from dynolab.forces.map import problem as problem_module
+from dynolab.forces.map.gram import Kernel
+from dynolab.forces.map.problem import Problem, Updating, pose
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from tests.forces.small_models import encoded, neox, pair, pairs, with_reference
 

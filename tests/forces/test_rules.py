@@ -10,7 +10,7 @@ from torch import nn
 
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
-from dynolab.forces.rules import Rule, find_rules, head_module, subspace
+from dynolab.forces.function.rules import Rule, find_rules, head_module, subspace
 from tests.forces.families import build
 
 

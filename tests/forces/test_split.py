@@ -17,7 +17,7 @@ from dynolab.forces import (
     side_gradients,
     split_step,
 )
-from dynolab.forces.one_step import norm
+from dynolab.forces.step.one_step import norm
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.record import StepRecord

@@ -12,9 +12,9 @@ from dynolab.data.batches import CHOSEN, REJECTED, Totals, collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, split_step
-from dynolab.forces import split as split_module
-from dynolab.forces.optimizers import FrozenUpdate
-from dynolab.forces.split import (
+from dynolab.forces.step import split as split_module
+from dynolab.forces.step.optimizers import FrozenUpdate
+from dynolab.forces.step.split import (
     SideGradients,
     UpdateSplit,
     micro_batches,
@@ -25,7 +25,7 @@ from dynolab.forces.split import (
     rounding_floor,
     step_totals,
 )
-from dynolab.likelihood import top_tokens
+from dynolab.likelihood.token_logps import top_tokens
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, build_objective
 from dynolab.training.record import RecordedExample, RecordedGroup, StepRecord
 from dynolab.training.recorded import RecordedCompletion

@@ -6,8 +6,8 @@ import torch
 
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction
-from dynolab.forces.kernel_size import KernelSizes, Squares, kernel_sizes
-from dynolab.forces.stability import _drawn, _reliability, _verdict, kernel_stability
+from dynolab.forces.kernel.size import KernelSizes, Squares, kernel_sizes
+from dynolab.forces.kernel.stability import _drawn, _reliability, _verdict, kernel_stability
 from dynolab.objectives import SFTConfig
 from dynolab.statistics import rank_correlation
 from dynolab.training.config import OptimizerConfig, TrainConfig

@@ -12,7 +12,7 @@ from dynolab.forces import (
     step_terms,
     token_terms,
 )
-from dynolab.forces.split import record_batch
+from dynolab.forces.step.split import record_batch
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from dynolab.objectives.base import force
 from dynolab.training.config import OptimizerConfig, TrainConfig

@@ -11,12 +11,12 @@ from torch import nn
 
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
-from dynolab.forces.factors import _table_rows
-from dynolab.forces.gram import Side, factor_tiles, plan_tiles
-from dynolab.forces.kernel_operator import TangentKernel, response_token
-from dynolab.forces.kernel_size import Squares, _groups, kernel_sizes
-from dynolab.forces.logit_function import ModuleFunction
-from dynolab.forces.weighted import WeightedResponse
+from dynolab.forces.function.logit_function import ModuleFunction
+from dynolab.forces.kernel.operator import TangentKernel, response_token
+from dynolab.forces.kernel.size import Squares, _groups, kernel_sizes
+from dynolab.forces.map.factors import _table_rows
+from dynolab.forces.map.gram import Side, factor_tiles, plan_tiles
+from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.statistics import student_975
 
 TEN_BYTES_A_TOKEN = SimpleNamespace(bytes_of=lambda sequence: 10 * sequence.response_length)

@@ -17,7 +17,7 @@ from dynolab.forces import (
     split_step,
     token_forces,
 )
-from dynolab.forces.token_map import token_strings
+from dynolab.forces.step.token_map import token_strings
 from dynolab.objectives import GRPOConfig
 from dynolab.training.record import RecordedGroup
 from dynolab.training.recorded import RecordedCompletion

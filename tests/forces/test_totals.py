@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dynolab.data.results import ForceRow
 from dynolab.forces import ForceMap
-from dynolab.forces.force_map import MapFacts
-from dynolab.forces.metrics import force_metrics
-from dynolab.forces.problem import Updating
-from dynolab.forces.totals import block_sums, pair_totals
+from dynolab.forces.map.force_map import MapFacts
+from dynolab.forces.map.problem import Updating
+from dynolab.forces.map.totals import block_sums, pair_totals
+from dynolab.forces.step.metrics import force_metrics
+from dynolab.results.study import ForceRow
 
 FACTS = MapFacts("columns", "float32", "sdpa", "grpo", 0.1, False, "all")
 

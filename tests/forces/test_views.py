@@ -12,7 +12,7 @@ from dynolab.forces import (
     measured_change,
     one_step,
 )
-from dynolab.forces import policy as policy_module
+from dynolab.forces.function import policy as policy_module
 from tests.forces.families import build
 from tests.forces.small_models import VOCABULARY, encoded, neox, relative, weights
 

@@ -7,7 +7,7 @@ import torch
 
 from dynolab.data.encode import Encoded
 from dynolab.forces import PolicyFunction
-from dynolab.forces.weighted import WeightedResponse, scores_along, weighted_batch
+from dynolab.forces.map.weighted import WeightedResponse, scores_along, weighted_batch
 from tests.forces.small_models import direction, encoded, neox, relative
 
 SEQUENCE = encoded(3, prompt=4, response=3)

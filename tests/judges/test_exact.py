@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from dynolab.data.judge_results import PolicyAnswer
 from dynolab.data.rows import PromptRow
-from dynolab.data.world import WorldConfig, build_world
-from dynolab.data.world_answers import zipf_weights
-from dynolab.data.world_lexicon import SLOTS, answer, preference, style_in
+from dynolab.data.world.answers import zipf_weights
+from dynolab.data.world.lexicon import SLOTS, answer, preference, style_in
+from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
 from dynolab.judges import ExactJudge, contests, win_rate
+from dynolab.results.judges import PolicyAnswer
 from dynolab.rollouts.rewards import RewardConfig, world_style
 from tests.judges.verdicts import contest
 

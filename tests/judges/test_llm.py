@@ -12,7 +12,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dynolab.data.judge_results import Contest
 from dynolab.endpoint import AnswerCache, Endpoint
 from dynolab.errors import EndpointFailed
 from dynolab.judges import count, win_rate
@@ -20,6 +19,7 @@ from dynolab.judges.config import JudgeEndpointConfig
 from dynolab.judges.llm import LlmJudge
 from dynolab.judges.verdict import parse_verdict, refuses
 from dynolab.judges.wording import fence_for, judging_request, one_line
+from dynolab.results.judges import Contest
 from tests.endpoint.server import (
     KEY,
     ChatServer,

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from dynolab.data.encode import Encoder
-from dynolab.data.world import WorldConfig, build_world
+from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.judges import count
 from dynolab.judges.log_prob import TOO_LONG, LogProbJudge
-from dynolab.likelihood import ResponseLogits
+from dynolab.likelihood.token_logps import ResponseLogits
 from models.tiny import TinyConfig, build_tiny
 from tests.judges.verdicts import contest
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
-from dynolab.data.judge_results import JudgementCounts
 from dynolab.errors import ConfigError
 from dynolab.judges import agreement, count, win_rate
 from dynolab.judges.agreement import cohen_kappa
+from dynolab.results.judges import JudgementCounts
 from tests.judges.verdicts import judged
 
 

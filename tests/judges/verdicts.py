@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynolab.data.judge_results import Contest, Judgement, Outcome
+from dynolab.results.judges import Contest, Judgement, Outcome
 
 OUTCOMES: dict[str, Outcome] = {
     "a": "a",

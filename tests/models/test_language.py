@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers
 from transformers import BloomConfig, BloomForCausalLM
 
-from dynolab.data.world import WorldConfig, build_world
+from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
 from models.language import (
     context_length,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from dynolab.data.world import WorldConfig, build_world
+from dynolab.data.world.world import WorldConfig, build_world
 from models.tiny import TinyConfig, build_tiny
 
 TOKENIZER = build_world(WorldConfig()).tokenizer()

@@ -11,7 +11,7 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch, TopTokens
 from dynolab.data.encode import Encoded
 from dynolab.data.groups import Completion, Group, collate_groups, count_group_totals
-from dynolab.likelihood import target_logps, top_tokens
+from dynolab.likelihood.token_logps import target_logps, top_tokens
 from dynolab.objectives import group_advantages
 
 VOCABULARY = 20

@@ -14,7 +14,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, collate_examples, count_totals
 from dynolab.data.encode import Encoded, EncodedExample
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import (
     DPOConfig,
     HingeConfig,

@@ -15,7 +15,7 @@ from torch import Tensor
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
 from dynolab.data.groups import Group, collate_groups, count_group_totals
 from dynolab.errors import ConfigError
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import (
     GRPOConfig,
     SimKOConfig,

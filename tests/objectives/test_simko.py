@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dynolab.errors import ConfigError
-from dynolab.likelihood import target_logps, token_logps
+from dynolab.likelihood.token_logps import target_logps, token_logps
 from dynolab.objectives import GRPOConfig, SimKOConfig, build_objective, force, read_logps
 from tests.objectives.sampled import GROUPS, RANKS, VOCABULARY, batch_of
 

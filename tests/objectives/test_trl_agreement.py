@@ -19,7 +19,7 @@ from trl import SFTConfig as TrlSFTConfig
 from dynolab.data.batches import CHOSEN, REJECTED, Totals, collate, collate_examples, count_totals
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import DPO, SFT, DPOConfig, SFTConfig
 from tests.objectives.small_llama import gradient, model
 

@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from dynolab.data.batches import TokenBatch
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import GRPOConfig, build_objective
 from tests.objectives.sampled import batch_of
 from tests.objectives.small_llama import gradient, model

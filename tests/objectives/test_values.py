@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dynolab.data.batches import CHOSEN, REJECTED
-from dynolab.likelihood import target_logps, token_logps
+from dynolab.likelihood.token_logps import target_logps, token_logps
 from dynolab.objectives import (
     DPOConfig,
     GRPOConfig,

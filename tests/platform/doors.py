@@ -243,9 +243,9 @@ def program_at(port: int) -> str:
     for at in psutil.net_connections(kind="inet"):
         if at.status == psutil.CONN_LISTEN and at.laddr.port == port and at.pid:
             words = psutil.Process(at.pid).cmdline()
-            known = ("tasks.runtime.serve", "worker", "postgres", "redis-server")
+            known = ("tasks.runtime.servers.serve", "worker", "postgres", "redis-server")
             name = next((word for word in known if any(word in part for part in words)), words[0])
-            return name if name != "tasks.runtime.serve" else words[words.index(name) + 1]
+            return name if name != "tasks.runtime.servers.serve" else words[words.index(name) + 1]
     return str(port)
 
 

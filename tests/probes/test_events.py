@@ -5,7 +5,7 @@ import pytest
 
 from dynolab.probes.events import GAP, Event, events_of
 from dynolab.probes.paths import LearningPaths, learning_paths
-from tests.figures.synthetic import DPO, SFT, line, probes, up_then_down
+from tests.report.synthetic import DPO, SFT, line, probes, up_then_down
 
 STEPS = np.arange(0, 101, 10)
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dynolab.data.probes.edit_distance import edit_distance
 from dynolab.data.rows import Example
-from dynolab.data.world import WorldConfig, build_world
-from dynolab.probes.edit_distance import edit_distance
+from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.probes.hallucination import SIMILAR, Source, TrainingAnswers
 
 LONG = "the river was wide and slow so we waited for the boat until dusk fell"

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dynolab.data.results import ARGMAX, ProbeScore
 from dynolab.probes.paths import change, learning_paths
+from dynolab.results.study import ARGMAX, ProbeScore
 
 
 def row(step: int, pair: str, logp: float, kind: str = "chosen", **more: object) -> ProbeScore:

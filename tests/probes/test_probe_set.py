@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from dynolab.data.probes.kinds import DATA_KINDS, KINDS, POLICY_KINDS, WRITER_KINDS
 from dynolab.data.rows import Example
 from dynolab.endpoint import AnswerCache, Endpoint, EndpointConfig
 from dynolab.errors import ConfigError
-from dynolab.probes.kinds import DATA_KINDS, KINDS, POLICY_KINDS, WRITER_KINDS
-from dynolab.probes.policy import Policy, rows_from_policy
-from dynolab.probes.probe_set import ProbeSetConfig, build_probe_set
-from dynolab.probes.written import SUBJECTS, has_text
+from dynolab.probes.making.policy import Policy, rows_from_policy
+from dynolab.probes.making.probe_set import ProbeSetConfig, build_probe_set
+from dynolab.probes.making.written import SUBJECTS, has_text
 from dynolab.rollouts.sample import SampleConfig, sample_responses
 from tests.endpoint.server import KEY, ChatServer, FakeClock, Said, Seen, chat_server, good
 from tests.training.small import make_policy, make_tokenizer
@@ -92,7 +92,7 @@ def test_heldout_pairs_that_training_sees_are_not_watched() -> None:
 
 def test_the_policys_rows_are_its_samples_cut_at_the_next_human_turn() -> None:
     sampling = SampleConfig(max_new_tokens=6, seed=3, stop=("w1",))
-    from dynolab.probes.build import watched_pairs
+    from dynolab.data.probes.build import watched_pairs
 
     watched = watched_pairs(TRAIN, HELDOUT, 4)
     rows, missing = rows_from_policy(POLICY, watched, kinds=["chosen_initial"], sampling=sampling)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from dynolab.data.batches import TokenBatch
 from dynolab.data.encode import Encoder
 from dynolab.data.prefixes import PrefixBatch
-from dynolab.data.results import Score
 from dynolab.data.rows import ProbeRow
-from dynolab.data.world import WorldConfig, build_world
-from dynolab.likelihood import ResponseLogits
+from dynolab.data.world.world import WorldConfig, build_world
+from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import ProbeScorer, score_probes
 from dynolab.probes.summary import mean_by_kind
+from dynolab.results.study import Score
 from models.tiny import TinyConfig, build_tiny
 
 WORLD = build_world(WorldConfig(entities=20, train_pairs=6, heldout_pairs=4, corpus_rows=8))

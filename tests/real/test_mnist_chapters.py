@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.classification.supervision_claims import supervision_table
-from dynolab.classification.transfer_claims import sweeps
+from dynolab.claims.supervision import supervision_table
+from dynolab.claims.transfer import sweeps
 from dynolab.data.rows import read_rows
-from dynolab.data.supervision_results import DetectionRow, SupervisionRow
-from dynolab.data.transfer_results import TransferRow
+from dynolab.results.supervision import DetectionRow, SupervisionRow
+from dynolab.results.transfer import TransferRow
 from flows.parameters import validated
 from flows.supervision_parameters import SupervisionParameters, resolved_supervision
 from flows.supervision_steps import supervision_steps

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.data.sources import DataConfig, load_data
-from dynolab.probes.kinds import KINDS
-from dynolab.probes.overlap import TrainingTexts
-from dynolab.probes.policy import Policy
-from dynolab.probes.probe_set import ProbeSetConfig, build_probe_set
+from dynolab.data.probes.kinds import KINDS
+from dynolab.data.probes.overlap import TrainingTexts
+from dynolab.data.sources.load import DataConfig, load_data
+from dynolab.probes.making.policy import Policy
+from dynolab.probes.making.probe_set import ProbeSetConfig, build_probe_set
 from models.language import load_language_model, load_tokenizer
 
 pytestmark = pytest.mark.skipif(

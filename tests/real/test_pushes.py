@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dynolab.data.encode import Encoder
-from dynolab.data.sources import DataConfig, load_data
+from dynolab.data.sources.load import DataConfig, load_data
 from dynolab.forces import PolicyFunction
 from dynolab.squeezing.pushes import Tally, pushes
 from models.language import folder_context, load_language_model, load_tokenizer

@@ -12,7 +12,7 @@ from dynolab import distributed
 from dynolab.data.batches import CHOSEN, collate_examples, count_totals
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, read_rows
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import build_objective
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.generator import SampleConfig, generate_on_ranks

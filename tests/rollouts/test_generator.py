@@ -17,7 +17,7 @@ from transformers import (
 
 from dynolab.data.batches import collate
 from dynolab.errors import ConfigError
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.generator import SampleConfig, flat
 from dynolab.rollouts.noise import position_keys

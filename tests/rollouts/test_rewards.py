@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from dynolab.data import world_lexicon as lexicon
 from dynolab.data.rows import PromptRow
-from dynolab.data.world import WorldConfig, build_world
+from dynolab.data.world import lexicon
+from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
 from dynolab.rollouts.numbers import final_number
 from dynolab.rollouts.rewards import (

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dynolab.data.rows import spaced
-from dynolab.data.world import WorldConfig, build_world
+from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
 from dynolab.rollouts.sample import SampleConfig, sample_responses
 from models.tiny import TinyConfig, build_tiny

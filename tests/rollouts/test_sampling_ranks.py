@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.runtime.launcher import launch_ranks
+from tasks.runtime.launch.launcher import launch_ranks
 from tests.rollouts.sampling_ranks import SAMPLES, STEPS, sampled_run
 from tests.training.small import make_files
 

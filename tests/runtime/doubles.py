@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dynolab.store import Store
-from tasks.runtime.settings import Settings
 from tasks.runtime.stage import Platform
+from tasks.runtime.system.settings import Settings
 
 
 class MemoryRun:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import pytest
 import uvicorn
 
-from tasks.runtime import connections
-from tasks.runtime.connections import OwnersProtocol, peer_user
-from tasks.runtime.guard import Guard
-from tasks.runtime.processes import listening_socket
+from tasks.runtime.servers import connections
+from tasks.runtime.servers.connections import OwnersProtocol, peer_user
+from tasks.runtime.servers.guard import Guard
+from tasks.runtime.system.processes import listening_socket
 from tests.platform.doors import NOBODY, PYTHON
 from tests.runtime.test_guard import TOKEN, application
 

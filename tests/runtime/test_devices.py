@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from dynolab.errors import ConfigError
-from tasks.runtime import devices
-from tasks.runtime.devices import hold_devices, host_devices
+from tasks.runtime.launch import devices
+from tasks.runtime.launch.devices import hold_devices, host_devices
 
 FOUR = ("0", "1", "2", "3")
 
@@ -89,7 +89,7 @@ def test_a_job_on_many_devices_is_not_passed_over_by_jobs_on_few() -> None:
 
 def test_the_locks_of_a_killed_process_are_free_at_once(folder: Path) -> None:
     program = (
-        "from tasks.runtime.devices import hold_devices\nimport time\n"
+        "from tasks.runtime.launch.devices import hold_devices\nimport time\n"
         "with hold_devices(3, ('0', '1', '2', '3')) as held:\n"
         "    print(' '.join(held), flush=True)\n    time.sleep(60)\n"
     )

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from test_devices import FOUR, free_devices
 
-from tasks.runtime.devices import hold_devices
-from tasks.runtime.launcher import launch_ranks
+from tasks.runtime.launch.devices import hold_devices
+from tasks.runtime.launch.launcher import launch_ranks
 
 
 @pytest.mark.ranks

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dynolab.errors import ConfigError
-from tasks.runtime.guard import Guard
-from tasks.runtime.private import check_token
+from tasks.runtime.servers.guard import Guard
+from tasks.runtime.system.private import check_token
 
 TOKEN = "0123456789abcdef" * 2
 HOST = "127.0.0.1:4200"

@@ -20,17 +20,17 @@ from typing import Any
 import pytest
 
 from dynolab.errors import ConfigError, HostLost, RankFailed
-from tasks.runtime import join as join_module
-from tasks.runtime import peer as peer_module
-from tasks.runtime import rendezvous as rendezvous_module
-from tasks.runtime.join import join_once
-from tasks.runtime.launcher import launch_ranks
-from tasks.runtime.peer import Peer
-from tasks.runtime.private import KEY
-from tasks.runtime.processes import free_port, listening_socket, marked_processes
-from tasks.runtime.rendezvous import Other, Rendezvous
-from tasks.runtime.settings import Settings
-from tasks.runtime.share import Running, Share, interface_of
+from tasks.runtime.launch import join as join_module
+from tasks.runtime.launch import peer as peer_module
+from tasks.runtime.launch import rendezvous as rendezvous_module
+from tasks.runtime.launch.join import join_once
+from tasks.runtime.launch.launcher import launch_ranks
+from tasks.runtime.launch.peer import Peer
+from tasks.runtime.launch.rendezvous import Other, Rendezvous
+from tasks.runtime.launch.share import Running, Share, interface_of
+from tasks.runtime.system.private import KEY
+from tasks.runtime.system.processes import free_port, listening_socket, marked_processes
+from tasks.runtime.system.settings import Settings
 from tests.flows.lab import until
 
 HERE = Path(__file__).parent
@@ -509,7 +509,7 @@ def test_several_hosts_need_an_address() -> None:
 def test_a_signal_ends_a_host_that_waits(rendezvous: Rendezvous) -> None:
     variables = os.environ | {"DYNOLAB_RENDEZVOUS": str(rendezvous)}
     waiting = subprocess.Popen(
-        [sys.executable, "-m", "tasks.runtime.join"],
+        [sys.executable, "-m", "tasks.runtime.launch.join"],
         env=variables,
         cwd=HERE.parents[1],
         stderr=subprocess.PIPE,

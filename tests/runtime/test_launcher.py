@@ -17,10 +17,10 @@ import pytest
 from dynolab.errors import ConfigError, RankFailed
 from dynolab.meeting import MEETING
 from dynolab.rollouts.rewards import ALLOWED
-from tasks.runtime.devices import gpus_visible
-from tasks.runtime.launcher import launch_ranks
-from tasks.runtime.processes import marked_processes, port_in_use
-from tasks.runtime.share import rank_ends
+from tasks.runtime.launch.devices import gpus_visible
+from tasks.runtime.launch.launcher import launch_ranks
+from tasks.runtime.launch.share import rank_ends
+from tasks.runtime.system.processes import marked_processes, port_in_use
 
 pytestmark = pytest.mark.ranks
 HERE = Path(__file__).parent

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dynolab.store.owner import this_process
-from tasks.runtime.launcher import OWNER_VARIABLE
+from tasks.runtime.launch.launcher import OWNER_VARIABLE
 from tasks.runtime.lost import close_lost_runs, deliver, reap_orphans
-from tasks.runtime.mlflow_api import MlflowApi
-from tasks.runtime.outbox import left_behind
-from tasks.runtime.prefect_progress import FLOW_RUN_TAG
-from tasks.runtime.sender import OUTBOX_TAG
+from tasks.runtime.track.mlflow_api import MlflowApi
+from tasks.runtime.track.outbox import left_behind
+from tasks.runtime.track.prefect_progress import FLOW_RUN_TAG
+from tasks.runtime.track.sender import OUTBOX_TAG
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import MlflowServer
@@ -97,7 +97,8 @@ def test_runs_of_flow_runs_that_are_over_are_closed(
 @pytest.mark.services
 def test_what_a_killed_process_left_is_sent(mlflow_server: MlflowServer, tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from tasks.runtime.tracking import Tracking;"
+        "import os, sys; from pathlib import Path;"
+        "from tasks.runtime.track.tracking import Tracking;"
         "tracking = Tracking(None, Path(sys.argv[1]), 'left');"
         "run = tracking.start_run('r', tags={}, params={});"
         "run.metrics(1, {'m': 2.0}); os.kill(os.getpid(), 9)"

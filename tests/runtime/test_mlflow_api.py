@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from dynolab.errors import ConfigError
-from tasks.runtime.mlflow_api import MlflowApi, MlflowRejectedError, MlflowUnreachableError
+from tasks.runtime.track.mlflow_api import MlflowApi, MlflowRejectedError, MlflowUnreachableError
 
 
 class Answers(http.server.BaseHTTPRequestHandler):

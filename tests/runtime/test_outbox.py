@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tasks.runtime.mlflow_api import Batch, MlflowApi, Run
-from tasks.runtime.outbox import Outbox, Sent, first_operation, sent_run
-from tasks.runtime.sender import Sender, within_limits
+from tasks.runtime.track.mlflow_api import Batch, MlflowApi, Run
+from tasks.runtime.track.outbox import Outbox, Sent, first_operation, sent_run
+from tasks.runtime.track.sender import Sender, within_limits
 
 FIRST = {"op": "create", "name": "run"}
 
@@ -62,7 +62,7 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
     box = Outbox.create(tmp_path, FIRST)
     assert Outbox.adopt(box.path) is None  # also within one process
     program = (
-        "import sys; from pathlib import Path; from tasks.runtime.outbox import Outbox\n"
+        "import sys; from pathlib import Path; from tasks.runtime.track.outbox import Outbox\n"
         "print(Outbox.adopt(Path(sys.argv[1])) is not None)"
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.runtime.prefect_progress import (
+from tasks.runtime.track.prefect_progress import (
     PrefectProgress,
     inside_run,
     link_mlflow_run,
@@ -16,8 +16,8 @@ from tasks.runtime.prefect_progress import (
     run_tags,
     slug,
 )
-from tasks.runtime.progress import CombinedProgress, PlainProgress
-from tasks.runtime.showing import make_progress
+from tasks.runtime.track.progress import CombinedProgress, PlainProgress
+from tasks.runtime.track.showing import make_progress
 
 pytestmark = pytest.mark.services
 

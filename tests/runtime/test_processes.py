@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runtime.processes import (
+from tasks.runtime.system.processes import (
     Process,
     free_port,
     kill_marked,
@@ -45,7 +45,7 @@ def test_a_child_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
 
 def test_a_child_whose_parent_is_gone_ends_at_once() -> None:
     root = str(HERE.parents[1])
-    command = [sys.executable, "-m", "tasks.runtime.child", str(os.getppid()), "this"]
+    command = [sys.executable, "-m", "tasks.runtime.system.child", str(os.getppid()), "this"]
     ended = subprocess.run(command, cwd=root, capture_output=True, timeout=20)
     assert ended.returncode == 128 + signal.SIGKILL
     assert ended.stdout == b""

@@ -6,14 +6,14 @@ import sys
 
 import rich.console
 
-from tasks.runtime.progress import (
+from tasks.runtime.track.progress import (
     CombinedProgress,
     PlainProgress,
     RichProgress,
     StepReporter,
 )
-from tasks.runtime.showing import make_progress
-from tasks.runtime.tail import MetricLine
+from tasks.runtime.track.showing import make_progress
+from tasks.runtime.track.tail import MetricLine
 
 
 class Terminal(io.StringIO):
@@ -95,7 +95,7 @@ def test_reporter_shows_loss_and_speed() -> None:
 def test_importing_costs_no_service_package() -> None:
     program = (
         "import sys\n"
-        "import tasks.runtime.tracking, tasks.runtime.tail, tasks.runtime.prefect_progress\n"
+        "from tasks.runtime.track import prefect_progress, tail, tracking\n"
         "heavy = {'mlflow', 'prefect', 'torch', 'rich', 'requests', 'pydantic'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )

@@ -18,8 +18,8 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Running, State
 from dynolab.errors import ConfigError
 from flows.automations import NAME, register_automations
 from flows.reconcile import FLOW_RUN_VARIABLE, end_overdue, heal, over
-from tasks.runtime.processes import free_port
-from tasks.runtime.settings import Settings
+from tasks.runtime.system.processes import free_port
+from tasks.runtime.system.settings import Settings
 
 pytestmark = pytest.mark.services
 

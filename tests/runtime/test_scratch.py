@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runtime.scratch import scratch_folder
+from tasks.runtime.system.scratch import scratch_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import pathlib, sys, time
-from tasks.runtime.scratch import scratch_folder
+from tasks.runtime.system.scratch import scratch_folder
 with scratch_folder(pathlib.Path(sys.argv[1]), sys.argv[2]) as folder:
     (folder / "file").write_text("work")
     print("holds", flush=True)

@@ -19,12 +19,10 @@ from urllib.request import HTTPCookieProcessor, Request, build_opener
 import pytest
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime import services as service_module
-from tasks.runtime.backing import Backing
 from tasks.runtime.opening import open_platform
-from tasks.runtime.private import login_token
-from tasks.runtime.processes import listening_socket, port_in_use, start_child, stop_group
-from tasks.runtime.services import (
+from tasks.runtime.servers import services as service_module
+from tasks.runtime.servers.backing import Backing
+from tasks.runtime.servers.services import (
     MLFLOW,
     PREFECT,
     Address,
@@ -32,12 +30,14 @@ from tasks.runtime.services import (
     client_variables,
     start_services,
 )
-from tasks.runtime.stack import running_services, standing_services, up, use_services
+from tasks.runtime.servers.stack import running_services, standing_services, up, use_services
+from tasks.runtime.system.private import login_token
+from tasks.runtime.system.processes import listening_socket, port_in_use, start_child, stop_group
 
 ROOT = Path(__file__).resolve().parents[2]
 UP = """
 import sys, pathlib
-from tasks.runtime.stack import up
+from tasks.runtime.servers.stack import up
 up(pathlib.Path(sys.argv[1]), lambda line: print(line, flush=True), prefect_port=0, mlflow_port=0)
 """
 
@@ -123,7 +123,7 @@ def _mlflow_keeps_runs_and_artifacts(url: str, home: Path) -> None:
 @pytest.mark.services
 def test_servers_end_with_a_killed_command(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib, time; from tasks.runtime.services import start_services;"
+        "import sys, pathlib, time; from tasks.runtime.servers.services import start_services;"
         "s = start_services(pathlib.Path(sys.argv[1]), ['mlflow']);"
         "print(s.addresses['mlflow'].pid, flush=True); time.sleep(100)"
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dynolab.errors import ConfigError
-from tasks.runtime.private import holds_secret, signing_key
-from tasks.runtime.settings import Settings
+from tasks.runtime.system.private import holds_secret, signing_key
+from tasks.runtime.system.settings import Settings
 
 
 def test_defaults_lie_under_the_home_folder(

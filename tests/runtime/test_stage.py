@@ -9,8 +9,8 @@ import pytest
 from doubles import MemoryTracking, memory_platform
 from pydantic import BaseModel
 
-from dynolab.checked import note_check
 from dynolab.errors import ConfigError, CorruptData, StoreError
+from dynolab.likelihood.checked import note_check
 from dynolab.store import Store
 from tasks.runtime import stage as stage_module
 from tasks.runtime.stage import Platform, Stage, StageResult, lookup, plan_key, run_stage

@@ -14,8 +14,8 @@ import pytest
 from doubles import MemoryRun
 
 from tasks.runtime import supervisor as supervisor_module
-from tasks.runtime.progress import PlainProgress
 from tasks.runtime.supervisor import Supervisor
+from tasks.runtime.track.progress import PlainProgress
 from tests.flows.lab import until
 
 

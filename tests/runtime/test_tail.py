@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.runtime.tail import MetricLine, MetricsTail
+from tasks.runtime.track.tail import MetricLine, MetricsTail
 
 
 class Recorder:

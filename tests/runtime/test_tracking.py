@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tasks.runtime.tracking import RunTracker, Tracking
+from tasks.runtime.track.tracking import RunTracker, Tracking
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import MlflowServer
@@ -31,7 +31,7 @@ LARGEST_FLOAT = 1.7976931348623157e308  # as which MLflow stores infinity
 WRITER = """
 import itertools, sys, time
 from pathlib import Path
-from tasks.runtime.tracking import Tracking
+from tasks.runtime.track.tracking import Tracking
 uri, outbox, first, artifact = sys.argv[1:]
 tracking = Tracking(uri, Path(outbox), "killed")
 run = tracking.start_run("stage", tags={}, params={"beta": 0.1}, resume_key="stage-" + outbox)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dynolab.data.batches import collate
-from dynolab.data.squeezing_results import RisenMass
 from dynolab.forces import PolicyFunction
+from dynolab.results.squeezing import RisenMass
 from dynolab.squeezing.index import answers_risen_mass, own_share, risen_mass, squeeze_index
 from dynolab.squeezing.rule import likeliest_other, stepped
 from tests.forces.small_models import encoded, neox

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from dynolab.claims.squeezing import model_verdicts
 from dynolab.data.encode import EncodedExample
 from dynolab.forces import PolicyFunction, breakdown
 from dynolab.objectives import SFT, SFTConfig
-from dynolab.squeezing.claims import model_verdicts
 from dynolab.squeezing.pushes import Pushed, Tally, pushes
 from dynolab.training.record import RecordedExample
 from tests.forces.families import build

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynolab.claims.squeezing import softmax_verdicts
 from dynolab.squeezing.cases import (
     STATEMENTS,
     Cases,
@@ -15,7 +16,6 @@ from dynolab.squeezing.cases import (
     random_cases,
     rich_lose,
 )
-from dynolab.squeezing.claims import softmax_verdicts
 from dynolab.squeezing.features import stepped_elsewhere, stepped_with_features
 from dynolab.squeezing.panels import panels, regression_steps, shape_points, step_paths
 from dynolab.squeezing.rule import first_order, likeliest_other, rises, stepped

@@ -79,7 +79,7 @@ def test_nobody_at_the_endpoint(
 
 def test_the_store_needs_neither_torch_nor_a_service() -> None:
     program = (
-        "import sys, dynolab.store, tasks.runtime.stage, tasks.runtime.settings;"
+        "import sys, dynolab.store, tasks.runtime.stage, tasks.runtime.system.settings;"
         "heavy = {'torch', 'transformers', 'mlflow', 'prefect', 's3fs', 'deepspeed'};"
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )

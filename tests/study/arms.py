@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dynolab.data.resampled import with_rejected
 from dynolab.data.rows import Example, ProbeRow, read_rows, write_rows
-from dynolab.data.sources import DataConfig, load_data
+from dynolab.data.sources.load import DataConfig, load_data
 from dynolab.rollouts.sample import SampleConfig, sample_responses
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.job import TrainJob

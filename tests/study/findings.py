@@ -13,12 +13,12 @@ from typing import Literal
 import numpy as np
 import torch
 
+from dynolab.claims.study import CLAIMS, Quantity, unexplained
 from dynolab.data.encode import Encoder
-from dynolab.data.results import ARGMAX, ForceRow, ProbeScore
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.forces import PolicyFunction, step_forces
 from dynolab.probes.paths import LearningPaths, change, learning_paths
-from dynolab.probes.verdicts import CLAIMS, Quantity, unexplained
+from dynolab.results.study import ARGMAX, ForceRow, ProbeScore
 from dynolab.statistics import mean_interval
 from dynolab.training.record import StepRecord
 from models.language import context_length, load_language_model, load_tokenizer

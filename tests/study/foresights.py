@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from dynolab.data.audit_results import ChosenChange
+from dynolab.audit.audit import audit_pairs
+from dynolab.audit.foresight import foresight
 from dynolab.data.encode import Encoder
-from dynolab.data.sources import load_data
+from dynolab.data.sources.load import load_data
 from dynolab.forces import PolicyFunction
-from dynolab.likelihood import ResponseLogits
+from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import build_objective
-from dynolab.probes.audit import audit_pairs
-from dynolab.probes.foresight import foresight
+from dynolab.results.audit import ChosenChange
 from dynolab.training.reference import score_responses
 from models.language import context_length, load_language_model, load_tokenizer
 from tests.study.arms import OFF_POLICY, SFT, study_parameters

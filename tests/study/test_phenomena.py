@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from dynolab.probes.foresight import RISKY
-from dynolab.probes.verdicts import CLAIMS
+from dynolab.audit.foresight import RISKY
+from dynolab.claims.study import CLAIMS
 from tests.study.arms import FLAT, RESAMPLED
 from tests.study.findings import Findings, markdown, measure_seeds, summarise, write_findings
 from tests.study.foresights import foresight_findings

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynolab.likelihood import ResponseLogits
+from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.engine import Engine
 from dynolab.training.job import TrainJob

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from dynolab.data.results import MetricsLine, TrainingSummary
 from dynolab.data.rows import read_rows, read_value
 from dynolab.errors import ConfigError
+from dynolab.results.study import MetricsLine, TrainingSummary
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
 from dynolab.training.loop import train

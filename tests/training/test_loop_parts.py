@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from dynolab import distributed
-from dynolab.checked import CHECKS, note_check
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.groups import Completion, Group
-from dynolab.data.results import AlarmRing, MetricsLine, Score, TrainingSummary
 from dynolab.data.rows import read_rows, read_value, write_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.likelihood.checked import CHECKS, note_check
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.probes.score import ProbeScorer
-from dynolab.squeezing.alarm import GAP, RANG, RISE
+from dynolab.results.study import AlarmRing, MetricsLine, Score, TrainingSummary
 from dynolab.training import loop
+from dynolab.training.alarm import GAP, RANG, RISE
 from dynolab.training.engine import PlainEngine
 from dynolab.training.job import TrainJob
 from dynolab.training.loop import Trainer, _summed, train

@@ -12,12 +12,12 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from dynolab.data.encode import Encoder
-from dynolab.data.results import ProbeScore
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, replay_error, rounding_floor, split_step
-from dynolab.likelihood import ResponseLogits
+from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import score_probes
+from dynolab.results.study import ProbeScore
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.loop import train

@@ -11,7 +11,7 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch, collate_examples, count_totals
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, read_rows
-from dynolab.likelihood import ResponseLogits, token_logps
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import SimPOConfig, build_objective
 from models.language import load_language_model, load_tokenizer
 from tests.training.small import make_files

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from dynolab.data.batches import draw
 from dynolab.data.encode import Encoder
-from dynolab.data.results import ProbeScore
 from dynolab.data.rows import Example, ProbeRow, read_rows, write_rows
 from dynolab.errors import ConfigError, Diverged
-from dynolab.likelihood import ResponseLogits
+from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import score_probes
+from dynolab.results.study import ProbeScore
 from dynolab.training.config import TrainConfig
 from dynolab.training.loop import train
 from dynolab.training.optimizer import learning_rate

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from dynolab.data.batches import collate
-from dynolab.data.results import TrainingSummary
 from dynolab.data.rows import read_value
 from dynolab.forces import PolicyFunction, force_map, one_step, split_step
 from dynolab.objectives import build_objective
+from dynolab.results.study import TrainingSummary
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.store import Manifest, Store
 from dynolab.training.loop import train
 from dynolab.training.record import StepRecord
 from models.language import load_language_model, load_tokenizer
-from tasks.runtime.launcher import launch_ranks
+from tasks.runtime.launch.launcher import launch_ranks
 from tests.training.small import (
     distance,
     group_settings,

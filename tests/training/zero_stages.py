@@ -8,7 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from dynolab import distributed, packed
+from dynolab import distributed
+from dynolab.likelihood import packed
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.deepspeed_engine import init_ranks
 from dynolab.training.loop import train

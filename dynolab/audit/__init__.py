@@ -1,0 +1,1 @@
+"""Preference pairs judged before training: the audit, CHES, and what came true."""

@@ -1,0 +1,213 @@
+"""Audit of preference pairs: what a step on each would do to its own chosen answer, and to all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dynolab.audit.ches import ches, ches_per_token
+from dynolab.data.batches import by_length
+from dynolab.data.encode import Encoded, EncodedExample
+from dynolab.data.probes.edit_distance import edit_distance
+from dynolab.data.rows import Split
+from dynolab.errors import ConfigError
+from dynolab.forces.function.checks import check_arithmetic, check_response
+from dynolab.forces.function.layers import at_head
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.rules import subspace
+from dynolab.forces.step.split import objective_batch, step_totals
+from dynolab.objectives.pairs import PairObjective
+from dynolab.results.audit import PairAudit
+from dynolab.training.record import RecordedExample
+
+
+def audit_pairs(
+    policy: PolicyFunction,
+    pairs: Sequence[EncodedExample],
+    objective: PairObjective[Any],
+    *,
+    heldout: Sequence[EncodedExample] = (),
+    batch_tokens: int = 4_096,
+) -> list[PairAudit]:
+    """What a gradient step of learning rate one would do, pair by pair, exact to first order.
+
+    With `g± = ∇ Σ_l log π(y±_l)`, and c₊ on chosen and −c₋ on rejected tokens the objective's
+    weights, which are one number a response, a step on the pair alone moves the weights by
+    `−∇L = c₊ g₊ − c₋ g₋`, and its own chosen answer by
+
+        Δ log π(y⁺) = ⟨g₊, −∇L⟩ = c₊ ‖g₊‖² − c₋ ⟨g₊, g₋⟩   (pull up, push down).
+
+    The pull up is never negative where c₊ > 0. The push down is what squeezes: it outweighs where
+    the answers' gradients point one way and the rejected one's is the longer.
+
+    The reference is the policy itself: that is where preference training starts.
+
+    It costs a forward and a backward of every response, one response at a time, and, batched, a
+    forward-mode pass with two tangents; beside the weights it holds six tensors of their size.
+    Prompts are not shared between a pair's responses: each has a backward of its own, which would
+    then run over the other's tokens too.
+
+    **Arguments:**
+
+    - `pairs`: what is trained on: `from_all` and `on_all` are means over them.
+    - `heldout`: audited beside them, as pairs that are not trained on.
+    - `batch_tokens`: bound of sequences × padded length of one forward-mode pass.
+
+    **Returns:** rows in the order of the pairs, training pairs first.
+
+    **Raises:** `ConfigError` for no pairs, responses that the model cannot score, or 16-bit
+    arithmetic.
+    """
+    check_arithmetic(policy, "products of gradients of 8 significant bits have no sign")
+    if not pairs:
+        raise ConfigError("pairs", [], "give at least one pair to audit")
+    everyone = [*pairs, *heldout]
+    for pair in everyone:
+        for side, one in zip(("chosen", "rejected"), _responses(pair), strict=True):
+            check_response(f"pair {pair.id}.{side}", one, policy)
+    wanted = subspace(policy)
+    step, chosen = (_zeros(policy, wanted) for _ in range(2))
+    found = []
+    for number, pair in enumerate(everyone):
+        sides = [_read(policy, wanted, one) for one in _responses(pair)]
+        up, down = _rates(policy, pair, objective, sides)
+        if number < len(pairs):
+            _add(step, up / len(pairs), sides[0].gradient)
+            _add(step, -down / len(pairs), sides[1].gradient)
+            _add(chosen, 1 / len(pairs), sides[0].gradient)
+        split: Split = "train" if number < len(pairs) else "heldout"
+        found.append(_Own.of(pair, split, sides, up, down))
+    moved = _moves(policy, everyone, [step, chosen], batch_tokens)
+    return [one.row(*moves) for one, moves in zip(found, moved, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One response: its log-probabilities, `∇ Σ log π`, and the last hidden states."""
+
+    logps: Float[Tensor, " tokens"]
+    gradient: dict[str, Tensor]
+    hidden: Float[Tensor, "tokens features"]
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What is known of a pair by itself."""
+
+    up: float
+    down: float
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, pair: EncodedExample, split: Split, sides: Sequence[_Read], up: float, down: float
+    ) -> _Own:
+        chosen, rejected = sides
+        pull, push = (
+            up * _inner(chosen.gradient, chosen.gradient),
+            -down * _inner(chosen.gradient, rejected.gradient),
+        )
+        tokens = [one.ids[one.prompt_length :] for one in _responses(pair)]
+        logp = float(chosen.logps.double().sum())
+        return cls(
+            up,
+            down,
+            {
+                "pair_id": pair.id,
+                "split": split,
+                "chosen_tokens": len(tokens[0]),
+                "rejected_tokens": len(tokens[1]),
+                "chosen_logp": logp,
+                "pull_up": pull,
+                "push_down": push,
+                "force": pull + push,
+                "ches": float(ches(chosen.hidden, rejected.hidden)),
+                "ches_per_token": float(ches_per_token(chosen.hidden, rejected.hidden)),
+                "likelihood_gap": logp - float(rejected.logps.double().sum()),
+                "edit_distance": edit_distance(*tokens),
+            },
+        )
+
+    def row(self, chosen: Float[Tensor, " two"], rejected: Float[Tensor, " two"]) -> PairAudit:
+        """With what the step on all pairs, and all chosen answers' gradient, do to both sides."""
+        on_all = self.up * float(chosen[1]) - self.down * float(rejected[1])
+        return PairAudit(**self.facts, from_all=float(chosen[0]), on_all=on_all)
+
+
+def _responses(pair: EncodedExample) -> tuple[Encoded, Encoded]:
+    if pair.rejected is None:
+        raise ConfigError(f"pair {pair.id}", None, "an audit needs a rejected answer in every pair")
+    return pair.chosen, pair.rejected
+
+
+def _read(policy: PolicyFunction, wanted: set[str], response: Encoded) -> _Read:
+    leaves = {name: policy.weights[name].detach().requires_grad_() for name in sorted(wanted)}
+    seen: list[Tensor] = []
+
+    def keep(features: Tensor, output: Tensor) -> Tensor:
+        seen.append(features.detach())
+        return output
+
+    batch, _ = policy.batch([response])
+    with at_head(policy, keep):
+        logps = policy.logps(leaves, batch)
+    gradients = torch.autograd.grad(logps.sum(), list(leaves.values()), materialize_grads=True)
+    return _Read(logps.detach(), dict(zip(leaves, gradients, strict=True)), seen[0])
+
+
+def _rates(
+    policy: PolicyFunction,
+    pair: EncodedExample,
+    objective: PairObjective[Any],
+    sides: Sequence[_Read],
+) -> tuple[float, float]:
+    """c₊ and c₋ of a step on this pair alone, at the reference."""
+    chosen, rejected = (one.logps.tolist() for one in sides)
+    example = RecordedExample(
+        id=pair.id,
+        chosen=pair.chosen,
+        rejected=pair.rejected,
+        chosen_reference=chosen,
+        rejected_reference=rejected,
+        wins=pair.wins,
+    )
+    batch = objective_batch([example], objective, step_totals([example], objective), policy)
+    rates = objective.learning_rates(torch.cat([one.logps for one in sides]), batch)
+    return float(rates[0]), -float(rates[-1])
+
+
+def _moves(
+    policy: PolicyFunction,
+    pairs: Sequence[EncodedExample],
+    directions: Sequence[Weights],
+    batch_tokens: int,
+) -> list[Float[Tensor, "sides directions"]]:
+    """`∂ Σ_l log π(y_l) / ∂θ · d` of every pair's two responses along each direction."""
+    responses = [one for pair in pairs for one in _responses(pair)]
+    moved = torch.zeros(len(responses), len(directions), dtype=torch.float64)
+    for members in by_length(responses, batch_tokens):
+        batch, _ = policy.batch([responses[member] for member in members])
+        changes = policy.change_along({}, directions, batch).double()
+        sums = [batch.sequence_sum(change) for change in changes]
+        moved[members] = torch.stack(sums, dim=1).cpu()
+    return list(moved.view(len(pairs), 2, len(directions)))
+
+
+def _zeros(policy: PolicyFunction, wanted: set[str]) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(policy.weights[name]) for name in sorted(wanted)}
+
+
+def _add(total: dict[str, Tensor], factor: float, gradient: Weights) -> None:
+    for name, sum_ in total.items():
+        sum_.add_(gradient[name], alpha=factor)
+
+
+def _inner(one: Weights, other: Weights) -> float:
+    """⟨one, other⟩ over all parameters, accumulated in float64."""
+    products = [(tensor * other[name]).sum(dtype=torch.float64) for name, tensor in one.items()]
+    return float(torch.stack(products).sum())

@@ -1,0 +1,87 @@
+"""Rankings of preference pairs before training, and how well each foresees whose answer falls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from dynolab.results.audit import ChosenChange, Foresight, PairAudit
+from dynolab.statistics import auc, bootstrap, rank_correlation
+
+Ranking = Literal[
+    "from_all",
+    "on_all",
+    "force",
+    "push_down",
+    "ches",
+    "ches_per_token",
+    "likelihood_gap",
+    "edit_distance",
+]
+
+RISKY: dict[Ranking, Literal[1, -1]] = {
+    "from_all": -1,
+    "on_all": -1,
+    "force": -1,
+    "push_down": -1,
+    "ches": 1,
+    "ches_per_token": 1,
+    "likelihood_gap": 1,
+    "edit_distance": -1,
+}
+"""Whether more (1) or less (−1) of a quantity is said to put the chosen answer at risk.
+
+Forces: less is a fall. CHES: Razin et al. (arXiv 2410.08847). Edit distance: like answers displace
+each other (Pal et al., arXiv 2402.13228). The gap: pushing down what is unlikely already squeezes
+(Ren & Sutherland, arXiv 2407.10490), so a rejected answer far below the chosen one is a risk.
+"""
+
+
+def risk(rows: Sequence[PairAudit], ranking: Ranking) -> Float[ndarray, " pairs"]:
+    """The ranked quantity, turned so that more of it is worse."""
+    return RISKY[ranking] * np.array([getattr(row, ranking) for row in rows], dtype=float)
+
+
+def worst_first(rows: Sequence[PairAudit], ranking: Ranking) -> list[PairAudit]:
+    """The pairs by falling risk; of equal ones the order stays."""
+    order = np.argsort(-risk(rows, ranking), kind="stable")
+    return [rows[number] for number in order]
+
+
+def foresight(rows: Sequence[PairAudit], changes: Sequence[ChosenChange]) -> list[Foresight]:
+    """Every ranking against what training did, on the pairs of each split that have a change.
+
+    **Returns:** by split, then by ranking.
+    """
+    known = {(one.split, one.pair_id): one.change for one in changes}
+    found = []
+    for split in dict.fromkeys(row.split for row in rows):
+        own = [row for row in rows if row.split == split and (split, row.pair_id) in known]
+        if own:
+            change = np.array([known[split, row.pair_id] for row in own])
+            found += [_judged(ranking, own, change) for ranking in RISKY]
+    return found
+
+
+def _judged(
+    ranking: Ranking, rows: Sequence[PairAudit], change: Float[ndarray, " pairs"]
+) -> Foresight:
+    risks, fell = risk(rows, ranking), change < 0
+    low, high = bootstrap(lambda at: rank_correlation(risks[at], -change[at]), len(rows))
+    auc_low, auc_high = bootstrap(lambda at: auc(risks[at], fell[at]), len(rows))
+    return Foresight(
+        ranking=ranking,
+        split=rows[0].split,
+        pairs=len(rows),
+        fallen=int(fell.sum()),
+        spearman=float(rank_correlation(risks, -change)),
+        spearman_low=low,
+        spearman_high=high,
+        auc=float(auc(risks, fell)),
+        auc_low=auc_low,
+        auc_high=auc_high,
+    )

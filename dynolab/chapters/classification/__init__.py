@@ -1,0 +1,1 @@
+"""Forces between classes, and learning paths of every example."""

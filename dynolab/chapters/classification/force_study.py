@@ -1,0 +1,369 @@
+"""Networks trained over learning rates and seeds, and their forces on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+
+from dynolab.chapters.classifiers.many import (
+    Build,
+    ManyModels,
+    ManyStep,
+    SGDConfig,
+    Stacked,
+    batch_order,
+    train_many,
+)
+from dynolab.chapters.classifiers.targets import one_hot
+from dynolab.data.images.images import Images, ImageSplits
+from dynolab.errors import ConfigError
+from dynolab.forces.classifiers.forces import label_forces, pair_forces
+from dynolab.forces.classifiers.kernel import centred_norms, class_means, classifier_kernel
+from dynolab.results.classification import (
+    ClassifierState,
+    ClassInfluence,
+    Divergence,
+    Grid,
+    KernelRanks,
+)
+from dynolab.statistics import rank_correlation
+
+
+class ForceStudyConfig(BaseModel):
+    """How networks are trained, and what is looked at on the way."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    training: SGDConfig = Field(
+        SGDConfig(learning_rate=0.02, epochs=12),
+        description="Plain SGD, by which forces are told without a rest; its learning rate is the "
+        "one that figures show.",
+    )
+    learning_rates: tuple[float, ...] = Field(
+        (0.005, 0.02, 0.1), min_length=1, description="Each is trained with."
+    )
+    epochs: tuple[int, ...] = Field(
+        (0, 1, 2, 4, 8, 12), min_length=2, description="Epochs after which forces are measured."
+    )
+    watched: int = Field(3, ge=2, description="Test images of every class that are watched.")
+    influence_epochs: int = Field(
+        3, ge=0, description="Epochs of which every step's forces are summed up."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ForceStudyConfig:
+        training = self.training
+        training.check_plain("forces.training")
+        if training.learning_rate not in self.learning_rates:
+            raise ConfigError(
+                "forces.learning_rates",
+                list(self.learning_rates),
+                f"forces.training.learning_rate, {training.learning_rate:g}, must be one of them",
+            )
+        for name, values in (("learning_rates", self.learning_rates), ("epochs", self.epochs)):
+            if list(values) != sorted(set(values)) or min(values) < 0:
+                raise ConfigError(f"forces.{name}", list(values), "name each once, rising from 0")
+        most = max(self.epochs[-1], self.influence_epochs)
+        if most > training.epochs:
+            raise ConfigError(
+                "forces.epochs", most, f"training has {training.epochs} epochs; name none beyond"
+            )
+        return self
+
+
+@dataclass
+class ForceFindings:
+    """What was measured; rows of all networks, learning rates and seeds.
+
+    A learning rate at which a network diverged with any seed has rows in `diverged` alone.
+    """
+
+    states: list[ClassifierState] = field(default_factory=list)
+    ranks: list[KernelRanks] = field(default_factory=list)
+    influences: list[ClassInfluence] = field(default_factory=list)
+    diverged: list[Divergence] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Test images that are watched, and as many training images to update on; all classes alike."""
+
+    observed: Images
+    updating: Images
+    classes: int
+
+    @classmethod
+    def of(cls, data: ImageSplits, each: int) -> Watched:
+        """The first images of every class.
+
+        **Raises:** `ConfigError` where a class has too few.
+        """
+        for name, images in (("test", data.test), ("train", data.train)):
+            fewest = int(torch.bincount(images.labels, minlength=data.classes).min())
+            if fewest < each:
+                raise ConfigError(
+                    "forces.watched",
+                    each,
+                    f"a class has {fewest} images in {name}; raise data.{name}, or watch fewer",
+                )
+        return cls(
+            _first(data.test, each, data.classes),
+            _first(data.train, each, data.classes),
+            data.classes,
+        )
+
+
+def study_forces(
+    build: Build, network: str, data: ImageSplits, config: ForceStudyConfig, seeds: Sequence[int]
+) -> ForceFindings:
+    """Trains a network with every learning rate and seed, all at once, and measures on the way.
+
+    The runs of a seed share initial weights and the order of batches.
+
+    **Raises:** `ConfigError` where the learning rate that figures show diverges.
+    """
+    runs = [(rate, seed) for rate in config.learning_rates for seed in seeds]
+    many = ManyModels([build(data.train.shape, data.classes, seed) for _, seed in runs])
+    training = config.training
+    orders = {seed: batch_order(len(data.train), training, seed) for seed in seeds}
+    steps = train_many(
+        many,
+        data.train.pixels,
+        one_hot(data.train.labels, data.classes),
+        torch.stack([orders[seed] for _, seed in runs]),
+        training,
+        learning_rates=torch.tensor([rate for rate, _ in runs]),
+        all_must_last=False,
+    )
+    found, watched = ForceFindings(), Watched.of(data, config.watched)
+    measure = _Measure(many, network, runs, data, watched, training)
+    per_epoch = len(data.train) // training.batch_size
+    influence = {
+        n: _Influence(watched, measure.logps(many.weights)[n])
+        for n, (rate, _) in enumerate(runs)
+        if rate == training.learning_rate
+    }
+    lasting = torch.ones(len(runs), dtype=torch.bool)
+    for step in steps:
+        epoch, within = divmod(step.number - 1, per_epoch)
+        lost = lasting & ~_finite(step.after).cpu()
+        lasting &= ~lost
+        found.diverged += [
+            Divergence(network=network, learning_rate=runs[n][0], seed=runs[n][1], step=step.number)
+            for n in lost.nonzero().flatten().tolist()
+        ]
+        _check_main(found.diverged, training)
+        if within == 0 and epoch in config.epochs:
+            found.states += measure.states(epoch, step, lasting)
+        if epoch < config.influence_epochs:
+            for n, one in influence.items():
+                one.add(many.model(n, step.before), data, step.rows[n], training)
+            if step.number == per_epoch * config.influence_epochs:
+                now = measure.logps(step.after)
+                found.influences += [
+                    one.row(network, *runs[n], config.influence_epochs, now[n])
+                    for n, one in influence.items()
+                ]
+    if training.epochs in config.epochs:
+        found.states += measure.states(training.epochs, None, lasting)
+    blown = {one.learning_rate for one in found.diverged}
+    found.states = [one for one in found.states if one.learning_rate not in blown]
+    found.ranks = [
+        row for run in runs if run[0] not in blown for row in _ranks(found.states, network, *run)
+    ]
+    return found
+
+
+def _finite(weights: Stacked) -> Bool[Tensor, " runs"]:
+    """Whether all of a run's weights are numbers."""
+    return torch.stack([w.flatten(1).isfinite().all(1) for w in weights.values()]).all(0)
+
+
+def _check_main(diverged: Sequence[Divergence], training: SGDConfig) -> None:
+    for one in diverged:
+        if one.learning_rate == training.learning_rate:
+            raise ConfigError(
+                "forces.training.learning_rate",
+                training.learning_rate,
+                f"{one.network} diverges at step {one.step}, seed {one.seed}; lower it",
+            )
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """What is measured of all runs at one moment."""
+
+    many: ManyModels
+    network: str
+    runs: Sequence[tuple[float, int]]
+    data: ImageSplits
+    watched: Watched
+    training: SGDConfig
+
+    def logps(self, weights: Stacked) -> Float[Tensor, "runs observed classes"]:
+        """Log-probabilities of the watched images."""
+        return self.many.logits(self.watched.observed.pixels, weights).log_softmax(-1)
+
+    def states(
+        self, epoch: int, step: ManyStep | None, lasting: Bool[Tensor, " runs"]
+    ) -> Iterator[ClassifierState]:
+        """The runs at an epoch's begin, and their first step from there; no step at the end.
+
+        **Arguments:** `lasting`: the runs that have not diverged.
+        """
+        before = self.many.weights if step is None else step.before
+        test = self.many.logits(self.data.test.pixels, before)
+        labels = self.data.test.labels.expand(len(self.runs), -1)
+        moved = None if step is None else self.logps(step.after) - self.logps(before)
+        for n in lasting.nonzero().flatten().tolist():
+            rate, seed = self.runs[n]
+            model = self.many.model(n, before)
+            unexplained = change = float("nan")
+            if step is not None and moved is not None:
+                rows = step.rows[n]
+                pushes = pair_forces(
+                    model,
+                    self.watched.observed.pixels,
+                    self.data.train.pixels[rows],
+                    one_hot(self.data.train.labels[rows], self.data.classes),
+                    rate,
+                ).mean(1)
+                unexplained = float((moved[n] - pushes).square().sum() / moved[n].square().sum())
+                change = float(moved[n].square().mean().sqrt())
+            yield ClassifierState(
+                network=self.network,
+                learning_rate=rate,
+                seed=seed,
+                epoch=epoch,
+                accuracy=float((test[n].argmax(-1) == labels[n]).float().mean()),
+                loss=float(nn.functional.cross_entropy(test[n], labels[n])),
+                unexplained=unexplained,
+                change=change,
+                predictions=grid(class_rows(test[n].softmax(-1), labels[n], self.data.classes)),
+                pulls=grid(pulls(model, self.watched, rate / self.training.batch_size)),
+                kernel=grid(kernel_by_class(model, self.watched)),
+            )
+
+
+def pulls(model: nn.Module, watched: Watched, rate: float) -> Float[ndarray, "classes classes"]:
+    """`pulls[u][o]`: what a class-u image's share of a step does to p_u of class o's images.
+
+    `Δp = p Δ log p` to first order: of probabilities, whose changes are what one sees of an update.
+
+    **Arguments:** `rate`: η/B, the learning rate of an image's share.
+    """
+    updating, observed = watched.updating, watched.observed
+    found = pair_forces(
+        model, observed.pixels, updating.pixels, one_hot(updating.labels, watched.classes), rate
+    )
+    own = found[:, torch.arange(len(updating)), updating.labels]
+    with torch.no_grad():
+        probabilities = model(observed.pixels).softmax(-1)[:, updating.labels]
+    moved = (probabilities * own).double().cpu().numpy()
+    rows, columns = (side.labels.cpu().numpy() for side in (observed, updating))
+    return class_means(moved, rows, columns, watched.classes).T
+
+
+def kernel_by_class(model: nn.Module, watched: Watched) -> Float[ndarray, "classes classes"]:
+    """Mean ‖C K C‖_F of the watched images of every two classes."""
+    images = watched.observed
+    kernel = classifier_kernel(model, images.pixels, images.pixels, watched.classes)
+    labels = images.labels.cpu().numpy()
+    norms = centred_norms(kernel).double().cpu().numpy()
+    return class_means(norms, labels, labels, watched.classes, same=True)
+
+
+class _Influence:
+    """Forces of all steps on the watched images, summed by the updating image's class."""
+
+    def __init__(self, watched: Watched, start: Float[Tensor, "observed classes"]) -> None:
+        self._watched, self._start = watched, self._own(watched, start)
+        self._sums = start.new_zeros(len(start), watched.classes, dtype=torch.float64)
+
+    @staticmethod
+    def _own(watched: Watched, logps: Float[Tensor, "observed classes"]) -> Tensor:
+        labels = watched.observed.labels
+        return logps[torch.arange(len(labels)), labels].double()
+
+    def add(
+        self, model: nn.Module, data: ImageSplits, rows: Int[Tensor, " batch"], training: SGDConfig
+    ) -> None:
+        """One step's forces, at the weights before it."""
+        labels = data.train.labels[rows]
+        targets = one_hot(labels, data.classes)
+        pushes = label_forces(
+            model,
+            self._watched.observed.pixels,
+            self._watched.observed.labels,
+            data.train.pixels[rows],
+            targets,
+            training.learning_rate,
+        )
+        self._sums += (pushes / len(rows)).double() @ targets.double()
+
+    def row(
+        self,
+        network: str,
+        rate: float,
+        seed: int,
+        epoch: int,
+        now: Float[Tensor, "observed classes"],
+    ) -> ClassInfluence:
+        """The sums as a row."""
+        measured = self._own(self._watched, now) - self._start
+        labels, classes = self._watched.observed.labels, self._watched.classes
+        error = (measured - self._sums.sum(1)).square().sum() / measured.square().sum()
+        means = class_rows(measured[:, None], labels, classes)[:, 0]
+        return ClassInfluence(
+            network=network,
+            learning_rate=rate,
+            seed=seed,
+            epoch=epoch,
+            from_class=grid(class_rows(self._sums, labels, classes).T),
+            measured=tuple(means.tolist()),
+            unexplained=float(error),
+        )
+
+
+def _ranks(
+    states: Sequence[ClassifierState], network: str, rate: float, seed: int
+) -> Iterator[KernelRanks]:
+    own = [one for one in states if (one.learning_rate, one.seed) == (rate, seed)]
+    pairs = np.triu_indices(len(own[0].kernel))
+    sizes = {one.epoch: np.array(one.kernel)[pairs] for one in own}
+    for first, second in combinations(sorted(sizes), 2):
+        yield KernelRanks(
+            network=network,
+            learning_rate=rate,
+            seed=seed,
+            first=first,
+            second=second,
+            correlation=float(rank_correlation(sizes[first], sizes[second])),
+            growth=float(np.median(sizes[second] / sizes[first])) - 1,
+        )
+
+
+def class_rows(
+    values: Float[Tensor, "images columns"], labels: Int[Tensor, " images"], classes: int
+) -> Float[ndarray, "classes columns"]:
+    """Mean of the rows of every class."""
+    members = one_hot(labels, classes).double()
+    found: ndarray = ((members.T @ values.double()) / members.sum(0)[:, None]).cpu().numpy()
+    return found
+
+
+def grid(values: Float[ndarray, "rows columns"]) -> Grid:
+    """As rows keep it."""
+    return tuple(tuple(float(value) for value in row) for row in values)
+
+
+def _first(images: Images, each: int, classes: int) -> Images:
+    places = [(images.labels == label).nonzero().flatten()[:each] for label in range(classes)]
+    return images.take(torch.cat(places))

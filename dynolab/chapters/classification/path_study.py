@@ -1,0 +1,325 @@
+"""Learning paths of all training examples: of Gaussian clouds with exact p*, and of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from dynolab.chapters.classification.gaussian_toy import GaussianConfig, gaussian_toy
+from dynolab.chapters.classification.paths import base_difficulty, filtered, own_changes, zigzag
+from dynolab.chapters.classifiers.label_noise import flip_labels
+from dynolab.chapters.classifiers.many import (
+    Build,
+    ManyModels,
+    SGDConfig,
+    batch_order,
+    train_many,
+)
+from dynolab.chapters.classifiers.seeds import seed_for
+from dynolab.chapters.classifiers.targets import FILTER_DECAY, one_hot
+from dynolab.data.images.images import Images, ImageSplits
+from dynolab.results.classification import (
+    Difficulty,
+    EpochInfluence,
+    ExamplePath,
+    PathData,
+    PathScores,
+)
+from dynolab.statistics import auc, rank_correlation
+
+GROUPS: tuple[Difficulty, ...] = ("easy", "medium", "hard", "mislabelled")
+
+
+class PathStudyConfig(BaseModel):
+    """Trainings whose every example's path is followed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    toy: GaussianConfig = GaussianConfig()
+    toy_training: SGDConfig = Field(
+        SGDConfig(learning_rate=0.05, epochs=60), description="On the clouds."
+    )
+    training: SGDConfig = Field(SGDConfig(learning_rate=0.1, epochs=40), description="On images.")
+    noise: float = Field(0.2, ge=0, lt=1, description="Share of images with a wrong label.")
+    shown: int = Field(3, ge=1, description="Paths of every difficulty that figures show.")
+
+    @model_validator(mode="after")
+    def _steps_are_plain(self) -> PathStudyConfig:
+        self.toy_training.check_plain("paths.toy_training")
+        self.training.check_plain("paths.training")
+        return self
+
+
+@dataclass
+class PathFindings:
+    """What was measured, all data and seeds."""
+
+    scores: list[PathScores] = field(default_factory=list)
+    epochs: list[EpochInfluence] = field(default_factory=list)
+    paths: list[ExamplePath] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A seed's training examples: what is taught, and what is true.
+
+    `truth` is p*, exact or estimated; `right` the class that an example really is.
+    """
+
+    inputs: Float[Tensor, "examples ..."]
+    labels: Int[Tensor, " examples"]
+    right: Int[Tensor, " examples"]
+    truth: Float[Tensor, "examples classes"]
+
+    @property
+    def wrong(self) -> Bool[Tensor, " examples"]:
+        """Where another label is taught than the right one."""
+        return self.labels != self.right
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Paths of all examples through a training, the seeds side by side.
+
+    `logps` begins before training; `own[t]` is what an example's own share of its steps did to its
+    given label's log p in epoch t + 1, nats.
+    """
+
+    logps: Float[Tensor, "times seeds examples classes"]
+    own: Float[Tensor, "epochs seeds examples"]
+
+
+def study_paths(
+    build: Build,
+    data: ImageSplits,
+    config: PathStudyConfig,
+    seeds: Sequence[int],
+    toy_build: Build,
+) -> PathFindings:
+    """Follows every example of the clouds and of the images, and of people's labels where given."""
+    found = PathFindings()
+    toys = [gaussian_toy(config.toy, seed) for seed in seeds]
+    tasks = [Task(toy.inputs, toy.labels, toy.truth.argmax(-1), toy.truth) for toy in toys]
+    _add(found, "toy", toy_build, tasks, config.toy.classes, config.toy_training, config, seeds)
+    estimated = outside_predictions(build, data, config.training, seeds)
+    _add(
+        found,
+        "images",
+        build,
+        [_flipped(data, config, estimated, seed) for seed in seeds],
+        data.classes,
+        config.training,
+        config,
+        seeds,
+    )
+    train = data.train
+    if train.human is not None:
+        given = Task(train.pixels, train.labels, train.human.argmax(-1), train.human)
+        _add(
+            found,
+            "human",
+            build,
+            [given] * len(seeds),
+            data.classes,
+            config.training,
+            config,
+            seeds,
+        )
+    return found
+
+
+def outside_predictions(
+    build: Build, data: ImageSplits, training: SGDConfig, seeds: Sequence[int]
+) -> Float[Tensor, "examples classes"]:
+    """p* of the training images, estimated: what networks that were trained on the validation and
+    test images alone predict of them, in the mean over seeds. They share no start with those whose
+    paths are followed."""
+    seeds = [seed_for("outside predictions", seed) for seed in seeds]
+    others = [data.validation, data.test]
+    inputs = torch.cat([one.pixels for one in others])
+    labels = torch.cat([one.labels for one in others])
+    few = min(training.batch_size, len(labels))
+    training = training.model_copy(update={"batch_size": few})
+    many = ManyModels([build(data.train.shape, data.classes, seed) for seed in seeds])
+    orders = torch.stack([batch_order(len(labels), training, seed) for seed in seeds])
+    inputs, targets, images = (
+        one.to(many.device) for one in (inputs, one_hot(labels, data.classes), data.train.pixels)
+    )
+    for _ in train_many(many, inputs, targets, orders, training):
+        pass
+    return many.logits(images).softmax(-1).mean(0).cpu()
+
+
+def _flipped(
+    data: ImageSplits, config: PathStudyConfig, truth: Float[Tensor, "examples classes"], seed: int
+) -> Task:
+    train: Images = data.train
+    generator = torch.Generator().manual_seed(seed_for("wrong labels", seed))
+    labels = flip_labels(train.labels, data.classes, config.noise, generator)
+    return Task(train.pixels, labels.given, train.labels, truth)
+
+
+def follow(
+    many: ManyModels, tasks: Sequence[Task], classes: int, training: SGDConfig, seeds: Sequence[int]
+) -> Followed:
+    """Trains a network of every seed on its task, and looks at all examples after every epoch."""
+    inputs = torch.stack([task.inputs for task in tasks]).to(many.device)
+    labels = torch.stack([task.labels for task in tasks])
+    same = all(task.inputs is tasks[0].inputs for task in tasks)
+    count = labels.shape[1]
+    orders = torch.stack([batch_order(count, training, seed) for seed in seeds])
+    # Seeds with inputs of their own are rows of one table.
+    shift = 0 if same else count * torch.arange(len(tasks))[:, None, None]
+    table = inputs[0] if same else inputs.flatten(0, 1)
+    targets = one_hot(labels if same else labels.flatten(), classes).to(many.device)
+    per_epoch, rate = count // training.batch_size, training.learning_rate / training.batch_size
+    logps = [_logps(many, inputs, same)]
+    own = torch.zeros(training.epochs, *labels.shape)
+    for step in train_many(many, table, targets, orders + shift, training):
+        rows = orders[:, step.number - 1]
+        given = labels.gather(1, rows).to(many.device)
+        changes = own_changes(many, step.before, table[step.rows], given, rate).cpu()
+        own[(step.number - 1) // per_epoch].scatter_add_(1, rows, changes)
+        if step.number % per_epoch == 0:
+            logps.append(_logps(many, inputs, same))
+    return Followed(torch.stack(logps), own)
+
+
+def _logps(
+    many: ManyModels, inputs: Float[Tensor, "seeds examples ..."], same: bool
+) -> Float[Tensor, "seeds examples classes"]:
+    with torch.no_grad():
+        logits = many.logits(inputs[0]) if same else many.logits(inputs, own=True)
+    return logits.log_softmax(-1).cpu()
+
+
+def _add(
+    found: PathFindings,
+    name: PathData,
+    build: Build,
+    tasks: Sequence[Task],
+    classes: int,
+    training: SGDConfig,
+    config: PathStudyConfig,
+    seeds: Sequence[int],
+) -> None:
+    shape = tuple(tasks[0].inputs.shape[1:])
+    many = ManyModels([build(shape, classes, seed) for seed in seeds])
+    followed = follow(many, tasks, classes, training, seeds)
+    for n, (task, seed) in enumerate(zip(tasks, seeds, strict=True)):
+        logps, own = followed.logps[:, n], followed.own[:, n]
+        path = logps.exp()
+        groups = groups_of(task)
+        score = zigzag(path, task.labels)
+        found.scores.append(_scores(name, seed, task, path, score))
+        found.epochs += _epochs(name, seed, task, logps, own, groups)
+        if n == 0:
+            found.paths += _shown(name, task, path, score, groups, config.shown)
+
+
+def groups_of(task: Task) -> dict[Difficulty, Int[Tensor, " some"]]:
+    """Rightly labelled examples in thirds by base difficulty, and the mislabelled ones."""
+    right, wrong = (~task.wrong).nonzero().flatten(), task.wrong.nonzero().flatten()
+    order = right[base_difficulty(task.truth, task.labels)[right].argsort()]
+    parts = [part.to(right) for part in order.tensor_split(3)]
+    return dict(zip(GROUPS, [*parts, wrong], strict=True))
+
+
+def _scores(
+    name: PathData,
+    seed: int,
+    task: Task,
+    path: Float[Tensor, "times examples classes"],
+    score: Float[Tensor, " examples"],
+) -> PathScores:
+    difficulty = base_difficulty(task.truth, task.labels)
+    wrong = task.wrong
+    return PathScores(
+        data=name,
+        seed=seed,
+        difficulty=tuple(difficulty.tolist()),
+        zigzag=tuple(score.tolist()),
+        wrong=tuple(wrong.tolist()),
+        auc=float(auc(score.numpy(), wrong.numpy())),
+        rank_correlation=float(rank_correlation(score.numpy(), difficulty.numpy())),
+        filtered_error=float((filtered(path, FILTER_DECAY)[-1] - task.truth).norm(dim=-1).mean()),
+        last_error=float((path[-1] - task.truth).norm(dim=-1).mean()),
+    )
+
+
+def _epochs(
+    name: PathData,
+    seed: int,
+    task: Task,
+    logps: Float[Tensor, "times examples classes"],
+    own: Float[Tensor, "epochs examples"],
+    groups: dict[Difficulty, Int[Tensor, " some"]],
+) -> list[EpochInfluence]:
+    rows = torch.arange(len(task.labels))
+    label, truth = logps[:, rows, task.labels], logps[:, rows, task.right].exp()
+    nothing = torch.zeros_like(own[:1])
+    own = torch.cat([nothing, own])
+    others = torch.cat([nothing, label.diff(dim=0)]) - own
+    return [
+        EpochInfluence(
+            data=name,
+            seed=seed,
+            group=group,
+            epoch=epoch,
+            own=float(own[epoch, index].mean()),
+            others=float(others[epoch, index].mean()),
+            label=float(label[epoch, index].exp().mean()),
+            truth=float(truth[epoch, index].mean()),
+        )
+        for group, index in groups.items()
+        if len(index)
+        for epoch in range(len(own))
+    ]
+
+
+def _shown(
+    name: PathData,
+    task: Task,
+    path: Float[Tensor, "times examples classes"],
+    score: Float[Tensor, " examples"],
+    groups: dict[Difficulty, Int[Tensor, " some"]],
+    count: int,
+) -> list[ExamplePath]:
+    """The examples in the middle of their group by score: its typical ones."""
+    smooth, found = filtered(path), []
+    for group, index in groups.items():
+        ranked = index[score[index].argsort()]
+        middle = max(0, (len(ranked) - count) // 2)
+        for example in ranked[middle : middle + count].tolist():
+            corners, names = _corners(task, example)
+            seen = smooth[:, example] @ corners
+            found.append(
+                ExamplePath(
+                    data=name,
+                    group=group,
+                    names=names,
+                    label=names.index(str(int(task.labels[example]))),
+                    zigzag=float(score[example]),
+                    truth=tuple((task.truth[example] @ corners).tolist()),
+                    path=tuple(tuple(p) for p in seen.tolist()),
+                )
+            )
+    return found
+
+
+def _corners(task: Task, example: int) -> tuple[Float[Tensor, "classes 3"], tuple[str, ...]]:
+    """Three corners: the classes themselves, or the label, its strongest rival, and the rest."""
+    truth, label = task.truth[example], int(task.labels[example])
+    classes = len(truth)
+    if classes == 3:
+        return torch.eye(3), ("0", "1", "2")
+    rivals = truth.clone()
+    rivals[label] = -1
+    rival = int(task.right[example]) if task.wrong[example] else int(rivals.argmax())
+    corner = torch.full((classes,), 2)
+    corner[label], corner[rival] = 0, 1
+    return torch.nn.functional.one_hot(corner, 3).float(), (str(label), str(rival), "others")

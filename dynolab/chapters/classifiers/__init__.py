@@ -1,0 +1,1 @@
+"""Classifiers trained many at once, their seeds, targets and label noise."""

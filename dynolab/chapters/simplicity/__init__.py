@@ -1,0 +1,1 @@
+"""Mappings from objects to messages: which are learned fast, and why."""

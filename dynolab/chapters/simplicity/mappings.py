@@ -1,0 +1,148 @@
+"""Mappings from objects to messages: which are compositional, and how long their description is.
+
+An object has m attributes of v values, a message m letters of v kinds; both are numbered in base
+v, the first digit first. A bijection is compositional where every letter tells one attribute
+(Ren & Sutherland, *Simplicity Bias*, arXiv 2409.09626).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+
+from dynolab.errors import ConfigError
+from dynolab.results.simplicity import MappingKind, SpaceName
+from dynolab.statistics import rank_correlation
+
+Messages = tuple[int, ...]
+"""The message of every object."""
+
+
+def digits(space: SpaceName) -> Int[ndarray, "objects attributes"]:
+    """The attributes of every object, and the letters of every message."""
+    return np.array(list(product(range(space.values), repeat=space.attributes)))
+
+
+def one_hot(space: SpaceName, messages: Sequence[int]) -> Float[ndarray, "objects letters"]:
+    """Digits of the numbered messages, each as a one-hot block of v, side by side."""
+    chosen = digits(space)[np.asarray(messages)]
+    blocks = np.eye(space.values, dtype=np.float32)[chosen]
+    return blocks.reshape(len(chosen), -1)
+
+
+def sharing_pairs(space: SpaceName) -> Bool[ndarray, "objects objects"]:
+    """Which two different objects have an attribute in common."""
+    objects = digits(space)
+    alike = (objects[:, None] == objects).sum(-1)
+    return (alike > 0) & (alike < space.attributes)
+
+
+def all_mappings(space: SpaceName) -> list[Messages]:
+    """Every map of objects to messages: (v^m)^(v^m).
+
+    **Raises:** `ConfigError` for spaces of more than four objects, whose maps are too many.
+    """
+    if space.objects > 4:
+        raise ConfigError(
+            "spaces",
+            space.label,
+            f"has {space.objects}^{space.objects} maps; give a number of sampled bijections",
+        )
+    return list(product(range(space.objects), repeat=space.objects))
+
+
+def composed(space: SpaceName, order: Sequence[int], names: Sequence[Sequence[int]]) -> Messages:
+    """The compositional mapping whose i-th letter tells attribute `order[i]`.
+
+    **Arguments:** `names[i][a]`: the letter that stands at place i for value a.
+    """
+    objects = digits(space)
+    letters = [np.asarray(name)[objects[:, at]] for at, name in zip(order, names, strict=True)]
+    places = [space.values**power for power in reversed(range(space.attributes))]
+    return tuple((np.stack(letters, 1) @ np.array(places)).tolist())
+
+
+def compositional_count(space: SpaceName) -> int:
+    """`m!(v!)^m`: every letter one attribute, its values renamed."""
+    names = math.factorial(space.values) ** space.attributes
+    return math.factorial(space.attributes) * names
+
+
+def sampled_bijections(space: SpaceName, count: int, seed: int) -> list[Messages]:
+    """As many compositional and as many other bijections, drawn without repetition.
+
+    Of the others half are compositional ones with two to all messages exchanged among each other,
+    so that every degree of order is there; half are drawn from all.
+
+    **Raises:** `ConfigError` where there are not so many.
+    """
+    there = compositional_count(space)
+    most = min(there, math.factorial(space.objects) - there)
+    if not 1 <= count <= most:
+        raise ConfigError(
+            "sampled",
+            count,
+            f"there are {most} of the rarer kind of bijections of {space.label} objects; "
+            f"choose 1 to {most}",
+        )
+    rng = np.random.default_rng(seed)
+    found: dict[Messages, None] = {}
+    while len(found) < count:
+        found[_drawn(space, rng)] = None
+    while len(found) < 2 * count:
+        mapping = rng.permutation(space.objects)
+        if len(found) % 2:
+            mapping = np.array(_drawn(space, rng))
+            moved = rng.permutation(space.objects)[: rng.integers(2, space.objects + 1)]
+            mapping[moved] = mapping[rng.permutation(moved)]
+        one = tuple(mapping.tolist())
+        if kind_of(space, one) == "holistic":
+            found[one] = None
+    return list(found)
+
+
+def _drawn(space: SpaceName, rng: np.random.Generator) -> Messages:
+    """A random compositional mapping."""
+    names = [rng.permutation(space.values).tolist() for _ in range(space.attributes)]
+    return composed(space, rng.permutation(space.attributes).tolist(), names)
+
+
+def kind_of(space: SpaceName, mapping: Messages) -> MappingKind:
+    """Degenerate where two objects share a message, else compositional or holistic."""
+    if len(set(mapping)) < len(mapping):
+        return "degenerate"
+    letters, objects = digits(space)[np.asarray(mapping)], digits(space)
+    for letter in letters.T:
+        if not any(_tells(letter, attribute) for attribute in objects.T):
+            return "holistic"
+    return "compositional"
+
+
+def _tells(letter: Int[ndarray, " objects"], attribute: Int[ndarray, " objects"]) -> bool:
+    """Whether the letter is a function of the attribute."""
+    return all(len(set(letter[attribute == value])) == 1 for value in set(attribute))
+
+
+def coding_length(space: SpaceName, kind: MappingKind) -> float | None:
+    """Bits: `log₂ m! + m log₂ v!` of a compositional one, `log₂ (v^m)!` of another bijection."""
+    if kind == "compositional":
+        return math.log2(compositional_count(space))
+    return math.log2(math.factorial(space.objects)) if kind == "holistic" else None
+
+
+def topographic_similarity(space: SpaceName, mapping: Messages) -> float:
+    """Spearman's ρ of the Hamming distances of two objects and of their messages, over all pairs.
+
+    Not a number where all messages are equal.
+    """
+    every = digits(space)
+    first, second = np.triu_indices(space.objects, 1)
+    messages = every[np.asarray(mapping)]
+    apart = (every[first] != every[second]).sum(1)
+    said = (messages[first] != messages[second]).sum(1)
+    return float(rank_correlation(apart, said))

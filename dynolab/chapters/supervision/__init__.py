@@ -1,0 +1,1 @@
+"""What to teach under label noise, and what is learned faster."""

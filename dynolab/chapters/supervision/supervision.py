@@ -1,0 +1,266 @@
+"""One network taught by several supervisory signals under label noise, seeds trained at once.
+
+The arms of a seed share initial weights, wrong labels and the order of batches: they differ in
+what they are taught. Teachers see the noisy labels alone; validation labels are as noisy as
+training labels, since nobody would have clean ones there. Accuracy is on clean test labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from dynolab.chapters.classification.paths import zigzag
+from dynolab.chapters.classifiers.label_noise import NoisyLabels, flip_labels
+from dynolab.chapters.classifiers.many import (
+    ManyModels,
+    SGDConfig,
+    batch_order,
+    cross_entropy,
+    train_many,
+)
+from dynolab.chapters.classifiers.seeds import seed_for
+from dynolab.chapters.classifiers.targets import (
+    FILTER_DECAY,
+    FilterTable,
+    disagreement,
+    distillation,
+    one_hot,
+    smoothed,
+)
+from dynolab.data.images.images import ImageSplits
+from dynolab.results.supervision import Arm, DetectionRow, DetectionScore, SupervisionRow
+from dynolab.statistics import auc
+
+Build = Callable[[int], nn.Module]
+"""A network by the seed of its initial weights."""
+
+
+class SupervisionConfig(BaseModel):
+    """How teachers and students are trained."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    training: SGDConfig = Field(
+        SGDConfig(learning_rate=0.05, momentum=0.9, epochs=40),
+        description="Of teachers and students alike.",
+    )
+    smoothing: float = Field(0.1, ge=0, lt=1, description="ε of label smoothing.")
+    temperature: float = Field(
+        1.0, gt=0, description="τ of distillation: of the teacher's predictions and the student's."
+    )
+    filter_decay: float = Field(
+        FILTER_DECAY, ge=0, lt=1, description="Of Filter-KD's moving average of predictions."
+    )
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """What training on the given labels left, seeds first.
+
+    - `early`, `last`: logits on the training inputs by the weights of the best validation
+      accuracy and by the last ones; `early_weights`, `last_weights` are those.
+    - `table`: predictions at temperature τ at every visit, filtered.
+    - `path`: probabilities (τ = 1) at the visits of every epoch, NaN where an epoch left one out.
+    """
+
+    early: Float[Tensor, "seeds examples classes"]
+    last: Float[Tensor, "seeds examples classes"]
+    early_weights: Mapping[str, Tensor]
+    last_weights: Mapping[str, Tensor]
+    table: FilterTable
+    path: Float[Tensor, "epochs seeds examples classes"]
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """What was measured at one noise level."""
+
+    rows: list[SupervisionRow]
+    detections: list[DetectionRow]
+
+
+def compare_supervision(
+    build: Build, data: ImageSplits, config: SupervisionConfig, noise: float, seeds: Sequence[int]
+) -> Supervised:
+    """Trains every arm with every seed on the training images with a share of wrong labels.
+
+    **Raises:** `ConfigError` for noise outside [0, 1), labels out of range, a class without
+    examples.
+    """
+    labels, checks = (
+        [_noisy(one.labels, data.classes, noise, seed) for seed in seeds]
+        for one in (data.train, data.validation)
+    )
+    given, true = torch.stack([one.given for one in labels]), data.train.labels
+    orders = torch.stack([batch_order(len(true), config.training, seed) for seed in seeds])
+    hard = one_hot(given, data.classes)
+    teacher = train_teacher(
+        ManyModels([build(seed) for seed in seeds]),
+        data.train.pixels,
+        hard,
+        orders,
+        config,
+        data.validation.pixels,
+        torch.stack([one.given for one in checks]),
+    )
+    heat = config.temperature
+    targets: dict[Arm, Float[Tensor, "seeds examples classes"]] = {
+        "one_hot": hard,
+        "early_stopping": hard,
+        "one_hot_twice": hard,
+        "label_smoothing": smoothed(given, data.classes, config.smoothing),
+        "kd": (teacher.last / heat).softmax(-1),
+        "eskd": (teacher.early / heat).softmax(-1),
+        "filter_kd": teacher.table.targets(hard),
+    }
+    weights: dict[Arm, Mapping[str, Tensor]] = {
+        "one_hot": teacher.last_weights,
+        "early_stopping": teacher.early_weights,
+    }
+    for arms in (("one_hot_twice", "label_smoothing"), ("kd", "eskd", "filter_kd")):
+        weights |= _students(
+            build, data, config, seeds, orders, {arm: targets[arm] for arm in arms}
+        )
+    many = ManyModels([build(seed) for seed in seeds])
+    rows = [
+        row
+        for arm, target in targets.items()
+        for row in _measured(many, weights[arm], data, target, labels, arm, noise, seeds)
+    ]
+    return Supervised(rows, _detections(teacher, labels, noise, seeds))
+
+
+def _noisy(labels: Int[Tensor, " examples"], classes: int, noise: float, seed: int) -> NoisyLabels:
+    generator = torch.Generator().manual_seed(seed_for("wrong labels", seed))
+    return flip_labels(labels, classes, noise, generator)
+
+
+def train_teacher(
+    many: ManyModels,
+    inputs: Tensor,
+    hard: Float[Tensor, "seeds examples classes"],
+    orders: Int[Tensor, "seeds steps batch"],
+    config: SupervisionConfig,
+    check_inputs: Tensor,
+    check_labels: Int[Tensor, "seeds checks"],
+) -> Teacher:
+    """Trains on one-hot labels, and keeps what students will be taught."""
+    table = FilterTable(*hard.shape, decay=config.filter_decay)
+    path = torch.full((config.training.epochs, *hard.shape), torch.nan)
+    best = torch.full((len(many),), -1.0)
+    early = dict(many.weights)
+    per_epoch = orders.shape[1] // config.training.epochs
+    for step in train_many(many, inputs, hard, orders, config.training):
+        table.visit(step.rows, (step.logits / config.temperature).softmax(-1))
+        at = step.rows.unsqueeze(-1).expand_as(step.logits)
+        path[(step.number - 1) // per_epoch].scatter_(1, at, step.logits.softmax(-1))
+        if step.number % per_epoch == 0:
+            right = (many.logits(check_inputs).argmax(-1) == check_labels).float().mean(-1)
+            better, best = right > best, right.maximum(best)
+            early = {
+                name: torch.where(better.view(-1, *[1] * (new.dim() - 1)), new, early[name])
+                for name, new in step.after.items()
+            }
+    last = dict(many.weights)
+    return Teacher(many.logits(inputs, early), many.logits(inputs, last), early, last, table, path)
+
+
+def _students(
+    build: Build,
+    data: ImageSplits,
+    config: SupervisionConfig,
+    seeds: Sequence[int],
+    orders: Int[Tensor, "seeds steps batch"],
+    targets: Mapping[Arm, Float[Tensor, "seeds examples classes"]],
+) -> dict[Arm, Mapping[str, Tensor]]:
+    """Trains the seeds of all these arms at once."""
+    many = ManyModels([build(seed) for _ in targets for seed in seeds])
+    distilled = "kd" in targets
+    rates = torch.full((len(many),), config.training.learning_rate)
+    for place, arm in enumerate(targets):
+        if arm == "one_hot_twice":
+            rates[place * len(seeds) : (place + 1) * len(seeds)] *= 2
+    loss = partial(distillation, temperature=config.temperature) if distilled else cross_entropy
+    for _ in train_many(
+        many,
+        data.train.pixels,
+        torch.cat(list(targets.values())),
+        orders.repeat(len(targets), 1, 1),
+        config.training,
+        loss=loss,
+        learning_rates=rates,
+    ):
+        pass
+    return {
+        arm: {
+            name: w[place * len(seeds) : (place + 1) * len(seeds)]
+            for name, w in many.weights.items()
+        }
+        for place, arm in enumerate(targets)
+    }
+
+
+def _measured(
+    many: ManyModels,
+    weights: Mapping[str, Tensor],
+    data: ImageSplits,
+    target: Float[Tensor, "seeds examples classes"],
+    labels: Sequence[NoisyLabels],
+    arm: Arm,
+    noise: float,
+    seeds: Sequence[int],
+) -> list[SupervisionRow]:
+    test = many.logits(data.test.pixels, weights)
+    right = (test.argmax(-1) == data.test.labels).float().mean(-1)
+    picked = data.test.labels[None, :, None].expand(len(seeds), -1, 1)
+    nll = -test.log_softmax(-1).gather(-1, picked).mean((1, 2))
+    said = many.logits(data.train.pixels, weights).argmax(-1)
+    error = (target - one_hot(data.train.labels, data.classes)).norm(dim=-1).mean(-1)
+    rows = []
+    for place, (seed, one) in enumerate(zip(seeds, labels, strict=True)):
+        believed = (said[place] == one.given)[one.wrong].float()
+        rows.append(
+            SupervisionRow(
+                arm=arm,
+                noise=noise,
+                seed=seed,
+                accuracy=float(right[place]),
+                nll=float(nll[place]),
+                target_error=float(error[place]),
+                believed_wrong=float(believed.mean()) if len(believed) else None,
+            )
+        )
+    return rows
+
+
+def _detections(
+    teacher: Teacher, labels: Sequence[NoisyLabels], noise: float, seeds: Sequence[int]
+) -> list[DetectionRow]:
+    """How well each score tells wrong labels from right ones; nothing where none is wrong."""
+    given = torch.stack([one.given for one in labels])
+    along = teacher.path.gather(-1, given[None, :, :, None].expand(len(teacher.path), -1, -1, 1))
+    # An example that no batch held has no path: the mean over it is chance, and it is straight.
+    classes = teacher.last.shape[-1]
+    scores: dict[DetectionScore, Tensor] = {
+        "filter": disagreement(teacher.table.targets(one_hot(given, classes)), given),
+        "path": 1 - along.squeeze(-1).nanmean(0).nan_to_num(1 / classes),
+        "last": disagreement(teacher.last.softmax(-1), given),
+        "zigzag": zigzag(teacher.path, given).nan_to_num(0.0),
+    }
+    return [
+        DetectionRow(
+            score=name,
+            noise=noise,
+            seed=seed,
+            auc=float(auc(score[place].numpy(), labels[place].wrong.numpy())),
+        )
+        for name, score in scores.items()
+        for place, seed in enumerate(seeds)
+        if labels[place].wrong.any()
+    ]

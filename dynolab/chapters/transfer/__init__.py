@@ -1,0 +1,1 @@
+"""Task heads, and how fast two factorisations adapt."""

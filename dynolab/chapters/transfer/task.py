@@ -1,0 +1,188 @@
+"""A task to learn first and a task to transfer to, with test inputs from elsewhere.
+
+Some classes of a data set make the first task, other classes the second: digits or topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from dynolab.chapters.classifiers.label_noise import check_labels
+from dynolab.data.images.images import ImageSplits
+from dynolab.data.topics.topics import Texts, TopicConfig, bags, load_topics, vocabulary
+from dynolab.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs and their labels, counted from 0 in their own task."""
+
+    inputs: Float[Tensor, "examples ..."]
+    labels: Int[Tensor, " examples"]
+
+
+@dataclass(frozen=True)
+class TransferTask:
+    """The first task's training examples, and what the second task's are drawn from.
+
+    `elsewhere`: the second task's test inputs changed as its training inputs never are, by the
+    name of the change.
+    """
+
+    name: str
+    first: Examples
+    pool: Examples
+    test: Examples
+    elsewhere: dict[str, Float[Tensor, "examples ..."]]
+    first_classes: int
+    classes: int
+
+    def draw(self, examples: int, seed: int) -> Int[Tensor, " drawn"]:
+        """Places in the pool of the second task's training examples.
+
+        **Raises:** `ConfigError` where the pool has too few, or a class gets none.
+        """
+        if examples > len(self.pool.labels):
+            raise ConfigError(
+                "examples",
+                examples,
+                f"the second task of {self.name} has {len(self.pool.labels)} of them; lower it",
+            )
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randperm(len(self.pool.labels), generator=generator)[:examples]
+        check_labels(self.pool.labels[drawn], self.classes, "examples")
+        return drawn
+
+
+def check_classes(first: Sequence[int], classes: int, field: str) -> None:
+    """**Raises:** `ConfigError` unless both tasks get two classes at least, each known."""
+    unknown = [one for one in first if not 0 <= one < classes]
+    if unknown or len(set(first)) < len(first):
+        raise ConfigError(field, list(first), f"name classes of 0 … {classes - 1}, each once")
+    if not 2 <= len(first) <= classes - 2:
+        raise ConfigError(
+            field,
+            list(first),
+            f"of {classes} classes, both tasks need two at least; name 2 to {classes - 2}",
+        )
+
+
+def image_task(data: ImageSplits, first: Sequence[int], seed: int) -> TransferTask:
+    """Images of some classes, then of the others; test images also shifted, rotated and noisy.
+
+    **Arguments:** `seed`: of the noise.
+    """
+    check_classes(first, data.classes, "first_digits")
+    second = [one for one in range(data.classes) if one not in first]
+    test = _of(data.test.pixels, data.test.labels, second)
+    generator = torch.Generator().manual_seed(seed)
+    return TransferTask(
+        "digits",
+        _of(data.train.pixels, data.train.labels, first),
+        _of(data.train.pixels, data.train.labels, second),
+        test,
+        {
+            "shifted": shifted(test.inputs),
+            "rotated": rotated(test.inputs, 25.0),
+            "noisy": noisy(test.inputs, 0.3, generator),
+        },
+        len(first),
+        len(second),
+    )
+
+
+def topic_task(config: TopicConfig, first: Sequence[int]) -> TransferTask:
+    """Texts of some topics as bags of words, then of the others.
+
+    Test texts are also shortened to a third of their words, and mixed each with a text of another
+    topic. A third of the texts is kept for testing; the vocabulary is that of the others.
+    """
+    texts = load_topics(config)
+    check_classes(first, len(texts.names), "first_topics")
+    second = [one for one in range(len(texts.names)) if one not in first]
+    rng = np.random.default_rng(config.seed)
+    order = rng.permutation(len(texts.labels))
+    held, kept = order[: len(order) // 3], order[len(order) // 3 :]
+    held = held[np.isin(texts.labels[held], second)]
+    places = vocabulary([texts.words[i] for i in kept], config.vocabulary)
+    labels = torch.from_numpy(texts.labels)
+
+    def made(words: Sequence[Sequence[str]]) -> Float[Tensor, "texts vocabulary"]:
+        return torch.from_numpy(bags(words, places))
+
+    inputs = made([texts.words[i] for i in kept])
+    return TransferTask(
+        "topics",
+        _of(inputs, labels[kept], first),
+        _of(inputs, labels[kept], second),
+        _of(made([texts.words[i] for i in held]), labels[held], second),
+        {"shortened": made(_shortened(texts, held, rng)), "mixed": made(_mixed(texts, held, rng))},
+        len(first),
+        len(second),
+    )
+
+
+def _of(inputs: Tensor, labels: Int[Tensor, " examples"], wanted: Sequence[int]) -> Examples:
+    """Examples of some classes, which are counted from 0 in the order given."""
+    place = torch.full((int(labels.max()) + 1,), -1)
+    for new, old in enumerate(wanted):
+        if old < len(place):
+            place[old] = new
+    renamed = place[labels]
+    return Examples(inputs[renamed >= 0], renamed[renamed >= 0])
+
+
+def shifted(pixels: Float[Tensor, "images channels height width"]) -> Tensor:
+    """One eighth of the width to the right and of the height down; what leaves is lost."""
+    down, right = (max(1, side // 8) for side in pixels.shape[-2:])
+    padded: Tensor = functional.pad(pixels, (right, 0, down, 0))
+    return padded[..., : pixels.shape[-2], : pixels.shape[-1]]
+
+
+def rotated(pixels: Float[Tensor, "images channels height width"], degrees: float) -> Tensor:
+    """Turned about the centre, bilinear between pixels."""
+    angle = torch.deg2rad(torch.tensor(degrees))
+    turn = torch.stack(
+        [
+            torch.stack([angle.cos(), -angle.sin(), torch.tensor(0.0)]),
+            torch.stack([angle.sin(), angle.cos(), torch.tensor(0.0)]),
+        ]
+    )
+    grid = functional.affine_grid(
+        turn.expand(len(pixels), 2, 3), list(pixels.shape), align_corners=False
+    )
+    return functional.grid_sample(pixels, grid, align_corners=False)
+
+
+def noisy(
+    pixels: Float[Tensor, "images channels height width"],
+    deviation: float,
+    generator: torch.Generator,
+) -> Tensor:
+    """With Gaussian noise on every pixel, kept in 0 … 1."""
+    noise = torch.randn(pixels.shape, generator=generator)
+    return (pixels + deviation * noise).clamp(0, 1)
+
+
+def _shortened(texts: Texts, index: np.ndarray, rng: np.random.Generator) -> list[list[str]]:
+    found = []
+    for i in index:
+        words = texts.words[i]
+        keep = sorted(rng.permutation(len(words))[: max(1, len(words) // 3)])
+        found.append([words[k] for k in keep])
+    return found
+
+
+def _mixed(texts: Texts, index: np.ndarray, rng: np.random.Generator) -> list[list[str]]:
+    found = []
+    for i in index:
+        others = np.flatnonzero(texts.labels != texts.labels[i])
+        found.append([*texts.words[i], *texts.words[int(rng.choice(others))]])
+    return found

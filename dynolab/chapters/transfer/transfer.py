@@ -1,0 +1,259 @@
+"""Heads probed for τ epochs, then everything finetuned: all τ and seeds of a strategy at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from dynolab.chapters.classifiers.many import ManyModels, SGDConfig, batch_order, train_many
+from dynolab.chapters.classifiers.seeds import seed_for
+from dynolab.chapters.classifiers.targets import one_hot, smoothed
+from dynolab.chapters.transfer.task import TransferTask
+from dynolab.chapters.transfer.task_head import (
+    adaptation,
+    direction_consistency,
+    energy,
+    feature_forces,
+    mismatch,
+)
+from dynolab.errors import ConfigError
+from dynolab.results.transfer import Strategy, TransferRow
+
+Weights = dict[str, Tensor]
+Build = Callable[[tuple[int, ...], int, int], nn.Module]
+"""A network of `body` and linear `head` by the shape of an input, the classes, and a seed."""
+
+STRATEGIES: tuple[Strategy, ...] = ("linear", "smoothed", "two_layer", "reinitialised")
+
+
+class ProbingConfig(BaseModel):
+    """Gradient descent on the head alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    learning_rate: float = Field(0.1, gt=0)
+    batch_size: int = Field(20, ge=1, description="Examples of one step.")
+
+    def schedule(self, epochs: int) -> SGDConfig:
+        """For so many epochs."""
+        return SGDConfig(
+            learning_rate=self.learning_rate, batch_size=self.batch_size, epochs=epochs
+        )
+
+
+class TransferConfig(BaseModel):
+    """Pretraining, probing and finetuning."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    pretraining: SGDConfig = Field(
+        SGDConfig(learning_rate=0.1, epochs=30), description="On the first task."
+    )
+    examples: int = Field(100, ge=4, description="Of the second task, to probe and finetune with.")
+    taus: tuple[int, ...] = Field(
+        (0, 1, 4, 16, 64, 256), min_length=2, description="Epochs of head probing, rising."
+    )
+    probing: ProbingConfig = Field(
+        ProbingConfig(), description="Of the head alone; taus says for how long."
+    )
+    finetuning: SGDConfig = Field(
+        SGDConfig(learning_rate=0.1, batch_size=20, epochs=40), description="Of all weights."
+    )
+    smoothing: float = Field(0.4, gt=0, lt=1, description="ε of probing with smoothed labels.")
+    strategies: tuple[Strategy, ...] = Field(STRATEGIES, min_length=1)
+
+    @model_validator(mode="after")
+    def _taus_rise(self) -> TransferConfig:
+        if self.taus[0] < 0 or list(self.taus) != sorted(set(self.taus)):
+            raise ConfigError("taus", list(self.taus), "give rising numbers of epochs from 0")
+        if len(set(self.strategies)) < len(self.strategies) or "linear" not in self.strategies:
+            raise ConfigError(
+                "strategies",
+                list(self.strategies),
+                "name each once, and linear, which the others are compared with",
+            )
+        return self
+
+
+def compare_heads(
+    build: Build, task: TransferTask, config: TransferConfig, seeds: Sequence[int]
+) -> list[TransferRow]:
+    """Pretrains on the first task, and carries every seed over by every strategy and τ.
+
+    **Raises:** `ConfigError` for more examples than the second task has, or a class without any.
+    """
+    draws = torch.stack([task.draw(config.examples, seed) for seed in seeds])
+    shape = tuple(task.first.inputs.shape[1:])
+    many = ManyModels([build(shape, task.first_classes, seed) for seed in seeds])
+    orders = torch.stack(
+        [batch_order(len(task.first.labels), config.pretraining, seed) for seed in seeds]
+    )
+    hard = one_hot(task.first.labels, task.first_classes)
+    for _ in train_many(many, task.first.inputs, hard, orders, config.pretraining):
+        pass
+    rows = []
+    for strategy in config.strategies:
+        transfer = _Transfer(build, task, config, seeds, draws, strategy)
+        rows += transfer.run(_part(many.weights, "body"))
+    return rows
+
+
+class _Transfer:
+    """One strategy with all seeds and τ."""
+
+    def __init__(
+        self,
+        build: Build,
+        task: TransferTask,
+        config: TransferConfig,
+        seeds: Sequence[int],
+        draws: Int[Tensor, "seeds drawn"],
+        strategy: Strategy,
+    ) -> None:
+        self.task, self.config, self.seeds = task, config, seeds
+        self.draws, self.strategy = draws, strategy
+        shape = tuple(task.pool.inputs.shape[1:])
+        fresh = [_network(build, shape, task.classes, seed, strategy) for seed in seeds]
+        self.models = fresh
+        self.bodies = ManyModels([one.get_submodule("body") for one in fresh])
+        self.heads = ManyModels([one.get_submodule("head") for one in fresh])
+
+    def run(self, pretrained: Weights) -> list[TransferRow]:
+        body = self._start(pretrained)
+        heads = self._probed(body)
+        # τ first, then seeds.
+        bodies = {name: torch.cat([w] * len(heads)) for name, w in body.items()}
+        joined = {name: torch.cat([one[name] for one in heads]) for name in heads[0]}
+        after = self._finetuned(bodies, joined)
+        return self._rows(bodies, joined, after)
+
+    def _start(self, pretrained: Weights) -> Weights:
+        """The pretrained features; their last layer as drawn, where it is to be drawn anew."""
+        if self.strategy != "reinitialised":
+            return pretrained
+        last = list(pretrained)[-1].rpartition(".")[0]
+        drawn = self.bodies.weights
+        return {
+            name: drawn[name] if name.startswith(f"{last}.") else w
+            for name, w in pretrained.items()
+        }
+
+    def _probed(self, body: Weights) -> list[Weights]:
+        """Heads after every τ epochs of training them alone on features that stay."""
+        config, classes = self.config, self.task.classes
+        few = self._features(body)
+        labels = self.task.pool.labels[self.draws].flatten()
+        if self.strategy == "smoothed":
+            targets = smoothed(labels, classes, config.smoothing)
+        else:
+            targets = one_hot(labels, classes)
+        epochs = config.taus[-1]
+        found = {0: dict(self.heads.weights)} if config.taus[0] == 0 else {}
+        if epochs:
+            schedule = config.probing.schedule(epochs)
+            orders = torch.stack(
+                [
+                    batch_order(config.examples, schedule, seed) + place * config.examples
+                    for place, seed in enumerate(self.seeds)
+                ]
+            )
+            per_epoch = orders.shape[1] // epochs
+            for step in train_many(self.heads, few.flatten(0, 1), targets, orders, schedule):
+                epoch, rest = divmod(step.number, per_epoch)
+                if not rest and epoch in config.taus:
+                    found[epoch] = step.after
+        return [found[tau] for tau in config.taus]
+
+    def _features(self, body: Weights) -> Float[Tensor, "models drawn features"]:
+        """Of every model's own training examples."""
+        draws = self.draws.repeat(len(next(iter(body.values()))) // len(self.seeds), 1)
+        return self.bodies.logits(self.task.pool.inputs[draws], body, own=True)
+
+    def _finetuned(self, bodies: Weights, heads: Weights) -> Weights:
+        config = self.config
+        many = ManyModels(self.models * len(config.taus))
+        many.weights = _prefixed(bodies, "body") | _prefixed(heads, "head")
+        orders = torch.stack(
+            [
+                draw[batch_order(config.examples, config.finetuning, seed)]
+                for draw, seed in zip(self.draws, self.seeds, strict=True)
+            ]
+        ).repeat(len(config.taus), 1, 1)
+        targets = one_hot(self.task.pool.labels, self.task.classes)
+        for _ in train_many(many, self.task.pool.inputs, targets, orders, config.finetuning):
+            pass
+        return many.weights
+
+    def _rows(self, bodies: Weights, heads: Weights, after: Weights) -> list[TransferRow]:
+        task, classes = self.task, self.task.classes
+        copies = len(self.config.taus)
+        labels = task.pool.labels[self.draws].repeat(copies, 1)
+        before, moved = self._features(bodies), self._features(_part(after, "body"))
+        head = self.models[0].get_submodule("head")
+        logits = vmap(lambda w, h: functional_call(head, w, (h,)))(heads, before)
+        forces = vmap(
+            lambda w, h, y: feature_forces(lambda f: functional_call(head, w, (f,)), h, y)
+        )(heads, before, labels)
+        tested = {"": task.test.inputs, **task.elsewhere}
+        many = ManyModels(self.models[:1])
+        right = {
+            name: (many.logits(x, after).argmax(-1) == task.test.labels).float().mean(-1).tolist()
+            for name, x in tested.items()
+        }
+        known = (logits.argmax(-1) == labels).float().mean(-1).tolist()
+        rows, place = [], 0
+        for tau in self.config.taus:
+            for seed in self.seeds:
+                y, f = labels[place], forces[place]
+                rows.append(
+                    TransferRow(
+                        task=task.name,
+                        strategy=self.strategy,
+                        tau=tau,
+                        seed=seed,
+                        energy=float(energy(logits[place], y)),
+                        consistency=float(direction_consistency(f, y, classes)),
+                        mismatch=float(mismatch(f, y, classes)),
+                        probe_accuracy=known[place],
+                        **vars(adaptation(before[place], moved[place], f)),
+                        accuracy=right[""][place],
+                        elsewhere={name: right[name][place] for name in task.elsewhere},
+                    )
+                )
+                place += 1
+        return rows
+
+
+def _network(
+    build: Build, shape: tuple[int, ...], classes: int, seed: int, strategy: Strategy
+) -> nn.Module:
+    """A fresh network for the second task; for `two_layer` with a hidden layer in its head.
+
+    Its weights are none that the first network began with: features have learned to fit that one's
+    head, and a layer drawn anew would only go back to its start.
+    """
+    model = build(shape, classes, seed_for("second task", seed))
+    head = model.get_submodule("head")
+    if strategy == "two_layer":
+        assert isinstance(head, nn.Linear)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_for("hidden layer", seed))
+            hidden = nn.Linear(head.in_features, head.in_features)
+        model.add_module("head", nn.Sequential(hidden, nn.ReLU(), head))
+    return model
+
+
+def _part(weights: Weights, name: str) -> Weights:
+    """The weights of a submodule, under its own names."""
+    return {
+        full.removeprefix(f"{name}."): w
+        for full, w in weights.items()
+        if full.startswith(f"{name}.")
+    }
+
+
+def _prefixed(weights: Weights, name: str) -> Weights:
+    return {f"{name}.{inner}": w for inner, w in weights.items()}

@@ -1,0 +1,1 @@
+"""What is claimed, and the verdict that a study's measurements give."""

@@ -1,0 +1,1 @@
+"""Several trainings from one start: each arm's figures over seeds."""

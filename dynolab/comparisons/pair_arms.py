@@ -1,0 +1,164 @@
+"""Figures of one preference training: what became of its pairs, and what its model says.
+
+Every figure is a mean over the pairs or prompts of a split, with its interval over them, under
+`<split>/<figure>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dynolab.data.rows import Split
+from dynolab.data.world.lexicon import answered
+from dynolab.judges.win_rate import both_orders, worth_to_a
+from dynolab.probes.paths import LearningPaths, change, learning_paths
+from dynolab.results.judges import Judgement, PolicyAnswer
+from dynolab.results.squeezing import Repetition
+from dynolab.results.study import ARGMAX, ProbeScore
+from dynolab.statistics import Interval, mean_interval
+
+SPLITS: tuple[Split, ...] = ("train", "heldout")
+
+GAP, CHOSEN, REJECTED, BEST, MARGIN = "gap", "chosen", "rejected", "argmax", "margin"
+RIGHT, REFUSED, WON = "right", "refused", "won"
+
+
+def path_figures(scores: Sequence[ProbeScore]) -> dict[str, Interval]:
+    """Changes from the first to the last probe, in nats.
+
+    `chosen`, `rejected`, `argmax` (y*): Δ log π; `gap`: Δ(log π(y*) − log π(y⁺)); `margin`:
+    Δ(log π(y⁺) − log π(y⁻)).
+    """
+    found: dict[str, Interval] = {}
+    for split in SPLITS:
+        paths = learning_paths(scores, split)
+        if paths is not None:
+            found |= {f"{split}/{name}": one for name, one in _moved(paths).items()}
+    return found
+
+
+def gap_by_margin(moved: Mapping[str, float]) -> dict[str, float]:
+    """`gap_by_margin`: Δ gap over Δ margin, what squeezing costs by the nat of margin learned.
+
+    An arm that only trains less has a smaller gap and the same ratio. Where the margin has grown by
+    less than a nat there is none.
+    """
+    return {
+        f"{split}/gap_by_margin": moved[f"{split}/{GAP}"] / margin
+        for split in SPLITS
+        if (margin := moved.get(f"{split}/{MARGIN}", 0.0)) >= 1 and f"{split}/{GAP}" in moved
+    }
+
+
+def _moved(paths: LearningPaths) -> dict[str, Interval]:
+    logp = paths.logp
+    moved = {kind: change(logp[kind]) for kind in (CHOSEN, REJECTED, ARGMAX) if kind in logp}
+    if ARGMAX in moved and CHOSEN in moved:
+        moved[GAP] = moved[ARGMAX] - moved[CHOSEN]
+    if CHOSEN in moved and REJECTED in moved:
+        moved[MARGIN] = moved[CHOSEN] - moved[REJECTED]
+    return {name: mean_interval(values) for name, values in moved.items()}
+
+
+@dataclass(frozen=True)
+class SaidAnswer:
+    """An answer that a model sampled to a pair's prompt; its id is `<pair>/<number>`.
+
+    `refused`: it repeats what is wrong with the pair's rejected answer, where that can be told
+    (`repeats_fault`). `logp` is log π of the answer, its
+    end included where it ended itself, in nats, under the distribution that it was drawn from.
+    """
+
+    answer: PolicyAnswer
+    refused: bool | None
+    logp: float
+    repetition: Repetition
+
+
+_OF_ANSWERS: dict[str, Callable[[SaidAnswer], float]] = {
+    "distinct_1": lambda one: one.repetition.distinct_1,
+    "distinct_2": lambda one: one.repetition.distinct_2,
+    "longest_repeat": lambda one: float(one.repetition.longest_repeat),
+    "repeaters": lambda one: float(one.repetition.repeater),
+    "entropy": lambda one: -one.logp,
+    "tokens": lambda one: float(one.answer.tokens),
+    "finished": lambda one: float(one.answer.finished),
+}
+
+
+def speech_figures(said: Sequence[SaidAnswer]) -> dict[str, Interval]:
+    """How varied answers are, and whether they are right where that can be checked.
+
+    Of one answer: `distinct_1`, `distinct_2`, `longest_repeat` and `repeaters` (`Repetition`),
+    `entropy`, −log π, whose mean over samples is the entropy of whole answers in nats, `tokens`,
+    `finished`. Of a prompt's samples: `different`, the share of different texts. `right`:
+    share of answers that state the chosen answer's fact; `refused`: that repeat what is wrong with
+    the rejected one.
+    """
+    found: dict[str, Interval] = {}
+    for split in SPLITS:
+        own = [one for one in said if one.answer.split == split]
+        measured = {
+            name: _over_prompts((one.answer.id, of(one)) for one in own)
+            for name, of in _OF_ANSWERS.items()
+        }
+        measured["different"] = _different(own)
+        measured |= _checked(own)
+        found |= {f"{split}/{name}": one for name, one in measured.items() if one.n}
+    return found
+
+
+def _checked(said: Sequence[SaidAnswer]) -> dict[str, Interval]:
+    def right(one: SaidAnswer) -> float:
+        return float(answered(one.answer.prompt, one.answer.answer) == one.answer.truth)
+
+    return {
+        RIGHT: _over_prompts(
+            (one.answer.id, right(one)) for one in said if one.answer.truth is not None
+        ),
+        REFUSED: _over_prompts(
+            (one.answer.id, float(one.refused)) for one in said if one.refused is not None
+        ),
+    }
+
+
+def win_figures(
+    judgements: Sequence[Judgement], split_of: Mapping[str, Split]
+) -> dict[str, Interval]:
+    """`won`: how often a judge prefers the arm's answer to the baseline's, ties half, by split.
+
+    Contests without a verdict in both orders do not count; `judged` is the share that does.
+    """
+    worth = {name: worth_to_a(both) for name, both in both_orders(judgements).items()}
+    found: dict[str, Interval] = {}
+    for split in SPLITS:
+        asked = list(dict.fromkeys(one.id for one in judgements if split_of[one.id] == split))
+        if asked:
+            won = [(name, worth[name]) for name in asked if name in worth]
+            found[f"{split}/{WON}"] = _over_prompts(won)
+            found[f"{split}/judged"] = _over_prompts((name, float(name in worth)) for name in asked)
+    return found
+
+
+def _prompt_of(answer: str) -> str:
+    """The pair's id in the id of one of its prompt's answers, `<pair>/<number>`."""
+    return answer.rpartition("/")[0]
+
+
+def _over_prompts(values: Iterable[tuple[str, float]]) -> Interval:
+    """Mean over prompts of the means over their answers, given by id: a prompt is the unit."""
+    by_prompt: dict[str, list[float]] = {}
+    for name, value in values:
+        by_prompt.setdefault(_prompt_of(name), []).append(value)
+    return mean_interval(np.array([np.mean(one) for one in by_prompt.values()], dtype=float))
+
+
+def _different(said: Sequence[SaidAnswer]) -> Interval:
+    texts: dict[str, list[str]] = {}
+    for one in said:
+        texts.setdefault(_prompt_of(one.answer.id), []).append(one.answer.answer.strip())
+    shares = [len(set(own)) / len(own) for own in texts.values()]
+    return mean_interval(np.array(shares, dtype=float))

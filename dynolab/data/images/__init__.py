@@ -1,0 +1,1 @@
+"""Labelled images: settings, readers, and how they are split."""

@@ -1,0 +1,241 @@
+"""Images with labels: scikit-learn's digits, MNIST's idx files, the Hub, or arrays of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy import ndarray
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dynolab.data.images.config import ImageConfig, array_file, idx_file, resolve_images
+from dynolab.data.images.readers import Labelled, read_arrays, read_hub, read_idx
+from dynolab.errors import ConfigError, reading
+
+__all__ = [
+    "ImageConfig",
+    "ImageSplits",
+    "Images",
+    "load_images",
+    "read_images",
+    "resolve_images",
+    "write_images",
+]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images with their labels.
+
+    - `pixels`: float32 in 0..1.
+    - `labels`: classes from 0.
+    - `human`: what people say each image is, as probabilities, where the source has it.
+    """
+
+    pixels: Float[Tensor, "images channels height width"]
+    labels: Int[Tensor, " images"]
+    human: Float[Tensor, "images classes"] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        _, channels, height, width = self.pixels.shape
+        return channels, height, width
+
+    def take(self, index: Int[Tensor, " some"] | slice) -> Images:
+        """Some of the images, in the order of the index."""
+        human = None if self.human is None else self.human[index]
+        return Images(self.pixels[index], self.labels[index], human)
+
+    def to(self, device: torch.device | str) -> Images:
+        """The images on a device."""
+        human = None if self.human is None else self.human.to(device)
+        return Images(self.pixels.to(device), self.labels.to(device), human)
+
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class ImageSplits:
+    """Images to train on, to choose by and to test with; no image stands in two."""
+
+    train: Images
+    validation: Images
+    test: Images
+    classes: int
+
+    def to(self, device: torch.device | str) -> ImageSplits:
+        """The splits on a device."""
+        return ImageSplits(
+            self.train.to(device), self.validation.to(device), self.test.to(device), self.classes
+        )
+
+
+def load_images(config: ImageConfig) -> ImageSplits:
+    """The splits of a source, drawn by seed with as many images of every class as there are.
+
+    Test images are drawn from the source's own test part where it has one.
+
+    **Raises:** `ConfigError` for a file that is missing, cut short or of another kind, images of
+    different shapes, pixels or labels out of range, a class without examples, too few images.
+    """
+    parts = _read(config)
+    for part in parts:
+        _check(part, config)
+    if len(parts) == 1:
+        train, validation, test = _drawn(parts[0], config, SPLITS)
+    else:
+        if parts[0].pixels.shape[1:] != parts[1].pixels.shape[1:]:
+            raise ConfigError(
+                "data",
+                [one.pixels.shape[1:] for one in parts],
+                "training and test images have different shapes; give files of one data set",
+            )
+        train, validation = _drawn(parts[0], config, ("train", "validation"))
+        (test,) = _drawn(parts[1], config, ("test",))
+    _check_classes(train, config)
+    return ImageSplits(train, validation, test, config.classes)
+
+
+def write_images(splits: ImageSplits, file: Path) -> None:
+    """Writes splits as one file of safetensors."""
+    tensors = {"classes": torch.tensor(splits.classes)}
+    for name in SPLITS:
+        images: Images = getattr(splits, name)
+        tensors |= {f"{name}.pixels": images.pixels, f"{name}.labels": images.labels}
+        if images.human is not None:
+            tensors[f"{name}.human"] = images.human
+    save_file(tensors, file)
+
+
+def read_images(file: Path) -> ImageSplits:
+    """Reads what `write_images` wrote; `ConfigError` for a file that it cannot have written."""
+    with reading(file.name, str(file), "run again what wrote it"):
+        tensors = load_file(file)
+        train, validation, test = (
+            Images(
+                tensors[f"{name}.pixels"], tensors[f"{name}.labels"], tensors.get(f"{name}.human")
+            )
+            for name in SPLITS
+        )
+        return ImageSplits(train, validation, test, int(tensors["classes"]))
+
+
+def _read(config: ImageConfig) -> list[Labelled]:
+    """The source's one part, or its training and its test part."""
+    if config.source == "digits":
+        from sklearn.datasets import load_digits
+
+        found = load_digits()
+        return [Labelled("digits", (found.images / 16)[:, None], found.target)]
+    if config.source == "idx":
+        return [
+            read_idx(
+                idx_file(config, f"{part}-images-idx3-ubyte"),
+                idx_file(config, f"{part}-labels-idx1-ubyte"),
+            )
+            for part in ("train", "t10k")
+        ]
+    if config.source == "hub":
+        return [read_hub(config, split) for split in ("train", "test")]
+    return [read_arrays(array_file(config))]
+
+
+def _check(part: Labelled, config: ImageConfig) -> None:
+    pixels, labels, human = part.pixels, part.labels, part.human
+    if len(pixels) != len(labels):
+        raise ConfigError(
+            part.origin,
+            f"{len(pixels)} images and {len(labels)} labels",
+            "every image needs one label; give files that belong together",
+        )
+    if pixels.ndim != 4 or 0 in pixels.shape:
+        raise ConfigError(
+            part.origin,
+            f"images of shape {pixels.shape}",
+            "give images × height × width or images × channels × height × width, none empty",
+        )
+    if not np.isfinite(pixels).all() or pixels.min() < 0 or pixels.max() > 1:
+        raise ConfigError(
+            part.origin,
+            f"pixels from {pixels.min()} to {pixels.max()}",
+            "give whole numbers from 0 to 255 as uint8, or numbers from 0 to 1",
+        )
+    wrong = labels[(labels < 0) | (labels >= config.classes)]
+    if len(wrong):
+        raise ConfigError(
+            part.origin,
+            f"label {wrong[0]}",
+            f"labels must lie in 0 … {config.classes - 1}; mend the labels, or set data.classes",
+        )
+    if human is not None and (
+        human.shape != (len(labels), config.classes)
+        or not np.isfinite(human).all()
+        or human.min() < 0
+        or not (human.sum(1) > 0).all()
+    ):
+        raise ConfigError(
+            part.origin,
+            f"human of shape {human.shape}",
+            f"give {len(labels)} × {config.classes} counts or probabilities, none negative, no "
+            "row without any",
+        )
+
+
+def _check_classes(train: Images, config: ImageConfig) -> None:
+    known = set(train.labels.tolist())
+    missing = [label for label in range(min(config.classes, len(known) + 1)) if label not in known]
+    if missing:
+        raise ConfigError(
+            "data.classes",
+            config.classes,
+            f"no training example of class {', '.join(map(str, missing))}; give data of every "
+            "class, more of it (data.train), or fewer classes",
+        )
+
+
+def _drawn(part: Labelled, config: ImageConfig, splits: Sequence[str]) -> list[Images]:
+    """Splits one after the other from one order in which the classes take turns."""
+    sizes = [getattr(config, split) for split in splits]
+    if sum(sizes) > len(part.labels):
+        raise ConfigError(
+            f"data.{splits[0]}",
+            " + ".join(map(str, sizes)),
+            f"{part.origin} holds {len(part.labels)} images; lower data.{', data.'.join(splits)}",
+        )
+    order, start, found = _turns(part.labels, config.seed), 0, []
+    for size in sizes:
+        found.append(_images(part, order[start : start + size]))
+        start += size
+    return found
+
+
+def _turns(labels: Int[ndarray, " images"], seed: int) -> Int[ndarray, " images"]:
+    """A random order in which every class comes once before any comes again."""
+    order = np.random.default_rng(seed).permutation(len(labels))
+    turn = np.empty_like(order)
+    for label in np.unique(labels):
+        places = np.flatnonzero(labels[order] == label)
+        turn[places] = np.arange(len(places))
+    return order[np.argsort(turn, kind="stable")]
+
+
+def _images(part: Labelled, index: Int[ndarray, " some"]) -> Images:
+    human = None
+    if part.human is not None:
+        counts = part.human[index].astype(np.float32)
+        human = torch.from_numpy(counts / counts.sum(1, keepdims=True))
+    return Images(
+        torch.from_numpy(np.ascontiguousarray(part.pixels[index], dtype=np.float32)),
+        torch.from_numpy(part.labels[index].astype(np.int64)),
+        human,
+    )

@@ -1,0 +1,141 @@
+"""Probe rows from any preference data: the kinds that need no language model to make."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from dynolab.data.probes.kinds import DATA_KINDS, DataKind
+from dynolab.data.probes.overlap import bare, disjoint
+from dynolab.data.rows import Example, ProbeRow, Split, answer, spaced
+from dynolab.errors import ConfigError
+
+MADE_BY: dict[DataKind, str] = {
+    "chosen": "the data",
+    "rejected": "the data",
+    "irr_train": "chosen answer of another training prompt",
+    "irr_test": "chosen answer of a prompt outside the training rows",
+    "random_permute": "words of the chosen answer, shuffled",
+    "random_nonhum": "words of irr_test, shuffled",
+}
+
+
+class Watched(NamedTuple):
+    """A pair that probes are made of, and whether training sees it."""
+
+    pair: Example
+    split: Split
+
+    def row(self, kind: str, response: str, made_by: str, *flags: str) -> ProbeRow:
+        """A probe row of this pair; its response has the one leading space of all kinds."""
+        return ProbeRow(
+            pair_id=self.pair.id,
+            split=self.split,
+            kind=kind,
+            prompt=self.pair.prompt,
+            response=answer(response),
+            made_by=made_by,
+            flags=flags,
+        )
+
+
+def watched_pairs(train: Sequence[Example], fresh: Sequence[Example], pairs: int) -> list[Watched]:
+    """The first `pairs` training rows and the first `pairs` rows that training does not see."""
+    return [
+        *(Watched(one, "train") for one in train[:pairs]),
+        *(Watched(one, "heldout") for one in fresh[:pairs]),
+    ]
+
+
+def build_probes(
+    train: Sequence[Example], heldout: Sequence[Example], *, pairs: int, seed: int
+) -> list[ProbeRow]:
+    """Probe rows of the first `pairs` training and the first `pairs` held-out examples.
+
+    All kinds that `rows_from_data` makes; held-out examples that training sees are left out.
+    Arguments and errors are its own.
+    """
+    fresh = disjoint(heldout, train)
+    watched = watched_pairs(train, fresh, pairs)
+    return rows_from_data(watched, train, fresh, kinds=DATA_KINDS, seed=seed)
+
+
+def rows_from_data(
+    watched: Sequence[Watched],
+    train: Sequence[Example],
+    fresh: Sequence[Example],
+    *,
+    kinds: Sequence[DataKind],
+    seed: int,
+) -> list[ProbeRow]:
+    """Probe rows of some kinds, pair after pair: as in Ren & Sutherland, arXiv 2407.10490, §4.
+
+    A row's draw depends on its pair, its kind and the seed, not on what else is built. A pair
+    without a rejected answer has no such row.
+
+    **Arguments:**
+
+    - `train`: every row that training will see, not a part of them.
+    - `fresh`: rows whose prompt and answers stand nowhere among those (`disjoint`), so that an
+      `irr_test` is irrelevant and untrained for certain.
+
+    **Raises:** `ConfigError` where fewer than two examples are left to draw a kind from.
+    """
+    for name, rows, drawn in (
+        ("training rows", train, {"irr_train"}),
+        ("held-out rows disjoint from training", fresh, {"irr_test", "random_nonhum"}),
+    ):
+        if len(rows) < 2 and drawn & set(kinds):
+            raise ConfigError(
+                name, len(rows), "irr_train and irr_test need at least two; give more data"
+            )
+    makers = _makers(train, fresh, seed)
+    return [
+        one.row(kind, text, MADE_BY[kind])
+        for one in watched
+        for kind in kinds
+        if (text := makers[kind](one)) is not None
+    ]
+
+
+def other(examples: Sequence[Example], than: Example, rng: random.Random) -> Example:
+    """A random example with another prompt and another chosen answer, one with words."""
+    start = rng.randrange(len(examples))
+    for step in range(len(examples)):
+        one = examples[(start + step) % len(examples)]
+        differs = bare(one.prompt) != bare(than.prompt) and bare(one.chosen) != bare(than.chosen)
+        if differs and one.chosen.strip():
+            return one
+    raise ConfigError(
+        "data", than.id, "every row has this row's prompt or answer; give rows that differ"
+    )
+
+
+def shuffled(text: str, rng: random.Random) -> str:
+    """The words of a text in random order, another than their own where that exists."""
+    words = text.split()
+    order = words[:]
+    if len(set(words)) > 1:
+        while order == words:
+            rng.shuffle(order)
+    return spaced(" ".join(order))
+
+
+def _makers(
+    train: Sequence[Example], fresh: Sequence[Example], seed: int
+) -> dict[DataKind, Callable[[Watched], str | None]]:
+    def rng(one: Watched, kind: str) -> random.Random:
+        return random.Random(f"{seed}/probes/{one.split}/{one.pair.id}/{kind}")
+
+    def unseen(one: Watched) -> str:
+        return other(fresh, one.pair, rng(one, "irr_test")).chosen
+
+    return {
+        "chosen": lambda one: one.pair.chosen,
+        "rejected": lambda one: one.pair.rejected,
+        "irr_train": lambda one: other(train, one.pair, rng(one, "irr_train")).chosen,
+        "irr_test": unseen,
+        "random_permute": lambda one: shuffled(one.pair.chosen, rng(one, "random_permute")),
+        "random_nonhum": lambda one: shuffled(unseen(one), rng(one, "random_nonhum")),
+    }

@@ -1,0 +1,160 @@
+"""Which data a study uses: the settings, and the revision that their content stands at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dynolab.data.chat import template_digest
+from dynolab.data.files import file_digest, named_path
+from dynolab.data.world.world import WorldConfig
+from dynolab.errors import ConfigError, reading
+from dynolab.hub import resolve_commit
+
+NO_WRITER = "name the model whose chat template writes messages, or set data.chat: plain"
+"""What to do where data hold chat messages and nothing says how they become text."""
+
+
+class DataConfig(BaseModel):
+    """The pairs of a study and the probes made from them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    source: Literal["world", "file", "hub"] = Field(
+        "world", description="The built-in world, a local file, or a data set of the Hub."
+    )
+    world: WorldConfig = Field(WorldConfig(), description="Of source `world`.")
+    path: str | None = Field(None, description="Of source `file`: .jsonl, .jsonl.gz or .parquet.")
+    hub_name: str | None = Field(None, description="Of source `hub`: owner/name.")
+    hub_folder: str | None = Field(None, description="Folder inside the Hub data set.")
+    hub_split: str = Field("train", description="Split of the Hub data set.")
+    format: Literal["pairs", "hh", "probe_file", "chat", "prompts", "gsm8k"] = Field(
+        "pairs",
+        description="Of a file or Hub data set. `pairs`: prompt, chosen, rejected. `hh`: raw "
+        "Anthropic transcripts. `probe_file`: pairs with stored responses of every kind. `chat`: "
+        "lists of messages, as UltraFeedback's. `prompts`: prompt and, to check with, answer. "
+        "`gsm8k`: its question and answer.",
+    )
+    chat: Literal["template", "plain"] = Field(
+        "template",
+        description="How messages become text: by the chat template of `chat_model`, or as a "
+        "Human and an Assistant who take turns.",
+    )
+    chat_model: str | None = Field(
+        None, description="Folder or Hub name of the model whose chat template writes messages."
+    )
+    chat_revision: str | None = Field(
+        None, description="Hub: branch, tag or commit. Folder: the digest of its template."
+    )
+    revision: str | None = Field(
+        None, description="Hub: branch, tag or commit. File: the sha256 of its content."
+    )
+    rows: int | None = Field(None, ge=2, description="First rows to use; default: all.")
+    heldout_rows: int = Field(100, ge=0, description="Of these, drawn by seed, never trained on.")
+    probe_pairs: int = Field(100, ge=0, description="Pairs of either part that are probed.")
+    probes: str | None = Field(
+        None,
+        description="File of a probe set built before (`dynolab probes`) from the same rows and "
+        "seed: watched in place of probes made here.",
+    )
+    probes_revision: str | None = Field(None, description="The sha256 of that file's content.")
+    seed: int = Field(0, ge=0, description="Of the held-out draw and of the probes.")
+
+    @model_validator(mode="after")
+    def _names_its_source(self) -> DataConfig:
+        for source, field in (("file", "path"), ("hub", "hub_name")):
+            given = getattr(self, field)
+            if (given is not None) != (self.source == source):
+                raise ConfigError(
+                    f"data.{field}", given, f"give it with source: {source}, and only there"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _names_its_template(self) -> DataConfig:
+        if self.chat == "plain" and self.chat_model is not None:
+            raise ConfigError(
+                "data.chat_model", self.chat_model, "chat: plain uses no template; leave one out"
+            )
+        if self.format == "chat" and self.chat == "template" and self.chat_model is None:
+            raise ConfigError("data.chat_model", None, NO_WRITER)
+        return self
+
+    @property
+    def origin(self) -> str:
+        """Short name of the source, for messages."""
+        return Path(self.path).name if self.path else self.hub_name or self.source
+
+
+def resolve_data(config: DataConfig) -> DataConfig:
+    """The config with the revision that its content stands at.
+
+    A Hub branch becomes its commit, a file the sha256 of its bytes; a revision that a file does
+    not have is refused. A chat template and a built probe set are pinned in the same way.
+    """
+    if config.probes is not None:
+        pinned = _content("data.probes_revision", probes_file(config), config.probes_revision)
+        config = config.model_copy(update={"probes_revision": pinned})
+    if config.source == "world":
+        return config
+    if config.chat_model is not None:
+        pinned = _template_revision(config.chat_model, config.chat_revision)
+        config = config.model_copy(update={"chat_revision": pinned})
+    if config.hub_name is not None:
+        revision = hub_commit(config.hub_name, config.revision)
+    else:
+        revision = _content("data.revision", local_file(config), config.revision)
+    return config.model_copy(update={"revision": revision})
+
+
+def local_file(config: DataConfig) -> Path:
+    """The file that a config names; `ConfigError` where there is none."""
+    file = named_path("data.path", config.path)
+    if not file.is_file():
+        raise ConfigError(
+            "data.path", config.path, "no such file; name a .jsonl, .jsonl.gz or .parquet file"
+        )
+    return file
+
+
+def probes_file(config: DataConfig) -> Path:
+    """The built probe set that a config names; `ConfigError` where there is none."""
+    file = named_path("data.probes", config.probes)
+    if not file.is_file():
+        raise ConfigError(
+            "data.probes", config.probes, "no such file; name a probes.jsonl of `dynolab probes`"
+        )
+    return file
+
+
+def hub_commit(name: str, revision: str | None) -> str:
+    """The commit of a Hub data set."""
+    return resolve_commit("dataset", name, revision or "main", field="data.hub_name")
+
+
+def _content(field: str, file: Path, expected: str | None) -> str:
+    """The sha256 of a file, which must be the expected one where that is given."""
+    revision = file_digest(field, file).hex()
+    if expected not in (None, revision):
+        raise ConfigError(
+            field,
+            expected,
+            f"{file.name} now has sha256 {revision}; restore the file, or clear the revision",
+        )
+    return revision
+
+
+def _template_revision(model: str, revision: str | None) -> str:
+    folder = named_path("data.chat_model", model)
+    if not folder.is_dir():
+        return resolve_commit("model", model, revision or "main", field="data.chat_model")
+    with reading("data.chat_model", model, "give a folder that you can read"):
+        digest = template_digest(folder)
+    if revision not in (None, digest):
+        raise ConfigError(
+            "data.chat_revision",
+            revision,
+            f"the template in {model} now has digest {digest}; restore it, or clear the revision",
+        )
+    return digest

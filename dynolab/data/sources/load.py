@@ -1,0 +1,254 @@
+"""Where rows come from: the built-in world, local files, or the Hub."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dynolab.data.chat import Message, Write, plain_writer, template_writer
+from dynolab.data.probes.build import build_probes, watched_pairs
+from dynolab.data.probes.built import read_built_probes
+from dynolab.data.probes.flags import flag_rows, repeated
+from dynolab.data.probes.overlap import TrainingTexts, disjoint
+from dynolab.data.rows import Example, ProbeRow, PromptRow, answer
+from dynolab.data.sources import readers
+from dynolab.data.sources.config import (
+    NO_WRITER,
+    DataConfig,
+    hub_commit,
+    local_file,
+    probes_file,
+    resolve_data,
+)
+from dynolab.data.world.world import World, build_world
+from dynolab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["DataConfig", "LoadedData", "LoadedPrompts", "load_data", "load_prompts", "resolve_data"]
+
+AnyAsked = TypeVar("AnyAsked", Example, PromptRow)
+
+
+@dataclass(frozen=True)
+class LoadedPrompts:
+    """Prompts to sample responses to; none of `heldout` also stands in `train`."""
+
+    train: list[PromptRow]
+    heldout: list[PromptRow]
+    counts: dict[str, float]
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """What a source holds; `pairs` are the training rows. `world` is there for the world alone."""
+
+    pairs: list[Example]
+    heldout: list[Example]
+    probes: list[ProbeRow]
+    counts: dict[str, float]
+    world: World | None = None
+
+
+def load_data(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> LoadedData:
+    """Training rows, held-out rows and probe rows of a source.
+
+    `counts` says what was left out: records whose two transcripts share no prompt, held-out rows
+    whose prompt or answer also stands in training rows; and how many answers are empty, how many
+    pairs have two equal ones, and how many repeat another pair.
+
+    **Arguments:**
+
+    - `tokenizer`: of `config.chat_model`, where that is given.
+
+    **Raises:** `ConfigError` for an unknown file, a broken line, a missing column, doubled ids, or
+    too few rows.
+    """
+    if config.source == "world":
+        world = build_world(config.world)
+        probes = world.probes
+        if config.probes is not None:
+            probes = read_built_probes(probes_file(config), world.pairs, world.heldout)
+        return LoadedData(world.pairs, world.heldout, probes, {}, world)
+    records = list(islice(_records(config), config.rows))
+    read = list(_examples(config, records, _writer(config, tokenizer)))
+    examples = [one for one in read if one is not None]
+    _check(examples, config)
+    train, heldout = _split(examples, config)
+    fresh = disjoint(heldout, train)
+    counts = {
+        "data/rows_without_common_prompt": float(len(read) - len(examples)),
+        "data/heldout_rows_in_training": float(len(heldout) - len(fresh)),
+        "data/empty_answers": float(
+            sum("" in (one.chosen, one.rejected) for one in [*train, *fresh])
+        ),
+        "data/equal_answers": float(sum(one.chosen == one.rejected for one in [*train, *fresh])),
+        "data/duplicate_pairs": float(len(repeated(train)) + len(repeated(fresh))),
+    }
+    return LoadedData(train, fresh, _probes(config, records, train, fresh), counts)
+
+
+def load_prompts(
+    config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = None
+) -> LoadedPrompts:
+    """Prompts of a source, each with the answer that checks responses where there is one.
+
+    The answer is the built-in world's fact, a solution of GSM8K as it stands, or of other formats
+    the `answer` or the chosen answer. Arguments, counts and errors are those of `load_data`.
+    """
+    if config.source == "world":
+        world = build_world(config.world)
+        train, heldout = (
+            [_asked(world, one) for one in part] for part in (world.pairs, world.heldout)
+        )
+        return LoadedPrompts(train, heldout, {})
+    records = list(islice(_records(config), config.rows))
+    write = _writer(config, tokenizer)
+    if config.format in _PROMPTS:
+        read: list[PromptRow | None] = list(_prompts(config, records, write))
+    else:
+        read = [
+            None if one is None else _unpaired(one) for one in _examples(config, records, write)
+        ]
+    rows = [one for one in read if one is not None]
+    _check(rows, config)
+    train, heldout = _split(rows, config)
+    known = {" ".join(one.prompt.split()) for one in train}
+    fresh = [one for one in heldout if " ".join(one.prompt.split()) not in known]
+    return LoadedPrompts(
+        train,
+        fresh,
+        {
+            "data/rows_without_common_prompt": float(len(read) - len(rows)),
+            "data/heldout_rows_in_training": float(len(heldout) - len(fresh)),
+            "data/prompts_without_answer": float(
+                sum(one.answer is None for one in [*train, *fresh])
+            ),
+        },
+    )
+
+
+_PROMPTS = ("prompts", "gsm8k")
+
+
+def _prompts(
+    config: DataConfig, records: Sequence[dict[str, Any]], write: Write | None
+) -> Iterator[PromptRow]:
+    if config.format == "gsm8k":
+        return readers.word_problems(records, config.origin, write)
+    return readers.prompts(records, config.origin, write or _refuse)
+
+
+def _examples(
+    config: DataConfig, records: Sequence[dict[str, Any]], write: Write | None
+) -> Iterator[Example | None]:
+    if config.format == "hh":
+        return readers.transcripts(records, config.origin)
+    if config.format == "chat":
+        return readers.conversations(records, config.origin, write or _refuse)
+    if config.format in _PROMPTS:
+        return (_answered(one, config) for one in _prompts(config, records, write))
+    return readers.pairs(records, config.origin)
+
+
+def _answered(row: PromptRow, config: DataConfig) -> Example:
+    if row.answer is None:
+        raise ConfigError(
+            f"{config.origin} row {row.id}",
+            None,
+            "it has no answer to train on; give every row one, or only sample from these prompts",
+        )
+    return Example(id=row.id, prompt=row.prompt, chosen=answer(row.answer))
+
+
+def _unpaired(example: Example) -> PromptRow:
+    return PromptRow(id=example.id, prompt=example.prompt, answer=example.chosen.strip())
+
+
+def _asked(world: World, example: Example) -> PromptRow:
+    fact = world.fact_of(example.chosen)
+    assert fact is not None, "every chosen answer of the world states its fact"
+    return PromptRow(id=example.id, prompt=example.prompt, answer=fact.value)
+
+
+def _writer(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> Write | None:
+    """How messages become text; None where nothing says it."""
+    if config.chat == "plain":
+        return plain_writer
+    if config.chat_model is None:
+        return None
+    if tokenizer is None:
+        raise ConfigError("data.chat_model", config.chat_model, "pass its tokenizer with it")
+    return template_writer(tokenizer, config.chat_model)
+
+
+def _refuse(messages: Sequence[Message], row: str) -> str:
+    raise ConfigError("data.chat_model", None, f"{row} holds chat messages: {NO_WRITER}")
+
+
+def _probes(
+    config: DataConfig, records: list[dict[str, Any]], train: list[Example], heldout: list[Example]
+) -> list[ProbeRow]:
+    if config.probes is not None:
+        return read_built_probes(probes_file(config), train, heldout)
+    if not config.probe_pairs:
+        return []
+    if config.format != "probe_file":
+        rows = build_probes(train, heldout, pairs=config.probe_pairs, seed=config.seed)
+    else:
+        rows = _stored(config, records, train, heldout)
+    return flag_rows(rows, [*train, *heldout], TrainingTexts(train))
+
+
+def _stored(
+    config: DataConfig, records: list[dict[str, Any]], train: list[Example], heldout: list[Example]
+) -> list[ProbeRow]:
+    kinds = readers.stored_kinds(records)
+    by_id = {
+        str(record.get("id", readers.row_name(number))): record
+        for number, record in enumerate(records)
+    }
+    return [
+        row
+        for one in watched_pairs(train, heldout, config.probe_pairs)
+        for row in readers.stored_probes(by_id[one.pair.id], one, kinds, config.origin)
+    ]
+
+
+def _split(examples: list[AnyAsked], config: DataConfig) -> tuple[list[AnyAsked], list[AnyAsked]]:
+    """Training and held-out rows, each in the source's order."""
+    if config.heldout_rows > len(examples) - 2:
+        raise ConfigError(
+            "data.heldout_rows",
+            config.heldout_rows,
+            f"the source has {len(examples)} rows and at least two must stay to train on; "
+            "lower it, or give more rows",
+        )
+    rng = random.Random(f"{config.seed}/heldout")
+    out = set(rng.sample(range(len(examples)), config.heldout_rows))
+    train = [one for number, one in enumerate(examples) if number not in out]
+    return train, [examples[number] for number in sorted(out)]
+
+
+def _check(examples: Sequence[Example | PromptRow], config: DataConfig) -> None:
+    if not examples:
+        raise ConfigError("data", config.origin, "holds no rows; give a source with rows")
+    name, count = Counter(one.id for one in examples).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(
+            "data", config.origin, f"{count} rows have id {name!r}; ids must be unique"
+        )
+
+
+def _records(config: DataConfig) -> Iterator[dict[str, Any]]:
+    if config.hub_name is None:
+        return readers.read_records(local_file(config))
+    commit = hub_commit(config.hub_name, config.revision)
+    return readers.hub_records(
+        "data.hub_name", config.hub_name, config.hub_split, commit, config.hub_folder
+    )

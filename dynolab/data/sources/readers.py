@@ -1,0 +1,359 @@
+"""From the records of known formats to examples and probe rows."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from dynolab.data.chat import Message, Write, messages_of
+from dynolab.data.probes.build import Watched
+from dynolab.data.rows import Example, ProbeRow, PromptRow, answer
+from dynolab.errors import ConfigError, reading
+
+Record = Mapping[str, Any]
+
+
+class Line(dict[str, Any]):
+    """A record of a file of lines; it knows its line's number."""
+
+    def __init__(self, record: Mapping[str, Any], number: int) -> None:
+        super().__init__(record)
+        self.number = number
+
+
+ASSISTANT = "\n\nAssistant:"
+"""Opens a turn of the assistant in raw HH transcripts (Bai et al., arXiv 2204.05862)."""
+
+STORED_KINDS = {
+    "chosen": "the data",
+    "chosen_initial": "stored: sampled from the untrained policy",
+    "chosen_selfr": "stored: rephrased by the policy itself",
+    "chosen_gptsemantic": "stored: same meaning in other words, by a judge-class model",
+    "chosen_gptformat": "stored: same format with another meaning, by a judge-class model",
+    "rejected": "the data",
+    "reject_gptsemantic": "stored: same meaning in other words, by a judge-class model",
+    "reject_gptformat": "stored: same format with another meaning, by a judge-class model",
+    "irr_train": "stored: chosen answer of another training prompt",
+    "irr_test": "stored: chosen answer of a prompt outside the training set",
+    "irr_hum": "stored: an unrelated sentence, by a judge-class model",
+    "random_permute": "stored: words of the chosen answer, shuffled",
+    "random_nonhum": "stored: words of irr_test, shuffled",
+}
+"""Response fields of the papers' probe files and how their authors made them."""
+
+
+def read_records(file: Path, field: str = "data.path") -> Iterator[dict[str, Any]]:
+    """Rows of a Parquet file, or objects of a JSON-lines file, plain or gzipped.
+
+    **Arguments:** `field`: the setting that names the file, for messages.
+
+    **Raises:** `ConfigError` for a damaged file, named with the line where it has lines, and for
+    one that unpacks to more than 4 GiB.
+    """
+    return _table(file, field) if file.suffix == ".parquet" else _lines(file, field)
+
+
+def hub_records(
+    field: str, name: str, split: str, revision: str | None, folder: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Rows of a split of a Hub data set, or of a folder in it; `ConfigError` where it has none."""
+    from datasets import load_dataset
+
+    remedy = f"give a data set that loads with hub_split = {split!r}"
+    remedy += f" and hub_folder = {folder!r}" if folder else ""
+    with reading(field, name, remedy):
+        for record in load_dataset(name, data_dir=folder, split=split, revision=revision):
+            yield dict(record)
+
+
+def _table(file: Path, field: str) -> Iterator[dict[str, Any]]:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigError(
+            field, file.name, "Parquet needs pyarrow; pip install dynolab[train]"
+        ) from error
+    size = 0
+    with (
+        reading(field, file.name, f"write it again, or {_OTHER_FILE}"),
+        parquet.ParquetFile(file) as table,
+    ):
+        groups = range(table.metadata.num_row_groups)
+        sizes = [table.metadata.row_group(group).total_byte_size for group in groups]
+        _check_size(file, sum(sizes), field)
+        # A value that stands once in a group can be that of all its rows: none is larger.
+        rows = min(_ROWS_AT_ONCE, max(1, _BATCH_BYTES // max([1, *sizes])))
+        for batch in table.iter_batches(batch_size=rows):
+            size += batch.nbytes + _LEAST_BYTES * batch.num_rows
+            _check_size(file, size, field)
+            yield from batch.to_pylist()
+
+
+def _lines(file: Path, field: str) -> Iterator[dict[str, Any]]:
+    """Objects of JSON lines; a bad line is named with its number."""
+    size = 0
+    with contextlib.ExitStack() as stack:
+        with reading(field, file.name, _OTHER_FILE):
+            whole = stack.enter_context(file.open("rb"))
+            lines = gzip.GzipFile(fileobj=whole) if file.suffix == ".gz" else whole
+        for number in itertools.count(1):
+            with reading(field, f"{file.name} line {number}", _OTHER_FILE):
+                line = lines.readline(_MOST_BYTES)
+                if not line:
+                    return
+                size += len(line)
+                _check_size(file, size, field)
+                record = from_json(line) if line.strip() else None
+            if not line.strip():
+                continue
+            if not isinstance(record, dict):
+                raise ConfigError(
+                    f"{file.name} line {number}",
+                    line.decode().strip()[:80],
+                    "every line must be a JSON object, one row each",
+                )
+            yield Line(record, number)
+
+
+def _check_size(file: Path, size: int, field: str) -> None:
+    """Refuses rows without end: a compressed file of some kB can hold more than any memory."""
+    if size >= _MOST_BYTES:
+        raise ConfigError(
+            field,
+            file.name,
+            f"unpacks to more than {_MOST_BYTES} bytes, and rows are held in memory; give "
+            "fewer rows, or use fewer",
+        )
+
+
+_MOST_BYTES = 2**32
+_LEAST_BYTES = 64
+"""Of a row, however little it holds."""
+_ROWS_AT_ONCE, _BATCH_BYTES = 64, 2**30
+_OTHER_FILE = "give JSON lines in a .jsonl or .jsonl.gz file, or a .parquet file"
+
+
+def pairs(records: Iterable[Record], origin: str) -> Iterator[Example]:
+    """Records with `prompt`, `chosen` and, where there is one, `rejected`.
+
+    `id` and `wins` (`Example.wins`, a list of two numbers) are kept if given.
+
+    An answer may be a text or a list of chat messages, of which the last one is the answer.
+    """
+    for number, record in enumerate(records):
+        rejected = record.get("rejected")
+        yield Example(
+            id=str(record.get("id", row_name(number))),
+            prompt=_text(record, "prompt", origin, number),
+            chosen=answer(_text(record, "chosen", origin, number)),
+            rejected=None
+            if rejected is None
+            else answer(_text(record, "rejected", origin, number)),
+            wins=_wins(record, _place(record, origin, str(number))),
+        )
+
+
+def transcripts(records: Iterable[Record], origin: str) -> Iterator[Example | None]:
+    """Raw HH records: two transcripts that differ in the assistant's last turn.
+
+    The prompt runs up to and with the last `\\n\\nAssistant:`. None stands for a record whose
+    transcripts differ before it: its two answers have no prompt in common.
+    """
+    for number, record in enumerate(records):
+        sides = []
+        for column in ("chosen", "rejected"):
+            text = _text(record, column, origin, number)
+            head, turn, tail = text.rpartition(ASSISTANT)
+            if not turn:
+                raise ConfigError(
+                    f"{origin} row {number}, {column}",
+                    text[:80],
+                    f"a transcript needs a turn {ASSISTANT!r}; for rows with a prompt column set "
+                    "data.format: pairs",
+                )
+            sides.append((head + turn, answer(tail)))
+        (prompt, chosen), (other, rejected) = sides
+        same = prompt == other
+        yield (
+            Example(id=row_name(number), prompt=prompt, chosen=chosen, rejected=rejected)
+            if same
+            else None
+        )
+
+
+def conversations(records: Iterable[Record], origin: str, write: Write) -> Iterator[Example | None]:
+    """Chat records: `chosen` and `rejected` messages, or `messages` alone, the last one an answer.
+
+    `prompt` may hold the messages before them (TRL's form); as a text it only repeats them
+    (UltraFeedback's) and is not read. None stands for a record whose two sides differ before
+    their answers.
+    """
+    for number, record in enumerate(records):
+        where = f"{origin} row {number}"
+        columns = ["chosen", "rejected"] if "chosen" in record else ["messages"]
+        if record.get("rejected") is None:
+            columns = columns[:1]
+        before = record.get("prompt")
+        head = messages_of(before, f"{where}, column prompt") if isinstance(before, list) else []
+        sides = [_turns(record, column, head, where) for column in columns]
+        prompts = [prompt for prompt, _ in sides]
+        if prompts[0] != prompts[-1]:
+            yield None
+            continue
+        yield Example(
+            id=str(record.get("id", row_name(number))),
+            prompt=write(prompts[0], where),
+            chosen=answer(sides[0][1]),
+            rejected=answer(sides[1][1]) if len(sides) == 2 else None,
+            wins=_wins(record, where),
+        )
+
+
+def _turns(
+    record: Record, column: str, head: list[Message], where: str
+) -> tuple[list[Message], str]:
+    """The messages before an answer, and the answer."""
+    if column not in record:
+        raise ConfigError(
+            where,
+            sorted(record),
+            "needs messages in columns chosen (and rejected) or messages; set data.format to what "
+            "the file is",
+        )
+    turns = [*head, *messages_of(record[column], f"{where}, column {column}")]
+    roles = [one["role"] for one in turns]
+    if len(turns) < 2 or roles[-1] != "assistant":
+        raise ConfigError(
+            f"{where}, column {column}",
+            roles,
+            "a question must come first and an answer of the assistant last",
+        )
+    return turns[:-1], str(turns[-1]["content"])
+
+
+def prompts(records: Iterable[Record], origin: str, write: Write) -> Iterator[PromptRow]:
+    """Records with a `prompt`, a text or messages, and where there is one its `answer`."""
+    for number, record in enumerate(records):
+        where = f"{origin} row {number}"
+        asked, known = record.get("prompt"), record.get("answer")
+        if isinstance(asked, list):
+            text = write(messages_of(asked, f"{where}, column prompt"), where)
+        else:
+            text = _text(record, "prompt", origin, number)
+        if isinstance(known, bool) or not isinstance(known, str | int | float | None):
+            raise ConfigError(f"{where}, column answer", known, "must be a text or a number")
+        yield PromptRow(
+            id=str(record.get("id", row_name(number))),
+            prompt=text,
+            answer=None if known is None else str(known),
+        )
+
+
+def word_problems(
+    records: Iterable[Record], origin: str, write: Write | None
+) -> Iterator[PromptRow]:
+    """GSM8K's records: a `question`, and as `answer` a solution that ends in `#### ` and a number.
+
+    Without a writer of messages the prompt is `Question: …\nAnswer:`, as evaluations put it.
+    """
+    for number, record in enumerate(records):
+        question = _text(record, "question", origin, number)
+        turn = {"role": "user", "content": question}
+        yield PromptRow(
+            id=row_name(number),
+            prompt=write([turn], f"{origin} row {number}")
+            if write
+            else f"Question: {question}\nAnswer:",
+            answer=_text(record, "answer", origin, number),
+        )
+
+
+def stored_kinds(records: Iterable[Record]) -> tuple[str, ...]:
+    """The kinds of which a probe file stores responses: those that any of its records has."""
+    there = {field for record in records for field in record}
+    return tuple(kind for kind in STORED_KINDS if kind in there)
+
+
+def stored_probes(
+    record: Record, watched: Watched, kinds: Iterable[str], origin: str
+) -> list[ProbeRow]:
+    """Probe rows of the responses that a probe file stores for one pair.
+
+    `null` says that there is none. An empty response is kept.
+
+    **Raises:** `ConfigError` for a field that other records have and this one lacks, and for one
+    that holds no text.
+    """
+    rows = []
+    for kind in kinds:
+        field = f"{_place(record, origin, watched.pair.id)}, field {kind}"
+        if kind not in record:
+            raise ConfigError(
+                field,
+                sorted(record),
+                "is missing here and stands in other rows; add it, or null where there is none",
+            )
+        response = record[kind]
+        if response is None:
+            continue
+        if not isinstance(response, str):
+            raise ConfigError(field, response, "must be a text, or null where there is none")
+        rows.append(watched.row(kind, response, STORED_KINDS[kind]))
+    return rows
+
+
+def _place(record: Record, origin: str, name: str) -> str:
+    line = f" (line {record.number})" if isinstance(record, Line) else ""
+    return f"{origin} row {name}{line}"
+
+
+def _wins(record: Record, place: str) -> tuple[float, float] | None:
+    """The two answers' probabilities to be preferred to one of the policy, if given."""
+    wins = record.get("wins")
+    if wins is None:
+        return None
+    if (
+        not isinstance(wins, list)
+        or len(wins) != 2
+        or any(isinstance(one, bool) or not isinstance(one, int | float) for one in wins)
+        or not all(0 <= one <= 1 for one in wins)
+    ):
+        raise ConfigError(
+            f"{place}, column wins",
+            wins,
+            "must be two probabilities, of the chosen and of the rejected answer to be preferred "
+            "to one of the policy",
+        )
+    return float(wins[0]), float(wins[1])
+
+
+def row_name(number: int) -> str:
+    """Id of a row that brings none."""
+    return f"row-{number:06d}"
+
+
+def _text(record: Record, column: str, origin: str, number: int) -> str:
+    place = _place(record, origin, str(number))
+    if column not in record:
+        raise ConfigError(
+            place,
+            sorted(record),
+            f"column {column!r} is missing; rename the one that holds it, or set data.format to "
+            "what the file is",
+        )
+    value = record[column]
+    if isinstance(value, list) and value and isinstance(value[-1], dict):
+        value = value[-1].get("content")
+    if not isinstance(value, str):
+        raise ConfigError(
+            f"{place}, column {column}",
+            value,
+            "must be a text or a list of messages with content",
+        )
+    return value

@@ -1,0 +1,194 @@
+"""Texts with a topic each: generated from vocabularies, or the rows of a file or of the Hub."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dynolab.data.files import file_digest, named_path
+from dynolab.data.sources.readers import hub_records, read_records
+from dynolab.data.topics.words import COMMON, FIELDS, TOPICS
+from dynolab.errors import ConfigError
+from dynolab.hub import resolve_commit
+
+_WORD = re.compile(r"\w+")
+_OWN, _FIELD, _OTHER = 0.15, 0.25, 0.15
+"""Shares of a generated text's words: of its topic, of its field, of any other topic."""
+
+
+class TopicConfig(BaseModel):
+    """Texts with topics."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    source: Literal["builtin", "file", "hub"] = Field(
+        "builtin", description="Texts generated from topic vocabularies, or rows of your own."
+    )
+    path: str | None = Field(None, description="Of source `file`: .jsonl, .jsonl.gz or .parquet.")
+    hub_name: str | None = Field(None, description="Of source `hub`: fancyzhx/ag_news, or alike.")
+    hub_split: str = Field("train", description="Split of the Hub data set.")
+    revision: str | None = Field(
+        None, description="Hub: branch, tag or commit. File: the sha256 of its content."
+    )
+    text: str = Field("text", description="Column of the text.")
+    label: str = Field("label", description="Column of the topic: whole numbers from 0.")
+    texts: int = Field(2_400, ge=20, description="Texts to use, the first ones, or to generate.")
+    words: int = Field(24, ge=1, description="Words of a generated text.")
+    vocabulary: int = Field(400, ge=2, description="Commonest words of all texts that are counted.")
+    seed: int = Field(0, ge=0, description="Of the generated texts.")
+
+    @model_validator(mode="after")
+    def _names_its_source(self) -> TopicConfig:
+        for source, field in (("file", "path"), ("hub", "hub_name")):
+            given = getattr(self, field)
+            if (given is not None) != (self.source == source):
+                raise ConfigError(
+                    f"texts.{field}", given, f"give it with source: {source}, and only there"
+                )
+        return self
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts as their words, each with the number of its topic."""
+
+    words: list[list[str]]
+    labels: Int[ndarray, " texts"]
+    names: tuple[str, ...]
+
+
+def resolve_topics(config: TopicConfig) -> TopicConfig:
+    """The config with the revision that its content stands at, as images and pairs are pinned."""
+    if config.source == "builtin":
+        return config
+    if config.hub_name is not None:
+        commit = resolve_commit(
+            "dataset", config.hub_name, config.revision or "main", field="texts.hub_name"
+        )
+        return config.model_copy(update={"revision": commit})
+    digest = file_digest("texts.path", _file(config)).hex()
+    if config.revision not in (None, digest):
+        raise ConfigError(
+            "texts.revision",
+            config.revision,
+            f"the file now has sha256 {digest}; restore it, or clear the revision",
+        )
+    return config.model_copy(update={"revision": digest})
+
+
+def load_topics(config: TopicConfig) -> Texts:
+    """The texts of a source.
+
+    **Raises:** `ConfigError` for a missing file or column, a label that is no whole number from 0,
+    a topic without texts.
+    """
+    if config.source == "builtin":
+        return generate(config)
+    words, labels = [], []
+    for number, record in enumerate(_records(config)):
+        if number == config.texts:
+            break
+        for column, kind in ((config.text, str), (config.label, int)):
+            value = record.get(column)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ConfigError(
+                    f"texts row {number}, column {column}",
+                    value,
+                    f"must be a {'text' if kind is str else 'whole number'}; name the column by "
+                    "texts.text and texts.label",
+                )
+        words.append(_WORD.findall(record[config.text].lower()))
+        labels.append(record[config.label])
+    if not labels:
+        raise ConfigError("texts", config.path or config.hub_name, "holds no texts")
+    if min(labels) < 0:
+        raise ConfigError("texts.label", min(labels), "labels must be whole numbers from 0")
+    # A label far out of range must not make a table of its size.
+    known = set(labels)
+    missing = next(n for n in range(len(labels) + 1) if n not in known)
+    if missing <= max(labels):
+        raise ConfigError(
+            "texts.label",
+            missing,
+            f"no text of this topic, though labels reach {max(labels)}; number topics from 0 "
+            "without gaps, or use more texts (texts.texts)",
+        )
+    names = tuple(f"topic {number}" for number in range(max(labels) + 1))
+    return Texts(words, np.array(labels), names)
+
+
+def generate(config: TopicConfig) -> Texts:
+    """Texts of the built-in topics in turn.
+
+    A word is one of the topic's own by Zipf's law (15%), of the topic's field (25%), of any other
+    topic (15%), else a common one: a text says its field clearly and its topic faintly.
+    """
+    rng, names = np.random.default_rng(config.seed), tuple(TOPICS)
+    labels = np.arange(config.texts) % len(names)
+    words = [_text(names[label], config.words, rng) for label in labels]
+    return Texts(words, labels, names)
+
+
+def _text(topic: str, length: int, rng: np.random.Generator) -> list[str]:
+    field, own = TOPICS[topic]
+    others = [one for one in TOPICS if one != topic]
+    zipf = 1 / np.arange(1, len(own) + 1)
+    zipf /= zipf.sum()
+    found = []
+    for draw in rng.random(length):
+        if draw < _OWN:
+            found.append(own[rng.choice(len(own), p=zipf)])
+        elif draw < _OWN + _FIELD:
+            found.append(_any(FIELDS[field], rng))
+        elif draw < _OWN + _FIELD + _OTHER:
+            found.append(_any(TOPICS[_any(others, rng)][1], rng))
+        else:
+            found.append(_any(COMMON, rng))
+    return found
+
+
+def _any(words: Sequence[str], rng: np.random.Generator) -> str:
+    return words[int(rng.integers(len(words)))]
+
+
+def vocabulary(texts: Sequence[Sequence[str]], size: int) -> dict[str, int]:
+    """The commonest words and their places; of equally common ones those first in the alphabet."""
+    counts = Counter(word for text in texts for word in text)
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return {word: place for place, (word, _) in enumerate(ranked[:size])}
+
+
+def bags(
+    texts: Sequence[Sequence[str]], places: dict[str, int]
+) -> Float[ndarray, "texts vocabulary"]:
+    """Counts of known words, each text scaled to length one; a text without any stays zero."""
+    counts = np.zeros((len(texts), len(places)), dtype=np.float32)
+    for row, text in enumerate(texts):
+        for word in text:
+            if word in places:
+                counts[row, places[word]] += 1
+    sizes = np.linalg.norm(counts, axis=1, keepdims=True)
+    return counts / np.where(sizes > 0, sizes, 1)
+
+
+def _file(config: TopicConfig) -> Path:
+    file = named_path("data.path", config.path)
+    if not file.is_file():
+        raise ConfigError(
+            "texts.path", config.path, "no such file; name a .jsonl, .jsonl.gz or .parquet file"
+        )
+    return file
+
+
+def _records(config: TopicConfig) -> Iterator[dict[str, Any]]:
+    if config.hub_name is None:
+        return read_records(_file(config), "texts.path")
+    return hub_records("texts.hub_name", config.hub_name, config.hub_split, config.revision)

@@ -1,0 +1,83 @@
+"""Every probe kind of the built-in world, each made exactly."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from dynolab.data.probes.build import other, shuffled
+from dynolab.data.rows import ProbeRow, spaced
+from dynolab.data.world import lexicon
+from dynolab.data.world.answers import Answered
+from dynolab.data.world.lexicon import SLOTS, Fact, answer, plain_words, rephrased_words
+
+MADE_BY = {
+    "chosen": "the data",
+    "rejected": "the data",
+    "chosen_initial": "word salad, drawn as after the questions of the base corpus",
+    "chosen_gptsemantic": "the chosen fact in the other template, with other words in every slot",
+    "reject_gptsemantic": "the rejected fact in the other template, with other words in every slot",
+    "chosen_gptformat": "the chosen answer's form and style, stating a fact nobody asks for",
+    "reject_gptformat": "the rejected answer's form and style, with a wrong value of such a fact",
+    "irr_train": "chosen answer of another training pair",
+    "irr_test": "chosen answer of another held-out pair",
+    "irr_hum": "a tale of the base corpus's grammar",
+    "random_permute": "words of the chosen answer, shuffled",
+    "random_nonhum": "words of irr_test, shuffled",
+}
+"""How each kind is made. `chosen_selfr` is absent: only a sampled model can rephrase itself."""
+
+
+def build_world_probes(
+    train: Sequence[Answered],
+    heldout: Sequence[Answered],
+    spare: Sequence[Fact],
+    words: Sequence[str],
+    rng: random.Random,
+) -> list[ProbeRow]:
+    """Probe rows of all pairs: pair after pair, kinds in the order of `MADE_BY`."""
+    trained, untrained = ([one.example for one in part] for part in (train, heldout))
+    rows = []
+    for one in (*train, *heldout):
+        irr_test = other(untrained, one.example, rng).chosen
+        unasked = rng.choice(spare)
+        texts = {
+            "chosen": one.example.chosen,
+            "rejected": str(one.example.rejected),
+            "chosen_initial": lexicon.word_salad(words, rng),
+            "chosen_gptsemantic": answer(
+                rephrased_words(one.fact), _other_style(one.chosen_style, rng)
+            ),
+            "reject_gptsemantic": answer(
+                rephrased_words(one.wrong), _other_style(one.rejected_style, rng)
+            ),
+            "chosen_gptformat": answer(plain_words(unasked), one.chosen_style),
+            "reject_gptformat": answer(
+                plain_words(lexicon.wrong_fact(unasked, rng) if one.wrong != one.fact else unasked),
+                one.rejected_style,
+            ),
+            "irr_train": other(trained, one.example, rng).chosen,
+            "irr_test": irr_test,
+            "irr_hum": lexicon.tale(rng),
+            "random_permute": shuffled(one.example.chosen, rng),
+            "random_nonhum": shuffled(irr_test, rng),
+        }
+        rows += [
+            ProbeRow(
+                pair_id=one.example.id,
+                split=one.split,
+                kind=kind,
+                prompt=one.example.prompt,
+                response=spaced(text),
+                made_by=MADE_BY[kind],
+            )
+            for kind, text in texts.items()
+        ]
+    return rows
+
+
+def _other_style(style: Sequence[str], rng: random.Random) -> tuple[str, ...]:
+    return tuple(
+        rng.choice([word for word in slot if word != used])
+        for slot, used in zip(SLOTS, style, strict=True)
+    )

@@ -1,0 +1,1 @@
+"""What a policy's samples are worth, and what an update does to right answers."""

@@ -1,0 +1,109 @@
+"""What a policy's samples are worth: rows of results from answers and their rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from dynolab.data.encode import Encoded
+from dynolab.data.rows import Split
+from dynolab.likelihood.token_logps import ResponseLogits
+from dynolab.results.groups import LikelihoodChange, PromptScore, RightAnswer
+from dynolab.training.reference import score_responses
+from dynolab.training.rollout import Answers
+
+EVALUATION = 2**31
+"""Steps from here on number the random draws of evaluations: no training comes as far."""
+
+
+def score_prompt(answers: Answers, split: Split, right_from: float) -> PromptScore:
+    """Counts of one prompt's samples; an answer is right from the reward `right_from` on."""
+    sampled = answers.sampled
+    return PromptScore(
+        id=answers.id,
+        split=split,
+        samples=len(sampled),
+        right=sum(reward >= right_from for reward in answers.rewards),
+        distinct=len({one.text.strip() for one in sampled}),
+        finished=sum(one.finished for one in sampled),
+        entropy=-sum(sum(one.logps) for one in sampled) / len(sampled),
+        tokens=sum(len(one.response) for one in sampled) / len(sampled),
+    )
+
+
+def right_answers(
+    logits: ResponseLogits,
+    answers: Sequence[tuple[Answers, Split]],
+    right_from: float,
+    *,
+    pad_id: int,
+    batch: int,
+    temperature: float,
+) -> list[RightAnswer]:
+    """The right samples with their log-probabilities, prompt after prompt.
+
+    **Arguments:** `batch`: sequences of one forward.
+    """
+    right = [
+        (one.id, split, sample.encoded)
+        for one, split in answers
+        for sample, reward in zip(one.sampled, one.rewards, strict=True)
+        if reward >= right_from
+    ]
+    logps = score_answers(
+        logits,
+        [encoded for *_, encoded in right],
+        pad_id=pad_id,
+        batch=batch,
+        temperature=temperature,
+    )
+    return [
+        RightAnswer(id=name, split=split, encoded=encoded, logp=logp)
+        for (name, split, encoded), logp in zip(right, logps, strict=True)
+    ]
+
+
+def likelihood_changes(
+    logits: ResponseLogits,
+    before: Sequence[RightAnswer],
+    *,
+    pad_id: int,
+    batch: int,
+    temperature: float,
+) -> list[LikelihoodChange]:
+    """What has become of the right answers of an earlier policy, prompt by prompt.
+
+    For samples y of the policy π₀ before, the mean of log π(y) − log π₀(y) over *all* answers is
+    −KL(π₀‖π): any change lowers it. Over right answers alone it rises where their probability
+    does, and falls where only some of them take all of it.
+    """
+    after = score_answers(
+        logits, [one.encoded for one in before], pad_id=pad_id, batch=batch, temperature=temperature
+    )
+    pairs = zip(before, after, strict=True)
+    changes = []
+    for (name, split), group in groupby(pairs, key=lambda pair: (pair[0].id, pair[0].split)):
+        rows = list(group)
+        changes.append(
+            LikelihoodChange(
+                id=name,
+                split=split,
+                answers=len(rows),
+                before=sum(one.logp for one, _ in rows) / len(rows),
+                after=sum(logp for _, logp in rows) / len(rows),
+            )
+        )
+    return changes
+
+
+def score_answers(
+    logits: ResponseLogits,
+    sequences: Sequence[Encoded],
+    *,
+    pad_id: int,
+    batch: int,
+    temperature: float,
+) -> list[float]:
+    """log π(y|x) of every sequence's response, in nats."""
+    logps = score_responses(logits, sequences, pad_id, batch, temperature=temperature)
+    return [float(one.double().sum()) for one in logps]

@@ -1,0 +1,1 @@
+"""Kernel and forces of classifiers, many networks at once."""

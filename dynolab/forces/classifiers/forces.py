@@ -1,0 +1,60 @@
+"""The forces of an update on a classifier: what it does to every watched image, and through whom.
+
+`Δ log p(x_o) = −η/B Σ_u A_o K_ou G_u + O(η²)`, A = I − 1pᵀ, K = J_o J_uᵀ, G = p − t (Ren &
+Sutherland, arXiv 2407.10490, prop. 1).
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from dynolab.forces.classifiers.gram import gradient_gram
+
+
+def pull_of(logits: Float[Tensor, "images classes"]) -> Float[Tensor, "images classes classes"]:
+    """`A = I − 1 pᵀ`: ∂ log p/∂z of every image; row k speaks of log p_k."""
+    p = logits.softmax(-1)
+    return torch.eye(p.shape[-1], dtype=p.dtype, device=p.device) - p[:, None, :]
+
+
+def force_of(
+    logits: Float[Tensor, "images classes"], targets: Float[Tensor, "images classes"]
+) -> Float[Tensor, "images classes"]:
+    """`G = p − t`: ∂/∂z of the cross-entropy with targets t."""
+    return logits.softmax(-1) - targets
+
+
+@torch.no_grad()
+def pair_forces(
+    model: nn.Module,
+    observed: Float[Tensor, "observed ..."],
+    updating: Float[Tensor, "updating ..."],
+    targets: Float[Tensor, "updating classes"],
+    learning_rate: float,
+) -> Float[Tensor, "observed updating classes"]:
+    """`−η A_o K_ou G_u`: what a gradient step on u alone does to all of o's log-probabilities.
+
+    **Returns:** nats, first order; the step on a batch is the mean of its images' entries.
+    """
+    pull, force = pull_of(model(observed)), force_of(model(updating), targets)
+    found = gradient_gram(model, observed, pull, updating, force[:, None])
+    return -learning_rate * found.squeeze(-1)
+
+
+@torch.no_grad()
+def label_forces(
+    model: nn.Module,
+    observed: Float[Tensor, "observed ..."],
+    labels: Int[Tensor, " observed"],
+    updating: Float[Tensor, "updating ..."],
+    targets: Float[Tensor, "updating classes"],
+    learning_rate: float,
+) -> Float[Tensor, "observed updating"]:
+    """`pair_forces` on one class of each observed image alone, at the cost of one backward pass a
+    side: summed over the steps of a training it is the accumulated influence of u on o."""
+    pull = pull_of(model(observed))[torch.arange(len(labels)), labels]
+    force = force_of(model(updating), targets)
+    found = gradient_gram(model, observed, pull[:, None], updating, force[:, None])
+    return -learning_rate * found[..., 0, 0]

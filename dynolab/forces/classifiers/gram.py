@@ -1,0 +1,333 @@
+"""Inner products of classifiers' gradients, layer by layer, without the gradients themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from dynolab.errors import ConfigError
+from dynolab.forces.function.checks import check_finite
+
+TOGETHER = 64
+"""Images of a side that are held as factors at once."""
+
+SLICE = 2**22
+"""Numbers of formed gradients at once, both sides together."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A matrix' gradient of every image n and cotangent r: `Σ_s signal[n,r,:,s] input[n,:,s]ᵀ`.
+
+    Positions s are the places of a convolution or the tokens of a transformer; of a layer with a
+    bias the inputs end with a one.
+    """
+
+    input: Float[Tensor, "images d_in positions"]
+    signal: Float[Tensor, "images cotangents d_out positions"]
+
+
+@dataclass
+class ImageFactors:
+    """`J_nᵀ c_nr` of some images' cotangents by parameter: as layers, or whole."""
+
+    shape: tuple[int, int]
+    layers: dict[str, Layer] = field(default_factory=dict)
+    whole: dict[str, Float[Tensor, "images cotangents size"]] = field(default_factory=dict)
+
+    def add(self, name: str, gradient: Float[Tensor, "images cotangents size"]) -> None:
+        """Enters a parameter's gradients; of a module that is called again they add up."""
+        self.whole[name] = gradient + self.whole[name] if name in self.whole else gradient
+
+
+def gradient_gram(
+    model: nn.Module,
+    observed: Float[Tensor, "observed ..."],
+    observed_cotangents: Float[Tensor, "observed left classes"],
+    updating: Float[Tensor, "updating ..."],
+    updating_cotangents: Float[Tensor, "updating right classes"],
+    *,
+    generic: frozenset[str] | None = None,
+) -> Float[Tensor, "observed updating left right"]:
+    """`⟨J_oᵀ c_o, J_uᵀ c_u⟩` of all images' cotangents, J = ∂ logits/∂θ at the model's weights.
+
+    With unit vectors as cotangents it is the tangent kernel; with a force on the updating side and
+    `e_y − π` on the observed one, minus the push of each on the other's log π_y.
+
+    A linear layer's gradients have the inner product `(δ_o·δ_u)(a_o·a_u)`, a from below and δ from
+    above; a convolution is a linear layer on the patches of its image, whose gradients, sums over
+    places, are formed a slice at a time and multiplied. Parameters of other kinds of layer, and of
+    layers that do not act as their kind does, are taken whole.
+
+    **Arguments:** `generic`: parameters taken whole, where known (`without_layer`).
+
+    **Raises:** `ConfigError` for weights that are no numbers, or no logits of images × classes.
+    """
+    check_finite("weights", {name: p.detach() for name, p in model.named_parameters()})
+    if generic is None:
+        generic = without_layer(model, updating[:2])
+    left, right = observed_cotangents.shape[1], updating_cotangents.shape[1]
+    out = observed.new_empty(len(observed), left, len(updating), right)
+    for rows in _blocks(len(observed)):
+        ours = image_factors(model, observed[rows], observed_cotangents[rows], generic)
+        for columns in _blocks(len(updating)):
+            theirs = image_factors(model, updating[columns], updating_cotangents[columns], generic)
+            out[rows, :, columns] = contract_images(ours, theirs)
+    return out.transpose(1, 2)
+
+
+def image_factors(
+    model: nn.Module,
+    images: Float[Tensor, "images ..."],
+    cotangents: Float[Tensor, "images cotangents classes"],
+    generic: frozenset[str],
+) -> ImageFactors:
+    """Gradients of each image's `c_r · logits` as factors; those of `generic` parameters whole."""
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    factors = ImageFactors(tuple(cotangents.shape[:2]))  # type: ignore[arg-type]
+    calls = _Calls(model, generic)
+    with torch.enable_grad(), calls:
+        logits = functional_call(model, weights, (images,))
+    if logits.shape != (len(images), cotangents.shape[-1]):
+        raise ConfigError(
+            "model",
+            f"logits of shape {tuple(logits.shape)} for {len(images)} images",
+            f"give a classifier of {cotangents.shape[-1]} classes",
+        )
+    if calls.made:
+        signals = torch.autograd.grad(
+            logits, calls.made, cotangents.transpose(0, 1), is_grads_batched=True
+        )
+        for name, module, given, signal in zip(
+            calls.names, calls.modules, calls.given, signals, strict=True
+        ):
+            signal = signal.transpose(0, 1)
+            if isinstance(module, nn.LayerNorm | nn.GroupNorm):
+                for one, gradient in _norm(name, module, given, signal).items():
+                    factors.add(one, gradient)
+                continue
+            made = _layer(module, given, signal)
+            old = factors.layers.get(name)
+            factors.layers[name] = (
+                made
+                if old is None
+                else Layer(
+                    torch.cat([old.input, made.input], -1), torch.cat([old.signal, made.signal], -1)
+                )
+            )
+    if generic:
+        factors.whole |= _whole(model, weights, generic, images, cotangents)
+    return factors
+
+
+@torch.no_grad()
+def contract_images(
+    observed: ImageFactors, updating: ImageFactors
+) -> Float[Tensor, "observed left updating right"]:
+    """`Σ_p ⟨∇_p, ∇_p⟩` of all pairs of cotangents of all pairs of images."""
+    (n, left), (m, right) = observed.shape, updating.shape
+    first = next(iter([*observed.layers.values()]), None)
+    like = first.signal if first else next(iter(observed.whole.values()))
+    out = like.new_zeros(n * left, m * right)
+    for name, ours in observed.layers.items():
+        theirs = updating.layers[name]
+        if ours.input.shape[-1] == theirs.input.shape[-1] == 1:
+            signals = ours.signal.flatten(0, 1)[..., 0] @ theirs.signal.flatten(0, 1)[..., 0].T
+            inputs = ours.input[..., 0] @ theirs.input[..., 0].T
+            out.view(n, left, m, right).addcmul_(
+                signals.view(n, left, m, right), inputs[:, None, :, None]
+            )
+        else:
+            for part in _slices(ours, theirs):
+                out.addmm_(_formed(ours, part), _formed(theirs, part).T)
+    for name, whole in observed.whole.items():
+        out.addmm_(whole.flatten(0, 1), updating.whole[name].flatten(0, 1).T)
+    return out.view(n, left, m, right)
+
+
+def _formed(layer: Layer, outputs: slice) -> Float[Tensor, "rows entries"]:
+    """Gradients of some of the outputs, one row an image's cotangent."""
+    signal = layer.signal[:, :, outputs]
+    product = signal.flatten(1, 2) @ layer.input.transpose(1, 2)
+    return product.view(signal.shape[0] * signal.shape[1], -1)
+
+
+def _slices(ours: Layer, theirs: Layer) -> Iterator[slice]:
+    rows = sum(one.signal.shape[0] * one.signal.shape[1] for one in (ours, theirs))
+    width = max(1, SLICE // (rows * ours.input.shape[1]))
+    outputs = ours.signal.shape[2]
+    return (slice(low, min(low + width, outputs)) for low in range(0, outputs, width))
+
+
+class _Calls:
+    """What modules of known kinds were given and made while a network ran."""
+
+    def __init__(self, model: nn.Module, generic: frozenset[str]) -> None:
+        self.names: list[str] = []
+        self.modules: list[nn.Module] = []
+        self.given: list[Tensor] = []
+        self.made: list[Tensor] = []
+        self._known = {
+            f"{name}.weight" if name else "weight": module
+            for name, module in model.named_modules()
+            if _has_layer(module)
+        }
+        self._known = {n: module for n, module in self._known.items() if n not in generic}
+
+    def __enter__(self) -> None:
+        self._handles = [
+            module.register_forward_hook(
+                lambda module, given, made, name=name: self._see(name, module, given[0], made)
+            )
+            for name, module in self._known.items()
+        ]
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _see(self, name: str, module: nn.Module, given: Tensor, made: Tensor) -> Tensor:
+        # The lowest layer's output depends on nothing that moves: signals must begin there.
+        made = made if made.requires_grad else made.detach().requires_grad_()
+        self.names.append(name)
+        self.modules.append(module)
+        self.given.append(given.detach())
+        self.made.append(made)
+        return made
+
+
+def _has_layer(module: nn.Module) -> bool:
+    if isinstance(module, nn.LayerNorm | nn.GroupNorm):
+        return isinstance(module.weight, Tensor) and isinstance(module.bias, Tensor)
+    if isinstance(module, nn.Conv2d):
+        return (
+            module.groups == 1
+            and module.padding_mode == "zeros"
+            and not isinstance(module.padding, str)
+        )
+    return isinstance(module, nn.Linear)
+
+
+def _layer(
+    module: nn.Module, given: Tensor, signal: Float[Tensor, "images cotangents ..."]
+) -> Layer:
+    if isinstance(module, nn.Conv2d):
+        assert not isinstance(module.padding, str), "_has_layer leaves these out"
+        patches = F.unfold(
+            given, module.kernel_size, module.dilation, module.padding, module.stride
+        )
+        return Layer(_with_one(patches, module), signal.flatten(3))
+    inputs, signals = (
+        x if x.dim() > least else x.unsqueeze(-2) for x, least in ((given, 2), (signal, 3))
+    )
+    inputs, signals = inputs.flatten(1, -2), signals.flatten(2, -2)
+    return Layer(_with_one(inputs.transpose(1, 2), module), signals.transpose(2, 3))
+
+
+def _norm(
+    name: str,
+    module: nn.LayerNorm | nn.GroupNorm,
+    given: Tensor,
+    signal: Float[Tensor, "images cotangents ..."],
+) -> dict[str, Float[Tensor, "images cotangents size"]]:
+    """`∂/∂w = Σ δ ⊙ n` and `∂/∂b = Σ δ`, n the normed input before its scale."""
+    if isinstance(module, nn.GroupNorm):
+        normed = F.group_norm(given, module.num_groups, eps=module.eps)
+        moved = [x.flatten(start) for x, start in ((normed, 2), (signal, 3))]
+    else:
+        normed = F.layer_norm(given, module.normalized_shape, eps=module.eps)
+        moved = [
+            x.flatten(start, -2).transpose(-1, -2) if x.dim() > start + 1 else x[..., None]
+            for x, start in ((normed, 1), (signal, 2))
+        ]
+    n, delta = moved
+    bias = f"{name.removesuffix('weight')}bias"
+    return {name: (delta * n[:, None]).sum(-1), bias: delta.sum(-1)}
+
+
+def _with_one(inputs: Float[Tensor, "images d_in positions"], module: nn.Module) -> Tensor:
+    if module.bias is None:
+        return inputs
+    return torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
+
+
+def _whole(
+    model: nn.Module,
+    weights: dict[str, Tensor],
+    names: frozenset[str],
+    images: Tensor,
+    cotangents: Tensor,
+) -> dict[str, Float[Tensor, "images cotangents size"]]:
+    """Gradients of some parameters, image by image, by reverse mode."""
+    fixed = {name: w for name, w in weights.items() if name not in names}
+
+    def one(image: Tensor, pulls: Tensor) -> dict[str, Tensor]:
+        _, back = vjp(  # type: ignore[misc]
+            lambda w: functional_call(model, {**fixed, **w}, (image[None],))[0],
+            {name: weights[name] for name in sorted(names)},
+        )
+        (gradients,) = vmap(back)(pulls)
+        return {name: g.flatten(1) for name, g in gradients.items()}
+
+    found: dict[str, Tensor] = vmap(one)(images, cotangents)
+    return found
+
+
+def without_layer(model: nn.Module, images: Float[Tensor, "images ..."]) -> frozenset[str]:
+    """Parameters whose layers' factors do not give autograd's gradient of `Σ_n c_n · logits_n`.
+
+    They are of another kind of module, outside any, shared, or act otherwise than their module's
+    kind says. The cotangents c are random, so that a wrong signal shows.
+    """
+    leaves = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
+    with torch.enable_grad():
+        logits = functional_call(model, leaves, (images,))
+    generator = torch.Generator().manual_seed(0)
+    cotangents = torch.randn(logits.shape, generator=generator).to(logits)
+    truth = dict(
+        zip(
+            leaves,
+            torch.autograd.grad(logits, list(leaves.values()), cotangents, materialize_grads=True),
+            strict=True,
+        )
+    )
+    made = _summed(model, image_factors(model, images, cotangents[:, None], frozenset()))
+    floor = 1e-6 * max(float(g.norm()) for g in truth.values())
+    wrong = {
+        name
+        for name, g in truth.items()
+        if name not in made or float((made[name] - g).norm()) > 1e-3 * float(g.norm()) + floor
+    }
+    # A layer's factors speak for its weight and its bias together.
+    pairs = [
+        (name, f"{name.removesuffix('weight')}bias") for name in leaves if name.endswith("weight")
+    ]
+    return frozenset(
+        wrong | {n for pair in pairs if wrong & set(pair) for n in pair if n in leaves}
+    )
+
+
+def _summed(model: nn.Module, factors: ImageFactors) -> dict[str, Tensor]:
+    """Gradients summed over the images, from the factors."""
+    sums = {
+        name: whole.sum((0, 1)).view_as(model.get_parameter(name))
+        for name, whole in factors.whole.items()
+    }
+    for name, layer in factors.layers.items():
+        g = _formed(layer, slice(None)).sum(0).view(layer.signal.shape[2], -1)
+        weight = model.get_parameter(name)
+        bias = f"{name.removesuffix('weight')}bias"
+        if g.shape[1] * g.shape[0] != weight.numel():
+            sums[bias], g = g[:, -1], g[:, :-1]
+        sums[name] = g.reshape(weight.shape)
+    return sums
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    return (slice(low, min(low + TOGETHER, count)) for low in range(0, count, TOGETHER))

@@ -1,0 +1,119 @@
+"""What the force engine refuses before it works: models, weights, batches and arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from dynolab.data.batches import TokenBatch
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dynolab.forces.function.logit_function import LogitFunction
+    from dynolab.forces.function.policy import PolicyFunction
+    from dynolab.training.record import StepRecord
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuses models whose parameters are not the numbers that they compute with.
+
+    **Raises:** `ConfigError` for ZeRO-3 placeholders, quantised weights, weights that are no
+    numbers, and adapters that are merged, switched off or of a kind whose gradient autograd does
+    not give.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.numel() == 0:
+            raise ConfigError(
+                name,
+                "empty, a placeholder of ZeRO-3",
+                "analyse the gathered model: the run's `model/` folder, or the engine's "
+                "`master_weights()` in a model of one process",
+            )
+        if not parameter.is_floating_point():
+            raise ConfigError(name, str(parameter.dtype), "dequantise the weights first")
+    check_finite("weights", {name: p.detach() for name, p in model.named_parameters()})
+    for name, module in model.named_modules():
+        # peft's layers, known by their attributes so that peft itself is not needed here.
+        if getattr(module, "merged_adapters", None):
+            raise ConfigError(
+                name,
+                f"adapters {module.merged_adapters} are merged",
+                "call unmerge_adapter(), or merge_and_unload() to move the merged weights",
+            )
+        if getattr(module, "_disable_adapters", False):
+            raise ConfigError(name, "adapters are switched off", "switch them on, or unload them")
+        if getattr(module, "lora_variant", None):
+            kinds = sorted({type(one).__name__ for one in module.lora_variant.values()})
+            raise ConfigError(
+                name,
+                kinds,
+                "only plain LoRA has forces: DoRA's gradient holds its norm constant, so it is no "
+                "derivative; call merge_and_unload() to move the merged weights",
+            )
+
+
+def check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
+    """Refuses tensors with nan or inf."""
+    for name, tensor in tensors.items():
+        # One number tells of every nan and inf, and is cheap; it may be inf where no entry is.
+        if not bool(tensor.sum().isfinite()) and not bool(torch.isfinite(tensor).all()):
+            raise ConfigError(
+                f"{what}[{name}]",
+                "nan or inf",
+                "training diverged; give a checkpoint from before divergence",
+            )
+
+
+def check_response(what: str, sequence: Encoded, policy: PolicyFunction) -> None:
+    """Refuses a sequence that the model cannot score, naming it as `what`."""
+    context = getattr(policy.causal.config, "max_position_embeddings", None)
+    vocabulary = policy.causal.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    if sequence.response_length < 1:
+        raise ConfigError(what, sequence.ids, "has no response tokens; give a response")
+    if sequence.prompt_length < 1:
+        raise ConfigError(
+            what, sequence.ids, "has no prompt token to predict the first one from; give a prompt"
+        )
+    if context is not None and len(sequence.ids) > context:
+        raise ConfigError(
+            what, f"{len(sequence.ids)} tokens", f"the context holds {context}; shorten the prompt"
+        )
+    if not 0 <= min(sequence.ids) <= max(sequence.ids) < vocabulary:
+        raise ConfigError(
+            what,
+            max(sequence.ids),
+            f"the model's vocabulary has {vocabulary} tokens; encode with the model's tokenizer",
+        )
+
+
+def check_batch(batch: TokenBatch, policy: PolicyFunction) -> None:
+    """Refuses a batch with a sequence that the model cannot score."""
+    first = {row: len(ids) for row, ids in enumerate(batch.input_ids)}
+    for row, position in zip(batch.sequence.tolist(), batch.position.tolist(), strict=True):
+        first[row] = min(first[row], position + 1)
+    real = batch.attention_mask.bool()
+    for row, (ids, mask) in enumerate(zip(batch.input_ids, real, strict=True)):
+        prompt = int(mask[: first[row]].sum())
+        sequence = Encoded(tuple(ids[mask].tolist()), prompt)
+        check_response(f"batch sequence {row}", sequence, policy)
+
+
+def check_record(record: StepRecord, policy: PolicyFunction) -> None:
+    """Refuses a record with responses that the model cannot score, or with nan or inf."""
+    for example in record.examples:
+        for name, sequence in example.named().items():
+            check_response(f"record example {example.id}.{name}", sequence, policy)
+    check_finite("record.before", record.before)
+    check_finite("record.after", record.after)
+    for name, state in record.state.items():
+        check_finite(f"record.state[{name}]", state)
+
+
+def check_arithmetic(policy: LogitFunction, why: str) -> None:
+    """Refuses 16-bit arithmetic where its rounding hides the result."""
+    if policy.dtype not in (torch.float32, torch.float64):
+        raise ConfigError("policy.dtype", str(policy.dtype), f"{why}; use float32 or float64")

@@ -1,0 +1,157 @@
+"""Whether a model's derivatives are those of the function that it computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import jvp
+
+from dynolab.data.batches import collate
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+from dynolab.likelihood.checked import note_check
+
+if TYPE_CHECKING:
+    from dynolab.forces.function.policy import PolicyFunction
+
+Mode = Literal["forward", "backward"]
+
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 0.05}
+"""Relative error of a derivative against the central difference, which is noisy itself."""
+
+_REMEDY: dict[Mode, str] = {
+    "forward": (
+        "the force map's route both_sides needs no forward-mode derivative; predictions of whole "
+        "steps do: analyse a model of a family that has one (Llama, Qwen, Mistral, GPT-NeoX ...)"
+    ),
+    "backward": (
+        "its gradients are not those of its forward (a rounding passed through, a detached part), "
+        "so no force follows from them; load it without quantisation or custom kernels"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Derivatives:
+    """Relative errors of both modes of differentiation, infinite where one cannot be run.
+
+    `reasons` says why it cannot.
+    """
+
+    model: str
+    tolerance: float
+    errors: dict[Mode, float]
+    reasons: dict[Mode, str] = field(default_factory=dict)
+
+    def agrees(self, mode: Mode) -> bool:
+        """Whether the mode gives the derivative of the model's own log-probabilities."""
+        return self.errors[mode] <= self.tolerance
+
+    def require(self, mode: Mode) -> None:
+        """`ConfigError` where the mode does not agree."""
+        if self.agrees(mode):
+            return
+        difference = self.reasons.get(
+            mode, f"differs from the central difference by {self.errors[mode]:.2g} of it"
+        )
+        raise ConfigError("model", self.model, f"{mode} derivative: {difference}; {_REMEDY[mode]}")
+
+
+_measured: WeakKeyDictionary[nn.Module, dict[torch.dtype, Derivatives]] = WeakKeyDictionary()
+
+
+def derivatives_of(policy: PolicyFunction) -> Derivatives:
+    """A policy's derivatives, measured when a first one is asked for.
+
+    16-bit arithmetic has no differences to compare with: it is taken at float32's word.
+    """
+    known = _measured.setdefault(policy.causal, {})
+    if policy.dtype not in known:
+        known[policy.dtype] = measure_derivatives(policy)
+    found = known[policy.dtype]
+    note_check(
+        f"{found.model} derivatives {str(policy.dtype).removeprefix('torch.')}",
+        {"tolerance": found.tolerance, **{str(mode): e for mode, e in found.errors.items()}},
+    )
+    return found
+
+
+@torch.no_grad()
+def measure_derivatives(policy: PolicyFunction) -> Derivatives:
+    """∂ log π · d of a few random tokens by each mode against `[log π(θ+hd) − log π(θ−hd)]/2h`.
+
+    d is random. The error is the median over tokens, in units of the differences' root mean
+    square: a step can take a token to other experts, which is no error of the derivative.
+    """
+    # As one_step.central_difference, whose modules build on this one.
+    dtype = policy.dtype if policy.dtype in TOLERANCE else torch.float32
+    at = {name: w.to(dtype) for name, w in policy.weights.items()}
+    generator = torch.Generator().manual_seed(0)
+    direction = {
+        name: torch.randn(w.shape, generator=generator, dtype=dtype).to(w.device)
+        * max(float(w.double().square().mean().sqrt()), 1e-2)
+        for name, w in at.items()
+    }
+    batch = collate([_sample(policy, generator)], 0).to(policy.device)
+
+    def logps(weights: dict[str, Tensor]) -> Float[Tensor, " tokens"]:
+        logits = policy.logits(weights, batch)
+        return logits.log_softmax(-1).gather(-1, batch.token[:, None]).squeeze(-1)
+
+    h = torch.finfo(dtype).eps ** (1 / 3)
+    forth, back = (logps({n: w + s * h * direction[n] for n, w in at.items()}) for s in (1, -1))
+    truth = (forth - back) / (2 * h)
+    modes: dict[Mode, Callable[[], Tensor]] = {
+        "forward": lambda: jvp(logps, (at,), (direction,))[1],
+        "backward": lambda: _by_gradients(logps, at, direction),
+    }
+    errors: dict[Mode, float] = {}
+    reasons: dict[Mode, str] = {}
+    for mode, derivative in modes.items():
+        try:
+            difference = (derivative() - truth).abs().median() / truth.square().mean().sqrt()
+            errors[mode] = float(difference) if difference.isfinite() else math.inf
+        # Whatever autograd makes of a family's code.
+        except Exception as error:
+            first_line = next(iter(str(error).splitlines()), "")
+            errors[mode] = math.inf
+            reasons[mode] = f"{type(error).__name__}: {first_line}"
+    return Derivatives(type(policy.causal).__name__, TOLERANCE[dtype], errors, reasons)
+
+
+def _by_gradients(
+    function: Callable[[dict[str, Tensor]], Tensor],
+    at: dict[str, Tensor],
+    direction: dict[str, Tensor],
+) -> Tensor:
+    """`⟨∇f_m, d⟩` of every output m."""
+    leaves = {name: w.detach().requires_grad_() for name, w in at.items()}
+    with torch.enable_grad():
+        values = function(leaves).unbind()
+    along = []
+    for value in values:
+        gradient = torch.autograd.grad(
+            value, list(leaves.values()), retain_graph=True, materialize_grads=True
+        )
+        products = [(g * d).sum() for g, d in zip(gradient, direction.values(), strict=True)]
+        along.append(torch.stack(products).sum())
+    return torch.stack(along)
+
+
+def _sample(policy: PolicyFunction, generator: torch.Generator) -> Encoded:
+    config = policy.causal.config.get_text_config()  # type: ignore[union-attr, operator]
+    context = getattr(config, "max_position_embeddings", None) or 8
+    length = min(8, context)
+    ids = torch.randint(config.vocab_size - 1, (length,), generator=generator)
+    # The padding row of an embedding has no gradient, and a norm of its zeros no smooth derivative.
+    padding = getattr(policy.causal.get_input_embeddings(), "padding_idx", None)  # type: ignore[operator]
+    if padding is not None:
+        ids += ids >= padding
+    return Encoded(tuple(ids.tolist()), max(1, length - 5))

@@ -1,0 +1,88 @@
+"""What a tangent kernel is taken of: anything that makes logits of weights and a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dynolab.errors import ConfigError
+from dynolab.forces.function.checks import check_finite
+from dynolab.forces.function.policy import Weights, cast_like
+
+
+class LogitFunction(Protocol):
+    """`θ ↦ z_θ(items)`: logits at every response position of the items of a batch.
+
+    `PolicyFunction` is one, of encoded responses; `ModuleFunction` one of features.
+    """
+
+    model: nn.Module
+    weights: dict[str, Tensor]
+    dtype: torch.dtype
+    device: torch.device
+
+    def cast(self, weights: Weights) -> dict[str, Tensor]:
+        """Weights in the function's dtype; refuses names or shapes it has not."""
+
+    def batch(self, items: Sequence[Any]) -> tuple[Any, list[int]]:
+        """Items as one batch, with the number of positions of each."""
+
+    def logits(self, weights: Weights, batch: Any) -> Float[Tensor, "positions classes"]:
+        """Logits at the given weights, item after item."""
+
+
+class ModuleFunction:
+    """A classifier, any module from features to logits, as a function of its weights.
+
+    It is used in eval mode, buffers (running statistics, say) as they are. An item is one
+    example's features without batch dimension; it has one position.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+        check_finite("weights", {name: p.detach() for name, p in model.named_parameters()})
+        self.model, self.dtype = model, dtype
+        self.weights: dict[str, Tensor] = {
+            name: parameter.detach().to(dtype) for name, parameter in model.named_parameters()
+        }
+        if not self.weights:
+            raise ConfigError("model", type(model).__name__, "it has no parameters to move")
+        self.device = next(iter(self.weights.values())).device
+
+    def cast(self, weights: Weights) -> dict[str, Tensor]:
+        """Weights on the module's device in its dtype; refuses names or shapes it has not."""
+        return cast_like(self.weights, weights)
+
+    def batch(self, items: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+        """Examples' features, one under the other."""
+        together = torch.stack([self._in_place(item) for item in items])
+        return together, [1] * len(items)
+
+    def logits(
+        self, weights: Weights, batch: Float[Tensor, "examples ..."]
+    ) -> Float[Tensor, "examples classes"]:
+        """Logits of every example at the given weights."""
+        buffers = {name: self._in_place(buffer) for name, buffer in self.model.named_buffers()}
+        training = self.model.training
+        self.model.eval()
+        try:
+            logits: Tensor = functional_call(
+                self.model, {**buffers, **self.weights, **weights}, (batch,)
+            )
+        finally:
+            self.model.train(training)
+        if logits.shape[:-1] != (len(batch),):
+            raise ConfigError(
+                "model",
+                f"output of shape {tuple(logits.shape)} for {len(batch)} examples",
+                "give a module whose output is examples × classes",
+            )
+        return logits
+
+    def _in_place(self, tensor: Tensor) -> Tensor:
+        """On the module's device; numbers in its dtype, indices as they are."""
+        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else tensor.dtype)

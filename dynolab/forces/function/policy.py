@@ -1,0 +1,277 @@
+"""The policy as a function of its weights, with its directional derivatives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, jvp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dynolab.data.batches import TokenBatch, collate
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+from dynolab.forces.function.checks import check_batch, check_finite, check_model
+from dynolab.forces.function.derivatives import derivatives_of
+from dynolab.forces.function.precision import dtype_preserving
+from dynolab.forces.function.views import View
+from dynolab.likelihood.token_logps import ResponseLogits, causal_model
+
+Weights = Mapping[str, Tensor]
+"""Tensors by parameter name; tied weights stand once, under their first name."""
+
+
+def cast_like(own: Weights, weights: Weights) -> dict[str, Tensor]:
+    """Weights on the device and in the dtype of a function's own, with its names and shapes.
+
+    **Raises:** `ConfigError` for what the function has not, nan and inf.
+    """
+    for name, tensor in weights.items():
+        mine = own.get(name)
+        if mine is None or mine.shape != tensor.shape:
+            raise ConfigError(
+                f"weights[{name}]",
+                tuple(tensor.shape),
+                "the model has no such parameter"
+                if mine is None
+                else f"the model's has shape {tuple(mine.shape)}; give the record's own model",
+            )
+    check_finite("weights", weights)
+    return {name: w.detach().to(own[name].device, own[name].dtype) for name, w in weights.items()}
+
+
+_TANGENT_BYTES = 2**28
+_MOST_TANGENTS = 8
+
+_log = logging.getLogger(__name__)
+
+
+class PolicyFunction:
+    """`θ ↦ log π_θ` of a batch's response tokens, and its derivative along directions of θ.
+
+    Parameters are told apart by identity, so tied embeddings are one parameter that acts in both
+    places. Weights that a call leaves out stay at the model's own. The model is used in eval mode
+    without cache; fused attention kernels have no forward-mode derivative, so attention runs on
+    torch's math kernel, which computes the same function.
+
+    **Arguments:**
+
+    - `model`: a causal language model of transformers, plain or with LoRA adapters (peft); it is
+      left as it was found.
+    - `dtype`: of weights and arithmetic. Under float64, norms and attention that would fall back
+      to float32 keep their dtype.
+
+    **Raises:** `ConfigError` for a model that has no forces as it stands (`checks.check_model`),
+    and at the first derivative for one whose derivatives are not those of its own forward
+    (`derivatives_of`).
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+        check_model(model)
+        self.model, self.dtype = model, dtype
+        self.causal = causal_model(model)
+        self._logits = ResponseLogits(model)
+        self.weights: dict[str, Tensor] = {
+            name: parameter.detach().to(dtype) for name, parameter in model.named_parameters()
+        }
+        self.device = next(iter(self.weights.values())).device
+        _log.info("force engine: attention on SDPA's math kernel (forward-mode derivatives)")
+
+    def cast(self, weights: Weights) -> dict[str, Tensor]:
+        """Weights on the policy's device in its dtype; what the model has not is refused."""
+        return cast_like(self.weights, weights)
+
+    def batch(self, sequences: Sequence[Encoded]) -> tuple[TokenBatch, list[int]]:
+        """Sequences as one batch on the policy's device, with the response tokens of each."""
+        # Padding stands right of every response and is masked: any id of the vocabulary serves.
+        batch = collate(sequences, pad_id=0).to(self.device)
+        return batch, [one.response_length for one in sequences]
+
+    def logits(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, "tokens vocabulary"]:
+        """Logits that predict each response token at the given weights."""
+        named = {f"model.{name}": w for name, w in {**self.weights, **weights}.items()}
+        with self.differentiable():
+            return functional_call(self._logits, named, (batch,))
+
+    def logps(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, " tokens"]:
+        """`log π(y_l | x, y_<l)` of every response token at the given weights, in nats."""
+        return self.observed(weights, batch)
+
+    def _warm_logits(
+        self, weights: Weights, batch: TokenBatch
+    ) -> Float[Tensor, "tokens vocabulary"]:
+        """Logits at the batch's temperature."""
+        logits = self.logits(weights, batch)
+        return logits if batch.temperature == 1 else logits / batch.temperature
+
+    def observed(
+        self, weights: Weights, batch: TokenBatch, view: View | None = None
+    ) -> Float[Tensor, "tokens ..."]:
+        """log π of what is observed: the realised tokens [tokens], or a view's [tokens, k]."""
+        logits = self._warm_logits(weights, batch)
+        if view is None:
+            return View.realised(batch).logps(logits).squeeze(-1)
+        return view.logps(logits)
+
+    @torch.no_grad()
+    def change_along(
+        self,
+        at: Weights,
+        directions: Iterable[Weights],
+        batch: TokenBatch,
+        *,
+        view: View | None = None,
+    ) -> Float[Tensor, "directions tokens ..."]:
+        """`∂ log π/∂θ · d` at every response position for each direction d.
+
+        A forward-mode derivative of the logits, and A of the view on top of it.
+
+        **Arguments:**
+
+        - `at`: where the derivative is taken.
+        - `directions`: changes of the weights; a parameter missing in one does not move there.
+        - `view`: the tokens observed at every position; default: the realised one.
+
+        **Returns:** first-order change of `log π` in nats, one entry per direction, with a last
+        axis over the view's tokens where there is a view.
+        """
+        check_batch(batch, self)
+        what = View.realised(batch) if view is None else view
+        # Tangents of the logits, and what A makes of them, are tokens × vocabulary a direction.
+        room = _TANGENT_BYTES // (4 * self._logits_bytes(batch))
+        changes = [
+            what.changes(logits, moved)
+            for logits, moved in self._linearised(
+                lambda weights: self._warm_logits(weights, batch),
+                at,
+                directions,
+                together=max(1, min(self.tangents_together, room)),
+            )
+        ]
+        found = _joined(changes) if changes else self.observed(at, batch, what)[None][:0]
+        return found.squeeze(-1) if view is None else found
+
+    @torch.no_grad()
+    def derivatives(
+        self,
+        function: Callable[[Weights], Tensor],
+        at: Weights,
+        directions: Iterable[Weights],
+        *,
+        together: int | None = None,
+    ) -> Float[Tensor, "directions ..."]:
+        """`∂f/∂θ · d` of any function of the weights for each direction d (forward-mode JVP).
+
+        Directions share the pass through the primal network `together` at a time (default:
+        `tangents_together`); they may come from a generator and are held no longer than that.
+        """
+        rows = [moved for _, moved in self._linearised(function, at, directions, together)]
+        return _joined(rows) if rows else function(self.cast(at))[None][:0]
+
+    def _linearised(
+        self,
+        function: Callable[[Weights], Tensor],
+        at: Weights,
+        directions: Iterable[Weights],
+        together: int | None = None,
+    ) -> Iterator[tuple[Tensor, Float[Tensor, "some ..."]]]:
+        """The function's value, and its derivative along some directions after others."""
+        derivatives_of(self).require("forward")
+        at = self.cast(at)
+        waiting: Iterator[Weights] = iter(directions)
+        while some := list(islice(waiting, together or self.tangents_together)):
+            yield self._jvps(function, at, [self.cast(one) for one in some])
+
+    @property
+    def tangents_together(self) -> int:
+        """Directions that share one pass: as many as a bound on their memory allows."""
+        size = sum(w.numel() * w.element_size() for w in self.weights.values())
+        return max(1, min(_MOST_TANGENTS, _TANGENT_BYTES // size))
+
+    def _logits_bytes(self, batch: TokenBatch) -> int:
+        vocabulary = self.causal.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
+        return max(1, len(batch.token)) * vocabulary * self.dtype.itemsize
+
+    def _jvps(
+        self, function: Callable[[Weights], Tensor], at: Weights, directions: Sequence[Weights]
+    ) -> tuple[Tensor, Float[Tensor, "directions ..."]]:
+        moving = {name for one in directions for name in one}
+        if not moving:
+            value = function(at)
+            return value, torch.zeros_like(value).expand(len(directions), *value.shape)
+        primal = {name: at.get(name, self.weights[name]) for name in moving}
+        fixed = {name: w for name, w in at.items() if name not in moving}
+        tangents = {
+            name: torch.stack([one.get(name, torch.zeros_like(w)) for one in directions])
+            for name, w in primal.items()
+        }
+
+        def moved(weights: Weights) -> Tensor:
+            return function({**fixed, **weights})
+
+        def along(tangent: Weights) -> tuple[Tensor, Tensor]:
+            found = jvp(moved, (primal,), (tangent,))
+            return found[0], found[1]
+
+        if len(directions) == 1:
+            value, change = along({name: t[0] for name, t in tangents.items()})
+            return value, change[None]
+        return vmap(along, out_dims=(None, 0))(tangents)  # type: ignore[arg-type]
+
+    @contextmanager
+    def differentiable(self) -> Iterator[None]:
+        """Eval mode and attention that has a forward-mode derivative; both are put back."""
+        training = {module: module.training for module in self.model.modules()}
+        # Gradient checkpointing's hook on the embeddings, which functorch cannot transform.
+        hooked = bool(getattr(self.causal, "_require_grads_hooks", None))
+        if hooked:
+            self.causal.disable_input_require_grads()  # type: ignore[operator]
+        self.model.eval()
+        exact = dtype_preserving(self.model) if self.dtype == torch.float64 else nullcontext()
+        try:
+            with sdpa_kernel(SDPBackend.MATH), _plain_kernels(self.causal), exact:
+                yield
+        finally:
+            for module, mode in training.items():
+                module.training = mode
+            if hooked:
+                self.causal.enable_input_require_grads()  # type: ignore[operator]
+
+
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
+
+
+@contextmanager
+def _plain_kernels(causal: Any) -> Iterator[None]:
+    """Attention and experts of kinds that have a forward-mode derivative, as far as there are any.
+
+    They compute the same function; the model's own are put back.
+    """
+    attention = getattr(causal.config, "_attn_implementation", "sdpa")
+    experts = getattr(causal.config, "_experts_implementation", None)
+    swap_attention = attention not in ("sdpa", "eager")
+    swap_experts = experts not in (None, "eager") and causal._can_set_experts_implementation()
+    if swap_attention:
+        plain = "sdpa" if causal._supports_sdpa else "eager"
+        _log.warning(
+            "force engine: attention %s has no forward-mode derivative; %s takes its place",
+            attention,
+            plain,
+        )
+        causal.set_attn_implementation(plain)
+    if swap_experts:
+        causal.set_experts_implementation("eager")
+    try:
+        yield
+    finally:
+        if swap_experts:
+            causal.set_experts_implementation(experts)
+        if swap_attention:
+            causal.set_attn_implementation(attention)

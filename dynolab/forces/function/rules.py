@@ -1,0 +1,118 @@
+"""Which parameters act through which module, so that their gradients have a known form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dynolab.errors import ConfigError
+from dynolab.forces.function.logit_function import LogitFunction
+from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.precision import is_rms_norm
+
+Kind = Literal["linear", "embedding", "norm"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A module whose parameters' gradients follow from its input a and its signal δ = ∂/∂output.
+
+    - linear: ∂/∂W = Σ_s δ_s a_sᵀ and ∂/∂b = Σ_s δ_s; `transposed` where W is stored
+      d_in × d_out (GPT-2's Conv1D), `head` where it makes the logits, one row a token;
+    - embedding: row v of ∂/∂W is Σ_{s: x_s = v} δ_s;
+    - norm: ∂/∂w = Σ_s δ_s ⊙ n_s and ∂/∂b = Σ_s δ_s, n the normed input before its scale.
+
+    `weight` and `bias` are parameter names, None where the module has none or it is not wanted.
+    `local`: a token's signal lives at the position that predicts it and nowhere else.
+    """
+
+    module: nn.Module
+    kind: Kind
+    weight: str | None
+    bias: str | None
+    transposed: bool = False
+    head: bool = False
+    local: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """d_in and d_out."""
+        weight = getattr(self.module, "weight", None)
+        assert isinstance(weight, Tensor)
+        if weight.dim() == 1:
+            return weight.shape[0], weight.shape[0]
+        rows, columns = weight.shape
+        as_stored = self.kind == "embedding" or self.transposed
+        return (rows, columns) if as_stored else (columns, rows)
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters it speaks for."""
+        return [name for name in (self.weight, self.bias) if name is not None]
+
+
+def find_rules(policy: PolicyFunction, wanted: set[str]) -> list[Rule]:
+    """Rules for the modules of known kinds that hold wanted parameters.
+
+    Parameters are told apart by identity: a tied head and embedding are two rules on one name. The
+    head has a rule even if none of its parameters is wanted: signals begin at its input.
+    """
+    names = {id(p): name for name, p in policy.model.named_parameters()}
+
+    def name_of(parameter: object) -> str | None:
+        name = names.get(id(parameter))
+        return name if name in wanted else None
+
+    head = head_module(policy.causal)
+    rules = []
+    for module in policy.model.modules():
+        kind = _kind(module)
+        if kind is None:
+            continue
+        weight, bias = name_of(module.weight), name_of(getattr(module, "bias", None))
+        if weight or bias or module is head:
+            transposed = type(module).__name__ == "Conv1D"
+            rules.append(
+                Rule(module, kind, weight, bias, transposed, module is head, module is head)
+            )
+    return rules
+
+
+def subspace(function: LogitFunction) -> set[str]:
+    """Parameters that move: those that require a gradient (adapters alone under LoRA).
+
+    Where none does, all move, as in a model that was loaded to look at.
+
+    **Raises:** `ConfigError` for adapters that do not train: no training moves them with the rest.
+    """
+    named = list(function.model.named_parameters())
+    trained = {name for name, p in named if p.requires_grad}
+    if not trained and any(hasattr(one, "merged_adapters") for one in function.model.modules()):
+        raise ConfigError(
+            "model",
+            "its adapters do not train",
+            "load them with is_trainable=True, or call merge_and_unload() to move all weights",
+        )
+    return trained or {name for name, _ in named}
+
+
+def head_module(causal: nn.Module) -> nn.Module:
+    """The module that makes the logits; of a head that peft trains whole, its active copy."""
+    head = causal.get_output_embeddings()  # type: ignore[operator]
+    copies = getattr(head, "modules_to_save", None)
+    return copies[head.active_adapters[0]] if copies else head
+
+
+def _kind(module: nn.Module) -> Kind | None:
+    if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+        return "linear"
+    if isinstance(module, nn.Embedding):
+        return "embedding"
+    if (isinstance(module, nn.LayerNorm) or is_rms_norm(module)) and isinstance(
+        getattr(module, "weight", None), torch.Tensor
+    ):
+        return "norm"
+    return None

@@ -1,0 +1,80 @@
+"""What is observed at every response position: the answer's own token, others, or all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dynolab.data.batches import TokenBatch
+from dynolab.errors import ConfigError
+from dynolab.forces.function.precision import log_softmax
+
+
+@dataclass(frozen=True)
+class View:
+    """The tokens whose `log π(v | x, y_<l)` is observed at each position of a response.
+
+    `tokens` is the same before and after a change: what was likeliest is chosen once, at the
+    weights whose logits are given, and then held. None means the whole vocabulary.
+    """
+
+    tokens: Int[Tensor, "tokens k"] | None
+
+    @classmethod
+    def realised(cls, batch: TokenBatch) -> View:
+        """The answer's own token at every position, k = 1."""
+        return cls(batch.token[:, None])
+
+    @classmethod
+    def argmax(cls, logits: Float[Tensor, "tokens vocabulary"]) -> View:
+        """The likeliest token at every position, k = 1."""
+        return cls.top(logits, 1)
+
+    @classmethod
+    def top(cls, logits: Float[Tensor, "tokens vocabulary"], k: int) -> View:
+        """The k likeliest tokens at every position, likeliest first.
+
+        **Raises:** `ConfigError` where the vocabulary has no k tokens.
+        """
+        if not 1 <= k <= logits.shape[-1]:
+            raise ConfigError("k", k, f"choose between 1 and the vocabulary's {logits.shape[-1]}")
+        return cls(logits.detach().topk(k, dim=-1).indices)
+
+    @classmethod
+    def vocabulary(cls) -> View:
+        """Every token of the vocabulary: k = V."""
+        return cls(None)
+
+    def beside(self, other: View) -> View:
+        """Both views' tokens, this one's first."""
+        if self.tokens is None or other.tokens is None:
+            raise ConfigError("view", "vocabulary", "it holds every token already; use it alone")
+        return View(torch.cat([self.tokens, other.tokens], dim=-1))
+
+    def logps(self, logits: Float[Tensor, "tokens vocabulary"]) -> Float[Tensor, "tokens k"]:
+        """`log π` of the observed tokens, in nats."""
+        logps = log_softmax(logits)
+        return logps if self.tokens is None else logps.gather(-1, self.tokens)
+
+    def changes(
+        self,
+        logits: Float[Tensor, "tokens vocabulary"],
+        moved: Float[Tensor, "... tokens vocabulary"],
+    ) -> Float[Tensor, "... tokens k"]:
+        """`A dz = dz − (π·dz) 1` of the observed tokens, in nats, for logits that move by dz.
+
+        O(V): the V×V matrix A = I − 1πᵀ is never formed. As A1 = 0, dz may be taken against that
+        of one token: of the observed one, or the likeliest where there are several. Where π nears
+        one nothing of the rest is rounded away then.
+        """
+        several = self.tokens is None or self.tokens.shape[-1] > 1
+        anchor = logits.argmax(-1, keepdim=True) if several else self.tokens
+        assert anchor is not None
+        against = moved - moved.gather(-1, anchor.expand(*moved.shape[:-1], 1))
+        mean = torch.einsum("tv,...tv->...t", torch.softmax(logits, dim=-1), against)
+        if self.tokens is not None:
+            against = against.gather(-1, self.tokens.expand(*moved.shape[:-1], -1))
+        return against - mean[..., None]

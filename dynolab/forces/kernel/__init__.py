@@ -1,0 +1,1 @@
+"""The empirical tangent kernel: as an operator, its size, its stability."""

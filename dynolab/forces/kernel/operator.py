@@ -1,0 +1,182 @@
+"""The empirical tangent kernel of the logits as an operator, and in full where it is small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import jvp, vjp, vmap
+
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+from dynolab.forces.function.checks import check_arithmetic, check_response
+from dynolab.forces.function.logit_function import LogitFunction
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.rules import subspace
+
+_MOST_DIRECTIONS = 32
+
+Pullback = Callable[[Float[Tensor, "directions positions classes"]], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class TangentKernel:
+    """`K = J_o P J_uᵀ`, J = ∂ logits/∂θ (Jacot et al., arXiv 1806.07572; per step and token in
+    Ren & Sutherland, arXiv 2407.10490, prop. 1).
+
+    The kernel is of the logits, not of log π: `A K G` needs it that way. P is diagonal, so
+    `K_ouᵀ = K_uo`: the transposed product is `product` with the sides exchanged.
+
+    - `at`: where both Jacobians are taken.
+    - `moving`: the parameters they run over.
+    - `scale`: the diagonal of P by parameter name; None for P = I.
+    - `memory_bytes`: bound of the tangents and logits of directions that share a pass.
+    """
+
+    function: LogitFunction
+    at: dict[str, Tensor]
+    moving: frozenset[str]
+    scale: dict[str, Tensor] | None
+    memory_bytes: int
+
+    @classmethod
+    def build(
+        cls,
+        function: LogitFunction,
+        *,
+        at: Weights | None = None,
+        scale: Weights | None = None,
+        memory_bytes: int = 2**28,
+    ) -> TangentKernel:
+        """The kernel at `at`, the function's own weights by default.
+
+        With a scale its names are the parameters that move; without, those that require a
+        gradient (adapters alone under LoRA).
+        """
+        check_arithmetic(function, "derivatives of 8 significant bits are mostly noise")
+        place = {**function.weights, **({} if at is None else function.cast(at))}
+        metric = None if scale is None else function.cast(scale)
+        moving = frozenset(subspace(function) if metric is None else metric)
+        if not moving:
+            raise ConfigError("scale", {}, "name the parameters that move, at least one")
+        return cls(function, place, moving, metric, memory_bytes)
+
+    def pullback(self, batch: Any) -> tuple[Float[Tensor, "positions classes"], Pullback]:
+        """Logits of a batch, and `v ↦ P Jᵀ v` for any number of cotangents v at once (VJP)."""
+        fixed = {name: w for name, w in self.at.items() if name not in self.moving}
+        primal = {name: self.at[name] for name in sorted(self.moving)}
+        logits, back = vjp(  # type: ignore[misc]
+            lambda w: self.function.logits({**fixed, **w}, batch), primal
+        )
+
+        def pull(cotangents: Tensor) -> dict[str, Tensor]:
+            (gradients,) = vmap(back)(cotangents)
+            if self.scale is None:
+                return gradients
+            return {name: self.scale[name] * g for name, g in gradients.items()}
+
+        return logits.detach(), pull
+
+    @torch.no_grad()
+    def push(
+        self, batch: Any, tangents: Mapping[str, Tensor]
+    ) -> Float[Tensor, "directions positions classes"]:
+        """`J d` for any number of directions d at once (JVP)."""
+        fixed = {name: w for name, w in self.at.items() if name not in self.moving}
+        primal = {name: self.at[name] for name in sorted(self.moving)}
+
+        def along(tangent: dict[str, Tensor]) -> Tensor:
+            return jvp(
+                lambda w: self.function.logits({**fixed, **w}, batch), (primal,), (tangent,)
+            )[1]
+
+        return vmap(along)({name: tangents[name] for name in primal})
+
+    def product(
+        self,
+        left: Any,
+        pull: Pullback,
+        vectors: Float[Tensor, "directions positions classes"],
+        left_positions: int,
+    ) -> Float[Tensor, "directions left_positions classes"]:
+        """`K v` of several v: one VJP through `pull`'s side and one JVP on the left one each."""
+        room = self.together(left_positions, vectors.shape[-1])
+        images = [self.push(left, pull(part)) for part in vectors.split(room) if len(part)]
+        empty = vectors.new_empty(0, left_positions, vectors.shape[-1])
+        return torch.cat([empty, *images])
+
+    def together(self, positions: int, classes: int) -> int:
+        """Directions that share a pass: as many as the memory holds."""
+        size = torch.finfo(self.function.dtype).bits // 8
+        moving = sum(self.at[name].numel() for name in self.moving)
+        each = size * (2 * moving + 4 * positions * classes)
+        return max(1, min(_MOST_DIRECTIONS, self.memory_bytes // each))
+
+
+def kernel_blocks(
+    function: LogitFunction,
+    observed: Any,
+    updating: Any,
+    *,
+    at: Weights | None = None,
+    scale: Weights | None = None,
+    memory_bytes: int = 2**30,
+) -> Float[Tensor, "observed updating classes classes"]:
+    """All blocks `K_{m,l} = J_{z_m}(χ_o) P J_{z_l}(χ_u)ᵀ` of a pair, exact to rounding.
+
+    `−η A_m K_{m,l} G_l` is then the push of token l on all of position m's log-probabilities.
+    For classifiers and small vocabularies: it takes L·V VJPs on the updating item and as many
+    JVPs on the observed one, and M·L·V² numbers.
+
+    **Arguments:**
+
+    - `observed`, `updating`: a response each (`Encoded`) for a policy, features for a module.
+    - `at`: where the derivatives are taken; the function's own weights by default.
+    - `scale`: diagonal of P by parameter name, an optimizer's for instance; identity by default.
+
+    **Returns:** `[m, l, i, j]` = how fast logit i at observed position m rises with the updating
+    position l's logit j pulling.
+
+    **Raises:** `ConfigError` where the blocks need more than `memory_bytes`.
+    """
+    check_items(function, observed=[observed], updating=[updating])
+    kernel = TangentKernel.build(function, at=at, scale=scale, memory_bytes=memory_bytes // 4)
+    left, (M,) = function.batch([observed])
+    right, (L,) = function.batch([updating])
+    logits, pull = kernel.pullback(right)
+    V = logits.shape[-1]
+    # The directions stand beside the images they are turned into.
+    needed = logits.element_size() * (M * L * V**2 + (L * V) ** 2)
+    if needed > memory_bytes:
+        raise ConfigError(
+            "memory_bytes",
+            memory_bytes,
+            f"the blocks of {M} × {L} positions and {V} classes take {needed} bytes; give "
+            "as much, or ask kernel_sizes for their norms alone",
+        )
+    basis = torch.eye(L * V, dtype=logits.dtype, device=logits.device).reshape(L * V, L, V)
+    columns = kernel.product(left, pull, basis, M)
+    return columns.reshape(L, V, M, V).permute(2, 0, 3, 1)
+
+
+def check_items(function: LogitFunction, **sides: list[Any]) -> None:
+    """Refuses sides without items and responses that the policy cannot score."""
+    for side, items in sides.items():
+        if not items:
+            raise ConfigError(side, [], "give at least one response")
+        if isinstance(function, PolicyFunction):
+            for number, item in enumerate(items):
+                check_response(f"{side}[{number}]", item, function)
+
+
+def response_token(sequence: Encoded, index: int) -> Encoded:
+    """One response token as a response of its own, all before it as the prompt.
+
+    Later tokens change nothing before them, so a kernel of two such is the token pair's block.
+    """
+    end = range(sequence.prompt_length, len(sequence.ids))[index]
+    return Encoded(sequence.ids[: end + 1], end)

@@ -1,0 +1,335 @@
+"""How strongly responses are coupled: ‖K‖_F of many pairs, estimated with a standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor
+
+from dynolab.errors import ConfigError, DynolabError
+from dynolab.forces.function.logit_function import LogitFunction
+from dynolab.forces.function.policy import Weights
+from dynolab.forces.kernel.operator import Pullback, TangentKernel, check_items
+from dynolab.statistics import student_975
+
+Norm = Literal["raw", "centred"]
+RANK, PROBES = 8, 8
+ROUNDS = 2
+"""Products with K_uu that turn random vectors toward its leading ones."""
+
+
+@dataclass(frozen=True)
+class Squares:
+    """`‖K‖²_F` of every pair: an exact part, an estimated rest, and the rest's variance.
+
+    `degrees` is Satterthwaite's 2 rest²/variance: the rest is distributed nearly like
+    rest · χ²_ν/ν, being a mean of quadratic forms of Gaussian vectors.
+    """
+
+    exact: Float[ndarray, "observed updating"]
+    rest: Float[ndarray, "observed updating"]
+    variance: Float[ndarray, "observed updating"]
+
+    def __add__(self, other: Squares) -> Squares:
+        return Squares(
+            self.exact + other.exact, self.rest + other.rest, self.variance + other.variance
+        )
+
+    @property
+    def norm(self) -> Float[ndarray, "observed updating"]:
+        """‖K‖_F."""
+        return np.sqrt(self.exact + self.rest)
+
+    @property
+    def error(self) -> Float[ndarray, "observed updating"]:
+        """Standard error of the norm, `√variance / 2‖K‖`; 0 where K is known exactly."""
+        norm = self.norm
+        return np.divide(np.sqrt(self.variance), 2 * norm, out=np.zeros_like(norm), where=norm > 0)
+
+    @property
+    def degrees(self) -> Float[ndarray, "observed updating"]:
+        """Degrees of freedom of the estimated rest; infinite where K is known exactly."""
+        endless = np.full_like(self.rest, np.inf)
+        return np.divide(2 * self.rest**2, self.variance, out=endless, where=self.variance > 0)
+
+    def interval(self, probes: int) -> tuple[ndarray, ndarray]:
+        """Lower and upper end of the norm's 95% interval, `exact + rest · ν/χ²_ν`.
+
+        Quantiles of χ²_ν/ν are `(1 − 2/9ν ± t √(2/9ν))³` (Wilson & Hilferty 1931), with Student's
+        t of probes − 1 degrees in the place of the normal, for the variance is estimated too.
+        Simulated with 8 probes, 94–98% of these intervals held the truth under seven shapes of
+        spectrum and 90% under one of 300 equal directions and a hundredfold one, which deflation
+        takes out; of `mean ± t·s/√n`, 85–95%.
+        """
+        spread = 2 / (9 * self.degrees)
+        low, high = (
+            np.sqrt(self.exact + self.rest / np.maximum(1 - spread + side, 1e-3) ** 3)
+            for side in student_975(probes - 1) * np.sqrt(spread) * np.array([[[1]], [[-1]]])
+        )
+        return low, high
+
+
+@dataclass(frozen=True)
+class KernelSizes:
+    """‖K‖_F and ‖CKC‖_F of every pair of an observed and an updating response.
+
+    `raw_error` and `centred_error` are standard errors; `interval` is the better statement where
+    they are not small.
+    """
+
+    raw_squares: Squares
+    centred_squares: Squares
+    rank: int
+    probes: int
+    seed: int
+
+    @property
+    def raw(self) -> Float[ndarray, "observed updating"]:
+        """‖K‖_F over all position pairs and all logit pairs."""
+        return self.raw_squares.norm
+
+    @property
+    def centred(self) -> Float[ndarray, "observed updating"]:
+        """‖CKC‖_F, which a shift of all logits of a position leaves as it is."""
+        return self.centred_squares.norm
+
+    @property
+    def raw_error(self) -> Float[ndarray, "observed updating"]:
+        """Standard error of `raw`."""
+        return self.raw_squares.error
+
+    @property
+    def centred_error(self) -> Float[ndarray, "observed updating"]:
+        """Standard error of `centred`."""
+        return self.centred_squares.error
+
+    def squares(self, norm: Norm) -> Squares:
+        """The parts of one of the two norms."""
+        return {"raw": self.raw_squares, "centred": self.centred_squares}[norm]
+
+    def interval(self, norm: Norm = "centred") -> tuple[ndarray, ndarray]:
+        """Lower and upper ends of a norm's 95% intervals, each [observed, updating]."""
+        return self.squares(norm).interval(self.probes)
+
+
+def kernel_sizes(
+    function: LogitFunction,
+    observed: Sequence[Any],
+    updating: Sequence[Any],
+    *,
+    at: Weights | None = None,
+    scale: Weights | None = None,
+    rank: int = RANK,
+    probes: int = PROBES,
+    seed: int = 0,
+    memory_bytes: int = 2**30,
+) -> KernelSizes:
+    """Estimates `‖K_ou‖_F` and `‖C K_ou C‖_F` of every pair, without forming a V×V block.
+
+    K_ou = J_o P J_uᵀ over all positions of both responses; C = I − 11ᵀ/V at each position takes
+    out the shift of all logits, which no probability sees. The updating response's logit space
+    is the sum of range(C) and its complement, one all-ones vector a position. In each,
+
+        ‖K‖² = ‖K W‖² + E‖R v‖²,   R = K (I − W Wᵀ),   W = orth(K_uu orth(K_uu Ω))
+
+    with v and Ω standard normal: Hutch++ (Meyer et al., arXiv 2010.09649), with a basis W found
+    on the updating response alone, so that all observed ones share it. The first term is exact,
+    the second unbiased for any W. Its variance is `2‖RᵀR‖²_F/probes`, where the mean of
+    ⟨R v_i, R v_j⟩² over i ≠ j estimates the norm: far steadier than the variance of a few
+    squares. A subspace of at most rank + probes dimensions is gone through exactly, so a
+    classifier's norms have no error.
+
+    The vectors are a function of `seed`, of the item's number in `updating` and of its shape: all
+    observed responses share them, and so do all checkpoints. Comparisons of either are less noisy
+    than the standard errors of the two say.
+
+    **Cost:** each updating response takes at most 4·rank VJPs and JVPs on itself, then
+    2·(rank + probes) VJPs on itself (again for each group of observed responses that the memory
+    makes) and as many JVPs on all observed ones.
+
+    **Measured** on a 0.8M-parameter Llama of 2048 tokens, nine pairs of 6–7 tokens, six seeds:
+    root mean square error of the norm 9% with rank 0 and 8 probes, 5% with rank 4, 2.9% with
+    rank 8 (the default) at twice the time of rank 0, 1.5% with rank 16 at three times.
+
+    **Arguments:**
+
+    - `observed`, `updating`: responses (`Encoded`) for a policy, features for a module. For one
+      token pair give `response_token` of both.
+    - `at`: where the derivatives are taken; the function's own weights by default.
+    - `scale`: diagonal of P by parameter name, an optimizer's for instance; identity by default.
+    - `rank`, `probes`: dimension of W, and of random vectors beside it (at least 2).
+    - `memory_bytes`: bound of the directions, their images and tangents, beside the model and
+      the activations of one pass.
+
+    **Returns:** norms [observed, updating]. K turns a force into a change of the logits: with a
+    scale that holds the learning rate, norms are in logits per unit of force.
+
+    **Raises:** `ConfigError` on empty or unusable responses, too few probes, too little memory.
+    """
+    check_items(function, observed=list(observed), updating=list(updating))
+    if rank < 0 or probes < 2:
+        raise ConfigError(
+            "rank, probes", (rank, probes), "the standard error needs two probes or more; rank ≥ 0"
+        )
+    kernel = TangentKernel.build(function, at=at, scale=scale, memory_bytes=memory_bytes // 4)
+    with torch.no_grad():
+        first, _ = function.batch(observed[:1])
+        classes = function.logits(kernel.at, first).shape[-1]
+    bytes_each = (rank + probes) * classes * function.dtype.itemsize
+    groups, _ = (
+        list(_groups(function, side, items, bytes_each, memory_bytes // 4))
+        for side, items in (("observed", observed), ("updating", updating))
+    )
+    columns = []
+    for number, item in enumerate(updating):
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+        columns.append(_of_updating(kernel, groups, item, rank, probes, generator))
+    raw, centred = (_joined(np.stack, side, axis=1) for side in zip(*columns, strict=True))
+    if not (np.isfinite(raw.norm).all() and np.isfinite(centred.norm).all()):
+        raise DynolabError("kernel sizes: some are not finite; look at the weights and the scale")
+    return KernelSizes(raw, centred, rank, probes, seed)
+
+
+def _of_updating(
+    kernel: TangentKernel,
+    groups: list[list[Any]],
+    item: Any,
+    rank: int,
+    probes: int,
+    generator: torch.Generator,
+) -> tuple[Squares, Squares]:
+    """One column of the raw and the centred squares."""
+    batch, _ = kernel.function.batch([item])
+    logits, pull = kernel.pullback(batch)
+    plans = [
+        _directions(kernel, batch, pull, gauge, logits, rank, probes, generator)
+        for gauge in (False, True)
+    ]
+    columns = []
+    for group in groups:
+        left, positions = kernel.function.batch(group)
+        inside, outside = (_squares(kernel, left, positions, pull, *plan) for plan in plans)
+        # A shift is no vector of range(C): it adds to the raw norm alone.
+        columns.append((inside[0] + outside[0], inside[1]))
+    raw, centred = zip(*columns, strict=True)
+    return _joined(np.concatenate, raw), _joined(np.concatenate, centred)
+
+
+def _directions(
+    kernel: TangentKernel,
+    batch: Any,
+    pull: Pullback,
+    gauge: bool,
+    logits: Float[Tensor, "positions classes"],
+    rank: int,
+    probes: int,
+    generator: torch.Generator,
+) -> tuple[Float[Tensor, "rank positions classes"], Float[Tensor, "probes positions classes"]]:
+    """W and the random vectors beside it, in the gauge's subspace or in range(C)."""
+    positions, classes = logits.shape
+    dimension = positions * (1 if gauge else classes - 1)
+
+    def draw(count: int) -> Tensor:
+        normal = torch.randn(count, positions, classes, generator=generator)
+        return _part(normal.to(logits), gauge)
+
+    if dimension <= rank + probes:
+        return _orthonormal(draw(dimension).double()).to(logits), draw(0)
+    basis = draw(rank)
+    for _ in range(ROUNDS):
+        basis = _orthonormal(_part(kernel.product(batch, pull, basis, positions), gauge))
+    vectors, frame = draw(probes).flatten(1), basis.flatten(1)
+    beside = vectors - (vectors @ frame.T) @ frame
+    return basis, beside.reshape(probes, positions, classes)
+
+
+def _part(
+    vectors: Float[Tensor, "*vectors classes"], gauge: bool
+) -> Float[Tensor, "*vectors classes"]:
+    """`11ᵀ/V · v` for the gauge, `C v` else."""
+    shift = vectors.mean(-1, keepdim=True)
+    return shift.expand_as(vectors) if gauge else vectors - shift
+
+
+def _orthonormal(
+    vectors: Float[Tensor, "vectors positions classes"],
+) -> Float[Tensor, "rank positions classes"]:
+    """An orthonormal basis of the vectors' span, without directions that are rounding alone."""
+    q, r = torch.linalg.qr(vectors.flatten(1).T)
+    size = r.diagonal().abs()
+    kept = size > 1e3 * torch.finfo(size.dtype).eps * size.amax(0) if len(size) else size > 0
+    return q.T[kept].reshape(-1, *vectors.shape[1:])
+
+
+def _squares(
+    kernel: TangentKernel,
+    left: Any,
+    positions: Sequence[int],
+    pull: Pullback,
+    basis: Tensor,
+    vectors: Tensor,
+) -> tuple[Squares, Squares]:
+    """Raw and centred squares of a group of observed items, in one subspace of the updating one.
+
+    Raw and centred here speak of the observed side: all of K w, or C K w.
+    """
+    images = kernel.product(left, pull, torch.cat([basis, vectors]), sum(positions))
+    spans = [slice(*ends) for ends in pairwise(accumulate(positions, initial=0))]
+    raw, centred = (
+        [_of_images(x[: len(basis), span], x[len(basis) :, span]) for span in spans]
+        for x in (images, _part(images, gauge=False))
+    )
+    return _joined(np.stack, raw), _joined(np.stack, centred)
+
+
+def _of_images(
+    exact: Float[Tensor, "rank positions classes"],
+    random: Float[Tensor, "probes positions classes"],
+) -> Squares:
+    """`‖K W‖²`, the mean of ‖R v_i‖² and its variance `2‖RᵀR‖²_F/probes`."""
+    whole = float(exact.double().square().sum())
+    n = len(random)
+    if n == 0:
+        return Squares(*map(np.array, (whole, 0.0, 0.0)))
+    flat = random.flatten(1)
+    gram = (flat @ flat.T).double()
+    rest = float(gram.diagonal().mean())
+    between = float((gram.square().sum() - gram.diagonal().square().sum()) / (n * (n - 1)))
+    # ‖S‖_F ≤ tr S for S = RᵀR: one direction alone has the largest variance.
+    return Squares(*map(np.array, (whole, rest, 2 * min(between, rest**2) / n)))
+
+
+def _groups(
+    function: LogitFunction, side: str, items: Sequence[Any], bytes_each: int, room: int
+) -> Iterator[list[Any]]:
+    """Items whose vectors or images, `bytes_each` a position, fit into the memory together."""
+    group: list[Any] = []
+    taken = 0
+    for number, item in enumerate(items):
+        (positions,) = function.batch([item])[1]
+        size = positions * bytes_each
+        if size > room:
+            raise ConfigError(
+                "memory_bytes",
+                4 * room,
+                f"{side}[{number}] with {positions} positions takes {4 * size} bytes; give as "
+                "much, or a lower rank and fewer probes",
+            )
+        if group and taken + size > room:
+            yield group
+            group, taken = [], 0
+        group.append(item)
+        taken += size
+    yield group
+
+
+def _joined(join: Callable[..., ndarray], parts: Sequence[Squares], **how: int) -> Squares:
+    fields = zip(*((one.exact, one.rest, one.variance) for one in parts), strict=True)
+    return Squares(*(join(values, **how) for values in fields))

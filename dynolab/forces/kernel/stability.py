@@ -1,0 +1,180 @@
+"""Do the same pairs stay strongly coupled? Rank correlation of ‖K‖ between checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from dynolab.errors import ConfigError
+from dynolab.forces.kernel.size import KernelSizes, Norm
+from dynolab.statistics import percentile_ends, rank_correlation
+
+Verdict = Literal["holds", "breaks down", "unclear"]
+THRESHOLD = 0.8
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How two readings of ‖K‖ over the same pairs of responses agree.
+
+    `ceiling` is the correlation that estimation alone would leave of a perfect one, were the two
+    readings' noise independent; 1 where both are exact. `growth` is `‖K‖_second/‖K‖_first − 1` of
+    every pair [observed, updating].
+    """
+
+    first: str
+    second: str
+    correlation: float
+    low: float
+    high: float
+    ceiling: float
+    verdict: Verdict
+    growth: Float[ndarray, "observed updating"]
+
+
+@dataclass(frozen=True)
+class KernelStability:
+    """Agreement of every two readings, in the order in which they were given."""
+
+    agreements: tuple[Agreement, ...]
+    norm: Norm
+    threshold: float
+
+    def between(self, first: str, second: str) -> Agreement:
+        """The agreement of two readings by label, given in either order."""
+        for one in self.agreements:
+            if {one.first, one.second} == {first, second}:
+                return one
+        raise ConfigError("labels", (first, second), "give the labels of two different readings")
+
+
+def kernel_stability(
+    sizes: Mapping[str, KernelSizes],
+    *,
+    norm: Norm = "centred",
+    threshold: float = THRESHOLD,
+    exclude_diagonal: bool = False,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> KernelStability:
+    """Spearman's rank correlation of ‖K_ou‖ over all pairs, between every two readings.
+
+    Readings are checkpoints, learning rates, or stages (SFT and DPO), each of the same observed
+    and updating responses. The interval is the 95% percentile interval of the bootstrap that
+    redraws observed and updating responses (Owen, *The pigeonhole bootstrap*, Annals of Applied
+    Statistics, 2007): pairs share responses, so redrawing pairs would make it too narrow. In a
+    simulation with 5 to 20 responses a side it covered 93–98% of the time, one set on both sides
+    included; with 6 it is nearly as wide as the whole range.
+
+    Estimation noise lowers a correlation by `√(r_first r_second)`, the readings' reliabilities
+    (Spearman 1904): `r = 1 − mean(relative error²) / variance(log ‖K‖)`. Readings with one seed
+    share random vectors, so part of their noise is common and the correlation may then lie above
+    the ceiling; a ceiling below the threshold leaves the verdict open either way.
+
+    **Verdict:** `breaks down` where the whole interval is below the threshold times the ceiling,
+    `holds` where it is above the threshold, else, or where the ceiling is lower than the
+    threshold, `unclear`. The default of 0.8 is a choice: for normal scores it means that four of
+    five comparisons "this pair is coupled more strongly than that one" keep their order
+    (τ = 2/π · asin 0.81 = 0.60).
+
+    **Arguments:**
+
+    - `sizes`: readings by label, two at least.
+    - `norm`: `centred`, which a shift of all logits leaves as it is, or `raw`.
+    - `exclude_diagonal`: for observed = updating, leaves out each response's kernel with itself,
+      and redraws both sides together.
+
+    **Raises:** `ConfigError` where readings are of different pairs or too few.
+    """
+    _check(sizes, exclude_diagonal)
+    shape = next(iter(sizes.values())).raw.shape
+    drawn = _drawn(shape, exclude_diagonal, resamples, seed)
+    agreements = []
+    for first, second in combinations(sizes, 2):
+        one, other = (sizes[label].squares(norm).norm for label in (first, second))
+        every = np.eye(*shape) == 0 if exclude_diagonal else np.ones(shape, dtype=bool)
+        again = [rank_correlation(one[cells], other[cells]) for cells in drawn]
+        low, high = percentile_ends(np.concatenate(again))
+        noise = [_reliability(sizes[label], norm, every) for label in (first, second)]
+        ceiling = float(np.sqrt(noise[0] * noise[1]))
+        agreements.append(
+            Agreement(
+                first,
+                second,
+                float(rank_correlation(one[every], other[every])),
+                low,
+                high,
+                ceiling,
+                _verdict(low, high, ceiling, threshold),
+                other / one - 1,
+            )
+        )
+    return KernelStability(tuple(agreements), norm, threshold)
+
+
+def _drawn(
+    shape: tuple[int, ...], together: bool, resamples: int, seed: int
+) -> list[tuple[ndarray, ndarray]]:
+    """Rows and columns of redrawn pairs, each [draws, cells], the same for all readings.
+
+    Together, draws differ in how many cells they keep: those of equal number stand in one array.
+    """
+    rng = np.random.default_rng(seed)
+    cells: dict[int, list[ndarray]] = {}
+    for _ in range(resamples):
+        rows = rng.integers(shape[0], size=shape[0])
+        columns = rows if together else rng.integers(shape[1], size=shape[1])
+        o, u = (axis.ravel() for axis in np.meshgrid(rows, columns))
+        kept = o != u if together else slice(None)
+        draw = np.stack([o[kept], u[kept]])
+        cells.setdefault(draw.shape[1], []).append(draw)
+    return [tuple(np.stack(draws, axis=1)) for draws in cells.values()]
+
+
+def _reliability(sizes: KernelSizes, norm: Norm, cells: ndarray) -> float:
+    """Share of the variance of log ‖K‖ over pairs that is no estimation noise."""
+    squares = sizes.squares(norm)
+    size, error = squares.norm[cells], squares.error[cells]
+    noise = float(np.mean((error / size) ** 2))
+    whole = float(np.var(np.log(size), ddof=1))
+    if noise == 0:
+        return 1.0
+    return max(0.0, 1 - noise / whole) if whole > 0 else 0.0
+
+
+def _verdict(low: float, high: float, ceiling: float, threshold: float) -> Verdict:
+    if ceiling < threshold:
+        return "unclear"
+    if low > threshold:
+        return "holds"
+    if high < threshold * ceiling:
+        return "breaks down"
+    return "unclear"
+
+
+def _check(sizes: Mapping[str, KernelSizes], exclude_diagonal: bool) -> None:
+    if len(sizes) < 2:
+        raise ConfigError("sizes", list(sizes), "give two readings or more")
+    shapes = {label: one.raw.shape for label, one in sizes.items()}
+    if len(set(shapes.values())) > 1:
+        raise ConfigError("sizes", shapes, "give readings of the same responses")
+    (observed, updating) = next(iter(shapes.values()))
+    if exclude_diagonal and observed != updating:
+        raise ConfigError(
+            "exclude_diagonal",
+            (observed, updating),
+            "only where observed and updating responses are the same",
+        )
+    if observed * updating - (observed if exclude_diagonal else 0) < 3:
+        raise ConfigError("sizes", (observed, updating), "ranks need three pairs or more")
+    for label, one in sizes.items():
+        if not (one.raw > 0).all() or not (one.centred > 0).all():
+            raise ConfigError(
+                f"sizes[{label}]", 0.0, "a pair is not coupled at all; leave its response out"
+            )

@@ -1,0 +1,1 @@
+"""Force maps: many updating responses on many observed ones, token by token."""

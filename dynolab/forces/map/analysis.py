@@ -1,0 +1,266 @@
+"""One checkpoint's forces in one go: the map on disk, its sums by pair, its parts by block."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dynolab.data.batches import CHOSEN, REJECTED
+from dynolab.data.encode import Encoded, EncodedExample
+from dynolab.data.rows import ProbeRow
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.map.breakdown import Breakdown, breakdown
+from dynolab.forces.map.force_map import MEMORY_BYTES, ForceMap, force_map
+from dynolab.forces.map.terms import TokenTerms, response_terms, trained_terms
+from dynolab.forces.map.totals import block_sums, pair_totals
+from dynolab.forces.step.optimizers import FrozenUpdate
+from dynolab.forces.step.split import objective_batch, step_totals
+from dynolab.forces.step.token_map import token_strings
+from dynolab.objectives import build_objective
+from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.results.forces import (
+    AnalysisFacts,
+    BlockPart,
+    LastLayerFit,
+    PairForce,
+    ResponseTermsRow,
+)
+from dynolab.training.record import Recorded, RecordedExample, RecordedGroup, StepRecord
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is observed, which pairs or groups update, under whose force and by which step.
+
+    `update` is the learning rate of a gradient step or a realised step's frozen map, `at` the
+    weights where both sides' derivatives are taken (the policy's own by default).
+    """
+
+    policy: PolicyFunction
+    tokenizer: PreTrainedTokenizerBase
+    observed: Sequence[tuple[ProbeRow, Encoded]]
+    updating: Sequence[Recorded]
+    objective: ObjectiveConfig
+    update: float | FrozenUpdate
+    learning_rate: float
+    at: Weights | None = None
+    step: int | None = None
+    left_out: int = 0
+
+    def in_metric_of(self, record: StepRecord, update: FrozenUpdate) -> Question:
+        """The same pairs at a recorded step's weights, updated by its realised optimizer step."""
+        return replace(
+            self,
+            update=update,
+            learning_rate=record.facts.learning_rate,
+            at=record.before,
+            step=record.facts.step,
+        )
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The answer: the map, its sums by observed answer and updating pair, its parts by block."""
+
+    force_map: ForceMap
+    totals: list[PairForce]
+    terms: list[ResponseTermsRow]
+    facts: AnalysisFacts
+
+    def metrics(self) -> dict[str, float]:
+        """`force/<kind>/…`: means over the training pairs' answers, nats per step; and the blocks.
+
+        `predicted` = `from_chosen` + `from_rejected`, each summed over the updating pairs.
+        """
+        sums: dict[str, dict[str, list[float]]] = defaultdict(dict)
+        for row in self.totals:
+            if row.split != "train":
+                continue
+            moved = sums[row.kind].setdefault(row.observed_id, [0.0, 0.0])
+            moved[0] += row.from_chosen
+            moved[1] += row.from_rejected
+        found: dict[str, float] = {}
+        for kind, answers in sums.items():
+            chosen, rejected = np.mean(list(answers.values()), axis=0)
+            found[f"force/{kind}/from_chosen"] = float(chosen)
+            found[f"force/{kind}/from_rejected"] = float(rejected)
+            found[f"force/{kind}/predicted"] = float(chosen + rejected)
+        for part in self.facts.blocks:
+            found[f"force/block/{part.block}/share"] = part.share
+            found[f"force/block/{part.block}/projection"] = part.projection
+        for name, value in self.facts.last_layer.model_dump().items():
+            if math.isfinite(value):  # a head that does not move has no direction
+                found[f"force/last_layer/{name}"] = value
+        return found | {"force/block_error": self.facts.block_error}
+
+
+def recorded(
+    examples: Sequence[EncodedExample],
+    reference: Mapping[str, Mapping[int, Tensor]] | None = None,
+) -> list[RecordedExample]:
+    """Examples with their reference log-probabilities by id and side, where there are any."""
+
+    def scores(name: str, side: int) -> list[float] | None:
+        values = (reference or {}).get(name, {}).get(side)
+        return None if values is None else values.tolist()
+
+    return [
+        RecordedExample(
+            id=one.id,
+            chosen=one.chosen,
+            rejected=one.rejected,
+            chosen_reference=scores(one.id, CHOSEN),
+            rejected_reference=scores(one.id, REJECTED),
+            wins=one.wins,
+        )
+        for one in examples
+    ]
+
+
+def analyse(question: Question, folder: Path, *, memory_bytes: int = MEMORY_BYTES) -> Analysis:
+    """Computes the force map into a folder, and its breakdown.
+
+    **Arguments:** `memory_bytes`: as `force_map` has it; it bounds the work, not the result.
+
+    **Raises:** `ConfigError` as `force_map` does.
+    """
+    objective = build_objective(question.objective)
+    encoded = [one for _, one in question.observed]
+    found = force_map(
+        question.policy,
+        encoded,
+        question.updating,
+        objective,
+        update=question.update,
+        at=question.at,
+        memory_bytes=memory_bytes,
+        folder=folder,
+    )
+    parts = breakdown(
+        question.policy,
+        encoded,
+        question.updating,
+        objective,
+        update=question.update,
+        at=question.at,
+        memory_bytes=memory_bytes,
+    )
+    return Analysis(
+        found, _totals(question, found, parts), _terms(question), _facts(question, found, parts)
+    )
+
+
+def _totals(question: Question, found: ForceMap, parts: Breakdown) -> list[PairForce]:
+    sums = pair_totals(found)
+    head = parts.head.cpu().numpy()
+    by_side = block_sums(head, found.observed_offsets, found.updating_offsets)
+    rows = []
+    for number, (probe, encoded) in enumerate(question.observed):
+        for column, name in enumerate(sums.pairs):
+            columns = [at for at, one in enumerate(found.updating) if one.id == name]
+            rows.append(
+                PairForce(
+                    observed_id=probe.pair_id,
+                    split=probe.split,
+                    kind=probe.kind,
+                    tokens=encoded.response_length,
+                    updating_id=name,
+                    from_chosen=float(sums.from_chosen[number, column]),
+                    from_rejected=float(sums.from_rejected[number, column]),
+                    from_head=float(by_side[number, columns].sum()),
+                )
+            )
+    return rows
+
+
+def _terms(question: Question) -> list[ResponseTermsRow]:
+    """Of the observed answers with c = 1, and of the updating ones with the objective's c."""
+    encoded = [one for _, one in question.observed]
+    found = response_terms(question.policy, encoded, at=question.at)
+    rows = [
+        _terms_row("observed", probe.pair_id, probe.kind, one, question, terms)
+        for (probe, one), terms in zip(question.observed, found, strict=True)
+    ]
+    return rows + _updating_terms(question)
+
+
+@torch.no_grad()
+def _updating_terms(question: Question) -> list[ResponseTermsRow]:
+    objective, policy = build_objective(question.objective), question.policy
+    totals = step_totals(question.updating, objective)
+    place = policy.cast(question.at or {})
+    rows = []
+    for example in question.updating:
+        batch = objective_batch([example], objective, totals, policy)
+        logits = policy.logits(place, batch)
+        used = example.responses(objective.sides)
+        lengths = [one.response_length for _, one in used]
+        for (side, one), terms in zip(
+            used, trained_terms(objective, logits, batch).split(lengths), strict=True
+        ):
+            kind = "chosen" if side == CHOSEN else "rejected"
+            rows.append(_terms_row("updating", example.id, kind, one, question, terms))
+    return rows
+
+
+def _terms_row(
+    role: Literal["observed", "updating"],
+    name: str,
+    kind: str,
+    encoded: Encoded,
+    question: Question,
+    terms: TokenTerms,
+) -> ResponseTermsRow:
+    return ResponseTermsRow(
+        role=role,
+        id=name,
+        kind=kind,
+        tokens=token_strings(encoded, question.tokenizer),
+        logp=terms.logp.tolist(),
+        a_norm=terms.a_frobenius.tolist(),
+        energy=terms.energy.tolist(),
+        force_size=terms.force_size.tolist(),
+        learning_rate=terms.learning_rate.tolist(),
+        g_norm=terms.g_norm.tolist(),
+    )
+
+
+def _facts(question: Question, found: ForceMap, parts: Breakdown) -> AnalysisFacts:
+    shares, projections, fit = parts.shares(), parts.projections(), parts.last_layer()
+    whole = torch.from_numpy(np.array(found.force))
+    gap = parts.force.cpu() - whole
+    settings = question.objective.model_dump(exclude={"name"})
+    return AnalysisFacts(
+        objective=question.objective.name,
+        objective_settings=settings,
+        learning_rate=question.learning_rate,
+        step=question.step,
+        route=found.facts.route,
+        dtype=found.facts.dtype,
+        observed_answers=len(found.observed),
+        observed_tokens=found.force.shape[0],
+        updating_pairs=len(question.updating),
+        grouped=any(isinstance(one, RecordedGroup) for one in question.updating),
+        adapters=found.facts.subspace != "all",
+        updating_tokens=found.force.shape[1],
+        left_out=question.left_out,
+        blocks=tuple(
+            BlockPart(block=name, share=shares[name], projection=projections[name])
+            for name in sorted(shares, key=lambda name: -shares[name])
+        ),
+        last_layer=LastLayerFit(
+            cosine=fit.cosine, norm_ratio=fit.norm_ratio, sign_agreement=fit.sign_agreement
+        ),
+        block_error=float(gap.norm() / whole.norm()),
+    )

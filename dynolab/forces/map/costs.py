@@ -1,0 +1,181 @@
+"""Counted cost: floating-point operations and bytes of each way to a force map."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+from dynolab.forces.function.rules import Rule
+from dynolab.forces.map.weighted import WeightedResponse
+
+Route = Literal["columns", "rows", "both_sides"]
+Order = Literal["formed", "kernel", "kernel_swapped"]
+Shape = tuple[int, int]
+"""Response tokens and positions of one sequence."""
+
+
+def shapes_of(sequences: Sequence[Encoded]) -> list[Shape]:
+    """Response tokens and the positions that predict them and what stands before."""
+    return [(one.response_length, len(one.ids) - 1) for one in sequences]
+
+
+def formed_flops(
+    observed: Sequence[Shape], updating: Sequence[Shape], d_in: int, d_out: int
+) -> int:
+    """Order (i): `2 d_in d_out (Σ_o M T_o + Σ_u L T_u)` to form, then `2 d_in d_out ΣM ΣL`."""
+    forming = sum(tokens * positions for tokens, positions in (*observed, *updating))
+    M, L = (sum(tokens for tokens, _ in side) for side in (observed, updating))
+    return 2 * d_in * d_out * (forming + M * L)
+
+
+def kernel_flops(
+    observed: Sequence[Shape], updating: Sequence[Shape], d_in: int, d_out: int
+) -> int:
+    """Order (iii), a pair: `2 T_o T_u d_in + 2 d_out (L T_o T_u + M L T_o)`.
+
+    Summing all position pairs of one token pair instead, `2 T_o T_u d_out` for each (m, l), costs
+    `1/(1/M + 1/T_u)` times as much: never less worth mentioning, so it is no third order.
+    """
+    L = sum(tokens for tokens, _ in updating)
+    T_o, T_u = (sum(positions for _, positions in side) for side in (observed, updating))
+    LT_u = sum(tokens * positions for tokens, positions in updating)
+    MT_o = sum(tokens * positions for tokens, positions in observed)
+    return 2 * T_o * T_u * d_in + 2 * d_out * (T_o * LT_u + MT_o * L)
+
+
+def cheapest_order(
+    observed: Sequence[Shape], updating: Sequence[Shape], d_in: int, d_out: int
+) -> Order:
+    """The order of contraction of one matrix that takes least.
+
+    Operations of the kernel orders count twice: their many small products reach half the speed
+    of one large product at best.
+    """
+    costs = _orders(observed, updating, d_in, d_out)
+    return min(costs, key=lambda order: costs[order] * (1 if order == "formed" else 2))
+
+
+def matrix_flops(
+    observed: Sequence[Shape], updating: Sequence[Shape], d_in: int, d_out: int
+) -> int:
+    """Operations of one matrix's contraction in its order."""
+    order = cheapest_order(observed, updating, d_in, d_out)
+    return _orders(observed, updating, d_in, d_out)[order]
+
+
+def _orders(
+    observed: Sequence[Shape], updating: Sequence[Shape], d_in: int, d_out: int
+) -> dict[Order, int]:
+    return {
+        "formed": formed_flops(observed, updating, d_in, d_out),
+        "kernel": kernel_flops(observed, updating, d_in, d_out),
+        "kernel_swapped": kernel_flops(updating, observed, d_in, d_out),
+    }
+
+
+def contraction_flops(
+    rules: Sequence[Rule], observed: Sequence[Shape], updating: Sequence[Shape]
+) -> int:
+    """Operations of route B's contraction.
+
+    Every matrix in the order that it is contracted in, a local one's two products
+    `2 ΣM ΣL (d_in + d_out)`, norms and biases `2 ΣM ΣL d`. A table's rows that both sequences hold
+    depend on the text and are left out.
+    """
+    M, L = (sum(tokens for tokens, _ in side) for side in (observed, updating))
+    total = 0
+    for rule in rules:
+        d_in, d_out = rule.sizes
+        if rule.kind == "linear" and rule.weight is not None:
+            total += (
+                2 * M * L * (d_in + d_out)
+                if rule.local
+                else matrix_flops(observed, updating, d_in, d_out)
+            )
+        total += 2 * M * L * d_out * (rule.bias is not None)
+        total += 2 * M * L * d_out * (rule.kind == "norm" and rule.weight is not None)
+    return total
+
+
+def route_flops(
+    rules: Sequence[Rule], observed: Sequence[Shape], updating: Sequence[Shape]
+) -> dict[Route, int]:
+    """Operations of each route, N the parameters in matrix products, head aside.
+
+    - columns (A): for every l a VJP on its sequence, `4 N T_u`, and a JVP on all observations,
+      `6 N ΣT_o`;
+    - rows (A'): the same with the sides exchanged;
+    - both sides (B): signals alone, `2 N T` for every token of either side, or once for all
+      tokens of a response where they are local, and the contraction.
+    """
+    matrices = [rule for rule in rules if rule.kind == "linear" and not rule.head]
+    N = sum(math.prod(rule.sizes) for rule in matrices)
+    N_local = sum(math.prod(rule.sizes) for rule in matrices if rule.local)
+    (M, T_o, MT_o), (L, T_u, LT_u) = (
+        (sum(m for m, _ in side), sum(t for _, t in side), sum(m * t for m, t in side))
+        for side in (observed, updating)
+    )
+    return {
+        "columns": N * (4 * LT_u + 6 * L * T_o),
+        "rows": N * (4 * MT_o + 6 * M * T_u),
+        "both_sides": 2 * (N - N_local) * (MT_o + LT_u)
+        + 2 * N_local * (T_o + T_u)
+        + contraction_flops(rules, observed, updating),
+    }
+
+
+def choose_route(
+    rules: Sequence[Rule], observed: Sequence[Shape], updating: Sequence[Shape]
+) -> Route:
+    """The route with the fewest operations (`route_flops`)."""
+    return min(route_flops(rules, observed, updating).items(), key=lambda item: item[1])[0]
+
+
+def factor_bytes(rules: Sequence[Rule], shape: Shape, item: int) -> int:
+    """Bytes of one sequence's factors: a matrix' inputs T d_in and signals M T d_out, a table's
+    rows at most M T d, the head's M (d + V); a vector's gradients are formed at once, M d.
+    """
+    tokens, positions = shape
+    numbers = 0
+    for rule in rules:
+        d_in, d_out = rule.sizes
+        if rule.kind == "linear" and rule.local:
+            numbers += tokens * (d_in + d_out)
+        elif rule.kind == "linear":
+            numbers += positions * d_in + tokens * positions * d_out
+        elif rule.kind == "embedding":
+            numbers += tokens * positions * d_out
+        numbers += tokens * d_out * (rule.kind == "norm") + tokens * d_out * (rule.bias is not None)
+    return numbers * item
+
+
+def slice_width(workspace: int, unit: int, most: int) -> int:
+    """How many units of so many bytes fit into the workspace, at least one."""
+    return max(1, min(most, workspace // unit))
+
+
+def split_to_fit(
+    size: Callable[[Encoded], int], response: WeightedResponse, room: int
+) -> list[WeightedResponse]:
+    """A response as spans of its tokens whose factors fit the room.
+
+    A token depends on what stands before it alone, so a span is the same sequence, cut after its
+    last token, with what precedes its first token counted as prompt.
+    """
+    spans, start, end = [], 0, len(response.weights)
+    while start < end:
+        stop = end
+        while (bytes_ := size((span := response.span(start, stop)).sequence)) > room:
+            if stop == start + 1:
+                raise ConfigError(
+                    "memory_bytes",
+                    8 * room,
+                    f"one token's factors take {bytes_} bytes; give at least {8 * bytes_}",
+                )
+            stop = start + (stop - start) // 2
+        spans.append(span)
+        start = stop
+    return spans

@@ -1,0 +1,201 @@
+"""Per-token gradients of scores as factors: what a module was given times what came back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.rules import Rule
+from dynolab.forces.map.signals import Signal, Tail, token_signals
+from dynolab.forces.map.weighted import WeightedResponse
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A matrix: token m's gradient is `Σ_s signal[m,s] input[s]ᵀ`, transposed where it says so."""
+
+    input: Float[Tensor, "positions d_in"]
+    signal: Float[Tensor, "tokens positions d_out"]
+    transposed: bool
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An embedding: token m's gradient is `rows[m, i]` at table row `ids[i]`, else zero."""
+
+    ids: list[int]
+    rows: Float[Tensor, "tokens present d"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A matrix behind the last attention, such as the output head: token m's gradient is rank one.
+
+    It is `signal[m] input[m]ᵀ`, at the position that predicts m, transposed where it says so. The
+    head's signal is −G_m, for log π itself e_{y_m} − π_m, carried back through what the model does
+    to its head's output.
+    """
+
+    input: Float[Tensor, "tokens d_in"]
+    signal: Float[Tensor, "tokens d_out"]
+    transposed: bool
+
+
+@dataclass(frozen=True)
+class Factors:
+    """∇_θ s of each token of one response (`WeightedResponse`), by parameter name.
+
+    A name may stand under `rows` and `point` at once (tied embeddings); its gradient is the sum.
+    """
+
+    tokens: int
+    positions: int
+    outer: dict[str, Outer] = field(default_factory=dict)
+    rows: dict[str, Rows] = field(default_factory=dict)
+    point: dict[str, Point] = field(default_factory=dict)
+    dense: dict[str, Float[Tensor, "tokens size"]] = field(default_factory=dict)
+
+
+def token_factors(
+    policy: PolicyFunction,
+    at: Weights,
+    rules: Sequence[Rule],
+    tail: Tail | None,
+    generic: set[str],
+    response: WeightedResponse,
+) -> Factors:
+    """Factors of ∇ s_m for every token of a response.
+
+    **Arguments:**
+
+    - `at`: all weights, already cast to the policy.
+    - `tail`: where positions are no longer mixed (`find_tail`).
+    - `generic`: parameters whose per-token gradients are taken whole, by plain autograd.
+    """
+    sequence = response.sequence
+    factors = Factors(sequence.response_length, len(sequence.ids) - 1)
+    signals = token_signals(policy, at, rules, tail, response)
+    with policy.differentiable():
+        for signal in signals:
+            _add(factors, signal, generic)
+    if generic:
+        factors.dense.update(_whole(policy, at, generic, response))
+    return factors
+
+
+def _add(factors: Factors, signal: Signal, generic: set[str]) -> None:
+    """Enters one call of a module; further calls of it add up."""
+    rule, value = signal.rule, signal.input
+    weight = None if rule.weight in generic else rule.weight
+    if rule.bias is not None and rule.bias not in generic:
+        _add_dense(factors, rule.bias, signal.summed())
+    if weight is None:
+        return
+    if rule.kind == "norm":
+        _add_dense(factors, weight, signal.summed(_normed(rule, value)))
+    elif rule.local:
+        factors.point[weight] = Point(value, signal.delta, rule.transposed)
+    elif rule.kind == "embedding":
+        factors.rows[weight] = _table_rows(rule.module, value, signal.delta)
+    else:
+        delta, old = signal.delta, factors.outer.get(weight)
+        if old is not None:
+            value, delta = torch.cat([old.input, value]), torch.cat([old.signal, delta], dim=1)
+        factors.outer[weight] = Outer(value, delta, rule.transposed)
+
+
+def _add_dense(factors: Factors, name: str, gradient: Tensor) -> None:
+    old = factors.dense.get(name)
+    factors.dense[name] = gradient if old is None else old + gradient
+
+
+def _table_rows(module: nn.Module, ids: Int[Tensor, " positions"], delta: Tensor) -> Rows:
+    """Σ of the signals over the positions of each token present; a padding row learns nothing."""
+    present, where = ids.unique(return_inverse=True)
+    rows = delta.new_zeros(len(delta), len(present), delta.shape[-1]).index_add_(1, where, delta)
+    rows[:, present == module.padding_idx] = 0
+    return Rows(present.tolist(), rows)
+
+
+@torch.no_grad()
+def _normed(rule: Rule, value: Tensor) -> Tensor:
+    """The norm's output before scale and bias."""
+    module = rule.module
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    plain = {"weight": torch.ones_like(weight, dtype=value.dtype)}
+    if getattr(module, "bias", None) is not None:
+        plain["bias"] = torch.zeros_like(plain["weight"])
+    return functional_call(module, plain, (value,))
+
+
+def _whole(
+    policy: PolicyFunction, at: Weights, names: set[str], response: WeightedResponse
+) -> dict[str, Float[Tensor, "tokens size"]]:
+    """Per-token gradients of some parameters, one backward pass a token."""
+    leaves = {name: at[name].detach().requires_grad_() for name in sorted(names)}
+    with torch.enable_grad():
+        scores = response.scores(policy, {**at, **leaves})
+    by_token = [_gradients(score, leaves) for score in scores.unbind()]
+    return {name: torch.stack([g[name].flatten() for g in by_token]) for name in leaves}
+
+
+def _gradients(value: Tensor, leaves: Weights) -> dict[str, Tensor]:
+    found = torch.autograd.grad(
+        value, list(leaves.values()), retain_graph=True, materialize_grads=True
+    )
+    return dict(zip(leaves, found, strict=True))
+
+
+def without_rule(
+    policy: PolicyFunction,
+    at: Weights,
+    rules: Sequence[Rule],
+    tail: Tail | None,
+    wanted: set[str],
+    sample: WeightedResponse,
+) -> set[str]:
+    """Wanted parameters whose factors do not give autograd's gradient of `Σ_m w_m s_m`.
+
+    They act through a module of no known kind, outside any module, or otherwise than their
+    module's kind says; their gradients are then taken whole. The weights w are random, so that a
+    signal at a wrong token or position shows.
+    """
+    w = torch.randn(len(sample.weights), generator=torch.Generator().manual_seed(0))
+    w = w.to(policy.device, policy.dtype)
+    leaves = {name: at[name].detach().requires_grad_() for name in sorted(wanted)}
+    with torch.enable_grad():
+        scores = sample.scores(policy, {**at, **leaves})
+    truth = _gradients(w @ scores, leaves)
+    made = _summed(token_factors(policy, at, rules, tail, set(), sample), w, truth)
+    floor = 1e-6 * max(float(g.norm()) for g in truth.values())
+    return {
+        name
+        for name, g in truth.items()
+        if name not in made or float((made[name] - g).norm()) > 1e-3 * float(g.norm()) + floor
+    }
+
+
+@torch.no_grad()
+def _summed(factors: Factors, w: Tensor, like: Weights) -> dict[str, Tensor]:
+    """`Σ_m w_m g_m` by parameter name, from the factors."""
+    sums: dict[str, Tensor] = {}
+    for name, one in factors.outer.items():
+        g = torch.einsum("m,mso,si->oi", w, one.signal, one.input)
+        sums[name] = g.T if one.transposed else g
+    for name, rows in factors.rows.items():
+        sums[name] = torch.zeros_like(like[name])
+        sums[name][rows.ids] = torch.einsum("m,mvd->vd", w, rows.rows)
+    for name, point in factors.point.items():
+        g = (point.signal * w[:, None]).T @ point.input
+        g = g.T if point.transposed else g
+        sums[name] = sums[name] + g if name in sums else g
+    for name, dense in factors.dense.items():
+        sums[name] = (w @ dense).view_as(like[name])
+    return sums

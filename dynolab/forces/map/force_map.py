@@ -1,0 +1,288 @@
+"""The token-level force map of many updating responses on many observed ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from dynolab import distributed
+from dynolab.data.encode import Encoded
+from dynolab.errors import DynolabError
+from dynolab.forces.function.derivatives import derivatives_of
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.map.costs import Route, choose_route, shapes_of
+from dynolab.forces.map.files import Bounds, MapFolder
+from dynolab.forces.map.gram import Tile, gram_tiles, plan_tiles
+from dynolab.forces.map.problem import Problem, Updating, pose
+from dynolab.forces.step.optimizers import FrozenUpdate
+from dynolab.objectives import Objective
+from dynolab.training.record import Recorded
+
+MEMORY_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class MapFacts:
+    """What a force map's numbers are.
+
+    `subspace` names the parameters that move, where they are not all. `observed_temperature` is
+    that of the softmax whose log π is observed.
+    """
+
+    route: str
+    dtype: str
+    attention: str
+    objective: str
+    learning_rate: float | None
+    preconditioned: bool
+    subspace: str | list[str]
+    observed_temperature: float = 1.0
+    units: str = "nats of log π(observed token) per step, through one updating token, first order"
+
+
+@dataclass(frozen=True)
+class ForceMap:
+    """`force[m, l]`: push on log π of observed token m from updating token l.
+
+    Rows are the observed responses' tokens one response after the other, columns the updating
+    ones'; block (o, u) is `force[observed_offsets[o]:observed_offsets[o+1], …]`. A map on disk is
+    mapped into memory, not read.
+    """
+
+    force: np.ndarray
+    observed: tuple[tuple[int, ...], ...]
+    updating: tuple[Updating, ...]
+    facts: MapFacts
+
+    @property
+    def observed_offsets(self) -> list[int]:
+        """Where each observed response's rows begin, and the end."""
+        return _offsets([len(tokens) for tokens in self.observed])
+
+    @property
+    def updating_offsets(self) -> list[int]:
+        """Where each updating response's columns begin, and the end."""
+        return _offsets([len(one.tokens) for one in self.updating])
+
+    def block(self, observed: int, updating: int) -> np.ndarray:
+        """M × L map of one updating response on one observed response."""
+        rows, columns = self.observed_offsets, self.updating_offsets
+        return self.force[
+            rows[observed] : rows[observed + 1], columns[updating] : columns[updating + 1]
+        ]
+
+    @classmethod
+    def open(cls, folder: Path) -> ForceMap:
+        """A complete map from disk.
+
+        **Raises:** `CorruptData` where the map is incomplete, `ConfigError` where there is none.
+        """
+        found = MapFolder.open(folder)
+        manifest = found.manifest
+        return cls(
+            found.matrix,
+            tuple(tuple(tokens) for tokens in manifest["observed"]),
+            tuple(
+                Updating(one["id"], one["side"], tuple(one["tokens"]))
+                for one in manifest["updating"]
+            ),
+            MapFacts(**manifest["facts"]),
+        )
+
+
+def force_map(
+    policy: PolicyFunction,
+    observed: Sequence[Encoded],
+    updating: Sequence[Recorded],
+    objective: Objective,
+    *,
+    update: float | FrozenUpdate = 1.0,
+    at: Weights | None = None,
+    observed_temperature: float = 1.0,
+    route: Route | Literal["auto"] = "auto",
+    memory_bytes: int = MEMORY_BYTES,
+    folder: Path | None = None,
+    over_ranks: bool = False,
+) -> ForceMap:
+    """`F[m,l] = −η (e_{y_m} − π_m)ᵀ K_{m,l} G_l` of every token pair, exact to rounding.
+
+    K = J_o P J_uᵀ is the empirical tangent kernel of the logits (Ren & Sutherland, arXiv
+    2407.10490, prop. 1), `G_l = Σ_j c_{l,j} (π_T − e_{t_{l,j}})/T` the objective's force: of one
+    that reads the response's own tokens at T = 1, c_l (π_l − e_{y_l}). With
+    `s_l = Σ_j c_{l,j} log π_T(t_{l,j})`, c held, this is `η ⟨∇ log π_m, P ∇ s_l⟩`, computed by the
+    route with the fewest counted operations:
+
+    - `columns` (A): a VJP for every l, a JVP of all observations along it;
+    - `rows` (A'): a VJP for every m, a JVP of all updates along it;
+    - `both_sides` (B): per-token gradients of both sides as factors, contracted layer by layer.
+
+    The examples in `updating` are one step's batch: the objective's denominators count them all,
+    so `Σ_l F` over all columns is the first-order change under the step.
+
+    **Arguments:**
+
+    - `updating`: with reference log-probabilities where the objective needs them.
+    - `update`: learning rate η of a gradient step (P = I), or the frozen linear map of a realised
+      step (`split_step(...).update`), whose scale is ηP, clip factor included.
+    - `at`: where both sides' derivatives are taken; the model's own weights by default.
+    - `observed_temperature`: T of the log π_T that is observed, as a policy that samples at T has
+      it. At which temperature the step trained is told by `updating`.
+    - `memory_bytes`: bound of route B's factors and workspace, beside the model itself.
+    - `folder`: keeps the map on disk. A map that was interrupted there is continued, by as many
+      ranks as there are then.
+    - `over_ranks`: shares the observed responses out over torch.distributed's ranks, in runs of
+      about as many tokens. Every rank calls it with the same arguments, and has the whole map. It
+      is one process' map but for rounding, as matrix products of other sizes round otherwise.
+
+    **Returns:** nats per step; positive where the step through token l makes token m likelier.
+
+    **Raises:** `ConfigError` on responses without tokens or too long, weights that are no numbers,
+    16-bit arithmetic, or a folder that holds another map.
+    """
+    problem = pose(
+        policy,
+        observed,
+        updating,
+        objective,
+        update=update,
+        at=at,
+        observed_temperature=observed_temperature,
+    )
+    shapes = shapes_of(observed), shapes_of([one.sequence for one in problem.updating])
+    chosen = choose_route(problem.kernel.rules, *shapes) if route == "auto" else route
+    if route == "auto" and not derivatives_of(policy).agrees("forward"):
+        chosen = "both_sides"
+    facts = _facts(problem, chosen, objective, update, observed_temperature)
+    lengths = [one.response_length for one in observed]
+    mine = distributed.share_of(lengths) if over_ranks else slice(0, len(observed))
+    rows = slice(sum(lengths[: mine.start]), sum(lengths[: mine.stop]))
+    shape = (sum(lengths), problem.columns)
+    if folder is None:
+        part = np.zeros((rows.stop - rows.start, shape[1]), _numpy(policy))
+        _fill(_InMemory(part, rows.start), problem, mine, rows.start, chosen, memory_bytes)
+        parts = distributed.gather(part) if over_ranks else [part]
+        responses = tuple(one.ids[one.prompt_length :] for one in observed)
+        return ForceMap(np.concatenate(parts), responses, tuple(problem.labels), facts)
+    begin = partial(MapFolder.begin, folder, _manifest(problem, facts, shape, update, updating))
+    # Ranks that replayed a step may differ in its last bits, which make another fingerprint.
+    join = partial(MapFolder.join, folder)
+    sink = distributed.rank_zero_first(begin, join) if over_ranks else begin()
+    _fill(sink, problem, mine, rows.start, chosen, memory_bytes)
+    if over_ranks:
+        distributed.barrier()
+    return ForceMap.open(folder)
+
+
+def _fill(
+    sink: _InMemory | MapFolder,
+    problem: Problem,
+    observed: slice,
+    top: int,
+    route: Route,
+    memory_bytes: int,
+) -> None:
+    """Writes the tiles that are missing of some observed responses, whose rows begin at `top`."""
+    kernel, ours = problem.kernel, problem.observed[observed]
+    if not ours:
+        return
+    rows, columns = plan_tiles(kernel, ours, problem.updating, memory_bytes)
+
+    def bounds(tile: Tile) -> Bounds:
+        return tile[0].start + top, tile[0].stop + top, tile[1].start, tile[1].stop
+
+    tiles = gram_tiles(
+        kernel,
+        rows,
+        columns,
+        route,
+        wanted=lambda tile: not sink.holds(bounds(tile)),
+        workspace=memory_bytes // 4,
+    )
+    for tile, gram in tiles:
+        force = problem.rate * gram
+        if not bool(torch.isfinite(force).all()):
+            raise DynolabError(f"force map: rows and columns {bounds(tile)} are not finite")
+        sink.write(bounds(tile), force.cpu().numpy())
+
+
+@dataclass
+class _InMemory:
+    """Some rows of a map, from row `top` on."""
+
+    matrix: np.ndarray
+    top: int
+
+    def holds(self, bounds: Bounds) -> bool:
+        return False
+
+    def write(self, bounds: Bounds, values: np.ndarray) -> None:
+        top, bottom, first, last = bounds
+        self.matrix[top - self.top : bottom - self.top, first:last] = values
+
+
+def _facts(
+    problem: Problem,
+    route: str,
+    objective: Objective,
+    update: float | FrozenUpdate,
+    observed_temperature: float,
+) -> MapFacts:
+    kernel = problem.kernel
+    everything = set(kernel.policy.weights)
+    return MapFacts(
+        route=route,
+        dtype=str(_numpy(kernel.policy)),
+        attention="torch scaled_dot_product_attention, math kernel",
+        objective=f"{type(objective).__name__} {vars(objective)}",
+        learning_rate=None if isinstance(update, FrozenUpdate) else update,
+        preconditioned=isinstance(update, FrozenUpdate),
+        subspace="all" if kernel.wanted == everything else sorted(kernel.wanted),
+        observed_temperature=observed_temperature,
+    )
+
+
+def _manifest(
+    problem: Problem,
+    facts: MapFacts,
+    shape: tuple[int, int],
+    update: float | FrozenUpdate,
+    updating: Sequence[Recorded],
+) -> dict[str, Any]:
+    """What the folder says of itself, with a fingerprint of everything the numbers depend on."""
+    observed = [one.sequence for one in problem.observed]
+    fingerprint = hashlib.sha256(json.dumps(asdict(facts)).encode())
+    for tensors in (problem.kernel.at, problem.kernel.scale or {}):
+        for name in sorted(tensors):
+            fingerprint.update(name.encode())
+            fingerprint.update(tensors[name].contiguous().cpu().numpy().data)
+    for response in problem.observed:
+        fingerprint.update(repr(response.sequence).encode())
+    for example in updating:
+        fingerprint.update(example.model_dump_json().encode())
+    return {
+        "fingerprint": fingerprint.hexdigest(),
+        "shape": list(shape),
+        "dtype": facts.dtype,
+        "facts": asdict(facts),
+        "observed": [list(one.ids[one.prompt_length :]) for one in observed],
+        "updating": [asdict(one) for one in problem.labels],
+        "observed_offsets": _offsets([one.response_length for one in observed]),
+        "updating_offsets": _offsets([len(one.tokens) for one in problem.labels]),
+    }
+
+
+def _numpy(policy: PolicyFunction) -> np.dtype:
+    return np.dtype(str(policy.dtype).removeprefix("torch."))
+
+
+def _offsets(lengths: Sequence[int]) -> list[int]:
+    return [0, *accumulate(lengths)]

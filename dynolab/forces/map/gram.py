@@ -1,0 +1,207 @@
+"""Three routes to inner products of per-token gradients of scores, `⟨∇ s_m, P ∇ s_l⟩`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dynolab.data.encode import Encoded
+from dynolab.forces.function.derivatives import derivatives_of
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.rules import Rule, find_rules
+from dynolab.forces.map.contraction import Into, contract
+from dynolab.forces.map.costs import Route, factor_bytes, shapes_of, split_to_fit
+from dynolab.forces.map.factors import Factors, token_factors, without_rule
+from dynolab.forces.map.signals import Tail, find_tail
+from dynolab.forces.map.weighted import WeightedResponse, scores_along
+
+Tile = tuple[slice, slice]
+"""Rows (observed tokens) and columns (updating tokens) of a part of the map."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Where gradients are taken, in which parameters, and in which metric P.
+
+    `rules` say which parameters have factors, `tail` where their signals keep to one position;
+    those in `generic` have none and are taken whole.
+    """
+
+    policy: PolicyFunction
+    at: dict[str, Tensor]
+    wanted: frozenset[str]
+    scale: dict[str, Tensor] | None
+    rules: list[Rule]
+    tail: Tail | None
+    generic: frozenset[str]
+
+    @classmethod
+    def build(
+        cls,
+        policy: PolicyFunction,
+        at: Weights | None,
+        wanted: set[str],
+        scale: Weights | None,
+        sample: Encoded,
+    ) -> Kernel:
+        """Finds the parameters' rules, and tries them against autograd on one response."""
+        derivatives_of(policy).require("backward")
+        tried = WeightedResponse.own(sample, policy)
+        place = {**policy.weights, **({} if at is None else policy.cast(at))}
+        cast = None if scale is None else policy.cast(scale)
+        plain = find_rules(policy, wanted)
+        rules, tail = find_tail(policy, place, plain, tried)
+        generic = without_rule(policy, place, rules, tail, wanted, tried)
+        if generic and tail is not None:
+            rules, tail = plain, None
+            generic = without_rule(policy, place, rules, tail, wanted, tried)
+        return cls(policy, place, frozenset(wanted), cast, rules, tail, frozenset(generic))
+
+    def factors(self, response: WeightedResponse) -> Factors:
+        """Per-token gradients of a response's scores as factors."""
+        return token_factors(
+            self.policy, self.at, self.rules, self.tail, set(self.generic), response
+        )
+
+    def bytes_of(self, sequence: Encoded) -> int:
+        """Bytes of a sequence's factors."""
+        (shape,) = shapes_of([sequence])
+        item = torch.finfo(self.policy.dtype).bits // 8
+        whole = sum(self.at[name].numel() for name in self.generic)
+        return factor_bytes(self.rules, shape, item) + sequence.response_length * whole * item
+
+
+@dataclass(frozen=True)
+class Side:
+    """Responses of one side in groups that fit into the memory together."""
+
+    groups: list[list[WeightedResponse]]
+
+    @property
+    def slices(self) -> list[slice]:
+        """The tokens of each group among all tokens of the side."""
+        slices, start = [], 0
+        for group in self.groups:
+            stop = start + sum(len(one.weights) for one in group)
+            slices.append(slice(start, stop))
+            start = stop
+        return slices
+
+
+def plan_tiles(
+    kernel: Kernel,
+    observed: Sequence[WeightedResponse],
+    updating: Sequence[WeightedResponse],
+    memory: int,
+) -> tuple[Side, Side]:
+    """Groups of both sides: three quarters of the memory hold factors, a quarter is workspace.
+
+    A response whose factors are more than an eighth is cut into spans of its response. The side
+    that needs less than half of its share leaves the rest to the other.
+    """
+    spans = [
+        [span for one in side for span in split_to_fit(kernel.bytes_of, one, memory // 8)]
+        for side in (observed, updating)
+    ]
+    room = 3 * memory // 4
+    need = [sum(kernel.bytes_of(span.sequence) for span in side) for side in spans]
+    shares = [max(room // 2, room - need[1]), max(room // 2, room - need[0])]
+    left, right = (
+        Side(list(_grouped(side, kernel.bytes_of, share)))
+        for side, share in zip(spans, shares, strict=True)
+    )
+    return left, right
+
+
+def _grouped(
+    spans: Sequence[WeightedResponse], size: Callable[[Encoded], int], room: int
+) -> Iterator[list[WeightedResponse]]:
+    group: list[WeightedResponse] = []
+    taken = 0
+    for span in spans:
+        needed = size(span.sequence)
+        if group and taken + needed > room:
+            yield group
+            group, taken = [], 0
+        group.append(span)
+        taken += needed
+    yield group
+
+
+def gram_tiles(
+    kernel: Kernel,
+    observed: Side,
+    updating: Side,
+    route: Route,
+    *,
+    wanted: Callable[[Tile], bool],
+    workspace: int,
+) -> Iterator[tuple[Tile, Float[Tensor, "rows columns"]]]:
+    """Tiles of the map of inner products, those that are wanted, one after the other."""
+    if route == "both_sides":
+        for tile, left, right in factor_tiles(kernel, observed, updating, wanted=wanted):
+            out = _zeros(kernel, tile)
+            contract(left, right, _all_in(out), scale=kernel.scale, workspace=workspace)
+            yield tile, out
+        return
+    for columns, updates in zip(updating.slices, updating.groups, strict=True):
+        for rows, watched in zip(observed.slices, observed.groups, strict=True):
+            if wanted((rows, columns)):
+                if route == "columns":
+                    yield (rows, columns), _by_column(kernel, watched, updates)
+                else:
+                    yield (rows, columns), _by_column(kernel, updates, watched).T
+
+
+def factor_tiles(
+    kernel: Kernel, observed: Side, updating: Side, *, wanted: Callable[[Tile], bool]
+) -> Iterator[tuple[Tile, list[Factors], list[Factors]]]:
+    """Route B's factors tile by tile: those of an updating group stay for all observed groups."""
+    only = (
+        [kernel.factors(one) for one in observed.groups[0]] if len(observed.groups) == 1 else None
+    )
+    for columns, updates in zip(updating.slices, updating.groups, strict=True):
+        todo = [n for n, rows in enumerate(observed.slices) if wanted((rows, columns))]
+        right = [kernel.factors(one) for one in updates] if todo else []
+        for n in todo:
+            left = only or [kernel.factors(one) for one in observed.groups[n]]
+            yield (observed.slices[n], columns), left, right
+
+
+def _by_column(
+    kernel: Kernel, watched: Sequence[WeightedResponse], moving: Sequence[WeightedResponse]
+) -> Float[Tensor, "watched moving"]:
+    """Route A: for each moving token a VJP gives `P ∇ s_l`, a JVP carries it to every m.
+
+    The product is symmetric, so route A' is this with the sides exchanged.
+    """
+    directions = (one for response in moving for one in _gradients(kernel, response))
+    return scores_along(kernel.policy, kernel.at, directions, watched).T
+
+
+def _gradients(kernel: Kernel, response: WeightedResponse) -> Iterator[Weights]:
+    """`P ∇ s_l` of every token of a response."""
+    leaves = {name: kernel.at[name].detach().requires_grad_() for name in sorted(kernel.wanted)}
+    with torch.enable_grad():
+        one_by_one = response.scores(kernel.policy, {**kernel.at, **leaves}).unbind()
+    for score in one_by_one:
+        gradient = torch.autograd.grad(
+            score, list(leaves.values()), retain_graph=True, materialize_grads=True
+        )
+        yield {
+            name: g if kernel.scale is None else kernel.scale[name] * g
+            for name, g in zip(leaves, gradient, strict=True)
+        }
+
+
+def _zeros(kernel: Kernel, tile: Tile) -> Tensor:
+    rows, columns = (s.stop - s.start for s in tile)
+    return torch.zeros(rows, columns, dtype=kernel.policy.dtype, device=kernel.policy.device)
+
+
+def _all_in(out: Tensor) -> Into:
+    return lambda name, use: out

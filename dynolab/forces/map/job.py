@@ -1,0 +1,101 @@
+"""What a rank is told of the force map that it shares in: `job.json`, tensors beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dynolab.data.encode import Encoded
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.map.analysis import Question
+from dynolab.forces.map.force_map import ForceMap, force_map
+from dynolab.forces.step.optimizers import FrozenUpdate
+from dynolab.objectives import build_objective
+from dynolab.objectives.registry import ObjectiveConfig
+from dynolab.training.record import Recorded
+
+
+class MapJob(BaseModel):
+    """A force map of the model in a folder, to be filled in another.
+
+    `adapter`: the folder of its adapters, where those alone move.
+    `tensors`: a safetensors file with the realised step's frozen map and its weights, where it is
+    no gradient step of `learning_rate`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    model: Path
+    adapter: Path | None
+    observed: list[Encoded]
+    updating: list[Recorded]
+    objective: ObjectiveConfig
+    learning_rate: float
+    tensors: Path | None
+    memory_bytes: int
+    folder: Path
+
+    @classmethod
+    def of(
+        cls,
+        question: Question,
+        *,
+        model: Path,
+        adapter: Path | None,
+        tensors: Path,
+        folder: Path,
+        memory_bytes: int,
+    ) -> MapJob:
+        """The job of a question; what is no plain number is written to `tensors`."""
+        realised = isinstance(question.update, FrozenUpdate)
+        if isinstance(question.update, FrozenUpdate):
+            parts = {
+                "scale": question.update.scale,
+                "history": question.update.history,
+                "at": question.at or {},
+            }
+            save_file(_flat(parts), tensors)
+        return cls(
+            model=model,
+            adapter=adapter,
+            observed=[one for _, one in question.observed],
+            updating=list(question.updating),
+            objective=question.objective,
+            learning_rate=question.learning_rate,
+            tensors=tensors if realised else None,
+            memory_bytes=memory_bytes,
+            folder=folder,
+        )
+
+
+def fill_map(job: MapJob, policy: PolicyFunction) -> ForceMap:
+    """This rank's share of the map; every rank calls it."""
+    update: float | FrozenUpdate = job.learning_rate
+    at = None
+    if job.tensors is not None:
+        parts: dict[str, dict[str, Tensor]] = {"scale": {}, "history": {}, "at": {}}
+        for flat, tensor in load_file(job.tensors, device=str(policy.device)).items():
+            part, name = flat.split("|", 1)
+            parts[part][name] = tensor
+        update, at = FrozenUpdate(parts["scale"], parts["history"]), parts["at"]
+    return force_map(
+        policy,
+        job.observed,
+        job.updating,
+        build_objective(job.objective),
+        update=update,
+        at=at,
+        memory_bytes=job.memory_bytes,
+        folder=job.folder,
+        over_ranks=True,
+    )
+
+
+def _flat(parts: dict[str, Weights]) -> dict[str, Tensor]:
+    return {
+        f"{part}|{name}": tensor.detach().cpu().clone().contiguous()
+        for part, tensors in parts.items()
+        for name, tensor in tensors.items()
+    }

@@ -1,0 +1,160 @@
+"""The A and G of the decomposition, token by token: their exact norms, energy and entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dynolab.data.batches import CHOSEN, TokenBatch, by_length
+from dynolab.data.encode import Encoded
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.map.problem import Updating
+from dynolab.forces.step.split import micro_batches, record_batch
+from dynolab.likelihood.token_facts import token_facts
+from dynolab.objectives import Objective, build_objective, read_logps, target_force
+from dynolab.training.record import StepRecord
+
+
+@dataclass(frozen=True)
+class TokenTerms:
+    """What response tokens bring to `Δ log π_m = −η Σ_l A_m K_{m,l} G_l`, one number a token.
+
+    With `A = I − 1πᵀ` (V×V) and `G = Σ_j c_j (π − e_{t_j})/T`, which is `c(π − e_y)` of an
+    objective that reads y alone at T = 1 (Ren & Sutherland, arXiv 2407.10490, prop. 1). π is
+    softmax(z/T), with T = 1 but for tokens that were trained at another temperature.
+
+    - `logp`: log π_y in nats.
+    - `a_frobenius`: `‖A‖_F`, from `‖A‖²_F = V‖π‖² + V − 2`.
+    - `a_spectral`: `‖A‖₂ = √V ‖π‖₂`. A projects along 1 (Aᵀπ = 0 and A² = A), and an oblique
+      projection has the norm of its complement 1πᵀ. It is at least 1, for uniform π exactly.
+    - `energy`: 1 − π_y. `force_size`: `‖π − e_y‖₂`.
+    - `entropy`: `−Σ_v π_v log π_v` in nats.
+    - `learning_rate`: y's c, its dynamic learning rate; 1 where nothing is trained on the token,
+      so that G is then the force of −log π itself.
+    - `g_norm`: `‖G‖₂`, over all t_j: `|c| ‖π − e_y‖₂/T` where y is the only one.
+
+    Energy, force size, entropy and ‖G‖ keep their digits as π_y → 1.
+    """
+
+    logp: Float[Tensor, " tokens"]
+    a_frobenius: Float[Tensor, " tokens"]
+    a_spectral: Float[Tensor, " tokens"]
+    energy: Float[Tensor, " tokens"]
+    force_size: Float[Tensor, " tokens"]
+    entropy: Float[Tensor, " tokens"]
+    learning_rate: Float[Tensor, " tokens"]
+    g_norm: Float[Tensor, " tokens"]
+
+    def split(self, lengths: Sequence[int]) -> list[TokenTerms]:
+        """The same terms, apart by consecutive responses of these lengths."""
+        parts = {name: values.split(list(lengths)) for name, values in vars(self).items()}
+        return [
+            TokenTerms(**dict(zip(parts, one, strict=True)))
+            for one in zip(*parts.values(), strict=True)
+        ]
+
+
+@torch.no_grad()
+def token_terms(
+    logits: Float[Tensor, "tokens vocabulary"],
+    targets: Int[Tensor, "tokens ..."],
+    learning_rates: Float[Tensor, "tokens ..."] | None = None,
+    *,
+    temperature: float = 1.0,
+) -> TokenTerms:
+    """Terms of the tokens y that these logits predict.
+
+    **Arguments:**
+
+    - `targets`: y, or columns of what is weighed at its position, y first.
+    - `learning_rates`: c of every target (`Objective.learning_rates`); default: 1 of y alone.
+    - `temperature`: T at which c was taken.
+    """
+    targets = targets.reshape(len(logits), -1)
+    rates = torch.ones_like(logits[:, :1])
+    if learning_rates is not None:
+        rates = learning_rates.reshape(len(logits), -1)
+    facts = token_facts(logits if temperature == 1 else logits / temperature, targets[:, 0])
+    return TokenTerms(
+        logp=facts.logp,
+        a_frobenius=facts.a_frobenius,
+        a_spectral=(logits.shape[-1] * facts.square).sqrt(),
+        energy=facts.energy,
+        force_size=facts.force_size,
+        entropy=facts.entropy,
+        learning_rate=rates[:, 0],
+        g_norm=target_force(rates, logits, targets, temperature).norm(dim=-1),
+    )
+
+
+@torch.no_grad()
+def trained_terms(
+    objective: Objective, logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
+) -> TokenTerms:
+    """Terms of the tokens of a step's batch under the objective that trained on them."""
+    rates = objective.learning_rates(read_logps(objective, logits, batch), batch)
+    return token_terms(logits, batch.targets, rates, temperature=batch.temperature)
+
+
+@torch.no_grad()
+def response_terms(
+    policy: PolicyFunction,
+    sequences: Sequence[Encoded],
+    *,
+    at: Weights | None = None,
+    batch_tokens: int = 4_096,
+) -> list[TokenTerms]:
+    """Terms of every response's tokens at some weights, c = 1, in the sequences' order.
+
+    **Arguments:**
+
+    - `at`: the weights; default: the policy's own.
+    - `batch_tokens`: bound of sequences × padded length of one forward.
+    """
+    place = policy.cast(at or {})
+    found: dict[int, TokenTerms] = {}
+    for members in by_length(sequences, batch_tokens):
+        batch, lengths = policy.batch([sequences[number] for number in members])
+        terms = token_terms(policy.logits(place, batch), batch.token)
+        found.update(zip(members, terms.split(lengths), strict=True))
+    return [found[number] for number in range(len(sequences))]
+
+
+@dataclass(frozen=True)
+class UpdatingTerms:
+    """One response that a step trained on, with the terms of its tokens before the step."""
+
+    updating: Updating
+    terms: TokenTerms
+
+
+@torch.no_grad()
+def step_terms(
+    record: StepRecord, policy: PolicyFunction, *, batch_tokens: int = 4_096
+) -> list[UpdatingTerms]:
+    """Terms of every token that a recorded step trained on, with its dynamic learning rate c_l.
+
+    Taken at the weights before the step, where its gradient was; chosen and rejected responses
+    follow each other example by example. c_l holds the step's denominators, not its learning
+    rate or clip factor (`record.facts`).
+    """
+    objective = build_objective(record.facts.objective)
+    place = policy.cast(record.before)
+    made: list[UpdatingTerms] = []
+    for examples in micro_batches(record, objective.sides, batch_tokens):
+        batch = record_batch(record, policy, examples)
+        logits = policy.logits(place, batch)
+        lengths = torch.bincount(batch.sequence, minlength=len(batch.side)).tolist()
+        parts = trained_terms(objective, logits, batch).split(lengths)
+        for number, terms in enumerate(parts):
+            updating = Updating(
+                id=batch.ids[int(batch.example[number])],
+                side="chosen" if int(batch.side[number]) == CHOSEN else "rejected",
+                tokens=tuple(batch.token[batch.sequence == number].tolist()),
+            )
+            made.append(UpdatingTerms(updating, terms))
+    return made

@@ -1,0 +1,73 @@
+"""A response whose tokens each stand for a weighted sum of log-probabilities at their position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dynolab.data.batches import TokenBatch, collate
+from dynolab.data.encode import Encoded
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.views import View
+from dynolab.forces.step.split import PAD_ID
+
+
+@dataclass(frozen=True)
+class WeightedResponse:
+    """Token l of a response stands for `s_l = Σ_j w_{l,j} log π_T(t_{l,j} | prefix)`.
+
+    π_T is softmax(z/T). Of an observed response s is the token's own log π. Of an updating one w
+    is the objective's c, held constant: `∂s_l/∂z_l = −G_l`, so that a gradient step through token
+    l moves the weights by `η ∇_θ s_l`, whatever the objective reads and at which temperature.
+    """
+
+    sequence: Encoded
+    targets: Int[Tensor, "tokens targets"]
+    weights: Float[Tensor, "tokens targets"]
+    temperature: float = 1.0
+
+    @classmethod
+    def own(
+        cls, sequence: Encoded, policy: PolicyFunction, temperature: float = 1.0
+    ) -> WeightedResponse:
+        """Each token for its own log π_T."""
+        tokens = torch.tensor(sequence.ids[sequence.prompt_length :], device=policy.device)
+        ones = torch.ones(len(tokens), 1, dtype=policy.dtype, device=policy.device)
+        return cls(sequence, tokens[:, None], ones, temperature)
+
+    def span(self, start: int, stop: int) -> WeightedResponse:
+        """Some of the tokens alone; what precedes the first of them counts as prompt."""
+        ids, prompt = self.sequence.ids, self.sequence.prompt_length
+        return replace(
+            self,
+            sequence=Encoded(ids[: prompt + stop], prompt + start),
+            targets=self.targets[start:stop],
+            weights=self.weights[start:stop],
+        )
+
+    def scores(self, policy: PolicyFunction, at: Weights) -> Float[Tensor, " tokens"]:
+        """Every token's s at some weights, to be differentiated."""
+        batch = weighted_batch([self], policy)
+        return (self.weights * policy.observed(at, batch, View(self.targets))).sum(-1)
+
+
+def weighted_batch(responses: Sequence[WeightedResponse], policy: PolicyFunction) -> TokenBatch:
+    """Responses of one temperature as one batch on the policy's device."""
+    batch = collate([one.sequence for one in responses], PAD_ID)
+    return replace(batch, temperature=responses[0].temperature).to(policy.device)
+
+
+def scores_along(
+    policy: PolicyFunction,
+    at: Weights,
+    directions: Iterable[Weights],
+    responses: Sequence[WeightedResponse],
+) -> Float[Tensor, "directions tokens"]:
+    """`∂s/∂θ · d` of every token of responses of one temperature, for each direction d."""
+    view = View(torch.cat([one.targets for one in responses]))
+    along = policy.change_along(at, directions, weighted_batch(responses, policy), view=view)
+    return (torch.cat([one.weights for one in responses]) * along).sum(-1)

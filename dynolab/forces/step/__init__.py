@@ -1,0 +1,1 @@
+"""Forces of one recorded step: replayed, split, measured, predicted."""

@@ -1,0 +1,152 @@
+"""From the record of a step to measured and predicted forces on every watched answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dynolab import distributed
+from dynolab.data.batches import by_length
+from dynolab.data.encode import Encoded, Encoder
+from dynolab.data.rows import ProbeRow
+from dynolab.errors import ConfigError
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.step.one_step import change_of, midpoint
+from dynolab.forces.step.split import UpdateSplit, replay_error, rounding_floor, split_step
+from dynolab.forces.step.watch import Watched, watch
+from dynolab.results.study import ForceRow, ReplayFacts
+from dynolab.training.record import StepRecord
+
+
+@dataclass(frozen=True)
+class StepForces:
+    """All forces of one recorded step, and how well it was replayed."""
+
+    rows: list[ForceRow]
+    replay: ReplayFacts
+
+
+def step_forces(
+    record: StepRecord,
+    policy: PolicyFunction,
+    probes: Sequence[ProbeRow],
+    encoder: Encoder,
+    *,
+    stage: str,
+    batch_tokens: int = 4_096,
+    over_ranks: bool = False,
+) -> StepForces:
+    """Measures and predicts what a recorded step did to every probe row.
+
+    Derivatives are taken at the midpoint of the step. A `chosen` row is followed by a row of
+    kind `argmax`: the tokens that the model before the step found likeliest at every position of
+    the teacher-forced chosen answer, held fixed.
+
+    **Arguments:**
+
+    - `encoder`: how rows are encoded; rows that its overlong rule drops have no force row, and
+      its counts are left alone.
+    - `batch_tokens`: bound of sequences × padded length of one forward; up to four derivatives
+      run beside it.
+    - `over_ranks`: shares the probe rows out over torch.distributed's ranks. Every rank calls it
+      with the same arguments, replays the step, and has all rows; they are one process' rows but
+      for rounding.
+
+    **Raises:** `ConfigError` where no probe row is left to watch.
+    """
+    answers = _encode(probes, encoder)
+    lengths = [len(one.ids) for _, one in answers]
+    mine = answers[distributed.share_of(lengths)] if over_ranks else answers
+    split = split_step(record, policy, batch_tokens=batch_tokens)
+    directions: dict[str, Weights] = {"predicted": change_of(record.before, record.after)}
+    directions |= {name: part for name, part in split.parts().items() if _moves(part)}
+
+    rows: list[list[ForceRow]] = [[] for _ in mine]
+    for members in by_length([one for _, one in mine], batch_tokens):
+        watched = watch([mine[member] for member in members], record.before, policy)
+        sums = _observe(watched, record, directions, policy)
+        for index, (number, kind) in enumerate(zip(watched.row, watched.kind, strict=True)):
+            values = {name: float(total[index]) for name, total in sums.items()}
+            member = members[number]
+            rows[member].append(_row(record, stage, *mine[member], kind, values))
+    if over_ranks:
+        rows = list(chain.from_iterable(distributed.gather(rows)))
+    flat = [row for group in rows for row in group]
+    return StepForces(flat, _replay(record, split, stage, flat))
+
+
+def _encode(probes: Sequence[ProbeRow], encoder: Encoder) -> list[tuple[ProbeRow, Encoded]]:
+    own = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
+    encoded = zip(probes, own.probes(probes), strict=True)
+    kept = [(row, one) for row, one in encoded if one is not None]
+    if not kept:
+        raise ConfigError("probes", 0, "no probe row is left to watch; give rows that fit")
+    return kept
+
+
+def _row(
+    record: StepRecord,
+    stage: str,
+    probe: ProbeRow,
+    encoded: Encoded,
+    kind: str,
+    values: Mapping[str, float],
+) -> ForceRow:
+    return ForceRow(
+        stage=stage,
+        step=record.facts.step,
+        pair_id=probe.pair_id,
+        split=probe.split,
+        kind=kind,
+        tokens=encoded.response_length,
+        in_batch=probe.pair_id in {example.id for example in record.examples},
+        residual=values["measured"] - values["predicted"],
+        **values,
+    )
+
+
+def _replay(
+    record: StepRecord, split: UpdateSplit, stage: str, rows: Sequence[ForceRow]
+) -> ReplayFacts:
+    gap = [r.from_chosen + r.from_rejected + r.from_history - r.predicted for r in rows]
+    facts = record.facts
+    return ReplayFacts(
+        stage=stage,
+        step=facts.step,
+        learning_rate=facts.learning_rate,
+        clip_factor=facts.clip_factor,
+        grad_norm=facts.grad_norm,
+        replay_error=replay_error(split, record),
+        rounding_floor=rounding_floor(record),
+        closure_error=math.hypot(*gap) / math.hypot(*(row.predicted for row in rows)),
+    )
+
+
+@torch.no_grad()
+def _observe(
+    watched: Watched, record: StepRecord, directions: Mapping[str, Weights], policy: PolicyFunction
+) -> dict[str, Float[Tensor, " answers"]]:
+    """Measured change, and first order along every direction, of each answer."""
+    place = midpoint(record.before, record.after)
+    batch, view = watched.batch, watched.view
+    moved = policy.observed(policy.cast(record.after), batch, view) - watched.start
+    along = policy.change_along(place, directions.values(), batch, view=view)
+    nothing = torch.zeros_like(moved)
+    tokens = {
+        "measured": moved,
+        "from_chosen": nothing,
+        "from_rejected": nothing,
+        "from_history": nothing,
+        **dict(zip(directions, along, strict=True)),
+    }
+    return {name: watched.sums(values) for name, values in tokens.items()}
+
+
+def _moves(part: Weights) -> bool:
+    return any(bool(w.any()) for w in part.values())

@@ -1,0 +1,231 @@
+"""Replay of a recorded step, split into what chosen answers, rejected answers and history did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dynolab.data.batches import (
+    CHOSEN,
+    REJECTED,
+    TokenBatch,
+    Totals,
+)
+from dynolab.errors import ConfigError
+from dynolab.forces.function.checks import check_record
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.views import View
+from dynolab.forces.step.one_step import change_of, norm
+from dynolab.forces.step.optimizers import FrozenUpdate, freeze_update
+from dynolab.objectives import Objective, build_objective
+from dynolab.training.record import Recorded, StepRecord
+from dynolab.training.step_batch import collate_step
+
+PAD_ID = 0
+"""Padding stands right of every response and is masked, so any id of the vocabulary serves."""
+
+
+@dataclass(frozen=True)
+class SideGradients:
+    """Gradient of the loss through either side's tokens; their sum is the loss' gradient."""
+
+    chosen: dict[str, Tensor]
+    rejected: dict[str, Tensor]
+
+    def total(self) -> dict[str, Tensor]:
+        """The gradient of the loss."""
+        return {name: g + self.rejected[name] for name, g in self.chosen.items()}
+
+
+@dataclass(frozen=True)
+class UpdateSplit:
+    """The recorded update as a sum of parts, and the affine map that made them of gradients."""
+
+    from_chosen: dict[str, Tensor]
+    from_rejected: dict[str, Tensor]
+    from_history: dict[str, Tensor]
+    update: FrozenUpdate
+
+    def parts(self) -> dict[str, dict[str, Tensor]]:
+        """The parts by name."""
+        return {
+            "from_chosen": self.from_chosen,
+            "from_rejected": self.from_rejected,
+            "from_history": self.from_history,
+        }
+
+    def total(self) -> dict[str, Tensor]:
+        """The whole replayed update."""
+        return {
+            name: chosen + self.from_rejected[name] + self.from_history[name]
+            for name, chosen in self.from_chosen.items()
+        }
+
+
+def split_step(
+    record: StepRecord, policy: PolicyFunction, *, batch_tokens: int = 16_384
+) -> UpdateSplit:
+    """Replays a recorded step at the weights before it and splits its update.
+
+    `Δθ = from_chosen + from_rejected + from_history` with
+    `from_side = −scale ⊙ ∇_θ(−Σ_{l∈side} c_l log π_l)`: c_l the objective's closed form, clip
+    factor as realised, second moment frozen at its value after the step (`optimizers.py`).
+
+    **Arguments:**
+
+    - `policy`: the recorded model; its own weights count only where the record has none.
+    - `batch_tokens`: bound of sequences × padded length of one forward.
+
+    **Raises:** `ConfigError` where the model cannot score an example, and for states with nan.
+    """
+    check_record(record, policy)
+    gradients = side_gradients(record, policy, batch_tokens=batch_tokens)
+    state = {
+        name: {key: tensor.to(policy.device, policy.dtype) for key, tensor in tensors.items()}
+        for name, tensors in record.state.items()
+    }
+    update = freeze_update(record.facts, policy.cast(record.before), state, gradients.total())
+    return UpdateSplit(
+        from_chosen=update.along(gradients.chosen),
+        from_rejected=update.along(gradients.rejected),
+        from_history=update.history,
+        update=update,
+    )
+
+
+def side_gradients(
+    record: StepRecord, policy: PolicyFunction, *, batch_tokens: int = 16_384
+) -> SideGradients:
+    """Gradients of the recorded loss through chosen and through rejected tokens.
+
+    The gradient through a side is that of `−Σ_{l∈side} c_l log π_l` with
+    `c_l = −∂loss/∂log π_l` held constant; both together are the gradient of the loss.
+    """
+    objective = build_objective(record.facts.objective)
+    leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
+    sums = {
+        side: {name: torch.zeros_like(w) for name, w in leaves.items()}
+        for side in (CHOSEN, REJECTED)
+    }
+    for examples in micro_batches(record, objective.sides, batch_tokens):
+        batch = record_batch(record, policy, examples)
+        logps = objective_logps(policy, leaves, batch, objective)
+        rates = objective.learning_rates(logps.detach(), batch)
+        for side in objective.sides:
+            surrogate = -(rates * logps)[batch.token_side == side].sum()
+            last = side == objective.sides[-1]
+            _accumulate(sums[side], surrogate, leaves, retain_graph=not last)
+    return SideGradients(sums[CHOSEN], sums[REJECTED])
+
+
+def record_batch(record: StepRecord, policy: PolicyFunction, examples: Sequence[int]) -> TokenBatch:
+    """Some of a record's examples as their objective saw them: sides, references, denominators.
+
+    **Arguments:** `examples`: positions in `record.examples`.
+    """
+    objective = build_objective(record.facts.objective)
+    totals = step_totals(record.examples, objective)
+    wanted = [record.examples[number] for number in examples]
+    return objective_batch(wanted, objective, totals, policy)
+
+
+def objective_batch(
+    examples: Sequence[Recorded], objective: Objective, totals: Totals, policy: PolicyFunction
+) -> TokenBatch:
+    """Examples as an objective sees them, out of a step with the given denominators."""
+    for one in examples:
+        one.responses(objective.sides)  # says which example lacks a side
+    scored = [one.scored(policy.dtype) for one in examples]
+    batch = collate_step(scored, objective, totals, PAD_ID, temperature=examples[0].temperature)
+    if objective.needs_reference and batch.reference is None:
+        raise ConfigError(
+            f"record example {examples[0].id}",
+            None,
+            "its objective needs the reference's log-probabilities; record them with the step",
+        )
+    return batch.to(policy.device)
+
+
+def step_totals(examples: Sequence[Recorded], objective: Objective) -> Totals:
+    """Denominators of a step on these examples."""
+    trained = [sequence for one in examples for _, sequence in one.responses(objective.sides)]
+    tokens = sum(sequence.response_length for sequence in trained)
+    return Totals(examples=len(examples), tokens=tokens, sequences=len(trained))
+
+
+def objective_logps(
+    policy: PolicyFunction, weights: Weights, batch: TokenBatch, objective: Objective
+) -> Float[Tensor, "tokens ..."]:
+    """The log-probabilities that an objective reads, in nats: `read_logps` at given weights."""
+    if objective.dense:
+        return policy.observed(weights, batch, View(batch.targets))
+    return policy.logps(weights, batch)
+
+
+def replay_error(split: UpdateSplit, record: StepRecord) -> float:
+    """`‖Σ parts − (after − before)‖ / ‖after − before‖`, Frobenius over all parameters."""
+    recorded = change_of(_doubled(record.before), _doubled(record.after))
+    replayed = split.total()
+    gap = {name: replayed[name].to("cpu", torch.float64) - d for name, d in recorded.items()}
+    return _ratio(norm(gap), norm(recorded))
+
+
+def rounding_floor(record: StepRecord) -> float:
+    """The replay error that storing `after` in its own precision leaves in a perfect replay.
+
+    Rounding to a grid of spacing ulp errs by ulp/√12 in the root mean square. A replay error of
+    this size is none.
+    """
+    spacing = {
+        name: torch.nextafter(w.abs(), torch.full_like(w, torch.inf)) - w.abs()
+        for name, w in record.after.items()
+    }
+    recorded = change_of(_doubled(record.before), _doubled(record.after))
+    return _ratio(norm(spacing) / 12**0.5, norm(recorded))
+
+
+def _doubled(weights: Weights) -> dict[str, Tensor]:
+    """The weights in float64, where differences of float32 numbers are exact."""
+    return {name: w.double() for name, w in weights.items()}
+
+
+def _accumulate(
+    sums: dict[str, Tensor],
+    value: Float[Tensor, ""],
+    leaves: Weights,
+    *,
+    retain_graph: bool,
+) -> None:
+    gradients = torch.autograd.grad(
+        value, list(leaves.values()), retain_graph=retain_graph, materialize_grads=True
+    )
+    for total, gradient in zip(sums.values(), gradients, strict=True):
+        total += gradient
+
+
+def micro_batches(
+    record: StepRecord, sides: Sequence[int], batch_tokens: int
+) -> Iterator[list[int]]:
+    """Example numbers whose padded sequences stay within a number of tokens."""
+    batch: list[int] = []
+    waiting: list[int] = []
+    for number, one in enumerate(record.examples):
+        lengths = [len(sequence.ids) for _, sequence in one.responses(sides)]
+        if batch and len(waiting + lengths) * max(waiting + lengths) > batch_tokens:
+            yield batch
+            batch, waiting = [], []
+        batch.append(number)
+        waiting += lengths
+    yield batch
+
+
+def _ratio(part: Tensor, whole: Tensor) -> float:
+    if not whole > 0:
+        raise ConfigError(
+            "record", float(whole), "the recorded step changed no weight; record another step"
+        )
+    return float(part / whole)

@@ -1,0 +1,132 @@
+"""The token-level force map: which update token pushed which observed token, and how far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dynolab.data.batches import CHOSEN, REJECTED, collate
+from dynolab.data.encode import Encoded
+from dynolab.errors import ConfigError
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.step.one_step import midpoint
+from dynolab.forces.step.optimizers import FrozenUpdate
+from dynolab.forces.step.split import PAD_ID, objective_logps, record_batch, split_step
+from dynolab.objectives import build_objective
+from dynolab.results.study import TokenMap
+from dynolab.training.record import StepRecord
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def build_token_map(
+    record: StepRecord,
+    policy: PolicyFunction,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    stage: str,
+    updating_id: str,
+    observed_id: str,
+    observed: Encoded,
+) -> TokenMap:
+    """The map of one example of a recorded step on one observed response, with its tokens."""
+    ids = [example.id for example in record.examples]
+    if updating_id not in ids:
+        raise ConfigError("updating_id", updating_id, f"name an example of the step: {ids}")
+    updating = ids.index(updating_id)
+    update = split_step(record, policy).update
+    force = token_forces(record, policy, update, updating, observed)
+
+    tokens: dict[int, list[str]] = {CHOSEN: [], REJECTED: []}
+    sides = build_objective(record.facts.objective).sides
+    for side, sequence in record.examples[updating].responses(sides):
+        tokens[side] += token_strings(sequence, tokenizer)
+    return TokenMap(
+        stage=stage,
+        step=record.facts.step,
+        observed_id=observed_id,
+        updating_id=updating_id,
+        learning_rate=record.facts.learning_rate,
+        observed_tokens=token_strings(observed, tokenizer),
+        chosen_tokens=tokens[CHOSEN],
+        rejected_tokens=tokens[REJECTED],
+        force=force.tolist(),
+    )
+
+
+def token_forces(
+    record: StepRecord,
+    policy: PolicyFunction,
+    update: FrozenUpdate,
+    updating: int,
+    observed: Encoded,
+    *,
+    at: Weights | None = None,
+) -> Float[Tensor, "observed updating"]:
+    """`F[m,l] = ∂ log π_m/∂θ · (−scale ⊙ ∇_θ(−c_l log π_l))`, column by column (exact).
+
+    For every update token l: a VJP with its own dynamic learning rate as cotangent gives its
+    gradient at the weights before the step, the optimizer's frozen linear map makes a change of
+    the weights of it, and a JVP carries that to every observed token m. This is
+    `−η A_m K_{m,l} G_l` (Ren & Sutherland, arXiv 2407.10490, prop. 1) with the optimizer's
+    preconditioner inside K. `Σ_l F` is the first order along this example's share of
+    from_chosen + from_rejected.
+
+    **Arguments:**
+
+    - `update`: the recorded step's frozen map (`split_step`).
+    - `updating`: position of the updating example in `record.examples`.
+    - `at`: where the observed response is differentiated; default: the midpoint of the step.
+
+    **Returns:** nats; columns are the example's chosen tokens, then its rejected ones; of a group
+    those of the completions that were pushed up, then of the others.
+    """
+    place = midpoint(record.before, record.after) if at is None else at
+    columns = _token_updates(record, policy, update, updating)
+    batch = collate([observed], PAD_ID).to(policy.device)
+    return policy.change_along(place, columns, batch).T
+
+
+def _token_updates(
+    record: StepRecord, policy: PolicyFunction, update: FrozenUpdate, updating: int
+) -> Iterator[Weights]:
+    """Change of the weights that each token of one example makes, one after the other."""
+    leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
+    batch = record_batch(record, policy, [updating])
+    objective = build_objective(record.facts.objective)
+    with torch.enable_grad():
+        logps = objective_logps(policy, leaves, batch, objective)
+        one_by_one = logps.unbind()
+    rates = objective.learning_rates(logps.detach(), batch)
+    order = torch.argsort(batch.token_side != CHOSEN, stable=True)
+    for token in order.tolist():
+        gradient = torch.autograd.grad(
+            one_by_one[token],
+            list(leaves.values()),
+            -rates[token],
+            retain_graph=True,
+            materialize_grads=True,
+        )
+        yield update.along(dict(zip(leaves, gradient, strict=True)))
+
+
+def token_strings(encoded: Encoded, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The texts of a response's tokens, as a person reads them."""
+    return [_string(token, tokenizer) for token in encoded.ids[encoded.prompt_length :]]
+
+
+def _string(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A token's text: with the space that sentencepiece drops at a text's start, and as the
+    vocabulary writes it where it is a part of a character.
+    """
+    text, piece = str(tokenizer.decode([token])), str(tokenizer.convert_ids_to_tokens(token))
+    if token in tokenizer.all_special_ids:
+        return text
+    if "\ufffd" in text:
+        return piece
+    return f" {text}" if piece.startswith("▁") and not text.startswith(" ") else text

@@ -1,0 +1,58 @@
+"""Batches of watched answers, with the model's own choice y* beside every chosen one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dynolab.data.batches import TokenBatch, collate
+from dynolab.data.encode import Encoded
+from dynolab.data.rows import ProbeRow
+from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.views import View
+from dynolab.forces.step.split import PAD_ID
+from dynolab.results.study import ARGMAX
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A batch of answers with y* of the chosen ones as further answers on the same sequences.
+
+    Answer a is of kind `kind[a]` and belongs to row `row[a]`. `view` holds the realised token and
+    y* of every position, `start` their log π before the step.
+    """
+
+    batch: TokenBatch
+    view: View
+    row: list[int]
+    kind: list[str]
+    start: Float[Tensor, "tokens 2"]
+
+    def sums(self, values: Float[Tensor, "tokens 2"]) -> Float[Tensor, " answers"]:
+        """Sums over each answer of a quantity of the view's tokens."""
+        realised, best = (self.batch.sequence_sum(one) for one in values.double().unbind(1))
+        chosen = self.row[len(realised) :]
+        return torch.cat([realised, best[chosen]])
+
+
+@torch.no_grad()
+def watch(
+    rows: Sequence[tuple[ProbeRow, Encoded]], before: Weights, policy: PolicyFunction
+) -> Watched:
+    """The batch of some rows, their log π and their argmax tokens at the weights before a step."""
+    batch = collate([one for _, one in rows], PAD_ID).to(policy.device)
+    logits = policy.logits(policy.cast(before), batch)
+    view = View.realised(batch).beside(View.argmax(logits))
+    kinds = [probe.kind for probe, _ in rows]
+    chosen = [number for number, kind in enumerate(kinds) if kind == "chosen"]
+    return Watched(
+        batch=batch,
+        view=view,
+        row=[*range(len(rows)), *chosen],
+        kind=[*kinds, *[ARGMAX] * len(chosen)],
+        start=view.logps(logits),
+    )

@@ -1,0 +1,1 @@
+"""Probes in other people's trainers."""

@@ -1,0 +1,340 @@
+"""The layouts in which sequences go through a model, each tried against the model's own forward."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dynolab.data.batches import TokenBatch, collate
+from dynolab.data.encode import Encoded
+from dynolab.data.packing import share_prompts
+from dynolab.data.prefixes import PrefixBatch, collate_prefixes
+from dynolab.errors import ConfigError
+from dynolab.likelihood.checked import note_check
+from dynolab.likelihood.decoder import logits_of, plain_logits, run_decoder
+from dynolab.likelihood.packed import attention_mask
+from dynolab.likelihood.prefixed import next_logits, pad_left, prefixed_hidden
+
+Layout = Literal["alone", "padded", "packed", "prefixed"]
+PLAIN: tuple[Layout, ...] = ("alone", "padded")
+SHARED: tuple[Layout, ...] = ("packed", "prefixed")
+
+ROUNDING = {
+    torch.float64: (1e-6, 1e-5),
+    torch.float32: (1e-5, 1e-3),
+    torch.float16: (0.02, 0.05),
+    torch.bfloat16: (0.15, 0.3),
+}
+"""Nats, at least and at most, that rounding may move a log-probability from layout to layout."""
+
+OF_CONTEXT = 0.02
+"""Between them it may move by this share of what another prompt does: a model before training
+hardly looks at its context, and a wrong layout moves it as little."""
+
+LONG = 300
+"""Tokens of a response that stands in a packed row before the others: more than GPT-Neo's local
+attention reaches, which goes by places in the row."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How far each layout's log-probabilities lie from the model's own forward.
+
+    `errors` holds the largest differences in nats, infinite where a layout cannot be run at all;
+    `reasons` says why it cannot. `tolerance` is what rounding may do.
+    """
+
+    model: str
+    attention: str
+    dtype: str
+    tolerance: float
+    errors: dict[Layout, float]
+    reasons: dict[Layout, str] = field(default_factory=dict)
+
+    def agrees(self, layout: Layout) -> bool:
+        """Whether the layout gives the model's own log-probabilities."""
+        return self.errors[layout] <= self.tolerance
+
+    def difference(self, layout: Layout) -> str:
+        """What is wrong with a layout, in words."""
+        if layout in self.reasons:
+            return f"it fails ({self.reasons[layout]})"
+        return f"log-probabilities differ by {self.errors[layout]:.2g} nats"
+
+
+def response_hidden(causal: nn.Module, batch: TokenBatch) -> Float[Tensor, "tokens features"]:
+    """Last hidden states of the decoder, from which each response token is predicted."""
+    if isinstance(batch, PrefixBatch):
+        return prefixed_hidden(causal, batch)
+    hidden: Tensor = run_decoder(
+        causal,
+        input_ids=batch.input_ids,
+        attention_mask=attention_mask(causal, batch),
+        position_ids=batch.position_ids,
+        use_cache=False,
+    ).last_hidden_state
+    return hidden[batch.token_row, batch.position]
+
+
+_measured: WeakKeyDictionary[nn.Module, dict[str, Layouts]] = WeakKeyDictionary()
+
+
+def layouts_of(causal: nn.Module) -> Layouts:
+    """The model's layouts, measured when it is seen first: the one check that all work goes by.
+
+    Packed rows and shared prompts that do not agree are not used, and a warning says so. What a
+    layout is worth is a matter of the model's code, so a measurement holds while weights change.
+
+    **Arguments:** `causal`: a causal language model of transformers, its weights whole, or such
+    that all ranks are here.
+
+    **Raises:** `ConfigError` for a model whose log-probabilities differ from its own forward's
+    without any sharing of prompts, alone or beside others.
+    """
+    known = _measured.setdefault(causal, {})
+    attention = _attention(causal)
+    if attention not in known:
+        found = measure_layouts(causal)
+        for layout in PLAIN:
+            if not found.agrees(layout):
+                raise _unusable(found, layout)
+        for layout in SHARED:
+            if not found.agrees(layout):
+                _log.warning(
+                    "%s shares no prompts (%s rows: %s): every response runs with its own prompt",
+                    found.model,
+                    layout,
+                    found.difference(layout),
+                )
+        known[attention] = found
+    found = known[attention]
+    note_check(
+        f"{found.model} {found.attention} {found.dtype}",
+        {"tolerance": found.tolerance, **{str(name): e for name, e in found.errors.items()}},
+    )
+    return found
+
+
+def _unusable(found: Layouts, layout: Layout) -> ConfigError:
+    what = {
+        "alone": "cut off behind a response token, or run by decoder and head",
+        "padded": "padded on the right beside others",
+    }[layout]
+    return ConfigError(
+        "model",
+        found.model,
+        f"a sequence {what}, is not what model(input_ids) makes of it: {found.difference(layout)}, "
+        f"where {found.dtype} allows {found.tolerance:.1g}; give a causal decoder of transformers "
+        "whose tokens see those before them alone, or another attention (sdpa, eager)",
+    )
+
+
+@torch.no_grad()
+def measure_layouts(causal: nn.Module) -> Layouts:
+    """Log-probabilities of a few random sequences by each layout against `model(input_ids)`.
+
+    The model is in eval mode meanwhile. Attention that reaches a window of more than `LONG` tokens
+    is taken at the configuration's word.
+    """
+    training = causal.training
+    modes = {module: module.training for module in causal.modules()} if training else {}
+    causal.eval()
+    try:
+        return _measure(causal)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _measure(causal: Any) -> Layouts:
+    sequences, long = _samples(causal)
+    device = next(causal.parameters()).device
+    try:
+        truth = [_plain_logps(causal, one, device) for one in sequences]
+    # Whatever a family's code makes of it, or its attention of this machine.
+    except Exception as error:
+        raise ConfigError(
+            "model",
+            type(causal).__name__,
+            f"its own forward fails ({type(error).__name__}: {_first_line(error)}) with attention "
+            f"{_attention(causal)} in {next(causal.parameters()).dtype}; choose another attention "
+            "(sdpa, eager) or dtype",
+        ) from error
+    tries: dict[Layout, Callable[[], list[Tensor]]] = {
+        "alone": partial(_alone, causal, sequences[0], truth[0], device),
+        "padded": partial(_read, causal, collate(sequences, 0), [0, 1, 2], truth, device),
+        "packed": partial(
+            _read,
+            causal,
+            share_prompts(collate([long, *sequences], 0), [[0, 1, 2], [3]]),
+            [None, 0, 1, 2],
+            truth,
+            device,
+        ),
+        "prefixed": partial(_prefixed, causal, sequences, truth, device),
+    }
+    errors: dict[Layout, float] = {}
+    reasons: dict[Layout, str] = {}
+    for layout, run in tries.items():
+        try:
+            errors[layout] = _largest(run())
+        # Whatever a family's code makes of a layout that it was not written for.
+        except Exception as error:
+            errors[layout] = math.inf
+            reasons[layout] = f"{type(error).__name__}: {_first_line(error)}"
+    # The last two sequences have one response behind different prompts.
+    context = _largest([truth[1] - truth[2]])
+    dtype = next(causal.parameters()).dtype
+    least, most = ROUNDING.get(dtype, ROUNDING[torch.bfloat16])
+    return Layouts(
+        model=type(causal).__name__,
+        attention=_attention(causal),
+        dtype=str(dtype).removeprefix("torch."),
+        tolerance=min(most, max(least, OF_CONTEXT * context)),
+        errors=errors,
+        reasons=reasons,
+    )
+
+
+_decoded: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
+
+
+def check_decoding(causal: nn.Module) -> None:
+    """Refuses a model whose token by token log-probabilities are not those of its own forward.
+
+    Two prompts of unlike lengths go on from their cache, as `ModelGenerator` draws responses.
+
+    **Raises:** `ConfigError` where they differ, or the model cannot go on from a cache.
+    """
+    if causal in _decoded:
+        return
+    found = layouts_of(causal)
+    reason = None
+    try:
+        with torch.no_grad():
+            error = _largest(_token_by_token(causal))
+    # As in `_measure`.
+    except Exception as problem:
+        error, reason = math.inf, f"it fails ({type(problem).__name__}: {problem})"
+    if error > found.tolerance:
+        raise ConfigError(
+            "model",
+            found.model,
+            "cannot be sampled from beside others: going on from a prompt's cache, "
+            + (reason or f"log-probabilities differ by {error:.2g} nats from its own forward's")
+            + "; sample with a transformer that takes a mask and a DynamicCache",
+        )
+    _decoded[causal] = error
+
+
+def _token_by_token(causal: nn.Module) -> list[Tensor]:
+    (first, _, other), _ = _samples(causal)
+    pair = [first, other]
+    device = next(causal.parameters()).device
+    truth = [_plain_logps(causal, one, device) for one in pair]
+    ids, mask = pad_left([one.ids[: one.prompt_length] for one in pair], 0)
+    cache, differences = None, []
+    for place in range(min(2, *(one.response_length for one in pair))):
+        logits, cache = next_logits(causal, ids, mask, cache)
+        cache.batch_select_indices(torch.arange(len(pair), device=device))
+        ids = torch.tensor([[one.ids[one.prompt_length + place]] for one in pair])
+        logps = _logps(logits, ids[:, 0].to(device))
+        own = torch.stack([one[place] for one in truth])
+        differences.append(_difference(logps, own))
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+    return differences
+
+
+def _samples(causal: Any) -> tuple[list[Encoded], Encoded]:
+    """Two responses to one prompt, the second of them to another, and a long one to the first.
+
+    Both prompts end alike: what differs behind them is what comes of the context.
+    """
+    config = causal.config.get_text_config()
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(config.vocab_size, (count,), generator=generator).tolist()
+
+    context = getattr(config, "max_position_embeddings", None) or LONG
+    # As small as the smallest contexts ask: three tokens of a prompt and three of a response.
+    size = max(1, min(5, (context - 1) // 2))
+    prompt, response = tokens(size), tokens(max(1, size - 2))
+    first = Encoded((*prompt, *tokens(size + 1)), size)
+    second = Encoded((*prompt, *response), size)
+    short = max(1, size - 2)
+    other = Encoded((*tokens(short - 1), prompt[-1], *response), short)
+    long = Encoded((*prompt, *tokens(max(1, min(LONG, context - size)))), size)
+    return [first, second, other], long
+
+
+def _plain_logps(causal: nn.Module, one: Encoded, device: torch.device) -> Tensor:
+    ids = torch.tensor([one.ids], device=device)
+    logits = plain_logits(causal, ids)[0, one.prompt_length - 1 : -1]
+    return _logps(logits, ids[0, one.prompt_length :])
+
+
+def _logps(logits: Tensor, token: Tensor) -> Tensor:
+    return logits.log_softmax(-1).gather(-1, token[:, None]).squeeze(-1)
+
+
+def _alone(causal: nn.Module, one: Encoded, truth: Tensor, device: torch.device) -> list[Tensor]:
+    """The sequence without its end: what a token is worth must not hang on what follows."""
+    kept = max(1, one.response_length - 2)
+    cut = Encoded(one.ids[: one.prompt_length + kept], one.prompt_length)
+    return _read(causal, collate([cut], 0), [0], [truth[:kept]], device)
+
+
+def _prefixed(
+    causal: nn.Module, sequences: list[Encoded], truth: list[Tensor], device: torch.device
+) -> list[Tensor]:
+    bound = 10 * sum(len(one.ids) for one in sequences)
+    batch, members = collate_prefixes(sequences, [[0, 1], [2]], 0, bound)
+    return _read(causal, batch, members, truth, device)
+
+
+def _read(
+    causal: nn.Module,
+    batch: TokenBatch,
+    members: list[int] | list[int | None],
+    truth: list[Tensor],
+    device: torch.device,
+) -> list[Tensor]:
+    """Differences of a batch's log-probabilities; its sequence n is number `members[n]`."""
+    batch = batch.to(device)
+    logps = _logps(logits_of(causal, response_hidden(causal, batch)), batch.token)
+    parts = logps.split(batch.sequence_length.tolist())
+    return [
+        _difference(part, truth[number])
+        for part, number in zip(parts, members, strict=True)
+        if number is not None
+    ]
+
+
+def _difference(logps: Tensor, truth: Tensor) -> Tensor:
+    """The layout's less the model's own, nan alike in both being none of the layout's doing."""
+    return (logps - truth).masked_fill(logps.isnan() & truth.isnan(), 0)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")
+
+
+def _largest(differences: list[Tensor]) -> float:
+    largest = float(torch.cat(differences).abs().max())
+    return largest if math.isfinite(largest) else math.inf
+
+
+def _attention(causal: Any) -> str:
+    return str(getattr(causal.config, "_attn_implementation", None))

@@ -1,0 +1,99 @@
+"""The decoder on prompts that run once, and on responses that go on from their caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from dynolab.data.prefixes import PrefixBatch, Tails, places_of
+from dynolab.likelihood.decoder import logits_of, run_decoder
+
+
+def prefixed_hidden(causal: nn.Module, batch: PrefixBatch) -> Float[Tensor, "tokens features"]:
+    """Last hidden states from which each response token is predicted.
+
+    **Arguments:**
+
+    - `causal`: a causal language model of transformers.
+    """
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    ends = run_decoder(
+        causal,
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        position_ids=batch.position_ids,
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state[:, -1]
+    hidden = [ends]
+    for tails in batch.tails:
+        if tails.input_ids.shape[1]:
+            hidden.append(_go_on(causal, batch, cache, tails).flatten(0, 1))
+    return torch.cat(hidden)[batch.position]
+
+
+def _go_on(
+    causal: nn.Module, batch: PrefixBatch, cache: Any, tails: Tails
+) -> Float[Tensor, "responses length features"]:
+    """Hidden states of responses that see their prompts' keys and values."""
+    from transformers import DynamicCache
+
+    before = batch.attention_mask[tails.prompt]
+    kept = int(before.sum(1).max())
+    mask = torch.cat([before[:, -kept:], tails.attention_mask], dim=1)
+    copies = [
+        (one.keys[tails.prompt][:, :, -kept:], one.values[tails.prompt][:, :, -kept:])
+        for one in cache.layers
+    ]
+    hidden: Tensor = run_decoder(
+        causal,
+        input_ids=tails.input_ids,
+        attention_mask=mask,
+        position_ids=places_of(mask)[:, kept:],
+        past_key_values=DynamicCache(copies),
+        use_cache=True,
+    ).last_hidden_state
+    return hidden
+
+
+def next_logits(
+    causal: nn.Module, ids: Int[Tensor, "rows new"], mask: Int[Tensor, "rows length"], cache: Any
+) -> tuple[Float[Tensor, "rows vocabulary"], Any]:
+    """Logits that predict the next token, and the cache with the new tokens in it.
+
+    **Arguments:**
+
+    - `ids`: prompts padded on the left, or the newest token of each row.
+    - `mask`: of all tokens so far, those in the cache first.
+    - `cache`: what an earlier call left; None at first.
+    """
+    place = causal.get_input_embeddings().weight.device  # type: ignore[operator]
+    positions = places_of(mask)[:, -ids.shape[1] :]
+    read = run_decoder(
+        causal,
+        input_ids=ids.to(place),
+        attention_mask=mask.to(place),
+        position_ids=positions.to(place),
+        past_key_values=cache,
+        use_cache=True,
+    )
+    return logits_of(causal, read.last_hidden_state[:, -1]), read.past_key_values
+
+
+def pad_left(
+    rows: Sequence[Sequence[int]], pad: int
+) -> tuple[Int[Tensor, "rows length"], Int[Tensor, "rows length"]]:
+    """Rows that end at one place, and their mask."""
+    length = max(map(len, rows))
+    ids = torch.full((len(rows), length), pad, dtype=torch.long)
+    mask = torch.zeros((len(rows), length), dtype=torch.long)
+    for number, row in enumerate(rows):
+        ids[number, length - len(row) :] = torch.tensor(row, dtype=torch.long)
+        mask[number, length - len(row) :] = 1
+    return ids, mask

@@ -1,0 +1,138 @@
+"""Per-token log-probabilities of responses, with the output head only where a response stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dynolab.data.batches import TokenBatch, TopTokens
+from dynolab.data.packing import PackedBatch
+from dynolab.data.prefixes import PrefixBatch
+from dynolab.errors import ConfigError
+from dynolab.likelihood.decoder import logits_of
+from dynolab.likelihood.layouts import Layout, layouts_of, response_hidden
+from dynolab.likelihood.packed import Reading, count_parts, read_parts
+
+
+def causal_model(model: nn.Module) -> nn.Module:
+    """The causal language model inside peft's wrapper; another model is its own.
+
+    **Raises:** `ConfigError` for prompt tuning, whose wrapper adds tokens that its model lacks.
+    """
+    inside = getattr(model, "get_base_model", None)
+    if inside is None:
+        return model
+    config = getattr(model, "active_peft_config", None)
+    if getattr(config, "is_prompt_learning", False):
+        raise ConfigError(
+            "model",
+            type(config).__name__,
+            "virtual prompt tokens have no place in a batch; use adapters in the layers (LoRA)",
+        )
+    return inside()
+
+
+class ResponseLogits(nn.Module):
+    """A causal language model seen as a function from a batch to its response logits.
+
+    The decoder runs over all positions; the head, whose output is batch × length × vocabulary
+    where it is not restrained, runs only on the positions that predict a response token. The
+    logits are those of the model's own forward (`logits_of`), float32 where its weights are not
+    float64. The model may hold adapters (peft).
+
+    **Raises:** `ConfigError` for a model whose log-probabilities are not those of its own forward
+    (`layouts_of`, which measures it when it is seen first).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        layouts_of(causal_model(model))
+
+    def forward(self, batch: TokenBatch, read: Reading | None = None) -> Tensor:
+        """Logits `[tokens, vocabulary]` that predict each response token, or what is read of them.
+
+        **Arguments:**
+
+        - `batch`: its rows may share prompts (`share_prompts`, `collate_prefixes`).
+        - `read`: what is wanted of the logits, say `token_logps`. Few of them then exist at a
+          time, in the backward pass too.
+        """
+        hidden = self.hidden(batch)
+        if read is None:
+            return self.head(hidden)
+        parts = count_parts(causal_model(self.model), hidden)
+        return read_parts(self.head, hidden, batch, read, parts)
+
+    def hidden(self, batch: TokenBatch) -> Float[Tensor, "tokens features"]:
+        """Last hidden states, the head's input, from which each response token is predicted."""
+        causal = causal_model(self.model)
+        shared: Layout | None = None
+        if isinstance(batch, PackedBatch):
+            shared = "packed"
+        elif isinstance(batch, PrefixBatch):
+            shared = "prefixed"
+        if shared and not layouts_of(causal).agrees(shared):
+            raise ConfigError(
+                "batch",
+                f"{shared} rows",
+                f"not what {type(causal).__name__} was made for: "
+                f"{layouts_of(causal).difference(shared)}; use rows of one sequence each",
+            )
+        return response_hidden(causal, batch)
+
+    def head(self, hidden: Float[Tensor, "tokens features"]) -> Float[Tensor, "tokens vocabulary"]:
+        """Logits of hidden states: the model's head, and all that its own forward does after it."""
+        return logits_of(causal_model(self.model), hidden)
+
+
+def packing_width(logits: nn.Module) -> int | None:
+    """Hidden size of a model that sees packed rows as they are meant, for `plan_rows`; else None.
+
+    **Arguments:**
+
+    - `logits`: a `ResponseLogits`, or what an engine wrapped around one.
+    """
+    causal: Any = causal_model(logits.model)  # type: ignore[arg-type]
+    agrees = layouts_of(causal).agrees("packed")
+    return int(causal.config.get_text_config().hidden_size) if agrees else None
+
+
+def goes_on_from_prompts(logits: nn.Module) -> bool:
+    """Whether a model's responses can go on from their prompts' caches, for `plan_prefixes`."""
+    return layouts_of(causal_model(logits.model)).agrees("prefixed")  # type: ignore[arg-type]
+
+
+def token_logps(
+    logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
+) -> Float[Tensor, " tokens"]:
+    """`log π(y_l | x, y_<l)` of every response token at the batch's temperature, in nats."""
+    return _log_softmax(logits, batch).gather(-1, batch.token[:, None]).squeeze(-1)
+
+
+def target_logps(
+    logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
+) -> Float[Tensor, "tokens targets"]:
+    """`log π` of every response token and, beside it, of its position's `batch.top` tokens."""
+    return _log_softmax(logits, batch).gather(-1, batch.targets)
+
+
+def top_tokens(
+    logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch, ranks: int
+) -> TopTokens:
+    """Every position's `ranks` likeliest tokens and its entropy, at the batch's temperature."""
+    logps = _log_softmax(logits, batch)
+    best = logps.topk(ranks, dim=-1)
+    # An impossible token has no share in the entropy: 0 · −inf is none.
+    entropy = -(logps.exp() * logps.clamp_min(torch.finfo(logps.dtype).min)).sum(-1)
+    return TopTokens(best.indices, best.values, entropy)
+
+
+def _log_softmax(
+    logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
+) -> Float[Tensor, "tokens vocabulary"]:
+    scaled = logits if batch.temperature == 1 else logits / batch.temperature
+    return torch.log_softmax(scaled, dim=-1)

@@ -1,0 +1,1 @@
+"""Probe sets of any kinds, with those that a policy or a judge-class model writes."""

@@ -1,0 +1,77 @@
+"""Probe rows that the untrained policy makes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dynolab.data.chat import Write, plain_writer, template_writer
+from dynolab.data.probes.build import Watched
+from dynolab.data.probes.kinds import PolicyKind
+from dynolab.data.probes.missing import Missing
+from dynolab.data.rows import ProbeRow
+from dynolab.rollouts.sample import SampleConfig, sample_responses
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+VERSION = 1
+"""Of the prompt below; raised with its wording."""
+
+REPHRASE = "Please rephrase the text below: keep what it says, and say it in other words.\n\n{text}"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model before its training; `name` is what rows remember it by."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+
+
+def rows_from_policy(
+    policy: Policy,
+    watched: Sequence[Watched],
+    *,
+    kinds: Sequence[PolicyKind],
+    sampling: SampleConfig,
+) -> tuple[list[ProbeRow], list[Missing]]:
+    """The rows of some kinds, and those that could not be made.
+
+    `chosen_initial` is a sample after the pair's prompt, `chosen_selfr` one after the request to
+    rephrase its chosen answer, written by the tokenizer's chat template where it has one. Both end
+    before the next human turn. A response that the policy leaves empty is kept: it is what the
+    policy says. One that reached its longest before its end has the flag `cut`.
+    """
+    tokenizer = policy.tokenizer
+    write = template_writer(tokenizer, policy.name) if tokenizer.chat_template else plain_writer
+    rows, missing = [], []
+    for kind in kinds:
+        told = "sampled" if kind == "chosen_initial" else f"rephrased, prompt selfr-{VERSION}"
+        made_by = f"{told}, by {policy.name} at temperature {sampling.temperature:g}"
+        asked, silent = _split(watched, kind)
+        prompts = [_prompt(write, one, kind) for one in asked]
+        said = sample_responses(policy.model, policy.tokenizer, prompts, sampling)
+        for one, response in zip(asked, said, strict=True):
+            flags = () if response.finished else ("cut",)
+            rows.append(one.row(kind, response.text, made_by, *flags))
+        missing += [
+            Missing.of(one, kind, "the chosen answer has no words to rephrase") for one in silent
+        ]
+    return rows, missing
+
+
+def _split(watched: Sequence[Watched], kind: PolicyKind) -> tuple[list[Watched], list[Watched]]:
+    """Pairs that have what a kind is made from, and those that lack it."""
+    asked = [one for one in watched if kind == "chosen_initial" or one.pair.chosen.strip()]
+    there = {(one.split, one.pair.id) for one in asked}
+    return asked, [one for one in watched if (one.split, one.pair.id) not in there]
+
+
+def _prompt(write: Write, one: Watched, kind: PolicyKind) -> str:
+    if kind == "chosen_initial":
+        return one.pair.prompt
+    turn = {"role": "user", "content": REPHRASE.format(text=one.pair.chosen.strip())}
+    return write([turn], one.pair.id)

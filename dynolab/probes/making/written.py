@@ -1,0 +1,148 @@
+"""Probe rows that a judge-class model writes: rephrases, and sentences about nothing asked."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+from dynolab.data.probes.build import Watched
+from dynolab.data.probes.kinds import OF_REJECTED, ORIGINAL, WriterKind
+from dynolab.data.probes.missing import Missing
+from dynolab.data.rows import ProbeRow
+from dynolab.endpoint import Answered, Endpoint, Failure, Request
+from dynolab.endpoint.client import Told, unheard
+
+VERSION = 1
+"""Of the prompts below; raised with their wording, so that rows say what they were asked with."""
+
+_FORM = "Write nothing else, and put your text between <answer> and </answer>."
+
+PROMPTS = {
+    "semantic": "Rewrite the text below so that it says the same in other words and another "
+    f"sentence structure. Keep its language, its tone and about its length. {_FORM}\n\n{{text}}",
+    "format": "Write a text with the form of the text below and another meaning: the same "
+    "sentence structures, the same tone and about as many words, about an entirely different "
+    f"subject. {_FORM}\n\n{{text}}",
+    "human": "Write one passage of {words} words, as a person might write it, about {subject}. "
+    f"{_FORM}",
+}
+PROMPT_OF: dict[WriterKind, str] = {
+    "chosen_gptsemantic": "semantic",
+    "reject_gptsemantic": "semantic",
+    "chosen_gptformat": "format",
+    "reject_gptformat": "format",
+    "irr_hum": "human",
+}
+SUBJECTS = (
+    "a journey by train",
+    "a neighbour's garden",
+    "the first snow",
+    "an old bicycle",
+    "a lost umbrella",
+    "a market in the morning",
+    "a chess game",
+    "a broken clock",
+    "the sea",
+    "a school play",
+    "a stray dog",
+    "a mountain hut",
+    "a long queue",
+    "a birthday",
+    "a bakery",
+    "a night shift",
+    "a letter",
+    "a flooded cellar",
+    "a choir",
+    "a lighthouse",
+    "a football match",
+    "moving house",
+    "a thunderstorm",
+    "a museum visit",
+)
+"""So that `irr_hum` is not one and the same scene for all pairs."""
+
+_ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)
+
+
+def rows_from_writer(
+    endpoint: Endpoint,
+    watched: Sequence[Watched],
+    *,
+    kinds: Sequence[WriterKind],
+    told: Told = unheard,
+) -> tuple[list[ProbeRow], list[Missing]]:
+    """The rows of some kinds, pair after pair, and those that could not be made, with the reason.
+
+    `…gptsemantic` says the same in other words, `…gptformat` something else in the same form,
+    `irr_hum` is a passage of as many words as the chosen answer (Ren & Sutherland, arXiv
+    2407.10490, §4). Flags: `cut` for a text that reached its longest before its end, `untagged`
+    for one that came without the tags asked for and is kept whole. A pair without a rejected
+    answer has no rows of that side.
+
+    **Arguments:**
+
+    - `endpoint`: made with `usable=has_text`, so that an answer without a text is asked for again.
+
+    **Raises:** as `Endpoint.ask`.
+    """
+    wanted = [
+        (one, kind)
+        for one in watched
+        for kind in kinds
+        if kind not in OF_REJECTED or one.pair.rejected is not None
+    ]
+    asked = [(one, kind) for one, kind in wanted if _original(one, kind)]
+    answers = endpoint.ask([_request(one, kind) for one, kind in asked], told)
+    rows = []
+    missing = [
+        Missing.of(one, kind, "the answer to write from has no words")
+        for one, kind in wanted
+        if not _original(one, kind)
+    ]
+    for (one, kind), answer in zip(asked, answers, strict=True):
+        if isinstance(answer, Failure):
+            missing.append(Missing.of(one, kind, answer.reason))
+        elif answer.declined:
+            missing.append(Missing.of(one, kind, "the writer declined"))
+        else:
+            rows.append(_row(one, kind, answer, _made_by(endpoint, kind)))
+    return rows, missing
+
+
+def has_text(answer: str) -> bool:
+    """Whether an answer holds a text: between its tags, or at all where it has none."""
+    return bool(_text(answer)[0])
+
+
+def _text(answer: str) -> tuple[str, bool]:
+    """The text, and whether it stood between tags."""
+    found = _ANSWER.search(answer)
+    return (found[1].strip(), True) if found else (answer.strip(), False)
+
+
+def _row(one: Watched, kind: WriterKind, answer: Answered, made_by: str) -> ProbeRow:
+    text, tagged = _text(answer.text)
+    flags = [*([] if tagged else ["untagged"]), *(["cut"] if answer.cut else [])]
+    return one.row(kind, text, made_by, *flags)
+
+
+def _made_by(endpoint: Endpoint, kind: WriterKind) -> str:
+    config = endpoint.config
+    heat = "" if config.temperature is None else f" at temperature {config.temperature:g}"
+    return f"written by {config.model}{heat}, prompt {PROMPT_OF[kind]}-{VERSION}"
+
+
+def _original(one: Watched, kind: WriterKind) -> str:
+    side = ORIGINAL.get(kind, "chosen")
+    return ((one.pair.chosen if side == "chosen" else one.pair.rejected) or "").strip()
+
+
+def _request(one: Watched, kind: WriterKind) -> Request:
+    prompt, text = PROMPTS[PROMPT_OF[kind]], _original(one, kind)
+    if kind != "irr_hum":
+        return Request(text=prompt.format(text=text))
+    name = f"{one.split}/{one.pair.id}"
+    subject = SUBJECTS[int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(SUBJECTS)]
+    words = len(text.split())
+    return Request(text=prompt.format(words=words, subject=subject), sample=name)

@@ -1,0 +1,38 @@
+"""What the page of an audit, and the report's part on it, are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynolab.data.rows import Example, read_rows
+from dynolab.results.audit import ChosenChange, Foresight, PairAudit
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The audited pairs with their texts, and what training then did where it is known."""
+
+    rows: tuple[PairAudit, ...]
+    texts: Mapping[tuple[str, str], Example]
+    changes: tuple[ChosenChange, ...] = ()
+    foresight: tuple[Foresight, ...] = ()
+
+
+def read_audit(data: Path, audit: Path, foresight: Path | None = None) -> Audit:
+    """Reads the results of an audit, of its data, and of a foresight stage."""
+    texts = {
+        (split, row.id): row
+        for split in ("train", "heldout")
+        for row in read_rows(data / f"{split}.jsonl", Example)
+    }
+    rows = tuple(read_rows(audit / "audit.jsonl", PairAudit))
+    if foresight is None:
+        return Audit(rows, texts)
+    return Audit(
+        rows,
+        texts,
+        tuple(read_rows(foresight / "changes.jsonl", ChosenChange)),
+        tuple(read_rows(foresight / "foresight.jsonl", Foresight)),
+    )

@@ -1,0 +1,49 @@
+"""What the page of a force analysis is made of: what its stages wrote, checkpoint by checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynolab.data.rows import read_rows, read_value
+from dynolab.report.inputs.study import Kernel, StageFacts
+from dynolab.results.forces import (
+    AnalysisFacts,
+    PairForce,
+    ResponseTermsRow,
+)
+from dynolab.results.study import TokenMap
+
+
+@dataclass(frozen=True)
+class CheckpointForces:
+    """The analysis of one checkpoint, under the label that people gave it."""
+
+    label: str
+    facts: AnalysisFacts
+    totals: tuple[PairForce, ...]
+    terms: tuple[ResponseTermsRow, ...]
+    token_maps: tuple[TokenMap, ...] = ()
+
+
+@dataclass(frozen=True)
+class ForcePageInputs:
+    """All that the page shows; `reference` is the checkpoint that the objective compares with."""
+
+    name: str
+    checkpoints: tuple[CheckpointForces, ...]
+    kernel: Kernel
+    reference: str | None = None
+    settings: str = ""
+    stages: tuple[StageFacts, ...] = ()
+
+
+def read_checkpoint(label: str, folder: Path) -> CheckpointForces:
+    """Reads the result of an analysis; ConfigError for a file that holds something else."""
+    return CheckpointForces(
+        label,
+        read_value(folder / "analysis.json", AnalysisFacts),
+        tuple(read_rows(folder / "totals.jsonl", PairForce)),
+        tuple(read_rows(folder / "terms.jsonl", ResponseTermsRow)),
+        tuple(read_rows(folder / "token_maps.jsonl", TokenMap)),
+    )

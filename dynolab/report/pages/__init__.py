@@ -1,0 +1,1 @@
+"""Pages, one a file: which panels stand on them, in which order."""

@@ -1,0 +1,1 @@
+"""The rows that stages write and pages read, one file a subject."""

@@ -1,0 +1,73 @@
+"""The rows of an audit: what each preference pair would do, and how well that foresaw training."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from dynolab.data.rows import Row, Split
+from dynolab.results.forces import Measured
+
+
+class PairAudit(Row):
+    """A preference pair before training on it: `audit.jsonl`.
+
+    `force` = `pull_up` + `push_down` is the first-order change of the pair's own chosen answer,
+    Δ log π(y⁺) in nats, under a gradient step of learning rate one on the pair alone: through its
+    chosen tokens and through its rejected ones. `from_all` is the change of the same answer under
+    a step on all training pairs, `on_all` the mean change of all training pairs' chosen answers
+    under the step on this pair.
+
+    `ches` and `ches_per_token` are CHES and its length-normalised form, `likelihood_gap` is
+    log π(y⁺) − log π(y⁻) in nats, `edit_distance` lies between 0, equal answers, and 1.
+    """
+
+    pair_id: str
+    split: Split
+    chosen_tokens: int
+    rejected_tokens: int
+    chosen_logp: float
+    pull_up: float
+    push_down: float
+    force: float
+    from_all: float
+    on_all: float
+    ches: float
+    ches_per_token: float
+    likelihood_gap: float
+    edit_distance: float
+
+
+class ChosenChange(Row):
+    """Δ log π of a pair's chosen answer over a training, in nats: `changes.jsonl`."""
+
+    pair_id: str
+    split: Split
+    change: float
+
+
+class Foresight(Measured):
+    """How well a ranking of pairs before training foresaw whose chosen answer falls.
+
+    `spearman`: rank correlation of the ranking's risk with the fall −Δ log π(y⁺); `auc`: share of
+    (fallen, not fallen) couples that the risk puts in order. Both with 95% bootstrap intervals
+    over pairs; not a number where nothing differs. `fallen` of `pairs` chosen answers fell.
+    """
+
+    ranking: str
+    split: Split
+    pairs: int
+    fallen: int
+    spearman: float
+    spearman_low: float
+    spearman_high: float
+    auc: float
+    auc_low: float
+    auc_high: float
+
+
+class FilteredPairs(Row):
+    """Which pairs a filter left out of training: `filter.json`, the worst first."""
+
+    by: str
+    kept: int
+    dropped: tuple[str, ...] = Field(description="Ids of the pairs.")

@@ -1,0 +1,75 @@
+"""Runs a rank program on all ranks of a job, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+from dynolab.errors import ConfigError
+from tasks.runtime.launch.devices import host_devices
+from tasks.runtime.launch.leases import gpu_slots
+from tasks.runtime.launch.rendezvous import Rendezvous, launch_on_hosts
+from tasks.runtime.launch.share import OWNER_VARIABLE, Share, running
+
+__all__ = ["OWNER_VARIABLE", "launch_ranks"]
+
+
+def launch_ranks(
+    module: str,
+    job: Path,
+    *,
+    ranks: int,
+    logs: Path,
+    environment: Mapping[str, str],
+    while_running: Callable[[], None],
+    poll_seconds: float = 0.2,
+    rendezvous: Rendezvous | None = None,
+) -> None:
+    """Run `python -m module job` on `ranks` ranks under torchrun and wait for their end.
+
+    **Arguments**
+
+    - `logs`: folder for `rank-<n>.log` (stdout and stderr of a rank) and `torchrun.log`.
+    - `environment`: variables for this host's ranks, over those of this process that computing
+      needs.
+    - `while_running`: called in this thread every `poll_seconds`, and once after the ranks ended.
+    - `rendezvous`: where other hosts come to share the ranks evenly; default: all run on this host.
+
+    **Raises** `RankFailed` where a rank did not end with exit code 0: it names the rank that
+    failed first, not those that failed or were ended because of it. `HostLost` where a host
+    went away. `ConfigError` for an impossible number of ranks. Whatever is raised, and if this
+    process is killed, no rank, helper process, port or build lock stays.
+    """
+    if ranks < 1:
+        raise ConfigError("ranks", ranks, "choose 1 or more")
+    logs = logs.resolve()
+    logs.mkdir(parents=True, exist_ok=True)
+    share = Share(module=module, job=job.resolve(), logs=logs, ranks=ranks)
+    on_gpus = host_devices({**os.environ, **environment})
+    with gpu_slots(ranks) if on_gpus else nullcontext():
+        if rendezvous is None:
+            _launch_here(share, environment, while_running, poll_seconds)
+        else:
+            launch_on_hosts(share, rendezvous, environment, while_running, poll_seconds)
+
+
+def _launch_here(
+    share: Share,
+    environment: Mapping[str, str],
+    while_running: Callable[[], None],
+    poll_seconds: float,
+) -> None:
+    with running(share, environment) as mine:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                mine.agent.wait(poll_seconds)
+            ended = mine.agent.poll() is not None
+            while_running()
+            if ended:
+                break
+        failure = mine.failure()
+    if failure is not None:
+        raise failure.error()

@@ -1,0 +1,258 @@
+"""What one host runs of a job: torchrun with this host's ranks, and how they ended."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import struct
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from dynolab.errors import RankFailed
+from dynolab.meeting import MEETING, SECRET
+from dynolab.store.owner import this_process
+from tasks.runtime.launch.devices import VISIBLE, gpus_visible, hold_devices, host_devices
+from tasks.runtime.system.processes import Process, kill_marked, last_lines, start_child, stop_group
+
+_GRACE_SECONDS = 10.0
+_JOB_VARIABLE = "DYNOLAB_JOB"
+OWNER_VARIABLE = "DYNOLAB_OWNER"
+"""In the environment of ranks and of all that they start: whose they are, as JSON."""
+
+# Ranks compute on local files: they get what computing needs and nothing else, so that no secret of
+# a service reaches them, and no outer job's place in a process group is taken for their own.
+_PASSED = re.compile(
+    r"""
+    PATH|HOME|USER|LOGNAME|SHELL|TZ|LANG|LANGUAGE|LC_.*|TMPDIR|TMP|TEMP|XDG_CACHE_HOME|VIRTUAL_ENV
+    |PYTHON.*|LD_LIBRARY_PATH|LD_PRELOAD|MALLOC_.*
+    |CC|CXX|CPATH|LIBRARY_PATH|MAX_JOBS  # DeepSpeed compiles kernels
+    |(OMP|GOMP|KMP|MKL|OPENBLAS|ATEN)_.*
+    |(TORCH|PYTORCH|TORCHINDUCTOR|TRITON|DS|DEEPSPEED)_.*
+    |(CUDA|CUBLAS|CUDNN|NVIDIA|NVTE|ROCM|ROCR|HIP|HSA)_.*
+    |(NCCL|RCCL|GLOO|UCX|FI)_.*
+    |HF_(HOME|HUB_CACHE|DATASETS_CACHE|MODULES_CACHE|HUB_OFFLINE|DATASETS_OFFLINE)
+    |TRANSFORMERS_(OFFLINE|VERBOSITY)|TOKENIZERS_PARALLELISM
+    |DYNOLAB_(HOME|REWARD_MODULES)
+    |DYNOLAB_(UP|TEST|TEST_HOST)  # marks by which processes are found
+    """,
+    re.VERBOSE,
+)
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_REQUEST_BYTES = 256  # more than struct ifreq of linux/if.h has
+_ADDRESS = slice(20, 24)  # in it: sin_addr of the interface's IPv4 address
+
+
+class Share(BaseModel):
+    """One host's part of a job.
+
+    `ranks` are those of this host, `host` is its number among `hosts`. Where there are several,
+    their torchruns meet at `endpoint` (host:port, served by the first one), and this one is known
+    to the others by `address`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    module: str
+    job: Path
+    logs: Path
+    ranks: int = Field(ge=1)
+    host: int = Field(0, ge=0)
+    hosts: int = Field(1, ge=1)
+    endpoint: str | None = None
+    address: str = "127.0.0.1"
+
+    @property
+    def log(self) -> Path:
+        """Where this host's torchrun writes."""
+        return self.logs / ("torchrun.log" if self.host == 0 else f"torchrun-{self.host}.log")
+
+
+class RankEnd(BaseModel):
+    """How a rank ended that did not end well; `rank` None is torchrun itself.
+
+    The cause of a failure comes first by `order`: a process that ended without a record (killed,
+    crashed, `os._exit`) ran no Python any more and is a cause; recorded exceptions, which may
+    follow from it, come next by time; then those that a communication library aborted (SIGABRT),
+    and last those that torchrun ended (SIGTERM, later SIGKILL). `time` is seconds since 1970, on
+    clocks that agree between hosts as well as they are set.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    rank: int | None
+    exit_code: int
+    group: int
+    time: float
+    last_lines: list[str]
+    reason: str | None = None
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """Causes before consequences."""
+        return self.group, self.time, -1 if self.rank is None else self.rank
+
+    def error(self) -> RankFailed:
+        """What is raised where this end is the cause."""
+        return RankFailed(self.rank, self.exit_code, self.last_lines, self.reason)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A share at work; `failures` is a folder of its own."""
+
+    share: Share
+    agent: Process
+    failures: Path
+
+    def failure(self) -> RankEnd | None:
+        """The first bad end on this host, once torchrun has ended; None where all is well."""
+        code = self.agent.poll()
+        if not code:
+            return None
+        ends = rank_ends(self.failures, self.share.logs)
+        last = last_lines(self.share.log)
+        # A torchrun that was killed is a cause; its own exceptions follow from lost connections.
+        group = 0 if code < 0 else 4
+        torchrun = RankEnd(rank=None, exit_code=code, group=group, time=0, last_lines=last)
+        return min(ends, key=lambda end: end.order, default=torchrun)
+
+
+@contextmanager
+def running(share: Share, environment: Mapping[str, str]) -> Iterator[Running]:
+    """A share's ranks, started; they have ended after the block, whatever happens in it.
+
+    Where this host has GPUs, each rank gets one of its own, and the ranks wait until so many are
+    free. `environment`: variables for the ranks, over those of this process that computing needs.
+    """
+    devices = host_devices({**os.environ, **environment})
+    # Beside the job, so that what a killed process leaves lies in the work folder.
+    with (
+        tempfile.TemporaryDirectory(prefix="dynolab-ranks-", dir=share.job.parent) as folder,
+        ExitStack() as holding,
+    ):
+        held = holding.enter_context(hold_devices(share.ranks, devices)) if devices else {}
+        failures, job_id = Path(folder), uuid.uuid4().hex
+        visible = {VISIBLE: ",".join(held)} if held else {}
+        try:
+            agent = start_child(
+                "tasks.runtime.launch.agent",
+                [folder, share.model_dump_json()],
+                environment=rank_environment({**environment, **visible}, share, failures, job_id),
+                log=share.log,
+                pass_fds=held.values(),
+            )
+            try:
+                yield Running(share, agent, failures)
+            finally:
+                stop_group(agent, _GRACE_SECONDS)
+        finally:
+            kill_marked(f"{_JOB_VARIABLE}={job_id}")
+
+
+def rank_environment(
+    additions: Mapping[str, str], share: Share, private: Path, job_id: str
+) -> dict[str, str]:
+    """What of this process's environment computing needs, with `additions` and DeepSpeed's own."""
+    inherited = {name: value for name, value in os.environ.items() if _PASSED.fullmatch(name)}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, (cores or 1) // share.ranks)),
+        # A killed build leaves a lock on which later jobs hang silently: nothing is shared.
+        "TORCH_EXTENSIONS_DIR": str(private / "torch_extensions"),
+    }
+    if share.hosts == 1:
+        defaults[MEETING] = str(private / "ranks")
+        defaults[SECRET] = secrets.token_hex(32)
+        defaults["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torchrun opens a port for it
+    # gloo listens where the host's own name leads: to loopback on many machines, on others to a
+    # network that has no business with a single host's ranks.
+    if interface := interface_of(share.address):
+        known = os.environ.get("GLOO_SOCKET_IFNAME", interface) if share.hosts > 1 else interface
+        defaults["GLOO_SOCKET_IFNAME"] = known
+    owner = json.dumps(this_process())
+    environment = {
+        **inherited,
+        **defaults,
+        **additions,
+        _JOB_VARIABLE: job_id,
+        OWNER_VARIABLE: owner,
+    }
+    if "DS_ACCELERATOR" not in environment and not gpus_visible(environment):
+        environment["DS_ACCELERATOR"] = "cpu"
+    return environment
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an IPv4 address, if one has it."""
+    wanted = socket.inet_aton(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            request = struct.pack(f"{_REQUEST_BYTES}s", name.encode())
+            with suppress(OSError):  # it has none
+                if fcntl.ioctl(asking, _SIOCGIFADDR, request)[_ADDRESS] == wanted:
+                    return name
+    return None
+
+
+def rank_ends(failures: Path, logs: Path) -> list[RankEnd]:
+    """The bad ends on this host, from torchrun's list and the ranks' own records."""
+    ends = _read(failures / "torchrun.json", dict[int, tuple[int, float]]) or {}
+    records = {
+        int(file.stem[5:]): record
+        for file in failures.glob("rank-*.json")
+        if file.stem[5:].isdecimal() and (record := _read(file, _Record))
+    }
+    first_second = min((second for _, second in ends.values()), default=0)
+    found = []
+    for rank in sorted(ends.keys() | records.keys()):
+        lines, record = last_lines(logs / f"rank-{rank}.log"), records.get(rank)
+        if record:
+            end = RankEnd(
+                rank=rank,
+                exit_code=record.exit_code,
+                group=1,
+                time=record.time,
+                last_lines=lines,
+                reason=record.reason,
+            )
+        else:
+            code, second = ends[rank]
+            was_ended = code == -signal.SIGTERM or second > first_second + 1
+            end = RankEnd(
+                rank=rank,
+                exit_code=code,
+                group=3 if was_ended else 2 if code == -signal.SIGABRT else 0,
+                time=second,
+                last_lines=lines,
+            )
+        found.append(end)
+    return found
+
+
+class _Record(BaseModel):
+    """What a rank writes of the exception that ended it."""
+
+    exit_code: int
+    time: float
+    reason: str | None = None
+
+
+def _read(file: Path, kind: type[Parsed]) -> Parsed | None:
+    """A small JSON file; None where its writer was killed before it was complete."""
+    try:
+        return TypeAdapter(kind).validate_json(file.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+Parsed = TypeVar("Parsed")

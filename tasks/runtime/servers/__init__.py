@@ -1,0 +1,1 @@
+"""Prefect, MLflow, PostgreSQL, Redis and S3 as child processes."""

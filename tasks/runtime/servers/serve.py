@@ -1,0 +1,171 @@
+"""The program of one server process: Prefect or MLflow, on a socket handed to it or an address.
+
+    python -m tasks.runtime.servers.serve <name> <folder> <descriptor or host:port> [standing]
+
+Everything that the server answers passes the guard (`tasks.runtime.servers.guard`) first, whose
+token is DYNOLAB_TOKEN in the environment.
+
+`name` is `prefect`, `mlflow`, or `prefect-api`: Prefect without its background services, which then
+are `prefect server services start`.
+
+Both applications run under uvicorn in this one process. Measured in CPU seconds until they
+answer, new database / database at hand, with the libraries' bytecode cached (without it, under
+PYTHONDONTWRITEBYTECODE, compiling adds 5 s to each):
+
+- MLflow: 5.3 / 4.9 by `mlflow server --workers 1`, whose command line imports MLflow to start a
+  second process that imports it again; 2.7 / 2.0 here.
+- Prefect: 8.1 / 3.9 by `prefect server start`; 6.5 / 2.9 here; 5.5 / 2.3 without registering
+  block types, which imports every installed integration. Migrations are 3 s of a new database and
+  0.25 s of one that is up to date. Switching its background services off saves nothing at start,
+  and idle they use 2 % of a core: all stay on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import resource
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tasks.runtime.servers.guard import Guard
+from tasks.runtime.system.private import TOKEN, check_token
+from tasks.runtime.system.processes import listening_socket
+
+_SHUTDOWN_SECONDS = 3
+_HOSTS = ("127.0.0.1", "localhost")
+"""Names by which a browser on this machine, or behind a forwarded port, may ask."""
+
+_PUBLIC = {"prefect": ("/api/health", "/api/ready"), "mlflow": ("/health",)}
+"""What health checks ask: it tells nothing but that the server is well."""
+
+
+def _asked_names() -> tuple[str, ...]:
+    """Names by which clients may ask: those, and what DYNOLAB_SERVER_NAMES lists with commas."""
+    more = os.environ.get("DYNOLAB_SERVER_NAMES", "").split(",")
+    return (*_HOSTS, *filter(None, more))
+
+
+def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bool = False) -> Any:
+    """Prefect's API, interface and background services; `folder` is its PREFECT_HOME.
+
+    `api_only` leaves the services to another process. The interface's forms for blocks need a
+    standing server; flows do not.
+    """
+    os.environ.pop("PREFECT_API_URL", None)  # it would point the interface to another server
+    os.environ.pop("PREFECT_SERVER_API_AUTH_STRING", None)  # the guard asks for the login
+    database = os.environ.get("DYNOLAB_PREFECT_DATABASE")
+    os.environ |= {
+        "PREFECT_HOME": str(folder),
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": (
+            database or f"sqlite+aiosqlite:///{folder}/prefect.db"
+        ),
+        "PREFECT_SERVER_API_HOST": "127.0.0.1",
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_UI_API_URL": "/api",  # of the address that the browser knows
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "",  # none; by default all
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # In memory, what is leased when a server ends would stay taken for ever.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": os.environ.get(
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE",
+            "prefect.server.concurrency.lease_storage.filesystem",
+        ),
+        "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": str(standing),
+        "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": str(standing),
+    }
+    from prefect.server.api.server import create_app
+
+    from tasks.runtime.servers.prefect_schedules import let_schedules_run
+
+    let_schedules_run()
+    return create_app(final=True, webserver_only=api_only)
+
+
+def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
+    """MLflow's API and interface, with its tables made; artifacts pass through the server."""
+    os.environ |= {
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{one},{one}:*" for one in _asked_names()),
+    }
+    from mlflow.server import constants
+
+    database = os.environ.get("DYNOLAB_MLFLOW_DATABASE") or f"sqlite:///{folder}/mlflow.db"
+    artifacts = os.environ.get("DYNOLAB_MLFLOW_ARTIFACTS") or str(folder / "artifacts")
+    artifact_root = "mlflow-artifacts:/"
+    os.environ |= {
+        constants.BACKEND_STORE_URI_ENV_VAR: database,
+        constants.REGISTRY_STORE_URI_ENV_VAR: database,
+        constants.ARTIFACT_ROOT_ENV_VAR: artifact_root,
+        constants.ARTIFACTS_DESTINATION_ENV_VAR: artifacts,
+        constants.SERVE_ARTIFACTS_ENV_VAR: "true",
+    }
+    from mlflow.server.handlers import initialize_backend_stores
+
+    initialize_backend_stores(database, database, artifact_root)
+    from mlflow.server.fastapi_app import app
+
+    return app
+
+
+_APPLICATIONS: dict[str, Callable[[Path, int, bool], Any]] = {
+    "prefect": prefect_application,
+    "prefect-api": partial(prefect_application, api_only=True),
+    "mlflow": mlflow_application,
+}
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two servers that start on one new database at once would both create its tables."""
+    with (folder / "start.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _listener(where: str) -> socket.socket:
+    """The socket that this process was handed, or one on an address of its own."""
+    host, colon, port = where.rpartition(":")
+    return listening_socket(int(port), host) if colon else socket.socket(fileno=int(where))
+
+
+def main(name: str, folder: Path, where: str, standing: bool) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    gc.disable()  # imports make millions of lasting objects: collecting meanwhile costs 8 %
+    import uvicorn
+
+    from tasks.runtime.servers.connections import OwnersProtocol
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            until_started.close()
+            gc.freeze()
+            gc.enable()
+
+    token = check_token(os.environ.pop(TOKEN, ""))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # often 1024 by default
+    folder.mkdir(parents=True, exist_ok=True)
+    listener = _listener(where)
+    with ExitStack() as until_started:
+        until_started.enter_context(_alone(folder))
+        application = _APPLICATIONS[name](folder, listener.getsockname()[1], standing)
+        public = _PUBLIC[name.removesuffix("-api")]
+        config = uvicorn.Config(
+            Guard(application, token, _asked_names(), public),
+            http=OwnersProtocol,
+            access_log=False,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        )
+        Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4:] == ["standing"])

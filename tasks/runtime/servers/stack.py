@@ -1,0 +1,186 @@
+"""Standing servers that a person starts once and other commands find by `services.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from dynolab.errors import ConfigError
+from tasks.runtime.servers.backing import Backing
+from tasks.runtime.servers.services import (
+    ALL,
+    MLFLOW,
+    PREFECT,
+    Address,
+    Service,
+    Services,
+    is_healthy,
+    start_services,
+)
+from tasks.runtime.system.private import login_token
+from tasks.runtime.system.processes import port_in_use
+
+DEFAULT_PORTS: Mapping[str, int] = {PREFECT: 4200, MLFLOW: 5000}
+Beside = Callable[[Services], AbstractContextManager[Services]]
+_LABELS = {PREFECT: "Prefect", MLFLOW: "MLflow"}
+
+
+def running_services(home: Path) -> dict[str, Address]:
+    """The home's standing servers whose process lives and that answer; name → address."""
+    try:
+        content = json.loads(_register(home).read_text(encoding="utf-8"))
+        listed = {name: Address(str(at["url"]), int(at["pid"])) for name, at in content.items()}
+    except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
+        return {}  # none, or torn by hand: the servers are then those of nobody
+    return {
+        name: at
+        for name, at in listed.items()
+        if name in ALL and _is_alive(at.pid) and is_healthy(name, at.url)
+    }
+
+
+def use_services(home: Path, names: Sequence[str] = ALL) -> Services:
+    """The home's standing servers where they run, and started ones for the others.
+
+    These take the usual ports where they are free, so that links which a command leaves behind
+    lead to the standing servers of later. As `start_services` it returns at once, and as a context
+    manager ends what it started.
+    """
+    running = running_services(home)
+    logs = home.resolve() / "logs"
+    found = [Service(n, running[n], logs / f"{n}.log") for n in names if n in running]
+    missing = [name for name in names if name not in running]
+    free = {name: DEFAULT_PORTS[name] for name in missing if not port_in_use(DEFAULT_PORTS[name])}
+    started = start_services(home, missing, ports=free)
+    return Services(started.home, (*found, *started.services))
+
+
+@contextmanager
+def standing_services(
+    home: Path,
+    *,
+    prefect_port: int | None = None,
+    mlflow_port: int | None = None,
+    backing: AbstractContextManager[Backing] | None = None,
+) -> Iterator[Services]:
+    """Both servers, ready, on the usual ports (4200, 5000) or the given ones, and registered.
+
+    `backing` starts what they stand on, in place of SQLite and folders.
+
+    **Raises** `ConfigError` where the home's servers run already or a port is taken,
+    `ServiceFailed` where a server does not become ready.
+    """
+    _refuse_second(home)
+    ports = {
+        PREFECT: DEFAULT_PORTS[PREFECT] if prefect_port is None else prefect_port,
+        MLFLOW: DEFAULT_PORTS[MLFLOW] if mlflow_port is None else mlflow_port,
+    }
+    with (
+        backing or nullcontext() as below,
+        start_services(home, ports=ports, standing=True, backing=below) as services,
+    ):
+        services.wait_ready()
+        _write_register(services)
+        try:
+            yield services
+        finally:
+            _register(home).unlink(missing_ok=True)
+
+
+def watch(*started: Services) -> NoReturn:
+    """Block until an interruption; **Raises** `ServiceFailed` where a process ends meanwhile."""
+    while True:
+        for services in started:
+            services.check_alive()
+        time.sleep(0.5)
+
+
+def up(
+    home: Path,
+    announce: Callable[[str], None],
+    *,
+    prefect_port: int | None = None,
+    mlflow_port: int | None = None,
+    backing: AbstractContextManager[Backing] | None = None,
+    beside: Beside | None = None,
+) -> None:
+    """Start both servers, announce links that log in, serve until Ctrl-C or SIGTERM, end them.
+
+    **Arguments**
+
+    - `backing`: starts what the servers stand on, in place of SQLite and folders.
+    - `beside`: starts what works for them (registered deployments, workers).
+
+    **Raises** as `standing_services` and `watch` do; an interruption is the ordinary end.
+    """
+    with suppress(KeyboardInterrupt), sigterm_as_interrupt(), ExitStack() as stack:
+        services = stack.enter_context(
+            standing_services(
+                home, prefect_port=prefect_port, mlflow_port=mlflow_port, backing=backing
+            )
+        )
+        for name, address in services.addresses.items():
+            announce(f"{_LABELS[name]:8}{address.url}/?token={login_token(home)}")
+        workers = stack.enter_context(beside(services)) if beside else Services(home, ())
+        watch(services, workers)
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt as Ctrl-C does, so that servers are ended in order."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers, and only it receives signals
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _refuse_second(home: Path) -> None:
+    for name, address in running_services(home).items():
+        raise ConfigError(
+            "home",
+            str(home),
+            f"its {_LABELS[name]} server runs already at {address.url} (process {address.pid});"
+            " use it, or end the command that started it",
+        )
+
+
+def _register(home: Path) -> Path:
+    return home / "services.json"
+
+
+def _write_register(services: Services) -> None:
+    file = _register(services.home)
+    content = {name: {"url": at.url, "pid": at.pid} for name, at in services.addresses.items()}
+    part = file.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    part.replace(file)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether it is a living process of this user: another's is shown no login."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False

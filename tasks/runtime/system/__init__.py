@@ -1,0 +1,1 @@
+"""Processes, private files and the settings of this machine."""

@@ -1,0 +1,46 @@
+"""The first code of every process that Dynolab starts: end with the parent, then run a module.
+
+    python -m tasks.runtime.system.child <parent pid> <module> [arguments ...]
+
+Only the standard library is imported here, so that the process is tied to its parent within
+milliseconds, long before torch or a server is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel SIGKILL this process as soon as its parent, process `parent`, ends.
+
+    The signal is sent when the *thread* that forked this process ends (prctl(2)); `start_child`
+    therefore forks from a thread that lives as long as the process. A parent that ended before
+    the call sends no signal any more: then this process is an orphan already, and exits.
+    Outside Linux there is no such signal, and nothing happens.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def run_as_main(module: str, arguments: list[str]) -> None:
+    """Run `module` as `python -m module arguments ...` would, in this process."""
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    run_as_main(sys.argv[2], sys.argv[3:])

@@ -1,0 +1,227 @@
+"""Child processes that never outlive their parent, and the ports they listen on."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+
+from tasks.runtime.system.child import die_with_parent
+
+__all__ = [
+    "die_with_parent",
+    "free_port",
+    "kill_marked",
+    "last_lines",
+    "listening_socket",
+    "port_in_use",
+    "start_child",
+    "stop_group",
+    "variable_of_all",
+]
+
+Process = subprocess.Popen[bytes]
+LOOPBACK = "127.0.0.1"
+_PROJECT_ROOT = Path(__file__).resolve().parents[3]
+_LAST_LINES = 30
+_TAIL_BYTES = 64 * 1024
+
+
+class _Forker:
+    """One thread that starts all children and lives as long as the process.
+
+    A child's death signal fires when the thread that forked it ends, not the process: a child
+    started from a short-lived thread would be killed at once.
+    """
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._requests: queue.SimpleQueue[tuple[Callable[[], Process], Future[Process]]]
+        self._requests = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name="dynolab-forker", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            start, promise = self._requests.get()
+            try:
+                promise.set_result(start())
+            except BaseException as error:
+                promise.set_exception(error)
+
+    def start(self, start: Callable[[], Process]) -> Process:
+        promise: Future[Process] = Future()
+        self._requests.put((start, promise))
+        try:
+            return promise.result()
+        except BaseException:
+            # Interrupted (Ctrl-C) before the handle was passed on: nobody else could end it.
+            promise.add_done_callback(_kill_started)
+            raise
+
+
+def _kill_started(promise: Future[Process]) -> None:
+    if promise.exception() is None:
+        promise.result().kill()
+
+
+_forker: _Forker | None = None
+_forker_lock = threading.Lock()
+
+
+def _the_forker() -> _Forker:
+    global _forker
+    with _forker_lock:
+        if _forker is None or _forker.pid != os.getpid():  # threads do not survive a fork
+            _forker = _Forker()
+        return _forker
+
+
+def start_child(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    log: Path,
+    pass_fds: Iterable[int] = (),
+) -> Process:
+    """Start `python -m module arguments ...` in its own session, tied to this process.
+
+    It gets SIGKILL when this process ends, however that happens. `environment` is its whole
+    environment (the project is added to PYTHONPATH); stdout and stderr replace the file `log`.
+    """
+    search = [str(_PROJECT_ROOT), environment.get("PYTHONPATH", "")]
+    command = [
+        sys.executable,
+        "-m",
+        "tasks.runtime.system.child",
+        str(os.getpid()),
+        module,
+        *arguments,
+    ]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)  # a process that still writes to the old file keeps it
+
+    def start() -> Process:
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                command,
+                env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, search))},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=tuple(pass_fds),
+            )
+
+    return _the_forker().start(start)
+
+
+def stop_group(process: Process, grace_seconds: float = 10.0) -> None:
+    """End a child of `start_child` and its process group: SIGTERM, wait, SIGKILL; then reap it.
+
+    A second interruption during the wait goes straight to SIGKILL.
+    """
+    try:
+        if process.poll() is None:
+            _signal_group(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace_seconds)
+    finally:
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def kill_marked(marker: str, within_seconds: float = 10.0) -> None:
+    """SIGKILL every process whose environment holds `marker` (NAME=value), until none is left.
+
+    torchrun puts each rank into a session of its own, and a rank may start helpers in theirs:
+    process groups do not reach them, an inherited variable does.
+
+    **Raises** `TimeoutError` where one is still there after `within_seconds`.
+    """
+    deadline = time.monotonic() + within_seconds
+    while pids := marked_processes(marker):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {pids} survive SIGKILL")
+        for pid in pids:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def marked_processes(marker: str) -> list[int]:
+    """Living processes whose initial environment holds `marker` (NAME=value)."""
+    name, _, wanted = marker.partition("=")
+    return [pid for pid, value in variable_of_all(name).items() if value == wanted]
+
+
+def variable_of_all(name: str) -> dict[int, str]:
+    """Living processes whose initial environment has the variable, and its value in each."""
+    start = f"{name}=".encode()
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # ended meanwhile, or another user's; a zombie's is empty
+            for entry in (folder / "environ").read_bytes().split(b"\0"):
+                if entry.startswith(start):
+                    found[int(folder.name)] = entry[len(start) :].decode("utf-8", "replace")
+    return found
+
+
+def listening_socket(port: int = 0, host: str = LOOPBACK) -> socket.socket:
+    """A listening socket on `port` (0: any free one), to be handed to a server process.
+
+    The port is ours from here on, so that no other program can take it while the server loads,
+    and a client's first request waits instead of being refused.
+
+    **Raises** `OSError` (EADDRINUSE) where the port is taken.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A port that is free now, for programs that cannot be handed a socket."""
+    with listening_socket(0, host) as listener:
+        return int(listener.getsockname()[1])
+
+
+def port_in_use(port: int, host: str = LOOPBACK) -> bool:
+    """Whether a program listens on the port."""
+    try:
+        listening_socket(port, host).close()
+    except OSError:
+        return True
+    return False
+
+
+def last_lines(log: Path, count: int = _LAST_LINES) -> list[str]:
+    """The last lines of a log that have content; none where there is no such file."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
+            text = stream.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-count:]

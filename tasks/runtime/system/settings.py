@@ -1,0 +1,128 @@
+"""Where this machine keeps things and which servers it talks to: from the environment alone."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict
+
+from dynolab.errors import ConfigError
+from tasks.runtime.system.private import check_key, holds_secret
+
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+
+
+class Settings(BaseModel):
+    """Addresses and folders of one process.
+
+    | variable | meaning | default |
+    |---|---|---|
+    | DYNOLAB_HOME | home folder | `./.dynolab` |
+    | DYNOLAB_STORE | object store, `file:///…` or `s3://bucket/prefix` | the home's `store/` |
+    | DYNOLAB_STORE_ENDPOINT | S3 server other than Amazon's | none |
+    | MLFLOW_TRACKING_URI | MLflow server | none |
+    | PREFECT_API_URL | Prefect server | none |
+    | DYNOLAB_HOSTS | how many hosts share a training's ranks | 1 |
+    | DYNOLAB_RENDEZVOUS | `host:port` of the one that starts trainings | none |
+    | DYNOLAB_RESUME_STATES | how many of a training are kept, the newest | 2 |
+    | DYNOLAB_KEY | signs resume states, in hex | the home's `key` |
+
+    S3 credentials come by the usual AWS_* variables; they and the key are never held here.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    home: Path
+    store: str
+    store_endpoint: str | None = None
+    mlflow_tracking_uri: str | None = None
+    prefect_api_url: str | None = None
+    hosts: int = 1
+    rendezvous: str | None = None
+    resume_states: int = 2
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+        """Read the variables above; an empty one counts as unset.
+
+        Raises ConfigError for an address or a key that is none, and for an address with a login.
+        """
+        check_key(environment)
+        store = environment.get("DYNOLAB_STORE")
+        if store and not store.startswith("file:"):
+            _check_no_login("DYNOLAB_STORE", store)
+        home = Path(environment.get("DYNOLAB_HOME") or ".dynolab").expanduser().resolve()
+        if home.exists() and not home.is_dir():
+            raise ConfigError("DYNOLAB_HOME", str(home), "is a file; name a folder")
+        return cls(
+            home=home,
+            store=store or f"file://{home}/store",
+            store_endpoint=_http(environment, "DYNOLAB_STORE_ENDPOINT"),
+            mlflow_tracking_uri=_http(environment, "MLFLOW_TRACKING_URI"),
+            prefect_api_url=_http(environment, "PREFECT_API_URL"),
+            hosts=_count(environment, "DYNOLAB_HOSTS"),
+            rendezvous=_host_and_port(environment, "DYNOLAB_RENDEZVOUS"),
+            resume_states=_count(environment, "DYNOLAB_RESUME_STATES", 2),
+        )
+
+    @property
+    def scratch(self) -> Path:
+        """Work folders of stages that run now."""
+        return self.home / "scratch"
+
+    @property
+    def cache(self) -> Path:
+        """Verified local copies of a remote store's files."""
+        return self.home / "cache"
+
+    @property
+    def outbox(self) -> Path:
+        """What has yet to be sent to MLflow."""
+        return self.home / "outbox"
+
+
+def _http(environment: Mapping[str, str], name: str) -> str | None:
+    value = environment.get(name) or None
+    if value is not None:
+        _check_no_login(name, value)
+        try:
+            parts = urlsplit(value)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+        except ValueError:
+            is_address = False
+        if not is_address:
+            raise ConfigError(name, value, "give an address like http://127.0.0.1:5000")
+    return value
+
+
+def _check_no_login(name: str, address: str) -> None:
+    """Addresses stand in manifests, on pages and in messages."""
+    if holds_secret(address):
+        raise ConfigError(
+            name,
+            "…",
+            "holds a login or other settings, and addresses are shown; give the address alone, and "
+            "logins by AWS_*, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "PREFECT_API_AUTH_STRING",
+        )
+
+
+def _count(environment: Mapping[str, str], name: str, default: int = 1) -> int:
+    value = environment.get(name) or str(default)
+    if not re.fullmatch("0*[1-9][0-9]{0,8}", value):
+        raise ConfigError(name, value, "give a number, 1 or more")
+    return int(value)
+
+
+def _host_and_port(environment: Mapping[str, str], name: str) -> str | None:
+    value = environment.get(name) or None
+    if value is not None:
+        host, _, port = value.rpartition(":")
+        number = int(port) if port.isascii() and port.isdigit() else 0
+        if not _HOST.fullmatch(host) or not 0 < number < 2**16:
+            raise ConfigError(name, value, "give an address and a port, like 10.0.0.1:29400")
+    return value

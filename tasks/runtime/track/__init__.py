@@ -1,0 +1,1 @@
+"""Metrics, artifacts and progress: the outbox, MLflow and Prefect."""

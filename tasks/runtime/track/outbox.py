@@ -1,0 +1,240 @@
+"""Durable queue of tracking operations: one JSON-lines file for each MLflow run.
+
+A run's file is written by one process and drained by one process at a time: an exclusive `flock`
+is held from the file's birth to its removal. The kernel releases it when the process dies, so a
+later process can adopt what a killed one left. Beside `<id>.jsonl` lie `<id>.state` (how far it
+has been sent, and to which run) and `<id>.files/` (copies of artifacts until they are sent).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.runtime.track.mlflow_api import Run
+
+log = logging.getLogger(__name__)
+
+Operation = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """How far an outbox has been sent: bytes of the file, and the run on the server."""
+
+    offset: int = 0
+    run: Run | None = None
+    may_hold_steps: bool = False  # the run had been open before: ask which steps it holds
+
+
+class Outbox:
+    """One run's queue, locked by this process. Appending and reading may be different threads."""
+
+    def __init__(self, path: Path, descriptor: int, *, live: bool) -> None:
+        self.path, self.live = path, live  # live: this process may still append
+        self.created = threading.Event()
+        self._descriptor, self._lock = descriptor, threading.Lock()
+        self.sent = _read_state(path)
+        self.pending = _count_lines(path, self.sent.offset)
+        self._artifacts = 0
+        if self.sent.run:
+            self.created.set()
+
+    @classmethod
+    def create(cls, folder: Path, first: Operation) -> Outbox:
+        """New queue whose first operation is there as soon as the file is seen by others."""
+        folder.mkdir(parents=True, exist_ok=True)
+        # Names sort by age: a run that is resumed must be sent after what its forerunner left.
+        path = folder / f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}.jsonl"
+        hidden = path.with_suffix(".new")
+        descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _write_all(descriptor, _line(first))
+        os.fsync(descriptor)
+        hidden.rename(path)
+        _sync_folder(folder)
+        return cls(path, descriptor, live=True)
+
+    @classmethod
+    def adopt(cls, path: Path) -> Outbox | None:
+        """The queue that a process, now dead, has left; None if another holds or removed it."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        if not path.exists():  # the former holder drained and removed it before it let go
+            os.close(descriptor)
+            return None
+        return cls(path, descriptor, live=False)
+
+    @property
+    def id(self) -> str:
+        """Name under which the run on the server is tagged."""
+        return self.path.stem
+
+    @property
+    def last_written_ms(self) -> int:
+        """When the last operation was added, in milliseconds since 1970."""
+        return self.path.stat().st_mtime_ns // 1_000_000
+
+    def append(self, operation: Operation, *, sync: bool = False) -> None:
+        """Add one operation; with `sync` it is on disk, not only with the kernel, on return.
+
+        What the kernel has survives the death of this process, so the training path need not
+        wait for the disk; the sender syncs before it sends.
+        """
+        with self._lock:
+            if self._descriptor < 0:
+                log.debug("%s is closed, so %s is not kept", self.path, operation["op"])
+                return
+            _write_all(self._descriptor, _line(operation))
+            self.pending += 1
+            if sync:
+                os.fsync(self._descriptor)
+
+    def keep_artifact(self, file: Path) -> str:
+        """Copy `file` beside the queue; returns the copy's name."""
+        with self._lock:
+            self._artifacts += 1
+            name = f"{self._artifacts:05d}-{file.name}"
+        folder = self.path.with_suffix(".files")
+        folder.mkdir(exist_ok=True)
+        shutil.copyfile(file, folder / name)
+        return name
+
+    def artifact(self, name: str) -> Path:
+        """The copy that `keep_artifact` made."""
+        return self.path.with_suffix(".files") / name
+
+    def unsent(self, limit: int) -> list[tuple[Operation, int]]:
+        """At most `limit` operations not sent yet, each with the offset behind it.
+
+        A torn last line, which a killed writer may leave, is left out.
+        """
+        os.fsync(self._descriptor)
+        operations: list[tuple[Operation, int]] = []
+        with self.path.open("rb") as stream:
+            offset = self.sent.offset
+            stream.seek(offset)
+            for line in stream:
+                if not line.endswith(b"\n") or len(operations) == limit:
+                    break
+                offset += len(line)
+                operations.append((_parse(line), offset))
+        return operations
+
+    def mark(self, sent: Sent, operations: int = 0) -> None:
+        """Remember durably that `operations` more have been sent, up to `sent`."""
+        state = self.path.with_suffix(".state")
+        hidden = state.with_suffix(".state-new")
+        with hidden.open("w") as stream:
+            json.dump(asdict(sent), stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        hidden.replace(state)
+        with self._lock:
+            self.sent = sent
+            self.pending -= operations
+        if sent.run:
+            self.created.set()
+
+    def set_aside(self) -> None:
+        """Keep the file for a person to look at, where no sender sees it any more."""
+        self.path.rename(self.path.with_suffix(".rejected"))
+        self.close()
+
+    def remove(self) -> None:
+        """Delete the queue and all beside it, then let go of the lock."""
+        shutil.rmtree(self.path.with_suffix(".files"), ignore_errors=True)
+        # The queue goes before its state: the other way round, dying in between would send it anew.
+        self.path.unlink()
+        self.path.with_suffix(".state").unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the lock; no more appends."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+
+def first_operation(path: Path) -> Operation:
+    """The operation that opens the queue at `path`; {} if the queue is gone."""
+    try:
+        with path.open("rb") as stream:
+            return _parse(stream.readline())
+    except FileNotFoundError:
+        return {}
+
+
+def left_behind(folder: Path) -> bool:
+    """Whether a dead process has left a queue in the folder."""
+    for path in folder.glob("*.jsonl"):
+        if box := Outbox.adopt(path):
+            box.close()
+            return True
+    return False
+
+
+def sent_run(path: Path) -> Run | None:
+    """The run on the server that the queue at `path` belongs to, as far as is known."""
+    return _read_state(path).run
+
+
+def _read_state(path: Path) -> Sent:
+    try:
+        state = json.loads(path.with_suffix(".state").read_text())
+        run = state["run"] and Run(**state["run"])
+        return Sent(int(state["offset"]), run, bool(state["may_hold_steps"]))
+    except FileNotFoundError:
+        return Sent()
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("the state of %s cannot be read, so all of it is sent again: %s", path, error)
+        return Sent()
+
+
+def _count_lines(path: Path, offset: int) -> int:
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        return sum(line.endswith(b"\n") for line in stream)
+
+
+def _line(operation: Operation) -> bytes:
+    return json.dumps(operation).encode() + b"\n"
+
+
+def _parse(line: bytes) -> Operation:
+    try:
+        operation = json.loads(line)
+    except ValueError:
+        log.warning("a line of the tracking outbox cannot be read and is left out: %r", line[:80])
+        return {}
+    return operation if isinstance(operation, dict) else {}
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

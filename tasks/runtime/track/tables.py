@@ -1,0 +1,28 @@
+"""Tables in MLflow: a run's page shows them as its own tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from tasks.runtime.track.tracking import RunTracker
+
+FOLDER = "tables"
+
+
+def log_tables(tracker: RunTracker, tables: dict[str, Iterable[BaseModel]], scratch: Path) -> None:
+    """Uploads rows as `tables/<name>.json` in the form that `mlflow.load_table` reads."""
+    for name, rows in tables.items():
+        dumped = [row.model_dump(mode="json") for row in rows]
+        columns = list(dumped[0]) if dumped else []
+        content = {"columns": columns, "data": [list(row.values()) for row in dumped]}
+        file = scratch / f"{name}.json"
+        file.write_text(json.dumps(content), encoding="utf-8")
+        tracker.artifact(file, FOLDER)
+    listed = [{"path": f"{FOLDER}/{name}.json", "type": "table"} for name in tables]
+    tracker.tags({"mlflow.loggedArtifacts": json.dumps(listed)})

@@ -1,0 +1,294 @@
+"""Tracking of runs in MLflow that neither fails nor slows what it tracks.
+
+The training path only appends to a durable outbox; a background thread sends. While the server is
+away everything waits in the outbox, whence this or a later process sends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks.runtime.track.mlflow_api import PARAM_LENGTH, TAG_LENGTH, MlflowApi
+from tasks.runtime.track.outbox import Operation, Outbox
+from tasks.runtime.track.sender import STAGE_KEY_TAG, Sender
+
+log = logging.getLogger(__name__)
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+SEND_SECONDS = 2.0  # between two rounds of sending while all is well
+AWAITED_PAUSE_SECONDS = 0.5  # while somebody waits in `send_pending`
+LONGEST_PAUSE_SECONDS = 15.0  # between two attempts while the server is away
+
+
+class Tracking:
+    """Sends the runs of this process, and those that dead processes left, to one server.
+
+    **Arguments:** `uri`: http(s) address of the server; None keeps everything in the outbox until
+    `connect` names one. `outbox`: folder of the queues. `experiment`: MLflow experiment (project).
+    `environment`: where the login to the server stands.
+    Raises `ConfigError` for an address that is not http(s).
+    """
+
+    def __init__(
+        self,
+        uri: str | None,
+        outbox: Path,
+        experiment: str,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.outbox, self.experiment, self._environment = outbox, experiment, environment
+        self._api = MlflowApi(uri, environment) if uri else None
+        self._own: list[Outbox] = []
+        self._sender: Sender | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()  # start and stop of the thread, adoption
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._round_over = threading.Condition()
+        self._rounds_begun = self._rounds_over = self._waiting = 0
+
+    def connect(self, uri: str) -> None:
+        """Name the server's address after the fact; the first address stays."""
+        if self._api is None:
+            self._api = MlflowApi(uri, self._environment)
+            self._start()
+
+    def start_run(
+        self,
+        name: str,
+        *,
+        parent: RunTracker | None = None,
+        tags: Mapping[str, str],
+        params: Mapping[str, Any],
+        resume_key: str | None = None,
+    ) -> RunTracker:
+        """Begin a run; returns at once, whether the server answers or not.
+
+        With `resume_key` the newest run tagged `stage_key` = `resume_key` that is not FINISHED is
+        reopened, and metric steps that it already holds are left out; without such a run a new
+        one is created and so tagged. Nested `params` become dotted names.
+        """
+        own_tags = {"mlflow.user": _user()} | _clipped(tags, TAG_LENGTH)
+        if resume_key:
+            own_tags[STAGE_KEY_TAG] = resume_key
+        first = {
+            "op": "create",
+            "experiment": self.experiment,
+            "name": name,
+            "time": _now_ms(),
+            "tags": own_tags,
+            "resume_key": resume_key,
+            "parent_outbox": parent and parent.outbox_id,
+            "parent_run": parent and parent.run_id,
+        }
+        box: Outbox | None = None
+        with _logged("start the run's outbox"):
+            box = Outbox.create(self.outbox, first)
+            self._own.append(box)
+            if self._sender:
+                self._sender.boxes[box.id] = box
+        tracker = RunTracker(self, box)
+        tracker.params(params)
+        self._start()
+        self._wake.set()
+        return tracker
+
+    def send_pending(self, timeout: float) -> int:
+        """Send what this and earlier processes left; returns the operations still unsent.
+
+        Waits at most `timeout` seconds, also for a server that is not there yet.
+        """
+        deadline = time.monotonic() + timeout
+        self._start()
+        if self._sender is None:
+            return sum(box.pending for box in self._own)
+        self._sender.adopt()
+        with self._round_over:
+            # A round under way may have read its queues before the last append: ask for another.
+            wanted = self._rounds_begun + 1
+            self._waiting += 1
+            self._wake.set()
+            while self._rounds_over < wanted or self._sender.pending():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._round_over.wait(left)
+            self._waiting -= 1
+        return self._sender.pending()
+
+    def close(self, timeout: float) -> int:
+        """Send as `send_pending` does, then stop; returns the operations left in the outbox."""
+        left = self.send_pending(timeout)
+        self._stop.set()
+        self._wake.set()
+        if self._thread:
+            self._thread.join(timeout=5.0)
+        for box in [*self._own, *(self._sender.boxes.values() if self._sender else ())]:
+            box.close()
+        return left
+
+    def page(self, box: Outbox) -> str | None:
+        """Address of the run's page in the UI, once it exists."""
+        return self._api.run_url(box.sent.run) if self._api and box.sent.run else None
+
+    def wake(self) -> None:
+        """Send soon rather than at the next round."""
+        self._wake.set()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._api is None or self._thread or self._stop.is_set():
+                return
+            self._sender = Sender(self._api, self.outbox)
+            self._sender.boxes.update({box.id: box for box in self._own})
+            self._thread = threading.Thread(target=self._work, name="mlflow-sender", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        assert self._sender is not None
+        pause = SEND_SECONDS
+        while not self._stop.is_set():
+            self._wake.clear()
+            with self._round_over:
+                self._rounds_begun += 1
+            with _logged("look for what dead processes left"):
+                self._sender.adopt()
+            usable = self._sender.round()
+            with self._round_over:
+                self._rounds_over += 1
+                self._round_over.notify_all()
+            pause = SEND_SECONDS if usable else min(2 * pause, LONGEST_PAUSE_SECONDS)
+            self._wake.wait(AWAITED_PAUSE_SECONDS if self._waiting else pause)
+
+
+class RunTracker:
+    """One run. Every call only appends to the outbox, and none fails: trouble is logged."""
+
+    def __init__(self, tracking: Tracking, box: Outbox | None) -> None:
+        self._tracking, self._box = tracking, box
+        self._finished = False
+
+    @property
+    def outbox_id(self) -> str | None:
+        """Name of the run's outbox; the run carries it as a tag."""
+        return self._box.id if self._box else None
+
+    @property
+    def run_id(self) -> str | None:
+        """MLflow's id; None as long as the server has not been reached."""
+        return self._box.sent.run.run_id if self._box and self._box.sent.run else None
+
+    @property
+    def url(self) -> str | None:
+        """The run's page in MLflow's UI; None as long as `run_id` is."""
+        return self._tracking.page(self._box) if self._box else None
+
+    def metrics(
+        self, step: int, values: Mapping[str, float], timestamp_ms: int | None = None
+    ) -> None:
+        """Log `values` at `step`; NaN and infinities are allowed."""
+        time_ms = _now_ms() if timestamp_ms is None else timestamp_ms
+        numbers = {key: float(value) for key, value in values.items()}
+        self._append({"op": "metrics", "step": step, "time": time_ms, "values": numbers})
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Set tags."""
+        self._append({"op": "tags", "values": _clipped(values, TAG_LENGTH)})
+
+    def params(self, values: Mapping[str, Any]) -> None:
+        """Log parameters; a run keeps the first value of each."""
+        if values:
+            flat = _clipped(dict(_flat(values)), PARAM_LENGTH)
+            self._append({"op": "params", "values": flat})
+
+    def artifact(self, file: Path, folder: str) -> None:
+        """Upload a small file (figure, report, log, manifest; never a checkpoint) to `folder`.
+
+        The file is copied, so it may be changed or deleted after the call.
+        """
+        if self._box is None:
+            return
+        with _logged(f"keep the artifact {file}"):
+            copy = self._box.keep_artifact(file)
+            self._append({"op": "artifact", "file": copy, "name": file.name, "folder": folder})
+
+    def model(self, name: str, source: str, tags: Mapping[str, str], run_id: str | None) -> None:
+        """Register a model that lies at `source` as a version of `name`, once for each source.
+
+        `run_id`: MLflow's id of the run that made it; default: this run.
+        """
+        kept = {"name": _model_name(name), "source": source, "run_id": run_id}
+        self._append({"op": "model", **kept, "tags": _clipped(tags, TAG_LENGTH)})
+
+    def wait_created(self, timeout: float) -> bool:
+        """Wait until `run_id` is known; False after `timeout` seconds."""
+        return self._box.created.wait(timeout) if self._box else False
+
+    def finish(self, status: Status) -> None:
+        """End the run; nothing can be logged afterwards. A second call does nothing."""
+        if not self._finished:
+            self._append({"op": "finish", "status": status, "time": _now_ms()}, sync=True)
+            self._finished = True
+            self._tracking.wake()
+
+    def _append(self, operation: Operation, *, sync: bool = False) -> None:
+        if self._finished:
+            log.warning("the run is finished, so %s is not logged", operation["op"])
+        elif self._box is not None:
+            with _logged(f"log {operation['op']}"):
+                self._box.append(operation, sync=sync)
+
+
+@contextlib.contextmanager
+def _logged(deed: str) -> Iterator[None]:
+    """A full or broken disk must not end the training that is being tracked."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("tracking could not %s: %s", deed, error)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{name}.")
+        elif isinstance(value, list | tuple | Mapping):
+            yield name, json.dumps(value, default=str)
+        else:
+            yield name, str(value)
+
+
+def _clipped(values: Mapping[str, Any], length: int) -> dict[str, str]:
+    """Values as text no longer than the server takes; an ellipsis marks what was cut."""
+    texts = {key: str(value) for key, value in values.items()}
+    return {
+        key: text if len(text) <= length else text[: length - 1] + "…"
+        for key, text in texts.items()
+    }
+
+
+def _model_name(name: str) -> str:
+    """What stands between slashes and colons elsewhere holds none itself."""
+    return re.sub(r"[^\w .-]", "-", name)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user need not have a name
+        return "unknown"

@@ -1,0 +1,186 @@
+"""The audit against the force map, against autograd, and against real steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dynolab.audit.audit import audit_pairs
+from dynolab.data.batches import CHOSEN, REJECTED, collate, collate_examples, count_totals
+from dynolab.data.encode import Encoded, EncodedExample
+from dynolab.data.probes.edit_distance import edit_distance
+from dynolab.errors import ConfigError
+from dynolab.forces import PolicyFunction, force_map
+from dynolab.forces.map.totals import pair_totals
+from dynolab.likelihood.token_logps import ResponseLogits, token_logps
+from dynolab.objectives import build_objective
+from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.registry import PAIR_OBJECTIVES
+from dynolab.objectives.simpo import SimPOConfig
+from dynolab.results.audit import PairAudit
+from dynolab.training.record import RecordedExample
+from tests.forces.families import build
+from tests.forces.lora import adapted
+from tests.forces.small_models import every_objective, pairs
+
+EXACT = 1e-9
+LOSSES = [one for one in every_objective() if one.name in PAIR_OBJECTIVES]  # type: ignore[attr-defined]
+
+
+def encoded_pairs(count: int) -> list[EncodedExample]:
+    return [one.encoded() for one in pairs(count)]
+
+
+def audited(
+    config: Any = None, family: str = "llama_tied", count: int = 3, held: int = 1
+) -> tuple[PolicyFunction, list[EncodedExample], list[PairAudit]]:
+    policy = PolicyFunction(build(family), torch.float64)
+    everyone = encoded_pairs(count + held)
+    objective: Any = build_objective(config or DPOConfig())
+    rows = audit_pairs(policy, everyone[:count], objective, heldout=everyone[count:])
+    return policy, everyone, rows
+
+
+def referenced(policy: PolicyFunction, pair: EncodedExample) -> RecordedExample:
+    """The pair with the policy itself as its reference."""
+    assert pair.rejected is not None
+    scores = []
+    for one in (pair.chosen, pair.rejected):
+        batch, _ = policy.batch([one])
+        scores.append(policy.logps({}, batch).tolist())
+    return RecordedExample(
+        id=pair.id,
+        chosen=pair.chosen,
+        rejected=pair.rejected,
+        chosen_reference=scores[0],
+        rejected_reference=scores[1],
+        wins=pair.wins,
+    )
+
+
+@pytest.mark.parametrize("config", LOSSES, ids=str)
+def test_forces_are_sums_of_the_force_map(config: Any) -> None:
+    policy, everyone, rows = audited(config)
+    updating = [referenced(policy, one) for one in everyone[:3]]
+    chosen = [one.chosen for one in everyone]
+    sums = pair_totals(force_map(policy, chosen, updating, build_objective(config)))
+    whole = sums.from_chosen + sums.from_rejected
+    for at, row in enumerate(rows):
+        assert row.from_all == pytest.approx(whole[at].sum(), rel=EXACT, abs=EXACT)
+        if row.split == "train":
+            # A map's denominators count its three pairs; the audit's step has one.
+            assert row.pull_up == pytest.approx(3 * sums.from_chosen[at, at], rel=EXACT)
+            assert row.push_down == pytest.approx(3 * sums.from_rejected[at, at], rel=EXACT)
+            assert row.on_all == pytest.approx(whole[:3, at].sum(), rel=EXACT, abs=EXACT)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gpt2"])
+def test_a_real_step_on_the_pair_moves_its_chosen_answer_so(family: str) -> None:
+    """Autograd of the loss that trains, and forwards of a moved model.
+
+    The families' own forwards keep float64 but for RMSNorm's, which the others have.
+    """
+    config = SimPOConfig()
+    policy, everyone, rows = audited(config, family)
+    objective, model = build_objective(config), policy.model
+    before = [weight.detach().clone() for weight in model.parameters()]
+    for pair, row in zip(everyone, rows, strict=True):
+        batch = collate_examples([pair], 0, (CHOSEN, REJECTED), count_totals([pair], (0, 1)))
+        loss = objective.loss(token_logps(ResponseLogits(model)(batch), batch), batch)
+        gradient = torch.autograd.grad(loss, list(model.parameters()))
+        ends = []
+        for step in (1e-5, -1e-5):
+            with torch.no_grad():
+                for weight, start, g in zip(model.parameters(), before, gradient, strict=True):
+                    weight.copy_(start - step * g)
+                own = collate([pair.chosen], 0)
+                ends.append(float(token_logps(ResponseLogits(model)(own), own).sum()))
+        with torch.no_grad():
+            for weight, start in zip(model.parameters(), before, strict=True):
+                weight.copy_(start)
+        assert row.force == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-5)
+        assert row.force == row.pull_up + row.push_down
+
+
+def test_ches_is_that_of_the_head_s_inputs() -> None:
+    policy, everyone, rows = audited()
+    for pair, row in zip(everyone, rows, strict=True):
+        sums = []
+        for one in (pair.chosen, pair.rejected):
+            assert one is not None
+            with torch.no_grad():
+                states = policy.causal.base_model(torch.tensor([one.ids])).last_hidden_state[0]  # type: ignore[operator]
+            sums.append(states[one.prompt_length - 1 : -1].sum(0))
+        n, m = row.chosen_tokens, row.rejected_tokens
+        expected = float(sums[0] @ sums[1] - sums[0] @ sums[0])
+        assert row.ches == pytest.approx(expected, rel=1e-5)
+        expected = float(sums[0] @ sums[1] / (n * m) - sums[0] @ sums[0] / n**2)
+        assert row.ches_per_token == pytest.approx(expected, rel=1e-5)
+
+
+def test_batches_and_held_out_pairs_change_nothing() -> None:
+    policy, everyone, rows = audited()
+    objective: Any = build_objective(DPOConfig())
+    again = audit_pairs(policy, everyone[:3], objective, batch_tokens=1)
+    assert [row.split for row in rows] == ["train"] * 3 + ["heldout"]
+    for one, other in zip(rows, again, strict=False):
+        for name in ("force", "from_all", "on_all", "ches", "likelihood_gap"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), rel=EXACT)
+
+
+def test_equal_answers_do_not_move_under_dpo() -> None:
+    policy = PolicyFunction(build("gpt_neox"), torch.float64)
+    (pair,) = encoded_pairs(1)
+    same = EncodedExample("same", pair.chosen, pair.chosen)
+    (row,) = audit_pairs(policy, [same], build_objective(DPOConfig()))  # type: ignore[arg-type]
+    assert row.pull_up > 0
+    assert row.force == pytest.approx(0, abs=1e-12)
+    assert row.ches == row.likelihood_gap == row.edit_distance == 0
+
+
+def test_under_lora_the_adapters_alone_move() -> None:
+    model = adapted("gpt_neox")
+    policy = PolicyFunction(model, torch.float64)
+    pair = encoded_pairs(1)
+    (row,) = audit_pairs(policy, pair, build_objective(DPOConfig()))  # type: ignore[arg-type]
+    recorded = [referenced(policy, one) for one in pair]
+    found = force_map(policy, [pair[0].chosen], recorded, build_objective(DPOConfig()))
+    assert row.force == pytest.approx(found.force.sum(), rel=1e-6)
+
+
+def slow_distance(one: Sequence[int], other: Sequence[int]) -> int:
+    if not one or not other:
+        return len(one) + len(other)
+    if one[0] == other[0]:
+        return slow_distance(one[1:], other[1:])
+    return 1 + min(
+        slow_distance(one[1:], other),
+        slow_distance(one, other[1:]),
+        slow_distance(one[1:], other[1:]),
+    )
+
+
+def test_edit_distance_is_the_fewest_edits_over_the_longer_length() -> None:
+    rng = np.random.default_rng(0)
+    for n, m in product(range(6), repeat=2):
+        one, other = rng.integers(3, size=n).tolist(), rng.integers(3, size=m).tolist()
+        expected = slow_distance(one, other) / max(n, m, 1)
+        assert edit_distance(one, other) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("rejected", "message"),
+    [(None, "an audit needs a rejected answer"), (Encoded((3, 4), 2), "has no response tokens")],
+)
+def test_pairs_that_cannot_be_audited_are_refused(rejected: Any, message: str) -> None:
+    policy = PolicyFunction(build("gpt_neox"), torch.float64)
+    pair = EncodedExample("a", Encoded((3, 4, 5), 2), rejected)
+    with pytest.raises(ConfigError, match=message):
+        audit_pairs(policy, [pair], build_objective(DPOConfig()))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="at least one pair"):
+        audit_pairs(policy, [], build_objective(DPOConfig()))  # type: ignore[arg-type]

@@ -1,0 +1,230 @@
+"""The study of forces: its numbers are those of a step taken by hand; claims read them right."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from dynolab.chapters.classification.force_study import (
+    ForceFindings,
+    ForceStudyConfig,
+    Watched,
+    pulls,
+    study_forces,
+)
+from dynolab.chapters.classifiers.many import SGDConfig, batch_order
+from dynolab.claims.class_forces import assess_forces, beside, window
+from dynolab.data.images.images import ImageConfig, ImageSplits, load_images
+from dynolab.errors import ConfigError
+from dynolab.report.pages.classification import classification_chapter
+from dynolab.report.panels.class_forces import rank_plate
+from dynolab.report.style import Plate
+from dynolab.results.classification import ClassifierState, KernelRanks
+from dynolab.statistics import rank_correlation
+from models.vision import build_classifier
+
+CONFIG = ForceStudyConfig(
+    training=SGDConfig(learning_rate=0.01, epochs=2),
+    learning_rates=(0.01, 0.1),
+    epochs=(0, 1, 2),
+    watched=2,
+    influence_epochs=2,
+)
+
+
+@pytest.fixture(scope="module")
+def data() -> ImageSplits:
+    return load_images(ImageConfig(train=96, validation=10, test=60))
+
+
+@pytest.fixture(scope="module")
+def found(data: ImageSplits) -> ForceFindings:
+    return study_forces(partial(build_classifier, "mlp"), "mlp", data, CONFIG, (0, 1))
+
+
+def trained(data: ImageSplits, rate: float, seed: int, steps: int) -> torch.nn.Module:
+    model = build_classifier("mlp", data.train.shape, 10, seed)
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    for rows in batch_order(len(data.train), CONFIG.training, seed)[:steps]:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(
+            model(data.train.pixels[rows]), data.train.labels[rows]
+        ).backward()
+        optimizer.step()
+    return model
+
+
+def test_a_state_is_that_of_the_network_trained_alone(
+    data: ImageSplits, found: ForceFindings
+) -> None:
+    (state,) = [
+        one for one in found.states if (one.learning_rate, one.seed, one.epoch) == (0.1, 1, 1)
+    ]
+    model = trained(data, 0.1, 1, steps=3)
+    with torch.no_grad():
+        logits = model(data.test.pixels)
+    right = (logits.argmax(-1) == data.test.labels).float().mean()
+    assert state.accuracy == pytest.approx(float(right))
+    watched = Watched.of(data, 2)
+    assert np.allclose(state.pulls, pulls(model, watched, 0.1 / 32), rtol=1e-3, atol=1e-7)
+    of_three = logits.softmax(-1)[data.test.labels == 3].mean(0)
+    assert np.allclose(state.predictions[3], of_three, atol=1e-5)
+    after = trained(data, 0.1, 1, steps=4)
+    with torch.no_grad():
+        moved = [m(watched.observed.pixels).log_softmax(-1) for m in (model, after)]
+    size = float((moved[1] - moved[0]).square().mean().sqrt())
+    assert state.change == pytest.approx(size, rel=1e-3)
+
+
+def test_first_order_tells_what_small_steps_did(found: ForceFindings) -> None:
+    small = [one for one in found.states if one.learning_rate == 0.01 and one.epoch < 2]
+    assert all(one.unexplained < 1e-2 for one in small)
+    assert all(np.isnan(one.unexplained) for one in found.states if one.epoch == 2)
+    assert all(one.unexplained < 1e-2 for one in found.influences)
+    for one in found.influences:
+        total = np.array(one.from_class).sum(0)
+        assert np.allclose(total, one.measured, rtol=0.1, atol=0.02)
+
+
+def test_ranks_are_those_of_pairs_of_classes(found: ForceFindings) -> None:
+    own = {
+        one.epoch: np.array(one.kernel)
+        for one in found.states
+        if (one.learning_rate, one.seed) == (0.1, 0)
+    }
+    (row,) = [
+        one
+        for one in found.ranks
+        if (one.learning_rate, one.seed, one.first, one.second) == (0.1, 0, 0, 2)
+    ]
+    assert np.allclose(own[0], own[0].T, rtol=1e-3)
+    pairs = np.triu_indices(10)
+    assert row.correlation == rank_correlation(own[0][pairs], own[2][pairs])
+    assert row.growth == pytest.approx(float(np.median(own[2][pairs] / own[0][pairs])) - 1)
+
+
+def test_a_learning_rate_that_diverges_is_told_and_leaves_the_others_as_they_are(
+    data: ImageSplits, found: ForceFindings
+) -> None:
+    wild = CONFIG.model_copy(update={"learning_rates": (0.01, 0.1, 1e20)})
+    again = study_forces(partial(build_classifier, "mlp"), "mlp", data, wild, (0, 1))
+    assert {(one.learning_rate, one.seed) for one in again.diverged} == {(1e20, 0), (1e20, 1)}
+    assert {one.learning_rate for one in again.states} == {0.01, 0.1}
+    assert {one.learning_rate for one in again.ranks} == {0.01, 0.1}
+    assert [one.accuracy for one in again.states] == [one.accuracy for one in found.states]
+    page = rank_plate(again.ranks, again.diverged)
+    assert "MLP diverged at η = 1e+20 (seeds: 2, first at step 2)" in page.message
+    blown = CONFIG.model_copy(
+        update={
+            "training": CONFIG.training.model_copy(update={"learning_rate": 1e20}),
+            "learning_rates": (1e20,),
+        }
+    )
+    with pytest.raises(ConfigError, match=r"training\.learning_rate = 1e\+20: mlp diverges at st"):
+        study_forces(partial(build_classifier, "mlp"), "mlp", data, blown, (0,))
+
+
+def test_a_class_with_too_few_images_to_watch_is_refused() -> None:
+    few = load_images(ImageConfig(train=96, validation=10, test=15))
+    with pytest.raises(ConfigError, match=r"forces\.watched = 2: a class has 1 images in test"):
+        Watched.of(few, 2)
+
+
+def state(seed: int, pull: np.ndarray, epoch: int = 1) -> ClassifierState:
+    rows = tuple(map(tuple, pull.tolist()))
+    return ClassifierState(
+        network="mlp",
+        learning_rate=0.1,
+        seed=seed,
+        epoch=epoch,
+        accuracy=1,
+        loss=0,
+        unexplained=0.01,
+        change=1,
+        predictions=tuple(zip(*rows, strict=True)),
+        pulls=rows,
+        kernel=rows,
+    )
+
+
+def test_claims_read_the_pairing_of_classes() -> None:
+    generator = np.random.default_rng(0)
+    symmetric = generator.random((10, 10))
+    symmetric = symmetric + symmetric.T
+    symmetric[4, 9] = symmetric[9, 4] = 9
+    states = [
+        state(seed, symmetric + 0.01 * generator.random((10, 10)), epoch)
+        for seed in range(5)
+        for epoch in (1, 2, 4)
+    ]
+    ranks = [
+        KernelRanks(
+            network="mlp",
+            learning_rate=0.1,
+            seed=seed,
+            first=1,
+            second=2,
+            correlation=0.95 - seed / 100,
+            growth=1.0 + seed / 10,
+        )
+        for seed in range(5)
+    ]
+    found = ForceFindings(states, ranks)
+    verdicts = {v.id: v for v in assess_forces(found, 0.1, digits=True)}
+    for name in (
+        "own_class",
+        "confusions",
+        "mutual",
+        "four_nine",
+        "ranks",
+        "size",
+        "step",
+        "four_nine_strongest",
+    ):
+        assert verdicts[f"mlp/{name}"].outcome == "appears", name
+    assert verdicts["mlp/accumulated"].outcome == "not measured"
+    assert verdicts["mlp/step_size"].outcome == "not measured"
+    assert "mlp/four_nine" not in {v.id for v in assess_forces(found, 0.1, digits=False)}
+    broken = [one.model_copy(update={"correlation": 0.3 + one.seed / 100}) for one in ranks]
+    again = {v.id: v for v in assess_forces(ForceFindings(states, broken), 0.1, digits=True)}
+    assert again["mlp/ranks"].outcome == "does not"
+
+
+def test_what_a_figure_is_there_to_show_stands_beside_it_with_its_verdict() -> None:
+    generator = np.random.default_rng(0)
+    rows = [state(seed, generator.random((10, 10)), epoch) for seed in range(5) for epoch in (1, 2)]
+    for row in rows:
+        pull = np.array(row.pulls)
+        pull[4, 9] = pull[9, 4] = -1.0
+        rows[rows.index(row)] = row.model_copy(update={"pulls": tuple(map(tuple, pull.tolist()))})
+    ranks = [
+        KernelRanks(
+            network="mlp",
+            learning_rate=0.1,
+            seed=seed,
+            first=1,
+            second=2,
+            correlation=0.3 + seed / 100,
+            growth=1.0,
+        )
+        for seed in range(5)
+    ]
+    found = ForceFindings(rows, ranks)
+    verdicts = {v.id: v for v in assess_forces(found, 0.1, digits=True)}
+    assert verdicts["mlp/four_nine_strongest"].quantities[0].interval.mean == 89
+    page = classification_chapter(found, None, learning_rate=0.1, digits=True)
+    messages = {part.name: part.message for part in page.content if isinstance(part, Plate)}
+    assert "strongest pulls between digits: fails." in messages["pulls"]
+    assert (
+        "The order of ‖K‖ over pairs of classes stays from epoch 1 to 2: fails."
+        in (messages["kernel"])
+    )
+
+
+def test_the_window_leaves_the_start_out() -> None:
+    assert window([0, 1, 5]) == (1, 5)
+    assert window([0, 5]) == (0, 5)
+    assert beside(np.arange(4.0).reshape(2, 2)).tolist() == [1, 2]

@@ -1,0 +1,196 @@
+"""Mappings, their kinds and measures, and their learning against one network at a time."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+import torch
+
+from dynolab.chapters.simplicity.mappings import (
+    all_mappings,
+    coding_length,
+    composed,
+    compositional_count,
+    kind_of,
+    one_hot,
+    sampled_bijections,
+    topographic_similarity,
+)
+from dynolab.chapters.simplicity.sweep import (
+    kind_paths,
+    learned,
+    letter_products,
+    message_loss,
+    message_network,
+    sweep,
+    train_together,
+)
+from dynolab.claims.simplicity import correlation, difference, mapping_verdicts
+from dynolab.errors import ConfigError
+from dynolab.results.simplicity import SpaceName
+
+SMALL = SpaceName(attributes=2, values=2)
+IDENTITY, CONSTANT, HOLISTIC = (0, 1, 2, 3), (0, 0, 0, 0), (0, 1, 3, 2)
+
+
+def test_the_256_maps_of_four_objects_fall_into_their_kinds() -> None:
+    kinds = Counter(kind_of(SMALL, one) for one in all_mappings(SMALL))
+    assert kinds == {"degenerate": 232, "holistic": 16, "compositional": 8}
+
+
+@pytest.mark.parametrize(("attributes", "values", "count"), [(2, 2, 8), (3, 2, 48), (2, 3, 72)])
+def test_there_are_as_many_compositional_mappings_as_renamings(
+    attributes: int, values: int, count: int
+) -> None:
+    space = SpaceName(attributes=attributes, values=values)
+    names = list(permutations(range(values)))
+    found = {
+        composed(space, order, chosen)
+        for order in permutations(range(attributes))
+        for chosen in product(names, repeat=attributes)
+    }
+    assert len(found) == compositional_count(space) == count
+    assert {kind_of(space, one) for one in found} == {"compositional"}
+    assert all(topographic_similarity(space, one) == pytest.approx(1.0) for one in found)
+
+
+def test_coding_lengths_are_the_logarithms_of_the_counts() -> None:
+    space = SpaceName(attributes=3, values=2)
+    assert coding_length(space, "compositional") == pytest.approx(math.log2(48))
+    assert coding_length(space, "holistic") == pytest.approx(math.log2(math.factorial(8)))
+    assert coding_length(space, "degenerate") is None
+
+
+def test_topographic_similarity_is_the_rank_correlation_of_distances() -> None:
+    # Two letters exchanged in one row: the distances of pairs are (1, 1, 2, 2, 1, 1) for objects.
+    objects, messages = np.array([1, 1, 2, 2, 1, 1]), np.array([1, 2, 1, 1, 2, 1])
+    expected = np.corrcoef(objects, messages)[0, 1]
+    assert topographic_similarity(SMALL, HOLISTIC) == pytest.approx(expected)
+    assert math.isnan(topographic_similarity(SMALL, CONSTANT))
+
+
+def test_objects_are_one_hot_blocks_of_their_attributes() -> None:
+    assert one_hot(SMALL, [2]).tolist() == [[0, 1, 1, 0]]
+
+
+def test_sampled_bijections_are_half_compositional_and_all_different() -> None:
+    space = SpaceName(attributes=2, values=3)
+    found = sampled_bijections(space, 20, seed=1)
+    assert found == sampled_bijections(space, 20, seed=1) != sampled_bijections(space, 20, seed=2)
+    assert len(set(found)) == 40
+    kinds = Counter(kind_of(space, one) for one in found)
+    assert kinds == {"compositional": 20, "holistic": 20}
+
+
+def test_impossible_samples_are_refused() -> None:
+    with pytest.raises(ConfigError, match="choose 1 to 8"):
+        sampled_bijections(SMALL, 9, seed=0)
+    with pytest.raises(ConfigError, match="give a number of sampled bijections"):
+        all_mappings(SpaceName(attributes=3, values=2))
+
+
+def alone(mapping: tuple[int, ...], seed: int, steps: int) -> list[float]:
+    """Losses of one network trained by itself."""
+    network, loss = message_network(SMALL, 8, seed), message_loss(SMALL)
+    x, target = (torch.from_numpy(one_hot(SMALL, one)) for one in (range(4), mapping))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        value = loss(network(x), target)
+        value.backward()
+        optimizer.step()
+        losses.append(float(value.detach()))
+    return losses
+
+
+def test_together_every_mapping_and_seed_learns_as_it_would_alone() -> None:
+    mappings, seeds = (IDENTITY, CONSTANT, HOLISTIC), (3, 5)
+    losses = train_together(SMALL, mappings, seeds, width=8, learning_rate=0.5, steps=20)
+    found = sweep(SMALL, mappings, seeds, width=8, learning_rate=0.5, steps=20)
+    torch.testing.assert_close(losses, found.losses)
+    for index, mapping in enumerate(mappings):
+        for place, seed in enumerate(seeds):
+            expected = torch.tensor(alone(mapping, seed, 20))
+            torch.testing.assert_close(losses[:, index, place], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("values", "mapping"), [(2, HOLISTIC), (3, (0, 4, 8, 2, 3, 7, 1, 5, 6))])
+def test_letter_products_are_those_of_autograd_s_gradients(
+    values: int, mapping: tuple[int, ...]
+) -> None:
+    space = SpaceName(attributes=2, values=values)
+    network = message_network(space, 8, 0).double()
+    x, target = (
+        torch.from_numpy(one_hot(space, messages)).double()
+        for messages in (range(space.objects), mapping)
+    )
+    weights = {name: w.detach()[None] for name, w in network.named_parameters()}
+    products = letter_products(space, weights, x, target[None])
+    for place in range(2):
+        letter = slice(place * values, (place + 1) * values)
+        gradients = []
+        for row in range(space.objects):
+            loss = -(target[row, letter] * network(x[row])[letter].log_softmax(-1)).sum()
+            parts = torch.autograd.grad(loss, list(network.parameters()))
+            gradients.append(torch.cat([part.flatten() for part in parts]))
+        stacked = torch.stack(gradients)
+        torch.testing.assert_close(products[0, place], stacked @ stacked.T)
+
+
+def test_cooperation_is_the_mean_over_pairs_that_share_an_attribute() -> None:
+    measured = sweep(SMALL, [IDENTITY, HOLISTIC], [4], width=8, learning_rate=0.5, steps=2)
+    network, x = message_network(SMALL, 8, 4), torch.from_numpy(one_hot(SMALL, range(4)))
+    weights = {name: w.detach()[None] for name, w in network.named_parameters()}
+    for index, mapping in enumerate((IDENTITY, HOLISTIC)):
+        target = torch.from_numpy(one_hot(SMALL, mapping))[None]
+        products = letter_products(SMALL, weights, x, target)[0]
+        # Objects 00, 01, 10, 11: only 00 with 11 and 01 with 10 share nothing.
+        sharing = [(o, u) for o in range(4) for u in range(4) if o != u and o + u != 3]
+        expected = torch.stack([products[:, o, u] for o, u in sharing]).mean()
+        torch.testing.assert_close(measured.cooperation[0, index, 0], expected)
+
+
+def test_compositional_mappings_cooperate_though_all_pairs_together_do_not() -> None:
+    space, seeds = SpaceName(attributes=2, values=3), tuple(range(100, 105))
+    mappings = sampled_bijections(space, 10, seed=1)
+    measured = sweep(space, mappings, seeds, width=16, learning_rate=0.5, steps=2)
+    rows = learned(space, mappings, measured)
+    outcomes = {verdict.id: verdict.outcome for verdict in mapping_verdicts(rows)}
+    assert outcomes["2×3/cooperation"] == outcomes["2×3/start"] == "appears"
+    assert outcomes["2×3/contradiction"] == "appears"
+    # The same products over all pairs: the part of the kernel that all pairs share drags them down.
+    x, network = torch.from_numpy(one_hot(space, range(9))), message_network(space, 16, 100)
+    weights = {name: w.detach()[None] for name, w in network.named_parameters()}
+    target = torch.from_numpy(one_hot(space, mappings[0]))[None]
+    products = letter_products(space, weights, x, target)[0]
+    assert kind_of(space, mappings[0]) == "compositional"
+    assert products[:, ~torch.eye(9, dtype=torch.bool)].mean() < 0
+
+
+def test_rows_and_claims_of_a_sweep() -> None:
+    mappings = [*all_mappings(SMALL)[::17], IDENTITY, HOLISTIC]
+    found = sweep(SMALL, mappings, (0, 1), width=8, learning_rate=0.5, steps=30)
+    rows = learned(SMALL, mappings, found)
+    assert rows[-2].kind == "compositional"
+    assert rows[-1].area == pytest.approx(found.losses[:, -1].mean(0).tolist())
+    expected = np.mean(np.array(rows[-2].area) - np.array(rows[-1].area))
+    only = [row for row in rows if row.messages in (IDENTITY, HOLISTIC)]
+    assert difference(only, "area").mean == pytest.approx(expected)
+    assert difference(only, "area").n == 2
+    assert -1 <= correlation(rows, "start_cooperation").mean <= 1
+    assert len({one.id for one in mapping_verdicts(rows)}) == 7
+    paths = {path.kind: path for path in kind_paths(rows, found)}
+    assert set(paths) == {"compositional", "holistic", "degenerate"}
+    assert np.shape(paths["holistic"].losses) == (2, 31)
+    assert np.shape(paths["holistic"].cooperation) == (2, 30)
+
+
+def test_what_is_not_there_is_not_measured() -> None:
+    found = sweep(SMALL, [CONSTANT], (0, 1), width=4, learning_rate=0.5, steps=2)
+    rows = learned(SMALL, [CONSTANT], found)
+    assert {one.outcome for one in mapping_verdicts(rows)} == {"not measured"}

@@ -1,0 +1,138 @@
+"""All arms trained together against one arm trained alone, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dynolab.chapters.classifiers.label_noise import flip_labels
+from dynolab.chapters.classifiers.many import (
+    ManyModels,
+    SGDConfig,
+    batch_order,
+    cross_entropy,
+    train_many,
+)
+from dynolab.chapters.classifiers.seeds import seed_for
+from dynolab.chapters.classifiers.targets import FilterTable, distillation, one_hot
+from dynolab.chapters.supervision.supervision import (
+    SupervisionConfig,
+    compare_supervision,
+    train_teacher,
+)
+from dynolab.claims.supervision import assess_supervision, supervision_table
+from dynolab.data.images.images import ImageConfig, load_images
+from dynolab.errors import ConfigError
+from models.vision import build_classifier
+
+DATA = load_images(ImageConfig(train=120, validation=40, test=100))
+CONFIG = SupervisionConfig(training=SGDConfig(learning_rate=0.1, epochs=4))
+SEEDS = (0, 3)
+
+
+def build(seed: int):  # type: ignore[no-untyped-def]
+    return build_classifier("mlp", DATA.train.shape, DATA.classes, seed)
+
+
+@pytest.fixture(scope="module")
+def found():  # type: ignore[no-untyped-def]
+    return compare_supervision(build, DATA, CONFIG, 0.4, SEEDS)
+
+
+def accuracy(model) -> float:  # type: ignore[no-untyped-def]
+    with torch.no_grad():
+        right = model(DATA.test.pixels).argmax(-1) == DATA.test.labels
+    return float(right.float().mean())
+
+
+def test_filter_kd_written_out_for_one_seed_gives_the_same_student(found) -> None:  # type: ignore[no-untyped-def]
+    seed = 3
+    generator = torch.Generator().manual_seed(seed_for("wrong labels", seed))
+    given = flip_labels(DATA.train.labels, 10, 0.4, generator).given
+    order = batch_order(120, CONFIG.training, seed)
+    teacher, student = build(seed), build(seed)
+    table = FilterTable(120, 10)
+    for rows in order:
+        logits = teacher(DATA.train.pixels[rows])
+        table.visit(rows, logits.detach().softmax(-1))
+        step(teacher, cross_entropy(logits, one_hot(given, 10)[rows]))
+    targets = table.targets(one_hot(given, 10))
+    for rows in order:
+        step(student, distillation(student(DATA.train.pixels[rows]), targets[rows]))
+    by_arm = {row.arm: row for row in found.rows if row.seed == seed}
+    assert by_arm["one_hot"].accuracy == pytest.approx(accuracy(teacher), abs=0.011)
+    assert by_arm["filter_kd"].accuracy == pytest.approx(accuracy(student), abs=0.011)
+    error = (targets - one_hot(DATA.train.labels, 10)).norm(dim=1).mean()
+    assert by_arm["filter_kd"].target_error == pytest.approx(float(error), abs=1e-3)
+
+
+def step(model, loss) -> None:  # type: ignore[no-untyped-def]
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    with torch.no_grad():
+        for w, gradient in zip(model.parameters(), gradients, strict=True):
+            w -= CONFIG.training.learning_rate * gradient
+
+
+def test_every_arm_is_measured_for_every_seed(found) -> None:  # type: ignore[no-untyped-def]
+    table = supervision_table(found.rows, 0.4)
+    assert all(table.mean(arm, "accuracy").n == 2 for arm in ("one_hot", "kd", "filter_kd"))
+    hard = [row for row in found.rows if row.arm in ("one_hot", "early_stopping")]
+    # The given labels are off by √2 where they are wrong.
+    assert all(row.target_error == pytest.approx(0.4 * 2**0.5) for row in hard)
+    assert {row.score for row in found.detections} == {"filter", "path", "last", "zigzag"}
+
+
+def test_every_score_is_higher_where_a_label_is_wrong() -> None:
+    data = load_images(ImageConfig(train=600, validation=40, test=100))
+    longer = SupervisionConfig(training=SGDConfig(learning_rate=0.1, epochs=10))
+    learned = compare_supervision(build, data, longer, 0.4, (0,))
+    assert len(learned.detections) == 4
+    assert all(row.auc > 0.7 for row in learned.detections)
+
+
+def test_a_seed_s_rows_do_not_depend_on_the_seeds_beside_it(found) -> None:  # type: ignore[no-untyped-def]
+    alone = compare_supervision(build, DATA, CONFIG, 0.4, (3,))
+    together = {row.arm: row for row in found.rows if row.seed == 3}
+    for row in alone.rows:
+        assert row.accuracy == pytest.approx(together[row.arm].accuracy, abs=0.011)
+
+
+def test_the_teacher_keeps_its_best_weights_and_its_path() -> None:
+    hard = one_hot(torch.stack([DATA.train.labels]), 10)
+    orders = batch_order(120, CONFIG.training, 0)[None]
+    checks = DATA.validation.labels[None]
+    many = ManyModels([build(0)])
+    teacher = train_teacher(
+        many, DATA.train.pixels, hard, orders, CONFIG, DATA.validation.pixels, checks
+    )
+    best = -1.0
+    again = ManyModels([build(0)])
+    for one in train_many(again, DATA.train.pixels, hard, orders, CONFIG.training):
+        if one.number % 3 == 0:
+            right = again.logits(DATA.validation.pixels).argmax(-1)[0] == checks[0]
+            if float(right.float().mean()) > best:
+                best, kept = float(right.float().mean()), dict(again.weights)
+    for name, w in kept.items():
+        torch.testing.assert_close(teacher.early_weights[name], w)
+    assert teacher.path.shape == (4, 1, 120, 10)
+    visited = teacher.path.isfinite().all(-1)
+    assert visited.sum().item() == 4 * 96  # three full batches of 32 an epoch
+
+
+def test_without_noise_there_is_nothing_to_detect() -> None:
+    one = compare_supervision(build, DATA, CONFIG, 0.0, (0,))
+    assert one.detections == []
+    assert all(row.believed_wrong is None for row in one.rows)
+
+
+def test_claims_of_one_seed_are_unclear_and_none_is_lost(found) -> None:  # type: ignore[no-untyped-def]
+    rows = [row for row in found.rows if row.seed == 3]
+    verdicts = assess_supervision(rows, [], [], [])
+    assert {one.outcome for one in verdicts if one.quantities} == {"unclear"}
+    assert verdicts[0].id == "supervision/0.4/filter_kd_over_one_hot"
+
+
+@pytest.mark.parametrize("noise", [1.0, -0.2, float("nan")])
+def test_noise_outside_its_range_is_refused(noise: float) -> None:
+    with pytest.raises(ConfigError, match="noise"):
+        compare_supervision(build, DATA, CONFIG, noise, (0,))

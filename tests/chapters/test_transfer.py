@@ -1,0 +1,182 @@
+"""Tasks out of classes, and heads probed and finetuned together against one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dynolab.chapters.classifiers.many import SGDConfig, batch_order, cross_entropy
+from dynolab.chapters.classifiers.seeds import seed_for
+from dynolab.chapters.classifiers.targets import one_hot
+from dynolab.chapters.transfer.task import (
+    check_classes,
+    image_task,
+    rotated,
+    shifted,
+    topic_task,
+)
+from dynolab.chapters.transfer.transfer import ProbingConfig, TransferConfig, compare_heads
+from dynolab.claims.transfer import (
+    assess_transfer,
+    picked_on_others,
+    sweeps,
+)
+from dynolab.data.images.images import ImageConfig, load_images
+from dynolab.data.topics.topics import TopicConfig
+from dynolab.errors import ConfigError
+from models.vision import build_classifier
+
+DATA = load_images(ImageConfig(train=200, validation=20, test=200))
+TASK = image_task(DATA, (0, 1, 2, 3, 4), seed=0)
+CONFIG = TransferConfig(
+    pretraining=SGDConfig(learning_rate=0.1, epochs=3),
+    examples=40,
+    taus=(0, 2, 6),
+    probing=ProbingConfig(learning_rate=0.1, batch_size=20),
+    finetuning=SGDConfig(learning_rate=0.1, batch_size=20, epochs=3),
+)
+
+
+def build(shape, classes, seed):  # type: ignore[no-untyped-def]
+    return build_classifier("mlp", shape, classes, seed)
+
+
+@pytest.fixture(scope="module")
+def rows():  # type: ignore[no-untyped-def]
+    return compare_heads(build, TASK, CONFIG, (0, 5))
+
+
+def step(parameters, loss, learning_rate: float = 0.1) -> None:  # type: ignore[no-untyped-def]
+    gradients = torch.autograd.grad(loss, list(parameters))
+    with torch.no_grad():
+        for w, gradient in zip(parameters, gradients, strict=True):
+            w -= learning_rate * gradient
+
+
+def test_one_network_carried_over_by_hand_ends_the_same(rows) -> None:  # type: ignore[no-untyped-def]
+    seed = 5
+    network = build((1, 8, 8), 5, seed)
+    hard = one_hot(TASK.first.labels, 5)
+    for batch in batch_order(len(TASK.first.labels), CONFIG.pretraining, seed):
+        step(
+            list(network.parameters()),
+            cross_entropy(network(TASK.first.inputs[batch]), hard[batch]),
+        )
+    second = build((1, 8, 8), 5, seed_for("second task", seed))
+    second.body.load_state_dict(network.body.state_dict())
+    drawn = TASK.draw(40, seed)
+    inputs, labels = TASK.pool.inputs[drawn], TASK.pool.labels[drawn]
+    targets = one_hot(labels, 5)
+    with torch.no_grad():
+        features = second.features(inputs)
+    # Two epochs of the longest schedule's order, which shorter probing shares.
+    for batch in batch_order(40, CONFIG.probing.schedule(6), seed)[:4]:
+        step(
+            list(second.head.parameters()),
+            cross_entropy(second.head(features[batch]), targets[batch]),
+        )
+    row = next(r for r in rows if (r.strategy, r.tau, r.seed) == ("linear", 2, seed))
+    with torch.no_grad():
+        gap = targets - second(inputs).softmax(-1)
+    assert row.energy == pytest.approx(float(gap.norm(dim=1).mean()), abs=1e-4)
+    for batch in batch_order(40, CONFIG.finetuning, seed):
+        step(list(second.parameters()), cross_entropy(second(inputs[batch]), targets[batch]))
+    with torch.no_grad():
+        moved = (second.features(inputs) - features).norm(dim=1).mean()
+        right = second(TASK.test.inputs).argmax(-1) == TASK.test.labels
+    assert row.distance == pytest.approx(float(moved), rel=1e-3)
+    assert row.accuracy == pytest.approx(float(right.float().mean()), abs=0.011)
+
+
+def test_every_strategy_tau_and_seed_has_its_row(rows) -> None:  # type: ignore[no-untyped-def]
+    keys = {(row.strategy, row.tau, row.seed) for row in rows}
+    assert len(rows) == len(keys) == 4 * 3 * 2
+    assert all(set(row.elsewhere) == {"shifted", "rotated", "noisy"} for row in rows)
+    by_key = {(row.strategy, row.tau, row.seed): row for row in rows}
+    # Before any probing, what the head is probed with has done nothing yet.
+    assert by_key["smoothed", 0, 0] == by_key["linear", 0, 0].model_copy(
+        update={"strategy": "smoothed"}
+    )
+    assert by_key["smoothed", 6, 0].energy > by_key["linear", 6, 0].energy
+    assert by_key["reinitialised", 0, 0].distance != by_key["linear", 0, 0].distance
+
+
+def test_a_sweep_reads_its_rows_by_tau_and_seed(rows) -> None:  # type: ignore[no-untyped-def]
+    linear = sweeps(rows)[0]
+    assert (linear.strategy, linear.taus, linear.seeds) == ("linear", [0, 2, 6], [0, 5])
+    elsewhere = linear.accuracy("elsewhere")
+    each = np.mean([linear.accuracy(test) for test in linear.tests[1:]], axis=0)
+    np.testing.assert_allclose(elsewhere, each)
+    verdicts = assess_transfer(rows)
+    assert len({one.id for one in verdicts}) == len(verdicts)
+    assert next(v for v in verdicts if v.id == "digits/energy").outcome != "not measured"
+
+
+def test_a_tau_is_picked_on_the_other_seeds() -> None:
+    values = np.array([[0.0, 5.0, 1.0], [2.0, 0.0, 2.0]])
+    # Seed 0 sees the others' means 3 and 1, seed 1 sees 0.5 and 2, seed 2 sees 2.5 and 1.
+    assert picked_on_others(values, (0, 1)).tolist() == [0.0, 0.0, 1.0]
+    assert np.isnan(picked_on_others(values[:, :1], (0, 1))).all()
+
+
+def test_the_second_task_s_classes_are_counted_anew_and_none_of_the_first_is_in_it() -> None:
+    task = image_task(DATA, (9, 0), seed=0)
+    assert (task.first_classes, task.classes) == (2, 8)
+    assert set(task.first.labels.tolist()) == {0, 1}
+    nines = DATA.train.pixels[DATA.train.labels == 9]
+    torch.testing.assert_close(task.first.inputs[task.first.labels == 0], nines)
+    eights = DATA.train.pixels[DATA.train.labels == 8]
+    torch.testing.assert_close(task.pool.inputs[task.pool.labels == 7], eights)
+
+
+def test_images_elsewhere_are_moved_as_said() -> None:
+    image = torch.zeros(1, 1, 8, 8)
+    image[0, 0, 2, 3] = 1
+    assert shifted(image)[0, 0, 3, 4] == 1
+    assert shifted(image).sum() == 1
+    torch.testing.assert_close(rotated(image, 0.0), image)
+    quarter = rotated(image, 90.0)
+    assert quarter.max() == pytest.approx(1, abs=1e-4)
+    assert quarter[0, 0, 2, 3] == pytest.approx(0, abs=1e-4)
+
+
+def test_topics_make_a_task_whose_test_texts_are_not_in_training() -> None:
+    task = topic_task(TopicConfig(texts=600), (0, 3, 6, 9))
+    assert (task.first_classes, task.classes) == (4, 8)
+    assert set(task.elsewhere) == {"shortened", "mixed"}
+    for changed in task.elsewhere.values():
+        assert changed.shape == task.test.inputs.shape
+    known = {tuple(one.tolist()) for one in task.pool.inputs}
+    assert not any(tuple(one.tolist()) in known for one in task.test.inputs)
+    assert (task.elsewhere["shortened"] > 0).sum() < (task.test.inputs > 0).sum()
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ((0, 10), "name classes of 0 … 9"),
+        ((0, 0), "each once"),
+        ((0,), "both tasks need two"),
+        (tuple(range(9)), "both tasks need two"),
+        ((-1, 0), "name classes of 0 … 9"),
+    ],
+)
+def test_classes_that_make_no_two_tasks_are_refused(first, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=message):
+        check_classes(first, 10, "first_digits")
+
+
+def test_too_few_examples_and_classes_without_one_are_refused() -> None:
+    with pytest.raises(ConfigError, match="examples = 1000: the second task of digits has"):
+        TASK.draw(1000, 0)
+    with pytest.raises(ConfigError, match="no example of class"):
+        TASK.draw(4, 0)
+
+
+@pytest.mark.parametrize("taus", [(4, 1), (-1, 2), (1, 1)])
+def test_taus_that_do_not_rise_are_refused(taus) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match="taus"):
+        TransferConfig(taus=taus)
+    with pytest.raises(ConfigError, match="strategies"):
+        TransferConfig(strategies=("smoothed",))

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dynolab.claims.study import CLAIMS, Verdict, assess, judge
+from dynolab.probes.paths import LearningPaths, learning_paths, peak_change
+from dynolab.results.study import ForceRow
+from dynolab.statistics import mean_interval
+from tests.report.synthetic import DPO, SFT, probes, study, up, up_then_down
+
+CLAIM = {claim.id: claim for claim in CLAIMS}
+
+
+def verdicts_of(sft=None, dpo=None, forces=()) -> dict[str, Verdict]:
+    trainings = {"sft": learning_paths(sft or ()), "dpo": learning_paths(dpo or ())}
+    return {verdict.id: verdict for verdict in assess(trainings, forces)}
+
+
+def paths_of(**logp: list[list[float]]) -> LearningPaths:
+    """Paths from one list of values per pair."""
+    arrays = {kind: np.array(values, dtype=float).T for kind, values in logp.items()}
+    steps, pairs = next(iter(arrays.values())).shape
+    return LearningPaths(np.arange(steps), tuple(f"q{i}" for i in range(pairs)), arrays)
+
+
+def test_the_papers_shapes_all_appear() -> None:
+    sft, dpo = study().trainings
+    found = verdicts_of(sft.probes, dpo.probes, (*sft.forces, *dpo.forces))
+    assert {v.outcome for v in found.values()} == {"appears"}, found
+    assert len(found) == len(CLAIMS) + 2
+
+
+@pytest.mark.parametrize(
+    ("claim", "shapes"),
+    [
+        ("sft/chosen", SFT | {"chosen": lambda t: -5.0 * t}),
+        ("sft/rejected", SFT | {"rejected": lambda t: -9.0 * t}),
+        ("sft/irr_test", SFT | {"irr_test": lambda t: -9.0 * t}),
+        ("sft/hallucination", SFT | {"irr_train": up(10.0)}),
+        ("sft/random_permute", SFT | {"random_permute": up(3.0)}),
+        ("sft/gap", SFT | {"argmax": up(40.0)}),
+        ("dpo/rejected", DPO | {"rejected": lambda t: -1.0 * t}),
+        ("dpo/chosen", DPO | {"chosen": up(2.0)}),
+        ("dpo/argmax", DPO | {"argmax": lambda t: -3.0 * t}),
+        ("dpo/gap", DPO | {"argmax": lambda t: -4.0 * t}),
+    ],
+)
+def test_a_path_of_the_wrong_shape_does_not_appear(claim: str, shapes: dict) -> None:
+    rows = probes(shapes, 100)
+    found = verdicts_of(rows if claim.startswith("sft") else None, rows)
+    assert found[claim].outcome == "does not"
+
+
+def test_a_steady_rise_is_no_fall() -> None:
+    found = verdicts_of(probes(SFT | {"rejected": lambda t: 20.0 * t}, 100))["sft/rejected"]
+    rise, fall = found.quantities
+    assert rise.outcome == "appears"
+    assert fall.outcome != "appears"
+    assert found.outcome != "appears"
+
+
+def test_a_change_as_large_as_its_spread_is_unclear() -> None:
+    paths = paths_of(chosen=[[0.0, 1.0], [0.0, -1.0], [0.0, 1.1], [0.0, -0.9]])
+    assert judge(CLAIM["sft/chosen"], paths).outcome == "unclear"
+
+
+def test_one_pair_is_never_more_than_unclear() -> None:
+    paths = paths_of(chosen=[[0.0, 5.0]])
+    verdict = judge(CLAIM["sft/chosen"], paths)
+    assert verdict.outcome == "unclear"
+    assert verdict.quantities[0].interval.mean == 5.0
+
+
+def test_differences_are_paired() -> None:
+    """Pairs differ by far more than the kinds do, yet every pair shows the difference."""
+    train = [[0.0, 10.0 * i + 1.0] for i in range(6)]
+    test = [[0.0, 10.0 * i + 0.1 * (i % 2)] for i in range(6)]
+    verdict = judge(CLAIM["sft/hallucination"], paths_of(irr_train=train, irr_test=test))
+    assert verdict.outcome == "appears"
+
+
+def test_claims_without_their_kinds_are_not_measured() -> None:
+    only_chosen = tuple(
+        row.model_copy(update={"argmax_logp": None})
+        for row in probes(SFT, 100)
+        if row.kind == "chosen"
+    )
+    found = verdicts_of(only_chosen)
+    assert found["sft/chosen"].outcome == "appears"
+    others = {v.outcome for name, v in found.items() if name != "sft/chosen"}
+    assert others == {"not measured"}
+
+
+def test_a_pair_that_lacks_a_kind_is_left_out() -> None:
+    paths = paths_of(chosen=[[0.0, 1.0], [0.0, 1.2], [0.0, np.nan]])
+    assert judge(CLAIM["sft/chosen"], paths).quantities[0].interval.n == 2
+
+
+def test_claims_follow_the_studys_trainings() -> None:
+    """An objective without claims of its own is asked about its forces alone."""
+    paths = learning_paths(probes(SFT, 100))
+    found = assess({"grpo": paths, "sft": paths}, [force(0.1, 0.1, "q0", "grpo")])
+    assert {verdict.stage for verdict in found[:-2]} == {"sft"}
+    assert [verdict.id for verdict in found[-2:]] == ["grpo/forces", "sft/forces"]
+    assert found[-1].outcome == "not measured"
+
+
+def test_held_out_prompts_do_not_decide() -> None:
+    rows = probes(SFT, 100)
+    worse = tuple(
+        row.model_copy(update={"logp": -99.0}) if row.split == "heldout" and row.step else row
+        for row in rows
+    )
+    assert verdicts_of(worse)["sft/chosen"] == verdicts_of(rows)["sft/chosen"]
+
+
+def test_wandering_paths_show_no_peak() -> None:
+    """The peak taken from the same pairs would rise above every start."""
+    rng = np.random.default_rng(0)
+    ours, same, claims = [], [], 0
+    for _ in range(200):
+        noise = rng.normal(size=(12, 30))
+        rise, fall = peak_change(noise)
+        claims += mean_interval(rise).low > 0 and mean_interval(fall).high < 0
+        ours.append(rise.mean())
+        same.append(noise.mean(axis=1).max() - noise[0].mean())
+    assert np.mean(same) > 0.25
+    assert abs(np.mean(ours)) < 0.05
+    assert claims <= 4
+
+
+def test_peak_change_finds_the_peak() -> None:
+    path = up_then_down(10.0, 4.0)(np.linspace(0, 1, 11))[:, None] + np.zeros((11, 6))
+    rise, fall = peak_change(path)
+    np.testing.assert_allclose(rise, 10.0)
+    np.testing.assert_allclose(fall, -6.0)
+
+
+def force(measured: float, predicted: float, pair: str, stage: str = "dpo") -> ForceRow:
+    return ForceRow(
+        stage=stage,
+        step=1,
+        pair_id=pair,
+        split="train",
+        kind="chosen",
+        tokens=3,
+        in_batch=True,
+        measured=measured,
+        predicted=predicted,
+        from_chosen=predicted,
+        from_rejected=0.0,
+        from_history=0.0,
+        residual=measured - predicted,
+    )
+
+
+def test_exact_predictions_explain_and_empty_ones_do_not() -> None:
+    exact = [force(0.1 * i, 0.1 * i, f"q{i}") for i in range(1, 9)]
+    nothing = [force(0.1 * i, 0.0, f"q{i}", "sft") for i in range(1, 9)]
+    found = verdicts_of(forces=[*exact, *nothing])
+    assert found["dpo/forces"].outcome == "appears"
+    assert found["sft/forces"].outcome == "does not"
+    assert found["dpo/forces"].quantities[0].interval.mean == 0.0
+    assert found["sft/forces"].quantities[0].interval.mean == 1.0

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynolab.data.probes.build import build_probes, other, shuffled
+from dynolab.data.probes.overlap import disjoint
+from dynolab.data.rows import Example
+from dynolab.errors import ConfigError
+
+
+def row(name: str, **other: str) -> Example:
+    texts = {"prompt": f"q {name}", "chosen": f" a {name}", "rejected": f" b {name}"} | other
+    return Example(id=name, **texts)
+
+
+TRAIN = [row(f"t{n}") for n in range(6)]
+HELDOUT = [row(f"h{n}") for n in range(4)]
+
+
+def test_every_kind_for_the_wanted_pairs_of_both_parts() -> None:
+    rows = build_probes(TRAIN, HELDOUT, pairs=3, seed=0)
+    assert len(rows) == 2 * 3 * 6
+    assert rows == build_probes(TRAIN, HELDOUT, pairs=3, seed=0)
+    assert rows != build_probes(TRAIN, HELDOUT, pairs=3, seed=1)
+    chosen = {one.pair_id: one.response for one in rows if one.kind == "chosen"}
+    for one in rows:
+        if one.kind == "irr_train":
+            assert one.response in {row.chosen for row in TRAIN} - {chosen[one.pair_id]}
+        if one.kind == "irr_test":
+            assert one.response in {row.chosen for row in HELDOUT} - {chosen[one.pair_id]}
+
+
+def test_irr_test_avoids_training_rows_that_are_not_probed() -> None:
+    leak = [row("l0", chosen=" a t5"), row("l1", prompt="q t4"), row("l2", rejected="a  t3 ")]
+    assert disjoint([*leak, *HELDOUT], TRAIN) == HELDOUT
+    rows = build_probes(TRAIN, [*leak, *HELDOUT], pairs=2, seed=0)
+    assert not {one.pair_id for one in rows} & {"l0", "l1", "l2"}
+
+
+def test_too_few_disjoint_rows_are_refused() -> None:
+    with pytest.raises(ConfigError, match="held-out rows disjoint from training = 1"):
+        build_probes(TRAIN, [*HELDOUT[:1], *TRAIN], pairs=2, seed=0)
+
+
+def test_rows_without_a_rejected_answer_have_no_rejected_probe() -> None:
+    bare = [one.model_copy(update={"rejected": None}) for one in TRAIN]
+    assert "rejected" not in {
+        one.kind
+        for one in build_probes(bare, bare[:0] + HELDOUT, pairs=2, seed=0)
+        if one.split == "train"
+    }
+
+
+def test_other_refuses_rows_that_are_all_alike() -> None:
+    with pytest.raises(ConfigError, match="rows that differ"):
+        other([TRAIN[0], TRAIN[0]], TRAIN[0], random.Random(0))
+
+
+@given(st.lists(st.sampled_from(["one", "two", "three"]), min_size=1, max_size=8), st.integers())
+def test_shuffling_keeps_words_and_changes_the_order(words: list[str], seed: int) -> None:
+    text = " ".join(words)
+    mixed = shuffled(text, random.Random(seed)).split()
+    assert sorted(mixed) == sorted(words)
+    assert mixed != words or len(set(words)) == 1

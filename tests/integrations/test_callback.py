@@ -1,0 +1,225 @@
+"""The probes of real trainers, each row against a scoring of the saved model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from trl import DPOConfig, DPOTrainer
+
+from dynolab.data.encode import Encoder
+from dynolab.data.rows import ProbeRow, read_rows
+from dynolab.errors import ConfigError
+from dynolab.integrations.callback import ProbeCallback
+from dynolab.likelihood.token_logps import ResponseLogits
+from dynolab.probes.score import score_probes
+from dynolab.results.study import ProbeScore
+from dynolab.training.alarm import AlarmConfig
+from tests.training.small import make_policy, make_rows, make_tokenizer
+
+STEPS = 5
+SHARED: dict[str, Any] = {
+    "per_device_train_batch_size": 2,
+    "max_steps": STEPS,
+    "learning_rate": 1e-2,
+    "use_cpu": True,
+    "report_to": [],
+    "save_strategy": "no",
+    "logging_steps": 2,
+    "disable_tqdm": True,
+}
+
+
+def probes() -> list[ProbeRow]:
+    return [
+        ProbeRow(
+            pair_id=row.id,
+            split="train",
+            kind=kind,
+            prompt=row.prompt,
+            response=text or "",
+            made_by="data",
+        )
+        for row in make_rows(4)
+        for kind, text in (("chosen", row.chosen), ("rejected", row.rejected))
+    ]
+
+
+def plain(folder: Path) -> Trainer:
+    tokenizer = make_tokenizer()
+    encoder = Encoder(tokenizer, 48, "error")
+    rows = [{"input_ids": list(one.chosen.ids)} for one in encoder.examples(make_rows(8))]
+
+    def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        longest = max(len(row["input_ids"]) for row in rows)
+        ids = torch.tensor(
+            [row["input_ids"] + [2] * (longest - len(row["input_ids"])) for row in rows]
+        )
+        return {"input_ids": ids, "labels": ids}
+
+    arguments = TrainingArguments(output_dir=str(folder), remove_unused_columns=False, **SHARED)
+    return Trainer(
+        make_policy(tokenizer),
+        arguments,
+        train_dataset=rows,  # type: ignore[arg-type]
+        data_collator=collate,
+        processing_class=tokenizer,
+    )
+
+
+def dpo(folder: Path, **more: Any) -> Trainer:
+    rows = make_rows(8)
+    columns = {
+        side: [getattr(row, side) for row in rows] for side in ("prompt", "chosen", "rejected")
+    }
+    arguments = DPOConfig(output_dir=str(folder), max_length=48, bf16=False, **SHARED)
+    tokenizer = make_tokenizer()
+    make_policy(tokenizer).save_pretrained(folder / "start")  # TRL loads the reference from there
+    policy = AutoModelForCausalLM.from_pretrained(folder / "start")
+    return DPOTrainer(
+        policy,
+        args=arguments,
+        train_dataset=Dataset.from_dict(columns),
+        processing_class=tokenizer,
+        **more,
+    )
+
+
+def adapted(folder: Path) -> Trainer:
+    return dpo(folder, peft_config=LoraConfig(r=2, target_modules="all-linear"))
+
+
+@pytest.mark.parametrize("make", [plain, dpo, adapted])
+def test_a_trainer_is_probed_before_during_and_after(
+    make: Callable[[Path], Trainer], tmp_path: Path
+) -> None:
+    trainer = make(tmp_path)
+    model, encoder = trainer.model, Encoder(make_tokenizer(), 48, "error")
+    assert isinstance(model, torch.nn.Module)
+    before = score_probes(ResponseLogits(model), probes(), encoder, batch_tokens=1000)
+    callback = ProbeCallback(trainer, probes(), every=2)
+    trainer.add_callback(callback)
+    trainer.train()
+    after = score_probes(ResponseLogits(model), probes(), encoder, batch_tokens=1000)
+    rows = list(read_rows(tmp_path / "probes.jsonl", ProbeScore))
+    assert [row.step for row in rows] == [step for step in (0, 2, 4, STEPS) for _ in probes()]
+    for step, scores in ((0, before), (STEPS, after)):
+        found = [row.logp for row in rows if row.step == step]
+        assert found == pytest.approx([score.logp for score in scores], abs=1e-4)
+    assert before[0].logp != pytest.approx(after[0].logp, abs=1e-2)
+    logged = {
+        line["step"]: line for line in trainer.state.log_history if "probe/chosen/logp" in line
+    }
+    assert sorted(logged) == [0, 2, 4, STEPS]
+    chosen = [score.logp for score in after if score.kind == "chosen"]
+    assert logged[STEPS]["probe/chosen/logp"] == pytest.approx(sum(chosen) / len(chosen), abs=1e-4)
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    assert [line["step"] for line in lines] == [2, 4]
+    assert "Δ log π" in json.dumps(
+        callback.figure().to_plotly_json(), default=str, ensure_ascii=False
+    )
+
+
+def test_probing_leaves_the_training_as_it_is(tmp_path: Path) -> None:
+    weights = []
+    for probed in (False, True):
+        trainer = dpo(tmp_path / str(probed))
+        if probed:
+            trainer.add_callback(ProbeCallback(trainer, probes(), every=1))
+        trainer.train()
+        trainer.save_model(str(tmp_path / "model"))
+        weights.append(AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict())
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name]), name
+
+
+def test_a_new_run_replaces_the_old_one_s_rows(tmp_path: Path) -> None:
+    for _ in range(2):
+        trainer = plain(tmp_path)
+        trainer.add_callback(ProbeCallback(trainer, probes(), every=STEPS))
+        trainer.train()
+    assert len(list(read_rows(tmp_path / "probes.jsonl", ProbeScore))) == 2 * len(probes())
+
+
+def test_an_alarm_ends_a_trainer_where_the_gap_has_grown(tmp_path: Path) -> None:
+    """DPO pushes down what is watched as chosen here: the pairs' rejected answers."""
+    watched = [
+        one.model_copy(update={"kind": "chosen"}) for one in probes() if one.kind == "rejected"
+    ]
+    quiet = dpo(tmp_path / "quiet")
+    quiet.add_callback(ProbeCallback(quiet, watched, every=1))
+    quiet.train()
+    gaps = [line["squeeze/gap"] for line in quiet.state.log_history if "squeeze/gap" in line]
+    assert len(gaps) == STEPS + 1
+    rise = (max(gaps[:2]) + gaps[2]) / 2 - gaps[0]
+    assert gaps[2] > max(gaps[:2])
+    trainer = dpo(tmp_path / "alarmed")
+    callback = ProbeCallback(trainer, watched, every=1, alarm=AlarmConfig(rise=rise))
+    trainer.add_callback(callback)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert callback.alarm is not None
+    assert callback.alarm.ring is not None
+    assert callback.alarm.ring.step == 2
+    with pytest.raises(ConfigError, match="alarm"):
+        ProbeCallback(trainer, probes()[1:2], alarm=AlarmConfig(rise=1.0))
+
+
+@pytest.mark.ranks
+def test_ranks_share_the_rows_and_one_writes_them(tmp_path: Path) -> None:
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "-m",
+            "tests.integrations.callback_ranks",
+            str(tmp_path),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    rows = list(read_rows(tmp_path / "probes.jsonl", ProbeScore))
+    assert [row.step for row in rows] == [0] * len(probes()) + [STEPS] * len(probes())
+    tokenizer = make_tokenizer()
+    encoder = Encoder(tokenizer, 48, "error")
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for step, model in ((0, make_policy(tokenizer)), (STEPS, trained)):
+        alone = score_probes(ResponseLogits(model), probes(), encoder, batch_tokens=1000)
+        found = [row for row in rows if row.step == step]
+        assert [(row.pair_id, row.kind) for row in found] == [
+            (one.pair_id, one.kind) for one in alone
+        ]
+        assert [row.logp for row in found] == pytest.approx([one.logp for one in alone], abs=1e-4)
+
+
+def test_what_cannot_be_probed_is_refused_at_once(tmp_path: Path) -> None:
+    trainer = plain(tmp_path)
+    with pytest.raises(ConfigError, match="every"):
+        ProbeCallback(trainer, probes(), every=0)
+    with pytest.raises(ConfigError, match="rows"):
+        ProbeCallback(trainer, [])
+    trainer.processing_class = None
+    with pytest.raises(ConfigError, match="processing_class"):
+        ProbeCallback(trainer, probes())
+
+
+def test_the_library_itself_imports_no_trainer() -> None:
+    code = "import sys, dynolab, dynolab.probes.score; print('transformers.trainer' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,99 @@
+"""A comparison of arms made from formulas, for the page's tests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dynolab.objectives import AdvantageRuleConfig, GRPOConfig, SimKOConfig
+from dynolab.report.inputs.groups import Evaluated, GroupPageInputs, Run
+from dynolab.report.inputs.study import StageFacts
+from dynolab.results.groups import LikelihoodChange, PromptScore, QuestionDisplacement
+from dynolab.results.study import MetricsLine
+from dynolab.training.config import OptimizerConfig
+
+SAMPLES, K = 16, 4
+ARMS = {
+    "grpo": GRPOConfig(),
+    "nthr": GRPOConfig(advantage_rule=AdvantageRuleConfig(name="nthr")),
+    "simko": SimKOConfig(),
+    "random": GRPOConfig(advantage_rule=AdvantageRuleConfig(name="random_tokens")),
+}
+SOLVED = {"before": 0.4, "grpo": 0.8, "nthr": 0.8, "simko": 0.8, "random": 0.8}
+"""Chance of a right sample to a prompt that is solved at all."""
+SOLVABLE = {"before": 0.9, "grpo": 0.6, "nthr": 0.7, "simko": 0.9, "random": 0.6}
+"""Share of prompts that are solved at all: what pass@k goes to."""
+LAZY = {"grpo": 0.5, "nthr": 0.1, "simko": 0.5, "random": 0.5}
+
+
+def comparison(word: str = "", seeds: tuple[int, ...] = (0, 1, 2)) -> GroupPageInputs:
+    """Every claim appears; `word` is added to every text that data could bring."""
+    return GroupPageInputs(
+        name="comparison" + word,
+        arms=ARMS,
+        baseline="grpo",
+        epsilon=0.0,
+        update=OptimizerConfig(name="sgd", learning_rate=0.01),
+        k=K,
+        starts={seed: _evaluated("before", seed, word) for seed in seeds},
+        runs={(arm, seed): _run(arm, seed, word) for arm in ARMS for seed in seeds},
+        settings=f"name: {word}",
+        stages=(StageFacts(stage="start" + word, key="0" * 64, seconds=2.0),),
+    )
+
+
+def _evaluated(arm: str, seed: int, word: str) -> Evaluated:
+    rng = np.random.default_rng(seed)
+    prompts = []
+    for split, count in (("train", 40), ("heldout", 20)):
+        for number in range(count):
+            solvable = number < (SOLVABLE[arm] + 0.01 * seed) * count
+            prompts.append(
+                PromptScore(
+                    id=f"{split}-{number}{word}",
+                    split=split,
+                    samples=SAMPLES,
+                    right=int(rng.binomial(SAMPLES, SOLVED[arm])) if solvable else 0,
+                    distinct=6 if arm == "before" else 3,
+                    finished=SAMPLES,
+                    entropy=5.0,
+                    tokens=11.0,
+                )
+            )
+    changes = tuple(
+        LikelihoodChange(
+            id=one.id,
+            split=one.split,
+            answers=2,
+            before=-9.0,
+            after=-9.5 + 0.1 * float(rng.normal()),
+        )
+        for one in prompts
+        if arm != "before"
+    )
+    return Evaluated(tuple(prompts), changes)
+
+
+def _run(arm: str, seed: int, word: str) -> Run:
+    rng = np.random.default_rng(seed)
+    metrics = tuple(
+        MetricsLine(
+            step=step,
+            examples=8 * step,
+            time=0.0,
+            metrics={
+                "rollout/pass_at_1": 0.4 + 0.01 * step + 0.01 * float(rng.normal()),
+                "rollout/entropy": 1.0 - 0.01 * step,
+            },
+        )
+        for step in range(1, 31)
+    )
+    count = 20
+    displaced = tuple(
+        QuestionDisplacement(
+            id=f"train-{number}{word}",
+            samples=8,
+            changes=(-0.2,) if number < LAZY[arm] * count + seed else (0.4, 0.2),
+        )
+        for number in range(count)
+    )
+    return Run(_evaluated(arm, seed, word), metrics, displaced)

@@ -1,0 +1,66 @@
+"""Comparisons of preference trainings made from formulas, for the pages' tests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dynolab.objectives import DPOConfig, SimPOConfig
+from dynolab.report.inputs.pairs import PairRun
+from dynolab.results.arms import ArmFacts, ComparedArms, Divergence, RunFigures
+from dynolab.results.study import AlarmRing, TrainingSummary
+from dynolab.training.alarm import AlarmConfig
+from tests.report.synthetic import DPO, Shape, line, probes, up
+
+ARMS = {
+    "dpo": ArmFacts(objective=DPOConfig()),
+    "extended": ArmFacts(objective=DPOConfig(), start="extended"),
+    "own": ArmFacts(objective=DPOConfig(), pairs="on_policy"),
+    "simpo": ArmFacts(objective=SimPOConfig(), learning_rate=0.01),
+    "alarm": ArmFacts(objective=DPOConfig(), alarm=AlarmConfig(rise=2.0)),
+    "dose": ArmFacts(objective=DPOConfig(negative_dose=0.3)),
+}
+SHAPES: dict[str, dict[str, Shape]] = {
+    "dpo": DPO,
+    "extended": DPO | {"chosen": line(-1.0), "argmax": up(1.5)},
+    "own": DPO | {"chosen": line(-0.5), "argmax": up(0.5)},
+    "simpo": DPO | {"chosen": line(-6.0)},
+    "alarm": DPO | {"chosen": line(-1.0), "argmax": up(1.0)},
+    "dose": DPO | {"chosen": line(0.1), "argmax": up(1.0)},
+}
+
+
+def run(arm: str, seed: int, *, diverged: bool = False) -> RunFigures:
+    if diverged:
+        return PairRun((), diverged=Divergence(step=31, reason="loss = nan")).row()
+    rng = np.random.default_rng(seed)
+    ring = AlarmRing(step=40, gap=6.0, rise=2.1, stopped=True) if arm == "alarm" else None
+    noise = 0.01 * float(rng.normal())
+    said = {
+        "train/right": 0.5 + noise,
+        "heldout/right": 0.02,
+        "train/distinct_2": 0.9 + noise,
+        "train/longest_repeat": 1.0,
+        "train/entropy": 6.0 + noise,
+        "train/refused": 0.1,
+    }
+    if arm != "dpo":
+        said |= {"train/won": 0.6 + noise, "heldout/won": 0.55 + noise}
+    summary = TrainingSummary(steps=100, objective="dpo", rows={}, alarm=ring)
+    return PairRun(probes(SHAPES[arm], 100, seed=seed), summary, said=said).row()
+
+
+def mitigation(
+    word: str = "", seeds: tuple[int, ...] = (0, 1, 2), lost: str | None = None
+) -> ComparedArms:
+    """Every hope appears but SimPO's; of the arm `lost` the first seed diverged."""
+    return ComparedArms(
+        name="remedies" + word,
+        arms=ARMS,
+        baseline="dpo",
+        seeds=seeds,
+        runs={
+            arm: tuple(run(arm, seed, diverged=arm == lost and seed == seeds[0]) for seed in seeds)
+            for arm in ARMS
+        },
+        training="All arms make 100 steps." + word,
+    )

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dynolab.report.inputs.audit import Audit
+from dynolab.report.inputs.study import StageFacts
+from dynolab.report.pages.audit import AuditPageInputs, write_audit_page
+from dynolab.report.panels.audit import agreement_plate, pull_plate, worst_section
+from dynolab.report.panels.foresight import foreseen_plate, foresight_section
+from dynolab.report.style import DARK
+from tests.report.audits import audit
+from tests.report.parsed import Parsed
+
+CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
+
+
+def inputs(found: Audit, name: str = "pairs") -> AuditPageInputs:
+    stages = (StageFacts(stage="audit", key="4f0c" * 16, seconds=3.0),)
+    return AuditPageInputs(name, "dpo", found, settings=f"name: {name}", stages=stages)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_page_says_what_was_found(trained: bool, tmp_path: Path) -> None:
+    found = audit(trained=trained)
+    write_audit_page(inputs(found), tmp_path)
+    page = (tmp_path / "audit.html").read_text()
+    assert "What 24 preference pairs would do to their chosen answers under DPO" in page
+    assert ("Foreseen before training" in page) == trained
+    assert ("What was foreseen, and what came" in page) == trained
+    outweighed = sum(row.force < 0 for row in found.rows if row.split == "train")
+    assert f"in {outweighed} that outweighs the pull up" in page
+    blocks = [text for a, text in Parsed(page).scripts if a.get("type") == "application/json"]
+    assert all(json.loads(block) for block in blocks)
+    for file in (tmp_path / "figures").glob("*.json"):
+        assert set(re.findall(r"#[0-9a-f]{6}", file.read_text())) <= set(DARK), file.name
+
+
+def test_the_worst_pairs_come_first_with_their_texts() -> None:
+    found = audit()
+    markup = worst_section(found, "force").markup
+    own = sorted((row for row in found.rows if row.split == "train"), key=lambda row: row.force)
+    places = [markup.index(row.pair_id) for row in own[:10]]
+    assert places == sorted(places)
+    assert own[10].pair_id not in markup
+    assert found.texts["train", own[0].pair_id].chosen.strip() in markup
+
+
+def test_the_foresight_table_holds_both_splits_and_says_what_foresees() -> None:
+    markup = foresight_section(audit().foresight).markup
+    assert "of 24 training and" in markup
+    assert "best by force of all pairs on it" in markup
+    assert markup.count("<tr>") == 9
+    assert not re.search(r"\bnan\b", markup)
+
+
+def test_few_pairs_and_no_falls_leave_gaps_and_no_errors(tmp_path: Path) -> None:
+    few = audit(train=2, held=0)
+    rose = [one.model_copy(update={"change": 1.0}) for one in few.changes]
+    found = Audit(few.rows, few.texts, tuple(rose), few.foresight)
+    assert agreement_plate(found.rows) is None
+    write_audit_page(inputs(found), tmp_path)
+    page = Parsed((tmp_path / "audit.html").read_text())
+    assert not re.search(r"\bnan\b", " ".join(page.words))
+
+
+def test_text_of_data_is_shown_and_never_obeyed(tmp_path: Path) -> None:
+    found = audit(text=CANARY, mark=CANARY)
+    write_audit_page(inputs(Audit(found.rows, found.texts), CANARY), tmp_path)
+    page = Parsed((tmp_path / "audit.html").read_text())
+    assert not [tag for tag, _ in page.elements if tag == "img"]
+    assert any("window.canary=1" in words for words in page.words)
+
+
+def test_every_figure_says_how_it_is_read() -> None:
+    found = audit()
+    for plate in (pull_plate(found), agreement_plate(found.rows), foreseen_plate(found)):
+        assert plate is not None
+        assert plate.message.endswith(".")
+        assert plate.note.endswith(".")

@@ -1,0 +1,121 @@
+"""The page of a chapter: its verdicts, its figures, and text that would be markup."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import plotly.graph_objects as go
+import pytest
+
+from dynolab.claims.study import Counted, Quantity, Verdict
+from dynolab.data.rows import read_rows
+from dynolab.report.inputs.study import StageFacts
+from dynolab.report.page import Tile, section
+from dynolab.report.pages.chapter import Chapter, write_chapter
+from dynolab.report.style import Plate, base_layout, plotly_text
+from dynolab.results.chapters import ClaimRow
+from dynolab.statistics import Interval
+from tests.report.parsed import Parsed
+from tests.report.test_hostile_text import CANARY
+
+ABOVE, BELOW = Interval(2.0, 1.0, 3.0, 5), Interval(-2.0, -3.0, -1.0, 5)
+ACROSS = Interval(0.5, -1.0, 2.0, 5)
+
+
+def verdict(name: str, *quantities: Quantity | Counted, mark: str = "") -> Verdict:
+    return Verdict(name, f"topic{mark}", f"{name} is so{mark}", f"Δ > 0{mark}", quantities)
+
+
+def verdicts(mark: str = "") -> list[Verdict]:
+    return [
+        verdict("risen", Quantity(f"Δ{mark}", 1, ABOVE), mark=mark),
+        verdict("fallen", Quantity("Δ", 1, ABOVE), Quantity("Δ of others", 1, BELOW)),
+        verdict("open", Quantity("Δ", 1, ACROSS)),
+        verdict("absent"),
+        verdict("always", Counted("cases in which p_y rises", 0, 20_000)),
+        verdict("mostly", Counted("cases in which p_i falls", 3, 20_000)),
+        verdict("untried", Counted("cases", 0, 0)),
+    ]
+
+
+def chapter(mark: str = "") -> Chapter:
+    figure = go.Figure(layout=base_layout(300))
+    figure.add_scatter(x=[1, 2], y=[3, 4], name=plotly_text(f"curve{mark}"))
+    return Chapter(
+        title=f"A chapter{mark}",
+        lead=f"What was done.{mark}",
+        verdicts=verdicts(mark),
+        content=[
+            Plate("curve", f"A curve{mark}", f"It rises.{mark}", "How to read it.", figure),
+            section("more", f"More{mark}", f"Said.{mark}"),
+        ],
+        tiles=[Tile(f"Number{mark}", "1", "of one")],
+        source=f"Claims of a paper.{mark}",
+        name=f"name{mark}",
+        settings=f"seeds: 5{mark}",
+        stages=[StageFacts(stage=f"sweep{mark}", key="ab" * 32, seconds=1.0)],
+    )
+
+
+def test_every_claim_stands_with_its_numbers_and_its_verdict(tmp_path: Path) -> None:
+    metrics = write_chapter(chapter(), tmp_path, "chapter.html")
+    assert metrics == {
+        "claims/holds": 2.0,
+        "claims/fails": 2.0,
+        "claims/unclear": 1.0,
+        "claims/not_measured": 2.0,
+    }
+    page = " ".join(Parsed((tmp_path / "chapter.html").read_text()).words)
+    assert "Of 7 claims 2 hold, 2 fail, 1 unclear, 2 not measured." in page
+    assert "+2.0 [+1.0, +3.0] nats" in page
+    assert "0 of 20,000 [≤ 0.019%]" in page
+    assert "3 of 20,000 [≤ 0.044%]" in page
+    assert "Claims that hold 2 of 5 2 fail, 1 unclear" in " ".join(page.split())
+
+
+def test_the_claims_are_kept_as_rows(tmp_path: Path) -> None:
+    write_chapter(chapter(), tmp_path, "chapter.html")
+    rows = {row.id: row for row in read_rows(tmp_path / "claims.jsonl", ClaimRow)}
+    assert [row.verdict for row in rows.values()] == [
+        "holds",
+        "fails",
+        "unclear",
+        "not measured",
+        "holds",
+        "fails",
+        "not measured",
+    ]
+    (one,) = rows["risen"].measured
+    assert (one.mean, one.low, one.high, one.n, one.unit) == (2.0, 1.0, 3.0, 5, "nats")
+    (counted,) = rows["mostly"].measured
+    assert (counted.violations, counted.n) == (3, 20_000)
+    assert counted.mean == pytest.approx(3 / 20_000)
+
+
+def test_every_figure_is_a_file_of_its_own(tmp_path: Path) -> None:
+    write_chapter(chapter(), tmp_path, "chapter.html")
+    assert {file.name for file in (tmp_path / "figures").iterdir()} == {
+        "curve.html",
+        "curve.json",
+        "plotly.min.js",
+    }
+    assert json.loads((tmp_path / "figures" / "curve.json").read_text())["data"]
+
+
+def test_text_of_others_is_shown_and_never_obeyed(tmp_path: Path) -> None:
+    write_chapter(chapter(), tmp_path / "plain", "chapter.html")
+    write_chapter(chapter(CANARY), tmp_path / "hostile", "chapter.html")
+    plain, hostile = (
+        Parsed((tmp_path / name / "chapter.html").read_text()) for name in ("plain", "hostile")
+    )
+    assert {tag for tag, _ in hostile.elements} == {tag for tag, _ in plain.elements}
+    assert [a for a, _ in hostile.scripts] == [a for a, _ in plain.scripts]
+    assert not any(name.startswith("on") for _, a in hostile.elements for name in a)
+    assert "".join(hostile.words).count(CANARY) >= 10
+
+
+def test_a_chapter_without_claims_says_so(tmp_path: Path) -> None:
+    empty = Chapter(title="Empty", lead="Nothing.", verdicts=(), content=())
+    assert write_chapter(empty, tmp_path, "chapter.html") == {}
+    assert "Nothing is claimed here." in (tmp_path / "chapter.html").read_text()

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from dynolab.report.pages.forces import write_force_page
+from dynolab.report.panels.blocks import block_plate, last_layer_plate
+from dynolab.report.panels.kernel import kernel_size_plate, stability_plate
+from dynolab.report.panels.pair_matrix import pair_matrix_plate
+from dynolab.report.panels.terms import terms_plate
+from dynolab.report.panels.token_map_choice import token_map_choice_plate
+from tests.report.forces import analysis, token_map
+from tests.report.parsed import Parsed
+
+CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
+
+
+def plates(inputs):
+    yield pair_matrix_plate(inputs.checkpoints)
+    yield token_map_choice_plate([(c.label, m) for c in inputs.checkpoints for m in c.token_maps])
+    yield block_plate(inputs.checkpoints)
+    yield last_layer_plate(inputs.checkpoints)
+    yield terms_plate(inputs.checkpoints)
+    yield kernel_size_plate(inputs.kernel)
+    yield stability_plate(inputs.kernel)
+
+
+@pytest.mark.parametrize("rejected", [True, False])
+def test_every_figure_says_something_and_how_it_is_read(rejected: bool) -> None:
+    for plate in plates(analysis(rejected=rejected)):
+        assert plate is not None
+        assert plate.message.endswith(".")
+        assert plate.note.endswith(".")
+        assert "nan" not in plate.message
+        json.loads(plate.figure.to_json())
+
+
+def test_the_matrix_holds_the_totals_in_the_order_of_its_names() -> None:
+    inputs = analysis()
+    plate = pair_matrix_plate(inputs.checkpoints)
+    cells = plate.figure.data[1]
+    names = plate.figure.layout.yaxis2.ticktext
+    for row in inputs.checkpoints[1].totals:
+        mark = "°" if row.split == "heldout" else ""
+        line = list(names).index(f"{row.kind} {row.observed_id}{mark}")
+        assert cells.z[line][int(row.updating_id[-1])] == pytest.approx(row.total)
+    whole, up, down = (
+        button.args[0]["z"][1] for button in plate.figure.layout.updatemenus[0].buttons
+    )
+    assert whole[0][0] == pytest.approx(up[0][0] + down[0][0])
+
+
+def test_without_rejected_answers_there_are_no_sides_to_choose() -> None:
+    assert not pair_matrix_plate(analysis(rejected=False).checkpoints).figure.layout.updatemenus
+
+
+def test_a_choice_shows_one_map_with_its_own_axes() -> None:
+    maps = [("a", token_map("", True)), ("b", token_map("", False))]
+    plate = token_map_choice_plate(maps)
+    first, second = plate.figure.layout.updatemenus[0].buttons
+    assert [sum(button.args[0]["visible"]) for button in (first, second)] == [6, 5]
+    together = zip(first.args[0]["visible"], second.args[0]["visible"], strict=True)
+    assert all(one != other for one, other in together)
+    assert [bool(trace.visible) for trace in plate.figure.data] == first.args[0]["visible"]
+    assert len(first.args[1]["xaxis.tickvals"]) == 4
+    assert len(second.args[1]["xaxis.tickvals"]) == 2
+    assert second.args[1]["shapes"] == []
+    assert token_map_choice_plate([]) is None
+
+
+def test_a_single_checkpoint_has_no_stability() -> None:
+    inputs = analysis(labels=("only",))
+    assert stability_plate(inputs.kernel) is None
+    assert kernel_size_plate(inputs.kernel).message.startswith("At only")
+
+
+def test_sizes_that_noise_hides_are_said_to_tell_nothing() -> None:
+    kernel = analysis(labels=("a", "b", "c")).kernel
+    first, *others = kernel.findings.agreements
+    hidden = first.model_copy(update={"ceiling": 0.1, "verdict": "unclear"})
+    findings = kernel.findings.model_copy(update={"agreements": (hidden, *others)})
+    message = stability_plate(dataclasses.replace(kernel, findings=findings)).message
+    assert "is unclear from a to b" in message
+    assert "holds from a to c" in message
+    assert "Between a and b nothing can be told" in message
+
+
+def test_shares_of_no_force_are_shown_as_none(tmp_path: Path) -> None:
+    inputs = analysis()
+    facts = inputs.checkpoints[0].facts
+    undefined = facts.model_copy(
+        update={
+            "blocks": tuple(
+                part.model_copy(update={"share": float("nan"), "projection": float("nan")})
+                for part in facts.blocks
+            ),
+            "block_error": float("nan"),
+        }
+    )
+    again = type(facts).model_validate_json(undefined.model_dump_json())
+    assert again.block_error != again.block_error
+    checkpoint = dataclasses.replace(inputs.checkpoints[0], facts=again)
+    write_force_page(dataclasses.replace(inputs, checkpoints=(checkpoint,)), tmp_path)
+    assert (tmp_path / "forces.html").exists()
+
+
+def test_no_text_becomes_markup(tmp_path: Path) -> None:
+    write_force_page(analysis(CANARY), tmp_path)
+    for file in (tmp_path / "forces.html", *(tmp_path / "figures").glob("*.html")):
+        found = Parsed(file.read_text())
+        assert not [tag for tag, _ in found.elements if tag == "img"]
+        assert all(
+            "canary" not in text or "application/json" in attributes.get("type", "")
+            for attributes, text in found.scripts
+        )
+        assert "default-src 'none'" in found.policy
+    for file in (tmp_path / "figures").glob("*.json"):
+        assert "<img" not in file.read_text()
+        assert "<script" not in file.read_text()

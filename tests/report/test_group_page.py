@@ -1,0 +1,198 @@
+"""The page that compares arms: what it says follows the data, and no text of others is obeyed."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynolab.claims.groups import assess_arms
+from dynolab.comparisons.group_arms import START
+from dynolab.objectives import DPOConfig, GRPOConfig
+from dynolab.report.inputs.groups import Evaluated, GroupPageInputs, curve
+from dynolab.report.pages.groups import write_group_page
+from dynolab.report.panels.arm_curves import arm_curve_plate
+from dynolab.report.panels.arm_list import arm_list
+from dynolab.report.panels.arm_panels import (
+    against_plate,
+    displacement_plate,
+    diversity_plate,
+    likelihood_plate,
+)
+from dynolab.report.panels.pass_at_k import pass_plate
+from dynolab.report.style import DARK, Plate
+from dynolab.rollouts.passes import pass_at_k
+from dynolab.statistics import mean_interval
+from tests.report.groups import SAMPLES, comparison
+from tests.report.parsed import Parsed
+
+CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
+
+
+def plates(inputs: GroupPageInputs) -> list[Plate | None]:
+    table = inputs.table()
+    return [
+        arm_curve_plate(inputs),
+        pass_plate(inputs, table),
+        against_plate(inputs, table),
+        displacement_plate(inputs, table),
+        likelihood_plate(inputs, table),
+        diversity_plate(inputs, table),
+    ]
+
+
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])
+def test_every_figure_says_something_and_how_it_is_read(seeds: tuple[int, ...]) -> None:
+    for plate in plates(comparison(seeds=seeds)):
+        assert plate is not None
+        assert plate.message.endswith(".")
+        assert plate.note.endswith(".")
+        assert "nan" not in plate.message
+        colours = set(re.findall(r"#[0-9a-f]{6}", json.dumps(json.loads(plate.figure.to_json()))))
+        assert colours <= set(DARK)
+
+
+def test_figures_are_means_over_prompts_then_over_seeds() -> None:
+    inputs = comparison()
+    table = inputs.table()
+    per_seed = [
+        np.mean(
+            [
+                pass_at_k(SAMPLES, one.right, 4)
+                for one in inputs.runs["simko", seed].evaluated.prompts
+                if one.split == "heldout"
+            ]
+        )
+        for seed in inputs.seeds
+    ]
+    assert table.mean("simko", "heldout/pass_at_4") == mean_interval(np.array(per_seed))
+    before = [one.figures(4)["heldout/pass_at_4"].mean for one in inputs.starts.values()]
+    assert table.difference("simko", START, "heldout/pass_at_4") == mean_interval(
+        np.array(per_seed) - np.array(before)
+    )
+
+
+def test_of_one_seed_a_figure_has_its_interval_over_prompts_and_a_difference_none() -> None:
+    inputs = comparison(seeds=(0,))
+    table = inputs.table()
+    scores = inputs.runs["simko", 0].evaluated.prompts
+    passed = [pass_at_k(SAMPLES, one.right, 4) for one in scores if one.split == "train"]
+    assert table.mean("simko", "train/pass_at_4") == mean_interval(np.array(passed))
+    assert np.isnan(table.difference("simko", "grpo", "train/pass_at_4").low)
+    plate = pass_plate(inputs, table)
+    assert plate is not None and "95% t-intervals over prompts" in plate.note
+
+
+def test_differences_to_an_arm_are_taken_seed_by_seed() -> None:
+    table = comparison().table()
+    against = table.against("grpo")
+    for name in ("train/pass_at_1", "displaced/share"):
+        assert against.values("nthr", name).tolist() == [
+            own - other
+            for own, other in zip(
+                table.values("nthr", name), table.values("grpo", name), strict=True
+            )
+        ]
+        assert not against.values("grpo", name).any()
+    assert np.isnan(against.values(START, "displaced/share")).all()
+
+
+def test_the_page_says_which_arms_can_be_told_from_the_baseline() -> None:
+    inputs = comparison()
+    plate = against_plate(inputs, inputs.table())
+    assert plate is not None
+    told = next(one for one in plate.message.split(". ") if one.startswith("Questions displaced"))
+    assert "nthr −40" in told and "random" not in told
+    alone = comparison(seeds=(0,))
+    unsure = against_plate(alone, alone.table())
+    assert unsure is not None
+    assert unsure.message.count("no arm can be told from grpo") == 3
+
+
+def test_every_arm_is_told_with_its_source_and_what_is_not_the_default() -> None:
+    pairs = {"pairs": DPOConfig(), "gspo": GRPOConfig(ratio="sequence")}
+    inputs = comparison()
+    words = " ".join(Parsed(arm_list(replace(inputs, arms=inputs.arms | pairs)).markup).words)
+    assert "Control of NTHR: as many tokens of wrong answers, drawn at random" in words
+    assert "DPO on the best and the worst answer to a prompt" in words
+    assert "ratio = sequence" in words
+    for source in ("2402.03300", "2505.18830", "2510.14807"):
+        assert source in words
+
+
+def test_curves_take_the_steps_that_all_seeds_have() -> None:
+    runs = comparison().of_arm("grpo")
+    steps, values = curve(
+        [runs[0], replace(runs[1], metrics=runs[1].metrics[:5])], "rollout/entropy"
+    )
+    assert steps.tolist() == [1, 2, 3, 4, 5]
+    assert values.shape == (5, 2)
+    assert curve(runs, "rollout/none")[1].shape == (0, 3)
+
+
+def test_claims_appear_where_they_hold_and_not_where_they_do_not() -> None:
+    inputs = comparison()
+    found = {one.id: one.outcome for one in assess_arms(inputs.arms, "grpo", inputs.table())}
+    assert set(found.values()) == {"appears"}
+    assert len(found) == 11
+    swapped = replace(
+        inputs,
+        runs=inputs.runs
+        | {("nthr", seed): inputs.runs["grpo", seed] for seed in inputs.seeds}
+        | {("grpo", seed): inputs.runs["nthr", seed] for seed in inputs.seeds},
+    )
+    found = {one.id: one.outcome for one in assess_arms(inputs.arms, "grpo", swapped.table())}
+    assert found["nthr/displaces_fewer_than_grpo"] == "does not"
+    single = comparison(seeds=(0,))
+    found = {one.id: one.outcome for one in assess_arms(single.arms, "grpo", single.table())}
+    assert set(found.values()) == {"unclear"}
+
+
+def test_the_page_has_every_arm_and_its_difference_to_the_baseline(tmp_path: Path) -> None:
+    metrics = write_group_page(comparison(), tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert metrics == summary["metrics"]
+    assert metrics["claims/appears"] == 11
+    assert metrics["grpo/train/pass_at_1"] == summary["means"]["grpo/train/pass_at_1"]["mean"]
+    assert "nthr/displaced/share" in summary["differences"]
+    words = " ".join(Parsed((tmp_path / "grpo.html").read_text()).words)
+    assert "4 arms with 3 seeds" in words
+    assert "One update displaces fewer questions than under random" in words
+
+
+def test_what_was_not_measured_leaves_the_others(tmp_path: Path) -> None:
+    inputs = comparison()
+    bare = {
+        at: replace(
+            run,
+            displaced=None,
+            metrics=(),
+            evaluated=Evaluated(
+                tuple(one for one in run.evaluated.prompts if one.split == "train")
+            ),
+        )
+        for at, run in inputs.runs.items()
+    }
+    starts = {seed: Evaluated(bare["grpo", seed].evaluated.prompts) for seed in inputs.seeds}
+    left = replace(
+        inputs, runs=bare, starts=starts, arms={"grpo": inputs.arms["grpo"], "nthr": DPOConfig()}
+    )
+    assert plates(left)[0] is None and plates(left)[3] is None
+    metrics = write_group_page(left, tmp_path)
+    assert metrics["claims/not_measured"] == 1
+
+
+def test_no_text_becomes_markup(tmp_path: Path) -> None:
+    write_group_page(comparison(CANARY), tmp_path)
+    for file in (tmp_path / "grpo.html", *(tmp_path / "figures").glob("*.html")):
+        found = Parsed(file.read_text())
+        assert not [tag for tag, _ in found.elements if tag == "img"]
+        assert all(
+            "canary" not in text or "application/json" in attributes.get("type", "")
+            for attributes, text in found.scripts
+        )
+        assert "default-src 'none'" in found.policy

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dynolab.report.inputs.study import (
+    ReportInputs,
+    StageFacts,
+    StudyFacts,
+    Training,
+)
+from dynolab.report.pages.study import write_report
+from dynolab.results.study import TokenMap
+from tests.report.audits import audit
+from tests.report.forces import kernel
+from tests.report.parsed import Parsed
+from tests.report.synthetic import study
+
+CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
+LOADS = {"src", "srcset", "data", "poster", "action", "background"}
+
+
+def hostile() -> ReportInputs:
+    """A study in which every text that models or data wrote tries to be markup."""
+    inputs = study()
+    facts = StudyFacts(
+        name=CANARY,
+        config_text=f"name: {CANARY}\n</pre></script>{CANARY}",
+        map_command=f"dynolab forces {CANARY}",
+        stages=(StageFacts(stage=CANARY, key=CANARY, seconds=1.0, mlflow_run_id=CANARY),),
+    )
+    tokens = ["</script>", CANARY, "<b>bold</b>", "%{x}"]
+    pushes = TokenMap(
+        stage="dpo",
+        step=1,
+        observed_id=CANARY,
+        updating_id=CANARY,
+        learning_rate=0.1,
+        observed_tokens=tokens,
+        chosen_tokens=tokens,
+        rejected_tokens=[CANARY],
+        force=[[0.1, -0.2, 0.3, 0.0, -0.1]] * 4,
+    )
+
+    def renamed(row):
+        return row.model_copy(
+            update={
+                "pair_id": row.pair_id + CANARY,
+                "kind": CANARY if row.kind == "irr_hum" else row.kind,
+            }
+        )
+
+    def renamed_in(one: Training) -> Training:
+        return replace(
+            one,
+            name=CANARY,
+            probes=tuple(map(renamed, one.probes)),
+            forces=tuple(map(renamed, one.forces)),
+            token_map=one.token_map and pushes,
+        )
+
+    said = dict.fromkeys(("model", "pair_id", "prompt", "chosen", "answer", "taken_from"), CANARY)
+    return ReportInputs(
+        facts,
+        trainings=tuple(map(renamed_in, inputs.trainings)),
+        contrasts=tuple(map(renamed_in, inputs.contrasts)),
+        kernel=kernel(("base", "sft"), CANARY),
+        audit=audit(text=CANARY, mark=CANARY),
+        answers=tuple(answer.model_copy(update=said) for answer in inputs.answers),
+        watched=tuple(
+            renamed(row).model_copy(
+                update={"prompt": CANARY, "response": CANARY, "made_by": CANARY}
+            )
+            for row in inputs.watched
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def hostile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("hostile")
+    write_report(hostile(), place)
+    return place
+
+
+def pages(folder: Path) -> list[Path]:
+    return [folder / "report.html", *sorted((folder / "figures").glob("*.html"))]
+
+
+def test_nothing_that_data_wrote_becomes_markup(folder: Path, hostile_folder: Path) -> None:
+    plain = {page.name: Parsed(page.read_text()) for page in pages(folder)}
+    for page in pages(hostile_folder):
+        found, usual = Parsed(page.read_text()), plain[page.name]
+        allowed = {tag for tag, _ in usual.elements}
+        assert {tag for tag, _ in found.elements} <= allowed
+        assert [a for a, _ in found.scripts] == [a for a, _ in usual.scripts]
+        assert not any(name.startswith("on") for _, a in found.elements for name in a)
+
+
+def test_hostile_text_is_shown_as_it_is(hostile_folder: Path) -> None:
+    words = "".join(Parsed((hostile_folder / "report.html").read_text()).words)
+    assert words.count(CANARY) >= 4
+    assert re.search(rf"q\d+{re.escape(CANARY * 2)}−", words)  # a pair and its prompt
+
+
+def test_plotly_is_given_escaped_text(hostile_folder: Path) -> None:
+    """Plotly turns `<b>` and `<a>` in labels into markup; entities it shows as characters."""
+    for file in (hostile_folder / "figures").glob("*.json"):
+        content = file.read_text().replace("<extra></extra>", "").replace("<br>", "")
+        content = re.sub(r"</?b>(?!bold)", "", content)
+        assert "<script" not in content, file.name
+        assert "<img" not in content, file.name
+        assert "<b" not in content, file.name
+
+
+def test_only_the_pages_own_scripts_may_run(hostile_folder: Path) -> None:
+    found = Parsed((hostile_folder / "report.html").read_text())
+    code = [text for a, text in found.scripts if a.get("type") != "application/json"]
+    assert len(code) == 2
+    hashes = [base64.b64encode(hashlib.sha256(c.encode()).digest()).decode() for c in code]
+    script_src = re.search(r"script-src ([^;]*);", found.policy)
+    assert script_src and script_src[1].split() == [f"'sha256-{h}'" for h in hashes]
+    assert "default-src 'none'" in found.policy
+
+
+def test_pages_load_nothing_from_elsewhere(hostile_folder: Path) -> None:
+    for page in pages(hostile_folder):
+        found = Parsed(page.read_text())
+        for tag, attributes in found.elements:
+            loaded = [attributes[name] for name in LOADS & set(attributes)]
+            loaded += [attributes.get("href")] if tag == "link" else []
+            assert all(v in ("plotly.min.js", "data:,") for v in loaded), (page.name, tag)
+            assert "url(" not in (attributes.get("style") or "")
+        assert "http" not in found.policy
+        style = page.read_text().split("<style>")[1].split("</style>")[0]
+        assert "@import" not in style
+        assert "url(" not in style
+    assert (hostile_folder / "figures" / "plotly.min.js").exists()
+
+
+def test_pages_lead_nowhere(folder: Path, hostile_folder: Path) -> None:
+    """Addresses of servers are of the day a page was made; runs are named by their ids instead."""
+    for place in (folder, hostile_folder):
+        found = Parsed((place / "report.html").read_text())
+        assert not [a for tag, a in found.elements if tag == "a"]
+    assert "ab12" * 8 in (folder / "report.html").read_text()

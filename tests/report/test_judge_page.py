@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dynolab.report.pages.judges import rate_plate, write_judge_page
+from dynolab.report.panels.judge_tables import SHOWN, prompt_section
+from dynolab.report.style import DARK
+from tests.report.judged import comparison
+from tests.report.parsed import Parsed
+
+CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
+
+
+def test_the_page_says_who_is_preferred_and_how_surely(tmp_path: Path) -> None:
+    inputs = comparison()
+    metrics = write_judge_page(inputs, tmp_path)
+    page = (tmp_path / "judge.html").read_text()
+    assert "Whose answers to 40 held-out prompts are better: dpo and resampled against sft" in page
+    rate = inputs.rates[0]
+    assert metrics["win_rate/dpo/exact"] == rate.rate
+    assert f"dpo wins {100 * rate.rate:.1f} [" in page
+    assert "320 verdicts were asked for, 320 came" in page
+    assert "No judge shows a liking for a place" in page
+    blocks = [text for a, text in Parsed(page).scripts if a.get("type") == "application/json"]
+    assert all(json.loads(block) for block in blocks)
+    for file in (tmp_path / "figures").glob("*.json"):
+        assert set(re.findall(r"#[0-9a-f]{6}", file.read_text())) <= set(DARK), file.name
+
+
+def test_prompts_on_which_judges_contradict_each_other_come_first() -> None:
+    markup = prompt_section(comparison()).markup
+    rows = markup.split("<tr>")[2:]
+    assert len(rows) == SHOWN
+    split = ["won" in row and "lost" in row for row in rows]
+    assert split[0] and split == sorted(split, reverse=True)
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_a_judge_without_verdicts_leaves_gaps_and_no_errors(prompts: int, tmp_path: Path) -> None:
+    metrics = write_judge_page(comparison(prompts=prompts, silent=True), tmp_path)
+    page = Parsed((tmp_path / "judge.html").read_text())
+    words = " ".join(page.words)
+    assert not re.search(r"\bnan\b", words)
+    assert f"{8 * prompts} verdicts were asked for, {4 * prompts} came" in words
+    assert "No prompt was judged by two judges" in words
+    assert "win_rate/dpo/gpt" not in metrics and metrics["verdicts/unparsable"] == 4 * prompts
+
+
+def test_text_of_policies_and_judges_is_shown_and_never_obeyed(tmp_path: Path) -> None:
+    write_judge_page(comparison(text=CANARY, silent=True, name=CANARY), tmp_path)
+    page = Parsed((tmp_path / "judge.html").read_text())
+    assert not [tag for tag, _ in page.elements if tag == "img"]
+    assert sum("window.canary=1" in words for words in page.words) > 10
+    assert len([text for a, text in page.scripts if "type" not in a]) == 2
+
+
+def test_the_figure_says_how_it_is_read() -> None:
+    plate = rate_plate(comparison())
+    assert plate.message.endswith(".") and plate.note.endswith(".")

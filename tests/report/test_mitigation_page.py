@@ -1,0 +1,94 @@
+"""The page of remedies: it follows the data, tells of what diverged, and obeys no text."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dynolab.data.rows import read_value
+from dynolab.report.inputs.pairs import arm_table_of
+from dynolab.report.inputs.study import StageFacts
+from dynolab.report.pages.mitigation import remedy_plate, write_mitigation_page
+from dynolab.report.style import DARK
+from dynolab.results.arms import ComparedArms
+from dynolab.statistics import mean_interval
+from tests.report.pairs import ARMS, mitigation
+from tests.report.parsed import Parsed
+
+CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
+
+
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])
+def test_the_figure_says_what_each_arm_does_to_the_gap(seeds: tuple[int, ...]) -> None:
+    compared = mitigation(seeds=seeds)
+    plate = remedy_plate(compared, arm_table_of(compared))
+    assert plate is not None
+    assert "nan" not in plate.message and plate.message.endswith(".")
+    colours = set(re.findall(r"#[0-9a-f]{6}", json.dumps(json.loads(plate.figure.to_json()))))
+    assert colours <= set(DARK)
+    if len(seeds) > 1:
+        less, more = plate.message.split(" By the nat")[0].split("It grows more under")
+        assert "extended" in less and "dose" in less and "simpo" in more
+
+
+def test_differences_are_paired_by_seed() -> None:
+    compared = mitigation()
+    table = arm_table_of(compared)
+    each = [
+        dose.figures["train/gap"] - dpo.figures["train/gap"]
+        for dose, dpo in zip(compared.runs["dose"], compared.runs["dpo"], strict=True)
+    ]
+    assert table.difference("dose", "dpo", "train/gap") == mean_interval(np.array(each))
+
+
+def test_a_run_that_diverged_is_told_and_its_arm_stays(tmp_path: Path) -> None:
+    metrics = write_mitigation_page(mitigation(lost="simpo"), tmp_path)
+    assert metrics["simpo/diverged"] == 1.0
+    assert metrics["dpo/diverged"] == 0.0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["ends"]["simpo"] == "seed 0 diverged after 31 steps"
+    assert summary["means"]["simpo/train/gap"]["n"] == 2
+    assert summary["differences"]["simpo/train/gap"]["n"] == 2
+    words = " ".join(Parsed((tmp_path / "mitigation.html").read_text()).words)
+    assert "seed 0 diverged after 31 steps" in words
+    assert "1 of 18 runs diverged" in words
+    assert "3 of 3 ended by the alarm at step 40" in words
+
+
+def test_an_arm_of_which_nothing_is_left_is_still_in_the_table(tmp_path: Path) -> None:
+    metrics = write_mitigation_page(mitigation(seeds=(0,), lost="simpo"), tmp_path)
+    assert "simpo/train/gap" not in metrics
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["arms"] == list(ARMS)
+    outcomes = {one["id"]: one["outcome"] for one in summary["verdicts"]}
+    assert outcomes["simpo/gap"] == "not measured"
+
+
+def test_hopes_are_judged_against_the_baseline(tmp_path: Path) -> None:
+    write_mitigation_page(mitigation(), tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    outcomes = {one["id"]: one["outcome"] for one in summary["verdicts"]}
+    assert len(outcomes) == 4 * (len(ARMS) - 1)
+    assert outcomes["extended/gap"] == outcomes["dose/chosen"] == outcomes["dose/won"] == "appears"
+    assert outcomes["dose/gap_by_margin"] == "appears"
+    assert outcomes["simpo/gap"] == outcomes["simpo/chosen"] == "does not"
+
+
+def test_text_of_others_is_shown_and_never_obeyed(tmp_path: Path) -> None:
+    stages = [StageFacts(stage=CANARY, key="0" * 64)]
+    write_mitigation_page(mitigation(CANARY), tmp_path, settings=CANARY, stages=stages)
+    content = (tmp_path / "mitigation.html").read_text()
+    parsed = Parsed(content)
+    assert CANARY not in content
+    assert CANARY in " ".join(parsed.words)
+    assert not [tag for tag, attributes in parsed.elements if "onerror" in attributes]
+
+
+def test_what_the_page_is_made_from_can_be_read_again(tmp_path: Path) -> None:
+    compared = mitigation(lost="simpo")
+    write_mitigation_page(compared, tmp_path)
+    assert read_value(tmp_path / "comparison.json", ComparedArms) == compared

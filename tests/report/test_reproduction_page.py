@@ -1,0 +1,108 @@
+"""The page of the papers' findings: every claim with what was measured of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dynolab.claims.reproduction import AFTER_EXTENDED, AFTER_SFT, FROM_BASE, RESAMPLED, SFT, SHAPES
+from dynolab.claims.rows import VerdictRow
+from dynolab.data.rows import read_rows
+from dynolab.report.inputs.compared import read_compared
+from dynolab.report.inputs.pairs import PairRun
+from dynolab.report.pages.mitigation import write_mitigation_page
+from dynolab.report.pages.reproduction import (
+    ReproductionInputs,
+    path_plate,
+    write_reproduction_page,
+)
+from dynolab.report.pages.study import write_report
+from dynolab.results.arms import Divergence
+from dynolab.results.study import TrainingSummary
+from dynolab.statistics import Interval
+from tests.report.pairs import mitigation
+from tests.report.parsed import Parsed
+from tests.report.synthetic import DPO, line, probes, study
+from tests.report.synthetic import SFT as SFT_SHAPES
+
+CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
+PATHS = {
+    SFT: SFT_SHAPES,
+    AFTER_SFT: DPO,
+    AFTER_EXTENDED: DPO | {"chosen": line(-1.0)},
+    RESAMPLED: DPO,
+}
+
+
+def reproduction(word: str = "", seeds: tuple[int, ...] = (0, 1, 2)) -> ReproductionInputs:
+    """Everything but DPO from the base model, which diverged."""
+    runs = {
+        (name, seed): PairRun(
+            probes(shapes, 100, seed=seed),
+            TrainingSummary(steps=100, objective="dpo", rows={}),
+            won=Interval(0.6 + 0.01 * seed, 0.55, 0.7, 40) if name == AFTER_EXTENDED else None,
+        )
+        for name, shapes in PATHS.items()
+        for seed in seeds
+    }
+    lost = {
+        (FROM_BASE, seed): PairRun((), diverged=Divergence(step=7, reason=word)) for seed in seeds
+    }
+    return ReproductionInputs("papers" + word, seeds, {**runs, **lost}, settings=f"name: {word}")
+
+
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])
+def test_every_finding_is_on_the_page_with_its_verdict(
+    tmp_path: Path, seeds: tuple[int, ...]
+) -> None:
+    metrics = write_reproduction_page(reproduction(seeds=seeds), tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    found = {one["id"]: one["outcome"] for one in summary["verdicts"]}
+    assert len(found) == len(SHAPES) + 1
+    assert found["dpo/gap"] == found["extended/chosen"] == found["extended/won"] == "appears"
+    assert found["from-base/gap"] == "not measured"
+    assert sum(v for k, v in metrics.items() if k.startswith("claims/")) == len(found)
+    words = " ".join(Parsed((tmp_path / "reproduction.html").read_text()).words)
+    assert "−152 → −92 (Pythia-410m)" in words
+    assert "seed" in words and "diverged after 7 steps" in words
+    assert f"95% intervals over {'seeds' if len(seeds) > 1 else 'prompts'}" in words
+
+
+def test_the_paths_figure_says_where_the_gap_goes() -> None:
+    plate = path_plate(reproduction().trainings())
+    assert plate is not None
+    assert "under SFT" in plate.message and "nan" not in plate.message
+    assert "from the base" not in plate.message
+
+
+def test_text_of_others_is_shown_and_never_obeyed(tmp_path: Path) -> None:
+    write_reproduction_page(reproduction(CANARY), tmp_path)
+    content = (tmp_path / "reproduction.html").read_text()
+    assert CANARY not in content
+    assert CANARY in " ".join(Parsed(content).words)
+
+
+def test_a_study_s_report_shows_findings_and_remedies_of_runs_beside_it(tmp_path: Path) -> None:
+    write_reproduction_page(reproduction(CANARY), tmp_path / "findings")
+    write_mitigation_page(mitigation(CANARY), tmp_path / "remedies")
+    compared = read_compared(
+        tmp_path / "remedies", tmp_path / "findings", missing={"mitigation": CANARY}
+    )
+    report = tmp_path / "report"
+    write_report(replace(study(), compared=compared), report)
+    content = (report / "report.html").read_text()
+    words = " ".join(Parsed(content).words)
+    assert CANARY not in content
+    for said in (
+        "The papers' findings on finetuning",
+        "What each remedy does to squeezing",
+        "Every arm, every figure",
+        "What other runs add to this page",
+    ):
+        assert said in words
+    verdicts = [row.verdict for row in read_rows(tmp_path / "findings/verdicts.jsonl", VerdictRow)]
+    assert list(compared.findings) == verdicts
+    assert len({verdict.outcome for verdict in verdicts}) > 1
