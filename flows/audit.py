@@ -2,29 +2,172 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from pathlib import Path
 
-from prefect import flow
+from pydantic import Field, model_validator
 
-from flows.audit_parameters import AuditParameters, resolved_audit
-from flows.audit_steps import audit_steps
-from flows.running import run_steps
-from tasks.runtime.opening import planning_platform
+from dynolab.data.sources.load import DataConfig, resolve_data
+from dynolab.errors import ConfigError
+from flows.checkpoints import (
+    ModelConfig,
+    check_files,
+    check_named,
+    named_result,
+    resolved_model,
+    results_of,
+)
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from flows.parameters import as_change
+from flows.study import PREFERENCE_OBJECTIVES
+from tasks.audit import AUDIT, AuditJob
+from tasks.audit_page import AUDIT_PAGE, AuditPageConfig
+from tasks.base import BASE
+from tasks.data import DATA
+from tasks.foresight import FORESIGHT, ForesightConfig
+from tasks.runtime.chain import Step
+from tasks.runtime.stage import Platform
+from tasks.runtime.work import StageResult
+
+MODEL, TRAINED = "model", "trained"
 
 
-@flow(name="audit", flow_run_name="{parameters.name}")
-def audit(parameters: AuditParameters, fresh: bool = False) -> dict[str, Any]:
-    """Ranks preference pairs, before training, by what a step on each would do.
+class AuditParameters(FlowParameters):
+    """What a person chooses when asking what pairs would do before training on them."""
 
-    `fresh` computes every stage again. Returns each stage's result as the study does.
-    """
-    known, given = resolved_audit(parameters, planning_platform())
-    return run_steps(
-        audit_steps(known, given),
-        study=known.name,
-        project=known.project,
-        given=given,
-        params=known.model_dump(mode="json"),
-        fresh=fresh,
-        tags={"flow": "audit"},
+    name: Name = Field("audit", description="Name of the audit: its run and its page's file.")
+    study: str | None = Field(
+        None, description="Study file; its finished steps can then be named as results."
     )
+    model: ModelConfig = Field(
+        ModelConfig(), description="What preference training will start from."
+    )
+    trained: ModelConfig | None = Field(
+        None, description="What it led to, once it is done: whose answers fell, and who foresaw it."
+    )
+    data: DataConfig = DataConfig()
+    data_result: str | None = Field(
+        None, description="Result of a data stage to use instead; named as models are."
+    )
+    audit: AuditJob = AuditJob()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> AuditParameters:
+        for field, one in self.models.items():
+            check_named(field, one)
+        if self.data_result is not None and "data" in self.model_fields_set:
+            raise ConfigError("data_result", self.data_result, "give data or data_result, not both")
+        return self
+
+    @property
+    def models(self) -> dict[str, ModelConfig]:
+        """The models by field."""
+        both = {MODEL: self.model, TRAINED: self.trained}
+        return {field: one for field, one in both.items() if one is not None}
+
+
+def named_on_command_line(model: str | None, data: Path | None, trained: str | None) -> list[str]:
+    """The changes of settings that the options of `dynolab audit` stand for."""
+    settings: dict[str, object] = {}
+    if model is not None:
+        settings["model.model"] = model
+    if trained is not None:
+        settings["trained.model"] = trained
+    if data is not None:
+        settings |= {
+            "data.source": "file",
+            "data.path": str(data),
+            "data.heldout_rows": 0,
+            "data.probe_pairs": 0,
+        }
+    return [as_change(name, value) for name, value in settings.items()]
+
+
+def resolved_audit(
+    parameters: AuditParameters, platform: Platform
+) -> tuple[AuditParameters, dict[str, StageResult]]:
+    """The parameters with sources at the content they have now, and the results that they name.
+
+    **Raises** `ConfigError` for what is no result, or a result without what is asked of it.
+    """
+    known = results_of(parameters.study, platform)
+    given: dict[str, StageResult] = {}
+    models = {}
+    for field, one in parameters.models.items():
+        models[field], found = resolved_model(field, one, known, platform)
+        if found is not None:
+            given[field] = found
+    wanted = parameters.data_result
+    if wanted is None and parameters.study and "data" not in parameters.model_fields_set:
+        wanted = "data"
+    if wanted is None:
+        update = {**models, "data": resolve_data(parameters.data)}
+        return parameters.model_copy(update=update), given
+    given["data"] = named_result("data_result", wanted, known, platform)
+    needed = ("train.jsonl", "heldout.jsonl")
+    check_files("data_result", wanted, given["data"], needed, platform)
+    return parameters.model_copy(update=models), given
+
+
+def audit_steps(parameters: AuditParameters, given: Collection[str]) -> list[Step]:
+    """The audit's stages in order; `given` are names of results that need no stage."""
+    page = AuditPageConfig(
+        name=parameters.name,
+        objective=parameters.audit.objective.name,
+        settings=parameters.as_yaml,
+    )
+    imports = [
+        Step(field, BASE, one.base)
+        for field, one in parameters.models.items()
+        if field not in given
+    ]
+    judged, shown = [], {"data": "data", "audit": "audit"}
+    if parameters.trained is not None:
+        judged = [
+            Step(
+                "foresight",
+                FORESIGHT,
+                ForesightConfig(),
+                {"data": "data", "audit": "audit", "model": TRAINED},
+            )
+        ]
+        shown["foresight"] = "foresight"
+    return [
+        *([] if "data" in given else [Step("data", DATA, parameters.data)]),
+        *imports,
+        Step("audit", AUDIT, parameters.audit, {"data": "data", "model": MODEL}),
+        *judged,
+        Step("audit-page", AUDIT_PAGE, page, shown),
+    ]
+
+
+def plan(parameters: AuditParameters, platform: Platform) -> Plan:
+    """Models and data that are not results already, the audit, what came of it, and the page."""
+    known, existing = resolved_audit(parameters, platform)
+    return Plan(known, audit_steps(known, existing), existing)
+
+
+FLOW = StagedFlow(
+    "audit",
+    AuditParameters,
+    plan,
+    page="audit-page",
+    file="audit.html",
+    pool="cpu",
+    forms={
+        "audit": Form(
+            "What a step on each pair would do, before training.",
+            {
+                "study": "study",
+                "data_result": "data_result",
+                "model_result": "model.result",
+                "trained_result": "trained.result",
+                "objective": "audit.objective.name",
+                "beta": "audit.objective.beta",
+                "pairs": "audit.pairs",
+            },
+            objective="audit.objective",
+            objectives=PREFERENCE_OBJECTIVES,
+        )
+    },
+)

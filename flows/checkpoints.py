@@ -9,8 +9,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from dynolab.errors import ConfigError
-from flows.parameters import StudyParameters, load_parameters, resolved
-from flows.steps import study_steps
+from flows.parameters import load_parameters
+from flows.study import StudyParameters, resolved, study_steps
 from tasks.base import BaseConfig, resolve_base
 from tasks.runtime.chain import finished
 from tasks.runtime.given import given_result

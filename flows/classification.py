@@ -2,27 +2,129 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pydantic import Field, model_validator
 
-from prefect import flow
+from dynolab.chapters.classification.force_study import ForceStudyConfig
+from dynolab.chapters.classification.path_study import PathStudyConfig
+from dynolab.chapters.classifiers.seeds import Seeds
+from dynolab.data.images.config import ImageConfig, resolve_images
+from dynolab.errors import ConfigError
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from models.vision import ClassifierName
+from tasks.class_forces import CLASS_FORCES, ClassForcesJob
+from tasks.classification_page import CLASSIFICATION_PAGE, PATHS, ClassificationPageConfig
+from tasks.images import IMAGES
+from tasks.learning_paths import LEARNING_PATHS, LearningPathsJob
+from tasks.runtime.chain import Step
+from tasks.runtime.stage import Platform
 
-from flows.classification_parameters import ClassificationParameters, resolved_classification
-from flows.classification_steps import classification_steps
-from flows.running import run_steps
+_DIGITS = ("ylecun/mnist",)
 
 
-@flow(name="classification", flow_run_name="{parameters.name}")
-def classification(parameters: ClassificationParameters, fresh: bool = False) -> dict[str, Any]:
-    """Trains classifiers and says which image pushes which, and how every example is learned.
+class ClassificationParameters(FlowParameters):
+    """What a person chooses when asking how classifiers learn."""
 
-    `fresh` computes every stage again. Returns each stage's result as the study does.
-    """
-    known = resolved_classification(parameters)
-    return run_steps(
-        classification_steps(known),
-        study=known.name,
-        project=known.project,
-        params=known.model_dump(mode="json"),
-        fresh=fresh,
-        tags={"flow": "classification"},
+    name: Name = Field("classification", description="Name of the run, and of its page's file.")
+    seeds: Seeds = Field((0, 1, 2, 3, 4), description="Of weights, batches and wrong labels.")
+    data: ImageConfig = ImageConfig()
+    networks: tuple[ClassifierName, ...] = Field(
+        ("lenet", "mlp", "transformer"),
+        min_length=1,
+        description="Whose forces are measured; figures of pairs of classes show the first.",
     )
+    forces: ForceStudyConfig = ForceStudyConfig()
+    paths: PathStudyConfig | None = Field(
+        PathStudyConfig(), description="Learning paths of every training example; null: none."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ClassificationParameters:
+        if len(set(self.networks)) < len(self.networks):
+            raise ConfigError("networks", list(self.networks), "name every network once")
+        batch = self.forces.training.batch_size
+        if self.paths is not None:
+            batch = max(batch, self.paths.training.batch_size)
+        if self.data.train < batch:
+            raise ConfigError(
+                "data.train", self.data.train, f"a batch holds {batch} images; give as many"
+            )
+        return self
+
+    @property
+    def digits(self) -> bool:
+        """Whether the classes are the ten digits."""
+        return self.data.source in ("digits", "idx") or self.data.hub_name in _DIGITS
+
+
+def resolved_classification(parameters: ClassificationParameters) -> ClassificationParameters:
+    """The parameters with images at the content they have now.
+
+    Raises ConfigError for a source that is not there.
+    """
+    return parameters.model_copy(update={"data": resolve_images(parameters.data)})
+
+
+def classification_steps(parameters: ClassificationParameters) -> list[Step]:
+    """Images, the forces of every network, learning paths by the first if wanted, and the page."""
+    reads = {"images": "images"}
+    measured = [
+        Step(
+            f"forces-{network}",
+            CLASS_FORCES,
+            ClassForcesJob(**dict(parameters.forces), model=network, seeds=parameters.seeds),
+            reads,
+        )
+        for network in parameters.networks
+    ]
+    if parameters.paths is not None:
+        job = LearningPathsJob(
+            **dict(parameters.paths), model=parameters.networks[0], seeds=parameters.seeds
+        )
+        measured.append(Step(PATHS, LEARNING_PATHS, job, reads))
+    page = ClassificationPageConfig(
+        name=parameters.name,
+        settings=parameters.as_yaml,
+        learning_rate=parameters.forces.training.learning_rate,
+        digits=parameters.digits,
+    )
+    return [
+        Step("images", IMAGES, parameters.data),
+        *measured,
+        Step(
+            "classification-page",
+            CLASSIFICATION_PAGE,
+            page,
+            {one.name: one.name for one in measured},
+        ),
+    ]
+
+
+def plan(parameters: ClassificationParameters, _: Platform) -> Plan:
+    """Images at the content that they have now, what is measured on them, and the page."""
+    known = resolved_classification(parameters)
+    return Plan(known, classification_steps(known))
+
+
+FLOW = StagedFlow(
+    "classification",
+    ClassificationParameters,
+    plan,
+    page="classification-page",
+    file="classification.html",
+    forms={
+        "classification": Form(
+            "How classifiers learn: which class pushes which, and the path of every example.",
+            {
+                "seeds": "seeds",
+                "data_source": "data.source",
+                "data_path": "data.path",
+                "hub_name": "data.hub_name",
+                "images": "data.train",
+                "networks": "networks",
+                "learning_rate": "forces.training.learning_rate",
+                "learning_rates": "forces.learning_rates",
+                "noise": "paths.noise",
+            },
+        )
+    },
+)

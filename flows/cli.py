@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from dynolab.errors import DynolabError
+from flows.registry import FLOWS, load_flow
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,25 +44,12 @@ Plan = Annotated[bool, typer.Option("--plan", help="Only say what would run.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")]
 EXAMPLES = Path("deploy/studies")
 
-FLOWS = {
-    "study": "Run the study: data, base, SFT, preference training, probe, forces, report.",
-    "probes": "Build the answers that a study watches: of any kind, from any pairs.",
-    "forces": "Measure which token pushes which, at checkpoints of the store, a folder or the Hub.",
-    "grpo": "Compare trainings on groups of the model's own answers: GRPO and its relatives.",
-    "mitigation": "Compare remedies against squeezing: changes to DPO, its pairs, its start.",
-    "judge": "Compare models' answers by judges: exact ones, a model's likelihood, an endpoint's.",
-    "reproduce": "Set the papers' findings on finetuning beside what a model and data show.",
-    "classification": "Measure which image pushes which, and how every example is learned.",
-    "supervision": "Compare what to teach when labels are wrong, and what is learned faster.",
-    "transfer": "Compare how to prepare a task head before everything is finetuned.",
-    "simplicity": "Compare which mappings of objects to messages are learned fast, and why.",
-    "squeezing": "Show where pushed-down probability goes: of one softmax, and of a model.",
-}
-"""What is started by settings alone, each with a built-in file of its name."""
+_WITH_OPTIONS_OF_THEIR_OWN = ("audit", "sweep", "train")
+"""`train` is started from Prefect alone."""
 
 
-def _add(name: str, told: str) -> None:
-    """Makes a flow of the catalogue a command."""
+def _add(name: str, about: str) -> None:
+    """Makes a flow of the registry a command."""
 
     def run(
         config: Annotated[Path, typer.Option(help="Settings (YAML).")] = (
@@ -71,16 +59,19 @@ def _add(name: str, told: str) -> None:
         plan: Plan = False,
         fresh: Fresh = False,
     ) -> None:
-        from flows import catalogue
         from flows.commands import start
+        from flows.flow import StagedFlow
 
-        start(getattr(catalogue, name.upper()), config, changes or [], plan_only=plan, fresh=fresh)
+        flow = load_flow(name)
+        assert isinstance(flow, StagedFlow), "the sweep is a command of its own"
+        start(flow, config, changes or [], plan_only=plan, fresh=fresh)
 
-    app.command(name, help=told)(run)
+    app.command(name, help=about)(run)
 
 
-for _name, _told in FLOWS.items():
-    _add(_name, _told)
+for _name, _about in FLOWS.items():
+    if _name not in _WITH_OPTIONS_OF_THEIR_OWN:
+        _add(_name, _about)
 
 
 @app.command()
@@ -91,7 +82,7 @@ def sweep(
     changes: Overrides = None,
 ) -> None:
     """Try settings of another flow: a grid, draws or Optuna's TPE; goes on where it stopped."""
-    from flows.sweep_command import start_sweep
+    from flows.commands import start_sweep
 
     start_sweep(config, changes or [])
 
@@ -106,7 +97,7 @@ def lineage(
     ],
 ) -> None:
     """Show what a result was made from: inputs, data revisions, settings, code."""
-    from flows.lineage import show_lineage
+    from flows.commands import show_lineage
 
     show_lineage(address)
 
@@ -136,22 +127,21 @@ def audit(
     fresh: Fresh = False,
 ) -> None:
     """Rank preference pairs, before training, by what a step on each would do."""
-    from flows.audit_parameters import named_on_command_line
-    from flows.catalogue import AUDIT
+    from flows.audit import FLOW, named_on_command_line
     from flows.commands import start
 
     named = named_on_command_line(model, data, trained)
     file = config or (None if named else EXAMPLES / "audit_builtin.yaml")
-    start(AUDIT, file, [*named, *(changes or [])], plan_only=plan, fresh=fresh)
+    start(FLOW, file, [*named, *(changes or [])], plan_only=plan, fresh=fresh)
 
 
 @app.command()
 def reconcile() -> None:
     """Send what is unsent, close MLflow runs that nobody works on, kill orphans on this host."""
-    from flows.reconcile_command import LABELS, start_reconcile
+    from flows.commands import RECONCILED, start_reconcile
 
     for name, count in start_reconcile().items():
-        typer.echo(f"{count:5d}  {LABELS[name]}")
+        typer.echo(f"{count:5d}  {RECONCILED[name]}")
 
 
 @app.command()

@@ -1,25 +1,29 @@
-"""What the command line does with a flow: plan it, or run it and show the way to its results."""
+"""What the commands do: plan or run a flow and show its results, lineage, reconcile."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.tree import Tree
 
 from dynolab.store import Store
-from flows.catalogue import Command, Parameters
+from flows.flow import Flow, Parameters, Results, StagedFlow
 from flows.parameters import load_parameters
-from flows.result_table import result_table, write_table
-from tasks.runtime.chain import plan
+from flows.sweep.parameters import SweepParameters
+from tasks.result_table import result_table, write_table
+from tasks.runtime.chain import Planned, plan
+from tasks.runtime.lineage import Ancestor, addressed, lineage
 from tasks.runtime.opening import open_store, planning_platform
-from tasks.runtime.servers.services import PREFECT
-from tasks.runtime.servers.stack import use_services
+from tasks.runtime.servers.services import MLFLOW, PREFECT, client_variables
+from tasks.runtime.servers.stack import running_services, use_services
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult
 
@@ -27,11 +31,9 @@ console = Console()
 
 LAST_WORDS_SECONDS = 5.0
 
-Results = dict[str, dict[str, Any]]
-
 
 def start(
-    command: Command[Parameters],
+    flow: StagedFlow[Parameters],
     file: Path | None,
     changes: Sequence[str],
     *,
@@ -42,49 +44,52 @@ def start(
 
     What cannot work ends here, before any server starts.
     """
-    parameters = load_parameters(command.parameters, file, changes)
-    steps, given = command.planned(parameters)
-    if not plan_only:
-        _run(command, parameters, fresh=fresh)
+    parameters = load_parameters(flow.parameters, file, changes)
+    platform = planning_platform()
+    planned = flow.plan(parameters, platform)
+    if plan_only:
+        _show_plan(plan(planned.steps, platform, planned.existing))
         return
-    table = Table("stage", "state", "key")
-    for planned in plan(steps, planning_platform(), given):
-        table.add_row(
-            planned.step,
-            planned.state,
-            planned.key[:16] if planned.key else "known once its inputs are",
-        )
-    console.print(table)
+    began = time.monotonic()
+    results: Results = run_on_servers(flow, parameters, fresh=fresh)
+    settings = Settings.from_environment()
+    store, made = open_store(settings), results[flow.page]
+    page = _friendly_copy(store, made, flow.file, settings.home, parameters.name)
+    table = result_table(
+        store,
+        flow.page,
+        parameters.model_dump(mode="json"),
+        {step: StageResult.model_validate(result) for step, result in results.items()},
+    )
+    write_table(table, page.with_suffix(".json"))
+    _show(flow.name, results, page, time.monotonic() - began)
 
 
-def _run(command: Command[Parameters], parameters: Parameters, *, fresh: bool) -> None:
-    """Runs a flow on the servers at hand, or on its own for as long as it takes.
+def start_sweep(file: Path, changes: Sequence[str]) -> None:
+    """Runs the sweep of a file, changed. What cannot work ends here, before any server starts."""
+    from flows.sweep import FLOW
+    from flows.sweep.parameters import check_sweep
 
-    Copies a file of one of its results to where a person finds it, and writes the run's numbers
-    beside it.
-    """
-    settings, began = Settings.from_environment(), time.monotonic()
-    store = open_store(settings)
-    store.check_writable()
+    parameters = load_parameters(FLOW.parameters, file, changes)
+    check_sweep(parameters)
+    trials = run_on_servers(FLOW, parameters)
+    settings = Settings.from_environment()
+    _show_trials(parameters, trials, settings.home / "reports" / f"{parameters.name}.html")
+
+
+def run_on_servers(flow: Flow[Parameters], parameters: Parameters, *, fresh: bool = False) -> Any:
+    """Runs a flow on the servers at hand, or on own ones for as long as it takes."""
+    settings = Settings.from_environment()
+    open_store(settings).check_writable()
     servers = [] if settings.prefect_api_url else [PREFECT]
     with use_services(settings.home, servers) as services:
         os.environ.update(services.environment())
+        from flows.run import as_prefect_flow
+
         try:
-            results = command.run(parameters, fresh=fresh)
+            return as_prefect_flow(flow)(parameters, fresh=fresh)
         finally:
             send_last_words()
-        made = results[command.page]
-        copy = _friendly_copy(store, made, command.file, settings.home, parameters.name)
-        write_table(
-            result_table(
-                store,
-                command.page,
-                parameters.model_dump(mode="json"),
-                {step: StageResult.model_validate(result) for step, result in results.items()},
-            ),
-            copy.with_suffix(".json"),
-        )
-    _show(command.name, results, copy, time.monotonic() - began)
 
 
 def send_last_words() -> None:
@@ -103,6 +108,14 @@ def _friendly_copy(store: Store, result: dict[str, Any], file: str, home: Path, 
     page.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, page)
     return page
+
+
+def _show_plan(steps: Iterable[Planned]) -> None:
+    table = Table("stage", "state", "key")
+    for step in steps:
+        key = step.key[:16] if step.key else "known once its inputs are"
+        table.add_row(step.step, step.state, key)
+    console.print(table)
 
 
 def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
@@ -141,3 +154,74 @@ def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
     console.print(f"\n{flow:7} {seconds:.1f} s", highlight=False)
     console.print(f"report  {page}", highlight=False, soft_wrap=True)
     console.print("servers [bold]make up[/bold] opens Prefect and MLflow on what was run")
+
+
+def _show_trials(parameters: SweepParameters, trials: dict[str, Any], page: Path) -> None:
+    table = Table("trial", "ended", *parameters.space, parameters.metric, box=None, pad_edge=False)
+    for row in trials["trials"]:
+        value = "" if row["value"] is None else f"{row['value']:.5g}"
+        table.add_row(
+            f"{row['number']}{' best' if row['number'] == trials['best'] else ''}",
+            row["state"],
+            *(f"{row['settings'].get(name, '')}" for name in parameters.space),
+            value,
+        )
+    console.print(table)
+    console.print(f"page    {page}", highlight=False, soft_wrap=True)
+
+
+def show_lineage(address: str, output: Console | None = None) -> None:
+    """Prints the tree; raises `ConfigError` for what is no result."""
+    settings = Settings.from_environment()
+    store, uri = open_store(settings), settings.mlflow_tracking_uri
+    environment: Mapping[str, str] = os.environ
+    if uri is None and MLFLOW in (running := running_services(settings.home)):
+        uri, environment = running[MLFLOW].url, client_variables(settings.home, running)
+    branches: list[Tree] = []
+    for ancestor in lineage(store, addressed(store, address, uri, environment)):
+        text, depth = _description(ancestor), ancestor.depth
+        branch = Tree(text) if depth == 0 else branches[depth - 1].add(text)
+        branches[depth:] = [branch]
+    (output or Console(soft_wrap=True)).print(branches[0])
+
+
+def _description(ancestor: Ancestor) -> str:
+    """A result in a few lines: what it is, where it lies, what it was made from and with."""
+    role = escape(f"{ancestor.role}: ") if ancestor.role else ""
+    if ancestor.result is None or ancestor.manifest is None:
+        return role + escape(f"content {ancestor.digest[:16]}, which this store does not hold")
+    manifest = ancestor.manifest
+    lines = [
+        ancestor.result.address,
+        f"code {manifest.git_revision or 'unknown'}, stage version {manifest.version}, "
+        f"torch {manifest.libraries.get('torch', 'unknown')}, {manifest.created:%Y-%m-%d %H:%M}",
+    ]
+    if ancestor.sources:
+        lines.append(", ".join(f"{name} {value}" for name, value in ancestor.sources.items()))
+    if manifest.mlflow_run_id:
+        lines.append(f"MLflow run {manifest.mlflow_run_id}")
+    head = f"{role}[bold]{escape(ancestor.result.stage)}[/bold] {ancestor.result.key[:16]}"
+    return "\n".join([head, *(escape(line) for line in lines)])
+
+
+RECONCILED = {
+    "ended": "flow runs whose processes went on after their end, ended",
+    "reaped": "orphaned processes, killed",
+    "closed": "MLflow runs that nobody works on, closed",
+    "unsent": "operations that wait for MLflow",
+}
+
+
+def start_reconcile() -> dict[str, int]:
+    """Heals with the servers at hand, or with own ones on the home's databases; returns counts."""
+    settings = Settings.from_environment()
+    known = {PREFECT: settings.prefect_api_url, MLFLOW: settings.mlflow_tracking_uri}
+    with use_services(settings.home, [name for name, uri in known.items() if not uri]) as services:
+        services.wait_ready()
+        os.environ.update(services.environment())
+        from prefect.client.orchestration import get_client
+
+        from flows.reconcile import heal
+
+        with get_client(sync_client=True) as client:
+            return heal(Settings.from_environment(), client)

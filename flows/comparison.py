@@ -1,26 +1,44 @@
-"""What comparisons of trainings over seeds share: rows, base model, seeds, and one baseline."""
+"""What comparisons of trainings over seeds share: rows, base model, seeds, arms, one baseline."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
-from flows.parameters import Name, check_model_knows_data, seeded_base, seeded_data
-from tasks.base import BaseConfig, resolve_base
+from dynolab.judges.config import ExactJudgeConfig, JudgeConfig
+from dynolab.judges.exact import WORLD_REWARDS
+from dynolab.objectives.sft import SFTConfig, SFTExtendedConfig
+from dynolab.results.arms import Start
+from dynolab.rollouts.generator import SampleConfig
+from dynolab.rollouts.rewards import Rewards
+from dynolab.training.config import TrainConfig
+from flows.flow import FlowParameters, Name
+from flows.parameters import check_model_knows_data, seeded_base, seeded_data
+from tasks.arm import ARM, ArmConfig, OnPolicyConfig
+from tasks.audit import AUDIT, AuditConfig, AuditJob
+from tasks.base import BASE, BaseConfig, resolve_base
+from tasks.data import DATA
+from tasks.filter import FILTER
+from tasks.group import PROMPTS
+from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
+from tasks.pair_inputs import judge_of, said_of, start_of, training_of
+from tasks.resampled import RESAMPLED
+from tasks.runtime.chain import Step
+from tasks.said import SAID, SayingConfig
+from tasks.training import SFT
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
 Seed = Annotated[int, Field(ge=0)]
 
 
-class Comparison(BaseModel):
+class Comparison(FlowParameters):
     """Seeds, and what every seed starts from."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     name: Name = Field(description="Name of the comparison: its run and its page's file.")
-    project: str = Field("dynolab", description="MLflow experiment.")
     seeds: tuple[Seed, ...] = Field(
         (0, 1, 2),
         min_length=1,
@@ -56,3 +74,185 @@ def resolved_comparison(parameters: AnyComparison) -> AnyComparison:
     """
     update = {"data": resolve_data(parameters.data), "base": resolve_base(parameters.base)}
     return parameters.model_copy(update=update)
+
+
+SHARED = ("data", "prompts", "base", "sft", "sampled", "audit", "judge")
+"""First words of the names of stages that arms share; no arm can have one."""
+
+
+class PairComparison(Comparison):
+    """A comparison of preference trainings: what all arms share."""
+
+    sft: TrainConfig = Field(
+        TrainConfig(),
+        description="Training before, on chosen answers; arms that start extended make the same of "
+        "both answers.",
+    )
+    training: TrainConfig = Field(
+        TrainConfig(probe_every=20), description="What all arms share: all but the objective."
+    )
+    on_policy: OnPolicyConfig = Field(
+        OnPolicyConfig(), description="How arms with pairs: on_policy draw and rank answers."
+    )
+    audit: AuditConfig = Field(AuditConfig(), description="Of the pairs that filters rank.")
+    answers: SayingConfig = Field(SayingConfig(), description="What every arm's model is asked.")
+    judge: JudgeConfig = Field(
+        ExactJudgeConfig(), description="Who judges an arm's answers against the baseline's."
+    )
+
+    @model_validator(mode="after")
+    def _can_be_judged(self) -> PairComparison:
+        if "objective" in self.training.model_fields_set:
+            raise ConfigError(
+                "training.objective",
+                self.training.objective.name,
+                "arms have objectives of their own; leave it out here",
+            )
+        if not isinstance(self.sft.objective, SFTConfig):
+            raise ConfigError(
+                "sft.objective",
+                self.sft.objective.name,
+                "the training before is on chosen answers; arms with start: extended take both",
+            )
+        if not self.training.probe_every:
+            raise ConfigError(
+                "training.probe_every", 0, "arms are compared by probes; set the steps between"
+            )
+        try:
+            Rewards(self.on_policy.rewards)
+        except ConfigError as error:
+            raise ConfigError("on_policy.rewards", error.value, error.remedy) from error
+        if self.judge == ExactJudgeConfig() and self.data.source != "world":
+            raise ConfigError(
+                "judge",
+                "exact",
+                f"knows the built-in world alone; with data.source = {self.data.source} give "
+                "rewards that know your data, or take log_prob or llm",
+            )
+        return self
+
+    @property
+    def ranks_answers(self) -> bool:
+        """Whether the rewards of on-policy arms know the data."""
+        return self.data.source == "world" or self.on_policy.rewards != WORLD_REWARDS
+
+
+def shared_steps(
+    parameters: PairComparison, arms: Mapping[str, ArmConfig], seed: int
+) -> list[Step]:
+    """From rows to the models and rows that a seed's arms need."""
+    data, base = f"data-{seed}", parameters.base_of(seed)
+    reads = {"data": data} if base.source == "builtin" else {}
+    steps = [Step(data, DATA, parameters.data_of(seed)), Step(f"base-{seed}", BASE, base, reads)]
+    if any(arm.pairs == "on_policy" for arm in arms.values()):
+        steps.append(Step(f"prompts-{seed}", PROMPTS, parameters.data_of(seed)))
+    starts = {arm.start for arm in arms.values()}
+    for start, config in _finetunings(parameters.sft, starts, seed).items():
+        reads = {"data": data, "model": f"base-{seed}"}
+        steps.append(Step(start_of(start, seed), SFT, config, reads))
+    for arm in arms.values():
+        steps += [step for step in _prepared(parameters, arm, seed) if step not in steps]
+    return steps
+
+
+def arm_steps(parameters: PairComparison, label: str, arm: ArmConfig, seed: int) -> list[Step]:
+    """An arm's filter, where it has one, and its training, which is named `<label>-<seed>`."""
+    model, name = start_of(arm.start, seed), training_of(label, seed)
+    reads = {"data": f"data-{seed}", "model": model}
+    steps = []
+    if arm.pairs == "resampled":
+        reads["data"] = _sampled_name(arm, seed)
+    if arm.pairs == "on_policy":
+        reads["prompts"] = f"prompts-{seed}"
+    if arm.filter is not None:
+        reads["data"] = f"{name}-filter"
+        audited = {"data": f"data-{seed}", "audit": _audit_name(arm, seed)}
+        steps.append(Step(reads["data"], FILTER, arm.filter, audited))
+    training = arm.training(parameters.training, parameters.on_policy, seed)
+    return [*steps, Step(name, ARM, training, reads)]
+
+
+def _finetunings(
+    config: TrainConfig, starts: Collection[Start], seed: int
+) -> dict[Start, TrainConfig]:
+    """The wanted ones of SFT on chosen answers, and on both answers of every pair."""
+    plain = config.model_copy(update={"seed": seed})
+    made: dict[Start, TrainConfig] = {}
+    if "sft" in starts:
+        made["sft"] = plain
+    if "extended" in starts:
+        made["extended"] = extended(plain)
+    if "extended_half" in starts:
+        made["extended_half"] = plain.model_copy(update={"objective": _both(plain)})
+    return made
+
+
+def extended(plain: TrainConfig) -> TrainConfig:
+    """SFT on both answers of every pair that teaches the chosen one as much as plain SFT does.
+
+    As the authors extend their data, a pair is two rows, a step has as many rows, and the epochs
+    are the same (Ren & Sutherland, arXiv 2407.10490): half as many pairs to a step, twice the
+    steps. A chosen answer is then seen as often, with 1/batch_size in the step's mean. To double
+    the loss of as many steps would not do: AdamW and RMSprop make a step of one length whatever a
+    loss is multiplied with. Probes come at the same parts of an epoch.
+
+    **Raises** `ConfigError` for a batch that cannot be halved.
+    """
+    batch, ranks, micro = plain.batch_size, plain.engine.ranks, plain.micro_examples
+    if batch % (2 * ranks):
+        raise ConfigError(
+            "sft.batch_size",
+            batch,
+            f"extended SFT takes half as many pairs, with two answers each: set a multiple of "
+            f"{2 * ranks}, twice engine.ranks",
+        )
+    changes = {
+        "objective": _both(plain).model_dump(),
+        "steps": 2 * plain.steps,
+        "batch_size": batch // 2,
+        "micro_batch_size": micro if micro % 2 else micro // 2,
+        "probe_every": 2 * plain.probe_every,
+    }
+    return TrainConfig.model_validate(plain.model_dump() | changes)
+
+
+def _both(plain: TrainConfig) -> SFTExtendedConfig:
+    assert isinstance(plain.objective, SFTConfig), "another objective is refused before"
+    return SFTExtendedConfig(normalise=plain.objective.normalise)
+
+
+def _prepared(parameters: PairComparison, arm: ArmConfig, seed: int) -> list[Step]:
+    """What an arm needs of its start: samples, or an audit under its objective."""
+    reads, found = {"data": f"data-{seed}", "model": start_of(arm.start, seed)}, []
+    if arm.pairs == "resampled":
+        sampling = SampleConfig(seed=seed)
+        found.append(Step(_sampled_name(arm, seed), RESAMPLED, sampling, reads))
+    if arm.filter is not None:
+        job = AuditJob(**dict(parameters.audit), objective=arm.objective)
+        found.append(Step(_audit_name(arm, seed), AUDIT, job, reads))
+    return found
+
+
+def _sampled_name(arm: ArmConfig, seed: int) -> str:
+    return f"sampled-{arm.start}-{seed}"
+
+
+def _audit_name(arm: ArmConfig, seed: int) -> str:
+    return f"audit-{arm.objective.name}-{arm.start}-{seed}"
+
+
+def said_step(parameters: PairComparison, label: str, seed: int) -> Step:
+    """What an arm's model answers; all arms of a seed draw with the same random numbers."""
+    config = parameters.answers.model_copy(update={"seed": seed})
+    reads = {"data": f"data-{seed}", "model": training_of(label, seed)}
+    return Step(said_of(label, seed), SAID, config, reads)
+
+
+def judge_step(parameters: PairComparison, baseline: str, others: Sequence[str], seed: int) -> Step:
+    """The other arms' answers against the baseline's."""
+    judge = parameters.judge
+    job = JudgeJob(label=judge.name, judge=judge, baseline=baseline, policies=tuple(others))
+    reads = {ANSWERS_OF + label: said_of(label, seed) for label in (baseline, *others)}
+    if judge.name == "log_prob":
+        reads["reference"] = f"base-{seed}"
+    return Step(judge_of(seed), JUDGE, job, reads)

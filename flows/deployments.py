@@ -1,66 +1,57 @@
-"""What can be started from Prefect's interface: every flow of the catalogue, by a form."""
+"""The deployments in Prefect: every flow of the registry by its forms, trials, the reconciler.
+
+Prefect imports an entry by its dotted name, `flows.deployments.<name>`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, create_model
+import prefect
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.runtime import flow_run
+from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
-from flows import catalogue
-from flows.catalogue import Command
-from flows.forms.base import STUDIES, Form
-from flows.forms.chapters import (
-    ClassificationForm,
-    SimplicityForm,
-    SqueezingForm,
-    SupervisionForm,
-    TransferForm,
-)
-from flows.forms.families import (
-    AuditForm,
-    FileForm,
-    ForcesForm,
-    GrpoForm,
-    PreferenceForm,
-    ProbesForm,
-    SftForm,
-    StudyForm,
-    SweepForm,
-)
-from flows.sweep_parameters import SweepParameters
-from flows.train_parameters import TrainParameters, resolved_training, train_steps
+from dynolab.errors import ConfigError
+from flows.flow import Flow, Form
+from flows.form import STUDIES, FilledForm, derive_form
+from flows.parameters import read_settings, read_study, validated
+from flows.reconcile import reconcile
+from flows.registry import FLOWS, load_flow
 
-Pool = Literal["cpu", "training"]
 PARAMETER = "settings"
 """The one parameter of a deployed flow: its form."""
 
-CPU: frozenset[str] = frozenset(["forces", "audit", "judge", "probes", "sweep"])
-"""Flows that train nothing; a sweep waits for its trials, which would starve behind it."""
+SCHEDULES = STUDIES.parent / "schedules.yaml"
+RECONCILE_EVERY = timedelta(minutes=10)
+RUN_NAME_LETTERS = 60
 
 
 @dataclass(frozen=True)
-class Deployed:
-    """One entry of Prefect's list of deployments: `flow/name`."""
+class Deployment:
+    """A flow of the registry with one of its forms: `flow/name` in Prefect's list."""
 
     name: str
-    flow: str
-    """Its module in `flows` and its function there."""
-
-    kind: type[BaseModel]
-    """The flow's parameters."""
-
-    form: type[Form]
-    first_file: str
-    """Study file that the form names at first."""
-
-    fixed: tuple[str, ...] = ()
-    """Settings that make the deployment what it is, as key=value."""
+    flow: Flow[Any]
+    offer: Form
 
     @property
-    def pool(self) -> Pool:
-        """The workers that run it."""
-        return "cpu" if self.flow in CPU else "training"
+    def first_file(self) -> str:
+        """Study file that the form names at first."""
+        builtin = f"{self.flow.name}_builtin.yaml"
+        return self.offer.file or next(iter(study_files(self.flow.name)), builtin)
+
+    @cached_property
+    def form(self) -> type[FilledForm]:
+        """What a person fills in."""
+        return derive_form(f"{self.name.title()}Form", self.offer, self.flow.parameters)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -70,69 +61,145 @@ class Deployed:
         drawn = model.model_json_schema(ref_template="#/definitions/{model}")
         drawn["definitions"] = drawn.pop("$defs", {})
         form = drawn["definitions"][self.form.__name__]
-        form["properties"]["study_file"]["enum"] = _files_of(self.flow)
+        form["properties"]["study_file"]["enum"] = study_files(self.flow.name)
         drawn["properties"][PARAMETER] |= {"position": 0, "title": "Settings"}
         return drawn
 
-    def parameters(self, form: Form) -> BaseModel:
+    def parameters(self, form: FilledForm) -> BaseModel:
         """The flow's parameters that a filled form stands for; raises `ConfigError`."""
-        return form.parameters(self.kind, self.fixed)
+        return form.parameters(self.flow.parameters, self.offer.fixed)
+
+    def prefect_flow(self) -> prefect.Flow[..., Any]:
+        """What a worker runs: form → parameters → the stages that the command runs, too."""
+
+        def start(**given: FilledForm) -> Any:
+            form = given[PARAMETER]
+            return self.flow.run(self.parameters(form), fresh=form.fresh)
+
+        signature = [Parameter(PARAMETER, Parameter.KEYWORD_ONLY, annotation=self.form)]
+        vars(start)["__signature__"] = Signature(signature)
+        start.__doc__ = self.offer.about
+        return prefect.flow(name=self.flow.name, flow_run_name=_run_name)(start)
 
 
-def commands() -> dict[str, Command[Any]]:
-    """The flows that are made of stages, by name: the catalogue's, and trainings alone."""
-    found = [one for one in vars(catalogue).values() if isinstance(one, Command)]
-    return {one.name: one for one in [*found, TRAIN]}
+def __getattr__(name: str) -> prefect.Flow[..., Any]:
+    known = deployments()
+    if name not in known:
+        raise AttributeError(name)
+    return known[name].prefect_flow()
 
 
-def deployments() -> dict[str, Deployed]:
-    """Every deployment by name: those with a form of their own, then the rest of the catalogue."""
-    kinds: dict[str, type[BaseModel]] = {n: one.parameters for n, one in commands().items()}
-    kinds["sweep"] = SweepParameters
-    made = [
-        Deployed(name, flow, kinds[flow], form, file, fixed)
-        for name, (flow, form, file, fixed) in _FAMILIES.items()
-    ]
-    named = {one.flow for one in made}
-    rest = [
-        Deployed(name, name, kind, FileForm, (_files_of(name) or [f"{name}_builtin.yaml"])[0])
-        for name, kind in kinds.items()
-        if name not in named
-    ]
-    return {one.name: one for one in [*made, *rest]}
-
-
-TRAIN = Command(
-    "train",
-    TrainParameters,
-    lambda given: (train_steps(resolved_training(given)), {}),
-    page="sft",
-    file="summary.json",
-)
-
-_FAMILIES: dict[str, tuple[str, type[Form], str, tuple[str, ...]]] = {
-    "study": ("study", StudyForm, "builtin.yaml", ()),
-    "sft": ("train", SftForm, "builtin.yaml", ("until=sft",)),
-    "preference": ("train", PreferenceForm, "builtin.yaml", ("until=preference",)),
-    "grpo": ("grpo", GrpoForm, "grpo_builtin.yaml", ()),
-    "probes": ("probes", ProbesForm, "probes_builtin.yaml", ()),
-    "forces": ("forces", ForcesForm, "forces_builtin.yaml", ()),
-    "audit": ("audit", AuditForm, "audit_builtin.yaml", ()),
-    "sweep": ("sweep", SweepForm, "sweep_beta.yaml", ()),
-    "classification": ("classification", ClassificationForm, "classification_builtin.yaml", ()),
-    "squeezing": ("squeezing", SqueezingForm, "squeezing_builtin.yaml", ()),
-    "simplicity": ("simplicity", SimplicityForm, "simplicity_builtin.yaml", ()),
-    "supervision": ("supervision", SupervisionForm, "supervision_builtin.yaml", ()),
-    "transfer": ("transfer", TransferForm, "transfer_builtin.yaml", ()),
-}
-
-
-def _files_of(flow: str) -> list[str]:
-    """The study files of a flow: `<flow>_….yaml`; those of no other flow are a study's."""
-    names = sorted(path.name for path in STUDIES.glob("*.yaml"))
-    flows = [*commands(), "sweep"]
-    owners = {
-        name: next((one for one in flows if name.startswith(f"{one}_")), "study") for name in names
+def deployments() -> dict[str, Deployment]:
+    """Every deployment of the registry's flows, by name."""
+    return {
+        name: Deployment(name, flow, form)
+        for flow in map(load_flow, FLOWS)
+        for name, form in (flow.forms or {flow.name: Form(FLOWS[flow.name])}).items()
     }
+
+
+def study_files(flow: str) -> list[str]:
+    """The study files of a flow: `<flow>_….yaml`; those of no other flow are a study's."""
     wanted = "study" if flow == "train" else flow
-    return [name for name, owner in owners.items() if owner == wanted]
+    return sorted(path.name for path in STUDIES.glob("*.yaml") if _owner(path.name) == wanted)
+
+
+def _owner(file: str) -> str:
+    return next((flow for flow in FLOWS if file.startswith(f"{flow}_")), "study")
+
+
+def _run_name() -> str:
+    """The name that the person gave, else the study file's."""
+    form = flow_run.parameters[PARAMETER]
+    filled = form if isinstance(form, dict) else form.model_dump()
+    name = str(filled.get("name") or filled.get("study_file"))
+    return name.removesuffix(".yaml")[:RUN_NAME_LETTERS]
+
+
+@dataclass(frozen=True)
+class DeploymentSpec:
+    """What Prefect's server is given of a deployment; `schema` is the form that people fill in."""
+
+    flow: str
+    name: str
+    entrypoint: str
+    pool: str
+    description: str | None
+    parameters: dict[str, Any] = field(default_factory=dict)
+    schema: dict[str, Any] | None = None
+    schedules: tuple[DeploymentScheduleCreate, ...] = ()
+
+    @property
+    def tags(self) -> list[str]:
+        """People look for those that have a form."""
+        return ["dynolab"] if self.schema is not None else ["dynolab", "internal"]
+
+
+def deployment_specs() -> Iterator[DeploymentSpec]:
+    """All deployments; raises `ConfigError` for schedules that cannot be."""
+    known = deployments()
+    schedules = read_schedules(SCHEDULES, known)
+    for deployment in known.values():
+        yield DeploymentSpec(
+            deployment.flow.name,
+            deployment.name,
+            f"flows.deployments.{deployment.name}",
+            deployment.flow.pool,
+            deployment.offer.about,
+            parameters={PARAMETER: {"study_file": deployment.first_file, "fresh": False}},
+            schema=deployment.schema,
+            schedules=tuple(
+                schedule.create(deployment) for schedule in schedules.get(deployment.name, [])
+            ),
+        )
+    yield DeploymentSpec(
+        "trial",
+        "trial",
+        "flows.sweep.trial.trial",
+        "training",
+        "One trial of a sweep, started by the sweep.",
+    )
+    every = IntervalSchedule(interval=RECONCILE_EVERY)
+    yield DeploymentSpec(
+        "reconcile",
+        "reconcile",
+        "flows.reconcile.reconcile",
+        "cpu",
+        reconcile.__doc__,
+        schedules=(DeploymentScheduleCreate(schedule=every, slug="reconcile"),),
+    )
+
+
+class Schedule(BaseModel):
+    """When a deployment runs by the clock, and with which form: `deploy/schedules.yaml`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str = "schedule"
+    cron: str
+    timezone: str = "UTC"
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the form."""
+
+    def create(self, deployment: Deployment) -> DeploymentScheduleCreate:
+        """The schedule as Prefect takes it; raises `ConfigError` for what cannot be."""
+        filled = {"study_file": deployment.first_file} | self.settings
+        settings = validated(deployment.form, filled)
+        clock = {"cron": self.cron, "timezone": self.timezone}
+        return DeploymentScheduleCreate(
+            schedule=validated(CronSchedule, clock),
+            parameters={PARAMETER: settings.model_dump(mode="json", exclude_none=True)},
+            active=True,
+            slug=self.name,
+        )
+
+
+def read_schedules(file: Path, known: Mapping[str, Deployment]) -> dict[str, list[Schedule]]:
+    """Deployment → its schedules; raises `ConfigError` for what is none, and of none."""
+    if not file.exists():
+        return {}
+    content = read_settings(read_study(file), str(file))
+    written = {name: listed or [] for name, listed in content.items()}
+    for name in written:
+        if name not in known:
+            raise ConfigError("schedules", name, f"name a deployment: {', '.join(known)}")
+    return validated(RootModel[dict[str, list[Schedule]]], written).root

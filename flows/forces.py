@@ -2,29 +2,220 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Annotated
 
-from prefect import flow
+from pydantic import (
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
-from flows.forces_parameters import ForcesParameters, resolved_forces
-from flows.forces_steps import forces_steps
-from flows.running import run_steps
-from tasks.runtime.opening import planning_platform
+from dynolab.data.sources.load import DataConfig, resolve_data
+from dynolab.errors import ConfigError
+from dynolab.objectives import build_objective
+from flows.checkpoints import (
+    CheckpointConfig,
+    check_files,
+    check_named,
+    named_result,
+    resolved_model,
+    results_of,
+)
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from tasks.analysis import ANALYSIS, AnalysisConfig, AnalysisJob
+from tasks.base import BASE
+from tasks.data import DATA
+from tasks.force_page import FORCE_PAGE, ForcePageConfig
+from tasks.kernel import KERNEL, KernelConfig, KernelJob
+from tasks.runtime.chain import Step
+from tasks.runtime.stage import Platform
+from tasks.runtime.work import StageResult
+from tasks.selection import observed_rows, updating_rows
+
+Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 
 
-@flow(name="forces", flow_run_name="{parameters.name}")
-def forces(parameters: ForcesParameters, fresh: bool = False) -> dict[str, Any]:
-    """Measures which updating token pushes which observed token, at one or more checkpoints.
+class ForcesParameters(FlowParameters):
+    """What a person chooses when asking what pushes what."""
 
-    `fresh` computes every stage again. Returns each stage's result as the study does.
-    """
-    known, given = resolved_forces(parameters, planning_platform())
-    return run_steps(
-        forces_steps(known, given),
-        study=known.name,
-        project=known.project,
-        given=given,
-        params=known.model_dump(mode="json"),
-        fresh=fresh,
-        tags={"flow": "forces"},
+    name: Name = Field("forces", description="Name of the analysis: its run and its page's file.")
+    study: str | None = Field(
+        None, description="Study file; its finished steps can then be named as results."
     )
+    checkpoints: dict[Label, CheckpointConfig] = Field(
+        ..., min_length=1, description="Models by the names that the page gives them, in order."
+    )
+    reference: str | None = Field(
+        None,
+        description="Checkpoint that objectives with a reference compare with; default: the first.",
+    )
+    data: DataConfig = DataConfig()
+    data_result: str | None = Field(
+        None, description="Result of a data stage to use instead; named as checkpoints are."
+    )
+    analysis: AnalysisConfig = AnalysisConfig()
+    kernel: KernelConfig = KernelConfig()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ForcesParameters:
+        for label, one in self.checkpoints.items():
+            check_named(f"checkpoints.{label}", one)
+            if one.model is not None and one.step is not None:
+                raise ConfigError(
+                    f"checkpoints.{label}.step", one.step, "only a training's result has steps"
+                )
+            if self.analysis.updating == "recorded" and one.step is None:
+                raise ConfigError(
+                    f"checkpoints.{label}.step",
+                    None,
+                    "analysis.updating: recorded reads a recorded step's batch; name the step",
+                )
+        if self.reference is not None and self.reference not in self.checkpoints:
+            there = ", ".join(self.checkpoints)
+            raise ConfigError("reference", self.reference, f"name a checkpoint: {there}")
+        if self.data_result is not None and "data" in self.model_fields_set:
+            raise ConfigError("data_result", self.data_result, "give data or data_result, not both")
+        return self
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the objective compares with a reference that is not recorded already."""
+        return (
+            self.analysis.updating == "data"
+            and build_objective(self.analysis.objective).needs_reference
+        )
+
+    @property
+    def reference_label(self) -> str:
+        """The checkpoint that objectives with a reference compare with."""
+        return self.reference or next(iter(self.checkpoints))
+
+
+def model_step(label: str) -> str:
+    """Name of a checkpoint's model among the flow's results."""
+    return f"model-{label}"
+
+
+def resolved_forces(
+    parameters: ForcesParameters, platform: Platform
+) -> tuple[ForcesParameters, dict[str, StageResult]]:
+    """The parameters with sources at the content they have now, and the results that they name.
+
+    **Raises** `ConfigError` for what is no result, a result without what is asked of it, and data
+    that the objective or the observed kinds cannot use.
+    """
+    known = results_of(parameters.study, platform)
+    given: dict[str, StageResult] = {}
+    checkpoints = {}
+    for label, one in parameters.checkpoints.items():
+        checkpoints[label], found = resolved_model(f"checkpoints.{label}", one, known, platform)
+        if found is not None:
+            given[model_step(label)] = found
+    wanted = parameters.data_result
+    if wanted is None and parameters.study and "data" not in parameters.model_fields_set:
+        wanted = "data"
+    if wanted is None:
+        update = {"checkpoints": checkpoints, "data": resolve_data(parameters.data)}
+        return parameters.model_copy(update=update), given
+    given["data"] = named_result("data_result", wanted, known, platform)
+    _check_data(wanted, given["data"], parameters, platform)
+    return parameters.model_copy(update={"checkpoints": checkpoints}), given
+
+
+def _check_data(
+    reference: str, found: StageResult, parameters: ForcesParameters, platform: Platform
+) -> None:
+    check_files("data_result", reference, found, ("train.jsonl", "probes.jsonl"), platform)
+    folder = platform.store.folder(found.address, found.digest)
+    updating = parameters.analysis.updating
+    objective = parameters.analysis.objective if updating == "data" else None
+    for part, config, named in (
+        ("analysis", parameters.analysis, parameters.analysis.pair_ids),
+        ("kernel", parameters.kernel, ()),
+    ):
+        try:
+            observed_rows(folder, config, named)
+            updating_rows(folder, config, objective, named)
+        except ConfigError as error:
+            raise ConfigError(f"{part}.{error.field}", error.value, error.remedy) from error
+
+
+def forces_steps(parameters: ForcesParameters, given: Collection[str]) -> list[Step]:
+    """The analysis' stages in order; `given` are names of results that need no stage."""
+    labels = tuple(parameters.checkpoints)
+    models = {label: model_step(label) for label in labels}
+    reference = {}
+    if parameters.needs_reference:
+        reference = {"reference": models[parameters.reference_label]}
+    imports = [
+        Step(models[label], BASE, one.base)
+        for label, one in parameters.checkpoints.items()
+        if models[label] not in given
+    ]
+    analyses = [
+        Step(
+            f"analysis-{label}",
+            ANALYSIS,
+            AnalysisJob(**dict(parameters.analysis), step=one.step),
+            {"data": "data", "model": models[label], **reference},
+        )
+        for label, one in parameters.checkpoints.items()
+    ]
+    kernel = KernelJob(
+        **dict(parameters.kernel),
+        labels=labels,
+        steps={label: one.step for label, one in parameters.checkpoints.items()},
+    )
+    page = ForcePageConfig(
+        name=parameters.name,
+        labels=labels,
+        reference=parameters.reference_label if reference else None,
+        settings=parameters.as_yaml,
+    )
+    answers = {f"analysis_{label}": f"analysis-{label}" for label in labels}
+    return [
+        *([] if "data" in given else [Step("data", DATA, parameters.data)]),
+        *imports,
+        *analyses,
+        Step(
+            "kernel",
+            KERNEL,
+            kernel,
+            {"data": "data", **{f"model_{label}": models[label] for label in labels}},
+        ),
+        Step("force-page", FORCE_PAGE, page, {"kernel": "kernel", **answers}),
+    ]
+
+
+def plan(parameters: ForcesParameters, platform: Platform) -> Plan:
+    """Models and data that are not results already, every checkpoint's forces, and the page."""
+    known, existing = resolved_forces(parameters, platform)
+    return Plan(known, forces_steps(known, existing), existing)
+
+
+FLOW = StagedFlow(
+    "forces",
+    ForcesParameters,
+    plan,
+    page="force-page",
+    file="forces.html",
+    pool="cpu",
+    forms={
+        "forces": Form(
+            "Which token pushes which, at checkpoints.",
+            {
+                "study": "study",
+                "data_result": "data_result",
+                "objective": "analysis.objective.name",
+                "beta": "analysis.objective.beta",
+                "reference": "reference",
+                "updating": "analysis.updating",
+                "learning_rate": "analysis.learning_rate",
+                "updating_pairs": "analysis.updating_pairs",
+                "observed_pairs": "analysis.observed_pairs",
+            },
+            objective="analysis.objective",
+        )
+    },
+)

@@ -2,30 +2,184 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from pathlib import Path
 
-from prefect import flow
+from pydantic import Field, model_validator
 
-from flows.judge_parameters import JudgeParameters, resolved_judge
-from flows.judge_steps import judge_steps
-from flows.running import run_steps
-from tasks.runtime.opening import planning_platform
+from dynolab.data.sources.load import DataConfig, resolve_data
+from dynolab.errors import ConfigError
+from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
+from flows.checkpoints import ModelConfig, check_named, resolved_model, results_of
+from flows.comparison import Label
+from flows.flow import FlowParameters, Name, Plan, StagedFlow
+from flows.parameters import load_parameters, seeded_data
+from flows.study import StudyParameters
+from tasks.answers import ANSWERS, AnswersConfig
+from tasks.base import BASE
+from tasks.group import PROMPTS
+from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
+from tasks.judge_page import JUDGE_PAGE, JUDGED_BY, JudgePageConfig
+from tasks.runtime.chain import Step
+from tasks.runtime.stage import Platform
+from tasks.runtime.work import StageResult
+
+REFERENCE = "reference"
 
 
-@flow(name="judge", flow_run_name="{parameters.name}")
-def judge(parameters: JudgeParameters, fresh: bool = False) -> dict[str, Any]:
-    """Asks judges whose answers are better: of two policies, in both orders.
+class JudgeParameters(FlowParameters):
+    """What a person chooses when comparing what policies say."""
 
-    `fresh` computes every stage again; replies of a model that are kept are not asked for again.
-    Returns each stage's result as the study does.
-    """
-    known, given = resolved_judge(parameters, planning_platform())
-    return run_steps(
-        judge_steps(known, given),
-        study=known.name,
-        project=known.project,
-        given=given,
-        params=known.model_dump(mode="json"),
-        fresh=fresh,
-        tags={"flow": "judge"},
+    name: Name = Field("judge", description="Name of the comparison: its run and its page's file.")
+    study: str | None = Field(
+        None, description="Study file; its finished steps can then be named as results."
     )
+    policies: dict[Label, ModelConfig] = Field(
+        min_length=2, description="The models, by the names that the page gives them."
+    )
+    baseline: str | None = Field(
+        None, description="Policy that the others are compared with; default: the first."
+    )
+    data: DataConfig | None = Field(
+        None, description="Whose prompts are answered; default: the study's."
+    )
+    answers: AnswersConfig = AnswersConfig()
+    judges: dict[Label, JudgeConfig] = Field(
+        {"exact": ExactJudgeConfig()},
+        min_length=1,
+        description="By the names that the page gives them.",
+    )
+    reference: ModelConfig | None = Field(
+        None, description="The model whose log-probabilities a log_prob judge goes by."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> JudgeParameters:
+        for field, one in self.models.items():
+            check_named(field, one)
+        if self.baseline is not None and self.baseline not in self.policies:
+            raise ConfigError(
+                "baseline", self.baseline, f"name a policy: {', '.join(self.policies)}"
+            )
+        if self.data is None and self.study is None:
+            raise ConfigError("data", None, "give data, or the study whose prompts are answered")
+        by_reference = [
+            name for name, one in self.judges.items() if isinstance(one, LogProbJudgeConfig)
+        ]
+        if by_reference and self.reference is None:
+            raise ConfigError(
+                "reference", None, f"judge {by_reference[0]} goes by one: name a model"
+            )
+        if self.reference is not None and not by_reference:
+            raise ConfigError(
+                "reference",
+                self.reference.result or self.reference.model,
+                "no judge goes by it; add one with name: log_prob, or leave it out",
+            )
+        return self
+
+    @property
+    def models(self) -> dict[str, ModelConfig]:
+        """All models by field."""
+        found = {policy_step(name): one for name, one in self.policies.items()}
+        return found if self.reference is None else {**found, REFERENCE: self.reference}
+
+    @property
+    def baseline_label(self) -> str:
+        """The policy that the others are compared with."""
+        return self.baseline or next(iter(self.policies))
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The policies that are compared with the baseline."""
+        return tuple(name for name in self.policies if name != self.baseline_label)
+
+
+def policy_step(name: str) -> str:
+    """The name of a policy as a result that steps read."""
+    return f"policies.{name}"
+
+
+def resolved_judge(
+    parameters: JudgeParameters, platform: Platform
+) -> tuple[JudgeParameters, dict[str, StageResult]]:
+    """The parameters with sources at the content they have now, and the results that they name.
+
+    **Raises** `ConfigError` for what is no result, or a result without a model.
+    """
+    known = results_of(parameters.study, platform)
+    given: dict[str, StageResult] = {}
+    models: dict[str, ModelConfig] = {}
+    for field, one in parameters.models.items():
+        models[field], found = resolved_model(field, one, known, platform)
+        if found is not None:
+            given[field] = found
+    update = {
+        "data": resolve_data(_data(parameters)),
+        "policies": {name: models[policy_step(name)] for name in parameters.policies},
+        "reference": models.get(REFERENCE),
+    }
+    return parameters.model_copy(update=update), given
+
+
+def _data(parameters: JudgeParameters) -> DataConfig:
+    if parameters.data is not None:
+        return parameters.data
+    assert parameters.study is not None, "without data there is a study"
+    study = load_parameters(StudyParameters, Path(parameters.study))
+    return seeded_data(study.data, study.seed)
+
+
+def judge_steps(parameters: JudgeParameters, given: Collection[str]) -> list[Step]:
+    """The comparison's stages in order; `given` are names of results that need no stage."""
+    assert parameters.data is not None, "resolved parameters have data"
+    imports = [
+        Step(field, BASE, one.base)
+        for field, one in parameters.models.items()
+        if field not in given
+    ]
+    answers = [
+        Step(
+            f"answers-{name}",
+            ANSWERS,
+            parameters.answers,
+            {"prompts": "prompts", "model": policy_step(name)},
+        )
+        for name in parameters.policies
+    ]
+    said = {f"{ANSWERS_OF}{name}": f"answers-{name}" for name in parameters.policies}
+    judges = [_judge(parameters, name, said) for name in parameters.judges]
+    page = JudgePageConfig(
+        name=parameters.name,
+        baseline=parameters.baseline_label,
+        policies=parameters.others,
+        judges=parameters.judges,
+        answers=parameters.answers,
+        settings=parameters.as_yaml,
+    )
+    judged = {f"{JUDGED_BY}{name}": f"judge-{name}" for name in parameters.judges}
+    return [
+        Step("prompts", PROMPTS, parameters.data),
+        *imports,
+        *answers,
+        *judges,
+        Step("judge-page", JUDGE_PAGE, page, {**said, **judged}),
+    ]
+
+
+def _judge(parameters: JudgeParameters, name: str, said: dict[str, str]) -> Step:
+    judge = parameters.judges[name]
+    job = JudgeJob(
+        label=name, judge=judge, baseline=parameters.baseline_label, policies=parameters.others
+    )
+    reads = {REFERENCE: REFERENCE} if isinstance(judge, LogProbJudgeConfig) else {}
+    return Step(f"judge-{name}", JUDGE, job, {**said, **reads})
+
+
+def plan(parameters: JudgeParameters, platform: Platform) -> Plan:
+    """Models that are not results already, all answers, all judges' verdicts, and the page."""
+    known, existing = resolved_judge(parameters, platform)
+    return Plan(known, judge_steps(known, existing), existing)
+
+
+FLOW = StagedFlow("judge", JudgeParameters, plan, page="judge-page", file="judge.html", pool="cpu")

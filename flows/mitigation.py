@@ -2,28 +2,128 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pydantic import Field, model_validator
 
-from prefect import flow
+from dynolab.errors import ConfigError
+from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.ipo import IPOConfig
+from dynolab.objectives.simpo import SimPOConfig
+from dynolab.objectives.sppo import SPPOConfig
+from dynolab.training.alarm import AlarmConfig
+from flows.comparison import (
+    SHARED,
+    Label,
+    PairComparison,
+    arm_steps,
+    judge_step,
+    resolved_comparison,
+    said_step,
+    shared_steps,
+)
+from flows.flow import Name, Plan, StagedFlow
+from tasks.arm import ArmConfig
+from tasks.filter import FILTER, FilterConfig
+from tasks.mitigation_page import MITIGATION_PAGE, MitigationPageConfig
+from tasks.runtime.chain import Step
+from tasks.runtime.stage import Platform
 
-from flows.comparison import resolved_comparison
-from flows.mitigation_parameters import MitigationParameters
-from flows.mitigation_steps import mitigation_steps
-from flows.running import run_steps
+ARMS: dict[Label, ArmConfig] = {
+    "dpo": ArmConfig(),
+    "extended": ArmConfig(start="extended"),
+    "extended-half": ArmConfig(start="extended_half"),
+    "resampled": ArmConfig(pairs="resampled"),
+    "on-policy": ArmConfig(pairs="on_policy"),
+    "ipo": ArmConfig(objective=IPOConfig()),
+    "on-policy-ipo": ArmConfig(objective=IPOConfig(), pairs="on_policy"),
+    "sppo": ArmConfig(
+        objective=SPPOConfig(beta=0.1, labels="soft"), pairs="on_policy", updates_per_rollout=25
+    ),
+    "simpo": ArmConfig(objective=SimPOConfig()),
+    "filter-audit": ArmConfig(filter=FilterConfig(by="on_all", drop=0.3)),
+    "filter-ches": ArmConfig(filter=FilterConfig(by="ches", drop=0.3)),
+    "alarm": ArmConfig(alarm=AlarmConfig(rise=2.0)),
+    "dose-0": ArmConfig(objective=DPOConfig(negative_dose=0.0)),
+    "dose-03": ArmConfig(objective=DPOConfig(negative_dose=0.3)),
+    "beta-low": ArmConfig(objective=DPOConfig(beta=0.03)),
+    "beta-high": ArmConfig(objective=DPOConfig(beta=0.3)),
+}
 
 
-@flow(name="mitigation", flow_run_name="{parameters.name}")
-def mitigation(parameters: MitigationParameters, fresh: bool = False) -> dict[str, Any]:
-    """Trains a model on preferences in several ways, and compares what each squeezes.
+class MitigationParameters(PairComparison):
+    """What a person chooses when comparing remedies against squeezing."""
 
-    `fresh` computes every stage again. Returns each stage's result as the study does.
-    """
-    known = resolved_comparison(parameters)
-    return run_steps(
-        mitigation_steps(known),
-        study=known.name,
-        project=known.project,
-        params=known.model_dump(mode="json"),
-        fresh=fresh,
-        tags={"flow": "mitigation"},
+    name: Name = "mitigation"
+    arms: dict[Label, ArmConfig] = Field(
+        ARMS, min_length=1, description="What is compared, by the names the page gives them."
     )
+    baseline: str | None = Field(
+        None, description="Arm that the others are compared with; default: the first."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> MitigationParameters:
+        if self.baseline is not None and self.baseline not in self.arms:
+            raise ConfigError("baseline", self.baseline, f"name an arm: {', '.join(self.arms)}")
+        for label, arm in self.arms.items():
+            if label.split("-")[0] in SHARED:
+                raise ConfigError("arms", label, "a shared stage has this name; give another")
+            if arm.pairs == "on_policy" and not self.ranks_answers:
+                raise ConfigError(
+                    f"arms.{label}.pairs",
+                    arm.pairs,
+                    "on_policy.rewards know the built-in world alone; give rewards that know your "
+                    "data, or leave the arm out",
+                )
+            try:
+                arm.training(self.training, self.on_policy, 0)
+            except ConfigError as error:
+                raise ConfigError(f"arms.{label}", error.value, error.remedy) from error
+        return self
+
+    @property
+    def baseline_label(self) -> str:
+        """The arm that the others are compared with."""
+        return self.baseline or next(iter(self.arms))
+
+
+def mitigation_steps(parameters: MitigationParameters) -> list[Step]:
+    """The comparison's stages in order: what arms share, every arm, and the page.
+
+    What seeds share too (given rows, given weights) has one key: the store has it once.
+    """
+    arms, baseline = parameters.arms, parameters.baseline_label
+    shared, compared = [], []
+    for seed in parameters.seeds:
+        shared += shared_steps(parameters, arms, seed)
+        for label, arm in arms.items():
+            compared += arm_steps(parameters, label, arm, seed)
+            compared.append(said_step(parameters, label, seed))
+        if others := [label for label in arms if label != baseline]:
+            compared.append(judge_step(parameters, baseline, others, seed))
+    page = MitigationPageConfig(
+        name=parameters.name,
+        seeds=parameters.seeds,
+        arms=arms,
+        baseline=baseline,
+        training=parameters.training,
+        on_policy=parameters.on_policy,
+        judge=parameters.judge.name,
+        settings=parameters.as_yaml,
+    )
+    measured = {step.name: step.name for step in compared if step.stage is not FILTER}
+    return [*shared, *compared, Step("mitigation-page", MITIGATION_PAGE, page, measured)]
+
+
+def plan(parameters: MitigationParameters, _: Platform) -> Plan:
+    """What arms share, every arm, and the page."""
+    known = resolved_comparison(parameters)
+    return Plan(known, mitigation_steps(known))
+
+
+FLOW = StagedFlow(
+    "mitigation",
+    MitigationParameters,
+    plan,
+    page="mitigation-page",
+    file="mitigation.html",
+)

@@ -8,119 +8,25 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import (
     BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
     ValidationError,
-    model_validator,
 )
 from pydantic_core import ErrorDetails
 
-from dynolab.data.sources.load import DataConfig, resolve_data
+from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
-from dynolab.objectives.dpo import DPOConfig
-from dynolab.objectives.registry import PAIR_OBJECTIVES
-from dynolab.probes.making.probe_set import ProbeSetConfig
-from dynolab.training.config import TrainConfig
-from tasks.audit import AuditConfig
-from tasks.base import BaseConfig, resolve_base
-from tasks.filter import FilterConfig
-from tasks.forces import ForcesConfig
-from tasks.kernel import KernelConfig
-from tasks.probe import ProbeConfig
+from tasks.base import BaseConfig
 from tasks.runtime.system.private import holds_secret
-from tasks.squeezing import SqueezingConfig
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
-Contrast = Literal["resampled", "flat_world"]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")]
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 # PyYAML lets what its constructors of dates and numbers raise through.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
-
-
-class ComparisonFiles(BaseModel):
-    """Study files of comparisons: where one has run, a study's report shows what it found."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    mitigation: str | None = Field(None, description="Of remedies against squeezing.")
-    reproduction: str | None = Field(None, description="Of the papers' findings.")
-
-
-class StudyParameters(BaseModel):
-    """What a person chooses when starting a study."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: Name = Field(
-        "builtin", description="Name of the study: its parent run in MLflow, and its report's file."
-    )
-    project: str = Field("dynolab", description="MLflow experiment.")
-    seed: int = Field(0, ge=0, description="Of data, weights and batches alike.")
-    data: DataConfig = DataConfig()
-    base: BaseConfig = BaseConfig()
-    probe_set: ProbeSetConfig | None = Field(
-        None,
-        description="Builds what is watched, in place of the data's own probes; null: those, or "
-        "the set that data.probes names.",
-    )
-    sft: TrainConfig = TrainConfig()
-    audit: AuditConfig = AuditConfig()
-    preference_filter: FilterConfig | None = Field(
-        None, description="Leaves the worst pairs of the audit out of preference training."
-    )
-    preference: TrainConfig = TrainConfig(objective=DPOConfig())
-    probe: ProbeConfig = ProbeConfig()
-    forces: ForcesConfig = ForcesConfig()
-    kernel: KernelConfig = KernelConfig()
-    squeezing: SqueezingConfig = SqueezingConfig()
-    contrasts: tuple[Contrast, ...] = Field(
-        (),
-        description="The same preference training where squeezing should not show: rejected "
-        "answers sampled once from the policy that it starts from (resampled), or answers without "
-        "a preferred style (flat_world, for the built-in world).",
-    )
-    comparisons: ComparisonFiles = ComparisonFiles()
-
-    @model_validator(mode="after")
-    def _can_be_contrasted(self) -> StudyParameters:
-        if "flat_world" in self.contrasts and self.data.source != "world":
-            raise ConfigError(
-                "contrasts", "flat_world", "needs data.source: world; leave it out elsewhere"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _tells_trainings_apart(self) -> StudyParameters:
-        if self.sft.objective.name == self.preference.objective.name:
-            raise ConfigError(
-                "preference.objective.name",
-                self.preference.objective.name,
-                "sft trains with it already, and a report tells trainings by their objectives; "
-                "choose another",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_filtered(self) -> StudyParameters:
-        objective = self.preference.objective.name
-        if self.preference_filter is not None and objective not in PAIR_OBJECTIVES:
-            raise ConfigError(
-                "preference_filter",
-                self.preference_filter.by,
-                f"needs a loss on pairs, and {objective} is none; leave it out",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_model(self) -> StudyParameters:
-        check_model_knows_data(self.base, self.data)
-        return self
 
 
 def load_parameters(
@@ -337,23 +243,6 @@ def _variable(match: re.Match[str], field: str) -> str:
             field, match[0], "holds a login or key, and parameters are kept; leave it out"
         )
     return found
-
-
-def resolved(parameters: StudyParameters) -> StudyParameters:
-    """The parameters with the study's seed everywhere, and sources at the content they have now.
-
-    Raises ConfigError for a source that is not there.
-    """
-    seed, built = {"seed": parameters.seed}, parameters.probe_set
-    return parameters.model_copy(
-        update={
-            "probe_set": None if built is None else built.model_copy(update=seed),
-            "data": resolve_data(seeded_data(parameters.data, parameters.seed)),
-            "base": resolve_base(seeded_base(parameters.base, parameters.seed)),
-            "sft": parameters.sft.model_copy(update=seed),
-            "preference": parameters.preference.model_copy(update=seed),
-        }
-    )
 
 
 def seeded_data(data: DataConfig, seed: int) -> DataConfig:

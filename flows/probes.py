@@ -2,28 +2,112 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pydantic import Field, model_validator
 
-from prefect import flow
+from dynolab.data.sources.load import DataConfig, resolve_data
+from dynolab.errors import ConfigError
+from dynolab.probes.making.probe_set import ProbeSetConfig
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from flows.parameters import check_model_knows_data, seeded_base, seeded_data
+from tasks.base import BASE, BaseConfig, resolve_base
+from tasks.data import DATA
+from tasks.probe_set import PROBE_SET
+from tasks.runtime.chain import Step
+from tasks.runtime.stage import Platform
 
-from flows.probes_parameters import ProbesParameters, resolved_probes
-from flows.probes_steps import probes_steps
-from flows.running import run_steps
 
+class ProbesParameters(FlowParameters):
+    """What a person chooses when building a probe set."""
 
-@flow(name="probes", flow_run_name="{parameters.name}")
-def probes(parameters: ProbesParameters, fresh: bool = False) -> dict[str, Any]:
-    """Builds the answers whose likelihood a study watches.
-
-    `fresh` computes every stage again; the writer's answers that are kept are not asked again.
-    Returns each stage's result as the study does.
-    """
-    known = resolved_probes(parameters)
-    return run_steps(
-        probes_steps(known),
-        study=known.name,
-        project=known.project,
-        params=known.model_dump(mode="json"),
-        fresh=fresh,
-        tags={"flow": "probes"},
+    name: Name = Field("probes", description="Name of the set: its run and its rows' file.")
+    seed: int = Field(
+        0,
+        ge=0,
+        description="Of data, weights and draws; a study that watches the set has the same one.",
     )
+    data: DataConfig = DataConfig()
+    base: BaseConfig | None = Field(
+        None, description="The untrained policy; null: none, where no kind needs it."
+    )
+    probe_set: ProbeSetConfig = ProbeSetConfig()
+
+    @model_validator(mode="after")
+    def _can_be_made(self) -> ProbesParameters:
+        if self.base is None and self.probe_set.policy_kinds:
+            raise ConfigError(
+                "base",
+                None,
+                f"{self.probe_set.policy_kinds[0]} needs a policy: name a model folder or a Hub "
+                "name as base.source, or leave the kind out",
+            )
+        if self.base is not None:
+            check_model_knows_data(self.base, self.data)
+        return self
+
+
+def resolved_probes(parameters: ProbesParameters) -> ProbesParameters:
+    """The parameters with the seed everywhere, and sources at the content they have now.
+
+    Raises ConfigError for a source that is not there.
+    """
+    seed, base = parameters.seed, parameters.base
+    return parameters.model_copy(
+        update={
+            "data": resolve_data(seeded_data(parameters.data, seed)),
+            "base": None if base is None else resolve_base(seeded_base(base, seed)),
+            "probe_set": parameters.probe_set.model_copy(update={"seed": seed}),
+        }
+    )
+
+
+def probes_steps(parameters: ProbesParameters) -> list[Step]:
+    """The stages in order: data, the untrained policy where there is one, the probe set."""
+    steps = [Step("data", DATA, parameters.data)]
+    base = parameters.base
+    if base is not None:
+        steps.append(Step("base", BASE, base, {"data": "data"} if base.source == "builtin" else {}))
+    return [
+        *steps,
+        probe_set_step(
+            "probe-set", parameters.probe_set, data="data", model=None if base is None else "base"
+        ),
+    ]
+
+
+def probe_set_step(name: str, config: ProbeSetConfig, *, data: str, model: str | None) -> Step:
+    """The stage that builds a probe set, from the results of two steps."""
+    reads = {"data": data} if model is None else {"data": data, "model": model}
+    return Step(name, PROBE_SET, config, reads)
+
+
+def plan(parameters: ProbesParameters, _: Platform) -> Plan:
+    """Data, the untrained policy where a kind needs it, and the probe set."""
+    known = resolved_probes(parameters)
+    return Plan(known, probes_steps(known))
+
+
+FLOW = StagedFlow(
+    "probes",
+    ProbesParameters,
+    plan,
+    page="probe-set",
+    file="probes.jsonl",
+    pool="cpu",
+    forms={
+        "probes": Form(
+            "The answers that a study watches.",
+            {
+                "model": "base.source",
+                "data_source": "data.source",
+                "data_path": "data.path",
+                "hub_name": "data.hub_name",
+                "data_format": "data.format",
+                "seed": "seed",
+                "pairs": "probe_set.pairs",
+                "temperature": "probe_set.temperature",
+                "max_new_tokens": "probe_set.max_new_tokens",
+                "writer": "probe_set.writer.model",
+            },
+        )
+    },
+)

@@ -1,6 +1,7 @@
-"""Registers work pools and deployments with a Prefect server.
+"""Registers work pools, deployments and automations with a Prefect server.
 
-    python -m flows.register [alone]
+    python -m flows.register [alone]    # alone: no worker is there yet
+    python -m flows.register yaml       # writes deploy/prefect.yaml, for Prefect's own command
 
 It is a program of its own, so that the command that starts the servers need not load the flows.
 """
@@ -9,10 +10,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import (
     DeploymentScheduleCreate,
@@ -26,12 +30,14 @@ from prefect.client.schemas.filters import (
     FlowRunFilterTags,
 )
 from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.states import Cancelled, Crashed, State
 from prefect.workers.process import ProcessWorker
 
-from flows.automations import register_automations
-from flows.entries import ENGINE, VARIABLES, Entry, entries
+from flows.deployments import DeploymentSpec, deployment_specs
 from tasks.runtime.launch.devices import host_devices
 from tasks.runtime.launch.leases import limit_name
 
@@ -41,7 +47,34 @@ POOLS = {"cpu": 4, "training": 1}
 FIRST = "high"
 """The training pool's queue whose runs start before those that wait in `default`."""
 
+ENGINE = ("-m", "tasks.runtime.engine")
+"""What python runs for a flow run, in place of Prefect's own engine."""
+
+HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60"}
+"""Variables with which a flow run says every minute that it lives."""
+
+PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "8", "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500"}
+"""A run waits eight minutes for a server that restarts; one without its database answers 500."""
+
+VARIABLES = HEARTBEATS | PATIENCE
 COMMAND = [sys.executable, *ENGINE]
+
+SILENCE = timedelta(minutes=10)
+"""How long a flow run may say nothing: several heartbeats, and a restart of the server."""
+
+AUTOMATION = "dynolab: flow runs that fell silent have crashed"
+
+FILE = Path(__file__).resolve().parents[1] / "deploy" / "prefect.yaml"
+
+_HEAD = """\
+# Made by `python -m flows.register yaml` from flows/registry.py and deploy/schedules.yaml; change
+# those. `make up` registers the same by itself; for a Prefect server of your own, with work pools
+# `cpu` and `training`, from the project's folder:
+#
+#     prefect deploy --all --prefect-file deploy/prefect.yaml
+#
+# Workers run what is installed where they run: no code is pulled.
+"""
 
 
 def main(*, alone: bool = False) -> None:
@@ -49,7 +82,7 @@ def main(*, alone: bool = False) -> None:
 
     `alone`: no worker is there yet, so that runs which the server believes at work are lost.
     """
-    listed = list(entries())
+    specs = list(deployment_specs())
     with get_client(sync_client=True) as client:
         if alone:
             close_lost_runs(client)
@@ -57,8 +90,8 @@ def main(*, alone: bool = False) -> None:
             _pool(client, name, limit)
             _count_gpus(client, name)
         _first_queue(client)
-        for one in listed:
-            _register(client, one)
+        for spec in specs:
+            _register(client, spec)
         register_automations(client)
 
 
@@ -108,13 +141,15 @@ def _first_queue(client: SyncPrefectClient) -> None:
         )
 
 
-def _made_by_people(client: SyncPrefectClient, one: Entry) -> list[DeploymentScheduleCreate]:
+def _made_by_people(
+    client: SyncPrefectClient, spec: DeploymentSpec
+) -> list[DeploymentScheduleCreate]:
     """Schedules that were made in Prefect: without a slug, which those of the file have.
 
     Registration replaces all of a deployment's schedules, so these are given once more.
     """
     try:
-        known = client.read_deployment_by_name(f"{one.flow}/{one.name}").schedules
+        known = client.read_deployment_by_name(f"{spec.flow}/{spec.name}").schedules
     except ObjectNotFound:
         return []
     kept = {"schedule", "active", "max_scheduled_runs", "parameters"}
@@ -125,19 +160,19 @@ def _made_by_people(client: SyncPrefectClient, one: Entry) -> list[DeploymentSch
     ]
 
 
-def _register(client: SyncPrefectClient, one: Entry) -> None:
+def _register(client: SyncPrefectClient, spec: DeploymentSpec) -> None:
     client.create_deployment(
-        client.create_flow_from_name(one.flow),
-        one.name,
-        description=one.description,
-        entrypoint=one.entrypoint,
-        parameters=one.parameters,
-        parameter_openapi_schema=one.schema,
-        enforce_parameter_schema=one.schema is not None,
-        work_pool_name=one.pool,
+        client.create_flow_from_name(spec.flow),
+        spec.name,
+        description=spec.description,
+        entrypoint=spec.entrypoint,
+        parameters=spec.parameters,
+        parameter_openapi_schema=spec.schema,
+        enforce_parameter_schema=spec.schema is not None,
+        work_pool_name=spec.pool,
         job_variables=_job(),
-        tags=one.tags,
-        schedules=[*one.schedules, *_made_by_people(client, one)],
+        tags=spec.tags,
+        schedules=[*spec.schedules, *_made_by_people(client, spec)],
     )
 
 
@@ -147,5 +182,79 @@ def _job() -> dict[str, Any]:
     return {"command": command, "working_dir": str(Path.cwd()), "env": VARIABLES}
 
 
+def register_automations(client: SyncPrefectClient, silence: timedelta = SILENCE) -> None:
+    """Make the server crash flow runs whose machine vanished with the worker that would say so."""
+    automation = crash_silent_runs(silence)
+    known = client.read_automations_by_name(AUTOMATION)
+    for one in known[1:]:
+        client.delete_automation(one.id)
+    if known:
+        client.update_automation(known[0].id, automation)
+    else:
+        client.create_automation(automation)
+
+
+def crash_silent_runs(silence: timedelta) -> AutomationCore:
+    """After a heartbeat another event of the flow run is expected, its end at the latest.
+
+    Any event will do: the end of a run is named by its state, and states may have any name.
+    """
+    crash = ChangeFlowRunState(
+        type="change-flow-run-state",
+        state=StateType.CRASHED,
+        message=f"Its process gave no sign of life for {silence}; run it again.",
+    )
+    return AutomationCore(
+        name=AUTOMATION,
+        description="Created by the registration of Dynolab's deployments.",
+        enabled=True,
+        trigger=EventTrigger(
+            type="event",
+            posture=Posture.Proactive,
+            match={"prefect.resource.id": "prefect.flow-run.*"},
+            for_each={"prefect.resource.id"},
+            after={"prefect.flow-run.heartbeat"},
+            expect={"prefect.flow-run.*"},
+            threshold=1,
+            within=silence,
+        ),
+        actions=[crash],
+    )
+
+
+def prefect_yaml(specs: Iterable[DeploymentSpec]) -> str:
+    """The file's text."""
+    content = {"name": "dynolab", "pull": [], "deployments": [_deployment(spec) for spec in specs]}
+    return _HEAD + yaml.safe_dump(content, sort_keys=False, width=100, allow_unicode=True)
+
+
+def _deployment(spec: DeploymentSpec) -> dict[str, Any]:
+    job = {"command": " ".join(("python", *ENGINE)), "env": dict(VARIABLES)}
+    entry = {
+        "name": spec.name,
+        "description": spec.description,
+        "entrypoint": spec.entrypoint,
+        "parameters": spec.parameters,
+        "tags": spec.tags,
+        "work_pool": {"name": spec.pool, "job_variables": job},
+        "schedules": [_schedule(schedule) for schedule in spec.schedules],
+    }
+    return {name: value for name, value in entry.items() if value}
+
+
+def _schedule(schedule: DeploymentScheduleCreate) -> dict[str, Any]:
+    clock: dict[str, Any]
+    if isinstance(schedule.schedule, CronSchedule):
+        clock = {"cron": schedule.schedule.cron, "timezone": schedule.schedule.timezone}
+    else:
+        assert isinstance(schedule.schedule, IntervalSchedule)
+        clock = {"interval": schedule.schedule.interval.total_seconds()}
+    entry = {**clock, "slug": schedule.slug, "parameters": schedule.parameters}
+    return {name: value for name, value in entry.items() if value}
+
+
 if __name__ == "__main__":
-    main(alone=sys.argv[1:] == ["alone"])
+    if sys.argv[1:] == ["yaml"]:
+        FILE.write_text(prefect_yaml(deployment_specs()), encoding="utf-8")
+    else:
+        main(alone=sys.argv[1:] == ["alone"])

@@ -2,28 +2,125 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
-from prefect import flow
+from pydantic import Field, model_validator
 
-from flows.comparison import resolved_comparison
-from flows.reproduce_parameters import ReproduceParameters
-from flows.reproduce_steps import reproduce_steps
-from flows.running import run_steps
+from dynolab.claims.reproduction import (
+    AFTER_EXTENDED,
+    AFTER_EXTENDED_HALF,
+    AFTER_SFT,
+    FROM_BASE,
+    IPO,
+    ON_POLICY,
+    ON_POLICY_IPO,
+    RESAMPLED,
+)
+from dynolab.errors import ConfigError
+from dynolab.objectives.ipo import IPOConfig
+from flows.comparison import (
+    Label,
+    PairComparison,
+    arm_steps,
+    judge_step,
+    resolved_comparison,
+    said_step,
+    shared_steps,
+)
+from flows.flow import Name, Plan, StagedFlow
+from tasks.arm import ARM, ArmConfig
+from tasks.judge import JUDGE
+from tasks.reproduction_page import REPRODUCTION_PAGE, ReproductionPageConfig
+from tasks.runtime.chain import Step
+from tasks.runtime.stage import Platform
+from tasks.said import SAID
+from tasks.training import SFT
+
+ARMS: dict[Label, ArmConfig] = {
+    FROM_BASE: ArmConfig(start="base"),
+    AFTER_SFT: ArmConfig(),
+    AFTER_EXTENDED: ArmConfig(start="extended"),
+    AFTER_EXTENDED_HALF: ArmConfig(start="extended_half"),
+    RESAMPLED: ArmConfig(pairs="resampled"),
+}
+"""The trainings on the data's pairs that the papers' claims are about, each by DPO."""
+
+ON_POLICY_ARMS: dict[Label, ArmConfig] = {
+    ON_POLICY: ArmConfig(pairs="on_policy"),
+    IPO: ArmConfig(objective=IPOConfig()),
+    ON_POLICY_IPO: ArmConfig(objective=IPOConfig(), pairs="on_policy"),
+}
+"""Trainings on the policy's own pairs, and what they are compared with besides."""
 
 
-@flow(name="reproduce", flow_run_name="{parameters.name}")
-def reproduce(parameters: ReproduceParameters, fresh: bool = False) -> dict[str, Any]:
-    """Trains a model as the papers do, and says which of their findings appear.
+class ReproduceParameters(PairComparison):
+    """What a person chooses when asking which of the papers' findings appear."""
 
-    `fresh` computes every stage again. Returns each stage's result as the study does.
-    """
-    known = resolved_comparison(parameters)
-    return run_steps(
-        reproduce_steps(known),
-        study=known.name,
-        project=known.project,
-        params=known.model_dump(mode="json"),
-        fresh=fresh,
-        tags={"flow": "reproduce"},
+    name: Name = "reproduce"
+    learning_rates: dict[Label, Annotated[float, Field(gt=0)]] = Field(
+        {},
+        description="By training, in place of the shared one, for a loss whose push has another "
+        "size: ipo, on-policy-ipo.",
     )
+
+    @model_validator(mode="after")
+    def _watches_sft(self) -> ReproduceParameters:
+        if not self.sft.probe_every:
+            raise ConfigError(
+                "sft.probe_every", 0, "claims on SFT are about its paths; set the steps between"
+            )
+        known = ARMS | ON_POLICY_ARMS
+        for label in self.learning_rates:
+            if label not in known:
+                raise ConfigError("learning_rates", label, f"name a training: {', '.join(known)}")
+        return self
+
+    @property
+    def arms(self) -> dict[Label, ArmConfig]:
+        """The trainings that are made; those on own pairs where something ranks them."""
+        made = ARMS | ON_POLICY_ARMS if self.ranks_answers else ARMS
+        return {
+            label: arm.model_copy(update={"learning_rate": self.learning_rates.get(label)})
+            for label, arm in made.items()
+        }
+
+
+JUDGED = (AFTER_SFT, AFTER_EXTENDED)
+"""The trainings whose answers the papers let judges compare."""
+
+
+def reproduce_steps(parameters: ReproduceParameters) -> list[Step]:
+    """The reproduction's stages in order: seed by seed SFT, DPO, answers, and the page."""
+    steps: list[Step] = []
+    arms = parameters.arms
+    for seed in parameters.seeds:
+        steps += shared_steps(parameters, arms, seed)
+        for label, arm in arms.items():
+            steps += arm_steps(parameters, label, arm, seed)
+        steps += [said_step(parameters, label, seed) for label in JUDGED]
+        steps.append(judge_step(parameters, AFTER_SFT, [AFTER_EXTENDED], seed))
+    page = ReproductionPageConfig(
+        name=parameters.name,
+        seeds=parameters.seeds,
+        arms=tuple(arms),
+        judge=parameters.judge.name,
+        settings=parameters.as_yaml,
+    )
+    measured = (SFT, ARM, SAID, JUDGE)
+    shown = {step.name: step.name for step in steps if step.stage in measured}
+    return [*steps, Step("reproduction-page", REPRODUCTION_PAGE, page, shown)]
+
+
+def plan(parameters: ReproduceParameters, _: Platform) -> Plan:
+    """The papers' trainings, seed by seed, and the page."""
+    known = resolved_comparison(parameters)
+    return Plan(known, reproduce_steps(known))
+
+
+FLOW = StagedFlow(
+    "reproduce",
+    ReproduceParameters,
+    plan,
+    page="reproduction-page",
+    file="reproduction.html",
+)

@@ -2,26 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
-from prefect import flow
+from pydantic import Field, model_validator
 
-from flows.running import run_steps
-from flows.simplicity_parameters import SimplicityParameters
-from flows.simplicity_steps import simplicity_steps
+from dynolab.errors import ConfigError
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from tasks.chapter import ChapterPageConfig
+from tasks.mappings import MAPPINGS, MappingsConfig, SpaceConfig
+from tasks.runtime.chain import Step
+from tasks.runtime.stage import Platform
+from tasks.simplicity_page import SIMPLICITY_PAGE
+
+SPACES = (
+    SpaceConfig(attributes=2, values=2),
+    SpaceConfig(attributes=3, values=2, sampled=40),
+    SpaceConfig(attributes=2, values=3, sampled=60),
+)
 
 
-@flow(name="simplicity", flow_run_name="{parameters.name}")
-def simplicity(parameters: SimplicityParameters, fresh: bool = False) -> dict[str, Any]:
-    """Measures how fast compositional, holistic and degenerate mappings are learned, and why.
+class SimplicityParameters(FlowParameters):
+    """What a person chooses when asking which mappings are learned fast."""
 
-    `fresh` computes every stage again. Returns each stage's result as the study does.
-    """
-    return run_steps(
-        simplicity_steps(parameters),
-        study=parameters.name,
-        project=parameters.project,
-        params=parameters.model_dump(mode="json"),
-        fresh=fresh,
-        tags={"flow": "simplicity"},
+    name: Name = Field("simplicity", description="Name of the run and of its page's file.")
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        tuple(range(8)), min_length=1, description="Of the initial weights."
     )
+    width: int = Field(32, ge=1, description="Units of the network's hidden layer.")
+    spaces: tuple[SpaceConfig, ...] = Field(
+        SPACES, min_length=1, description="Spaces of objects, each learned by itself."
+    )
+
+    @model_validator(mode="after")
+    def _tells_apart(self) -> SimplicityParameters:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ConfigError("seeds", list(self.seeds), "name every seed once")
+        labels = [one.space.label for one in self.spaces]
+        if len(set(labels)) < len(labels):
+            raise ConfigError("spaces", labels, "name every space once")
+        return self
+
+    def learned(self, space: SpaceConfig) -> MappingsConfig:
+        """One space with what all share."""
+        return MappingsConfig(**dict(space), seeds=self.seeds, width=self.width)
+
+
+def simplicity_steps(parameters: SimplicityParameters) -> list[Step]:
+    """The stages in order."""
+    page = ChapterPageConfig(
+        name=parameters.name,
+        settings=parameters.as_yaml,
+    )
+    spaces = [
+        Step(f"mappings-{one.attributes}x{one.values}", MAPPINGS, parameters.learned(one))
+        for one in parameters.spaces
+    ]
+    shown = {step.name: step.name for step in spaces}
+    return [*spaces, Step("simplicity-page", SIMPLICITY_PAGE, page, shown)]
+
+
+def plan(parameters: SimplicityParameters, _: Platform) -> Plan:
+    """Every space of objects, and the page."""
+    return Plan(parameters, simplicity_steps(parameters))
+
+
+FLOW = StagedFlow(
+    "simplicity",
+    SimplicityParameters,
+    plan,
+    page="simplicity-page",
+    file="simplicity.html",
+    forms={
+        "simplicity": Form(
+            "Which mappings of objects to messages a small network learns fast.",
+            {"seeds": "seeds", "width": "width"},
+        )
+    },
+)

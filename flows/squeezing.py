@@ -2,29 +2,174 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
 
-from prefect import flow
+from pydantic import Field, model_validator
 
-from flows.running import run_steps
-from flows.squeezing_parameters import SqueezingParameters, resolved_squeezing
-from flows.squeezing_steps import squeezing_steps
-from tasks.runtime.opening import planning_platform
+from dynolab.data.sources.load import DataConfig, resolve_data
+from dynolab.errors import ConfigError
+from dynolab.training.config import EngineConfig, TrainConfig
+from flows.checkpoints import (
+    ModelConfig,
+    check_files,
+    check_named,
+    named_result,
+    resolved_model,
+    results_of,
+)
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from flows.parameters import seeded_base, seeded_data
+from tasks.base import BASE, BaseConfig
+from tasks.chapter import ChapterPageConfig
+from tasks.data import DATA
+from tasks.push import PUSH, PushConfig
+from tasks.runtime.chain import Step
+from tasks.runtime.stage import Platform
+from tasks.runtime.work import StageResult
+from tasks.softmax import SOFTMAX, SoftmaxConfig
+from tasks.squeezing_page import SQUEEZING_PAGE
+from tasks.training import SFT
+
+MODEL = "model"
 
 
-@flow(name="squeezing", flow_run_name="{parameters.name}")
-def squeezing(parameters: SqueezingParameters, fresh: bool = False) -> dict[str, Any]:
-    """Tries what is provable of squeezing, and measures how much of a model's it explains.
+class SqueezingParameters(FlowParameters):
+    """What a person chooses when asking where pushed-down probability goes."""
 
-    `fresh` computes every stage again. Returns each stage's result as the study does.
-    """
-    known, given = resolved_squeezing(parameters, planning_platform())
-    return run_steps(
-        squeezing_steps(known, given),
-        study=known.name,
-        project=known.project,
-        given=given,
-        params=known.model_dump(mode="json"),
-        fresh=fresh,
-        tags={"flow": "squeezing"},
+    name: Name = Field("squeezing", description="Name of the run and of its page's file.")
+    seed: int = Field(0, ge=0, description="Of random cases, and of the built-in model.")
+    softmax: SoftmaxConfig = SoftmaxConfig()
+    push: PushConfig | None = Field(
+        PushConfig(), description="The part on a language model; null: none."
     )
+    study: str | None = Field(
+        None, description="Study file; its finished steps can then be named as results."
+    )
+    model: ModelConfig | None = Field(
+        None, description="The language model; default: the built-in one, trained here."
+    )
+    data: DataConfig = DataConfig()
+    data_result: str | None = Field(
+        None, description="Result of a data stage to use instead; named as models are."
+    )
+    base: BaseConfig = Field(BaseConfig(), description="Training of the built-in model.")
+    sft: TrainConfig = Field(
+        TrainConfig(engine=EngineConfig(kind="plain", ranks=1)),
+        description="Its finetuning on the chosen answers.",
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SqueezingParameters:
+        if self.model is not None:
+            check_named(MODEL, self.model)
+        elif self.data.source != "world" or self.data_result is not None:
+            raise ConfigError(
+                MODEL,
+                None,
+                "the built-in model knows the words of the built-in world alone; name a model for "
+                "other rows",
+            )
+        elif self.base.source != "builtin":
+            raise ConfigError("base.source", self.base.source, "name the model as model.model")
+        if self.data_result is not None and "data" in self.model_fields_set:
+            raise ConfigError("data_result", self.data_result, "give data or data_result, not both")
+        return self
+
+
+def resolved_squeezing(
+    parameters: SqueezingParameters, platform: Platform
+) -> tuple[SqueezingParameters, dict[str, StageResult]]:
+    """The parameters with the seed everywhere and sources at the content they have now, and the
+    results that they name.
+
+    **Raises** `ConfigError` for what is no result, or a result without what is asked of it.
+    """
+    seed = {"seed": parameters.seed}
+    seeded = parameters.model_copy(
+        update={
+            "softmax": parameters.softmax.model_copy(update=seed),
+            "data": seeded_data(parameters.data, parameters.seed),
+            "base": seeded_base(parameters.base, parameters.seed),
+            "sft": parameters.sft.model_copy(update=seed),
+        }
+    )
+    if parameters.push is None:
+        return seeded, {}
+    if parameters.model is None:
+        return seeded.model_copy(update={"data": resolve_data(seeded.data)}), {}
+    known = results_of(parameters.study, platform)
+    given: dict[str, StageResult] = {}
+    model, found = resolved_model(MODEL, parameters.model, known, platform)
+    if found is not None:
+        given[MODEL] = found
+    wanted = parameters.data_result
+    if wanted is None and parameters.study and "data" not in parameters.model_fields_set:
+        wanted = "data"
+    if wanted is None:
+        data = resolve_data(seeded.data)
+        return seeded.model_copy(update={"model": model, "data": data}), given
+    given["data"] = named_result("data_result", wanted, known, platform)
+    check_files("data_result", wanted, given["data"], ("train.jsonl",), platform)
+    return seeded.model_copy(update={"model": model}), given
+
+
+def squeezing_steps(parameters: SqueezingParameters, given: Collection[str]) -> list[Step]:
+    """The stages in order; `given` are names of results that need no stage."""
+    page = ChapterPageConfig(
+        name=parameters.name,
+        settings=parameters.as_yaml,
+    )
+    pushed = _push(parameters, given)
+    shown = {"softmax": "softmax"} | ({"push": "push"} if pushed else {})
+    return [
+        Step("softmax", SOFTMAX, parameters.softmax),
+        *pushed,
+        Step("squeezing-page", SQUEEZING_PAGE, page, shown),
+    ]
+
+
+def _push(parameters: SqueezingParameters, given: Collection[str]) -> list[Step]:
+    """Rows and model, where no result has them, and the pushes."""
+    if parameters.push is None:
+        return []
+    steps = [] if "data" in given else [Step("data", DATA, parameters.data)]
+    if parameters.model is None:
+        steps += [
+            Step("base", BASE, parameters.base, {"data": "data"}),
+            Step(MODEL, SFT, parameters.sft, {"data": "data", "model": "base"}),
+        ]
+    elif MODEL not in given:
+        steps.append(Step(MODEL, BASE, parameters.model.base))
+    return [*steps, Step("push", PUSH, parameters.push, {"data": "data", "model": MODEL})]
+
+
+def plan(parameters: SqueezingParameters, platform: Platform) -> Plan:
+    """Random cases, the pushes on a language model where they are wanted, and the page."""
+    known, existing = resolved_squeezing(parameters, platform)
+    return Plan(known, squeezing_steps(known, existing), existing)
+
+
+FLOW = StagedFlow(
+    "squeezing",
+    SqueezingParameters,
+    plan,
+    page="squeezing-page",
+    file="squeezing.html",
+    forms={
+        "squeezing": Form(
+            "Where pushed-down probability goes: of one softmax, and of a language model.",
+            {
+                "study": "study",
+                "data_result": "data_result",
+                "seed": "seed",
+                "cases": "softmax.cases",
+                "model_result": "model.result",
+                "model": "model.model",
+                "data_source": "data.source",
+                "data_path": "data.path",
+                "pairs": "push.pairs",
+                "fall": "push.fall",
+            },
+        )
+    },
+)

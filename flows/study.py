@@ -2,32 +2,401 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Literal
 
-from prefect import flow
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
-from flows.parameters import StudyParameters, resolved
-from flows.running import run_steps
-from flows.study_comparisons import planned_study
-from tasks.runtime.opening import planning_platform
+from dynolab.data.sources.load import DataConfig, resolve_data
+from dynolab.errors import ConfigError
+from dynolab.objectives.dpo import DPOConfig
+from dynolab.objectives.registry import PAIR_OBJECTIVES
+from dynolab.probes.making.probe_set import ProbeSetConfig
+from dynolab.rollouts.sample import SampleConfig
+from dynolab.training.config import TrainConfig
+from flows.comparison import resolved_comparison
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from flows.mitigation import MitigationParameters, mitigation_steps
+from flows.parameters import check_model_knows_data, load_parameters, seeded_base, seeded_data
+from flows.probes import probe_set_step
+from flows.reproduce import ReproduceParameters, reproduce_steps
+from tasks.audit import AUDIT, AuditConfig, AuditJob
+from tasks.base import BASE, BaseConfig, resolve_base
+from tasks.data import DATA
+from tasks.filter import FILTER, FilterConfig
+from tasks.forces import FORCES, ForcesConfig
+from tasks.foresight import FORESIGHT, ForesightConfig
+from tasks.kernel import KERNEL, KernelConfig, KernelJob
+from tasks.probe import PROBE, ProbeConfig
+from tasks.report import REPORT, ReportConfig
+from tasks.resampled import RESAMPLED
+from tasks.runtime.chain import Step, finished
+from tasks.runtime.stage import Platform
+from tasks.runtime.work import StageResult
+from tasks.squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
+from tasks.training import PREFERENCE, SFT
+
+Contrast = Literal["resampled", "flat_world"]
 
 
-@flow(name="study", flow_run_name="{parameters.name}")
-def study(parameters: StudyParameters, fresh: bool = False) -> dict[str, Any]:
-    """Finetunes a model on preferences and measures the forces that did it.
+class ComparisonFiles(BaseModel):
+    """Study files of comparisons: where one has run, a study's report shows what it found."""
 
-    `fresh` computes every stage again. Returns each stage's result: its address in the store, its
-    digest, a few numbers, and its MLflow run.
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    mitigation: str | None = Field(None, description="Of remedies against squeezing.")
+    reproduction: str | None = Field(None, description="Of the papers' findings.")
+
+
+class StudyParameters(FlowParameters):
+    """What a person chooses when starting a study."""
+
+    name: Name = Field(
+        "builtin", description="Name of the study: its parent run in MLflow, and its report's file."
+    )
+    seed: int = Field(0, ge=0, description="Of data, weights and batches alike.")
+    data: DataConfig = DataConfig()
+    base: BaseConfig = BaseConfig()
+    probe_set: ProbeSetConfig | None = Field(
+        None,
+        description="Builds what is watched, in place of the data's own probes; null: those, or "
+        "the set that data.probes names.",
+    )
+    sft: TrainConfig = TrainConfig()
+    audit: AuditConfig = AuditConfig()
+    preference_filter: FilterConfig | None = Field(
+        None, description="Leaves the worst pairs of the audit out of preference training."
+    )
+    preference: TrainConfig = TrainConfig(objective=DPOConfig())
+    probe: ProbeConfig = ProbeConfig()
+    forces: ForcesConfig = ForcesConfig()
+    kernel: KernelConfig = KernelConfig()
+    squeezing: SqueezingConfig = SqueezingConfig()
+    contrasts: tuple[Contrast, ...] = Field(
+        (),
+        description="The same preference training where squeezing should not show: rejected "
+        "answers sampled once from the policy that it starts from (resampled), or answers without "
+        "a preferred style (flat_world, for the built-in world).",
+    )
+    comparisons: ComparisonFiles = ComparisonFiles()
+
+    @model_validator(mode="after")
+    def _can_be_contrasted(self) -> StudyParameters:
+        if "flat_world" in self.contrasts and self.data.source != "world":
+            raise ConfigError(
+                "contrasts", "flat_world", "needs data.source: world; leave it out elsewhere"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tells_trainings_apart(self) -> StudyParameters:
+        if self.sft.objective.name == self.preference.objective.name:
+            raise ConfigError(
+                "preference.objective.name",
+                self.preference.objective.name,
+                "sft trains with it already, and a report tells trainings by their objectives; "
+                "choose another",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_filtered(self) -> StudyParameters:
+        objective = self.preference.objective.name
+        if self.preference_filter is not None and objective not in PAIR_OBJECTIVES:
+            raise ConfigError(
+                "preference_filter",
+                self.preference_filter.by,
+                f"needs a loss on pairs, and {objective} is none; leave it out",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_model(self) -> StudyParameters:
+        check_model_knows_data(self.base, self.data)
+        return self
+
+
+def resolved(parameters: StudyParameters) -> StudyParameters:
+    """The parameters with the study's seed everywhere, and sources at the content they have now.
+
+    Raises ConfigError for a source that is not there.
     """
+    seed, built = {"seed": parameters.seed}, parameters.probe_set
+    return parameters.model_copy(
+        update={
+            "probe_set": None if built is None else built.model_copy(update=seed),
+            "data": resolve_data(seeded_data(parameters.data, parameters.seed)),
+            "base": resolve_base(seeded_base(parameters.base, parameters.seed)),
+            "sft": parameters.sft.model_copy(update=seed),
+            "preference": parameters.preference.model_copy(update=seed),
+        }
+    )
+
+
+def study_steps(
+    parameters: StudyParameters,
+    compared: Collection[str] = (),
+    missing: Mapping[str, str] | None = None,
+) -> list[Step]:
+    """The study's stages in order, each with its settings and the stages that it reads.
+
+    `compared` are names of comparisons whose results the report reads without a step, `missing`
+    the commands of those that have not run.
+    """
+    report = ReportConfig(
+        name=parameters.name,
+        seed=parameters.seed,
+        settings=parameters.as_yaml,
+        objective=parameters.preference.objective,
+        missing=dict(missing or {}),
+    )
+    models = {"base": "base", "sft": "sft", "preference": "preference"}
+    forces = {"sft_forces": "sft-forces", "preference_forces": "preference-forces"}
+    kernel = KernelJob(**dict(parameters.kernel), labels=tuple(models))
+    contrasts = [_CONTRASTS[name](parameters) for name in parameters.contrasts]
+    contrasted = {f"contrast_{steps[-1].name}": steps[-1].name for steps in contrasts}
+    audits, foresights = _audit(parameters)
+    trained_on = "filter" if parameters.preference_filter else "data"
+    audited = {step.name: step.name for step in (*audits, *foresights) if step.name != "filter"}
+    return [
+        *_rows_and_base(parameters),
+        Step("sft", SFT, parameters.sft, {"data": "data", "model": "base"}),
+        *audits,
+        Step("preference", PREFERENCE, parameters.preference, {"data": trained_on, "model": "sft"}),
+        *foresights,
+        Step("probe", PROBE, parameters.probe, {"data": "data", **models}),
+        Step("sft-forces", FORCES, parameters.forces, {"data": "data", "trained": "sft"}),
+        Step(
+            "preference-forces",
+            FORCES,
+            parameters.forces,
+            {"data": "data", "trained": "preference"},
+        ),
+        Step(
+            "kernel",
+            KERNEL,
+            kernel,
+            {"data": "data", **{f"model_{label}": label for label in models}},
+        ),
+        *(step for steps in contrasts for step in steps),
+        _squeezing_step(parameters),
+        Step(
+            "report",
+            REPORT,
+            report,
+            {
+                "data": "data",
+                "probe": "probe",
+                "kernel": "kernel",
+                "squeezing": "squeezing",
+                **models,
+                **forces,
+                **audited,
+                **contrasted,
+                **{name: name for name in compared},
+            },
+        ),
+    ]
+
+
+def _rows_and_base(parameters: StudyParameters) -> list[Step]:
+    """Rows and untrained policy; between what both give and later stages may lie a probe set."""
+    built = parameters.probe_set
+    rows = "data" if built is None else "rows"
+    steps = [Step(rows, DATA, parameters.data), _base_step("base", parameters, data=rows)]
+    if built is not None:
+        steps.append(probe_set_step("data", built, data=rows, model="base"))
+    return steps
+
+
+def _audit(parameters: StudyParameters) -> tuple[list[Step], list[Step]]:
+    """The stages of the audit before and after preference training, where it is on pairs."""
+    objective = parameters.preference.objective
+    if objective.name not in PAIR_OBJECTIVES:
+        return [], []
+    job = AuditJob(**dict(parameters.audit), objective=objective)
+    before = [Step("audit", AUDIT, job, {"data": "data", "model": "sft"})]
+    reads = {"data": "data", "audit": "audit", "model": "preference"}
+    if parameters.preference_filter is not None:
+        before.append(
+            Step("filter", FILTER, parameters.preference_filter, {"data": "data", "audit": "audit"})
+        )
+        reads["filter"] = "filter"
+    return before, [Step("foresight", FORESIGHT, ForesightConfig(), reads)]
+
+
+def _squeezing_step(parameters: StudyParameters) -> Step:
+    """The study's trainings and, on the same data, that on resampled rejected answers."""
+    started = {"sft": "base", "preference": "sft"}
+    if "resampled" in parameters.contrasts:
+        started["resampled"] = "sft"
+    job = SqueezingJob(**dict(parameters.squeezing), trainings=started)
+    reads = {name: name for name in ("data", "base", *started, "probe")}
+    return Step("squeezing", SQUEEZING, job, reads)
+
+
+def _base_step(name: str, parameters: StudyParameters, *, data: str) -> Step:
+    builtin = parameters.base.source == "builtin"
+    return Step(name, BASE, parameters.base, {"data": data} if builtin else {})
+
+
+def _resampled(parameters: StudyParameters) -> list[Step]:
+    """Preference training on rejected answers that are sampled once from where it starts."""
+    sampling = SampleConfig(seed=parameters.seed)
+    return [
+        Step("resampled-data", RESAMPLED, sampling, {"data": "data", "model": "sft"}),
+        Step(
+            "resampled",
+            PREFERENCE,
+            _unrecorded(parameters.preference),
+            {"data": "resampled-data", "model": "sft"},
+        ),
+    ]
+
+
+def _flat_world(parameters: StudyParameters) -> list[Step]:
+    """The whole way through a world whose answers prefer no style: nothing is there to squeeze."""
+    flat = parameters.data.world.model_copy(update={"zipf": 0.0})
+    data = parameters.data.model_copy(update={"world": flat})
+    return [
+        Step("flat-data", DATA, data),
+        _base_step("flat-base", parameters, data="flat-data"),
+        Step(
+            "flat-sft",
+            SFT,
+            _unrecorded(parameters.sft),
+            {"data": "flat-data", "model": "flat-base"},
+        ),
+        Step(
+            "flat-world",
+            PREFERENCE,
+            _unrecorded(parameters.preference),
+            {"data": "flat-data", "model": "flat-sft"},
+        ),
+    ]
+
+
+def _unrecorded(config: TrainConfig) -> TrainConfig:
+    return config.model_copy(update={"record_steps": ()})
+
+
+_CONTRASTS = {"resampled": _resampled, "flat_world": _flat_world}
+
+
+def planned_study(
+    parameters: StudyParameters, platform: Platform
+) -> tuple[list[Step], dict[str, StageResult]]:
+    """A resolved study's steps, and the results of comparisons that its report reads besides."""
+    found = compared_results(parameters, platform)
+    return study_steps(parameters, found, missing_commands(parameters, found)), found
+
+
+def compared_results(parameters: StudyParameters, platform: Platform) -> dict[str, StageResult]:
+    """The pages' results of the comparisons that a study names and that are finished.
+
+    **Raises** `ConfigError` for a study file that cannot work.
+    """
+    found = {}
+    for name, steps in _comparisons(parameters).items():
+        page = finished(steps, platform).get(steps[-1].name)
+        if page is not None:
+            found[name] = page
+    return found
+
+
+def missing_commands(parameters: StudyParameters, found: dict[str, StageResult]) -> dict[str, str]:
+    """By comparison that is named and has not run, the command that runs it."""
+    files = parameters.comparisons
+    commands = {"mitigation": "mitigation", "reproduction": "reproduce"}
+    return {
+        name: f"dynolab {command} --config {file}"
+        for name, command in commands.items()
+        if (file := getattr(files, name)) is not None and name not in found
+    }
+
+
+def _comparisons(parameters: StudyParameters) -> dict[str, list[Step]]:
+    files, steps = parameters.comparisons, {}
+    if files.mitigation is not None:
+        remedies = load_parameters(MitigationParameters, Path(files.mitigation))
+        steps["mitigation"] = mitigation_steps(resolved_comparison(remedies))
+    if files.reproduction is not None:
+        findings = load_parameters(ReproduceParameters, Path(files.reproduction))
+        steps["reproduction"] = reproduce_steps(resolved_comparison(findings))
+    return steps
+
+
+PREFERENCE_OBJECTIVES = (
+    "dpo",
+    "robust_dpo",
+    "ipo",
+    "slic",
+    "hinge",
+    "simpo",
+    "sppo",
+    "sft_extended",
+)
+"""Those that a form offers for preference training; `sft` is what SFT trains with."""
+
+SOURCE_FIELDS = {
+    "model": "base.source",
+    "data_source": "data.source",
+    "data_path": "data.path",
+    "hub_name": "data.hub_name",
+    "data_format": "data.format",
+    "seed": "seed",
+}
+"""Fields of a form: which model and which rows."""
+
+PREFERENCE_FIELDS = {
+    **SOURCE_FIELDS,
+    "objective": "preference.objective.name",
+    "beta": "preference.objective.beta",
+    "label_smoothing": "preference.objective.label_smoothing",
+    "margin": "preference.objective.margin",
+    "sft_weight": "preference.objective.sft_weight",
+    "steps": "preference.steps",
+    "optimizer": "preference.optimizer.name",
+    "learning_rate": "preference.optimizer.learning_rate",
+    "batch_size": "preference.batch_size",
+    "ranks": "preference.engine.ranks",
+    "probe_every": "preference.probe_every",
+    "sft_steps": "sft.steps",
+}
+"""Fields of a form: preference training, and the SFT before it."""
+
+
+def plan(parameters: StudyParameters, platform: Platform) -> Plan:
+    """The study's stages; its report shows the comparisons that it names and that have run."""
     known = resolved(parameters)
-    steps, given = planned_study(known, planning_platform())
-    return run_steps(
-        steps,
-        study=known.name,
-        project=known.project,
-        given=given,
-        params=known.model_dump(mode="json"),
-        fresh=fresh,
-        tags={"flow": "study", "seed": str(known.seed)},
+    compared = compared_results(known, platform)
+    return Plan(
+        known,
+        study_steps(known, compared, missing_commands(known, compared)),
+        compared,
+        tags={"seed": str(known.seed)},
         trained="preference",
     )
+
+
+FLOW = StagedFlow(
+    "study",
+    StudyParameters,
+    plan,
+    page="report",
+    file="report.html",
+    forms={
+        "study": Form(
+            "SFT, preference training, and the forces that did it.",
+            {**PREFERENCE_FIELDS, "contrasts": "contrasts"},
+            objective="preference.objective",
+            objectives=PREFERENCE_OBJECTIVES,
+            file="builtin.yaml",
+        )
+    },
+)

@@ -2,28 +2,85 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
-from prefect import flow
+from pydantic import Field
 
-from flows.running import run_steps
-from flows.train_parameters import TrainParameters, resolved_training, train_steps
+from flows.flow import Form, Plan, StagedFlow
+from flows.study import (
+    PREFERENCE_FIELDS,
+    PREFERENCE_OBJECTIVES,
+    SOURCE_FIELDS,
+    StudyParameters,
+    resolved,
+    study_steps,
+)
+from tasks.runtime.chain import Step
+from tasks.runtime.stage import Platform
 
 
-@flow(name="train", flow_run_name="{parameters.name}")
-def train(parameters: TrainParameters, fresh: bool = False) -> dict[str, Any]:
-    """Trains as a study does, and leaves its analyses out; a study run later finds the stages.
+class TrainParameters(StudyParameters):
+    """A study's settings, of which those of its analyses are left alone."""
 
-    `fresh` computes every stage again. Returns each stage's result as the study does.
-    """
+    until: Literal["sft", "preference"] = Field("preference", description="The last training.")
+
+
+def resolved_training(parameters: TrainParameters) -> TrainParameters:
+    """The parameters as `resolved` gives a study's."""
+    known = resolved(parameters)
+    assert isinstance(known, TrainParameters)
+    return known
+
+
+def train_steps(parameters: TrainParameters) -> list[Step]:
+    """The study's stages that lead to the last training, in their order."""
+    steps = study_steps(parameters)
+    needed: set[str] = {parameters.until}
+    for step in reversed(steps):
+        if step.name in needed:
+            needed |= set(step.inputs.values())
+    return [step for step in steps if step.name in needed]
+
+
+def plan(parameters: TrainParameters, _: Platform) -> Plan:
+    """The stages up to the last training; a study run later finds them."""
     known = resolved_training(parameters)
     steps = train_steps(known)
-    return run_steps(
-        steps,
-        study=known.name,
-        project=known.project,
-        params=known.model_dump(mode="json"),
-        fresh=fresh,
-        tags={"flow": "train", "seed": str(known.seed)},
-        trained=steps[-1].name,
-    )
+    return Plan(known, steps, tags={"seed": str(known.seed)}, trained=steps[-1].name)
+
+
+FLOW = StagedFlow(
+    "train",
+    TrainParameters,
+    plan,
+    page="sft",
+    file="summary.json",
+    forms={
+        "sft": Form(
+            "Supervised finetuning.",
+            {
+                **SOURCE_FIELDS,
+                "objective": "sft.objective.name",
+                "normalise": "sft.objective.normalise",
+                "steps": "sft.steps",
+                "optimizer": "sft.optimizer.name",
+                "learning_rate": "sft.optimizer.learning_rate",
+                "batch_size": "sft.batch_size",
+                "ranks": "sft.engine.ranks",
+                "probe_every": "sft.probe_every",
+            },
+            objective="sft.objective",
+            objectives=("sft", "sft_extended"),
+            file="builtin.yaml",
+            fixed=("until=sft",),
+        ),
+        "preference": Form(
+            "Training on pairs of a chosen and a rejected answer, after SFT.",
+            PREFERENCE_FIELDS,
+            objective="preference.objective",
+            objectives=PREFERENCE_OBJECTIVES,
+            file="builtin.yaml",
+            fixed=("until=preference",),
+        ),
+    },
+)

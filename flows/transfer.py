@@ -2,27 +2,109 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pydantic import Field, model_validator
 
-from prefect import flow
+from dynolab.chapters.classifiers.seeds import Seeds
+from dynolab.chapters.transfer.task import check_classes
+from dynolab.chapters.transfer.transfer import TransferConfig
+from dynolab.data.images.config import ImageConfig, resolve_images
+from dynolab.data.topics.topics import TopicConfig, resolve_topics
+from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from models.vision import ClassifierName
+from tasks.chapter import ChapterPageConfig
+from tasks.images import IMAGES
+from tasks.runtime.chain import Step
+from tasks.runtime.stage import Platform
+from tasks.transfer import TRANSFER_DIGITS, TRANSFER_TOPICS, TopicTransferJob, TransferJob
+from tasks.transfer_page import TRANSFER_PAGE
 
-from flows.running import run_steps
-from flows.transfer_parameters import TransferParameters, resolved_transfer
-from flows.transfer_steps import transfer_steps
 
+class TransferParameters(FlowParameters):
+    """What a person chooses when comparing task heads."""
 
-@flow(name="transfer", flow_run_name="{parameters.name}")
-def transfer(parameters: TransferParameters, fresh: bool = False) -> dict[str, Any]:
-    """Compares how a task head can be prepared before everything is finetuned.
-
-    `fresh` computes every stage again. Returns each stage's result as the study does.
-    """
-    known = resolved_transfer(parameters)
-    return run_steps(
-        transfer_steps(known),
-        study=known.name,
-        project=known.project,
-        params=known.model_dump(mode="json"),
-        fresh=fresh,
-        tags={"flow": "transfer"},
+    name: Name = Field("transfer", description="Name of the run, and of its page's file.")
+    seeds: Seeds = Field((0, 1, 2, 3, 4), description="Of weights, drawn examples and batches.")
+    data: ImageConfig = ImageConfig()
+    model: ClassifierName = Field("mlp", description="Network for the images; topics take an mlp.")
+    first_digits: tuple[int, ...] = Field(
+        (0, 1, 2, 3, 4), description="Classes to pretrain on; the others are transferred to."
     )
+    digits: TransferConfig = TransferConfig()
+    texts: TopicConfig | None = Field(TopicConfig(), description="Texts with topics; null: none.")
+    first_topics: tuple[int, ...] = Field(
+        (0, 3, 6, 9), description="Topics to pretrain on; the others are transferred to."
+    )
+    topics: TransferConfig = TransferConfig()
+
+    @model_validator(mode="after")
+    def _tasks_have_classes(self) -> TransferParameters:
+        check_classes(self.first_digits, self.data.classes, "first_digits")
+        return self
+
+
+def resolved_transfer(parameters: TransferParameters) -> TransferParameters:
+    """The parameters with images and texts at the content they have now.
+
+    Raises ConfigError for a source that is not there.
+    """
+    texts = None if parameters.texts is None else resolve_topics(parameters.texts)
+    return parameters.model_copy(update={"data": resolve_images(parameters.data), "texts": texts})
+
+
+def transfer_steps(parameters: TransferParameters) -> list[Step]:
+    """Images, transfer between them, transfer between topics, and the page."""
+    digits = TransferJob(
+        **dict(parameters.digits),
+        seeds=parameters.seeds,
+        model=parameters.model,
+        first=parameters.first_digits,
+    )
+    measured = [Step("transfer-digits", TRANSFER_DIGITS, digits, {"images": "images"})]
+    if parameters.texts is not None:
+        topics = TopicTransferJob(
+            **dict(parameters.topics),
+            seeds=parameters.seeds,
+            first=parameters.first_topics,
+            texts=parameters.texts,
+        )
+        measured.append(Step("transfer-topics", TRANSFER_TOPICS, topics))
+    page = ChapterPageConfig(
+        name=parameters.name,
+        settings=parameters.as_yaml,
+    )
+    return [
+        Step("images", IMAGES, parameters.data),
+        *measured,
+        Step("transfer-page", TRANSFER_PAGE, page, {one.name: one.name for one in measured}),
+    ]
+
+
+def plan(parameters: TransferParameters, _: Platform) -> Plan:
+    """Images and texts at the content that they have now, both transfers, and the page."""
+    known = resolved_transfer(parameters)
+    return Plan(known, transfer_steps(known))
+
+
+FLOW = StagedFlow(
+    "transfer",
+    TransferParameters,
+    plan,
+    page="transfer-page",
+    file="transfer.html",
+    forms={
+        "transfer": Form(
+            "How to prepare a task head: some digits, then others; some topics, then others.",
+            {
+                "seeds": "seeds",
+                "data_source": "data.source",
+                "data_path": "data.path",
+                "hub_name": "data.hub_name",
+                "images": "data.train",
+                "first_digits": "first_digits",
+                "taus": "digits.taus",
+                "examples": "digits.examples",
+                "texts_path": "texts.path",
+            },
+        )
+    },
+)

@@ -21,8 +21,8 @@ class OptimizerConfig(BaseModel):
     """One of torch's optimizers with the settings that matter to forces."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    name: Literal["sgd", "adamw", "rmsprop"] = "adamw"
-    learning_rate: float = Field(2e-4, gt=0)
+    name: Literal["sgd", "adamw", "rmsprop"] = Field("adamw", description="torch's optimizer.")
+    learning_rate: float = Field(2e-4, gt=0, description="After the warm-up.")
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD and RMSprop.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW.")
     smoothing: float = Field(0.99, ge=0, lt=1, description="RMSprop's α.")
@@ -35,7 +35,7 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: Literal["deepspeed", "plain"] = "deepspeed"
-    ranks: int = Field(2, ge=1)
+    ranks: int = Field(2, ge=1, description="Processes that train together.")
     zero_stage: Literal[0, 1, 2, 3] = 2
     dtype: Literal["fp32", "bf16"] = Field(
         "fp32", description="bf16 keeps fp32 master weights and needs DeepSpeed."

@@ -49,9 +49,10 @@ class Nothing(BaseModel):
 
 def no_op() -> dict[str, Any]:
     """A flow of one stage that does nothing, timed."""
-    from prefect import flow
+    import prefect
 
-    from flows.running import run_steps
+    from flows.flow import FlowParameters, Plan
+    from flows.run import run_plan
     from tasks.runtime.chain import Step
     from tasks.runtime.stage import Stage
     from tasks.runtime.work import Work
@@ -62,16 +63,11 @@ def no_op() -> dict[str, Any]:
 
     stage = Stage("nothing", 1, nothing)
 
-    @flow(name="overhead")
+    @prefect.flow(name="overhead")
     def overhead(number: int) -> None:
-        run_steps(
-            [Step("nothing", stage, Nothing(number=number))],
-            study="overhead",
-            project="overhead",
-            tags={},
-            params={},
-            fresh=False,
-        )
+        steps = [Step("nothing", stage, Nothing(number=number))]
+        parameters = FlowParameters(name="overhead", project="overhead")
+        run_plan("overhead", Plan(parameters, steps), fresh=False)
 
     def seconds(number: int) -> float:
         began = time.monotonic()
@@ -90,27 +86,30 @@ def no_op() -> dict[str, Any]:
 
 def shared_prefixes() -> dict[str, Any]:
     """The sweep over eight β from an empty store, and what it would have cost without sharing."""
-    from flows.deployments import commands
+    from flows.flow import StagedFlow
     from flows.parameters import load_parameters
-    from flows.sweep import sweep
-    from flows.sweep_parameters import SweepParameters
+    from flows.registry import load_flow
+    from flows.run import as_prefect_flow
+    from flows.sweep import FLOW
     from tasks.runtime.chain import finished
     from tasks.runtime.opening import planning_platform
 
-    parameters = load_parameters(SweepParameters, SWEEP)
+    parameters = load_parameters(FLOW.parameters, SWEEP)
+    platform = planning_platform()
     began = time.monotonic()
-    trials = sweep(parameters)["trials"]
+    trials = as_prefect_flow(FLOW)(parameters)["trials"]
     wall = time.monotonic() - began
     assert [one["state"] for one in trials] == ["complete"] * 8, trials
     work: dict[str, float] = {}
     naive = 0.0
-    command = commands()[parameters.flow]
+    flow = load_flow(parameters.flow)
+    assert isinstance(flow, StagedFlow)
     for one in trials:
         changes = [f"{name}={json.dumps(value)}" for name, value in one["settings"].items()]
         known = load_parameters(
-            command.parameters, parameters.study_path, [*parameters.settings, *changes]
+            flow.parameters, parameters.study_path, [*parameters.settings, *changes]
         )
-        for result in finished(command.planned(known)[0], planning_platform()).values():
+        for result in finished(flow.plan(known, platform).steps, platform).values():
             seconds = result.metrics.get("seconds", 0.0)
             work[result.key] = seconds
             naive += seconds

@@ -32,8 +32,8 @@ from typing import Any
 import yaml
 
 from dynolab.store import Store, hash_file
-from flows.parameters import StudyParameters, load_parameters, resolved
-from flows.steps import study_steps
+from flows.parameters import load_parameters
+from flows.study import StudyParameters, resolved, study_steps
 from tasks.runtime.chain import plan
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.servers.services import start_services

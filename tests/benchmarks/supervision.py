@@ -24,7 +24,7 @@ from dynolab.chapters.supervision.supervision import compare_supervision
 from dynolab.claims.supervision import supervision_table
 from dynolab.data.images.images import ImageSplits, load_images
 from flows.parameters import load_parameters
-from flows.supervision_parameters import SupervisionParameters
+from flows.supervision import SupervisionParameters
 from models.vision import build_classifier
 from tests.benchmarks.figures import interleaved, ratio
 

@@ -172,7 +172,7 @@ def test_each_service_comes_up_by_its_own_command_and_passes_its_own_check(
         kept = requests.get(f"{api}/work_pools/training", headers=headers, timeout=30).json()
         assert (kept["type"], kept["base_job_template"]) == ("kubernetes", TEMPLATE)
         one = requests.get(f"{api}/deployments/name/study/study", headers=headers, timeout=30)
-        assert one.ok and one.json()["entrypoint"] == "flows.deployed.study"
+        assert one.ok and one.json()["entrypoint"] == "flows.deployments.study"
 
         def workers() -> list[tuple[str, str]]:
             found = requests.post(

@@ -18,8 +18,9 @@ from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
 
-from flows.parameters import StudyParameters, load_parameters
+from flows.parameters import load_parameters
 from flows.register import COMMAND
+from flows.study import StudyParameters
 from tasks.runtime.system.settings import Settings
 from tests.deploy.kubeflow import TRAIN_JOB, TRAINING_RUNTIME
 from tests.flows.lab import ROOT

@@ -15,10 +15,9 @@ from dynolab.forces import PolicyFunction
 from dynolab.objectives import DPO, DPOConfig
 from dynolab.objectives.simpo import SimPOConfig
 from dynolab.results.audit import ChosenChange, FilteredPairs, Foresight, PairAudit
-from flows.audit_parameters import AuditParameters, named_on_command_line, resolved_audit
-from flows.audit_steps import audit_steps
-from flows.parameters import StudyParameters, load_parameters, validated
-from flows.steps import study_steps
+from flows.audit import AuditParameters, audit_steps, named_on_command_line, resolved_audit
+from flows.parameters import load_parameters, validated
+from flows.study import StudyParameters, study_steps
 from models.language import folder_context, load_language_model, load_tokenizer
 from tasks.audit import AUDIT, AuditJob
 from tasks.filter import FILTER, FilterConfig

@@ -13,13 +13,12 @@ from dynolab.errors import ConfigError
 from dynolab.report.style import DARK
 from dynolab.results.chapters import ClaimRow
 from dynolab.results.simplicity import LearnedMapping
-from flows.catalogue import SIMPLICITY, SQUEEZING
+from flows import simplicity, squeezing
 from flows.parameters import load_parameters, validated
-from flows.simplicity_parameters import SimplicityParameters
-from flows.simplicity_steps import simplicity_steps
-from flows.squeezing_parameters import SqueezingParameters, resolved_squeezing
-from flows.squeezing_steps import squeezing_steps
+from flows.simplicity import SimplicityParameters, simplicity_steps
+from flows.squeezing import SqueezingParameters, resolved_squeezing, squeezing_steps
 from tasks.runtime.chain import Step, plan
+from tasks.runtime.opening import planning_platform
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
 from tests.flows.lab import ROOT
@@ -94,7 +93,9 @@ def test_squeezing_needs_no_language_model(analysed: Analysed) -> None:
 
 def test_the_built_in_chapter_trains_its_own_model_with_one_seed() -> None:
     file = ROOT / "deploy" / "studies" / "squeezing_builtin.yaml"
-    steps, given = SQUEEZING.planned(load_parameters(SqueezingParameters, file, ["seed=3"]))
+    known = load_parameters(SqueezingParameters, file, ["seed=3"])
+    planned = squeezing.FLOW.plan(known, planning_platform())
+    steps, given = planned.steps, planned.existing
     assert given == {}
     assert [step.name for step in steps] == [
         "softmax",
@@ -139,7 +140,8 @@ def test_simplicity_learns_every_space_and_makes_a_page(analysed: Analysed) -> N
 
 def test_the_built_in_simplicity_is_planned_as_it_stands() -> None:
     file = ROOT / "deploy" / "studies" / "simplicity_builtin.yaml"
-    steps, _ = SIMPLICITY.planned(load_parameters(SimplicityParameters, file))
+    known = load_parameters(SimplicityParameters, file)
+    steps = simplicity.FLOW.plan(known, planning_platform()).steps
     assert [step.name for step in steps][-1] == "simplicity-page"
     assert len(steps) == 4
 

@@ -19,8 +19,11 @@ from dynolab.results.classification import (
     KernelRanks,
     PathScores,
 )
-from flows.classification_parameters import ClassificationParameters, resolved_classification
-from flows.classification_steps import classification_steps
+from flows.classification import (
+    ClassificationParameters,
+    classification_steps,
+    resolved_classification,
+)
 from flows.parameters import load_parameters, validated
 from tasks.runtime.chain import plan
 from tests.flows.chapters import Chapters

@@ -20,8 +20,7 @@ from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, Res
 from dynolab.results.study import TokenMap
 from dynolab.training.record import StepRecord
 from dynolab.training.reference import score_reference
-from flows.forces_parameters import ForcesParameters, resolved_forces
-from flows.forces_steps import forces_steps
+from flows.forces import ForcesParameters, forces_steps, resolved_forces
 from models.language import folder_context, load_language_model, load_tokenizer
 from tasks.analysis import ANALYSIS, AnalysisJob
 from tasks.data import DATA

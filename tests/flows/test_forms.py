@@ -12,69 +12,70 @@ from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import BaseModel
 
 from dynolab.errors import ConfigError
-from flows import catalogue
-from flows.catalogue import Command
-from flows.deployments import PARAMETER, Deployed, deployments
-from flows.forms.base import STUDIES, At, Form
-from flows.forms.families import GrpoForm, PreferenceForm, StudyForm
-from flows.grpo_parameters import GrpoParameters
-from flows.parameters import StudyParameters, load_parameters
+from flows.deployments import PARAMETER, Deployment, deployments
+from flows.form import STUDIES, FilledForm
+from flows.grpo import GrpoParameters
+from flows.parameters import load_parameters
+from flows.registry import FLOWS
+from flows.study import StudyParameters
 
 SNAPSHOT = Path(__file__).with_name("forms.json")
 LIMIT = 524_288  # bytes of parameters that Prefect's server takes
 KNOWN = deployments()
 BUILTIN = "builtin.yaml"
+StudyForm, PreferenceForm, GrpoForm = (KNOWN[name].form for name in ("study", "preference", "grpo"))
 
 
 @pytest.fixture(params=list(KNOWN.values()), ids=list(KNOWN))
-def one(request: pytest.FixtureRequest) -> Deployed:
-    found: Deployed = request.param
-    return found
+def deployment(request: pytest.FixtureRequest) -> Deployment:
+    known: Deployment = request.param
+    return known
 
 
-def fields_of(one: Deployed) -> dict[str, dict[str, Any]]:
-    fields: dict[str, dict[str, Any]] = one.schema["definitions"][one.form.__name__]["properties"]
+def fields_of(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    fields: dict[str, dict[str, Any]] = deployment.schema["definitions"][deployment.form.__name__][
+        "properties"
+    ]
     return fields
 
 
-def drawn(one: Deployed) -> dict[str, str]:
+def drawn(deployment: Deployment) -> dict[str, str]:
     """Each field as a person meets it: its type, or what there is to choose from."""
     return {
         name: " | ".join(field["enum"])
         if "enum" in field and name != "study_file"
         else field["type"]
-        for name, field in sorted(fields_of(one).items(), key=lambda item: item[1]["position"])
+        for name, field in sorted(
+            fields_of(deployment).items(), key=lambda item: item[1]["position"]
+        )
     }
 
 
 def test_forms_stay_as_they_are() -> None:
     """After a change that is meant: python -m tests.flows.test_forms."""
     known = json.loads(SNAPSHOT.read_text())
-    assert {one.form.__name__: drawn(one) for one in KNOWN.values()} == known
+    assert {deployment.form.__name__: drawn(deployment) for deployment in KNOWN.values()} == known
 
 
-def test_every_flow_of_the_catalogue_has_a_deployment() -> None:
-    flows = {one.name for one in vars(catalogue).values() if isinstance(one, Command)}
-    assert flows <= {one.flow for one in KNOWN.values()}
+def test_every_flow_of_the_registry_has_a_deployment() -> None:
+    assert {deployment.flow.name for deployment in KNOWN.values()} == set(FLOWS)
 
 
-def test_a_form_is_flat_described_ordered_and_small(one: Deployed) -> None:
-    schema = one.schema
-    fields = fields_of(one)
+def test_a_form_is_flat_described_ordered_and_small(deployment: Deployment) -> None:
+    schema = deployment.schema
+    fields = fields_of(deployment)
     for name, field in fields.items():
         assert field["type"] in ("string", "integer", "number", "boolean", "array"), name
         assert not {"anyOf", "oneOf", "allOf", "$ref"} & set(field), name
         assert field["description"], name
     assert sorted(field["position"] for field in fields.values()) == list(range(len(fields)))
     assert len(json.dumps(schema)) < LIMIT
-    assert schema["definitions"].keys() == {one.form.__name__}
+    assert schema["definitions"].keys() == {deployment.form.__name__}
 
 
-def test_every_field_is_a_setting_of_its_flow(one: Deployed) -> None:
-    for name, field in one.form.model_fields.items():
-        for place in field.metadata:
-            if isinstance(place, At):
-                assert _settings(one.kind, place.setting.split(".")), f"{name}: {place.setting}"
+def test_every_field_is_a_setting_of_its_flow(deployment: Deployment) -> None:
+    for name, setting in deployment.offer.fields.items():
+        assert _settings(deployment.flow.parameters, setting.split(".")), f"{name}: {setting}"
 
 
 def _settings(annotation: Any, path: list[str]) -> bool:
@@ -94,14 +95,16 @@ def _settings(annotation: Any, path: list[str]) -> bool:
     )
 
 
-def test_an_empty_form_is_the_study_file(one: Deployed) -> None:
-    file = STUDIES / one.first_file
-    form = one.form(study_file=file.name)
-    assert one.parameters(form) == load_parameters(one.kind, file, one.fixed)
+def test_an_empty_form_is_the_study_file(deployment: Deployment) -> None:
+    file = STUDIES / deployment.first_file
+    form = deployment.form(study_file=file.name)
+    assert deployment.parameters(form) == load_parameters(
+        deployment.flow.parameters, file, deployment.offer.fixed
+    )
 
 
-def test_prefects_server_takes_empty_fields_and_refuses_wrong_types(one: Deployed) -> None:
-    schema, fields = one.schema, fields_of(one)
+def test_prefects_server_takes_empty_fields_and_refuses_wrong_types(deployment: Deployment) -> None:
+    schema, fields = deployment.schema, fields_of(deployment)
     empty = {name: None for name, field in fields.items() if not {"default", "enum"} & set(field)}
     files = fields["study_file"]["enum"]
     if files:
@@ -187,13 +190,13 @@ def test_a_study_can_be_written_into_the_form() -> None:
 def test_a_deployed_flow_is_imported_by_its_name() -> None:
     from prefect.flows import Flow, load_flow_from_entrypoint
 
-    for name, one in KNOWN.items():
-        flow: Flow[..., Any] = load_flow_from_entrypoint(f"flows.deployed.{name}")
-        assert flow.name == one.flow
+    for name, deployment in KNOWN.items():
+        flow: Flow[..., Any] = load_flow_from_entrypoint(f"flows.deployments.{name}")
+        assert flow.name == deployment.flow.name
         form = flow.validate_parameters({PARAMETER: {"study_file": "any.yaml"}})[PARAMETER]
-        assert isinstance(form, Form) and form.study_file == "any.yaml"
+        assert isinstance(form, FilledForm) and form.study_file == "any.yaml"
 
 
 if __name__ == "__main__":
-    content = {one.form.__name__: drawn(one) for one in KNOWN.values()}
+    content = {deployment.form.__name__: drawn(deployment) for deployment in KNOWN.values()}
     SNAPSHOT.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")

@@ -22,8 +22,7 @@ from dynolab.results.groups import (
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.statistics import mean_interval
 from dynolab.training.reference import score_responses
-from flows.grpo_parameters import GrpoParameters
-from flows.grpo_steps import grpo_steps
+from flows.grpo import GrpoParameters, grpo_steps
 from flows.parameters import load_parameters, validated
 from models.language import load_language_model
 from tasks.displacement import DisplacementConfig

@@ -12,8 +12,7 @@ from dynolab.data.rows import PromptRow, read_rows
 from dynolab.errors import ConfigError, EndpointFailed
 from dynolab.judges import ExactJudge, contests, win_rate
 from dynolab.results.judges import Agreement, Judgement, PolicyAnswer, WinRate
-from flows.judge_parameters import JudgeParameters, resolved_judge
-from flows.judge_steps import judge_steps
+from flows.judge import JudgeParameters, judge_steps, resolved_judge
 from flows.parameters import load_parameters, validated
 from tasks.runtime.chain import Step, plan
 from tasks.runtime.work import StageResult

@@ -19,10 +19,8 @@ from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.record import StepRecord
 from dynolab.training.recorded import read_recorded
-from flows.forces_parameters import ForcesParameters, resolved_forces
-from flows.forces_steps import forces_steps
-from flows.grpo_parameters import GrpoParameters
-from flows.grpo_steps import grpo_steps
+from flows.forces import ForcesParameters, forces_steps, resolved_forces
+from flows.grpo import GrpoParameters, grpo_steps
 from flows.parameters import validated
 from models.language import folder_context, load_tokenizer
 from tasks.analysis import ANALYSIS, AnalysisJob

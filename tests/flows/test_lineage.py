@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.tree import Tree
 
 from dynolab.errors import ConfigError
-from flows.lineage import _told, show_lineage
+from flows.commands import show_lineage
+from flows.parameters import _told
 from tasks.runtime.lineage import addressed, lineage
 from tests.flows.analysed import Analysed
 

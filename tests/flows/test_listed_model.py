@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flows.lineage import show_lineage
+from flows.commands import show_lineage
 from tests.flows.lab import Lab
 
 NAME = "undisturbed-small"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.grpo import GRPOConfig
-from flows.forces_parameters import ForcesParameters
+from flows.forces import ForcesParameters
 from flows.parameters import load_parameters
 from tasks.report import map_command
 from tasks.runtime.work import StageResult

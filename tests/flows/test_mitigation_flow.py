@@ -23,11 +23,9 @@ from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.rewards import ALLOWED, Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.record import StepRecord
-from flows.mitigation_parameters import MitigationParameters
-from flows.mitigation_steps import mitigation_steps
+from flows.mitigation import MitigationParameters, mitigation_steps
 from flows.parameters import load_parameters, validated
-from flows.reproduce_parameters import ReproduceParameters
-from flows.reproduce_steps import reproduce_steps
+from flows.reproduce import ReproduceParameters, reproduce_steps
 from models.language import load_language_model, load_tokenizer
 from tasks.runtime.chain import plan
 from tasks.runtime.work import StageResult

@@ -9,8 +9,8 @@ import pytest
 
 from dynolab.errors import ConfigError
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowConfig
-from flows.parameters import StudyParameters, load_parameters, resolved
-from flows.steps import study_steps
+from flows.parameters import load_parameters
+from flows.study import StudyParameters, resolved, study_steps
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
 from tests.flows.lab import ROOT, SMALL

@@ -17,10 +17,9 @@ from dynolab.data.probes.kinds import KINDS
 from dynolab.data.probes.missing import Missing
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.errors import ConfigError, EndpointFailed
-from flows.parameters import StudyParameters, load_parameters, resolved, validated
-from flows.probes_parameters import ProbesParameters, resolved_probes
-from flows.probes_steps import probes_steps
-from flows.steps import study_steps
+from flows.parameters import load_parameters, validated
+from flows.probes import ProbesParameters, probes_steps, resolved_probes
+from flows.study import StudyParameters, resolved, study_steps
 from tasks.data import DATA
 from tasks.runtime.chain import plan
 from tasks.runtime.work import StageResult

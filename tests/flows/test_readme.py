@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from flows.audit_parameters import named_on_command_line
+from flows.audit import named_on_command_line
 from flows.cli import app
 from flows.deployments import deployments
-from flows.forms.base import STUDIES
+from flows.form import STUDIES
 from flows.parameters import load_parameters
 from tests.flows.analysed import Analysed
 from tests.flows.lab import ROOT

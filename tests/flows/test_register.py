@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from dynolab.errors import ConfigError
-from flows.deployments import PARAMETER, deployments
-from flows.entries import entries
-from flows.prefect_yaml import FILE, prefect_yaml
-from flows.schedules import SCHEDULES, read_schedules
+from flows.deployments import PARAMETER, SCHEDULES, deployment_specs, deployments, read_schedules
+from flows.register import FILE, prefect_yaml
 
 
 def test_the_built_in_schedules_can_be_read(tmp_path: Path) -> None:
@@ -20,7 +18,7 @@ def test_the_built_in_schedules_can_be_read(tmp_path: Path) -> None:
 
 
 def test_the_file_for_prefects_own_command_is_current() -> None:
-    assert FILE.read_text() == prefect_yaml(entries()), "run python -m flows.prefect_yaml"
+    assert FILE.read_text() == prefect_yaml(deployment_specs()), "run python -m flows.register yaml"
 
 
 def test_a_schedule_runs_a_form_by_the_clock(tmp_path: Path) -> None:
@@ -29,7 +27,7 @@ def test_a_schedule_runs_a_form_by_the_clock(tmp_path: Path) -> None:
     known = deployments()
     schedules = read_schedules(file, known)
     assert schedules["study"] == []
-    made = schedules["sweep"][0].of(known["sweep"])
+    made = schedules["sweep"][0].create(known["sweep"])
     assert made.slug == "nightly" and made.parameters is not None
     assert made.parameters[PARAMETER]["study_file"] == "sweep_beta.yaml"
     assert made.parameters[PARAMETER]["trials"] == 3
@@ -52,4 +50,4 @@ def test_what_is_no_schedule_is_named(written: str, message: str, tmp_path: Path
     file = tmp_path / "schedules.yaml"
     file.write_text(written)
     with pytest.raises(ConfigError, match=message):
-        read_schedules(file, known := deployments())["sweep"][0].of(known["sweep"])
+        read_schedules(file, known := deployments())["sweep"][0].create(known["sweep"])

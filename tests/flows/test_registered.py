@@ -23,7 +23,7 @@ from prefect.settings import (
 
 from dynolab.errors import ConfigError
 from flows import register
-from flows.entries import entries
+from flows.deployments import deployment_specs
 from tasks.runtime.launch import leases
 from tasks.runtime.launch.leases import gpu_slots, limit_name
 from tests.flows.lab import ROOT
@@ -108,7 +108,7 @@ def test_prefects_own_command_deploys_the_same(
     environment = os.environ | servers | {"PREFECT_HOME": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    for one in entries():
+    for one in deployment_specs():
         found = client.read_deployment_by_name(f"{one.flow}/{one.name}")
         assert (found.entrypoint, found.work_pool_name) == (one.entrypoint, one.pool)
         assert found.parameters == one.parameters and set(found.tags) == set(one.tags)

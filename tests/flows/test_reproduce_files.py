@@ -10,8 +10,7 @@ from huggingface_hub import HfApi
 
 from flows.comparison import resolved_comparison
 from flows.parameters import load_parameters
-from flows.reproduce_parameters import ReproduceParameters
-from flows.reproduce_steps import reproduce_steps
+from flows.reproduce import ReproduceParameters, reproduce_steps
 from tests.flows.lab import ROOT
 
 MODEL_COMMIT, DATA_COMMIT = "a" * 40, "b" * 40

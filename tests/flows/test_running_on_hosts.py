@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dynolab.errors import ConfigError
-from flows.parameters import StudyParameters, load_parameters
-from flows.running import check_hosts
-from flows.steps import study_steps
+from flows.parameters import load_parameters
+from flows.run import check_hosts
+from flows.study import StudyParameters, study_steps
 from tasks.runtime.system.settings import Settings
 from tests.flows.lab import SMALL
 

@@ -15,8 +15,8 @@ from dynolab.results.squeezing import Forecast, Generation, RisenMass
 from dynolab.results.study import AlarmRing, ProbeScore, TrainingSummary
 from dynolab.training.alarm import RANG, AlarmConfig
 from dynolab.training.config import LoraConfig, OptimizerConfig, TrainConfig
-from flows.parameters import StudyParameters, load_parameters
-from flows.steps import study_steps
+from flows.parameters import load_parameters
+from flows.study import StudyParameters, study_steps
 from tasks.data import DATA
 from tasks.probe import PROBE, ProbeConfig
 from tasks.runtime.alarm import TAG

@@ -10,9 +10,9 @@ import yaml
 
 from dynolab.report.inputs.compared import Compared, read_compared
 from dynolab.rollouts.rewards import ALLOWED
-from flows.mitigation_steps import mitigation_steps
-from flows.parameters import StudyParameters, validated
-from flows.study_comparisons import planned_study
+from flows.mitigation import mitigation_steps
+from flows.parameters import validated
+from flows.study import StudyParameters, planned_study
 from tests.flows.analysed import Analysed
 from tests.flows.test_mitigation_flow import SMALL, parameters, run_all
 

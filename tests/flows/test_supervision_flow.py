@@ -12,8 +12,7 @@ from dynolab.errors import ConfigError
 from dynolab.results.chapters import ClaimRow
 from dynolab.results.supervision import DetectionRow, SupervisionRow
 from flows.parameters import load_parameters, validated
-from flows.supervision_parameters import SupervisionParameters, resolved_supervision
-from flows.supervision_steps import supervision_steps
+from flows.supervision import SupervisionParameters, resolved_supervision, supervision_steps
 from tasks.runtime.chain import plan
 from tests.flows.chapters import Chapters
 from tests.flows.lab import ROOT

@@ -13,13 +13,12 @@ from dynolab.errors import ConfigError
 from dynolab.report.pages.sweep import write_sweep_page
 from dynolab.results.sweep import TrialRow
 from flows.parameters import load_parameters, validated
-from flows.sweep_checks import check_sweep
-from flows.sweep_parameters import SweepParameters
-from flows.sweep_study import SweepStudy, study_name
-from flows.sweep_trials import Started
-from flows.sweep_trials import _here as run_here
-from flows.sweep_trials import _settings as trial_settings
-from flows.trial import run_trial
+from flows.sweep.memory import SweepStudy, study_name
+from flows.sweep.parameters import SweepParameters, check_sweep
+from flows.sweep.trial import run_trial
+from flows.sweep.trials import Started
+from flows.sweep.trials import _here as run_here
+from flows.sweep.trials import _settings as trial_settings
 from tasks.runtime.system.processes import listening_socket
 from tests.flows.lab import SMALL, Lab, ended
 from tests.runtime.doubles import memory_platform
@@ -160,11 +159,11 @@ class Workers:
 
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.sweep.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("flows.sweep.sweep.POLL_SECONDS", 0.0)
 
 
 def test_a_trial_whose_process_died_runs_again_and_then_counts_as_failed(no_pause: None) -> None:
-    from flows.sweep import run_trials
+    from flows.sweep.sweep import run_trials
 
     study, workers = (
         SweepStudy(a_sweep(retries=1, concurrency=1)),
@@ -176,7 +175,7 @@ def test_a_trial_whose_process_died_runs_again_and_then_counts_as_failed(no_paus
 
 
 def test_no_more_trials_run_at_once_than_may(no_pause: None) -> None:
-    from flows.sweep import run_trials
+    from flows.sweep.sweep import run_trials
 
     space = {"a": {"values": list(range(7))}}
     study, workers = SweepStudy(a_sweep(space=space, concurrency=3)), Workers(*["complete"] * 7)
@@ -186,7 +185,7 @@ def test_no_more_trials_run_at_once_than_may(no_pause: None) -> None:
 
 
 def test_a_trial_that_cannot_be_ended_keeps_no_other_from_its_end(no_pause: None) -> None:
-    from flows.sweep import run_trials
+    from flows.sweep.sweep import run_trials
 
     ended = list[int]()
 
@@ -206,7 +205,7 @@ def test_a_trial_that_cannot_be_ended_keeps_no_other_from_its_end(no_pause: None
 
 
 def test_an_interrupted_sweep_ends_its_trials_and_takes_them_up_later(no_pause: None) -> None:
-    from flows.sweep import run_trials
+    from flows.sweep.sweep import run_trials
 
     workers = Workers("interrupted")
     with pytest.raises(KeyboardInterrupt):
@@ -243,7 +242,7 @@ def test_what_breaks_a_trial_ends_it_alone_and_an_interruption_ends_the_sweep(
     def broken(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("flows.sweep_trials.run_trial", broken)
+    monkeypatch.setattr("flows.sweep.trials.run_trial", broken)
     platform, study = memory_platform(tmp_path), SweepStudy(a_sweep())
     number = study.ask()
     assert number is not None

@@ -14,9 +14,9 @@ import yaml
 from dynolab.errors import ConfigError
 from dynolab.store import Store
 from flows.parameters import validated
-from flows.sweep import alone
-from flows.sweep_parameters import SweepParameters
-from flows.sweep_study import SweepStudy
+from flows.sweep.memory import SweepStudy
+from flows.sweep.parameters import SweepParameters
+from flows.sweep.sweep import alone
 from tests.flows.lab import ROOT, SMALL, Lab, ended
 
 HOLDER = """

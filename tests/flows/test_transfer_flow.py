@@ -12,8 +12,7 @@ from dynolab.errors import ConfigError
 from dynolab.results.chapters import ClaimRow
 from dynolab.results.transfer import TransferRow
 from flows.parameters import load_parameters, validated
-from flows.transfer_parameters import TransferParameters, resolved_transfer
-from flows.transfer_steps import transfer_steps
+from flows.transfer import TransferParameters, resolved_transfer, transfer_steps
 from tasks.runtime.chain import plan
 from tests.flows.chapters import Chapters
 from tests.flows.lab import ROOT

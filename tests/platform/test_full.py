@@ -18,8 +18,8 @@ import redis
 import requests
 
 from dynolab.errors import ConfigError
-from flows.sweep_parameters import Dimension, SweepParameters
-from flows.sweep_study import SweepStudy
+from flows.sweep.memory import SweepStudy
+from flows.sweep.parameters import Dimension, SweepParameters
 from tasks.runtime.servers import backing as backing_module
 from tasks.runtime.servers.backing import backing_services, missing_programs, write_environment
 from tests.flows.lab import SMALL, Lab, until

@@ -14,7 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
-from flows import entries as entries_module
+from flows import deployments as deployments_module
 from flows import register
 from tests.flows.lab import SMALL, Lab, until
 from tests.platform.conftest import Platform, platform_of
@@ -97,7 +97,7 @@ def test_a_sweep_by_the_clock_has_its_trials_run_by_the_training_worker(
     }
     file = tmp_path / "schedules.yaml"
     file.write_text(yaml.safe_dump({"sweep": [minutely]}))
-    monkeypatch.setattr(entries_module, "SCHEDULES", file)
+    monkeypatch.setattr(deployments_module, "SCHEDULES", file)
     address = f"{platform.prefect}/api"
     login = {"headers": platform.login}
     monkeypatch.setattr(

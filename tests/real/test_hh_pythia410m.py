@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import HfApi
 
-from flows.parameters import StudyParameters, load_parameters, resolved
-from flows.steps import study_steps
+from flows.parameters import load_parameters
+from flows.study import StudyParameters, resolved, study_steps
 
 FILE = Path(__file__).parents[2] / "deploy/studies/hh_pythia410m.yaml"
 MODEL_COMMIT, DATA_COMMIT = "a" * 40, "b" * 40

@@ -14,7 +14,7 @@ from dynolab.chapters.classification.path_study import PathStudyConfig, study_pa
 from dynolab.chapters.classifiers.many import SGDConfig
 from dynolab.claims.class_forces import assess_forces, by_seed
 from dynolab.data.images.images import ImageConfig, ImageSplits, load_images
-from flows.classification_parameters import ClassificationParameters
+from flows.classification import ClassificationParameters
 from flows.parameters import load_parameters
 from models.vision import build_classifier
 from tests.flows.lab import ROOT

@@ -13,10 +13,8 @@ from dynolab.data.rows import read_rows
 from dynolab.results.supervision import DetectionRow, SupervisionRow
 from dynolab.results.transfer import TransferRow
 from flows.parameters import validated
-from flows.supervision_parameters import SupervisionParameters, resolved_supervision
-from flows.supervision_steps import supervision_steps
-from flows.transfer_parameters import TransferParameters, resolved_transfer
-from flows.transfer_steps import transfer_steps
+from flows.supervision import SupervisionParameters, resolved_supervision, supervision_steps
+from flows.transfer import TransferParameters, resolved_transfer, transfer_steps
 from tests.flows.chapters import Chapters
 
 pytestmark = [

@@ -16,8 +16,8 @@ from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running, State
 
 from dynolab.errors import ConfigError
-from flows.automations import NAME, register_automations
 from flows.reconcile import FLOW_RUN_VARIABLE, end_overdue, heal, over
+from flows.register import AUTOMATION, register_automations
 from tasks.runtime.system.processes import free_port
 from tasks.runtime.system.settings import Settings
 
@@ -96,7 +96,7 @@ def test_a_server_that_is_away_is_named(client: SyncPrefectClient, tmp_path: Pat
 def test_silence_is_watched_once_however_often_it_is_registered(client: SyncPrefectClient) -> None:
     for minutes in (20, 15):
         register_automations(client, timedelta(minutes=minutes))
-    (known,) = client.read_automations_by_name(NAME)
+    (known,) = client.read_automations_by_name(AUTOMATION)
     assert known.enabled
     assert known.trigger.within == timedelta(minutes=15)
     assert known.trigger.after == {"prefect.flow-run.heartbeat"}

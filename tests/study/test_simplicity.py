@@ -7,7 +7,7 @@ import pytest
 from dynolab.chapters.simplicity.sweep import learned, sweep
 from dynolab.claims.simplicity import mapping_verdicts
 from flows.parameters import load_parameters
-from flows.simplicity_parameters import SimplicityParameters
+from flows.simplicity import SimplicityParameters
 from tasks.mappings import SpaceConfig
 from tests.flows.lab import ROOT
 

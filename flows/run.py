@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import prefect
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, State
 
 from dynolab.errors import Pruned
 from dynolab.training.config import EngineConfig
+from flows.flow import Flow, Plan, Results
+from flows.registry import FLOWS
 from tasks.runtime.chain import Step
 from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.models import register_model
@@ -20,52 +23,49 @@ from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult
 
 
-def run_steps(
-    steps: Sequence[Step],
-    *,
-    study: str,
-    project: str,
-    tags: Mapping[str, str],
-    params: Mapping[str, Any],
-    fresh: bool,
-    given: Mapping[str, StageResult] | None = None,
-    trained: str | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Runs the steps in order; returns their results as plain data.
+def as_prefect_flow(flow: Flow[Any]) -> prefect.Flow[..., Any]:
+    """A flow as Prefect runs it, from its parameters and `fresh`."""
 
-    In MLflow the parent run holds `params` and the last step's numbers, so that studies can be
-    compared by it alone. `given` are results that are there without a step, under the names that
-    steps read them by; `trained` is the step whose model is what came of it all, which MLflow then
-    lists among its models.
+    def run(parameters: Any, fresh: bool = False) -> Any:
+        return flow.run(parameters, fresh=fresh)
 
-    A step whose result is committed ends in state `Cached`. Tasks are called, not submitted: a
-    cancelled flow run's signal then reaches the training that it must end.
+    run.__doc__ = FLOWS[flow.name]
+    return prefect.flow(name=flow.name, flow_run_name="{parameters.name}")(run)
+
+
+def run_plan(flow: str, plan: Plan, *, fresh: bool) -> Results:
+    """Runs a flow's steps in order; returns their results as plain data.
+
+    In MLflow the parent run holds the parameters and the last step's numbers, so that studies can
+    be compared by it alone. A step whose result is committed ends in state `Cached`. Tasks are
+    called, not submitted: a cancelled flow run's signal then reaches the training that it must end.
     """
-    with open_platform(study=study, project=project, tags=tags, params=params) as platform:
-        results = run_on(platform, steps, given=given, fresh=fresh)
-        if trained is not None and platform.has_worked and platform.study is not None:
-            register_model(platform.study, f"{project}-{study}", results[trained])
+    parameters = plan.parameters
+    with open_platform(
+        study=parameters.name,
+        project=parameters.project,
+        tags={"flow": flow, **plan.tags},
+        params=parameters.model_dump(mode="json"),
+    ) as platform:
+        results = run_on(platform, plan, fresh=fresh)
+        if plan.trained is not None and platform.has_worked and platform.study is not None:
+            model = f"{parameters.project}-{parameters.name}"
+            register_model(platform.study, model, results[plan.trained])
     return {name: result.model_dump(mode="json") for name, result in results.items()}
 
 
-def run_on(
-    platform: Platform,
-    steps: Sequence[Step],
-    *,
-    given: Mapping[str, StageResult] | None = None,
-    fresh: bool,
-) -> dict[str, StageResult]:
+def run_on(platform: Platform, plan: Plan, *, fresh: bool) -> dict[str, StageResult]:
     """Runs the steps in order on a platform that is open; returns their results.
 
     Raises ConfigError before the first where a training's ranks cannot be shared out to hosts.
     """
-    check_hosts(steps, platform.settings)
-    results = dict(given or {})
-    for step in steps:
+    check_hosts(plan.steps, platform.settings)
+    results = dict(plan.existing)
+    for step in plan.steps:
         results[step.name] = _as_task(step, results, platform, fresh=fresh)
     if platform.has_worked and platform.study is not None:
-        platform.study.metrics(0, results[steps[-1].name].metrics)
-    return {step.name: results[step.name] for step in steps}
+        platform.study.metrics(0, results[plan.steps[-1].name].metrics)
+    return {step.name: results[step.name] for step in plan.steps}
 
 
 def check_hosts(steps: Sequence[Step], settings: Settings) -> None:

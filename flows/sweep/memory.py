@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dynolab.results.sweep import Scalar, TrialRow, TrialState
-from flows.sweep_parameters import SweepParameters
+from flows.sweep.parameters import SweepParameters
 from tasks.runtime.system.settings import Settings
 
 if TYPE_CHECKING:

@@ -7,20 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
+import prefect
 from prefect.states import Completed
 from pydantic import BaseModel, ConfigDict
 
 from dynolab.data.rows import read_rows
 from dynolab.errors import ConfigError, Pruned
 from dynolab.results.study import MetricsLine
-from flows.deployments import commands
+from flows.flow import StagedFlow
 from flows.parameters import load_parameters
-from flows.running import run_on
-from flows.sweep_parameters import SweepParameters
-from flows.sweep_study import SweepStudy, study_name
+from flows.registry import load_flow
+from flows.run import run_on
+from flows.sweep.memory import SweepStudy, study_name
+from flows.sweep.parameters import SweepParameters
 from tasks.runtime.keys import canonical
-from tasks.runtime.opening import open_platform
+from tasks.runtime.opening import open_platform, planning_platform
 from tasks.runtime.stage import Platform
 from tasks.runtime.track.tail import MetricLine
 from tasks.runtime.track.watching import watched_by
@@ -48,7 +49,7 @@ class TrialParameters(BaseModel):
     def settings(self) -> BaseModel:
         """The parameters of the flow that the trial runs."""
         changes = [*self.sweep.settings, *self.changes]
-        kind: type[BaseModel] = commands()[self.sweep.flow].parameters
+        kind: type[BaseModel] = load_flow(self.sweep.flow).parameters
         return load_parameters(kind, self.sweep.study_path, changes)
 
     @property
@@ -59,7 +60,7 @@ class TrialParameters(BaseModel):
         return f"{self.sweep.name} {self.number}: {told}"[:120]
 
 
-@flow(name="trial", flow_run_name="{parameters.name}")
+@prefect.flow(name="trial", flow_run_name="{parameters.name}")
 def trial(parameters: TrialParameters) -> Any:
     """Runs the trial and tells the sweep's memory how it ended; a pruned one has not failed."""
     tags = {"flow": "trial", "sweep": parameters.sweep.name, "trial": str(parameters.number)}
@@ -83,7 +84,8 @@ def run_trial(parameters: TrialParameters, platform: Platform) -> Any:
     if study_name(sweep) != parameters.memory:
         raise ConfigError("study", sweep.study, "has changed since the sweep began; start it again")
     study = SweepStudy(sweep)
-    command, run = commands()[sweep.flow], platform.study
+    flow, run = load_flow(sweep.flow), platform.study
+    assert isinstance(flow, StagedFlow), "check_sweep refuses a sweep of sweeps"
     assert run is not None
 
     def watch(stage: str, line: MetricLine) -> None:
@@ -96,9 +98,9 @@ def run_trial(parameters: TrialParameters, platform: Platform) -> Any:
             raise Pruned(stage, line.step, sweep.metric, value)
 
     try:
-        steps, given = command.planned(parameters.settings)
+        plan = flow.plan(parameters.settings, planning_platform())
         with watched_by(watch):
-            results = run_on(platform, steps, given=given, fresh=False)
+            results = run_on(platform, plan, fresh=False)
         values = final_metrics(sweep.stage, results, platform)
         if sweep.metric not in values:
             known_names = ", ".join(sorted(values)) or "nothing"

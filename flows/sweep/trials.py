@@ -11,9 +11,9 @@ from uuid import UUID
 
 from dynolab.errors import DynolabError
 from flows.parameters import as_change
-from flows.sweep_parameters import SweepParameters
-from flows.sweep_study import SweepStudy
-from flows.trial import TrialParameters, run_trial
+from flows.sweep.memory import SweepStudy
+from flows.sweep.parameters import SweepParameters
+from flows.sweep.trial import TrialParameters, run_trial
 from tasks.runtime.keys import canonical
 from tasks.runtime.stage import Platform
 

@@ -1,4 +1,4 @@
-"""Parameters of the flow `sweep`: which settings of which flow are tried, and what is best."""
+"""Parameters of a sweep: which settings of which flow are tried, and what is best."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.errors import ConfigError
 from dynolab.results.sweep import Scalar
-from flows.parameters import Name
+from flows.flow import FlowParameters, Name
+from flows.parameters import as_change, load_parameters
+from flows.registry import FLOWS, load_flow
 
 
 class Dimension(BaseModel):
@@ -48,12 +50,10 @@ class PruneConfig(BaseModel):
     every: int = Field(10, ge=1, description="Steps between two looks at the metric.")
 
 
-class SweepParameters(BaseModel):
+class SweepParameters(FlowParameters):
     """What a person chooses when trying settings."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     name: Name = Field("sweep", description="Name of the sweep: its run, and its page's file.")
-    project: str = Field("dynolab", description="MLflow experiment.")
     flow: str = Field("train", description="Flow that a trial runs.")
     study: str | None = Field(None, description="Study file with a trial's settings.")
     settings: tuple[str, ...] = Field(
@@ -72,7 +72,7 @@ class SweepParameters(BaseModel):
     metric: str = Field(
         "probe/chosen/logp_per_token", description="Name in MLflow; its last value counts."
     )
-    direction: Literal["maximize", "minimize"] = "maximize"
+    direction: Literal["maximize", "minimize"] = Field("maximize", description="What is better.")
     prune: PruneConfig | None = Field(None, description="Ends hopeless trials early; null: none.")
     concurrency: int = Field(
         2, ge=1, description="Trials handed to the workers at once; their pool may have fewer."
@@ -106,3 +106,22 @@ class SweepParameters(BaseModel):
     def study_path(self) -> Path | None:
         """The study file of a trial."""
         return None if self.study is None else Path(self.study)
+
+
+def check_sweep(parameters: SweepParameters) -> None:
+    """Refuses, before any trial, a flow that is not there and settings that cannot work.
+
+    Each value of the space is tried alone, beside the first value of the others.
+    """
+    flows = [name for name in FLOWS if name != "sweep"]
+    if parameters.flow not in flows:
+        raise ConfigError("flow", parameters.flow, f"choose one of {', '.join(flows)}")
+    kind = load_flow(parameters.flow).parameters
+    first = {
+        name: dimension.low if dimension.values is None else dimension.values[0]
+        for name, dimension in parameters.space.items()
+    }
+    for name, dimension in parameters.space.items():
+        for value in dimension.values or (dimension.low, dimension.high):
+            changes = [as_change(key, given) for key, given in (first | {name: value}).items()]
+            load_parameters(kind, parameters.study_path, [*parameters.settings, *changes])

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from dynolab.statistics import Interval
 from flows.parameters import validated
-from flows.result_table import result_table, write_table
-from flows.simplicity_parameters import SimplicityParameters
-from flows.simplicity_steps import simplicity_steps
+from flows.simplicity import SimplicityParameters, simplicity_steps
 from tasks.mappings import MappingsConfig
+from tasks.result_table import result_table, write_table
 from tasks.runtime.chain import Step
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from prefect import flow
-
 from dynolab.errors import ConfigError, DynolabError
 from dynolab.store import Claim, Store
-from flows.sweep_checks import check_sweep
-from flows.sweep_parameters import SweepParameters
-from flows.sweep_study import SweepStudy
-from flows.sweep_trials import Launch, Started, choose_launch
+from flows.sweep.memory import SweepStudy
+from flows.sweep.parameters import SweepParameters, check_sweep
+from flows.sweep.trials import Launch, Started, choose_launch
 from tasks.runtime.opening import open_platform
 from tasks.runtime.stage import Platform
 
@@ -22,12 +19,10 @@ POLL_SECONDS = 2.0
 RUN_CREATION_SECONDS = 30.0
 
 
-@flow(name="sweep", flow_run_name="{parameters.name}")
-def sweep(parameters: SweepParameters, fresh: bool = False) -> dict[str, Any]:
+def sweep(parameters: SweepParameters) -> dict[str, Any]:
     """Tries settings of another flow. Started again, it goes on where it stopped.
 
-    Returns the trials as rows. `fresh` is of no use here: a trial's stages are those of its
-    settings, and what is committed is not computed again.
+    Returns the trials as rows.
     """
     check_sweep(parameters)
     study = SweepStudy(parameters)

@@ -1,0 +1,208 @@
+"""The form of a deployment, derived from the flow's parameters: flat, described, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic.fields import FieldInfo
+
+from dynolab.errors import ConfigError
+from dynolab.objectives.registry import AnyConfig
+from flows.flow import Form
+from flows.parameters import Parameters, as_change, parse_parameters, read_settings, read_study
+
+STUDIES = Path(__file__).resolve().parents[1] / "deploy" / "studies"
+
+_WORDS = {"sft": "SFT", "hub": "Hub"}
+_LAST = ("project", "other_settings", "study_text", "fresh")
+
+_OBJECTIVES: dict[str, type[BaseModel]] = {
+    config.model_fields["name"].default: config for config in get_args(AnyConfig)
+}
+
+
+def for_people(schema: dict[str, Any]) -> None:
+    """Fields in the order in which they are written, none of them a choice between types.
+
+    An empty field is left out rather than null: Prefect's interface shows `X or null` as two tabs,
+    and its server takes null for a field without a default.
+    """
+    fields: dict[str, dict[str, Any]] = schema["properties"]
+    ordered = [name for name in fields if name not in _LAST] + [n for n in _LAST if n in fields]
+    for position, name in enumerate(ordered):
+        field = fields[name]
+        for choice in field.pop("anyOf", ()):
+            if choice != {"type": "null"}:
+                field.update(choice)
+        if field.get("default", ...) is None:
+            del field["default"]
+        field["position"], field["title"] = position, _title(name)
+
+
+def _title(name: str) -> str:
+    words = " ".join(_WORDS.get(word, word) for word in name.split("_"))
+    return words[0].upper() + words[1:]
+
+
+class FilledForm(BaseModel):
+    """What every form has; each further field stands for a setting, and empty means the file's.
+
+    Limits are those of the settings: they are checked when the run starts, before anything works,
+    and the message names the setting.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=for_people)
+    settings: ClassVar[Mapping[str, str]] = {"name": "name", "project": "project"}
+    """Field → dotted name of its setting."""
+    objective_setting: ClassVar[str | None] = None
+    """Setting that holds the objective which the form's fields belong to."""
+
+    study_file: str = Field(
+        description="Settings to start from; a file of deploy/studies. The fields below change "
+        "them, and an empty field leaves the file's setting."
+    )
+    name: str | None = Field(None, description="Name of the run in MLflow, and of its page.")
+    project: str | None = Field(None, description="MLflow experiment.")
+    other_settings: list[str] | None = Field(
+        None, description="Any other setting as key=value, such as sft.clip_norm=5."
+    )
+    study_text: str | None = Field(
+        None, description="A whole study file (YAML), in place of the one chosen above."
+    )
+    fresh: bool = Field(False, description="Compute every stage again, whatever the store has.")
+
+    def parameters(self, kind: type[Parameters], fixed: Sequence[str] = ()) -> Parameters:
+        """The parameters of a flow that the form describes; `fixed` are settings as key=value.
+
+        **Raises** `ConfigError` for a file outside deploy/studies, for a field that the objective
+        does not take, and for settings that cannot work.
+        """
+        text, origin = self._study()
+        changes = [*fixed, *self._changes(text, origin), *(self.other_settings or ())]
+        return parse_parameters(kind, text, origin, changes)
+
+    def _study(self) -> tuple[str, str]:
+        """The text of the study file, and what to call it in messages."""
+        if self.study_text:
+            return self.study_text, "study_text"
+        file = (STUDIES / self.study_file).resolve()
+        if not file.is_relative_to(STUDIES.resolve()):
+            raise ConfigError("study_file", self.study_file, "lies outside deploy/studies")
+        return read_study(file), file.name
+
+    def _changes(self, text: str, origin: str) -> Iterator[str]:
+        filled = {
+            field: value
+            for field in self.settings
+            if (value := getattr(self, field)) not in (None, "")
+        }
+        if self.objective_setting is not None:
+            yield from self._objective_changes(filled, read_settings(text, origin))
+        for field, value in filled.items():
+            yield as_change(self.settings[field], value)
+
+    def _objective_changes(self, filled: dict[str, Any], study: Mapping[str, Any]) -> Iterator[str]:
+        """Another objective than the file's starts from its defaults; refuses what is not its."""
+        setting = str(self.objective_setting)
+        chosen, written = filled.pop("objective", None), _inner(study, setting).get("name")
+        name = chosen or written
+        if chosen is not None and chosen != written:
+            yield as_change(setting, {"name": chosen})
+        for field, value in filled.items():
+            place = self.settings[field]
+            if place.startswith(f"{setting}.") and isinstance(name, str):
+                _check_taken(field, value, place.removeprefix(f"{setting}."), name)
+
+
+def derive_form(title: str, form: Form, parameters: type[BaseModel]) -> type[FilledForm]:
+    """The form's class: a field for each setting, with the setting's type and description."""
+    fields: dict[str, Any] = {}
+    for field, setting in form.fields.items():
+        kind, description = _setting(parameters, setting, form)
+        fields[field] = (kind | None, Field(None, description=description))
+    derived: type[FilledForm] = create_model(
+        title, __base__=FilledForm, __doc__=form.about, **fields
+    )
+    derived.settings = {**FilledForm.settings, **form.fields}
+    derived.objective_setting = form.objective
+    return derived
+
+
+_Found = list[tuple[type[BaseModel] | None, FieldInfo]]
+"""Fields of a name, each with the settings' class that has it."""
+
+
+def _setting(parameters: type[BaseModel], setting: str, form: Form) -> tuple[Any, str]:
+    """Type and description of a setting by its dotted name."""
+    found: _Found = [(None, FieldInfo(annotation=parameters))]
+    under, takers = "", ""
+    for part in setting.split("."):
+        found = [step for _, info in found for step in _under(info.annotation, part)]
+        if form.objective is not None and under == form.objective:
+            found, takers = _offered(found, form.objectives)
+        under = f"{under}.{part}".removeprefix(".")
+    if not found:
+        raise ValueError(f"{parameters.__name__} has no setting {setting}")
+    kinds = list(dict.fromkeys(kind for _, info in found for kind in _choices(info.annotation)))
+    values = [value for kind in kinds for value in get_args(kind) if get_origin(kind) is Literal]
+    if setting == f"{form.objective}.name":
+        chosen = form.objectives or tuple(values)
+        return Literal[chosen], "The loss; another than the file's starts from its defaults."
+    description = next((info.description for _, info in found if info.description), "")
+    return Literal[tuple(values)] if values else kinds[0], description + takers
+
+
+def _offered(found: _Found, objectives: tuple[str, ...]) -> tuple[_Found, str]:
+    """The fields of objectives that a form offers, and in words whose they are if not of all."""
+    names = [owner.model_fields["name"].default if owner else "" for owner, _ in found]
+    offered = [name for name in names if not objectives or name in objectives]
+    fields = [field for name, field in zip(names, found, strict=True) if name in offered]
+    everybody = len(offered) == len(objectives or _OBJECTIVES)
+    return fields, "" if everybody else f" Of {', '.join(offered)}."
+
+
+def _under(annotation: Any, part: str) -> Iterator[tuple[type[BaseModel] | None, FieldInfo]]:
+    """The fields of a name in what an annotation can be: settings, or a dictionary of them."""
+    for kind in _choices(annotation):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            if part in kind.model_fields:
+                yield kind, kind.model_fields[part]
+        elif get_origin(kind) is dict:
+            yield None, FieldInfo(annotation=get_args(kind)[1])
+
+
+def _choices(annotation: Any) -> Iterator[Any]:
+    """What an annotation can be, apart from None."""
+    if get_origin(annotation) is Annotated:
+        yield from _choices(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for inner in get_args(annotation):
+            yield from _choices(inner)
+    elif annotation is not NoneType:
+        yield annotation
+
+
+def _check_taken(field: str, value: Any, setting: str, objective: str) -> None:
+    first = setting.partition(".")[0]
+    known = _OBJECTIVES.get(objective)
+    if known is None or first in known.model_fields:
+        return
+    takers = [name for name, config in _OBJECTIVES.items() if first in config.model_fields]
+    raise ConfigError(
+        field,
+        value,
+        f"{objective} does not take it; leave it empty, or choose an objective that does: "
+        f"{', '.join(takers)}",
+    )
+
+
+def _inner(settings: Mapping[str, Any], dotted: str) -> Mapping[str, Any]:
+    """The settings under a dotted name; none where there are none."""
+    inner: Any = settings
+    for part in dotted.split("."):
+        inner = inner.get(part) if isinstance(inner, Mapping) else None
+    return inner if isinstance(inner, Mapping) else {}

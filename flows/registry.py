@@ -1,0 +1,34 @@
+"""The one list of flows. `flows/<name>.py` holds the flow of that name, as `FLOW`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flows.flow import Flow
+
+FLOWS = {
+    "study": "Run the study: data, base, SFT, preference training, probe, forces, report.",
+    "audit": "Rank preference pairs, before training, by what a step on each would do.",
+    "forces": "Measure which token pushes which, at checkpoints of the store, a folder or the Hub.",
+    "judge": "Compare models' answers by judges: exact ones, a model's likelihood, an endpoint's.",
+    "probes": "Build the answers that a study watches: of any kind, from any pairs.",
+    "mitigation": "Compare remedies against squeezing: changes to DPO, its pairs, its start.",
+    "reproduce": "Set the papers' findings on finetuning beside what a model and data show.",
+    "grpo": "Compare trainings on groups of the model's own answers: GRPO and its relatives.",
+    "train": "Train as a study does, without its analyses.",
+    "sweep": "Try settings of another flow: a grid, draws or Optuna's TPE.",
+    "squeezing": "Show where pushed-down probability goes: of one softmax, and of a model.",
+    "simplicity": "Compare which mappings of objects to messages are learned fast, and why.",
+    "classification": "Measure which image pushes which, and how every example is learned.",
+    "supervision": "Compare what to teach when labels are wrong, and what is learned faster.",
+    "transfer": "Compare how to prepare a task head before everything is finetuned.",
+}
+"""Name → what the command line and Prefect say of it. Nothing is imported for the list."""
+
+
+def load_flow(name: str) -> Flow[Any]:
+    """The flow of a name."""
+    flow: Flow[Any] = import_module(f"flows.{name}").FLOW
+    return flow
