@@ -19,7 +19,8 @@ from tasks.runtime.work import Work
 if TYPE_CHECKING:
     from dynolab.data.encode import Encoded
     from dynolab.data.rows import ProbeRow
-    from dynolab.forces.function.policy import PolicyFunction, Weights
+    from dynolab.forces.function.logit_function import Weights
+    from dynolab.forces.function.policy import PolicyFunction
     from dynolab.results.squeezing import Forecast, Generation, RisenMass
     from dynolab.squeezing.index import Logits
 

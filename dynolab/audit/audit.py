@@ -18,7 +18,8 @@ from dynolab.data.rows import Split
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_arithmetic, check_response
 from dynolab.forces.function.layers import at_head
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
 from dynolab.forces.step.split import objective_batch, step_totals
 from dynolab.objectives.pairs import PairObjective
@@ -63,13 +64,13 @@ def audit_pairs(
     **Raises:** `ConfigError` for no pairs, responses that the model cannot score, or 16-bit
     arithmetic.
     """
-    check_arithmetic(policy, "products of gradients of 8 significant bits have no sign")
+    check_arithmetic(policy.dtype, "products of gradients of 8 significant bits have no sign")
     if not pairs:
         raise ConfigError("pairs", [], "give at least one pair to audit")
     everyone = [*pairs, *heldout]
     for pair in everyone:
         for side, one in zip(("chosen", "rejected"), _responses(pair), strict=True):
-            check_response(f"pair {pair.id}.{side}", one, policy)
+            check_response(f"pair {pair.id}.{side}", one, policy.causal)
     wanted = subspace(policy)
     step, chosen = (_zeros(policy, wanted) for _ in range(2))
     found = []

@@ -21,8 +21,8 @@ from dynolab.forces.features import (
     feature_step,
     hidden_states,
 )
-from dynolab.forces.function.logit_function import LogitFunction, ModuleFunction
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import LogitFunction, ModuleFunction, Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
 from dynolab.forces.influence import (
     Influence,

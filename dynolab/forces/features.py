@@ -12,7 +12,8 @@ from torch import Tensor
 from dynolab.data.batches import TokenBatch, Totals
 from dynolab.errors import ConfigError
 from dynolab.forces.function.layers import Reached, at_layer
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
 from dynolab.forces.map.terms import TokenTerms, trained_terms
 from dynolab.forces.step.one_step import change_of, midpoint

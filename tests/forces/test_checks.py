@@ -43,8 +43,8 @@ def policy() -> PolicyFunction:
     ids=["first and last token", "one token twice", "long response", "long prompt"],
 )
 def test_responses_up_to_the_bounds_are_scored(policy: PolicyFunction, sequence: Encoded) -> None:
-    check_response("observed", sequence, policy)
-    check_batch(collate([sequence, Encoded((1, 2, 3, 4), 2)], 0), policy)
+    check_response("observed", sequence, policy.causal)
+    check_batch(collate([sequence, Encoded((1, 2, 3, 4), 2)], 0), policy.causal)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_responses_past_the_bounds_are_refused(
     policy: PolicyFunction, sequence: Encoded, message: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        check_response("observed", sequence, policy)
+        check_response("observed", sequence, policy.causal)
     assert str(refused.value).startswith(message)
 
 
 def test_a_model_that_names_no_context_takes_any_length() -> None:
     policy = PolicyFunction(LinearSoftmax())
-    check_response("observed", Encoded((7,) * 500, 1), policy)
+    check_response("observed", Encoded((7,) * 500, 1), policy.causal)
 
 
 def test_tensors_are_finite_however_large_their_sum() -> None:
@@ -130,7 +130,7 @@ def test_adapters_without_forces_are_refused(attribute: str, value: object, mess
 
 def test_a_record_s_spoilt_tensors_are_refused_by_name(policy: PolicyFunction) -> None:
     record = recorded(neox())
-    check_record(record, policy)
+    check_record(record, policy.causal)
     name = next(iter(record.before))
     spoilt = {name: torch.full_like(record.before[name], float("nan"))}
     (kind, state), *_ = record.state.items()
@@ -143,14 +143,14 @@ def test_a_record_s_spoilt_tensors_are_refused_by_name(policy: PolicyFunction) -
     }
     for field, bad in cases.items():
         with pytest.raises(ConfigError) as refused:
-            check_record(bad, policy)
+            check_record(bad, policy.causal)
         assert str(refused.value) == f"{field} = {DIVERGED}"
 
 
 def test_sixteen_bits_are_refused_with_the_reason() -> None:
     policy = PolicyFunction(neox(), torch.bfloat16)
     with pytest.raises(ConfigError) as refused:
-        check_arithmetic(policy, "too few digits")
+        check_arithmetic(policy.dtype, "too few digits")
     assert str(refused.value) == (
         "policy.dtype = 'torch.bfloat16': too few digits; use float32 or float64"
     )

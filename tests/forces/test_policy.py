@@ -14,7 +14,7 @@ from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, View
-from dynolab.forces.function.policy import cast_like
+from dynolab.forces.function.logit_function import cast_like
 from tests.forces.small_models import direction, encoded, neox, relative
 
 BATCH = collate([encoded(1), encoded(2, 6, 3)], 0)

@@ -13,8 +13,6 @@ from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynolab.forces.function.logit_function import LogitFunction
-    from dynolab.forces.function.policy import PolicyFunction
     from dynolab.training.record import StepRecord
 
 
@@ -68,10 +66,10 @@ def check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def check_response(what: str, sequence: Encoded, policy: PolicyFunction) -> None:
+def check_response(what: str, sequence: Encoded, causal: nn.Module) -> None:
     """Refuses a sequence that the model cannot score, naming it as `what`."""
-    context = getattr(policy.causal.config, "max_position_embeddings", None)
-    vocabulary = policy.causal.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    context = getattr(causal.config, "max_position_embeddings", None)
+    vocabulary = causal.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     if sequence.response_length < 1:
         raise ConfigError(what, sequence.ids, "has no response tokens; give a response")
     if sequence.prompt_length < 1:
@@ -90,7 +88,7 @@ def check_response(what: str, sequence: Encoded, policy: PolicyFunction) -> None
         )
 
 
-def check_batch(batch: TokenBatch, policy: PolicyFunction) -> None:
+def check_batch(batch: TokenBatch, causal: nn.Module) -> None:
     """Refuses a batch with a sequence that the model cannot score."""
     first = {row: len(ids) for row, ids in enumerate(batch.input_ids)}
     for row, position in zip(batch.sequence.tolist(), batch.position.tolist(), strict=True):
@@ -99,21 +97,21 @@ def check_batch(batch: TokenBatch, policy: PolicyFunction) -> None:
     for row, (ids, mask) in enumerate(zip(batch.input_ids, real, strict=True)):
         prompt = int(mask[: first[row]].sum())
         sequence = Encoded(tuple(ids[mask].tolist()), prompt)
-        check_response(f"batch sequence {row}", sequence, policy)
+        check_response(f"batch sequence {row}", sequence, causal)
 
 
-def check_record(record: StepRecord, policy: PolicyFunction) -> None:
+def check_record(record: StepRecord, causal: nn.Module) -> None:
     """Refuses a record with responses that the model cannot score, or with nan or inf."""
     for example in record.examples:
         for name, sequence in example.named().items():
-            check_response(f"record example {example.id}.{name}", sequence, policy)
+            check_response(f"record example {example.id}.{name}", sequence, causal)
     check_finite("record.before", record.before)
     check_finite("record.after", record.after)
     for name, state in record.state.items():
         check_finite(f"record.state[{name}]", state)
 
 
-def check_arithmetic(policy: LogitFunction, why: str) -> None:
+def check_arithmetic(dtype: torch.dtype, why: str) -> None:
     """Refuses 16-bit arithmetic where its rounding hides the result."""
-    if policy.dtype not in (torch.float32, torch.float64):
-        raise ConfigError("policy.dtype", str(policy.dtype), f"{why}; use float32 or float64")
+    if dtype not in (torch.float32, torch.float64):
+        raise ConfigError("policy.dtype", str(dtype), f"{why}; use float32 or float64")

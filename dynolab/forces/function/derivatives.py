@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,10 +16,9 @@ from torch.func import jvp
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
+from dynolab.forces.function.logit_function import LogitFunction
 from dynolab.likelihood.checked import note_check
-
-if TYPE_CHECKING:
-    from dynolab.forces.function.policy import PolicyFunction
+from dynolab.likelihood.token_logps import causal_model
 
 Mode = Literal["forward", "backward"]
 
@@ -67,12 +66,12 @@ class Derivatives:
 _measured: WeakKeyDictionary[nn.Module, dict[torch.dtype, Derivatives]] = WeakKeyDictionary()
 
 
-def derivatives_of(policy: PolicyFunction) -> Derivatives:
+def derivatives_of(policy: LogitFunction) -> Derivatives:
     """A policy's derivatives, measured when a first one is asked for.
 
     16-bit arithmetic has no differences to compare with: it is taken at float32's word.
     """
-    known = _measured.setdefault(policy.causal, {})
+    known = _measured.setdefault(causal_model(policy.model), {})
     if policy.dtype not in known:
         known[policy.dtype] = measure_derivatives(policy)
     found = known[policy.dtype]
@@ -84,7 +83,7 @@ def derivatives_of(policy: PolicyFunction) -> Derivatives:
 
 
 @torch.no_grad()
-def measure_derivatives(policy: PolicyFunction) -> Derivatives:
+def measure_derivatives(policy: LogitFunction) -> Derivatives:
     """∂ log π · d of a few random tokens by each mode against `[log π(θ+hd) − log π(θ−hd)]/2h`.
 
     d is random. The error is the median over tokens, in units of the differences' root mean
@@ -99,7 +98,8 @@ def measure_derivatives(policy: PolicyFunction) -> Derivatives:
         * max(float(w.double().square().mean().sqrt()), 1e-2)
         for name, w in at.items()
     }
-    batch = collate([_sample(policy, generator)], 0).to(policy.device)
+    causal = causal_model(policy.model)
+    batch = collate([_sample(causal, generator)], 0).to(policy.device)
 
     def logps(weights: dict[str, Tensor]) -> Float[Tensor, " tokens"]:
         logits = policy.logits(weights, batch)
@@ -123,7 +123,7 @@ def measure_derivatives(policy: PolicyFunction) -> Derivatives:
             first_line = next(iter(str(error).splitlines()), "")
             errors[mode] = math.inf
             reasons[mode] = f"{type(error).__name__}: {first_line}"
-    return Derivatives(type(policy.causal).__name__, TOLERANCE[dtype], errors, reasons)
+    return Derivatives(type(causal).__name__, TOLERANCE[dtype], errors, reasons)
 
 
 def _by_gradients(
@@ -145,13 +145,13 @@ def _by_gradients(
     return torch.stack(along)
 
 
-def _sample(policy: PolicyFunction, generator: torch.Generator) -> Encoded:
-    config = policy.causal.config.get_text_config()  # type: ignore[union-attr, operator]
+def _sample(causal: nn.Module, generator: torch.Generator) -> Encoded:
+    config = causal.config.get_text_config()  # type: ignore[union-attr, operator]
     context = getattr(config, "max_position_embeddings", None) or 8
     length = min(8, context)
     ids = torch.randint(config.vocab_size - 1, (length,), generator=generator)
     # The padding row of an embedding has no gradient, and a norm of its zeros no smooth derivative.
-    padding = getattr(policy.causal.get_input_embeddings(), "padding_idx", None)  # type: ignore[operator]
+    padding = getattr(causal.get_input_embeddings(), "padding_idx", None)  # type: ignore[operator]
     if padding is not None:
         ids += ids >= padding
     return Encoded(tuple(ids.tolist()), max(1, length - 5))

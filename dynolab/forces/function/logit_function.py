@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +12,28 @@ from torch.func import functional_call
 
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_finite
-from dynolab.forces.function.policy import Weights, cast_like
+
+Weights = Mapping[str, Tensor]
+"""Tensors by parameter name; tied weights stand once, under their first name."""
+
+
+def cast_like(own: Weights, weights: Weights) -> dict[str, Tensor]:
+    """Weights on the device and in the dtype of a function's own, with its names and shapes.
+
+    **Raises:** `ConfigError` for what the function has not, nan and inf.
+    """
+    for name, tensor in weights.items():
+        mine = own.get(name)
+        if mine is None or mine.shape != tensor.shape:
+            raise ConfigError(
+                f"weights[{name}]",
+                tuple(tensor.shape),
+                "the model has no such parameter"
+                if mine is None
+                else f"the model's has shape {tuple(mine.shape)}; give the record's own model",
+            )
+    check_finite("weights", weights)
+    return {name: w.detach().to(own[name].device, own[name].dtype) for name, w in weights.items()}
 
 
 class LogitFunction(Protocol):

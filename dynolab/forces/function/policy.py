@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any
@@ -16,35 +16,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
-from dynolab.errors import ConfigError
-from dynolab.forces.function.checks import check_batch, check_finite, check_model
+from dynolab.forces.function.checks import check_batch, check_model
 from dynolab.forces.function.derivatives import derivatives_of
+from dynolab.forces.function.logit_function import Weights, cast_like
 from dynolab.forces.function.precision import dtype_preserving
 from dynolab.forces.function.views import View
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model
-
-Weights = Mapping[str, Tensor]
-"""Tensors by parameter name; tied weights stand once, under their first name."""
-
-
-def cast_like(own: Weights, weights: Weights) -> dict[str, Tensor]:
-    """Weights on the device and in the dtype of a function's own, with its names and shapes.
-
-    **Raises:** `ConfigError` for what the function has not, nan and inf.
-    """
-    for name, tensor in weights.items():
-        mine = own.get(name)
-        if mine is None or mine.shape != tensor.shape:
-            raise ConfigError(
-                f"weights[{name}]",
-                tuple(tensor.shape),
-                "the model has no such parameter"
-                if mine is None
-                else f"the model's has shape {tuple(mine.shape)}; give the record's own model",
-            )
-    check_finite("weights", weights)
-    return {name: w.detach().to(own[name].device, own[name].dtype) for name, w in weights.items()}
-
 
 _TANGENT_BYTES = 2**28
 _MOST_TANGENTS = 8
@@ -141,7 +118,7 @@ class PolicyFunction:
         **Returns:** first-order change of `log π` in nats, one entry per direction, with a last
         axis over the view's tokens where there is a view.
         """
-        check_batch(batch, self)
+        check_batch(batch, self.causal)
         what = View.realised(batch) if view is None else view
         # Tangents of the logits, and what A makes of them, are tokens × vocabulary a direction.
         room = _TANGENT_BYTES // (4 * self._logits_bytes(batch))

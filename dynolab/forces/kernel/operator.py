@@ -14,8 +14,8 @@ from torch.func import jvp, vjp, vmap
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_arithmetic, check_response
-from dynolab.forces.function.logit_function import LogitFunction
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import LogitFunction, Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
 
 _MOST_DIRECTIONS = 32
@@ -57,7 +57,7 @@ class TangentKernel:
         With a scale its names are the parameters that move; without, those that require a
         gradient (adapters alone under LoRA).
         """
-        check_arithmetic(function, "derivatives of 8 significant bits are mostly noise")
+        check_arithmetic(function.dtype, "derivatives of 8 significant bits are mostly noise")
         place = {**function.weights, **({} if at is None else function.cast(at))}
         metric = None if scale is None else function.cast(scale)
         moving = frozenset(subspace(function) if metric is None else metric)
@@ -170,7 +170,7 @@ def check_items(function: LogitFunction, **sides: list[Any]) -> None:
             raise ConfigError(side, [], "give at least one response")
         if isinstance(function, PolicyFunction):
             for number, item in enumerate(items):
-                check_response(f"{side}[{number}]", item, function)
+                check_response(f"{side}[{number}]", item, function.causal)
 
 
 def response_token(sequence: Encoded, index: int) -> Encoded:

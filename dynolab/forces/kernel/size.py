@@ -14,8 +14,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from dynolab.errors import ConfigError, DynolabError
-from dynolab.forces.function.logit_function import LogitFunction
-from dynolab.forces.function.policy import Weights
+from dynolab.forces.function.logit_function import LogitFunction, Weights
 from dynolab.forces.kernel.operator import Pullback, TangentKernel, check_items
 from dynolab.statistics import student_975
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from dynolab.data.batches import CHOSEN, REJECTED
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.rows import ProbeRow
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.breakdown import Breakdown, breakdown
 from dynolab.forces.map.force_map import MEMORY_BYTES, ForceMap, force_map
 from dynolab.forces.map.terms import TokenTerms, response_terms, trained_terms

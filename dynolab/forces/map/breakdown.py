@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dynolab.data.encode import Encoded
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.contraction import contract
 from dynolab.forces.map.force_map import MEMORY_BYTES
 from dynolab.forces.map.gram import Tile, factor_tiles, plan_tiles

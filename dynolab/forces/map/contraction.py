@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dynolab.forces.function.policy import Weights
+from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.map.costs import (
     cheapest_order,
     slice_width,

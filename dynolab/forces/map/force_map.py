@@ -18,7 +18,8 @@ from dynolab import distributed
 from dynolab.data.encode import Encoded
 from dynolab.errors import DynolabError
 from dynolab.forces.function.derivatives import derivatives_of
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.costs import Route, choose_route, shapes_of
 from dynolab.forces.map.files import Bounds, MapFolder
 from dynolab.forces.map.gram import Tile, gram_tiles, plan_tiles

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dynolab.data.encode import Encoded
 from dynolab.forces.function.derivatives import derivatives_of
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.map.contraction import Into, contract
 from dynolab.forces.map.costs import Route, factor_bytes, shapes_of, split_to_fit

@@ -12,7 +12,8 @@ from dynolab.data.batches import CHOSEN
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_arithmetic, check_response
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import subspace
 from dynolab.forces.map.gram import Kernel
 from dynolab.forces.map.weighted import WeightedResponse
@@ -65,7 +66,7 @@ def pose(
     observed_temperature: float,
 ) -> Problem:
     """Checks a force map's arguments (`force_map`) and scores its updating responses."""
-    check_arithmetic(policy, "products of gradients of 8 significant bits have no sign")
+    check_arithmetic(policy.dtype, "products of gradients of 8 significant bits have no sign")
     if not observed or not updating:
         empty = "updating" if observed else "observed"
         raise ConfigError(empty, [], "give at least one response")
@@ -73,7 +74,7 @@ def pose(
     plain = [sequence for *_, sequence in trained]
     for what, responses in (("observed", observed), ("updating", plain)):
         for number, one in enumerate(responses):
-            check_response(f"{what}[{number}]", one, policy)
+            check_response(f"{what}[{number}]", one, policy.causal)
     if isinstance(update, FrozenUpdate):
         wanted, scale, rate = set(update.scale), update.scale, 1.0
     else:

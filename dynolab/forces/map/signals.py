@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dynolab.data.batches import TokenBatch
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule
 from dynolab.forces.map.weighted import WeightedResponse, weighted_batch
 from dynolab.objectives.base import target_force

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, TokenBatch, by_length
 from dynolab.data.encode import Encoded
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.map.problem import Updating
 from dynolab.forces.step.split import micro_batches, record_batch
 from dynolab.likelihood.token_facts import token_facts

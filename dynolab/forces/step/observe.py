@@ -16,7 +16,8 @@ from dynolab.data.batches import by_length
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.step.one_step import change_of, midpoint
 from dynolab.forces.step.split import UpdateSplit, replay_error, rounding_floor, split_step
 from dynolab.forces.step.watch import Watched, watch

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from dynolab.data.batches import TokenBatch
 from dynolab.forces.function.checks import check_arithmetic, check_batch
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
 
 DIFFERENCES = "differences of 16-bit log-probabilities are off by 12 to 80 % and more"
@@ -67,8 +68,8 @@ def measured_change(
     view: View | None = None,
 ) -> Float[Tensor, "tokens ..."]:
     """`log π_after − log π_before` at every response position, in nats."""
-    check_arithmetic(policy, DIFFERENCES)
-    check_batch(batch, policy)
+    check_arithmetic(policy.dtype, DIFFERENCES)
+    check_batch(batch, policy.causal)
     start = policy.observed(policy.cast(before), batch, view)
     return policy.observed(policy.cast(after), batch, view) - start
 
@@ -87,8 +88,8 @@ def central_difference(
     It needs forwards only. h makes the perturbation `ε^{1/3} ‖θ‖`, which balances truncation
     O(h²) against rounding O(ε/h): about 1e-8 relative in float64, 1e-3 in float32.
     """
-    check_arithmetic(policy, DIFFERENCES)
-    check_batch(batch, policy)
+    check_arithmetic(policy.dtype, DIFFERENCES)
+    check_batch(batch, policy.causal)
     place, d = policy.cast(at), policy.cast(change)
     reach = torch.finfo(policy.dtype).eps ** (1 / 3)
     h = float(reach * norm({name: place[name] for name in d}) / norm(d))

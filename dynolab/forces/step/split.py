@@ -17,7 +17,8 @@ from dynolab.data.batches import (
 )
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_record
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.views import View
 from dynolab.forces.step.one_step import change_of, norm
 from dynolab.forces.step.optimizers import FrozenUpdate, freeze_update
@@ -82,7 +83,7 @@ def split_step(
 
     **Raises:** `ConfigError` where the model cannot score an example, and for states with nan.
     """
-    check_record(record, policy)
+    check_record(record, policy.causal)
     gradients = side_gradients(record, policy, batch_tokens=batch_tokens)
     state = {
         name: {key: tensor.to(policy.device, policy.dtype) for key, tensor in tensors.items()}

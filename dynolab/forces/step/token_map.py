@@ -12,7 +12,8 @@ from torch import Tensor
 from dynolab.data.batches import CHOSEN, REJECTED, collate
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
-from dynolab.forces.function.policy import PolicyFunction, Weights
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.step.one_step import midpoint
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import PAD_ID, objective_logps, record_batch, split_step
