@@ -25,6 +25,7 @@ from flows.form import STUDIES, FilledForm, derive_form
 from flows.parameters import read_settings, read_study, validated
 from flows.reconcile import reconcile
 from flows.registry import FLOWS, load_flow
+from flows.run import run_flow
 
 PARAMETER = "settings"
 """The one parameter of a deployed flow: its form."""
@@ -74,7 +75,7 @@ class Deployment:
 
         def start(**given: FilledForm) -> Any:
             form = given[PARAMETER]
-            return self.flow.run(self.parameters(form), fresh=form.fresh)
+            return run_flow(self.flow, self.parameters(form), fresh=form.fresh)
 
         signature = [Parameter(PARAMETER, Parameter.KEYWORD_ONLY, annotation=self.form)]
         vars(start)["__signature__"] = Signature(signature)

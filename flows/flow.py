@@ -10,7 +10,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from tasks.runtime.chain import Step
-from tasks.runtime.opening import planning_platform
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 
@@ -91,8 +90,8 @@ class Flow(Generic[Parameters]):
     pool: str = field(default="training", kw_only=True)
     """Work pool of its runs: `training`, or `cpu` for a flow that trains nothing itself."""
 
-    def run(self, parameters: Parameters, *, fresh: bool = False) -> Any:
-        """Runs the flow inside a Prefect flow run; `fresh` computes every stage again."""
+    def run(self, parameters: Parameters) -> Any:
+        """What a flow that is not made of stages does, inside a Prefect flow run."""
         raise NotImplementedError
 
 
@@ -107,9 +106,3 @@ class StagedFlow(Flow[Parameters]):
     """Step whose `file` is copied to where a person finds it."""
 
     file: str
-
-    def run(self, parameters: Parameters, *, fresh: bool = False) -> Results:
-        """Runs the stages; returns their results as plain data."""
-        from flows.run import run_plan
-
-        return run_plan(self.name, self.plan(parameters, planning_platform()), fresh=fresh)

@@ -12,12 +12,12 @@ from prefect.states import Completed, State
 
 from dynolab.errors import Pruned
 from dynolab.training.config import EngineConfig
-from flows.flow import Flow, Plan, Results
+from flows.flow import Flow, Parameters, Plan, Results, StagedFlow
 from flows.registry import FLOWS
 from tasks.runtime.chain import Step
 from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.models import register_model
-from tasks.runtime.opening import open_platform
+from tasks.runtime.opening import open_platform, planning_platform
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult
@@ -27,10 +27,17 @@ def as_prefect_flow(flow: Flow[Any]) -> prefect.Flow[..., Any]:
     """A flow as Prefect runs it, from its parameters and `fresh`."""
 
     def run(parameters: Any, fresh: bool = False) -> Any:
-        return flow.run(parameters, fresh=fresh)
+        return run_flow(flow, parameters, fresh=fresh)
 
     run.__doc__ = FLOWS[flow.name]
     return prefect.flow(name=flow.name, flow_run_name="{parameters.name}")(run)
+
+
+def run_flow(flow: Flow[Parameters], parameters: Parameters, *, fresh: bool = False) -> Any:
+    """Runs a flow inside a Prefect flow run; `fresh` computes every stage again."""
+    if not isinstance(flow, StagedFlow):
+        return flow.run(parameters)
+    return run_plan(flow.name, flow.plan(parameters, planning_platform()), fresh=fresh)
 
 
 def run_plan(flow: str, plan: Plan, *, fresh: bool) -> Results:

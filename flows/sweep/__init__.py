@@ -9,8 +9,8 @@ from flows.sweep.parameters import SweepParameters
 class SweepFlow(Flow[SweepParameters]):
     """Many trials of another flow; it waits for them, so that workers of the pool `cpu` run it."""
 
-    def run(self, parameters: SweepParameters, *, fresh: bool = False) -> dict[str, Any]:
-        """Runs the trials. `fresh` changes nothing: what a trial has committed stays computed."""
+    def run(self, parameters: SweepParameters) -> dict[str, Any]:
+        """Runs the trials; what their stages have committed is not computed again."""
         from flows.sweep.sweep import sweep
 
         return sweep(parameters)

@@ -37,7 +37,7 @@ def policy_of(vocabulary: int, embeddings: object = None, **config: Any) -> Any:
 
 
 def samples(policy: Any, count: int = 40) -> list[Encoded]:
-    return [_sample(policy, torch.Generator().manual_seed(seed)) for seed in range(count)]
+    return [_sample(policy.causal, torch.Generator().manual_seed(seed)) for seed in range(count)]
 
 
 def test_a_sample_is_a_prompt_of_three_tokens_and_a_response_of_five() -> None:
