@@ -49,9 +49,9 @@ class Mutant:
     @property
     def part(self) -> str:
         """The package or module that it is in."""
-        folder, name = self.path.parts[-2:]
-        whole = folder in ("objectives", "forces", "store")
-        return folder if whole else f"{folder}_{Path(name).stem}"
+        room = self.path.parts[1]
+        whole = room in ("objectives", "forces", "store")
+        return room if whole else "_".join(self.path.with_suffix("").parts[-2:])
 
     @property
     def function(self) -> str:
