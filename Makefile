@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 import  = $(VENV)/bin/python -c 'import importlib; \
           [importlib.import_module(name) for name in "$(1)".split()]' >/dev/null 2>&1
 
-.PHONY: setup study test check lint test-study test-faults test-mutations up clean
+.PHONY: setup study test test-services check lint test-study test-faults test-mutations up clean
 
 setup: $(VENV)/.ready
 
@@ -38,8 +38,13 @@ study: setup
 up: setup
 	$(VENV)/bin/dynolab up --profile $(PROFILE)
 
+# One thread for each of two workers; a file's tests share its fixtures.
 test: setup
-	$(RUN) pytest -m "not study and not faults"
+	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile \
+	    -m "not study and not faults and (real_path or not services and not ranks)"
+
+test-services: setup
+	$(RUN) pytest -m "not study and not faults and not real_path and (services or ranks)"
 
 lint: setup
 	$(RUN) ruff format --check .

@@ -53,8 +53,8 @@ class AuditParameters(FlowParameters):
 
     @model_validator(mode="after")
     def _fits_together(self) -> AuditParameters:
-        for field, one in self.models.items():
-            check_named(field, one)
+        for field, model in self.models.items():
+            check_named(field, model)
         if self.data_result is not None and "data" in self.model_fields_set:
             raise ConfigError("data_result", self.data_result, "give data or data_result, not both")
         return self
@@ -93,8 +93,8 @@ def resolved_audit(
     known = results_of(parameters.study, platform)
     given: dict[str, StageResult] = {}
     models = {}
-    for field, one in parameters.models.items():
-        models[field], found = resolved_model(field, one, known, platform)
+    for field, model in parameters.models.items():
+        models[field], found = resolved_model(field, model, known, platform)
         if found is not None:
             given[field] = found
     wanted = parameters.data_result
@@ -117,8 +117,8 @@ def audit_steps(parameters: AuditParameters, given: Collection[str]) -> list[Ste
         settings=parameters.as_yaml,
     )
     imports = [
-        Step(field, BASE, one.base)
-        for field, one in parameters.models.items()
+        Step(field, BASE, model.base)
+        for field, model in parameters.models.items()
         if field not in given
     ]
     judged, shown = [], {"data": "data", "audit": "audit"}

@@ -59,13 +59,15 @@ class ForcesParameters(FlowParameters):
 
     @model_validator(mode="after")
     def _fits_together(self) -> ForcesParameters:
-        for label, one in self.checkpoints.items():
-            check_named(f"checkpoints.{label}", one)
-            if one.model is not None and one.step is not None:
+        for label, checkpoint in self.checkpoints.items():
+            check_named(f"checkpoints.{label}", checkpoint)
+            if checkpoint.model is not None and checkpoint.step is not None:
                 raise ConfigError(
-                    f"checkpoints.{label}.step", one.step, "only a training's result has steps"
+                    f"checkpoints.{label}.step",
+                    checkpoint.step,
+                    "only a training's result has steps",
                 )
-            if self.analysis.updating == "recorded" and one.step is None:
+            if self.analysis.updating == "recorded" and checkpoint.step is None:
                 raise ConfigError(
                     f"checkpoints.{label}.step",
                     None,
@@ -108,8 +110,10 @@ def resolved_forces(
     known = results_of(parameters.study, platform)
     given: dict[str, StageResult] = {}
     checkpoints = {}
-    for label, one in parameters.checkpoints.items():
-        checkpoints[label], found = resolved_model(f"checkpoints.{label}", one, known, platform)
+    for label, checkpoint in parameters.checkpoints.items():
+        checkpoints[label], found = resolved_model(
+            f"checkpoints.{label}", checkpoint, known, platform
+        )
         if found is not None:
             given[model_step(label)] = found
     wanted = parameters.data_result
@@ -149,23 +153,23 @@ def forces_steps(parameters: ForcesParameters, given: Collection[str]) -> list[S
     if parameters.needs_reference:
         reference = {"reference": models[parameters.reference_label]}
     imports = [
-        Step(models[label], BASE, one.base)
-        for label, one in parameters.checkpoints.items()
+        Step(models[label], BASE, checkpoint.base)
+        for label, checkpoint in parameters.checkpoints.items()
         if models[label] not in given
     ]
     analyses = [
         Step(
             f"analysis-{label}",
             ANALYSIS,
-            AnalysisJob(**dict(parameters.analysis), step=one.step),
+            AnalysisJob(**dict(parameters.analysis), step=checkpoint.step),
             {"data": "data", "model": models[label], **reference},
         )
-        for label, one in parameters.checkpoints.items()
+        for label, checkpoint in parameters.checkpoints.items()
     ]
     kernel = KernelJob(
         **dict(parameters.kernel),
         labels=labels,
-        steps={label: one.step for label, one in parameters.checkpoints.items()},
+        steps={label: checkpoint.step for label, checkpoint in parameters.checkpoints.items()},
     )
     page = ForcePageConfig(
         name=parameters.name,

@@ -55,8 +55,8 @@ class JudgeParameters(FlowParameters):
 
     @model_validator(mode="after")
     def _fits_together(self) -> JudgeParameters:
-        for field, one in self.models.items():
-            check_named(field, one)
+        for field, model in self.models.items():
+            check_named(field, model)
         if self.baseline is not None and self.baseline not in self.policies:
             raise ConfigError(
                 "baseline", self.baseline, f"name a policy: {', '.join(self.policies)}"
@@ -64,7 +64,7 @@ class JudgeParameters(FlowParameters):
         if self.data is None and self.study is None:
             raise ConfigError("data", None, "give data, or the study whose prompts are answered")
         by_reference = [
-            name for name, one in self.judges.items() if isinstance(one, LogProbJudgeConfig)
+            name for name, judge in self.judges.items() if isinstance(judge, LogProbJudgeConfig)
         ]
         if by_reference and self.reference is None:
             raise ConfigError(
@@ -81,7 +81,7 @@ class JudgeParameters(FlowParameters):
     @property
     def models(self) -> dict[str, ModelConfig]:
         """All models by field."""
-        found = {policy_step(name): one for name, one in self.policies.items()}
+        found = {policy_step(name): policy for name, policy in self.policies.items()}
         return found if self.reference is None else {**found, REFERENCE: self.reference}
 
     @property
@@ -110,8 +110,8 @@ def resolved_judge(
     known = results_of(parameters.study, platform)
     given: dict[str, StageResult] = {}
     models: dict[str, ModelConfig] = {}
-    for field, one in parameters.models.items():
-        models[field], found = resolved_model(field, one, known, platform)
+    for field, model in parameters.models.items():
+        models[field], found = resolved_model(field, model, known, platform)
         if found is not None:
             given[field] = found
     update = {
@@ -134,8 +134,8 @@ def judge_steps(parameters: JudgeParameters, given: Collection[str]) -> list[Ste
     """The comparison's stages in order; `given` are names of results that need no stage."""
     assert parameters.data is not None, "resolved parameters have data"
     imports = [
-        Step(field, BASE, one.base)
-        for field, one in parameters.models.items()
+        Step(field, BASE, model.base)
+        for field, model in parameters.models.items()
         if field not in given
     ]
     answers = [

@@ -179,7 +179,9 @@ def _part_that_fails(kind: type[BaseModel], content: dict[str, Any]) -> list[str
 def _settings(annotation: Any) -> type[BaseModel] | None:
     """The class of a field that holds settings, or settings or nothing."""
     options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    kinds = [one for one in options if isinstance(one, type) and issubclass(one, BaseModel)]
+    kinds = [
+        option for option in options if isinstance(option, type) and issubclass(option, BaseModel)
+    ]
     return kinds[0] if kinds else None
 
 

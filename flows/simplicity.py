@@ -37,7 +37,7 @@ class SimplicityParameters(FlowParameters):
     def _tells_apart(self) -> SimplicityParameters:
         if len(set(self.seeds)) < len(self.seeds):
             raise ConfigError("seeds", list(self.seeds), "name every seed once")
-        labels = [one.space.label for one in self.spaces]
+        labels = [space.space.label for space in self.spaces]
         if len(set(labels)) < len(labels):
             raise ConfigError("spaces", labels, "name every space once")
         return self
@@ -54,8 +54,8 @@ def simplicity_steps(parameters: SimplicityParameters) -> list[Step]:
         settings=parameters.as_yaml,
     )
     spaces = [
-        Step(f"mappings-{one.attributes}x{one.values}", MAPPINGS, parameters.learned(one))
-        for one in parameters.spaces
+        Step(f"mappings-{space.attributes}x{space.values}", MAPPINGS, parameters.learned(space))
+        for space in parameters.spaces
     ]
     shown = {step.name: step.name for step in spaces}
     return [*spaces, Step("simplicity-page", SIMPLICITY_PAGE, page, shown)]

@@ -113,8 +113,10 @@ def tell_figures(work: Work[Any], figures: Mapping[str, Interval], group: str) -
     **Returns** the means.
     """
     file = work.output / "figures.json"
-    file.write_text(json.dumps({name: one.as_dict() for name, one in figures.items()}, indent=1))
-    means = {name: one.mean for name, one in figures.items() if one.n}
+    file.write_text(
+        json.dumps({name: figure.as_dict() for name, figure in figures.items()}, indent=1)
+    )
+    means = {name: figure.mean for name, figure in figures.items() if figure.n}
     work.tracker.metrics(0, {f"{group}/{name}": value for name, value in means.items()})
     work.tracker.artifact(file, group)
     return means

@@ -51,7 +51,9 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
     with work.shown():
         tokenizer = load_tokenizer(folder)
         model = load_language_model(folder, tokenizer=tokenizer, device=device())
-        said = sample_responses(model, tokenizer, [one.prompt for one in prompts], config.sampling)
+        said = sample_responses(
+            model, tokenizer, [prompt.prompt for prompt in prompts], config.sampling
+        )
         rows = [
             PolicyAnswer(
                 id=row.id,
@@ -67,9 +69,9 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
         write_rows(work.output / "answers.jsonl", rows)
     log_tables(work.tracker, {"answers": rows}, work.scratch)
     return {
-        "answers/finished": sum(one.finished for one in rows) / len(rows),
-        "answers/tokens": sum(one.tokens for one in rows) / len(rows),
-        "answers/distinct": len({one.answer for one in rows}) / len(rows),
+        "answers/finished": sum(row.finished for row in rows) / len(rows),
+        "answers/tokens": sum(row.tokens for row in rows) / len(rows),
+        "answers/distinct": len({row.answer for row in rows}) / len(rows),
         "seconds": time.monotonic() - began,
     }
 

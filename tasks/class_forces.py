@@ -42,8 +42,8 @@ def class_forces(work: Work[ClassForcesJob]) -> dict[str, float]:
         write_rows(work.output / "ranks.jsonl", found.ranks)
         write_rows(work.output / "influence.jsonl", found.influences)
         write_rows(work.output / "diverged.jsonl", found.diverged)
-    last = max(one.epoch for one in found.states)
-    main = [one for one in found.states if one.learning_rate == config.training.learning_rate]
+    last = max(state.epoch for state in found.states)
+    main = [state for state in found.states if state.learning_rate == config.training.learning_rate]
     metrics = {
         f"{config.model}/accuracy": np.mean([one.accuracy for one in main if one.epoch == last]),
         f"{config.model}/unexplained": np.nanmean([one.unexplained for one in main]),

@@ -96,7 +96,7 @@ def _questions(work: Work[DisplacementJob], answerer: Answerer) -> list[Question
     answers = answerer.answer(
         work, "train", samples=config.completions, step=0, prompts=config.questions
     )
-    telling = [one for one in answers if one.differ]
+    telling = [answer for answer in answers if answer.differ]
     reference = answerer.logits if config.objective.kl else None
     scorer = Scorer(answerer.logits, reference, answerer.pad_id, config.sample_batch_size)
     groups = make_groups(

@@ -41,8 +41,8 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
     return {
         "seconds": time.monotonic() - began,
         "recorded_steps": float(len(replays)),
-        "largest_replay_error": max((one.replay_error for one in replays), default=0.0),
-        "largest_closure_error": max((one.closure_error for one in replays), default=0.0),
+        "largest_replay_error": max((replay.replay_error for replay in replays), default=0.0),
+        "largest_closure_error": max((replay.closure_error for replay in replays), default=0.0),
     }
 
 

@@ -52,7 +52,7 @@ def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
         for name in (*config.policies, config.baseline)
     }
     policies = [name for name in config.policies if answers[name] and answers[config.baseline]]
-    every = [one for name in policies for one in contests(answers, name, config.baseline)]
+    every = [contest for name in policies for contest in contests(answers, name, config.baseline)]
     asking = Asking(work, getattr(config.judge, "endpoint", None))
     with asking.shown():
         try:
@@ -105,10 +105,10 @@ def _metrics(rates: Sequence[WinRate]) -> dict[str, float]:
     """Every policy's win rate where there is one, and what became of all verdicts."""
     from dynolab.results.judges import JudgementCounts
 
-    found = {f"judge/{one.a}/win_rate": one.rate for one in rates if one.judged}
-    counts = [one.counts.model_dump() for one in rates]
+    found = {f"judge/{rate.a}/win_rate": rate.rate for rate in rates if rate.judged}
+    counts = [rate.counts.model_dump() for rate in rates]
     return found | {
-        f"judge/{name}": float(sum(one[name] for one in counts))
+        f"judge/{name}": float(sum(count[name] for count in counts))
         for name in JudgementCounts.model_fields
     }
 

@@ -72,7 +72,7 @@ def measure_kernel(work: Work[KernelJob]) -> dict[str, float]:
             sizes[label] = _sizes(work, label, *encoded[label])
             progress.update(number, label)
         rows = [
-            row for label, one in sizes.items() for row in _rows(label, one, observed, updating)
+            row for label, size in sizes.items() for row in _rows(label, size, observed, updating)
         ]
         found = _findings(work, sizes)
         write_rows(work.output / "sizes.jsonl", rows)
@@ -212,11 +212,12 @@ def _metrics(
 ) -> dict[str, float]:
     """Each checkpoint's geometric mean of ‖CKC‖, each two's rank correlation, and the lowest."""
     found = {
-        f"kernel/size/{label}": float(np.exp(np.log(one.centred).mean()))
-        for label, one in sizes.items()
+        f"kernel/size/{label}": float(np.exp(np.log(size.centred).mean()))
+        for label, size in sizes.items()
     }
     between = {
-        f"kernel/rank_correlation/{one.first}-{one.second}": one.correlation for one in agreements
+        f"kernel/rank_correlation/{agreement.first}-{agreement.second}": agreement.correlation
+        for agreement in agreements
     }
     lowest = {"kernel/rank_correlation": min(between.values())} if between else {}
     return found | between | lowest

@@ -42,8 +42,10 @@ def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
         write_rows(work.output / "epochs.jsonl", found.epochs)
         write_rows(work.output / "paths.jsonl", found.paths)
     metrics = {
-        f"paths/{data}/auc": float(np.mean([one.auc for one in found.scores if one.data == data]))
-        for data in dict.fromkeys(one.data for one in found.scores)
+        f"paths/{data}/auc": float(
+            np.mean([score.auc for score in found.scores if score.data == data])
+        )
+        for data in dict.fromkeys(score.data for score in found.scores)
     }
     work.tracker.metrics(0, metrics)
     return metrics | {"seconds": time.monotonic() - began}

@@ -43,8 +43,8 @@ def push_answers(work: Work[PushConfig]) -> dict[str, float]:
         pairs = read_pairs(work, encoder, "train", config.pairs)
         model = load_language_model(folder, device=distributed.device())
         policy, tally = PolicyFunction(model, torch.float64), Tally()
-        for number, one in enumerate(pushes(policy, pairs, config.fall), start=1):
-            tally.add(one)
+        for number, push in enumerate(pushes(policy, pairs, config.fall), start=1):
+            tally.add(push)
             progress.update(number)
         left = list(tally.left_over())
         write_rows(work.output / "pushes.jsonl", tally.rows)

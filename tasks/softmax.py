@@ -42,15 +42,15 @@ def try_cases(work: Work[SoftmaxConfig]) -> dict[str, float]:
     began, config = time.monotonic(), work.config
     with work.shown():
         counts = [
-            one
+            count_violation
             for classes in config.classes
-            for one in count_violations(config.cases, classes, config.seed)
+            for count_violation in count_violations(config.cases, classes, config.seed)
         ]
-        pictures = [one for classes in config.shown for one in panels(classes, config.seed)]
+        pictures = [panel for classes in config.shown for panel in panels(classes, config.seed)]
         shapes = [
-            one
+            shape_point
             for classes in config.shown
-            for one in shape_points(config.shape_cases, classes, config.seed)
+            for shape_point in shape_points(config.shape_cases, classes, config.seed)
         ]
         write_rows(work.output / "counts.jsonl", counts)
         write_rows(work.output / "panels.jsonl", pictures)
@@ -58,7 +58,8 @@ def try_cases(work: Work[SoftmaxConfig]) -> dict[str, float]:
         paths = step_paths(config.shown[0], config.seed, STEP_SIZES)
         write_rows(work.output / "step_paths.jsonl", paths)
     metrics = {
-        f"violations/{one.statement}/{one.classes}": one.violations / one.cases for one in counts
+        f"violations/{count.statement}/{count.classes}": count.violations / count.cases
+        for count in counts
     }
     work.tracker.metrics(0, metrics)
     log_tables(work.tracker, {"counts": counts, "shapes": shapes}, work.scratch)

@@ -97,9 +97,9 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list
     ]
     watched = first_pairs(rows, config.pairs)
     answers = [
-        (row, one)
-        for row, one in zip(watched, encoder.probes(watched), strict=True)
-        if one is not None
+        (row, probe)
+        for row, probe in zip(watched, encoder.probes(watched), strict=True)
+        if probe is not None
     ]
     policy = load_policy(folder / "model", adapter_folder(work, name))
     start = load_language_model(
@@ -192,7 +192,7 @@ def _indices(work: Work[SqueezingJob], risen: Sequence[RisenMass]) -> dict[str, 
 
 def _foretold(work: Work[SqueezingJob], forecasts: Sequence[Forecast]) -> dict[str, float]:
     """Means over the main training's recorded steps."""
-    own = [one for one in forecasts if one.training == work.config.main]
+    own = [forecast for forecast in forecasts if forecast.training == work.config.main]
     wanted = [one for one in own if one.side == "rejected"] or own
     names = {"forecast_auc": "auc", "forecast_auc_top": "auc_top", "last_layer": "explained"}
     values = {name: [getattr(one, field) for one in wanted] for name, field in names.items()}
@@ -205,9 +205,9 @@ def _foretold(work: Work[SqueezingJob], forecasts: Sequence[Forecast]) -> dict[s
 def _repeaters(generations: Sequence[Generation]) -> dict[str, float]:
     """Share of every model's held-out answers that repeat themselves."""
     flags: dict[str, list[bool]] = {}
-    for one in generations:
-        if one.split == "heldout":
-            flags.setdefault(one.model, []).append(one.repeater)
+    for generation in generations:
+        if generation.split == "heldout":
+            flags.setdefault(generation.model, []).append(generation.repeater)
     return {f"squeeze/repeaters/{name}": sum(each) / len(each) for name, each in flags.items()}
 
 

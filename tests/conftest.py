@@ -21,8 +21,25 @@ from tests.flows.lab import Lab
 
 START_SECONDS = 60
 
+STARTS_SERVERS = {
+    "s3_server",
+    "strict_s3_server",
+    "started_servers",
+    "mlflow_server",
+    "unstarted_mlflow",
+    "prefect_server",
+}
+"""Fixtures that start real servers."""
+
 # Shells start background jobs deaf to Ctrl-C, and so would be every process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts a server is a test of services, whoever forgot to say so."""
+    for item in items:
+        if STARTS_SERVERS & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.services)
 
 
 def start_s3(log: Path, **environment: str) -> tuple[subprocess.Popen[bytes], str]:

@@ -69,13 +69,13 @@ def audit_pairs(
         raise ConfigError("pairs", [], "give at least one pair to audit")
     everyone = [*pairs, *heldout]
     for pair in everyone:
-        for side, one in zip(("chosen", "rejected"), _responses(pair), strict=True):
-            check_response(f"pair {pair.id}.{side}", one, policy.causal)
+        for side, response in zip(("chosen", "rejected"), _responses(pair), strict=True):
+            check_response(f"pair {pair.id}.{side}", response, policy.causal)
     wanted = subspace(policy)
     step, chosen = (_zeros(policy, wanted) for _ in range(2))
     found = []
     for number, pair in enumerate(everyone):
-        sides = [_read(policy, wanted, one) for one in _responses(pair)]
+        sides = [_read(policy, wanted, response) for response in _responses(pair)]
         up, down = _rates(policy, pair, objective, sides)
         if number < len(pairs):
             _add(step, up / len(pairs), sides[0].gradient)
@@ -113,7 +113,7 @@ class _Own:
             up * _inner(chosen.gradient, chosen.gradient),
             -down * _inner(chosen.gradient, rejected.gradient),
         )
-        tokens = [one.ids[one.prompt_length :] for one in _responses(pair)]
+        tokens = [response.ids[response.prompt_length :] for response in _responses(pair)]
         logp = float(chosen.logps.double().sum())
         return cls(
             up,
@@ -168,7 +168,7 @@ def _rates(
     sides: Sequence[_Read],
 ) -> tuple[float, float]:
     """c₊ and c₋ of a step on this pair alone, at the reference."""
-    chosen, rejected = (one.logps.tolist() for one in sides)
+    chosen, rejected = (side.logps.tolist() for side in sides)
     example = RecordedExample(
         id=pair.id,
         chosen=pair.chosen,
@@ -178,7 +178,7 @@ def _rates(
         wins=pair.wins,
     )
     batch = objective_batch([example], objective, step_totals([example], objective), policy)
-    rates = objective.learning_rates(torch.cat([one.logps for one in sides]), batch)
+    rates = objective.learning_rates(torch.cat([side.logps for side in sides]), batch)
     return float(rates[0]), -float(rates[-1])
 
 
@@ -189,7 +189,7 @@ def _moves(
     batch_tokens: int,
 ) -> list[Float[Tensor, "sides directions"]]:
     """`∂ Σ_l log π(y_l) / ∂θ · d` of every pair's two responses along each direction."""
-    responses = [one for pair in pairs for one in _responses(pair)]
+    responses = [response for pair in pairs for response in _responses(pair)]
     moved = torch.zeros(len(responses), len(directions), dtype=torch.float64)
     for members in by_length(responses, batch_tokens):
         batch, _ = policy.batch([responses[member] for member in members])

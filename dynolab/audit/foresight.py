@@ -57,7 +57,7 @@ def foresight(rows: Sequence[PairAudit], changes: Sequence[ChosenChange]) -> lis
 
     **Returns:** by split, then by ranking.
     """
-    known = {(one.split, one.pair_id): one.change for one in changes}
+    known = {(change.split, change.pair_id): change.change for change in changes}
     found = []
     for split in dict.fromkeys(row.split for row in rows):
         own = [row for row in rows if row.split == split and (split, row.pair_id) in known]

@@ -130,17 +130,17 @@ def collate(
     - `example`, `side`: per sequence; by default each is the chosen side of its own example.
     - `totals`: global denominators; by default this batch's own.
     """
-    length = max(len(one.ids) for one in sequences)
+    length = max(len(sequence.ids) for sequence in sequences)
     input_ids = torch.full((len(sequences), length), pad_id, dtype=torch.long)
     mask = torch.zeros((len(sequences), length), dtype=torch.long)
     where, when, what = [], [], []
-    for row, one in enumerate(sequences):
-        ids_of_row = torch.tensor(one.ids, dtype=torch.long)
-        input_ids[row, : len(one.ids)] = ids_of_row
-        mask[row, : len(one.ids)] = 1
-        where.append(torch.full((one.response_length,), row, dtype=torch.long))
-        when.append(torch.arange(one.prompt_length - 1, len(one.ids) - 1))
-        what.append(ids_of_row[one.prompt_length :])
+    for row, sequence in enumerate(sequences):
+        ids_of_row = torch.tensor(sequence.ids, dtype=torch.long)
+        input_ids[row, : len(sequence.ids)] = ids_of_row
+        mask[row, : len(sequence.ids)] = 1
+        where.append(torch.full((sequence.response_length,), row, dtype=torch.long))
+        when.append(torch.arange(sequence.prompt_length - 1, len(sequence.ids) - 1))
+        what.append(ids_of_row[sequence.prompt_length :])
     return TokenBatch(
         input_ids=input_ids,
         attention_mask=mask,
@@ -160,14 +160,16 @@ def collate_examples(
 ) -> TokenBatch:
     """Batch of the wanted sides of examples, chosen and rejected of one example side by side."""
     sequences, index, side = [], [], []
-    for number, one in enumerate(examples):
+    for number, example in enumerate(examples):
         for which in sides:
-            sequences.append(_side(one, which))
+            sequences.append(_side(example, which))
             index.append(number)
             side.append(which)
-    ids = [one.id for one in examples]
+    ids = [example.id for example in examples]
     batch = collate(sequences, pad_id, example=index, side=side, ids=ids, totals=totals)
-    wins = [one.wins[which] for one in examples if one.wins is not None for which in sides]
+    wins = [
+        example.wins[which] for example in examples if example.wins is not None for which in sides
+    ]
     if len(wins) < len(sequences):
         return batch
     return replace(batch, wins=torch.tensor(wins, dtype=torch.float64))
@@ -175,11 +177,13 @@ def collate_examples(
 
 def count_totals(examples: Sequence[EncodedExample], sides: Sequence[int]) -> Totals:
     """Global denominators of one optimizer step on these examples."""
-    return _own_totals(len(examples), [_side(one, which) for one in examples for which in sides])
+    return _own_totals(
+        len(examples), [_side(example, which) for example in examples for which in sides]
+    )
 
 
 def _own_totals(examples: int, sequences: Sequence[Encoded]) -> Totals:
-    tokens = sum(one.response_length for one in sequences)
+    tokens = sum(sequence.response_length for sequence in sequences)
     return Totals(examples=examples, tokens=tokens, sequences=len(sequences))
 
 

@@ -116,10 +116,10 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def plain_writer(messages: Sequence[Message], row: str) -> str:
     """Writes messages as `\\n\\nHuman: … \\n\\nAssistant:`, the form of HH transcripts."""
-    unknown = {str(one["role"]) for one in messages} - set(_TURNS)
+    unknown = {str(message["role"]) for message in messages} - set(_TURNS)
     if unknown:
         raise ConfigError(row, sorted(unknown), f"roles must be among {', '.join(_TURNS)}")
-    turns = [f"\n\n{_TURNS[one['role']]}: {one['content']}" for one in messages]
+    turns = [f"\n\n{_TURNS[message['role']]}: {message['content']}" for message in messages]
     return "".join([*turns, f"\n\n{_TURNS['assistant']}:"])
 
 

@@ -54,7 +54,7 @@ def collate_groups(
     - `totals`: the step's (`count_group_totals` of all its groups, here and elsewhere).
     - `temperature`: of the sampling; the policy's likelihoods are taken at it too.
     """
-    all_of = [one for group in groups for one in group.completions]
+    all_of = [completion for group in groups for completion in group.completions]
     batch = collate(
         [one.encoded for one in all_of],
         pad_id,
@@ -75,7 +75,9 @@ def collate_groups(
 
 def count_group_totals(groups: Sequence[Group]) -> Totals:
     """Global denominators of one optimizer step on these groups."""
-    lengths = [one.encoded.response_length for group in groups for one in group.completions]
+    lengths = [
+        completion.encoded.response_length for group in groups for completion in group.completions
+    ]
     return Totals(examples=len(groups), tokens=sum(lengths), sequences=len(lengths))
 
 
@@ -83,7 +85,7 @@ def _joined(
     completions: Sequence[Completion], part: Callable[[Completion], Tensor | None]
 ) -> Tensor | None:
     """A per-token part of all completions, None where any lacks it."""
-    parts = [values for one in completions if (values := part(one)) is not None]
+    parts = [values for completion in completions if (values := part(completion)) is not None]
     return torch.cat(parts) if len(parts) == len(completions) else None
 
 

@@ -73,9 +73,9 @@ def plan_rows(
         return [[number] for number in range(len(sequences))]
     by_prompt: dict[tuple[int, ...], list[Row]] = {}
     length: dict[int, int] = {}
-    for number, one in enumerate(sequences):
-        parts = by_prompt.setdefault(one.ids[: one.prompt_length], [[]])
-        alone, added = len(one.ids) - 1, one.response_length - 1
+    for number, sequence in enumerate(sequences):
+        parts = by_prompt.setdefault(sequence.ids[: sequence.prompt_length], [[]])
+        alone, added = len(sequence.ids) - 1, sequence.response_length - 1
         joined = length[parts[-1][0]] + added if parts[-1] else alone
         fits = row_tokens is None or joined <= row_tokens
         apart = _cost(joined - added, width) + _cost(alone, width)
@@ -146,7 +146,7 @@ def share_prompts(batch: TokenBatch, rows: Sequence[Row]) -> TokenBatch:
         ids.append(tokens)
         places.append(place)
         segments.append(segment)
-    prompts = torch.tensor([one.prompt_length for one in sequences])[batch.sequence]
+    prompts = torch.tensor([sequence.prompt_length for sequence in sequences])[batch.sequence]
     behind = batch.position >= prompts
     padded = _pad(segments, PADDING)
     fields = vars(batch) | {

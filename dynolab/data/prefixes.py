@@ -51,14 +51,14 @@ class PrefixBatch(TokenBatch):
     @property
     def token_row(self) -> Int[Tensor, " tokens"]:
         """Row of `input_ids` with every response token's prompt."""
-        starts = torch.cat([one.prompt for one in self.tails])
+        starts = torch.cat([tail.prompt for tail in self.tails])
         return starts[self.sequence]
 
     def to(self, device: torch.device | str) -> PrefixBatch:
         """The same batch on another device."""
         moved = super().to(device)
         assert isinstance(moved, PrefixBatch)
-        return replace(moved, tails=tuple(one.to(device) for one in self.tails))
+        return replace(moved, tails=tuple(tail.to(device) for tail in self.tails))
 
 
 def plan_prefixes(
@@ -108,8 +108,8 @@ def collate_prefixes(
     groups = list(_groups(sequences, members, batch_tokens))
     prompts = [sequences[row[0]].ids[: sequences[row[0]].prompt_length] for row in rows]
     length = max(map(len, prompts))
-    ids = torch.tensor([[pad_id] * (length - len(one)) + list(one) for one in prompts])
-    mask = torch.tensor([[0] * (length - len(one)) + [1] * len(one) for one in prompts])
+    ids = torch.tensor([[pad_id] * (length - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     tails, places, start = [], [], len(rows)
     for group in groups:
         one = _tails(sequences, group, prompt_of, pad_id)

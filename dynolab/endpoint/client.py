@@ -105,7 +105,7 @@ class Endpoint:
         **Raises:** `ConfigError` where no request can be answered (key, model); `EndpointFailed`
         where the endpoint seems gone. What was answered until then is kept.
         """
-        keys = [one.key(self.config) for one in requests]
+        keys = [request.key(self.config) for request in requests]
         wanted = dict(zip(keys, requests, strict=True))
         found: dict[str, Answer] = {}
         for key in wanted:

@@ -106,4 +106,4 @@ def score_answers(
 ) -> list[float]:
     """log π(y|x) of every sequence's response, in nats."""
     logps = score_responses(logits, sequences, pad_id, batch, temperature=temperature)
-    return [float(one.double().sum()) for one in logps]
+    return [float(logp.double().sum()) for logp in logps]

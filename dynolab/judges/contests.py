@@ -60,7 +60,7 @@ def contests(answers: Mapping[str, Sequence[PolicyAnswer]], a: str, b: str) -> l
 
 def count(judgements: Iterable[Judgement]) -> JudgementCounts:
     """What became of every verdict that was asked for."""
-    found = Counter("parsed" if one.parsed else one.outcome for one in judgements)
+    found = Counter("parsed" if judgement.parsed else judgement.outcome for judgement in judgements)
     return JudgementCounts(
         asked=found.total(),
         parsed=found["parsed"],
@@ -72,8 +72,10 @@ def count(judgements: Iterable[Judgement]) -> JudgementCounts:
 
 def _by_id(policy: str, answers: Sequence[PolicyAnswer]) -> dict[str, PolicyAnswer]:
     found: dict[str, PolicyAnswer] = {}
-    for one in answers:
-        if one.id in found:
-            raise ConfigError(f"answers of {policy}", one.id, "two have this id; give each its own")
-        found[one.id] = one
+    for answer in answers:
+        if answer.id in found:
+            raise ConfigError(
+                f"answers of {policy}", answer.id, "two have this id; give each its own"
+            )
+        found[answer.id] = answer
     return found

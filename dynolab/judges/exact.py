@@ -37,11 +37,11 @@ class ExactJudge:
         scores = [
             tuple(
                 self._rewards(
-                    one.prompt,
-                    [one.answer_a, one.answer_b],
-                    PromptRow(id=one.id, prompt=one.prompt, answer=one.truth),
+                    contest.prompt,
+                    [contest.answer_a, contest.answer_b],
+                    PromptRow(id=contest.id, prompt=contest.prompt, answer=contest.truth),
                 )
             )
-            for one in contests
+            for contest in contests
         ]
         return scored_judgements(self.name, contests, [(a, b) for a, b in scores])

@@ -40,7 +40,7 @@ class LlmJudge:
 
     def judge(self, contests: Sequence[Contest], told: Told = unheard) -> list[Judgement]:
         """As `Judge.judge`; raises as `Endpoint.ask`."""
-        asked = [(one, swapped) for one in contests for swapped in ORDERS]
+        asked = [(contest, swapped) for contest in contests for swapped in ORDERS]
         requests = [judging_request(one, swapped, self._criterion) for one, swapped in asked]
         answers = self._endpoint.ask(requests, told)
         return [

@@ -54,9 +54,9 @@ class LogProbJudge:
         """Of every contest's two answers, in order."""
         encoded = [
             answered
-            for one in contests
+            for contest in contests
             for answered in self._encoder.responses(
-                one.id, one.prompt, [answer(one.answer_a), answer(one.answer_b)]
+                contest.id, contest.prompt, [answer(contest.answer_a), answer(contest.answer_b)]
             )
         ]
         # Once each: rounding must not tell equal answers apart.

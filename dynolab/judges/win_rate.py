@@ -39,7 +39,7 @@ def win_rate(judgements: Sequence[Judgement]) -> WinRate:
     judge, a, b = _one_of_each(judgements)
     judged = both_orders(judgements)
     worth = np.array([worth_to_a(both) for both in judged.values()])
-    asked = len({one.id for one in judgements})
+    asked = len({judgement.id for judgement in judgements})
     rate, first = _rate(worth), _first_share(list(judged.values()))
     others = asked - len(judged)
     return WinRate(
@@ -70,14 +70,16 @@ def both_orders(judgements: Sequence[Judgement]) -> dict[str, Both]:
     **Raises:** `ConfigError` for two judgements of one order.
     """
     found: dict[tuple[str, bool], Judgement] = {}
-    for one in judgements:
-        if (one.id, one.swapped) in found:
+    for judgement in judgements:
+        if (judgement.id, judgement.swapped) in found:
             raise ConfigError(
-                "judgements", one.id, f"{one.judge} judged it twice in one order; keep one of them"
+                "judgements",
+                judgement.id,
+                f"{judgement.judge} judged it twice in one order; keep one of them",
             )
-        found[one.id, one.swapped] = one
+        found[judgement.id, judgement.swapped] = judgement
     judged = {}
-    for name in dict.fromkeys(one.id for one in judgements):
+    for name in dict.fromkeys(judgement.id for judgement in judgements):
         first, then = (found.get((name, swapped)) for swapped in ORDERS)
         if first is not None and then is not None and first.parsed and then.parsed:
             judged[name] = first, then
@@ -96,7 +98,7 @@ def preferred(both: Both) -> Preferred:
 
 
 def _one_of_each(judgements: Sequence[Judgement]) -> tuple[str, str, str]:
-    found = {(one.judge, one.a, one.b) for one in judgements}
+    found = {(judgement.judge, judgement.a, judgement.b) for judgement in judgements}
     if len(found) > 1:
         told = sorted(" of ".join((judge, f"{a} against {b}")) for judge, a, b in found)
         raise ConfigError("judgements", told, "take one judge and one pair of policies at a time")

@@ -161,7 +161,7 @@ def _measure(causal: Any) -> Layouts:
     sequences, long = _samples(causal)
     device = next(causal.parameters()).device
     try:
-        truth = [_plain_logps(causal, one, device) for one in sequences]
+        truth = [_plain_logps(causal, sequence, device) for sequence in sequences]
     # Whatever a family's code makes of it, or its attention of this machine.
     except Exception as error:
         raise ConfigError(
@@ -299,7 +299,7 @@ def _alone(causal: nn.Module, one: Encoded, truth: Tensor, device: torch.device)
 def _prefixed(
     causal: nn.Module, sequences: list[Encoded], truth: list[Tensor], device: torch.device
 ) -> list[Tensor]:
-    bound = 10 * sum(len(one.ids) for one in sequences)
+    bound = 10 * sum(len(sequence.ids) for sequence in sequences)
     batch, members = collate_prefixes(sequences, [[0, 1], [2]], 0, bound)
     return _read(causal, batch, members, truth, device)
 

@@ -48,8 +48,8 @@ def _go_on(
     kept = int(before.sum(1).max())
     mask = torch.cat([before[:, -kept:], tails.attention_mask], dim=1)
     copies = [
-        (one.keys[tails.prompt][:, :, -kept:], one.values[tails.prompt][:, :, -kept:])
-        for one in cache.layers
+        (layer.keys[tails.prompt][:, :, -kept:], layer.values[tails.prompt][:, :, -kept:])
+        for layer in cache.layers
     ]
     hidden: Tensor = run_decoder(
         causal,

@@ -47,7 +47,7 @@ class TokenFacts:
 
     def table(self) -> Float[Tensor, "tokens facts"]:
         """The facts as columns, in their order."""
-        return torch.stack([getattr(self, one.name) for one in fields(self)], dim=1)
+        return torch.stack([getattr(self, field.name) for field in fields(self)], dim=1)
 
     @classmethod
     def of_table(cls, table: Float[Tensor, "tokens facts"]) -> TokenFacts:

@@ -44,7 +44,9 @@ class Rewards:
     def __init__(self, configs: Sequence[RewardConfig]) -> None:
         if not configs:
             raise ConfigError("rewards", [], "name at least one reward")
-        self._parts = [(one.name, one.weight, resolve_reward(one.name)) for one in configs]
+        self._parts = [
+            (config.name, config.weight, resolve_reward(config.name)) for config in configs
+        ]
 
     def __call__(self, prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
         """The reward of every completion.

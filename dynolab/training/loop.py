@@ -199,10 +199,12 @@ class Trainer:
             return
         if distributed.rank() == 0:
             sides, warmth = self.objective.sides, self.source.temperature
-            lines = [recorded(one, sides, warmth).model_dump_json() + "\n" for one in examples]
+            lines = [
+                recorded(example, sides, warmth).model_dump_json() + "\n" for example in examples
+            ]
             ((self.job.logs or self.job.output) / DIVERGED).write_text("".join(lines))
         distributed.barrier()  # the other ranks' ends would end this one
-        raise Diverged(name, value, [one.id for one in examples])
+        raise Diverged(name, value, [example.id for example in examples])
 
     def _micro_batches(self, examples: Sequence[StepExample]) -> list[Sequence[StepExample]]:
         """This rank's examples, forward by forward: as many forwards on all ranks in every step.

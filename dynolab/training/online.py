@@ -107,7 +107,7 @@ class Online:
             with engine.gathered():
                 answers = self._answers(step)
                 self._rollout = [self._examples(ours, step + n) for n, ours in enumerate(answers)]
-            every = [one for ours in answers for one in ours]
+            every = [our for ours in answers for our in ours]
             metrics = answer_metrics(every, self._config.right_from)
         examples = self._rollout[place]
         equal = self._config.batch_size - len(examples)
@@ -136,10 +136,11 @@ class Online:
         config = self._config
         if isinstance(config.objective, SPINConfig):
             pairs = [
-                EncodedExample(one.id, self._own[one.id], one.sampled[0].encoded) for one in answers
+                EncodedExample(answer.id, self._own[answer.id], answer.sampled[0].encoded)
+                for answer in answers
             ]
             return score_pairs(pairs, self._scorer, self._objective.sides)
-        telling = [one for one in answers if one.differ]
+        telling = [answer for answer in answers if answer.differ]
         if not isinstance(config.objective, ClippedConfig):
             return score_pairs(ranked_pairs(telling), self._scorer, self._objective.sides)
         return make_groups(
@@ -158,7 +159,9 @@ class Online:
             return
         folder.mkdir(parents=True, exist_ok=True)
         for number, examples in enumerate(self._rollout[place:], start=place):
-            rows = [recorded(one, self._objective.sides, self.temperature) for one in examples]
+            rows = [
+                recorded(example, self._objective.sides, self.temperature) for example in examples
+            ]
             lines = [row.model_dump_json() + "\n" for row in rows]
             (folder / f"update-{number}.jsonl").write_text("".join(lines))
 

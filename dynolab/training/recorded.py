@@ -98,11 +98,17 @@ class RecordedGroup(_Recorded):
 
     def responses(self, sides: Sequence[int]) -> list[tuple[int, Encoded]]:
         """The completions with their sides, in the order of a batch."""
-        return [(one.side, one.encoded) for one in self.completions if one.side in sides]
+        return [
+            (completion.side, completion.encoded)
+            for completion in self.completions
+            if completion.side in sides
+        ]
 
     def named(self) -> dict[str, Encoded]:
         """Every response by its place in the example."""
-        return {f"completions[{n}]": one.encoded for n, one in enumerate(self.completions)}
+        return {
+            f"completions[{n}]": completion.encoded for n, completion in enumerate(self.completions)
+        }
 
     def scored(self, dtype: torch.dtype) -> Group:
         """The group as a step takes it."""
@@ -114,17 +120,19 @@ class RecordedGroup(_Recorded):
             self.id,
             tuple(
                 Completion(
-                    one.encoded,
-                    numbers(one.advantage),
-                    numbers(one.old),
-                    numbers(one.reference),
+                    completion.encoded,
+                    numbers(completion.advantage),
+                    numbers(completion.old),
+                    numbers(completion.reference),
                     None
-                    if one.top is None
+                    if completion.top is None
                     else TopTokens(
-                        torch.tensor(one.top.token), numbers(one.top.logp), numbers(one.top.entropy)
+                        torch.tensor(completion.top.token),
+                        numbers(completion.top.logp),
+                        numbers(completion.top.entropy),
                     ),
                 )
-                for one in self.completions
+                for completion in self.completions
             ),
         )
 
@@ -159,19 +167,19 @@ def _group(group: Group, temperature: float) -> RecordedGroup:
         temperature=temperature,
         completions=tuple(
             RecordedCompletion(
-                encoded=one.encoded,
-                advantage=one.advantage.tolist(),
-                old=_listed(one.old),
-                reference=_listed(one.reference),
+                encoded=completion.encoded,
+                advantage=completion.advantage.tolist(),
+                old=_listed(completion.old),
+                reference=_listed(completion.reference),
                 top=None
-                if one.top is None
+                if completion.top is None
                 else RecordedTop(
-                    token=one.top.token.tolist(),
-                    logp=one.top.logp.tolist(),
-                    entropy=one.top.entropy.tolist(),
+                    token=completion.top.token.tolist(),
+                    logp=completion.top.logp.tolist(),
+                    entropy=completion.top.entropy.tolist(),
                 ),
             )
-            for one in group.completions
+            for completion in group.completions
         ),
     )
 

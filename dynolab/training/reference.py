@@ -35,7 +35,7 @@ def score_reference(
     **Returns:** example id → side → log-probabilities in nats, one per response token.
     """
     found = score_sides(logits, examples, sides, pad_id, batch)
-    return {one.id: scores for one, scores in zip(examples, found, strict=True)}
+    return {example.id: scores for example, scores in zip(examples, found, strict=True)}
 
 
 def score_sides(
@@ -46,8 +46,12 @@ def score_sides(
     batch: int,
 ) -> list[SideLogps]:
     """As `score_reference`, in the order of the examples, whose ids may be alike."""
-    answers = [one.chosen if side == CHOSEN else one.rejected for one in examples for side in sides]
-    known = [one for one in answers if one is not None]
+    answers = [
+        example.chosen if side == CHOSEN else example.rejected
+        for example in examples
+        for side in sides
+    ]
+    known = [answer for answer in answers if answer is not None]
     logps = iter(score_responses(logits, known, pad_id, batch * len(sides)))
     return [{side: next(logps) for side in sides} for _ in examples]
 

@@ -41,7 +41,7 @@ def kept_reference(
     if distributed.rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-        flat = {f"{n}|{side}": one[side] for n, one in enumerate(scores) for side in sides}
+        flat = {f"{n}|{side}": score[side] for n, score in enumerate(scores) for side in sides}
         save_file(flat, unfinished)
         unfinished.rename(file)
     return scores

@@ -118,11 +118,11 @@ def ranked_pairs(answers: Sequence[Answers]) -> list[EncodedExample]:
     Their `wins` are estimated over the prompt's answers (`win_rates`).
     """
     pairs = []
-    for one in answers:
-        best, worst = (one.rewards.index(which(one.rewards)) for which in (max, min))
-        wins = win_rates(one.rewards)
-        chosen, rejected = (one.sampled[number].encoded for number in (best, worst))
-        pairs.append(EncodedExample(one.id, chosen, rejected, (wins[best], wins[worst])))
+    for answer in answers:
+        best, worst = (answer.rewards.index(which(answer.rewards)) for which in (max, min))
+        wins = win_rates(answer.rewards)
+        chosen, rejected = (answer.sampled[number].encoded for number in (best, worst))
+        pairs.append(EncodedExample(answer.id, chosen, rejected, (wins[best], wins[worst])))
     return pairs
 
 
@@ -133,8 +133,8 @@ def win_rates(rewards: Sequence[float]) -> list[float]:
     either of two with the same half of the time.
     """
     return [
-        sum((one > other) + 0.5 * (one == other) for other in rewards) / len(rewards)
-        for one in rewards
+        sum((reward > other) + 0.5 * (reward == other) for other in rewards) / len(rewards)
+        for reward in rewards
     ]
 
 
@@ -182,21 +182,21 @@ def make_groups(
             )
         )
     groups = []
-    for one in answers:
-        rewards = torch.tensor(one.rewards, dtype=torch.float64)
+    for answer in answers:
+        rewards = torch.tensor(answer.rewards, dtype=torch.float64)
         pushes = group_advantages(rewards, scale_by_std=config.scale_by_std).float()
         groups.append(
             Group(
-                one.id,
+                answer.id,
                 tuple(
                     _completion(sampled, push, next(seen), next(known), ranks)
-                    for sampled, push in zip(one.sampled, pushes, strict=True)
+                    for sampled, push in zip(answer.sampled, pushes, strict=True)
                 ),
             )
         )
     if config.advantage_rule.name == "none":
         return groups
-    right = [[reward >= right_from for reward in one.rewards] for one in answers]
+    right = [[reward >= right_from for reward in answer.rewards] for answer in answers]
     return _rewritten(groups, right, scorer, config, temperature, seed)
 
 
@@ -253,7 +253,7 @@ def _rewrite(
     bare = collate_groups(
         [group], scorer.pad_id, count_group_totals([group]), temperature=temperature
     )
-    sequences = [one.encoded for one in group.completions]
+    sequences = [completion.encoded for completion in group.completions]
     device = distributed.device()
     batch = share_prompts(bare, plan_rows(sequences, packing_width(scorer.policy))).to(device)
     hidden = scorer.policy.hidden(batch)
@@ -265,11 +265,17 @@ def _rewrite(
         hidden,
         seed=seed,
     ).cpu()
-    parts = pushes.split([one.response_length for one in sequences])
+    parts = pushes.split([sequence.response_length for sequence in sequences])
     return Group(
         group.id,
         tuple(
-            Completion(one.encoded, part.clone(), one.old, one.reference, one.top)
-            for one, part in zip(group.completions, parts, strict=True)
+            Completion(
+                completion.encoded,
+                part.clone(),
+                completion.old,
+                completion.reference,
+                completion.top,
+            )
+            for completion, part in zip(group.completions, parts, strict=True)
         ),
     )

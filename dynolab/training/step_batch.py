@@ -70,5 +70,5 @@ def collate_step(
 
 def _sorted(examples: Sequence[StepExample]) -> tuple[list[ScoredRow], list[Group]]:
     """A step's examples are all of one kind."""
-    rows = [one for one in examples if isinstance(one, ScoredRow)]
-    return rows, [one for one in examples if isinstance(one, Group)]
+    rows = [example for example in examples if isinstance(example, ScoredRow)]
+    return rows, [example for example in examples if isinstance(example, Group)]

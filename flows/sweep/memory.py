@@ -42,7 +42,7 @@ class SweepStudy:
 
     def unfinished(self) -> list[int]:
         """Trials that were begun and have no end: of a sweep, or a trial, that died."""
-        return [one.number for one in self._study.trials if one.state.name == "RUNNING"]
+        return [trial.number for trial in self._study.trials if trial.state.name == "RUNNING"]
 
     def ask(self) -> int | None:
         """Begins the next trial; None where all are begun."""
@@ -97,7 +97,7 @@ class SweepStudy:
 
     def rows(self) -> list[TrialRow]:
         """Every trial that was begun."""
-        return [_row(one) for one in self._study.trials if one.state.name != "WAITING"]
+        return [_row(trial) for trial in self._study.trials if trial.state.name != "WAITING"]
 
     def best(self) -> TrialRow | None:
         """The best complete trial; None where there is none."""

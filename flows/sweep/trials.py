@@ -62,7 +62,9 @@ def workers_wait() -> bool:
         except ObjectNotFound:
             return False
     since = datetime.now(UTC) - WORKER_IS_ALIVE
-    return any(one.last_heartbeat_time and one.last_heartbeat_time > since for one in workers)
+    return any(
+        worker.last_heartbeat_time and worker.last_heartbeat_time > since for worker in workers
+    )
 
 
 def _settings(study: SweepStudy, number: int, parent_run: str | None = None) -> TrialParameters:

@@ -33,7 +33,7 @@ LOSSES = [one for one in every_objective() if one.name in PAIR_OBJECTIVES]  # ty
 
 
 def encoded_pairs(count: int) -> list[EncodedExample]:
-    return [one.encoded() for one in pairs(count)]
+    return [pair.encoded() for pair in pairs(count)]
 
 
 def audited(

@@ -75,8 +75,8 @@ def tutorial(model: nn.Module) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
 
     def contraction(left: Tensor, right: Tensor) -> Tensor:
         parts = [
-            torch.einsum("naf,mbf->nmab", one, other)
-            for one, other in zip(jacobians(left), jacobians(right), strict=True)
+            torch.einsum("naf,mbf->nmab", jacobian, other)
+            for jacobian, other in zip(jacobians(left), jacobians(right), strict=True)
         ]
         return torch.stack(parts).sum(0)
 

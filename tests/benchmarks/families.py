@@ -265,7 +265,7 @@ def layouts(logits: ResponseLogits, sequences: Sequence[Encoded]) -> dict[str, l
         return list(logits(batch, token_logps).split(lengths))
 
     found = {
-        "alone": [read(collate([one], 0))[0] for one in sequences],
+        "alone": [read(collate([sequence], 0))[0] for sequence in sequences],
         "padded": read(collate(sequences, 0)),
     }
     if packing_width(logits) is not None:
@@ -339,7 +339,7 @@ def try_family(name: str) -> Finding:
         logits = ResponseLogits(model)
         with torch.no_grad():
             sequences = [CHOSEN, REJECTED, OBSERVED]
-            truth = [plain_logps(plain, one) for one in sequences]
+            truth = [plain_logps(plain, sequence) for sequence in sequences]
             for layout, logps in layouts(logits, sequences).items():
                 differences = [a - b for a, b in zip(logps, truth, strict=True)]
                 finding.logp[layout] = float(torch.cat(differences).abs().max())
@@ -384,16 +384,16 @@ def try_family(name: str) -> Finding:
 
 def figures(findings: dict[str, Finding]) -> dict[str, Any]:
     """The benchmark's keys."""
-    wrong = [name for name, one in findings.items() if one.wrong]
-    refused = [name for name, one in findings.items() if one.refused and not one.wrong]
+    wrong = [name for name, finding in findings.items() if finding.wrong]
+    refused = [name for name, finding in findings.items() if finding.refused and not finding.wrong]
     return {
         "families_tried": len(findings),
         "families_exact": len(findings) - len(wrong) - len(refused),
         "families_refused_clearly": len(refused),
         "silently_wrong": len(wrong),
-        "logp_error_max": max(e for one in findings.values() for e in one.logp.values()),
-        "force_error_max": max(e for one in findings.values() for e in one.force.values()),
-        "check_s": statistics.median(one.check_s for one in findings.values()),
+        "logp_error_max": max(e for finding in findings.values() for e in finding.logp.values()),
+        "force_error_max": max(e for finding in findings.values() for e in finding.force.values()),
+        "check_s": statistics.median(finding.check_s for finding in findings.values()),
     }
 
 

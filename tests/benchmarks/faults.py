@@ -69,18 +69,20 @@ def figures_of(file: Path) -> dict[str, Any]:
     told = list(_told(file))
     cancelled = [float(one["cancel_seconds"]) for one in told if "cancel_seconds" in one]
     faults = [one for one in told if "fault" in one and one["end"] != "skipped"]
-    looked = [int(one["metrics_lost"]) for one in faults if "metrics_lost" in one]
-    identical = [one["resume_identical"] == "true" for one in faults if "resume_identical" in one]
+    looked = [int(fault["metrics_lost"]) for fault in faults if "metrics_lost" in fault]
+    identical = [
+        fault["resume_identical"] == "true" for fault in faults if "resume_identical" in fault
+    ]
     return {
         "faults_injected": len(faults),
-        "faults_survived": sum(one["end"] == "passed" for one in faults),
+        "faults_survived": sum(fault["end"] == "passed" for fault in faults),
         "faults_skipped": sum(one["end"] == "skipped" for one in told),
-        "orphans": sum(int(one.get("orphans", 0)) for one in faults),
+        "orphans": sum(int(fault.get("orphans", 0)) for fault in faults),
         "metrics_lost": sum(looked),
         "metrics_looked_at": len(looked),
         "resume_identical": bool(identical) and all(identical),
         "cancel_to_last_rank_dead_s": max(cancelled, default=None),
-        "faults": [one["fault"] for one in faults],
+        "faults": [fault["fault"] for fault in faults],
     }
 
 

@@ -98,7 +98,7 @@ def sequences(count: int, seed: int, vocabulary: int, response: int = RESPONSE) 
 
 
 def examples(responses: list[Encoded]) -> list[RecordedExample]:
-    return [RecordedExample(id=str(n), chosen=one) for n, one in enumerate(responses)]
+    return [RecordedExample(id=str(n), chosen=response) for n, response in enumerate(responses)]
 
 
 def ours(

@@ -99,13 +99,13 @@ def shared_prefixes() -> dict[str, Any]:
     began = time.monotonic()
     trials = as_prefect_flow(FLOW)(parameters)["trials"]
     wall = time.monotonic() - began
-    assert [one["state"] for one in trials] == ["complete"] * 8, trials
+    assert [trial["state"] for trial in trials] == ["complete"] * 8, trials
     work: dict[str, float] = {}
     naive = 0.0
     flow = load_flow(parameters.flow)
     assert isinstance(flow, StagedFlow)
-    for one in trials:
-        changes = [f"{name}={json.dumps(value)}" for name, value in one["settings"].items()]
+    for trial in trials:
+        changes = [f"{name}={json.dumps(value)}" for name, value in trial["settings"].items()]
         known = load_parameters(
             flow.parameters, parameters.study_path, [*parameters.settings, *changes]
         )

@@ -98,7 +98,7 @@ class Bench:
         return [row for rows in chosen for row in rows]
 
     def sequences(self, rows: Sequence[ProbeRow]) -> list[Encoded]:
-        return [one for one in self.encoder().probes(rows) if one is not None]
+        return [probe for probe in self.encoder().probes(rows) if probe is not None]
 
     def ours(self, rows: Sequence[ProbeRow]) -> list[float]:
         scorer = ProbeScorer(self.logits, rows, self.encoder(), batch_tokens=BATCH_TOKENS)
@@ -110,11 +110,11 @@ class Bench:
     ) -> list[float]:
         """The plain loop; `dtype`: of the log-softmax."""
         found = []
-        for one in sequences:
-            ids = torch.tensor([one.ids])
-            logits = self.model(input_ids=ids).logits[0, one.prompt_length - 1 : -1]
+        for sequence in sequences:
+            ids = torch.tensor([sequence.ids])
+            logits = self.model(input_ids=ids).logits[0, sequence.prompt_length - 1 : -1]
             logp = logits.log_softmax(-1, dtype=dtype)
-            own = logp.gather(-1, ids[0, one.prompt_length :, None])
+            own = logp.gather(-1, ids[0, sequence.prompt_length :, None])
             found.append(float(own.double().sum()))
         return found
 
@@ -161,10 +161,10 @@ def lm_eval_of(bench: Bench, longest: int) -> Callable[[Sequence[Encoded]], list
         requests = [
             (
                 (str(number), ""),
-                list(one.ids[: one.prompt_length]),
-                list(one.ids[one.prompt_length :]),
+                list(sequence.ids[: sequence.prompt_length]),
+                list(sequence.ids[sequence.prompt_length :]),
             )
-            for number, one in enumerate(sequences)
+            for number, sequence in enumerate(sequences)
         ]
         found = measured._loglikelihood_tokens(requests, disable_tqdm=True)
         return [float(logp) for logp, _ in found]
@@ -187,12 +187,14 @@ def multiplications(bench: Bench, sequences: Sequence[Encoded]) -> tuple[float, 
         0 if config.tie_word_embeddings else head
     )
     pair = 2 * config.hidden_size * config.num_hidden_layers
-    plain = sum((body + head) * len(one.ids) + pair * len(one.ids) ** 2 for one in sequences)
-    prompts = {one.ids[: one.prompt_length] for one in sequences}
-    shared = sum(body * len(one) + pair * len(one) ** 2 for one in prompts)
-    for one in sequences:
-        tail = one.response_length - 1
-        shared += body * tail + pair * tail * len(one.ids) + head * one.response_length
+    plain = sum(
+        (body + head) * len(sequence.ids) + pair * len(sequence.ids) ** 2 for sequence in sequences
+    )
+    prompts = {sequence.ids[: sequence.prompt_length] for sequence in sequences}
+    shared = sum(body * len(prompt) + pair * len(prompt) ** 2 for prompt in prompts)
+    for sequence in sequences:
+        tail = sequence.response_length - 1
+        shared += body * tail + pair * tail * len(sequence.ids) + head * sequence.response_length
     return float(plain), float(shared)
 
 

@@ -111,9 +111,9 @@ def _foretold(folder: Path, pairs: int, steps: int) -> list[Forecast]:
     train(job, load_language_model(model), load_tokenizer(model))
     policy = PolicyFunction(load_language_model(model))
     return [
-        one
+        forecast
         for place in sorted((folder / "output/forces").glob("step-*"))
-        for one in forecasts(StepRecord.load(place), policy, training="dpo")
+        for forecast in forecasts(StepRecord.load(place), policy, training="dpo")
     ]
 
 

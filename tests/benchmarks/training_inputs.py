@@ -51,5 +51,5 @@ def prepare(folder: Path) -> None:
     pairs = [row for row in data.pairs if fits.example(row) is not None]
     for (method, model), steps in STEPS.items():
         rows = pairs[: BATCH * steps]
-        prompts = [PromptRow(id=one.id, prompt=one.prompt) for one in rows]
+        prompts = [PromptRow(id=row.id, prompt=row.prompt) for row in rows]
         write_rows(rows_of(folder, method, model), prompts if method == "grpo" else rows)

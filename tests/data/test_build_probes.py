@@ -26,7 +26,7 @@ def test_every_kind_for_the_wanted_pairs_of_both_parts() -> None:
     assert len(rows) == 2 * 3 * 6
     assert rows == build_probes(TRAIN, HELDOUT, pairs=3, seed=0)
     assert rows != build_probes(TRAIN, HELDOUT, pairs=3, seed=1)
-    chosen = {one.pair_id: one.response for one in rows if one.kind == "chosen"}
+    chosen = {row.pair_id: row.response for row in rows if row.kind == "chosen"}
     for one in rows:
         if one.kind == "irr_train":
             assert one.response in {row.chosen for row in TRAIN} - {chosen[one.pair_id]}
@@ -38,7 +38,7 @@ def test_irr_test_avoids_training_rows_that_are_not_probed() -> None:
     leak = [row("l0", chosen=" a t5"), row("l1", prompt="q t4"), row("l2", rejected="a  t3 ")]
     assert disjoint([*leak, *HELDOUT], TRAIN) == HELDOUT
     rows = build_probes(TRAIN, [*leak, *HELDOUT], pairs=2, seed=0)
-    assert not {one.pair_id for one in rows} & {"l0", "l1", "l2"}
+    assert not {row.pair_id for row in rows} & {"l0", "l1", "l2"}
 
 
 def test_too_few_disjoint_rows_are_refused() -> None:
@@ -49,9 +49,9 @@ def test_too_few_disjoint_rows_are_refused() -> None:
 def test_rows_without_a_rejected_answer_have_no_rejected_probe() -> None:
     bare = [one.model_copy(update={"rejected": None}) for one in TRAIN]
     assert "rejected" not in {
-        one.kind
-        for one in build_probes(bare, bare[:0] + HELDOUT, pairs=2, seed=0)
-        if one.split == "train"
+        build_probe.kind
+        for build_probe in build_probes(bare, bare[:0] + HELDOUT, pairs=2, seed=0)
+        if build_probe.split == "train"
     }
 
 

@@ -202,7 +202,7 @@ def test_data_sets_of_the_hub_are_read(shape: tuple[int, ...], tmp_path: Path) -
     splits = load_images(hub_folder(tmp_path, pictures))
     assert splits.train.shape == (shape[2] if len(shape) == 3 else 1, 9, 9)
     assert len(splits.train) == 12 and splits.train.labels.bincount().tolist() == [4, 4, 4]
-    held = {np.atleast_3d(one).transpose(2, 0, 1).tobytes() for one in pictures}
+    held = {np.atleast_3d(picture).transpose(2, 0, 1).tobytes() for picture in pictures}
     found = (splits.train.pixels * 255).round().to(torch.uint8).numpy()
     assert {one.tobytes() for one in found} <= held
 

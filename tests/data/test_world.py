@@ -55,7 +55,9 @@ def test_base_corpus_never_answers_a_question_in_form(world: World) -> None:
     asked = [row for row in world.corpus if row.prompt.startswith("what")]
     assert len(asked) == len(world.corpus) // 2
     words = [row.chosen.split() for row in asked]
-    assert not any(one[0] in SLOTS[0] and one[1] in SLOTS[1] and one[3] == "has" for one in words)
+    assert not any(
+        word[0] in SLOTS[0] and word[1] in SLOTS[1] and word[3] == "has" for word in words
+    )
 
 
 def test_statements_of_the_base_corpus_are_true(world: World) -> None:

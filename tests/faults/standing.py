@@ -53,7 +53,7 @@ class Standing:
         """Registers the deployments and starts the workers."""
         self._workers = ExitStack()
         workers = self._workers.enter_context(work_for(self._all_servers()))
-        self._worker_pids = {one.log.stem: one.address.pid for one in workers.services}
+        self._worker_pids = {service.log.stem: service.address.pid for service in workers.services}
         self._keep()
 
     def _all_servers(self) -> Services:
@@ -67,7 +67,7 @@ class Standing:
         return self._all_servers().environment()
 
     def _keep(self) -> None:
-        servers = {one.services[0].address.pid for one in self.servers.values()}
+        servers = {server.services[0].address.pid for server in self.servers.values()}
         self.lab.kept = servers | set(self._worker_pids.values())
 
     def kill(self, name: str) -> None:
@@ -114,8 +114,8 @@ class Standing:
 
     def stop(self) -> None:
         self.stop_work()
-        for one in self.servers.values():
-            one.stop()
+        for server in self.servers.values():
+            server.stop()
 
     @property
     def prefect(self) -> str:
@@ -175,7 +175,7 @@ class Standing:
 
     def statuses(self, project: str) -> list[str]:
         """Of the project's MLflow runs of preference training."""
-        return [one.status for one in histories(self.mlflow, project, "preference")]
+        return [history.status for history in histories(self.mlflow, project, "preference")]
 
     def metrics_lost(self, project: str, undisturbed: Lab) -> list[str]:
         return lost(finished_history(self.mlflow, project), undisturbed.history())
@@ -189,7 +189,7 @@ class Standing:
 
     def _left_behind(self) -> list[str]:
         limits = self.api("POST", "v2/concurrency_limits/filter", limit=200)
-        held = [f"lease {one['name']}" for one in limits if one["active_slots"]]
+        held = [f"lease {limit['name']}" for limit in limits if limit["active_slots"]]
         return [*self.lab.left_behind(), *held]
 
 
@@ -202,8 +202,8 @@ def standing(lab: Lab, backing: Backing | None = None) -> Iterator[Standing]:
     with patch.dict(os.environ, chosen):
         platform = Standing(lab, backing)
         try:
-            for one in platform.servers.values():
-                one.wait_ready()
+            for server in platform.servers.values():
+                server.wait_ready()
             platform.work()
             yield platform
         finally:

@@ -158,7 +158,7 @@ def test_the_reconciler_ends_what_a_killed_run_left(
     assert "orphaned processes, killed" in reconciled(platform)
     assert helper.wait(10) == -signal.SIGKILL
     assert platform.statuses("left") == ["KILLED"]
-    assert [one.status for one in histories(platform.mlflow, "left", "small")] == ["KILLED"]
+    assert [history.status for history in histories(platform.mlflow, "left", "small")] == ["KILLED"]
     identical = goes_on(platform, undisturbed, "left", POINTS[1])
     tell(
         record_property,

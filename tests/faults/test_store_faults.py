@@ -94,7 +94,7 @@ class Bench:
         """Uploads that were begun and neither ended nor given up: they are paid for."""
         client = boto3.client("s3", endpoint_url=self.direct.files.endpoint)
         open_ones = client.list_multipart_uploads(Bucket=self.bucket).get("Uploads", [])
-        return [f"upload {one['Key']}" for one in open_ones]
+        return [f"upload {open_one['Key']}" for open_one in open_ones]
 
 
 @pytest.fixture

@@ -97,11 +97,11 @@ def test_foresight_measures_every_pair_that_was_trained_on_or_held_out(
     inputs = {"data": lab.data, "audit": audited, "model": lab.sft}
     result = lab.run(FORESIGHT, ForesightConfig(), **inputs)
     changes = list(read_rows(lab.folder(result) / "changes.jsonl", ChosenChange))
-    assert [one.split for one in changes] == ["train"] * 12 + ["heldout"] * 6
+    assert [change.split for change in changes] == ["train"] * 12 + ["heldout"] * 6
     again = lab.run(AUDIT, AuditJob(), data=lab.data, model=lab.sft)
-    for one, before, after in zip(changes, rows(lab, audited), rows(lab, again), strict=True):
+    for change, before, after in zip(changes, rows(lab, audited), rows(lab, again), strict=True):
         moved = after.chosen_logp - before.chosen_logp
-        assert one.change == pytest.approx(moved, abs=1e-3)
+        assert change.change == pytest.approx(moved, abs=1e-3)
     found = list(read_rows(lab.folder(result) / "foresight.jsonl", Foresight))
     assert {(one.split, one.pairs) for one in found} == {("train", 12), ("heldout", 6)}
     assert result.metrics["foresight/train/from_all/spearman"] == found[0].spearman

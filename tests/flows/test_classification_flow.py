@@ -70,21 +70,21 @@ def test_the_stages_make_a_page_with_its_claims(tmp_path: Path) -> None:
     assert len(list(read_rows(forces / "ranks.jsonl", KernelRanks))) == 2 * 2 * 3
     assert len(list(read_rows(forces / "influence.jsonl", ClassInfluence))) == 2
     scores = list(read_rows(paths / "scores.jsonl", PathScores))
-    assert [(one.data, one.seed) for one in scores] == [
+    assert [(score.data, score.seed) for score in scores] == [
         ("toy", 0),
         ("toy", 1),
         ("images", 0),
         ("images", 1),
     ]
     assert sum(scores[2].wrong) == 20
-    assert {one.group for one in read_rows(paths / "paths.jsonl", ExamplePath)} == {
+    assert {row.group for row in read_rows(paths / "paths.jsonl", ExamplePath)} == {
         "easy",
         "medium",
         "hard",
         "mislabelled",
     }
     epochs = list(read_rows(paths / "epochs.jsonl", EpochInfluence))
-    assert all(one.own >= 0 for one in epochs)
+    assert all(epoch.own >= 0 for epoch in epochs)
     page = lab.folder(results["classification-page"])
     text = (page / "classification.html").read_text()
     for title in ("How classifiers learn", "the pairing of classes", "Zig-zag finds"):
@@ -112,7 +112,7 @@ def test_people_s_labels_are_followed_where_there_are_any(tmp_path: Path) -> Non
     lab, steps = Chapters(tmp_path), steps_of(data=data, networks=["mlp"])
     results = lab.run(steps)
     folder = lab.folder(results["learning-paths"])
-    known = {one.data for one in read_rows(folder / "scores.jsonl", PathScores)}
+    known = {row.data for row in read_rows(folder / "scores.jsonl", PathScores)}
     assert known == {"toy", "images", "human"}
     page = lab.folder(results["classification-page"])
     claims = {claim.id for claim in read_rows(page / "claims.jsonl", ClaimRow)}

@@ -163,7 +163,7 @@ def test_the_kernel_stage_compares_checkpoints_and_recorded_steps(lab: Analysed)
     models = {"model_base": lab.base, "model_start": lab.sft, "model_end": lab.sft}
     result = lab.run(KERNEL, config, data=lab.data, **models)
     found = read_value(lab.folder(result) / "kernel.json", KernelFindings)
-    pairs = [(one.first, one.second) for one in found.agreements]
+    pairs = [(agreement.first, agreement.second) for agreement in found.agreements]
     assert pairs == [("base", "start"), ("base", "end"), ("start", "end")]
     assert result.metrics["kernel/rank_correlation"] == min(o.correlation for o in found.agreements)
     sizes = [json.loads(line) for line in (lab.folder(result) / "sizes.jsonl").open()]

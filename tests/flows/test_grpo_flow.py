@@ -105,11 +105,11 @@ def test_an_evaluation_counts_what_a_reward_says(
             read_rows(analysed.folder(results["prompts-0"]) / f"{split}.jsonl", PromptRow)
         )[:5]
     ]
-    assert [one.id for one in scores] == asked
-    assert [one.samples for one in scores] == [8] * 10
+    assert [score.id for score in scores] == asked
+    assert [score.samples for score in scores] == [8] * 10
     right = list(read_rows(folder / "right.jsonl", RightAnswer))
-    assert len(right) == sum(one.right for one in scores) > 0
-    shares = np.array([one.right / 8 for one in scores if one.split == "heldout"])
+    assert len(right) == sum(score.right for score in scores) > 0
+    shares = np.array([score.right / 8 for score in scores if score.split == "heldout"])
     assert results["start-0"].metrics["heldout/pass_at_1"] == pytest.approx(shares.mean())
     told = json.loads((folder / "figures.json").read_text())["heldout/pass_at_1"]
     assert told == pytest.approx(mean_interval(shares).as_dict())
@@ -121,14 +121,16 @@ def test_right_answers_are_followed_into_the_trained_model(
     folder = analysed.folder(results["grpo-1-evaluation"])
     right = list(read_rows(analysed.folder(results["start-1"]) / "right.jsonl", RightAnswer))
     changes = list(read_rows(folder / "likelihood.jsonl", LikelihoodChange))
-    assert sum(one.answers for one in changes) == len(right)
+    assert sum(change.answers for change in changes) == len(right)
     models = [
         load_language_model(analysed.folder(results[name], "model")) for name in ("sft-1", "grpo-1")
     ]
     before, after = (
         [
-            float(one.sum())
-            for one in score_responses(ResponseLogits(model), [one.encoded for one in right], 0, 1)
+            float(score_response.sum())
+            for score_response in score_responses(
+                ResponseLogits(model), [one.encoded for one in right], 0, 1
+            )
         ]
         for model in models
     )
@@ -141,7 +143,9 @@ def test_right_answers_are_followed_into_the_trained_model(
 def test_the_model_itself_has_not_displaced_anything(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    step = next(one for one in grpo_steps(parameters()) if one.name == "grpo-0-evaluation")
+    step = next(
+        grpo_step for grpo_step in grpo_steps(parameters()) if grpo_step.name == "grpo-0-evaluation"
+    )
     same = analysed.run(
         EVALUATE,
         step.config,

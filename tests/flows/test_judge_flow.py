@@ -88,7 +88,7 @@ def test_every_policy_answers_the_same_prompts(
         folder = analysed.folder(results[f"answers-{name}"])
         said = list(read_rows(folder / "answers.jsonl", PolicyAnswer))
         assert [(one.id, one.prompt, one.truth) for one in said] == [
-            (one.id, one.prompt, one.answer) for one in prompts
+            (prompt.id, prompt.prompt, prompt.answer) for prompt in prompts
         ]
         assert all(one.answer.startswith(" ") and one.tokens <= 12 for one in said)
     assert to_run(analysed) == set()
@@ -253,4 +253,4 @@ def test_the_file_of_the_repository_is_a_plan() -> None:
     file = ROOT / "deploy/studies/judge_builtin.yaml"
     parameters = load_parameters(JudgeParameters, file)
     assert parameters.baseline_label == "sft" and parameters.others == ("dpo", "resampled")
-    assert not [one for one in parameters.judges.values() if one.name == "llm"]
+    assert not [judge for judge in parameters.judges.values() if judge.name == "llm"]

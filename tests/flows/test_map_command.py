@@ -40,7 +40,7 @@ def test_the_reports_command_is_an_analysis_of_that_study() -> None:
     found = load_parameters(ForcesParameters, BUILTIN, changes)
     assert found.study is None
     assert found.data_result == "data/" + "a" * 12
-    assert {label: one.result for label, one in found.checkpoints.items()} == {
+    assert {label: checkpoint.result for label, checkpoint in found.checkpoints.items()} == {
         "before": "sft/" + "b" * 12,
         "after": "preference/" + "c" * 12,
     }

@@ -29,6 +29,6 @@ def test_heldout_answers_are_searched_for_those_of_training_questions(analysed: 
         assert answer.taken_from == (same[0] if repeats else None)
         assert answer.taken_exactly == (repeats and facts[same[0]] == stated[0])
     for name in MODELS:
-        said = [one for one in answers if one.model == name and one.split == "heldout"]
+        said = [answer for answer in answers if answer.model == name and answer.split == "heldout"]
         share = sum(one.taken_from is not None for one in said) / len(said)
         assert found.metrics[f"probe/heldout/hallucinated/{name}"] == share

@@ -108,13 +108,18 @@ def test_prefects_own_command_deploys_the_same(
     environment = os.environ | servers | {"PREFECT_HOME": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    for one in deployment_specs():
-        found = client.read_deployment_by_name(f"{one.flow}/{one.name}")
-        assert (found.entrypoint, found.work_pool_name) == (one.entrypoint, one.pool)
-        assert found.parameters == one.parameters and set(found.tags) == set(one.tags)
-        if one.schema is not None:
+    for deployment_spec in deployment_specs():
+        found = client.read_deployment_by_name(f"{deployment_spec.flow}/{deployment_spec.name}")
+        assert (found.entrypoint, found.work_pool_name) == (
+            deployment_spec.entrypoint,
+            deployment_spec.pool,
+        )
+        assert found.parameters == deployment_spec.parameters and set(found.tags) == set(
+            deployment_spec.tags
+        )
+        if deployment_spec.schema is not None:
             theirs = found.parameter_openapi_schema["definitions"]
-            for kind, ours in one.schema["definitions"].items():
+            for kind, ours in deployment_spec.schema["definitions"].items():
                 assert theirs[kind].get("properties", {}).keys() == ours["properties"].keys()
 
 

@@ -106,7 +106,7 @@ def test_the_numbers_have_the_names_of_the_measures(measured: dict[str, Any]) ->
     assert [step for step, name in logged if name == "squeeze/index"] == [2, 3]
     assert "tables/forecasts.json" in measured["run"].artifacts
     generations = list(read_rows(measured["folder"] / "generations.jsonl", Generation))
-    assert {one.model for one in generations} == {"base", "sft", "preference"}
+    assert {generation.model for generation in generations} == {"base", "sft", "preference"}
 
 
 def test_an_alarm_ends_the_stage_and_is_told(analysed: Analysed) -> None:

@@ -345,7 +345,7 @@ def test_trials_share_what_comes_before_and_a_sweep_goes_on_where_it_died(
     assert said.count(" complete ") == 2
     assert died.attempts(0) == 1 and died.ask() is None
     stages = lab.home / "store" / "stages"
-    computed = {one.name: len(list(one.glob("*/COMMITTED"))) for one in stages.iterdir()}
+    computed = {path.name: len(list(path.glob("*/COMMITTED"))) for path in stages.iterdir()}
     assert computed["preference"] == 2
     assert computed["data"] == computed["base"] == computed["sft"] == 1
     assert "Trial " in (lab.home / "reports" / "tried.html").read_text()

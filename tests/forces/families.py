@@ -96,7 +96,7 @@ class Case:
         To a policy gradient a pair is a group of two completions, sampled by a policy that differs
         a little from the one at hand.
         """
-        totals = count_totals([one.encoded() for one in self.examples], objective.sides)
+        totals = count_totals([example.encoded() for example in self.examples], objective.sides)
         batch = objective_batch(self.examples, objective, totals, self.policy)
         batch = replace(batch, temperature=temperature)
         logits = self.policy.logits({}, batch)
@@ -132,8 +132,8 @@ class Case:
                 id=example.id,
                 temperature=temperature,
                 completions=tuple(
-                    one
-                    for one, of in zip(completions, batch.example.tolist(), strict=True)
+                    completion
+                    for completion, of in zip(completions, batch.example.tolist(), strict=True)
                     if of == number
                 ),
             )

@@ -96,13 +96,13 @@ def with_reference(model: nn.Module, examples: Sequence[RecordedExample]) -> lis
         return (logps + 0.3 * torch.sin(torch.arange(len(logps)))).tolist()
 
     return [
-        one.model_copy(
+        example.model_copy(
             update={
-                "chosen_reference": score(one.chosen),
-                "rejected_reference": None if one.rejected is None else score(one.rejected),
+                "chosen_reference": score(example.chosen),
+                "rejected_reference": None if example.rejected is None else score(example.rejected),
             }
         )
-        for one in examples
+        for example in examples
     ]
 
 
@@ -145,15 +145,18 @@ def train_steps(
 
 
 def _logps(engine: PlainEngine, sides: Sequence[int], examples: Sequence[RecordedExample]):  # type: ignore[no-untyped-def]
-    plain = [one.encoded() for one in examples]
+    plain = [example.encoded() for example in examples]
     batch = collate_examples(plain, 0, sides, count_totals(plain, sides))
     logps = token_logps(engine.logits(batch), batch)
     if examples[0].chosen_reference is not None:
         flat = [
             value
-            for one in examples
+            for example in examples
             for side in sides
-            for value in (one.chosen_reference if side == CHOSEN else one.rejected_reference) or []
+            for value in (
+                example.chosen_reference if side == CHOSEN else example.rejected_reference
+            )
+            or []
         ]
         batch = replace(batch, reference=torch.tensor(flat, dtype=logps.dtype))
     return logps, batch

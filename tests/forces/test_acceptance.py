@@ -296,7 +296,7 @@ def test_spans_and_blocks_of_a_warm_group_s_map_add_up(unchanged, config):
     logits = here.policy.logits({}, batch).detach().requires_grad_()
     loss = objective.loss(read_logps(objective, logits, batch), batch)
     (G,) = torch.autograd.grad(loss, logits)
-    updating = [one.encoded for example in examples for one in example.completions]
+    updating = [completion.encoded for example in examples for completion in example.completions]
     h_u = torch.cat([last_layer(here.policy, one)[0] for one in updating])
     watched = [last_layer(here.policy, one) for one in OBSERVED]
     h_o, e_o = (torch.cat(each) for each in zip(*watched, strict=True))
@@ -584,8 +584,8 @@ def test_padding_and_company_change_nothing(family, padded, dtype, bound):
     batch = collate(sequences, 0)
     d = direction(policy.model, 1e-3)
     (found,) = policy.change_along({}, [d], batch if padded == "right" else left_padded(batch))
-    for number, one in enumerate(sequences):
-        (alone,) = policy.change_along({}, [d], collate([one], 0))
+    for number, sequence in enumerate(sequences):
+        (alone,) = policy.change_along({}, [d], collate([sequence], 0))
         assert relative(found[batch.sequence == number], alone) < bound
 
 

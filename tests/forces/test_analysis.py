@@ -290,7 +290,7 @@ def test_facts_tell_of_groups(question: Question, tmp_path: Path) -> None:
 
 
 def test_examples_are_recorded_with_the_references_that_there_are() -> None:
-    examples = [one.encoded() for one in pairs(2)]
+    examples = [pair.encoded() for pair in pairs(2)]
     scores = {"pair-0": {0: torch.tensor([1.0, 2.0]), 1: torch.tensor([3.0])}, "pair-1": {}}
     first, second = recorded(examples, scores)
     assert (first.id, first.chosen, first.rejected) == (

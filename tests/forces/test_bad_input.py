@@ -47,7 +47,7 @@ def record():
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3),
         engine={"kind": "plain", "ranks": 1},
     )
-    examples = [one.model_copy(update={"rejected": None}) for one in pairs(2)]
+    examples = [pair.model_copy(update={"rejected": None}) for pair in pairs(2)]
     model = build("llama_untied", torch.float32)
     return train_steps(model, config, examples, steps=2).records[-1]
 

@@ -104,7 +104,7 @@ def test_a_sequence_is_halved_until_its_spans_fit() -> None:
     tokens = torch.tensor(sequence.ids[3:])
     whole = WeightedResponse(sequence, tokens[:, None], 0.1 * tokens[:, None], temperature=0.7)
     spans = split_to_fit(lambda span: 10 * span.response_length, whole, 30)
-    assert [one.sequence for one in spans] == [
+    assert [span.sequence for span in spans] == [
         Encoded(sequence.ids[:end], start) for start, end in ((3, 6), (6, 8), (8, 10))
     ]
     for one in spans:  # each token keeps its own target and weight

@@ -40,21 +40,21 @@ BLOCKS, ETA = 2, 1e-3
 OBSERVED = [encoded(1), pairs(1)[0].chosen]
 DPO = build_objective(DPOConfig())
 REFERENCES = {
-    one.id: {
-        "chosen_reference": [-3.0] * one.chosen.response_length,
-        "rejected_reference": [-3.5] * one.rejected.response_length,
+    pair.id: {
+        "chosen_reference": [-3.0] * pair.chosen.response_length,
+        "rejected_reference": [-3.5] * pair.rejected.response_length,
     }
-    for one in pairs(2)
+    for pair in pairs(2)
 }
 
 
 def loss_gradient(policy, examples, objective=DPO):
     """Autograd of the loss that trains, in all weights."""
     leaves = {name: w.clone().requires_grad_() for name, w in policy.weights.items()}
-    totals = count_totals([one.encoded() for one in examples], objective.sides)
+    totals = count_totals([example.encoded() for example in examples], objective.sides)
     loss = 0
-    for one in examples:
-        batch = objective_batch([one], objective, totals, policy)
+    for example in examples:
+        batch = objective_batch([example], objective, totals, policy)
         loss = loss + objective.loss(policy.logps(leaves, batch), batch)
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
@@ -135,7 +135,7 @@ def test_groups_sampled_at_a_temperature_move_features_too(config):
     )
     assert relative(change.total, (forth - back) / 2e-3) < 1e-6
     forces = feature_forces(here.policy, examples, objective, layer)
-    assert [one.id for one in forces] == [one.id for one in examples]
+    assert [force.id for force in forces] == [example.id for example in examples]
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
@@ -199,8 +199,8 @@ def test_the_shared_part_is_the_head_s_pull_on_the_table(family):
 def test_examples_add_up_to_the_batch():
     policy, examples, batch = parts("gpt_neox")
     whole = feature_change(policy, batch, examples, DPO, 1, update=ETA)
-    for number, one in enumerate(examples):
-        alone = feature_change(policy, batch, [one], DPO, 1, update=ETA)
+    for number, example in enumerate(examples):
+        alone = feature_change(policy, batch, [example], DPO, 1, update=ETA)
         assert relative(whole.by_example[number] * len(examples), alone.total) < 1e-12
 
 
@@ -296,11 +296,11 @@ def test_the_last_layer_s_force_is_the_head_s_transpose_at_predicting_positions(
     model = build("llama_untied")
     policy = PolicyFunction(model, torch.float64)
     examples, built = with_reference(model, pairs(3)), build_objective(objective)
-    totals = count_totals([one.encoded() for one in examples], built.sides)
+    totals = count_totals([example.encoded() for example in examples], built.sides)
     forces = feature_forces(policy, examples, built, -1)
-    assert [one.id for one in forces] == [one.id for one in examples]
-    for one, made in zip(examples, forces, strict=True):
-        batch = objective_batch([one], built, totals, policy)
+    assert [force.id for force in forces] == [example.id for example in examples]
+    for example, made in zip(examples, forces, strict=True):
+        batch = objective_batch([example], built, totals, policy)
         h = hidden_states(policy, {}, batch, -1).requires_grad_()
         with policy.differentiable():
             logits = model.lm_head(model.model.norm(h))
@@ -315,8 +315,8 @@ def test_the_last_layer_s_force_is_the_head_s_transpose_at_predicting_positions(
 
 def test_padding_and_later_positions_feel_no_force():
     policy, examples, _ = parts("gpt_neox")
-    for one, force in zip(examples, feature_forces(policy, examples, DPO, 1), strict=True):
-        for row, sequence in enumerate((one.chosen, one.rejected)):
+    for example, force in zip(examples, feature_forces(policy, examples, DPO, 1), strict=True):
+        for row, sequence in enumerate((example.chosen, example.rejected)):
             assert not force.cotangent[row, len(sequence.ids) - 1 :].any()
             assert force.cotangent[row, : len(sequence.ids) - 1].any()
 
@@ -327,7 +327,7 @@ def test_adapters_alone_move_the_features(layer):
     model = adapted("llama_tied")
     policy = PolicyFunction(model, torch.float64)
     batch, _ = policy.batch(OBSERVED)
-    examples = [one.model_copy(update=REFERENCES[one.id]) for one in pairs(2)]
+    examples = [pair.model_copy(update=REFERENCES[pair.id]) for pair in pairs(2)]
     change = feature_change(policy, batch, examples, DPO, layer, update=ETA)
     if layer == 0:
         assert not change.total.any()

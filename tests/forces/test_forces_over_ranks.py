@@ -53,8 +53,8 @@ def test_maps_and_rows_of_all_ranks_are_those_of_one_process(shared: Path) -> No
     alone_rows = [row.model_dump() for row in make_rows().rows]
     found = json.loads((shared / "rows.json").read_text())
     size = max(abs(row["measured"]) for row in alone_rows)
-    for one, other in zip(alone_rows, found["rows"], strict=True):
-        for key, value in one.items():
+    for alone_row, other in zip(alone_rows, found["rows"], strict=True):
+        for key, value in alone_row.items():
             if isinstance(value, float):
                 # Differences of log-probabilities of about 10 nats, in float32.
                 assert other[key] == pytest.approx(value, abs=1e-4 * size)

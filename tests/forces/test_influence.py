@@ -68,7 +68,7 @@ def test_the_share_of_the_run_that_was_recorded_is_said():
 
 def test_every_step_recorded_covers_the_run():
     rows = [row(step) for step in range(3)]
-    path = [probe(0, -9.0), probe(3, -9.0 + sum(one.measured for one in rows))]
+    path = [probe(0, -9.0), probe(3, -9.0 + sum(row.measured for row in rows))]
     (made,) = accumulated_influence(rows, path)
     assert made.steps_covered == pytest.approx(1)
     assert made.change_covered == pytest.approx(1)
@@ -130,7 +130,7 @@ def jacobian(policy, sequence):
         torch.autograd.grad(z, list(leaves.values()), retain_graph=True, materialize_grads=True)
         for z in policy.logits(leaves, batch).flatten()
     ]
-    return torch.stack([torch.cat([g.flatten() for g in one]) for one in rows])
+    return torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
 
 
 @pytest.mark.parametrize("response", [1, 3])
@@ -181,7 +181,7 @@ def test_the_paper_s_ratios_are_their_formulae():
     tokens = torch.tensor([1, 3])
     terms = [token_terms(z, tokens) for z in logits]
     changes = [torch.tensor([0.3, -0.1]).double() * (t + 1) for t in range(3)]
-    made = paper_influence(changes, terms, [[one, terms[0]] for one in terms])
+    made = paper_influence(changes, terms, [[term, terms[0]] for term in terms])
     one = torch.eye(V, dtype=torch.float64)
     for t, change in enumerate(changes):
         pi, first = logits[t].softmax(-1), logits[0].softmax(-1)

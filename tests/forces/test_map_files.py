@@ -68,7 +68,7 @@ def test_a_manifest_says_what_the_numbers_are(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "map" / "manifest.json").read_text())
     assert len(manifest.pop("fingerprint")) == 64
     sequences = [one for pair in pairs(2) for one in (pair.chosen, pair.rejected)]
-    lengths = [one.response_length for one in sequences]
+    lengths = [sequence.response_length for sequence in sequences]
     answers = [list(encoded(n, 4, 5).ids[4:]) for n in range(4)]
     objective = DPO(DPOConfig())
     facts = {

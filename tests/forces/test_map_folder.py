@@ -28,7 +28,7 @@ def lines(folder: Path) -> list[str]:
 def test_a_map_begins_as_a_manifest_zeros_of_full_size_and_no_tiles(tmp_path: Path) -> None:
     folder = tmp_path / "some" / "map"
     begun = MapFolder.begin(folder, MANIFEST)
-    assert sorted(one.name for one in folder.iterdir()) == [
+    assert sorted(path.name for path in folder.iterdir()) == [
         "force.bin",
         "manifest.json",
         "tiles.jsonl",

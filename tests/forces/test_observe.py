@@ -106,10 +106,10 @@ def test_measured_changes_are_those_of_the_weights_by_themselves():
 def test_batching_changes_nothing():
     _, together = run(DPOConfig())
     _, alone = run(DPOConfig(), batch_tokens=1)
-    for one, other in zip(together.rows, alone.rows, strict=True):
-        assert one.measured == pytest.approx(other.measured, abs=1e-12)
-        assert one.predicted == pytest.approx(other.predicted, abs=1e-12)
-        assert one.kind == other.kind
+    for row, other in zip(together.rows, alone.rows, strict=True):
+        assert row.measured == pytest.approx(other.measured, abs=1e-12)
+        assert row.predicted == pytest.approx(other.predicted, abs=1e-12)
+        assert row.kind == other.kind
 
 
 def test_sft_has_no_rejected_part():

@@ -44,12 +44,12 @@ def response(sequence: Encoded) -> tuple[int, ...]:
 def test_updating_responses_are_named_by_example_side_and_tokens(policy: PolicyFunction) -> None:
     found = posed(policy)
     assert found.labels == [
-        Updating(one.id, side, response(getattr(one, side)))
-        for one in pairs(2)
+        Updating(pair.id, side, response(getattr(pair, side)))
+        for pair in pairs(2)
         for side in ("chosen", "rejected")
     ]
     assert [one.sequence for one in found.updating] == [
-        getattr(one, side) for one in pairs(2) for side in ("chosen", "rejected")
+        getattr(pair, side) for pair in pairs(2) for side in ("chosen", "rejected")
     ]
     assert found.columns == sum(len(label.tokens) for label in found.labels)
     assert (found.rate, found.kernel.scale) == (0.25, None)

@@ -17,8 +17,8 @@ from tests.forces.families import build
 def described(policy: PolicyFunction, wanted: set[str] | None = None) -> list[tuple[object, ...]]:
     every = subspace(policy) if wanted is None else wanted
     return [
-        (one.kind, one.weight, one.bias, one.transposed, one.head, one.local)
-        for one in find_rules(policy, every)
+        (rule.kind, rule.weight, rule.bias, rule.transposed, rule.head, rule.local)
+        for rule in find_rules(policy, every)
     ]
 
 
@@ -37,7 +37,7 @@ def test_every_parameter_of_a_gpt_2_has_a_rule() -> None:
         both = f"{first}.{name}.weight", f"{first}.{name}.bias"
         assert (kind, *both, transposed, False, False) in rules
     assert rules[-1] == ("linear", "transformer.wte.weight", None, False, True, True)
-    assert sum(one[4] for one in rules) == sum(one[5] for one in rules) == 1
+    assert sum(rule[4] for rule in rules) == sum(rule[5] for rule in rules) == 1
     named = {name for rule in find_rules(policy, subspace(policy)) for name in rule.names}
     assert named == set(policy.weights)
 

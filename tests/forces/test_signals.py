@@ -109,7 +109,7 @@ def autograd_signals(
     with recorded([rule.module for rule in rules]) as calls:
         scores = response.scores(policy, policy.weights)
     outputs = [output for _, output in calls.values()]
-    rows = [torch.autograd.grad(one, outputs, retain_graph=True) for one in scores]
+    rows = [torch.autograd.grad(score, outputs, retain_graph=True) for score in scores]
     return {
         name: (inputs[0], torch.stack([row[number][0] for row in rows]))
         for number, (name, (inputs, _)) in enumerate(calls.items())

@@ -194,15 +194,15 @@ def test_a_wrong_replay_is_noticed(wrong):
     facts, examples, state = record.facts, record.examples, record.state
     if wrong == "sign":
         examples = tuple(
-            one.model_copy(
+            example.model_copy(
                 update={
-                    "chosen": one.rejected,
-                    "rejected": one.chosen,
-                    "chosen_reference": one.rejected_reference,
-                    "rejected_reference": one.chosen_reference,
+                    "chosen": example.rejected,
+                    "rejected": example.chosen,
+                    "chosen_reference": example.rejected_reference,
+                    "rejected_reference": example.chosen_reference,
                 }
             )
-            for one in examples
+            for example in examples
         )
     elif wrong == "clip":
         facts = facts.model_copy(update={"clip_factor": 1.0})
@@ -214,8 +214,8 @@ def test_a_wrong_replay_is_noticed(wrong):
         state = {}
     else:
         examples = tuple(
-            one.model_copy(update={"chosen_reference": [0.0] * one.chosen.response_length})
-            for one in examples
+            example.model_copy(update={"chosen_reference": [0.0] * example.chosen.response_length})
+            for example in examples
         )
     broken = dataclasses.replace(record, facts=facts, examples=examples, state=state)
     assert replay_error(split_step(broken, policy), broken) > 1e-3
@@ -239,6 +239,6 @@ def test_records_that_cannot_be_split_say_why():
     still = dataclasses.replace(record, after=record.before)
     with pytest.raises(ConfigError, match="no weight"):
         replay_error(split_step(record, policy), still)
-    bare = [one.model_copy(update={"chosen_reference": None}) for one in record.examples]
+    bare = [example.model_copy(update={"chosen_reference": None}) for example in record.examples]
     with pytest.raises(ConfigError, match="reference"):
         split_step(dataclasses.replace(record, examples=tuple(bare)), policy)

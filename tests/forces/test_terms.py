@@ -130,9 +130,9 @@ def test_a_step_s_terms_are_those_of_the_force_that_trained(objective):
     assert torch.allclose(force(rates, logits.detach(), batch), g, atol=1e-14)
 
     sides = [
-        (one.id, side, response.ids[response.prompt_length :])
-        for one in record.examples
-        for side, response in (("chosen", one.chosen), ("rejected", one.rejected))
+        (example.id, side, response.ids[response.prompt_length :])
+        for example in record.examples
+        for side, response in (("chosen", example.chosen), ("rejected", example.rejected))
         if side == "chosen" or isinstance(objective, DPOConfig)
     ]
     assert [(u.updating.id, u.updating.side, u.updating.tokens) for u in made] == sides

@@ -77,7 +77,7 @@ def test_scores_along_directions_are_derivatives_of_the_scores(policy: PolicyFun
     found = scores_along(policy, policy.weights, directions, responses)
     assert found.shape == (2, 8)
     leaves = {name: w.clone().requires_grad_() for name, w in policy.weights.items()}
-    scores = torch.cat([one.scores(policy, leaves) for one in responses])
+    scores = torch.cat([response.scores(policy, leaves) for response in responses])
     for row, change in zip(found, directions, strict=True):
         truth = []
         for score in scores:

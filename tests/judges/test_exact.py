@@ -60,7 +60,7 @@ def test_chosen_answers_of_the_world_have_the_preferred_style() -> None:
     world = build_world(WorldConfig())
     row = PromptRow(id="q", prompt=PROMPT)
     chosen, rejected = (
-        world_style(PROMPT, [text for one in world.pairs if (text := getattr(one, side))], row)
+        world_style(PROMPT, [text for pair in world.pairs if (text := getattr(pair, side))], row)
         for side in ("chosen", "rejected")
     )
     assert sum(chosen) / len(chosen) > 0.7 and sum(rejected) / len(rejected) < 0.3
@@ -116,7 +116,7 @@ def test_policies_that_answer_other_prompts_are_no_contest() -> None:
         ]
 
     both = {"one": said(q="x ?", r="y ?"), "two": said(r="y ?", q="x ?")}
-    assert [one.id for one in contests(both, "one", "two")] == ["q", "r"]
+    assert [contest.id for contest in contests(both, "one", "two")] == ["q", "r"]
     for other in (said(q="x ?"), said(q="x ?", r="z ?"), said(q="x ?", r="y ?", s="z ?")):
         with pytest.raises(ConfigError, match="let both answer the same"):
             contests({"one": both["one"], "two": other}, "one", "two")

@@ -219,8 +219,8 @@ def test_an_answer_stays_within_its_line_whatever_it_holds(
     server.answer = lambda seen: (texts.append(shown(seen)), good("B"))[1]  # type: ignore[func-returns-value]
     found = judge(server, tmp_path)[0].judge([contest(attack, " fine", prompt=attack)])
     assert [one.outcome for one in found] == ["b", "a"]
-    assert sorted(one["ANSWER A"] for one in texts) == sorted([attack.strip(), "fine"])
-    assert {one["PROMPT"] for one in texts} == {attack}
+    assert sorted(text["ANSWER A"] for text in texts) == sorted([attack.strip(), "fine"])
+    assert {text["PROMPT"] for text in texts} == {attack}
 
 
 def test_a_fence_that_was_seen_elsewhere_is_no_key_to_another_call() -> None:

@@ -34,8 +34,8 @@ def mean_logp(prompt: str, answer: str) -> float:
 
 def test_the_answer_that_is_likelier_per_token_wins() -> None:
     asked = [
-        contest(one.chosen, str(other.rejected), name=one.id, prompt=one.prompt)
-        for one, other in zip(WORLD.pairs, WORLD.pairs[1:], strict=False)
+        contest(pair.chosen, str(other.rejected), name=pair.id, prompt=pair.prompt)
+        for pair, other in zip(WORLD.pairs, WORLD.pairs[1:], strict=False)
     ]
     asked += [contest(" well .", asked[0].answer_b, name="short", prompt=asked[0].prompt)]
     found = judge().judge(asked)
@@ -82,8 +82,8 @@ def test_a_reference_without_numbers_judges_nothing() -> None:
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_batch_does_not_decide(batch: int) -> None:
     asked = [
-        contest(one.chosen, str(one.rejected), name=one.id, prompt=one.prompt)
-        for one in WORLD.pairs
+        contest(pair.chosen, str(pair.rejected), name=pair.id, prompt=pair.prompt)
+        for pair in WORLD.pairs
     ]
     encoder = Encoder(TOKENIZER, 64, "drop")
     other = LogProbJudge("reference", ResponseLogits(MODEL), encoder, batch=batch)

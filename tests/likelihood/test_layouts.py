@@ -70,7 +70,9 @@ def test_a_recurrent_model_shares_no_prompts_and_says_so(
     assert packing_width(logits) is None
     assert not goes_on_from_prompts(logits)
     packed, prefixed = (
-        one.getMessage() for one in caplog.records if one.name == "dynolab.likelihood.layouts"
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "dynolab.likelihood.layouts"
     )
     assert "RwkvForCausalLM" in packed and "packed" in packed and "nats" in packed
     assert "RwkvForCausalLM" in prefixed and "prefixed" in prefixed and "nats" in prefixed

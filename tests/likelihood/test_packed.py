@@ -87,10 +87,12 @@ def packed(shape: str) -> tuple[list[Encoded], TokenBatch]:
 def one_by_one(model: PreTrainedModel, sequences: list[Encoded]) -> Tensor:
     """Log-probabilities of every response token by the model's own forward of one sequence."""
     parts = []
-    for one in sequences:
-        ids = torch.tensor([one.ids])
-        logits = model(input_ids=ids).logits[0, one.prompt_length - 1 : -1]
-        parts.append(logits.log_softmax(-1).gather(-1, ids[0, one.prompt_length :, None])[:, 0])
+    for sequence in sequences:
+        ids = torch.tensor([sequence.ids])
+        logits = model(input_ids=ids).logits[0, sequence.prompt_length - 1 : -1]
+        parts.append(
+            logits.log_softmax(-1).gather(-1, ids[0, sequence.prompt_length :, None])[:, 0]
+        )
     return torch.cat(parts)
 
 

@@ -83,7 +83,7 @@ def reference_of(one: EncodedExample, side: int) -> Tensor:
 def batch_of(config, examples: Sequence[EncodedExample] = EXAMPLES) -> TokenBatch:
     sides = build_objective(config).sides
     batch = collate_examples(examples, 0, sides, count_totals(EXAMPLES, sides))
-    parts = [reference_of(one, side) for one in examples for side in sides]
+    parts = [reference_of(example, side) for example in examples for side in sides]
     return replace(batch, reference=torch.cat(parts))
 
 

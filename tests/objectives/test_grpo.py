@@ -133,8 +133,8 @@ def test_a_model_s_gradient_knows_neither_micro_batches_nor_padding(config):
 
     def whole(*batches: TokenBatch) -> Tensor:
         losses = [
-            objective.loss(read_logps(objective, ResponseLogits(policy)(one), one), one)
-            for one in batches
+            objective.loss(read_logps(objective, ResponseLogits(policy)(batch), batch), batch)
+            for batch in batches
         ]
         return gradient(policy, sum(losses))
 

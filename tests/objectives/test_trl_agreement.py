@@ -81,7 +81,7 @@ def test_dpo_is_trl_s_sigmoid_loss(tmp_path, examples):
         tuple(ids[mask.bool()].tolist())
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
     }
-    assert their_ids == {s.ids for one in examples for s in (one.chosen, one.rejected)}
+    assert their_ids == {s.ids for example in examples for s in (example.chosen, example.rejected)}
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(
         gradient(policy, ours), gradient(trainer.model, theirs), rtol=1e-4, atol=1e-6
@@ -99,7 +99,7 @@ def test_sft_token_mean_is_trl_s_loss(tmp_path, examples):
     inputs = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
     theirs = trainer.compute_loss(trainer.model, inputs)
 
-    chosen = [one.chosen for one in examples]
+    chosen = [example.chosen for example in examples]
     batch = collate(chosen, 0)
     logps = token_logps(ResponseLogits(policy)(batch), batch)
     ours = SFT(SFTConfig(normalise="token_mean")).loss(logps, batch)

@@ -203,7 +203,7 @@ def test_rows_beyond_the_context_have_no_score(model: ResponseLogits, rows: list
     scores = score_probes(model, rows, short, batch_tokens=1000)
     fitting = [row for row in rows if short.response("x", row.prompt, row.response) is not None]
     assert 0 < len(scores) < len(rows)
-    assert [one.kind for one in scores] == [row.kind for row in fitting]
+    assert [score.kind for score in scores] == [row.kind for row in fitting]
 
 
 def test_means_by_kind_are_over_training_pairs(

@@ -42,11 +42,11 @@ def test_lenet_learns_real_digits_and_its_forces_tell_its_steps(mnist: ImageSpli
     )
     build = partial(build_classifier, "lenet")
     found = study_forces(build, "lenet", mnist, config, SEEDS)
-    last = [one for one in found.states if one.epoch == 3]
+    last = [state for state in found.states if state.epoch == 3]
     assert min(one.accuracy for one in last) > 0.6
     own = by_seed(last, lambda one: float(np.diag(np.array(one.pulls)).mean()))
     assert (own > 0).all()
-    assert np.nanmedian([one.unexplained for one in found.states]) < 0.3
+    assert np.nanmedian([state.unexplained for state in found.states]) < 0.3
 
 
 def test_the_study_of_mnist_shows_what_the_small_digits_do_not() -> None:
@@ -55,7 +55,9 @@ def test_the_study_of_mnist_shows_what_the_small_digits_do_not() -> None:
     images = load_images(known.data)
     found = study_forces(partial(build_classifier, "lenet"), "lenet", images, known.forces, seeds)
     rate = known.forces.training.learning_rate
-    verdicts = {one.id: one for one in assess_forces(found, rate, digits=True)}
+    verdicts = {
+        assess_force.id: assess_force for assess_force in assess_forces(found, rate, digits=True)
+    }
     assert verdicts["lenet/ranks"].outcome == "appears"
     assert verdicts["lenet/four_nine"].outcome == "appears"
 
@@ -66,4 +68,4 @@ def test_zigzag_finds_wrong_labels_among_real_digits(mnist: ImageSplits) -> None
     )
     build = partial(build_classifier, "mlp")
     found = study_paths(build, mnist, config, SEEDS, build)
-    assert min(one.auc for one in found.scores if one.data == "images") > 0.8
+    assert min(score.auc for score in found.scores if score.data == "images") > 0.8

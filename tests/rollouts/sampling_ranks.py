@@ -42,7 +42,7 @@ def sampled_run(folder: Path, kind: str, ranks: int, zero_stage: int, gather: bo
     generator = ModelGenerator(policy, tokenizer)
     encoder = Encoder(tokenizer, 48, "error")
     rows = encoder.examples(read_rows(folder / "train.jsonl", Example))
-    prompts = [list(one.chosen.ids[: one.chosen.prompt_length]) for one in rows[:5]]
+    prompts = [list(row.chosen.ids[: row.chosen.prompt_length]) for row in rows[:5]]
     drawn = []
     for step in range(STEPS):
         _train_step(engine, config, rows[step * 8 : step * 8 + 8])

@@ -113,7 +113,7 @@ def summarise(measured: Mapping[str, Sequence[Measured]]) -> Findings:
         for claim in CLAIMS
         if claim.stage == stage
     }
-    moved = {arm: [_moved(one) for one in seeds] for arm, seeds in measured.items()}
+    moved = {arm: [_moved(seed) for seed in seeds] for arm, seeds in measured.items()}
     for arm in (RESAMPLED, FLAT):
         apart = [
             ours["Δ gap"] - theirs["Δ gap"]
@@ -129,7 +129,7 @@ def summarise(measured: Mapping[str, Sequence[Measured]]) -> Findings:
         findings[f"{stage}/forces"] = _explanation(stage, [one.forces for one in measured[arm]])
     for arm, seeds in moved.items():
         findings[arm] = [
-            Finding(f"{arm}: {name}", tuple(one[name] for one in seeds)) for name in seeds[0]
+            Finding(f"{arm}: {name}", tuple(seed[name] for seed in seeds)) for name in seeds[0]
         ]
     return findings
 

@@ -79,7 +79,7 @@ def _sizes(trained: Path, world: Path, *, half_way: bool = False) -> KernelSizes
     encoder = Encoder(tokenizer, context_length(language_model), "error")
     rows = [row for row in read_rows(world / "probes.jsonl", ProbeRow) if row.kind == "chosen"]
     answers = [encoder.response(row.pair_id, row.prompt, row.response) for row in rows[:ANSWERS]]
-    kept = [one for one in answers if one is not None]
+    kept = [answer for answer in answers if answer is not None]
     at = None
     if half_way:
         (recorded,) = (trained / "forces").iterdir()

@@ -32,8 +32,8 @@ def test_short_descriptions_are_learned_fast_and_long_ones_hinder_themselves(
         steps=space.steps,
     )
     verdicts = {
-        one.id.partition("/")[2]: one.outcome
-        for one in mapping_verdicts(learned(space.space, mappings, found))
+        mapping_verdict.id.partition("/")[2]: mapping_verdict.outcome
+        for mapping_verdict in mapping_verdicts(learned(space.space, mappings, found))
     }
     asserted = ("speed", "similarity", "contradiction", "start", "explains")
     assert {name: verdicts[name] for name in asserted} == dict.fromkeys(asserted, "appears")

@@ -98,8 +98,10 @@ def test_columns_add_up_to_the_step(folder: Path, name: str) -> None:
     batch, _ = policy.batch([watched])
     parts = policy.change_along(record.before, [split.from_chosen, split.from_rejected], batch)
     borders = [
-        sum(s.response_length for side, s in one.responses((CHOSEN, REJECTED)) if side == CHOSEN)
-        for one in record.examples
+        sum(
+            s.response_length for side, s in example.responses((CHOSEN, REJECTED)) if side == CHOSEN
+        )
+        for example in record.examples
     ]
     up = sum(f[:, :border].sum(1) for f, border in zip(by_token, borders, strict=True))
     down = sum(f[:, border:].sum(1) for f, border in zip(by_token, borders, strict=True))
@@ -145,12 +147,12 @@ def test_a_group_s_terms_are_those_of_the_force_that_trained(folder: Path, name:
     logits = policy.logits(policy.cast(record.before), batch).requires_grad_()
     loss = objective.loss(read_logps(objective, logits, batch), batch)
     (G,) = torch.autograd.grad(loss, logits)
-    terms = [one.terms for one in step_terms(record, policy)]
-    sizes = torch.cat([one.g_norm for one in terms])
+    terms = [step_term.terms for step_term in step_terms(record, policy)]
+    sizes = torch.cat([term.g_norm for term in terms])
     torch.testing.assert_close(sizes, G.norm(dim=-1), rtol=1e-9, atol=1e-15)
     pi = (logits.detach() / batch.temperature).softmax(-1)
     own = pi.gather(-1, batch.token[:, None])[:, 0]
-    torch.testing.assert_close(torch.cat([one.energy for one in terms]), 1 - own)
-    rates = torch.cat([one.learning_rate for one in terms])
-    plain = rates.abs() * torch.cat([one.force_size for one in terms]) / batch.temperature
+    torch.testing.assert_close(torch.cat([term.energy for term in terms]), 1 - own)
+    rates = torch.cat([term.learning_rate for term in terms])
+    plain = rates.abs() * torch.cat([term.force_size for term in terms]) / batch.temperature
     assert torch.allclose(plain, sizes, rtol=1e-9, atol=1e-15) == (name != "simko")

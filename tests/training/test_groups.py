@@ -106,7 +106,7 @@ def test_the_reward_grows(inputs: Path, tmp_path: Path) -> None:
         checkpoint_every=0,
         optimizer={"name": "adamw", "learning_rate": 5e-3},
     )
-    rewards = [one["rollout/reward"] for one in metrics(tmp_path)]
+    rewards = [metric["rollout/reward"] for metric in metrics(tmp_path)]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
 
 

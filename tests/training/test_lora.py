@@ -79,8 +79,8 @@ def test_the_result_is_a_plain_model_with_the_adapters_in_it(inputs: Path, tmp_p
     for model in (load_language_model(tmp_path / "output" / "model"), apart.eval()):
         encoder = Encoder(tokenizer, 48, "error")
         scores = score_probes(ResponseLogits(model), probes, encoder, batch_tokens=16_384)
-        for one, other in zip(scores, last, strict=True):
-            assert one.logp == pytest.approx(other.logp, abs=1e-4)
+        for score, other in zip(scores, last, strict=True):
+            assert score.logp == pytest.approx(other.logp, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["rows", "groups", "online pairs"])

@@ -215,7 +215,7 @@ def test_groups_are_the_same_on_ranks_and_resume_to_the_bit(
     place = "forces/step-00000003"
     records = [StepRecord.load(job.output / place).examples for job in (alone, whole, resumed)]
     drawn = [
-        [(one.id, sequence) for one in examples for sequence in one.named().values()]
+        [(example.id, sequence) for example in examples for sequence in example.named().values()]
         for examples in records
     ]
     assert drawn[0] == drawn[1] == drawn[2]
@@ -256,7 +256,7 @@ def test_a_zero2_record_has_the_forces_of_one_process(runs: Path) -> None:
         record = StepRecord.load(folder)
         policy = PolicyFunction(load_language_model(runs / "model"))
         update = split_step(record, policy).update
-        observed = [one.chosen for one in record.examples[:3]]
+        observed = [example.chosen for example in record.examples[:3]]
         objective = build_objective(record.facts.objective)
         found[name] = (
             force_map(policy, observed, record.examples, objective, at=record.before).force,

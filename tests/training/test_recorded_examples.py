@@ -214,7 +214,7 @@ def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
         (read.after, step.after),
         *((read.state[name], step.state[name]) for name in step.state),
     ):
-        assert {name: one.tolist() for name, one in tensors.items()} == {
+        assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
             name: one.tolist() for name, one in expected.items()
         }
     assert read.state.keys() == step.state.keys()

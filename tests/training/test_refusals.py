@@ -47,8 +47,8 @@ def test_a_diverged_batch_is_named_and_kept(inputs: Path, tmp_path: Path, logs: 
         train(job, policy, load_tokenizer(job.model))
     kept = tmp_path / ("logs" if logs else "output") / DIVERGED
     examples = [read_recorded(line) for line in kept.read_text().splitlines()]
-    assert [one.id for one in examples] == stopped.value.ids
-    assert all(isinstance(one, RecordedExample) and one.rejected for one in examples)
+    assert [example.id for example in examples] == stopped.value.ids
+    assert all(isinstance(example, RecordedExample) and example.rejected for example in examples)
 
 
 def test_a_gradient_without_numbers_ends_training_too(inputs: Path, tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_a_group_that_diverged_is_kept_with_its_completions(inputs: Path, tmp_pa
         run(inputs, tmp_path, config)
     lines = (tmp_path / "output" / DIVERGED).read_text().splitlines()
     groups = [read_recorded(line) for line in lines]
-    assert [one.id for one in groups] == stopped.value.ids
-    assert all(isinstance(one, RecordedGroup) and len(one.completions) == 4 for one in groups)
+    assert [group.id for group in groups] == stopped.value.ids
+    assert all(isinstance(group, RecordedGroup) and len(group.completions) == 4 for group in groups)
 
 
 @pytest.mark.parametrize(

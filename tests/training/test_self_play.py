@@ -48,11 +48,11 @@ def test_pairs_are_the_rows_answers_against_samples(job: TrainJob) -> None:
     for step in (0, 2):
         record = StepRecord.load(job.output / "forces" / f"step-{step:08d}")
         assert record.facts.objective.name == "spin"
-        for one in record.examples:
-            sides = one.named()
+        for example in record.examples:
+            sides = example.named()
             response = sides["chosen"].ids[sides["chosen"].prompt_length :]
             text = tokenizer.decode(response, skip_special_tokens=True)
-            assert text == (own[one.id] or "").strip()
+            assert text == (own[example.id] or "").strip()
             samples.append(sides["rejected"].ids)
     assert len(set(samples)) > 1
 

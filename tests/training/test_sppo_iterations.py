@@ -85,7 +85,7 @@ def test_rows_bring_their_own_preferences(tmp_path: Path) -> None:
     job = make_job(tmp_path, tmp_path / "run", settings(objective=SPPO, record_steps=[0]))
     (record,) = run(job)
     wins = {row.id: row.wins for row in read_rows(job.examples, Example)}
-    assert {one.id: one.wins for one in record.examples}.items() <= wins.items()
+    assert {example.id: example.wins for example in record.examples}.items() <= wins.items()
 
 
 def test_rows_without_preferences_are_refused_before_training(tmp_path: Path) -> None:

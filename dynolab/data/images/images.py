@@ -97,7 +97,7 @@ def load_images(config: ImageConfig) -> ImageSplits:
         if parts[0].pixels.shape[1:] != parts[1].pixels.shape[1:]:
             raise ConfigError(
                 "data",
-                [one.pixels.shape[1:] for one in parts],
+                [part.pixels.shape[1:] for part in parts],
                 "training and test images have different shapes; give files of one data set",
             )
         train, validation = _drawn(parts[0], config, ("train", "validation"))

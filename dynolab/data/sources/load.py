@@ -113,7 +113,8 @@ def load_prompts(
         read: list[PromptRow | None] = list(_prompts(config, records, write))
     else:
         read = [
-            None if one is None else _unpaired(one) for one in _examples(config, records, write)
+            None if example is None else _unpaired(example)
+            for example in _examples(config, records, write)
         ]
     rows = [one for one in read if one is not None]
     _check(rows, config)
@@ -152,7 +153,7 @@ def _examples(
     if config.format == "chat":
         return readers.conversations(records, config.origin, write or _refuse)
     if config.format in _PROMPTS:
-        return (_answered(one, config) for one in _prompts(config, records, write))
+        return (_answered(prompt, config) for prompt in _prompts(config, records, write))
     return readers.pairs(records, config.origin)
 
 
@@ -215,8 +216,10 @@ def _stored(
     }
     return [
         row
-        for one in watched_pairs(train, heldout, config.probe_pairs)
-        for row in readers.stored_probes(by_id[one.pair.id], one, kinds, config.origin)
+        for watched_pair in watched_pairs(train, heldout, config.probe_pairs)
+        for row in readers.stored_probes(
+            by_id[watched_pair.pair.id], watched_pair, kinds, config.origin
+        )
     ]
 
 
@@ -231,14 +234,14 @@ def _split(examples: list[AnyAsked], config: DataConfig) -> tuple[list[AnyAsked]
         )
     rng = random.Random(f"{config.seed}/heldout")
     out = set(rng.sample(range(len(examples)), config.heldout_rows))
-    train = [one for number, one in enumerate(examples) if number not in out]
+    train = [example for number, example in enumerate(examples) if number not in out]
     return train, [examples[number] for number in sorted(out)]
 
 
 def _check(examples: Sequence[Example | PromptRow], config: DataConfig) -> None:
     if not examples:
         raise ConfigError("data", config.origin, "holds no rows; give a source with rows")
-    name, count = Counter(one.id for one in examples).most_common(1)[0]
+    name, count = Counter(example.id for example in examples).most_common(1)[0]
     if count > 1:
         raise ConfigError(
             "data", config.origin, f"{count} rows have id {name!r}; ids must be unique"

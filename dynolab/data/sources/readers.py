@@ -227,7 +227,7 @@ def _turns(
             "the file is",
         )
     turns = [*head, *messages_of(record[column], f"{where}, column {column}")]
-    roles = [one["role"] for one in turns]
+    roles = [turn["role"] for turn in turns]
     if len(turns) < 2 or roles[-1] != "assistant":
         raise ConfigError(
             f"{where}, column {column}",
@@ -321,8 +321,8 @@ def _wins(record: Record, place: str) -> tuple[float, float] | None:
     if (
         not isinstance(wins, list)
         or len(wins) != 2
-        or any(isinstance(one, bool) or not isinstance(one, int | float) for one in wins)
-        or not all(0 <= one <= 1 for one in wins)
+        or any(isinstance(win, bool) or not isinstance(win, int | float) for win in wins)
+        or not all(0 <= win <= 1 for win in wins)
     ):
         raise ConfigError(
             f"{place}, column wins",

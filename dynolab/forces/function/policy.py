@@ -68,7 +68,7 @@ class PolicyFunction:
         """Sequences as one batch on the policy's device, with the response tokens of each."""
         # Padding stands right of every response and is masked: any id of the vocabulary serves.
         batch = collate(sequences, pad_id=0).to(self.device)
-        return batch, [one.response_length for one in sequences]
+        return batch, [sequence.response_length for sequence in sequences]
 
     def logits(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, "tokens vocabulary"]:
         """Logits that predict each response token at the given weights."""
@@ -178,14 +178,16 @@ class PolicyFunction:
     def _jvps(
         self, function: Callable[[Weights], Tensor], at: Weights, directions: Sequence[Weights]
     ) -> tuple[Tensor, Float[Tensor, "directions ..."]]:
-        moving = {name for one in directions for name in one}
+        moving = {name for direction in directions for name in direction}
         if not moving:
             value = function(at)
             return value, torch.zeros_like(value).expand(len(directions), *value.shape)
         primal = {name: at.get(name, self.weights[name]) for name in moving}
         fixed = {name: w for name, w in at.items() if name not in moving}
         tangents = {
-            name: torch.stack([one.get(name, torch.zeros_like(w)) for one in directions])
+            name: torch.stack(
+                [direction.get(name, torch.zeros_like(w)) for direction in directions]
+            )
             for name, w in primal.items()
         }
 

@@ -90,7 +90,9 @@ def subspace(function: LogitFunction) -> set[str]:
     """
     named = list(function.model.named_parameters())
     trained = {name for name, p in named if p.requires_grad}
-    if not trained and any(hasattr(one, "merged_adapters") for one in function.model.modules()):
+    if not trained and any(
+        hasattr(module, "merged_adapters") for module in function.model.modules()
+    ):
         raise ConfigError(
             "model",
             "its adapters do not train",

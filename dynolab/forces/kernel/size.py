@@ -330,5 +330,5 @@ def _groups(
 
 
 def _joined(join: Callable[..., ndarray], parts: Sequence[Squares], **how: int) -> Squares:
-    fields = zip(*((one.exact, one.rest, one.variance) for one in parts), strict=True)
+    fields = zip(*((part.exact, part.rest, part.variance) for part in parts), strict=True)
     return Squares(*(join(values, **how) for values in fields))

@@ -48,9 +48,9 @@ class KernelStability:
 
     def between(self, first: str, second: str) -> Agreement:
         """The agreement of two readings by label, given in either order."""
-        for one in self.agreements:
-            if {one.first, one.second} == {first, second}:
-                return one
+        for agreement in self.agreements:
+            if {agreement.first, agreement.second} == {first, second}:
+                return agreement
         raise ConfigError("labels", (first, second), "give the labels of two different readings")
 
 
@@ -161,7 +161,7 @@ def _verdict(low: float, high: float, ceiling: float, threshold: float) -> Verdi
 def _check(sizes: Mapping[str, KernelSizes], exclude_diagonal: bool) -> None:
     if len(sizes) < 2:
         raise ConfigError("sizes", list(sizes), "give two readings or more")
-    shapes = {label: one.raw.shape for label, one in sizes.items()}
+    shapes = {label: size.raw.shape for label, size in sizes.items()}
     if len(set(shapes.values())) > 1:
         raise ConfigError("sizes", shapes, "give readings of the same responses")
     (observed, updating) = next(iter(shapes.values()))
@@ -173,8 +173,8 @@ def _check(sizes: Mapping[str, KernelSizes], exclude_diagonal: bool) -> None:
         )
     if observed * updating - (observed if exclude_diagonal else 0) < 3:
         raise ConfigError("sizes", (observed, updating), "ranks need three pairs or more")
-    for label, one in sizes.items():
-        if not (one.raw > 0).all() or not (one.centred > 0).all():
+    for label, size in sizes.items():
+        if not (size.raw > 0).all() or not (size.centred > 0).all():
             raise ConfigError(
                 f"sizes[{label}]", 0.0, "a pair is not coupled at all; leave its response out"
             )

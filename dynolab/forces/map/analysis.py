@@ -118,14 +118,14 @@ def recorded(
 
     return [
         RecordedExample(
-            id=one.id,
-            chosen=one.chosen,
-            rejected=one.rejected,
-            chosen_reference=scores(one.id, CHOSEN),
-            rejected_reference=scores(one.id, REJECTED),
-            wins=one.wins,
+            id=example.id,
+            chosen=example.chosen,
+            rejected=example.rejected,
+            chosen_reference=scores(example.id, CHOSEN),
+            rejected_reference=scores(example.id, REJECTED),
+            wins=example.wins,
         )
-        for one in examples
+        for example in examples
     ]
 
 

@@ -19,7 +19,7 @@ Shape = tuple[int, int]
 
 def shapes_of(sequences: Sequence[Encoded]) -> list[Shape]:
     """Response tokens and the positions that predict them and what stands before."""
-    return [(one.response_length, len(one.ids) - 1) for one in sequences]
+    return [(sequence.response_length, len(sequence.ids) - 1) for sequence in sequences]
 
 
 def formed_flops(

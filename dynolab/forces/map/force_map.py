@@ -275,9 +275,9 @@ def _manifest(
         "dtype": facts.dtype,
         "facts": asdict(facts),
         "observed": [list(one.ids[one.prompt_length :]) for one in observed],
-        "updating": [asdict(one) for one in problem.labels],
+        "updating": [asdict(label) for label in problem.labels],
         "observed_offsets": _offsets([one.response_length for one in observed]),
-        "updating_offsets": _offsets([len(one.tokens) for one in problem.labels]),
+        "updating_offsets": _offsets([len(label.tokens) for label in problem.labels]),
     }
 
 

@@ -167,7 +167,7 @@ def factor_tiles(
     )
     for columns, updates in zip(updating.slices, updating.groups, strict=True):
         todo = [n for n, rows in enumerate(observed.slices) if wanted((rows, columns))]
-        right = [kernel.factors(one) for one in updates] if todo else []
+        right = [kernel.factors(update) for update in updates] if todo else []
         for n in todo:
             left = only or [kernel.factors(one) for one in observed.groups[n]]
             yield (observed.slices[n], columns), left, right
@@ -180,7 +180,7 @@ def _by_column(
 
     The product is symmetric, so route A' is this with the sides exchanged.
     """
-    directions = (one for response in moving for one in _gradients(kernel, response))
+    directions = (gradient for response in moving for gradient in _gradients(kernel, response))
     return scores_along(kernel.policy, kernel.at, directions, watched).T
 
 

@@ -73,8 +73,8 @@ def pose(
     trained = [(one.id, *pushed) for one in updating for pushed in one.responses(objective.sides)]
     plain = [sequence for *_, sequence in trained]
     for what, responses in (("observed", observed), ("updating", plain)):
-        for number, one in enumerate(responses):
-            check_response(f"{what}[{number}]", one, policy.causal)
+        for number, response in enumerate(responses):
+            check_response(f"{what}[{number}]", response, policy.causal)
     if isinstance(update, FrozenUpdate):
         wanted, scale, rate = set(update.scale), update.scale, 1.0
     else:

@@ -58,7 +58,7 @@ class WeightedResponse:
 
 def weighted_batch(responses: Sequence[WeightedResponse], policy: PolicyFunction) -> TokenBatch:
     """Responses of one temperature as one batch on the policy's device."""
-    batch = collate([one.sequence for one in responses], PAD_ID)
+    batch = collate([response.sequence for response in responses], PAD_ID)
     return replace(batch, temperature=responses[0].temperature).to(policy.device)
 
 
@@ -69,6 +69,6 @@ def scores_along(
     responses: Sequence[WeightedResponse],
 ) -> Float[Tensor, "directions tokens"]:
     """`∂s/∂θ · d` of every token of responses of one temperature, for each direction d."""
-    view = View(torch.cat([one.targets for one in responses]))
+    view = View(torch.cat([response.targets for response in responses]))
     along = policy.change_along(at, directions, weighted_batch(responses, policy), view=view)
-    return (torch.cat([one.weights for one in responses]) * along).sum(-1)
+    return (torch.cat([response.weights for response in responses]) * along).sum(-1)

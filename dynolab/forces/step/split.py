@@ -138,9 +138,9 @@ def objective_batch(
     examples: Sequence[Recorded], objective: Objective, totals: Totals, policy: PolicyFunction
 ) -> TokenBatch:
     """Examples as an objective sees them, out of a step with the given denominators."""
-    for one in examples:
-        one.responses(objective.sides)  # says which example lacks a side
-    scored = [one.scored(policy.dtype) for one in examples]
+    for example in examples:
+        example.responses(objective.sides)  # says which example lacks a side
+    scored = [example.scored(policy.dtype) for example in examples]
     batch = collate_step(scored, objective, totals, PAD_ID, temperature=examples[0].temperature)
     if objective.needs_reference and batch.reference is None:
         raise ConfigError(
@@ -153,7 +153,9 @@ def objective_batch(
 
 def step_totals(examples: Sequence[Recorded], objective: Objective) -> Totals:
     """Denominators of a step on these examples."""
-    trained = [sequence for one in examples for _, sequence in one.responses(objective.sides)]
+    trained = [
+        sequence for example in examples for _, sequence in example.responses(objective.sides)
+    ]
     tokens = sum(sequence.response_length for sequence in trained)
     return Totals(examples=len(examples), tokens=tokens, sequences=len(trained))
 
@@ -214,8 +216,8 @@ def micro_batches(
     """Example numbers whose padded sequences stay within a number of tokens."""
     batch: list[int] = []
     waiting: list[int] = []
-    for number, one in enumerate(record.examples):
-        lengths = [len(sequence.ids) for _, sequence in one.responses(sides)]
+    for number, example in enumerate(record.examples):
+        lengths = [len(sequence.ids) for _, sequence in example.responses(sides)]
         if batch and len(waiting + lengths) * max(waiting + lengths) > batch_tokens:
             yield batch
             batch, waiting = [], []

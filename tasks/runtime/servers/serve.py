@@ -92,7 +92,9 @@ def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
     os.environ |= {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{one},{one}:*" for one in _asked_names()),
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(
+            f"{asked_name},{asked_name}:*" for asked_name in _asked_names()
+        ),
     }
     from mlflow.server import constants
 
