@@ -11,11 +11,9 @@ from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from flows.checkpoints import (
     ModelConfig,
-    check_files,
     check_named,
-    named_result,
-    resolved_model,
-    results_of,
+    named_data,
+    resolved_sources,
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from flows.parameters import as_change
@@ -90,27 +88,22 @@ def resolved_audit(
 
     **Raises** `ConfigError` for what is no result, or a result without what is asked of it.
     """
-    known = results_of(parameters.study, platform)
-    given: dict[str, StageResult] = {}
-    models = {}
-    for field, model in parameters.models.items():
-        models[field], found = resolved_model(field, model, known, platform)
-        if found is not None:
-            given[field] = found
-    wanted = parameters.data_result
-    if wanted is None and parameters.study and "data" not in parameters.model_fields_set:
-        wanted = "data"
-    if wanted is None:
-        update = {**models, "data": resolve_data(parameters.data)}
-        return parameters.model_copy(update=update), given
-    given["data"] = named_result("data_result", wanted, known, platform)
-    needed = ("train.jsonl", "heldout.jsonl")
-    check_files("data_result", wanted, given["data"], needed, platform)
-    return parameters.model_copy(update=models), given
+    named = named_data(parameters.study, parameters.data_result, parameters.model_fields_set)
+    models, existing = resolved_sources(
+        parameters.models,
+        platform,
+        study=parameters.study,
+        data=named,
+        needed=("train.jsonl", "heldout.jsonl"),
+    )
+    update: dict[str, object] = dict(models)
+    if named is None:
+        update["data"] = resolve_data(parameters.data)
+    return parameters.model_copy(update=update), existing
 
 
-def audit_steps(parameters: AuditParameters, given: Collection[str]) -> list[Step]:
-    """The audit's stages in order; `given` are names of results that need no stage."""
+def audit_steps(parameters: AuditParameters, existing: Collection[str]) -> list[Step]:
+    """The audit's stages in order; `existing` are names of results that need no stage."""
     page = AuditPageConfig(
         name=parameters.name,
         objective=parameters.audit.objective.name,
@@ -119,7 +112,7 @@ def audit_steps(parameters: AuditParameters, given: Collection[str]) -> list[Ste
     imports = [
         Step(field, BASE, model.base)
         for field, model in parameters.models.items()
-        if field not in given
+        if field not in existing
     ]
     judged, shown = [], {"data": "data", "audit": "audit"}
     if parameters.trained is not None:
@@ -133,7 +126,7 @@ def audit_steps(parameters: AuditParameters, given: Collection[str]) -> list[Ste
         ]
         shown["foresight"] = "foresight"
     return [
-        *([] if "data" in given else [Step("data", DATA, parameters.data)]),
+        *([] if "data" in existing else [Step("data", DATA, parameters.data)]),
         *imports,
         Step("audit", AUDIT, parameters.audit, {"data": "data", "model": MODEL}),
         *judged,

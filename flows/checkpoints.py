@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,6 +77,44 @@ def resolved_model(
     except ConfigError as error:
         raise ConfigError(f"{field}.model", error.value, error.remedy) from error
     return one.model_copy(update={"revision": commit}), None
+
+
+def resolved_sources(
+    models: Mapping[str, AnyModel],
+    platform: Platform,
+    *,
+    study: str | None,
+    data: str | None = None,
+    needed: Sequence[str] = (),
+) -> tuple[dict[str, AnyModel], dict[str, StageResult]]:
+    """Models at the content that they have now, and the results that need no step.
+
+    **Arguments:** `models` by field; `study`: study file whose finished steps can be named;
+    `data`: the result of data that is named, if one is, and the files `needed` of it.
+
+    **Returns:** the models; the results by field, and that of data as `data`.
+
+    **Raises** `ConfigError` for what is no result, or a result without what is asked of it.
+    """
+    finished_steps = results_of(study, platform)
+    resolved, existing = {}, {}
+    for field, model in models.items():
+        resolved[field], result = resolved_model(field, model, finished_steps, platform)
+        if result is not None:
+            existing[field] = result
+    if data is not None:
+        existing["data"] = named_result("data_result", data, finished_steps, platform)
+        check_files("data_result", data, existing["data"], needed, platform)
+    return resolved, existing
+
+
+def named_data(
+    study: str | None, data_result: str | None, fields_set: Collection[str]
+) -> str | None:
+    """The result of data that parameters name: their study's, where they give no data."""
+    if data_result is None and study is not None and "data" not in fields_set:
+        return "data"
+    return data_result
 
 
 def results_of(study: str | None, platform: Platform) -> dict[str, StageResult]:

@@ -16,11 +16,9 @@ from dynolab.errors import ConfigError
 from dynolab.objectives import build_objective
 from flows.checkpoints import (
     CheckpointConfig,
-    check_files,
     check_named,
-    named_result,
-    resolved_model,
-    results_of,
+    named_data,
+    resolved_sources,
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from tasks.analysis import ANALYSIS, AnalysisConfig, AnalysisJob
@@ -107,31 +105,30 @@ def resolved_forces(
     **Raises** `ConfigError` for what is no result, a result without what is asked of it, and data
     that the objective or the observed kinds cannot use.
     """
-    known = results_of(parameters.study, platform)
-    given: dict[str, StageResult] = {}
-    checkpoints = {}
-    for label, checkpoint in parameters.checkpoints.items():
-        checkpoints[label], found = resolved_model(
-            f"checkpoints.{label}", checkpoint, known, platform
-        )
-        if found is not None:
-            given[model_step(label)] = found
-    wanted = parameters.data_result
-    if wanted is None and parameters.study and "data" not in parameters.model_fields_set:
-        wanted = "data"
-    if wanted is None:
+    named = named_data(parameters.study, parameters.data_result, parameters.model_fields_set)
+    fields = {f"checkpoints.{label}": label for label in parameters.checkpoints}
+    models, results = resolved_sources(
+        {field: parameters.checkpoints[label] for field, label in fields.items()},
+        platform,
+        study=parameters.study,
+        data=named,
+        needed=("train.jsonl", "probes.jsonl"),
+    )
+    checkpoints = {fields[field]: model for field, model in models.items()}
+    existing = {
+        model_step(fields[field]) if field in fields else field: result
+        for field, result in results.items()
+    }
+    if named is None:
         update = {"checkpoints": checkpoints, "data": resolve_data(parameters.data)}
-        return parameters.model_copy(update=update), given
-    given["data"] = named_result("data_result", wanted, known, platform)
-    _check_data(wanted, given["data"], parameters, platform)
-    return parameters.model_copy(update={"checkpoints": checkpoints}), given
+        return parameters.model_copy(update=update), existing
+    _check_data(existing["data"], parameters, platform)
+    return parameters.model_copy(update={"checkpoints": checkpoints}), existing
 
 
-def _check_data(
-    reference: str, found: StageResult, parameters: ForcesParameters, platform: Platform
-) -> None:
-    check_files("data_result", reference, found, ("train.jsonl", "probes.jsonl"), platform)
-    folder = platform.store.folder(found.address, found.digest)
+def _check_data(data: StageResult, parameters: ForcesParameters, platform: Platform) -> None:
+    """Refuses data that the objective or the observed kinds cannot use."""
+    folder = platform.store.folder(data.address, data.digest)
     updating = parameters.analysis.updating
     objective = parameters.analysis.objective if updating == "data" else None
     for part, config, named in (
@@ -145,8 +142,8 @@ def _check_data(
             raise ConfigError(f"{part}.{error.field}", error.value, error.remedy) from error
 
 
-def forces_steps(parameters: ForcesParameters, given: Collection[str]) -> list[Step]:
-    """The analysis' stages in order; `given` are names of results that need no stage."""
+def forces_steps(parameters: ForcesParameters, existing: Collection[str]) -> list[Step]:
+    """The analysis' stages in order; `existing` are names of results that need no stage."""
     labels = tuple(parameters.checkpoints)
     models = {label: model_step(label) for label in labels}
     reference = {}
@@ -155,7 +152,7 @@ def forces_steps(parameters: ForcesParameters, given: Collection[str]) -> list[S
     imports = [
         Step(models[label], BASE, checkpoint.base)
         for label, checkpoint in parameters.checkpoints.items()
-        if models[label] not in given
+        if models[label] not in existing
     ]
     analyses = [
         Step(
@@ -179,7 +176,7 @@ def forces_steps(parameters: ForcesParameters, given: Collection[str]) -> list[S
     )
     answers = {f"analysis_{label}": f"analysis-{label}" for label in labels}
     return [
-        *([] if "data" in given else [Step("data", DATA, parameters.data)]),
+        *([] if "data" in existing else [Step("data", DATA, parameters.data)]),
         *imports,
         *analyses,
         Step(

@@ -10,7 +10,11 @@ from pydantic import Field, model_validator
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
-from flows.checkpoints import ModelConfig, check_named, resolved_model, results_of
+from flows.checkpoints import (
+    ModelConfig,
+    check_named,
+    resolved_sources,
+)
 from flows.comparison import Label
 from flows.flow import FlowParameters, Name, Plan, StagedFlow
 from flows.parameters import load_parameters, seeded_data
@@ -107,19 +111,13 @@ def resolved_judge(
 
     **Raises** `ConfigError` for what is no result, or a result without a model.
     """
-    known = results_of(parameters.study, platform)
-    given: dict[str, StageResult] = {}
-    models: dict[str, ModelConfig] = {}
-    for field, model in parameters.models.items():
-        models[field], found = resolved_model(field, model, known, platform)
-        if found is not None:
-            given[field] = found
+    models, existing = resolved_sources(parameters.models, platform, study=parameters.study)
     update = {
         "data": resolve_data(_data(parameters)),
         "policies": {name: models[policy_step(name)] for name in parameters.policies},
         "reference": models.get(REFERENCE),
     }
-    return parameters.model_copy(update=update), given
+    return parameters.model_copy(update=update), existing
 
 
 def _data(parameters: JudgeParameters) -> DataConfig:
@@ -130,13 +128,13 @@ def _data(parameters: JudgeParameters) -> DataConfig:
     return seeded_data(study.data, study.seed)
 
 
-def judge_steps(parameters: JudgeParameters, given: Collection[str]) -> list[Step]:
-    """The comparison's stages in order; `given` are names of results that need no stage."""
+def judge_steps(parameters: JudgeParameters, existing: Collection[str]) -> list[Step]:
+    """The comparison's stages in order; `existing` are names of results that need no stage."""
     assert parameters.data is not None, "resolved parameters have data"
     imports = [
         Step(field, BASE, model.base)
         for field, model in parameters.models.items()
-        if field not in given
+        if field not in existing
     ]
     answers = [
         Step(

@@ -11,11 +11,9 @@ from dynolab.errors import ConfigError
 from dynolab.training.config import EngineConfig, TrainConfig
 from flows.checkpoints import (
     ModelConfig,
-    check_files,
     check_named,
-    named_result,
-    resolved_model,
-    results_of,
+    named_data,
+    resolved_sources,
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from flows.parameters import seeded_base, seeded_data
@@ -97,29 +95,27 @@ def resolved_squeezing(
         return seeded, {}
     if parameters.model is None:
         return seeded.model_copy(update={"data": resolve_data(seeded.data)}), {}
-    known = results_of(parameters.study, platform)
-    given: dict[str, StageResult] = {}
-    model, found = resolved_model(MODEL, parameters.model, known, platform)
-    if found is not None:
-        given[MODEL] = found
-    wanted = parameters.data_result
-    if wanted is None and parameters.study and "data" not in parameters.model_fields_set:
-        wanted = "data"
-    if wanted is None:
-        data = resolve_data(seeded.data)
-        return seeded.model_copy(update={"model": model, "data": data}), given
-    given["data"] = named_result("data_result", wanted, known, platform)
-    check_files("data_result", wanted, given["data"], ("train.jsonl",), platform)
-    return seeded.model_copy(update={"model": model}), given
+    named = named_data(parameters.study, parameters.data_result, parameters.model_fields_set)
+    models, existing = resolved_sources(
+        {MODEL: parameters.model},
+        platform,
+        study=parameters.study,
+        data=named,
+        needed=("train.jsonl",),
+    )
+    update: dict[str, object] = dict(models)
+    if named is None:
+        update["data"] = resolve_data(seeded.data)
+    return seeded.model_copy(update=update), existing
 
 
-def squeezing_steps(parameters: SqueezingParameters, given: Collection[str]) -> list[Step]:
-    """The stages in order; `given` are names of results that need no stage."""
+def squeezing_steps(parameters: SqueezingParameters, existing: Collection[str]) -> list[Step]:
+    """The stages in order; `existing` are names of results that need no stage."""
     page = ChapterPageConfig(
         name=parameters.name,
         settings=parameters.as_yaml,
     )
-    pushed = _push(parameters, given)
+    pushed = _push(parameters, existing)
     shown = {"softmax": "softmax"} | ({"push": "push"} if pushed else {})
     return [
         Step("softmax", SOFTMAX, parameters.softmax),
@@ -128,17 +124,17 @@ def squeezing_steps(parameters: SqueezingParameters, given: Collection[str]) -> 
     ]
 
 
-def _push(parameters: SqueezingParameters, given: Collection[str]) -> list[Step]:
+def _push(parameters: SqueezingParameters, existing: Collection[str]) -> list[Step]:
     """Rows and model, where no result has them, and the pushes."""
     if parameters.push is None:
         return []
-    steps = [] if "data" in given else [Step("data", DATA, parameters.data)]
+    steps = [] if "data" in existing else [Step("data", DATA, parameters.data)]
     if parameters.model is None:
         steps += [
             Step("base", BASE, parameters.base, {"data": "data"}),
             Step(MODEL, SFT, parameters.sft, {"data": "data", "model": "base"}),
         ]
-    elif MODEL not in given:
+    elif MODEL not in existing:
         steps.append(Step(MODEL, BASE, parameters.model.base))
     return [*steps, Step("push", PUSH, parameters.push, {"data": "data", "model": MODEL})]
 
