@@ -53,7 +53,7 @@ class Asking:
                 self._store()
                 raise
 
-    def told(self, done: int, of: int) -> None:
+    def on_progress(self, done: int, of: int) -> None:
         """Hears how many answers are there."""
         assert self._progress is not None, "answers come while the stage is shown"
         self._progress.update(PROGRESS * done // max(of, 1), f"{done} of {of} answers")

@@ -56,7 +56,7 @@ def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
     asking = Asking(work, getattr(config.judge, "endpoint", None))
     with asking.shown():
         try:
-            found = _judge(work, asking).judge(every, asking.told)
+            found = _judge(work, asking).judge(every, asking.on_progress)
         finally:
             work.tracker.metrics(0, asking.spent("endpoint"))
         rates = [win_rate([one for one in found if one.a == name]) for name in policies]

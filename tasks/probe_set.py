@@ -43,7 +43,7 @@ def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
                 given=list(read_rows(data / "probes.jsonl", ProbeRow)),
                 policy=_policy(work),
                 endpoint=asking.endpoint,
-                told=asking.told,
+                on_progress=asking.on_progress,
             )
         finally:
             spent = asking.spent("writer")

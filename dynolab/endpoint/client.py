@@ -22,11 +22,11 @@ FAILURES_IN_A_ROW = 10
 FILTERED = "(taken by the endpoint's content filter)"
 
 Answer = Answered | Failure
-Told = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 
-def unheard(done: int, of: int) -> None:
-    """Where nobody wants to know how far it is."""
+def ignore_progress(done: int, of: int) -> None:
+    """No-op progress callback."""
 
 
 def any_text(answer: str) -> bool:
@@ -97,10 +97,12 @@ class Endpoint:
             api_key=key, base_url=address, max_retries=0, timeout=config.timeout_seconds
         )
 
-    def ask(self, requests: Sequence[Request], told: Told = unheard) -> list[Answer]:
+    def ask(
+        self, requests: Sequence[Request], on_progress: OnProgress = ignore_progress
+    ) -> list[Answer]:
         """An answer to every request, or why there is none, in order.
 
-        `told` hears how many requests of how many are done.
+        `on_progress(done, of)` is called as requests are done.
 
         **Raises:** `ConfigError` where no request can be answered (key, model); `EndpointFailed`
         where the endpoint seems gone. What was answered until then is kept.
@@ -113,13 +115,13 @@ class Endpoint:
                 found[key] = kept
         self._count("kept", len(found))
         self.answered |= found.keys()
-        told(len(found), len(wanted))
+        on_progress(len(found), len(wanted))
         row = 0
         for key, answer in self._answers({k: v for k, v in wanted.items() if k not in found}):
             found[key] = answer
             if isinstance(answer, Answered):
                 self.answered.add(key)
-            told(len(found), len(wanted))
+            on_progress(len(found), len(wanted))
             row = row + 1 if isinstance(answer, Failure) else 0
             if isinstance(answer, Failure) and row == FAILURES_IN_A_ROW:
                 raise EndpointFailed(self.config.model, row, answer.reason)

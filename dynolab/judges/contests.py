@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from dynolab.endpoint.client import Told, unheard
+from dynolab.endpoint.client import OnProgress, ignore_progress
 from dynolab.errors import ConfigError
 from dynolab.results.judges import Contest, Judgement, JudgementCounts, PolicyAnswer
 
@@ -21,10 +21,12 @@ class Judge(Protocol):
     def name(self) -> str:
         """What its judgements are known by."""
 
-    def judge(self, contests: Sequence[Contest], told: Told = unheard) -> list[Judgement]:
+    def judge(
+        self, contests: Sequence[Contest], on_progress: OnProgress = ignore_progress
+    ) -> list[Judgement]:
         """Two judgements of every contest: as it stands, then with b's answer first.
 
-        `told` hears how many verdicts of how many are there.
+        `on_progress(done, of)` is called as verdicts come.
         """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dynolab.data.rows import PromptRow
-from dynolab.endpoint.client import Told, unheard
+from dynolab.endpoint.client import OnProgress, ignore_progress
 from dynolab.judges.scored import scored_judgements
 from dynolab.results.judges import Contest, Judgement
 from dynolab.rollouts.rewards import RewardConfig, Rewards
@@ -32,7 +32,9 @@ class ExactJudge:
     ) -> None:
         self.name, self._rewards = name, Rewards(rewards)
 
-    def judge(self, contests: Sequence[Contest], told: Told = unheard) -> list[Judgement]:
+    def judge(
+        self, contests: Sequence[Contest], on_progress: OnProgress = ignore_progress
+    ) -> list[Judgement]:
         """As `Judge.judge`; raises ConfigError where a reward does not know a contest's prompt."""
         scores = [
             tuple(

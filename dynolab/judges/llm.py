@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dynolab.endpoint import Answered, Endpoint, Failure
-from dynolab.endpoint.client import Told, unheard
+from dynolab.endpoint.client import OnProgress, ignore_progress
 from dynolab.judges.contests import ORDERS
 from dynolab.judges.verdict import Place, parse_verdict, refuses
 from dynolab.judges.wording import CRITERION, judging_request
@@ -38,11 +38,13 @@ class LlmJudge:
     def __init__(self, name: str, endpoint: Endpoint, criterion: str = CRITERION) -> None:
         self.name, self._endpoint, self._criterion = name, endpoint, criterion
 
-    def judge(self, contests: Sequence[Contest], told: Told = unheard) -> list[Judgement]:
+    def judge(
+        self, contests: Sequence[Contest], on_progress: OnProgress = ignore_progress
+    ) -> list[Judgement]:
         """As `Judge.judge`; raises as `Endpoint.ask`."""
         asked = [(contest, swapped) for contest in contests for swapped in ORDERS]
         requests = [judging_request(one, swapped, self._criterion) for one, swapped in asked]
-        answers = self._endpoint.ask(requests, told)
+        answers = self._endpoint.ask(requests, on_progress)
         return [
             self._judgement(one, swapped, answer)
             for (one, swapped), answer in zip(asked, answers, strict=True)

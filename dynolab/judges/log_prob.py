@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import answer
-from dynolab.endpoint.client import Told, unheard
+from dynolab.endpoint.client import OnProgress, ignore_progress
 from dynolab.evaluation.samples import score_answers
 from dynolab.judges.scored import Scored, scored_judgements
 from dynolab.likelihood.token_logps import ResponseLogits
@@ -44,7 +44,9 @@ class LogProbJudge:
         self.name, self._reference, self._encoder = name, reference, encoder
         self._batch, self._tie = batch, tie_nats
 
-    def judge(self, contests: Sequence[Contest], told: Told = unheard) -> list[Judgement]:
+    def judge(
+        self, contests: Sequence[Contest], on_progress: OnProgress = ignore_progress
+    ) -> list[Judgement]:
         """As `Judge.judge`."""
         scores = self._score(contests)
         pairs = list(zip(scores[::2], scores[1::2], strict=True))

@@ -100,8 +100,8 @@ def preferred(both: Both) -> Preferred:
 def _one_of_each(judgements: Sequence[Judgement]) -> tuple[str, str, str]:
     found = {(judgement.judge, judgement.a, judgement.b) for judgement in judgements}
     if len(found) > 1:
-        told = sorted(" of ".join((judge, f"{a} against {b}")) for judge, a, b in found)
-        raise ConfigError("judgements", told, "take one judge and one pair of policies at a time")
+        series = sorted(" of ".join((judge, f"{a} against {b}")) for judge, a, b in found)
+        raise ConfigError("judgements", series, "take one judge and one pair of policies at a time")
     return found.pop()
 
 

@@ -64,8 +64,8 @@ class Claim:
 
     def holder(self) -> str:
         """Who computes, in words; empty if nobody does."""
-        told = _parsed(self._read())
-        return f"process {told.get('pid')} on {told.get('host')}" if told else ""
+        content = _parsed(self._read())
+        return f"process {content.get('pid')} on {content.get('host')}" if content else ""
 
     def release(self) -> None:
         """Let others have it. A store that is out of reach leaves a claim that turns stale."""
@@ -92,8 +92,8 @@ class Claim:
         self.release()
 
     def _content(self) -> bytes:
-        told = {"owner": self._owner, "renewals": self._renewals, **this_process()}
-        return json.dumps(told).encode()
+        content = {"owner": self._owner, "renewals": self._renewals, **this_process()}
+        return json.dumps(content).encode()
 
     def _renew(self) -> None:
         while not self._released.wait(RENEW_SECONDS):
@@ -130,7 +130,7 @@ class Claim:
 
 def _parsed(content: bytes | None) -> dict[str, object]:
     try:
-        told = json.loads(content or b"{}")
+        content = json.loads(content or b"{}")
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}

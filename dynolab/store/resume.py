@@ -32,9 +32,9 @@ def commit_resume(
     """Commit the state after `step` optimizer steps, then prune to the newest `keep`."""
     if step < 0:
         raise ValueError(f"step {step} is negative")
-    told = manifest.model_copy(update={"step": step})
+    stepped = manifest.model_copy(update={"step": step})
     # What lies there from an earlier run was passed over, else this one would have begun later.
-    commit(files, _at(place, step), source, told, replace=True, signer=signer)
+    commit(files, _at(place, step), source, stepped, replace=True, signer=signer)
     try:
         _prune(files, place, step, keep)
     except StoreError as error:

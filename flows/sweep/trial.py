@@ -56,8 +56,8 @@ class TrialParameters(BaseModel):
     def name(self) -> str:
         """What people read: the sweep, and what is different here."""
         pairs = [change.partition("=") for change in self.changes]
-        told = ", ".join(f"{name.rpartition('.')[2]} = {value}" for name, _, value in pairs)
-        return f"{self.sweep.name} {self.number}: {told}"[:120]
+        settings = ", ".join(f"{name.rpartition('.')[2]} = {value}" for name, _, value in pairs)
+        return f"{self.sweep.name} {self.number}: {settings}"[:120]
 
 
 @prefect.flow(name="trial", flow_run_name="{parameters.name}")

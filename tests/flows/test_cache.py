@@ -24,6 +24,7 @@ ON_BETA = {
 }
 
 
+@pytest.mark.real_path
 def test_a_second_command_computes_nothing_and_needs_no_mlflow(finished: Lab) -> None:
     assert set(finished.alone().study("project=undisturbed").values()) == {"cached"}
     assert not (finished.home / "mlflow").exists()

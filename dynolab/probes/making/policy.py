@@ -49,8 +49,8 @@ def rows_from_policy(
     write = template_writer(tokenizer, policy.name) if tokenizer.chat_template else plain_writer
     rows, missing = [], []
     for kind in kinds:
-        told = "sampled" if kind == "chosen_initial" else f"rephrased, prompt selfr-{VERSION}"
-        made_by = f"{told}, by {policy.name} at temperature {sampling.temperature:g}"
+        how = "sampled" if kind == "chosen_initial" else f"rephrased, prompt selfr-{VERSION}"
+        made_by = f"{how}, by {policy.name} at temperature {sampling.temperature:g}"
         asked, silent = _split(watched, kind)
         prompts = [_prompt(write, one, kind) for one in asked]
         said = sample_responses(policy.model, policy.tokenizer, prompts, sampling)

@@ -25,7 +25,7 @@ from dynolab.data.probes.missing import Missing
 from dynolab.data.probes.overlap import TrainingTexts, disjoint
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.endpoint import Endpoint, EndpointConfig
-from dynolab.endpoint.client import Told, unheard
+from dynolab.endpoint.client import OnProgress, ignore_progress
 from dynolab.errors import ConfigError
 from dynolab.probes.making.policy import Policy, rows_from_policy
 from dynolab.probes.making.written import rows_from_writer
@@ -143,7 +143,7 @@ def build_probe_set(
     given: Sequence[ProbeRow] = (),
     policy: Policy | None = None,
     endpoint: Endpoint | None = None,
-    told: Told = unheard,
+    on_progress: OnProgress = ignore_progress,
 ) -> ProbeSet:
     """Probe rows of the first training pairs and of the first held-out ones that training misses.
 
@@ -158,7 +158,7 @@ def build_probe_set(
     - `policy`: the model before training, where kinds need it; with it rows are also flagged for
       what its tokenizer makes of them.
     - `endpoint`: the writer, where kinds need it, made with `usable=has_text`.
-    - `told`: hears how many of the writer's answers are there.
+    - `on_progress(done, of)`: called as the writer's answers come.
 
     **Raises:** `ConfigError` for what cannot be made, and where more than `config.most_missing`
     of the writer's rows are missing; as `Endpoint.ask`.
@@ -178,7 +178,9 @@ def build_probe_set(
     if config.writer_kinds:
         if endpoint is None:
             raise ConfigError("kinds", config.writer_kinds[0], "needs the writer's endpoint")
-        found, lost = rows_from_writer(endpoint, watched, kinds=config.writer_kinds, told=told)
+        found, lost = rows_from_writer(
+            endpoint, watched, kinds=config.writer_kinds, on_progress=on_progress
+        )
         _check_missing(config, len(found), lost)
         rows, missing = rows + found, missing + lost
     tokenizer = None if policy is None else policy.tokenizer

@@ -11,7 +11,7 @@ from dynolab.data.probes.kinds import OF_REJECTED, ORIGINAL, WriterKind
 from dynolab.data.probes.missing import Missing
 from dynolab.data.rows import ProbeRow
 from dynolab.endpoint import Answered, Endpoint, Failure, Request
-from dynolab.endpoint.client import Told, unheard
+from dynolab.endpoint.client import OnProgress, ignore_progress
 
 VERSION = 1
 """Of the prompts below; raised with their wording, so that rows say what they were asked with."""
@@ -70,7 +70,7 @@ def rows_from_writer(
     watched: Sequence[Watched],
     *,
     kinds: Sequence[WriterKind],
-    told: Told = unheard,
+    on_progress: OnProgress = ignore_progress,
 ) -> tuple[list[ProbeRow], list[Missing]]:
     """The rows of some kinds, pair after pair, and those that could not be made, with the reason.
 
@@ -93,7 +93,7 @@ def rows_from_writer(
         if kind not in OF_REJECTED or one.pair.rejected is not None
     ]
     asked = [(one, kind) for one, kind in wanted if _original(one, kind)]
-    answers = endpoint.ask([_request(one, kind) for one, kind in asked], told)
+    answers = endpoint.ask([_request(one, kind) for one, kind in asked], on_progress)
     rows = []
     missing = [
         Missing.of(one, kind, "the answer to write from has no words")
