@@ -28,7 +28,7 @@ from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
 from tasks.pair_inputs import judge_of, said_of, start_of, training_of
 from tasks.resampled import RESAMPLED
 from tasks.runtime.chain import Step
-from tasks.said import SAID, SayingConfig
+from tasks.sampled_answers import SAMPLED_ANSWERS, SampledAnswersConfig
 from tasks.training import SFT
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
@@ -95,7 +95,9 @@ class PairComparison(Comparison):
         OnPolicyConfig(), description="How arms with pairs: on_policy draw and rank answers."
     )
     audit: AuditConfig = Field(AuditConfig(), description="Of the pairs that filters rank.")
-    answers: SayingConfig = Field(SayingConfig(), description="What every arm's model is asked.")
+    answers: SampledAnswersConfig = Field(
+        SampledAnswersConfig(), description="What every arm's model is asked."
+    )
     judge: JudgeConfig = Field(
         ExactJudgeConfig(), description="Who judges an arm's answers against the baseline's."
     )
@@ -245,7 +247,7 @@ def said_step(parameters: PairComparison, label: str, seed: int) -> Step:
     """What an arm's model answers; all arms of a seed draw with the same random numbers."""
     config = parameters.answers.model_copy(update={"seed": seed})
     reads = {"data": f"data-{seed}", "model": training_of(label, seed)}
-    return Step(said_of(label, seed), SAID, config, reads)
+    return Step(said_of(label, seed), SAMPLED_ANSWERS, config, reads)
 
 
 def judge_step(parameters: PairComparison, baseline: str, others: Sequence[str], seed: int) -> Step:

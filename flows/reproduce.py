@@ -33,7 +33,7 @@ from tasks.judge import JUDGE
 from tasks.reproduction_page import REPRODUCTION_PAGE, ReproductionPageConfig
 from tasks.runtime.chain import Step
 from tasks.runtime.stage import Platform
-from tasks.said import SAID
+from tasks.sampled_answers import SAMPLED_ANSWERS
 from tasks.training import SFT
 
 ARMS: dict[Label, ArmConfig] = {
@@ -106,7 +106,7 @@ def reproduce_steps(parameters: ReproduceParameters) -> list[Step]:
         judge=parameters.judge.name,
         settings=parameters.as_yaml,
     )
-    measured = (SFT, ARM, SAID, JUDGE)
+    measured = (SFT, ARM, SAMPLED_ANSWERS, JUDGE)
     shown = {step.name: step.name for step in steps if step.stage in measured}
     return [*steps, Step("reproduction-page", REPRODUCTION_PAGE, page, shown)]
 

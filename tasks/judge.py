@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dynolab.endpoint.config import PATIENCE
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
-from tasks.asking import Asking
+from tasks.endpoint import StageEndpoint
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
@@ -40,7 +40,7 @@ def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
     `win_rates.jsonl`, one row for each policy against the baseline. A policy without answers, as
     one whose training diverged, is in neither.
 
-    A model's replies are kept as `Asking` keeps them.
+    A model's replies are kept as `StageEndpoint` keeps them.
     """
     from dynolab.data.rows import read_rows, write_rows
     from dynolab.judges import contests, win_rate
@@ -53,22 +53,22 @@ def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
     }
     policies = [name for name in config.policies if answers[name] and answers[config.baseline]]
     every = [contest for name in policies for contest in contests(answers, name, config.baseline)]
-    asking = Asking(work, getattr(config.judge, "endpoint", None))
-    with asking.shown():
+    endpoint = StageEndpoint(work, getattr(config.judge, "endpoint", None))
+    with endpoint.shown():
         try:
-            found = _judge(work, asking).judge(every, asking.on_progress)
+            found = _judge(work, endpoint).judge(every, endpoint.on_progress)
         finally:
-            work.tracker.metrics(0, asking.spent("endpoint"))
+            work.tracker.metrics(0, endpoint.spent("endpoint"))
         rates = [win_rate([one for one in found if one.a == name]) for name in policies]
         write_rows(work.output / "judgements.jsonl", found)
         write_rows(work.output / "win_rates.jsonl", rates)
-    metrics = _metrics(rates) | asking.spent("endpoint")
+    metrics = _metrics(rates) | endpoint.spent("endpoint")
     work.tracker.metrics(0, metrics)
     log_tables(work.tracker, {"judgements": found, "win_rates": rates}, work.scratch)
     return metrics | {"seconds": time.monotonic() - began}
 
 
-def _judge(work: Work[JudgeJob], asking: Asking) -> Judge:
+def _judge(work: Work[JudgeJob], endpoint: StageEndpoint) -> Judge:
     from dynolab.judges import ExactJudge
     from dynolab.judges.llm import LlmJudge
 
@@ -77,8 +77,8 @@ def _judge(work: Work[JudgeJob], asking: Asking) -> Judge:
         return ExactJudge(label, config.rewards)
     if isinstance(config, LogProbJudgeConfig):
         return _log_prob(work, config)
-    assert asking.endpoint is not None, "a judge-class model has an endpoint"
-    return LlmJudge(label, asking.endpoint, config.criterion)
+    assert endpoint.endpoint is not None, "a judge-class model has an endpoint"
+    return LlmJudge(label, endpoint.endpoint, config.criterion)
 
 
 def _log_prob(work: Work[JudgeJob], config: LogProbJudgeConfig) -> LogProbJudge:

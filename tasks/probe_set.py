@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dynolab.endpoint.config import PATIENCE
 from dynolab.probes.making.probe_set import ProbeSetConfig
-from tasks.asking import Asking
+from tasks.endpoint import StageEndpoint
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
@@ -27,26 +27,26 @@ def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
     result as they read the data stage's. To watch the rows in another study of the same data
     settings and seed, name the file there as `data.probes`.
 
-    The writer's answers are kept as `Asking` keeps them.
+    The writer's answers are kept as `StageEndpoint` keeps them.
     """
     from dynolab.data.rows import Example, ProbeRow, read_rows, write_rows
     from dynolab.probes.making.probe_set import build_probe_set
     from dynolab.probes.making.written import has_text
 
     began, config, data = time.monotonic(), work.config, work.input_folder("data")
-    asking = Asking(work, config.writer if config.writer_kinds else None, usable=has_text)
-    with asking.shown():
+    endpoint = StageEndpoint(work, config.writer if config.writer_kinds else None, usable=has_text)
+    with endpoint.shown():
         try:
             built = build_probe_set(
                 config,
                 *(list(read_rows(data / name, Example)) for name in ROWS),
                 given=list(read_rows(data / "probes.jsonl", ProbeRow)),
                 policy=_policy(work),
-                endpoint=asking.endpoint,
-                on_progress=asking.on_progress,
+                endpoint=endpoint.endpoint,
+                on_progress=endpoint.on_progress,
             )
         finally:
-            spent = asking.spent("writer")
+            spent = endpoint.spent("writer")
             work.tracker.metrics(0, spent)
         write_rows(work.output / "probes.jsonl", built.rows)
         write_rows(work.output / "missing.jsonl", built.missing)

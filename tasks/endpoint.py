@@ -16,7 +16,7 @@ KEEP_EVERY = 200  # answers
 KEPT = "answers.jsonl"
 
 
-class Asking:
+class StageEndpoint:
     """The endpoint of a stage, which keeps its answers and shows how many are there.
 
     Answers are kept in the home's cache by what was asked, each as soon as it is there, and until

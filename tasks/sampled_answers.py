@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 
-class SayingConfig(SampleConfig):
+class SampledAnswersConfig(SampleConfig):
     """How answers are drawn, and how many."""
 
     max_new_tokens: int = Field(24, ge=1)
@@ -31,7 +31,7 @@ class SayingConfig(SampleConfig):
     )
 
 
-def say(work: Work[SayingConfig]) -> dict[str, float]:
+def sample_answers(work: Work[SampledAnswersConfig]) -> dict[str, float]:
     """Reads inputs `data` and `model`.
 
     Results: `answers.jsonl`, as judges read them, and `figures.json`, means over the prompts of
@@ -48,7 +48,7 @@ def say(work: Work[SayingConfig]) -> dict[str, float]:
     return means | {"seconds": time.monotonic() - began}
 
 
-def _said(work: Work[SayingConfig]) -> list[SaidAnswer]:
+def _said(work: Work[SampledAnswersConfig]) -> list[SaidAnswer]:
     from dynolab import distributed
     from dynolab.rollouts.sample import sample_responses
     from models.language import load_language_model, load_tokenizer
@@ -95,11 +95,11 @@ def _answer(split: Split, pair: Example, number: int, one: Sampled, end: int | N
     )
 
 
-def _pairs(work: Work[SayingConfig], split: Split) -> list[Example]:
+def _pairs(work: Work[SampledAnswersConfig], split: Split) -> list[Example]:
     from dynolab.data.rows import Example, read_rows
 
     rows = list(read_rows(work.input_folder("data") / f"{split}.jsonl", Example))
     return rows[: work.config.prompts]
 
 
-SAID = Stage("said", 1, say)
+SAMPLED_ANSWERS = Stage("said", 1, sample_answers)
