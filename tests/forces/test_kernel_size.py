@@ -14,7 +14,7 @@ from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, force_map
 from dynolab.forces.function.logit_function import ModuleFunction
 from dynolab.forces.kernel.operator import TangentKernel, kernel_blocks, response_token
-from dynolab.forces.kernel.size import KernelSizes, kernel_sizes
+from dynolab.forces.kernel.size import KernelSizes, _of_images, kernel_sizes
 from dynolab.objectives import SFT, SFTConfig
 from tests.forces.linear_softmax import LinearSoftmax
 from tests.forces.small_models import VOCABULARY, encoded, llama, neox, pair, relative
@@ -326,3 +326,14 @@ def test_the_defaults_know_a_real_model_s_norms_to_a_few_percent():
     assert (better.centred_error / better.centred).max() < 0.005
     assert np.mean((low <= better.centred) & (better.centred <= high)) > 0.6
     assert np.abs(found.centred / better.centred - 1).max() < 0.2
+
+
+def test_the_variance_of_random_images_is_that_of_their_inner_products() -> None:
+    images = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    basis = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    squares = _of_images(basis, images)
+    flat = images.flatten(1)
+    products = [float(flat[i] @ flat[j]) ** 2 for i in range(5) for j in range(5) if i != j]
+    assert float(squares.exact) == pytest.approx(float(basis.square().sum()))
+    assert float(squares.rest) == pytest.approx(float(flat.square().sum(1).mean()))
+    assert float(squares.variance) == pytest.approx(2 * np.mean(products) / 5)
