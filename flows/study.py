@@ -288,14 +288,6 @@ def _unrecorded(config: TrainConfig) -> TrainConfig:
 _CONTRASTS = {"resampled": _resampled, "flat_world": _flat_world}
 
 
-def planned_study(
-    parameters: StudyParameters, platform: Platform
-) -> tuple[list[Step], dict[str, StageResult]]:
-    """A resolved study's steps, and the results of comparisons that its report reads besides."""
-    found = compared_results(parameters, platform)
-    return study_steps(parameters, found, missing_commands(parameters, found)), found
-
-
 def compared_results(parameters: StudyParameters, platform: Platform) -> dict[str, StageResult]:
     """The pages' results of the comparisons that a study names and that are finished.
 

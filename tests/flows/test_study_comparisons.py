@@ -12,7 +12,7 @@ from dynolab.report.inputs.compared import Compared, read_compared
 from dynolab.rollouts.rewards import ALLOWED
 from flows.mitigation import mitigation_steps
 from flows.parameters import validated
-from flows.study import StudyParameters, planned_study
+from flows.study import StudyParameters, plan
 from tests.flows.analysed import Analysed
 from tests.flows.test_mitigation_flow import SMALL, parameters, run_all
 
@@ -54,5 +54,6 @@ def test_a_study_that_names_none_has_none(analysed: Analysed) -> None:
 
 
 def _planned(study: StudyParameters, analysed: Analysed) -> Any:
-    steps, found = planned_study(study, analysed.platform)
+    planned = plan(study, analysed.platform)
+    steps, found = planned.steps, planned.existing
     return steps[-1], found
