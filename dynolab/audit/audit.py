@@ -178,8 +178,8 @@ def _rates(
         wins=pair.wins,
     )
     batch = objective_batch([example], objective, step_totals([example], objective), policy)
-    rates = objective.learning_rates(torch.cat([side.logps for side in sides]), batch)
-    return float(rates[0]), -float(rates[-1])
+    token_weights = objective.token_weights(torch.cat([side.logps for side in sides]), batch)
+    return float(token_weights[0]), -float(token_weights[-1])
 
 
 def _moves(

@@ -261,9 +261,9 @@ def _pull(
         logits = policy.logits({**at, **leaves}, batch)
     hidden, leaf = seen
     plain = logits.detach()
-    rates = objective.learning_rates(read_logps(objective, plain, batch), batch)
+    token_weights = objective.token_weights(read_logps(objective, plain, batch), batch)
     cotangent, *over = torch.autograd.grad(
-        logits, [leaf, *leaves.values()], force(rates, plain, batch), allow_unused=True
+        logits, [leaf, *leaves.values()], force(token_weights, plain, batch), allow_unused=True
     )
     under: Sequence[Tensor | None] = [None] * len(leaves)
     if hidden.requires_grad:

@@ -127,7 +127,7 @@ class ProbeCallback(TrainerCallback):
         # counts as the one that may be due at this step: that one is still to come.
         due, means = self.trainer.control.should_log, mean_by_kind(scores)
         if self.alarm is not None:
-            means |= self.alarm.hear(step, means)
+            means |= self.alarm.update(step, means)
             # Rank 0's word: no rank may go on alone.
             if distributed.gather(self.alarm.stops)[0]:
                 self.trainer.control.should_training_stop = True
@@ -146,7 +146,7 @@ class ProbeCallback(TrainerCallback):
                     before.setdefault(score.step, []).append(score)
         means = {known: mean_by_kind(scores) for known, scores in before.items()}
         for known, heard in distributed.gather(means)[0].items():
-            self.alarm.hear(known, heard)
+            self.alarm.update(known, heard)
 
     def _scores(self) -> list[Score]:
         """All rows' scores, on every rank."""

@@ -32,7 +32,7 @@ class Objective(Protocol):
     def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's loss."""
 
-    def learning_rates(
+    def token_weights(
         self, logps: Float[Tensor, " tokens"], batch: TokenBatch
     ) -> Float[Tensor, " tokens"]:
         """Dynamic learning rate c_l = −∂loss/∂log π_l of every token, in closed form."""
@@ -51,7 +51,7 @@ def read_logps(
 
 
 def force(
-    learning_rates: Float[Tensor, "tokens ..."],
+    token_weights: Float[Tensor, "tokens ..."],
     logits: Float[Tensor, "tokens vocabulary"],
     batch: TokenBatch,
 ) -> Float[Tensor, "tokens vocabulary"]:
@@ -62,11 +62,11 @@ def force(
     tokens' log-probabilities alone (Ren & Sutherland, arXiv 2407.10490, eq. 3 and its DPO
     counterpart). Its entries sum to zero: adding a constant to all logits changes nothing.
     """
-    return target_force(learning_rates, logits, batch.targets, batch.temperature)
+    return target_force(token_weights, logits, batch.targets, batch.temperature)
 
 
 def target_force(
-    learning_rates: Float[Tensor, "tokens ..."],
+    token_weights: Float[Tensor, "tokens ..."],
     logits: Float[Tensor, "tokens vocabulary"],
     targets: Int[Tensor, "tokens targets"],
     temperature: float = 1.0,
@@ -75,7 +75,7 @@ def target_force(
     warm = logits if temperature == 1 else logits / temperature
     policy = torch.softmax(warm, dim=-1)
     total = torch.zeros_like(policy)
-    columns = learning_rates.reshape(len(logits), -1) / temperature
+    columns = token_weights.reshape(len(logits), -1) / temperature
     for rate, target in zip(columns.T, targets.T, strict=False):
         total += rate[:, None] * _pull(policy, target[:, None])
     return total

@@ -62,7 +62,7 @@ def advantages(batch: TokenBatch) -> Tokens:
     return batch.advantage
 
 
-def token_weights(config: ClippedConfig, batch: TokenBatch, like: Tokens) -> Tokens:
+def aggregation_weights(config: ClippedConfig, batch: TokenBatch, like: Tokens) -> Tokens:
     """What each token's term is multiplied with: one over its denominator."""
     totals = batch.totals
     if config.aggregation == "grpo":

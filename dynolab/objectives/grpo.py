@@ -14,12 +14,12 @@ from dynolab.objectives.clipping import (
     ClippedConfig,
     Tokens,
     advantages,
+    aggregation_weights,
     clipped,
     divergence,
     divergence_rate,
     live,
     report,
-    token_weights,
 )
 
 
@@ -73,12 +73,12 @@ class GRPO:
         value = -clipped(self.config, self._ratio(logps, batch), advantages(batch))
         if self.config.kl:
             value = value + self.config.kl * divergence(logps, batch)
-        return (token_weights(self.config, batch, logps) * value).sum()
+        return (aggregation_weights(self.config, batch, logps) * value).sum()
 
-    def learning_rates(self, logps: Tokens, batch: TokenBatch) -> Tokens:
+    def token_weights(self, logps: Tokens, batch: TokenBatch) -> Tokens:
         """c_l = w_l [Â_l ρ_l 1[live] + β(e^{ref − π} − 1)]."""
         advantage, ratio = advantages(batch), self._ratio(logps, batch)
-        weight = token_weights(self.config, batch, logps)
+        weight = aggregation_weights(self.config, batch, logps)
         rate = weight * advantage * ratio * live(self.config, ratio, advantage)
         if self.config.ratio == "sequence":
             rate = self._spread(rate, batch)

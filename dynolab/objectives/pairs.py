@@ -76,7 +76,7 @@ class PairObjective(ABC, Generic[Config]):
         """The batch's share of the step's mean φ."""
         return self.pair_loss(*self._compared(logps, batch)).sum() / batch.totals.examples
 
-    def learning_rates(
+    def token_weights(
         self, logps: Float[Tensor, " tokens"], batch: TokenBatch
     ) -> Float[Tensor, " tokens"]:
         """c_l = −∂φ/∂s of the token's response, over its tokens where averaged, over pairs."""

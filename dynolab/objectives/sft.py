@@ -57,7 +57,7 @@ class SFT:
         """The batch's share of the step's negative log-likelihood."""
         return -logps.sum() / self._denominator(batch)
 
-    def learning_rates(
+    def token_weights(
         self, logps: Float[Tensor, " tokens"], batch: TokenBatch
     ) -> Float[Tensor, " tokens"]:
         """c_l = 1/denominator."""

@@ -15,12 +15,12 @@ from dynolab.objectives.clipping import (
     ClippedConfig,
     Tokens,
     advantages,
+    aggregation_weights,
     clipped,
     divergence,
     divergence_rate,
     live,
     report,
-    token_weights,
 )
 
 Targets = Float[Tensor, "tokens targets"]
@@ -119,9 +119,9 @@ class SimKO:
         value = -clipped(self.config, ratio, self._advantage(batch))
         if self.config.kl:
             value = value + self.config.kl * divergence(logps[:, 0], batch)
-        return (token_weights(self.config, batch, logps[:, 0]) * value).sum()
+        return (aggregation_weights(self.config, batch, logps[:, 0]) * value).sum()
 
-    def learning_rates(self, logps: Targets, batch: TokenBatch) -> Targets:
+    def token_weights(self, logps: Targets, batch: TokenBatch) -> Targets:
         """c of the response token and of each likeliest token (see the class)."""
         ratios, shared, advantage = (
             self._ratios(logps, batch),
@@ -131,7 +131,7 @@ class SimKO:
         own, others = ratios[:, :1], ratios[:, 1:]
         part = shared[:, None] / self.config.ranks
         slope = torch.cat([(1 - shared[:, None]) * own, part * own * others / (others + _TINY)], 1)
-        weight = token_weights(self.config, batch, logps[:, 0])
+        weight = aggregation_weights(self.config, batch, logps[:, 0])
         moving = live(self.config, self._mixed(ratios, shared), advantage)
         rate = (weight * advantage * moving)[:, None] * slope
         if self.config.kl:

@@ -87,7 +87,7 @@ def _foretold(
     objective = build_objective(record.facts.objective)
     weights = policy.cast(record.before)
     logits = policy.logits(weights, batch)
-    rates = objective.learning_rates(read_logps(objective, logits, batch), batch)
+    rates = objective.token_weights(read_logps(objective, logits, batch), batch)
     G = force(rates, logits, batch)
     trained = (rates != 0).reshape(len(rates), -1).any(1)
     before = logits.log_softmax(-1)

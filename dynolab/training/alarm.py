@@ -52,14 +52,14 @@ class Alarm:
         self._first: float | None = None
         for line in heard:
             if GAP in line.metrics:
-                self.hear(line.step, line.metrics)
+                self.update(line.step, line.metrics)
 
     @property
     def stops(self) -> bool:
         """Whether training is to end."""
         return self.config.stop and self.ring is not None
 
-    def hear(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+    def update(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Takes the means of a probe after `step` optimizer steps; returns what to log beside.
 
         **Raises:** `ConfigError` where no watched chosen answer was left to score.

@@ -21,7 +21,7 @@ FOLDER = "best"
 
 
 class Best:
-    """The best probe so far, and its weights on disk. `hear` is collective over the ranks.
+    """The best probe so far, and its weights on disk. `update` is collective over the ranks.
 
     **Arguments:** `output`: the results so far; what a resumed training had found is there.
     """
@@ -31,7 +31,7 @@ class Best:
         known = self._folder / "probe.json"
         self.probe = read_value(known, BestProbe) if known.exists() else None
 
-    def hear(self, engine: Engine, step: int, means: Mapping[str, float]) -> None:
+    def update(self, engine: Engine, step: int, means: Mapping[str, float]) -> None:
         """Takes the means of a probe after `step` optimizer steps.
 
         **Raises:** `ConfigError` where no probe measures the metric.

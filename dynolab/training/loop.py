@@ -249,9 +249,9 @@ class Trainer:
                 file.writelines(lines)
         means = mean_by_kind(rows)
         if self.alarm is not None:
-            means |= self.alarm.hear(step, means)
+            means |= self.alarm.update(step, means)
         if self.best is not None:
-            self.best.hear(engine, step, means)
+            self.best.update(engine, step, means)
         self._log(step, {**means, "probe/seconds": time.perf_counter() - began})
 
     def _snapshot(self, engine: Engine) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:

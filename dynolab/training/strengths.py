@@ -13,7 +13,7 @@ from torch import Tensor
 from dynolab import distributed
 from dynolab.data.batches import REJECTED, TokenBatch
 from dynolab.objectives import Objective
-from dynolab.objectives.clipping import ClippedConfig, token_weights
+from dynolab.objectives.clipping import ClippedConfig, aggregation_weights
 from dynolab.objectives.pairs import PairObjective
 
 QUANTILES = (5, 25, 50, 75, 95)
@@ -30,7 +30,7 @@ def strengths(
     nothing is clipped.
     """
     if isinstance(objective, PairObjective):
-        rates = objective.learning_rates(logps, batch) * batch.totals.examples
+        rates = objective.token_weights(logps, batch) * batch.totals.examples
         # The tokens of a response share a rate, divided by their number where scores are averages.
         whole = batch.sequence_sum(rates)
         each = whole if objective.averages else whole / batch.sequence_length
@@ -38,8 +38,8 @@ def strengths(
     config = getattr(objective, "config", None)
     if not isinstance(config, ClippedConfig):
         return None
-    rates = objective.learning_rates(logps, batch).reshape(len(batch.token), -1).sum(1)
-    return rates / token_weights(config, batch, rates)
+    rates = objective.token_weights(logps, batch).reshape(len(batch.token), -1).sum(1)
+    return rates / aggregation_weights(config, batch, rates)
 
 
 def quantiles(mine: Sequence[Float[Tensor, " pushes"]]) -> dict[str, float]:

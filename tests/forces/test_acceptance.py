@@ -202,7 +202,7 @@ def test_autograd_s_force_on_the_logits_is_the_closed_form(unchanged, config, le
     logits.requires_grad_()
     logps = read_logps(objective, logits, batch)
     (truth,) = torch.autograd.grad(objective.loss(logps, batch), logits)
-    rates = objective.learning_rates(logps.detach(), batch)
+    rates = objective.token_weights(logps.detach(), batch)
     closed = force(rates, logits.detach(), batch)
     assert truth.norm() > 0
     assert relative(closed, truth) < 1e-12
@@ -348,7 +348,7 @@ def test_a_force_s_entries_sum_to_zero(unchanged, config):
     here, objective = unchanged, build_objective(config)
     batch = here.batch(objective)
     logits = here.policy.logits({}, batch)
-    rates = objective.learning_rates(read_logps(objective, logits, batch), batch)
+    rates = objective.token_weights(read_logps(objective, logits, batch), batch)
     G = force(rates, logits, batch)
     assert G.sum(-1).abs().max() < 1e-14 * G.abs().max() * VOCABULARY
 

@@ -115,7 +115,7 @@ def test_one_over_t_missing(setting, missing):
     logits = here.policy.logits({}, batch).detach().requires_grad_()
     logps = base.read_logps(objective, logits, batch)
     (truth,) = torch.autograd.grad(objective.loss(logps, batch), logits)
-    rates, fixed = objective.learning_rates(logps.detach(), batch), logits.detach()
+    rates, fixed = objective.token_weights(logps.detach(), batch), logits.detach()
     assert relative(base.force(rates, fixed, batch), truth) < 1e-12
     cold = replace(batch, temperature=1.0)
     wrong = (

@@ -25,7 +25,7 @@ from dynolab.objectives import (
     target_force,
 )
 from dynolab.objectives.advantages import _harmful, _shuffled, influence
-from dynolab.objectives.clipping import ClippedConfig, token_weights
+from dynolab.objectives.clipping import ClippedConfig, aggregation_weights
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from tests.objectives.sampled import batch_of
 from tests.objectives.test_advantage_rules import scene
@@ -111,7 +111,7 @@ def test_a_token_s_weight_is_one_over_its_denominator(aggregation: str, dtype: t
     batch, _ = batch_of()
     batch = replace(batch, totals=Totals(examples=2, tokens=70, sequences=9))
     config = ClippedConfig.model_validate({"aggregation": aggregation, "max_tokens": 11})
-    weights = token_weights(config, batch, torch.zeros(len(batch.token), dtype=dtype))
+    weights = aggregation_weights(config, batch, torch.zeros(len(batch.token), dtype=dtype))
     lengths = [int((batch.sequence == one).sum()) for one in batch.sequence]
     below = {"grpo": [9 * length for length in lengths], "dr_grpo": [99] * len(lengths)}
     expected = 1 / torch.tensor(below.get(aggregation, [70] * len(lengths)), dtype=dtype)

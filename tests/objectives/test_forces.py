@@ -98,7 +98,7 @@ def test_closed_form_learning_rates_are_minus_the_loss_s_gradient(config):
     objective, batch = build_objective(config), batch_of(config)
     logps = token_logps(random_logits(batch), batch).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(objective.loss(logps, batch), logps)
-    torch.testing.assert_close(objective.learning_rates(logps.detach(), batch), -gradient)
+    torch.testing.assert_close(objective.token_weights(logps.detach(), batch), -gradient)
 
 
 @pytest.mark.parametrize("scale", [2.0, 40.0], ids=["spread", "nearly-certain"])
@@ -108,7 +108,7 @@ def test_the_force_is_the_loss_s_gradient_by_the_logits(config, scale):
     logits = random_logits(batch, scale)
     logps = token_logps(logits, batch)
     (truth,) = torch.autograd.grad(objective.loss(logps, batch), logits)
-    closed = force(objective.learning_rates(logps.detach(), batch), logits.detach(), batch)
+    closed = force(objective.token_weights(logps.detach(), batch), logits.detach(), batch)
     torch.testing.assert_close(closed, truth, rtol=1e-9, atol=1e-13)
     assert closed.abs().max() > 0
     torch.testing.assert_close(closed.sum(-1), torch.zeros(len(closed), dtype=torch.float64))
@@ -137,7 +137,7 @@ def test_a_force_with_one_token_shifted_or_a_side_flipped_is_not_the_gradient(co
     logits = random_logits(batch)
     logps = token_logps(logits, batch)
     (truth,) = torch.autograd.grad(objective.loss(logps, batch), logits)
-    rates = objective.learning_rates(logps.detach(), batch)
+    rates = objective.token_weights(logps.detach(), batch)
     mutants = [
         force(-rates, logits.detach(), batch),
         force(rates, logits.detach(), replace(batch, token=batch.token.roll(1))),
@@ -169,7 +169,7 @@ def test_a_batch_reports_its_pairs_weights_and_rewards(config):
     logps = token_logps(random_logits(batch), batch)
     named = objective.metrics(logps, batch)
     assert all(not value.requires_grad for value in named.values())
-    rates = objective.learning_rates(logps.detach(), batch)
+    rates = objective.token_weights(logps.detach(), batch)
     lengths = torch.bincount(batch.sequence) if objective.averages else torch.ones(12).double()
     first = torch.cat([torch.tensor([0]), torch.bincount(batch.sequence).cumsum(0)[:-1]])
     weight = rates[first] * lengths * len(EXAMPLES)
@@ -211,7 +211,7 @@ def test_dpo_pushes_both_sides_alike_with_opposite_signs():
     objective, batch = build_objective(config), batch_of(config)
     logps = token_logps(random_logits(batch), batch).detach()
     assert batch.reference is not None
-    rates = objective.learning_rates(logps, batch)
+    rates = objective.token_weights(logps, batch)
     for number in range(len(EXAMPLES)):
         mine = batch.example[batch.sequence] == number
         sides = [mine & (batch.token_side == side) for side in (CHOSEN, REJECTED)]

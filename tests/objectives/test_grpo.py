@@ -50,7 +50,7 @@ def test_the_force_is_the_loss_s_gradient_by_the_logits_at_any_temperature(confi
     logps = token_logps(logits, batch)
     loss = objective.loss(logps, batch)
     by_logps, by_logits = torch.autograd.grad(loss, (logps, logits))
-    rates = objective.learning_rates(logps.detach(), batch)
+    rates = objective.token_weights(logps.detach(), batch)
     torch.testing.assert_close(rates, -by_logps, rtol=1e-10, atol=1e-15)
     closed = force(rates, logits.detach(), batch)
     torch.testing.assert_close(closed, by_logits, rtol=1e-9, atol=1e-14)
@@ -76,7 +76,7 @@ def test_weights_are_the_gradient_however_far_the_policy_went(ratio, drift, adva
     moved = batch.old + torch.tensor(drift, dtype=torch.float64)[three]
     logps = moved.requires_grad_()
     (gradient,) = torch.autograd.grad(objective.loss(logps, batch), logps)
-    rates = objective.learning_rates(logps.detach(), batch)
+    rates = objective.token_weights(logps.detach(), batch)
     torch.testing.assert_close(rates, -gradient, rtol=1e-9, atol=1e-13)
 
 
@@ -152,7 +152,7 @@ def test_the_first_update_after_sampling_needs_no_old_log_probabilities():
     fresh = replace(batch, old=None)
     (own,) = torch.autograd.grad(objective.loss(logps, fresh), logps)
     torch.testing.assert_close(own, told)
-    torch.testing.assert_close(objective.learning_rates(logps.detach(), fresh), -own)
+    torch.testing.assert_close(objective.token_weights(logps.detach(), fresh), -own)
 
 
 def test_a_completion_stands_on_the_side_its_advantage_pushes_it_to():

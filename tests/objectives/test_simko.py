@@ -31,7 +31,7 @@ def test_the_force_is_the_loss_s_gradient_by_the_logits(config, drift, temperatu
     batch, logits = batch_of(drift=drift, temperature=temperature)
     logps = read_logps(objective, logits, batch)
     by_logps, by_logits = torch.autograd.grad(objective.loss(logps, batch), (logps, logits))
-    rates = objective.learning_rates(logps.detach(), batch)
+    rates = objective.token_weights(logps.detach(), batch)
     assert rates.shape == (len(batch.token), 1 + RANKS)
     torch.testing.assert_close(rates, -by_logps, rtol=1e-9, atol=1e-15)
     closed = force(rates, logits.detach(), batch)
@@ -44,7 +44,7 @@ def test_before_the_policy_moves_a_correct_token_shares_its_gradient_with_the_li
     config = SimKOConfig(share=0.4, gate_quantile=0.5)
     batch, logits = batch_of(drift=0.0)
     logps = target_logps(logits, batch).detach()
-    pushed = force(build_objective(config).learning_rates(logps, batch), logits.detach(), batch)
+    pushed = force(build_objective(config).token_weights(logps, batch), logits.detach(), batch)
     policy = torch.softmax(logits.detach(), -1)
     shared = 0
     for n in torch.nonzero(batch.advantage > 0).squeeze(1).tolist():
@@ -67,8 +67,8 @@ def test_only_gated_likeliest_tokens_of_wrong_responses_are_pushed_harder():
     own = torch.where(likeliest, batch.top.token[:, 0], batch.top.token[:, 1])
     batch = replace(batch, token=own, old=None)
     batch = replace(batch, old=token_logps(logits, batch).detach())
-    plain = build_objective(GRPOConfig()).learning_rates(batch.old, batch)
-    simko = build_objective(config).learning_rates(target_logps(logits, batch).detach(), batch)
+    plain = build_objective(GRPOConfig()).token_weights(batch.old, batch)
+    simko = build_objective(config).token_weights(target_logps(logits, batch).detach(), batch)
     wrong = batch.advantage < 0
     factor = (simko[:, 0] / plain)[wrong]
     assert set(factor.round(decimals=9).tolist()) == {1.0, 1.5}

@@ -59,7 +59,7 @@ def test_loss_and_force_are_the_plain_writing_s(labels):
     (gradient,) = torch.autograd.grad(oracle, logps)
     objective = SPPO(SPPOConfig(beta=BETA, labels=labels))
     torch.testing.assert_close(objective.loss(logps, batch), oracle, rtol=1e-12, atol=0)
-    rates = objective.learning_rates(logps.detach(), batch)
+    rates = objective.token_weights(logps.detach(), batch)
     torch.testing.assert_close(rates, -gradient, rtol=1e-12, atol=1e-14)
 
 
@@ -74,9 +74,9 @@ def test_certain_preferences_are_hard_labels():
 def test_an_answer_that_wins_as_often_as_it_loses_is_kept_where_it_was():
     batch, logps = scored([replace(example, wins=(0.5, 0.5)) for example in examples()])
     objective = SPPO(SPPOConfig(beta=BETA, labels="soft"))
-    rates = objective.learning_rates(batch.reference, batch)
+    rates = objective.token_weights(batch.reference, batch)
     assert not rates.any()
-    assert objective.learning_rates(logps.detach(), batch).abs().max() > 0
+    assert objective.token_weights(logps.detach(), batch).abs().max() > 0
 
 
 def test_the_logged_reward_is_the_log_ratio_s_whatever_the_target():

@@ -87,7 +87,7 @@ def test_loss_and_weights_are_trl_s(config):
     oracle = trainer._compute_loss(trainer.model, inputs_of(batch))
     (gradient,) = torch.autograd.grad(oracle, logps)
     torch.testing.assert_close(objective.loss(logps, batch), oracle, rtol=1e-10, atol=1e-14)
-    rates = objective.learning_rates(logps.detach(), batch)
+    rates = objective.token_weights(logps.detach(), batch)
     torch.testing.assert_close(rates, -gradient, rtol=1e-10, atol=1e-14)
     assert config.kl or 0 < int((gradient == 0).sum()) < len(gradient)
 

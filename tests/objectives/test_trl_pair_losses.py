@@ -127,7 +127,7 @@ def test_loss_and_weights_are_trl_s(theirs, kind, settings, config, seed):
     oracle = theirs(kind, settings, logps, tokens)
     (gradient,) = torch.autograd.grad(oracle, logps)
     torch.testing.assert_close(objective.loss(logps, tokens), oracle, rtol=1e-12, atol=0)
-    rates = objective.learning_rates(logps.detach(), tokens)
+    rates = objective.token_weights(logps.detach(), tokens)
     torch.testing.assert_close(rates, -gradient, rtol=1e-10, atol=1e-14)
     assert gradient.abs().min() > 0
 

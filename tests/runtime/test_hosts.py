@@ -363,7 +363,7 @@ class OtherEnd:
         """Lines as they are sent."""
         return b"".join(self._seal.next(one) + b" " + one + b"\n" for one in contents)
 
-    def hear(self) -> bytes:
+    def update(self) -> bytes:
         """The next line's content."""
         seal, _, content = self.lines.readline().strip().partition(b" ")
         assert seal == self._expected.next(content)
@@ -420,7 +420,7 @@ def test_who_does_not_show_the_key_in_time_is_lost(monkeypatch: pytest.MonkeyPat
 
 def test_a_hosts_last_message_is_heard_before_its_loss() -> None:
     with pair() as (peer, other):
-        assert other.hear() == b"{}", "a sign of life"
+        assert other.update() == b"{}", "a sign of life"
         other.socket.sendall(other.sealed(b"{}", b'{"code": 1}') + b'{"hal')
         other.lines.close()
         other.socket.close()

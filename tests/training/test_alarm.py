@@ -33,7 +33,7 @@ SQUEEZING: dict[str, Any] = {
 
 def rings(gaps: list[float], **bounds: Any) -> list[int]:
     alarm = Alarm(AlarmConfig(**bounds))
-    return [step for step, gap in enumerate(gaps) if RANG in alarm.hear(step, {GAP: gap})]
+    return [step for step, gap in enumerate(gaps) if RANG in alarm.update(step, {GAP: gap})]
 
 
 def test_it_rings_once_and_only_above_its_bounds() -> None:
@@ -58,13 +58,13 @@ def test_what_was_heard_before_counts_as_if_it_were_heard_now() -> None:
     alarm = Alarm(AlarmConfig(rise=2.5), lines)
     assert alarm.ring == AlarmRing(step=4, gap=9.0, rise=4.0, stopped=True)
     assert alarm.stops
-    assert alarm.hear(6, {GAP: 10.0}) == {RISE: 5.0}
+    assert alarm.update(6, {GAP: 10.0}) == {RISE: 5.0}
     assert not Alarm(AlarmConfig(rise=2.5, stop=False), lines).stops
 
 
 def test_a_probe_that_found_no_gap_says_so() -> None:
     with pytest.raises(ConfigError, match=r"alarm.*too long for the model's context"):
-        Alarm(AlarmConfig(rise=1.0)).hear(0, {"probe/rejected/logp": -3.0})
+        Alarm(AlarmConfig(rise=1.0)).update(0, {"probe/rejected/logp": -3.0})
 
 
 @pytest.mark.parametrize(

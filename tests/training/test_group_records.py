@@ -113,7 +113,7 @@ def test_what_is_pushed_up_is_chosen_and_what_is_pushed_down_rejected(folder: Pa
     record, policy = load(folder, "warm")
     batch = record_batch(record, policy, range(len(record.examples)))
     objective = build_objective(record.facts.objective)
-    rates = objective.learning_rates(policy.logps(record.before, batch), batch)
+    rates = objective.token_weights(policy.logps(record.before, batch), batch)
     assert batch.temperature == 0.7
     assert bool((rates[batch.token_side == CHOSEN] >= 0).all())
     assert bool((rates[batch.token_side == REJECTED] <= 0).all())

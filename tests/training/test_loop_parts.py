@@ -394,7 +394,7 @@ def test_a_resumed_alarm_knows_on_every_rank_what_was_logged_before(
         play(monkeypatch, 1, 2, lambda mine: [before, mine])
     trainer = alarmed(inputs, tmp_path, resume_from=tmp_path / "state")
     assert trainer.alarm is not None
-    assert trainer.alarm.hear(2, {GAP: 3.0}) == {RISE: 2.0, RANG: 1.0}
+    assert trainer.alarm.update(2, {GAP: 3.0}) == {RISE: 2.0, RANG: 1.0}
 
 
 def test_an_alarm_that_starts_anew_beside_an_old_log_has_heard_nothing(
@@ -405,7 +405,7 @@ def test_an_alarm_that_starts_anew_beside_an_old_log_has_heard_nothing(
     (tmp_path / "output" / "metrics.jsonl").write_text(line.model_dump_json() + "\n")
     trainer = alarmed(inputs, tmp_path)
     assert trainer.alarm is not None
-    assert trainer.alarm.hear(0, {GAP: 3.0}) == {RISE: 0.0}
+    assert trainer.alarm.update(0, {GAP: 3.0}) == {RISE: 0.0}
 
 
 @pytest.mark.parametrize("says", [False, True])

@@ -104,15 +104,15 @@ def _weighted(
     for one in updating:
         batch = objective_batch([one], objective, totals, kernel.policy)
         logps = objective_logps(kernel.policy, kernel.at, batch, objective)
-        rates = objective.learning_rates(logps, batch).reshape(len(logps), -1)
+        token_weights = objective.token_weights(logps, batch).reshape(len(logps), -1)
         sequences = [sequence for _, sequence in one.responses(objective.sides)]
         lengths = [sequence.response_length for sequence in sequences]
-        # A batch may list likelier tokens that a loss does not read: it has no rates for them.
-        targets = batch.targets[:, : rates.shape[1]]
+        # A batch may list likelier tokens that a loss does not read: it has no weights for them.
+        targets = batch.targets[:, : token_weights.shape[1]]
         weighted += [
             WeightedResponse(sequence, own, weights, one.temperature)
             for sequence, own, weights in zip(
-                sequences, targets.split(lengths), rates.split(lengths), strict=True
+                sequences, targets.split(lengths), token_weights.split(lengths), strict=True
             )
         ]
     return weighted

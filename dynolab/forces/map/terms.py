@@ -63,7 +63,7 @@ class TokenTerms:
 def token_terms(
     logits: Float[Tensor, "tokens vocabulary"],
     targets: Int[Tensor, "tokens ..."],
-    learning_rates: Float[Tensor, "tokens ..."] | None = None,
+    token_weights: Float[Tensor, "tokens ..."] | None = None,
     *,
     temperature: float = 1.0,
 ) -> TokenTerms:
@@ -72,13 +72,13 @@ def token_terms(
     **Arguments:**
 
     - `targets`: y, or columns of what is weighed at its position, y first.
-    - `learning_rates`: c of every target (`Objective.learning_rates`); default: 1 of y alone.
+    - `token_weights`: c of every target (`Objective.token_weights`); default: 1 of y alone.
     - `temperature`: T at which c was taken.
     """
     targets = targets.reshape(len(logits), -1)
     rates = torch.ones_like(logits[:, :1])
-    if learning_rates is not None:
-        rates = learning_rates.reshape(len(logits), -1)
+    if token_weights is not None:
+        rates = token_weights.reshape(len(logits), -1)
     facts = token_facts(logits if temperature == 1 else logits / temperature, targets[:, 0])
     return TokenTerms(
         logp=facts.logp,
@@ -97,7 +97,7 @@ def trained_terms(
     objective: Objective, logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch
 ) -> TokenTerms:
     """Terms of the tokens of a step's batch under the objective that trained on them."""
-    rates = objective.learning_rates(read_logps(objective, logits, batch), batch)
+    rates = objective.token_weights(read_logps(objective, logits, batch), batch)
     return token_terms(logits, batch.targets, rates, temperature=batch.temperature)
 
 

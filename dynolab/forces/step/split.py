@@ -115,9 +115,9 @@ def side_gradients(
     for examples in micro_batches(record, objective.sides, batch_tokens):
         batch = record_batch(record, policy, examples)
         logps = objective_logps(policy, leaves, batch, objective)
-        rates = objective.learning_rates(logps.detach(), batch)
+        token_weights = objective.token_weights(logps.detach(), batch)
         for side in objective.sides:
-            surrogate = -(rates * logps)[batch.token_side == side].sum()
+            surrogate = -(token_weights * logps)[batch.token_side == side].sum()
             last = side == objective.sides[-1]
             _accumulate(sums[side], surrogate, leaves, retain_graph=not last)
     return SideGradients(sums[CHOSEN], sums[REJECTED])

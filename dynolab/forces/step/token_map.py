@@ -103,13 +103,13 @@ def _token_updates(
     with torch.enable_grad():
         logps = objective_logps(policy, leaves, batch, objective)
         one_by_one = logps.unbind()
-    rates = objective.learning_rates(logps.detach(), batch)
+    token_weights = objective.token_weights(logps.detach(), batch)
     order = torch.argsort(batch.token_side != CHOSEN, stable=True)
     for token in order.tolist():
         gradient = torch.autograd.grad(
             one_by_one[token],
             list(leaves.values()),
-            -rates[token],
+            -token_weights[token],
             retain_graph=True,
             materialize_grads=True,
         )
