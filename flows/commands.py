@@ -174,11 +174,11 @@ def show_lineage(address: str, output: Console | None = None) -> None:
     """Prints the tree; raises `ConfigError` for what is no result."""
     settings = Settings.from_environment()
     store, uri = open_store(settings), settings.mlflow_tracking_uri
-    environment: Mapping[str, str] = os.environ
     if uri is None and MLFLOW in (running := running_services(settings.home)):
-        uri, environment = running[MLFLOW].url, client_variables(settings.home, running)
+        uri = running[MLFLOW].url
+        os.environ.update(client_variables(settings.home, running))
     branches: list[Tree] = []
-    for ancestor in lineage(store, addressed(store, address, uri, environment)):
+    for ancestor in lineage(store, addressed(store, address, uri)):
         text, depth = _description(ancestor), ancestor.depth
         branch = Tree(text) if depth == 0 else branches[depth - 1].add(text)
         branches[depth:] = [branch]

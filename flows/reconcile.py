@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from uuid import UUID
 
 from httpx import HTTPError
@@ -16,7 +17,7 @@ from dynolab.errors import ConfigError
 from tasks.runtime.lost import close_lost_runs, deliver, reap_orphans
 from tasks.runtime.system.processes import kill_marked, variable_of_all
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.mlflow_api import MlflowApi, MlflowUnreachableError
+from tasks.runtime.track.client import connect
 
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """A worker sets it for the process of a flow run."""
@@ -51,16 +52,21 @@ def heal(settings: Settings, client: SyncPrefectClient) -> dict[str, int]:
     try:
         figures["ended"] = len(end_overdue(client))
         if uri is not None:
-            closed = close_lost_runs(
-                MlflowApi(uri), outbox, lambda ids: over(client, ids, TERMINAL_STATES)
-            )
-            figures["closed"] = len(closed)
-    except MlflowUnreachableError as error:
-        raise ConfigError("MLFLOW_TRACKING_URI", uri, f"cannot be used: {error}") from error
+            figures["closed"] = len(_close_mlflow_runs(uri, outbox, client))
     except HTTPError as error:
         address = str(client.api_url)
         raise ConfigError("PREFECT_API_URL", address, f"cannot be used: {error}") from error
     return figures
+
+
+def _close_mlflow_runs(uri: str, outbox: Path, prefect: SyncPrefectClient) -> list[str]:
+    mlflow = connect(uri)
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return close_lost_runs(mlflow, outbox, lambda ids: over(prefect, ids, TERMINAL_STATES))
+    except MlflowException as error:
+        raise ConfigError("MLFLOW_TRACKING_URI", uri, f"cannot be used: {error}") from error
 
 
 def end_overdue(client: SyncPrefectClient, grace: timedelta = GRACE) -> set[str]:

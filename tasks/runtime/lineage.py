@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from dynolab.errors import ConfigError
 from dynolab.store import Manifest, Store
 from tasks.runtime.given import given_result
 from tasks.runtime.stage import ADDRESS_TAG
-from tasks.runtime.track.mlflow_api import MlflowApi, MlflowRejectedError, MlflowUnreachableError
+from tasks.runtime.track.client import connect
 from tasks.runtime.work import StageResult
 
 _RUN = re.compile(r"[0-9a-f]{32}")
@@ -61,15 +60,8 @@ def lineage(store: Store, result: StageResult) -> Iterator[Ancestor]:
     yield from walk("", 0, result.digest)
 
 
-def addressed(
-    store: Store,
-    reference: str,
-    mlflow_uri: str | None,
-    environment: Mapping[str, str] = os.environ,
-) -> StageResult:
+def addressed(store: Store, reference: str, mlflow_uri: str | None) -> StageResult:
     """The result that an address, `<stage>/<key>`, an MLflow run's id or `models:/…` stands for.
-
-    `environment`: where the login to MLflow stands.
 
     **Raises** `ConfigError` where it stands for none.
     """
@@ -80,10 +72,15 @@ def addressed(
         return given_result(store, "address", reference)
     if mlflow_uri is None:
         raise ConfigError("address", reference, "is MLflow's: start the servers (make up)")
-    api = MlflowApi(mlflow_uri, environment)
+    client = connect(mlflow_uri)
+    from mlflow.exceptions import MlflowException
+
     try:
-        tags = api.model_tags(model["name"], model["version"]) if model else api.tags(reference)
-    except (MlflowRejectedError, MlflowUnreachableError) as error:
+        if model:
+            tags = client.get_model_version(model["name"], model["version"]).tags
+        else:
+            tags = client.get_run(reference).data.tags
+    except MlflowException as error:
         raise ConfigError("address", reference, f"MLflow does not know it: {error}") from error
     if ADDRESS_TAG not in tags:
         raise ConfigError("address", reference, "is of no stage; name a result or a stage's run")

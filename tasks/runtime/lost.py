@@ -6,21 +6,25 @@ import json
 import logging
 import os
 import signal
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dynolab.store.owner import is_dead
 from tasks.runtime.launch.launcher import OWNER_VARIABLE
 from tasks.runtime.system.processes import variable_of_all
-from tasks.runtime.track.mlflow_api import MlflowApi
-from tasks.runtime.track.outbox import left_behind
+from tasks.runtime.track.outbox import OUTBOX_TAG, left_behind
 from tasks.runtime.track.prefect_progress import FLOW_RUN_TAG
-from tasks.runtime.track.sender import OUTBOX_TAG
 from tasks.runtime.track.tracking import Tracking
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Experiment, Run
+
 log = logging.getLogger(__name__)
+
+PAGE = 1000  # experiments or runs of one answer
 
 
 def reap_orphans() -> list[int]:
@@ -57,7 +61,7 @@ def deliver(uri: str, outbox: Path, timeout: float) -> int:
 
 
 def close_lost_runs(
-    api: MlflowApi, outbox: Path, over: Callable[[set[str]], set[str]]
+    client: MlflowClient, outbox: Path, over: Callable[[set[str]], set[str]]
 ) -> list[str]:
     """End the MLflow runs left RUNNING whose outbox was lost with its machine.
 
@@ -67,12 +71,32 @@ def close_lost_runs(
     """
     running = {
         run: tags[FLOW_RUN_TAG]
-        for run, tags in api.running(OUTBOX_TAG).items()
+        for run, tags in _running(client).items()
         if FLOW_RUN_TAG in tags and not (outbox / f"{tags[OUTBOX_TAG]}.jsonl").exists()
     }
     ended = over(set(running.values())) if running else set()
     closed = [run for run, flow_run in running.items() if flow_run in ended]
     for run in closed:
         log.warning("the MLflow run %s belongs to a flow run that is over: it is ended", run)
-        api.set_status(run, "KILLED", time.time_ns() // 1_000_000)
+        client.set_terminated(run, "KILLED")
     return closed
+
+
+def _running(client: MlflowClient) -> dict[str, dict[str, str]]:
+    """Runs in state RUNNING that came from an outbox, of all experiments: id → tags."""
+    from mlflow.utils import get_results_from_paginated_fn
+
+    condition = f"attributes.status = 'RUNNING' and tags.`{OUTBOX_TAG}` LIKE '%'"
+
+    def experiments(size: int, token: str | None) -> Sequence[Experiment]:
+        return client.search_experiments(max_results=size, page_token=token)
+
+    ids = [found.experiment_id for found in get_results_from_paginated_fn(experiments, PAGE)]
+
+    def runs(size: int, token: str | None) -> Sequence[Run]:
+        return client.search_runs(ids, condition, max_results=size, page_token=token)
+
+    return {
+        run.info.run_id: run.data.tags
+        for run in (get_results_from_paginated_fn(runs, PAGE) if ids else ())
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LAST_SENDING_SECONDS = 20.0
+MLFLOW_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 
 
 def open_store(settings: Settings) -> Store:
@@ -81,8 +83,11 @@ def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tra
     if settings.mlflow_tracking_uri is not None:
         return Tracking(settings.mlflow_tracking_uri, settings.outbox, experiment=project)
     server = services.enter_context(use_services(settings.home, [MLFLOW]))
-    uri = server.addresses[MLFLOW].url
-    return Tracking(uri, settings.outbox, experiment=project, environment=server.environment())
+    login = (
+        server.environment()
+    )  # MLflow's client reads it from this process's; ranks do not get it
+    os.environ.update({name: login[name] for name in MLFLOW_LOGIN})
+    return Tracking(server.addresses[MLFLOW].url, settings.outbox, experiment=project)
 
 
 def _open_study(

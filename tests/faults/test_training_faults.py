@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -71,9 +72,8 @@ class Trainings:
     project: str
 
     def run(self) -> StageResult:
-        tracking = Tracking(
-            self.servers["MLFLOW_TRACKING_URI"], self.settings.outbox, self.project, self.servers
-        )
+        os.environ.update(self.servers)  # MLflow's client finds its login there
+        tracking = Tracking(self.servers["MLFLOW_TRACKING_URI"], self.settings.outbox, self.project)
         platform = Platform(
             self.settings, self.store, lambda: tracking, lambda: PlainProgress(StringIO())
         )

@@ -18,10 +18,9 @@ import pytest
 from dynolab.store.owner import this_process
 from tasks.runtime.launch.launcher import OWNER_VARIABLE
 from tasks.runtime.lost import close_lost_runs, deliver, reap_orphans
-from tasks.runtime.track.mlflow_api import MlflowApi
-from tasks.runtime.track.outbox import left_behind
+from tasks.runtime.track.client import connect
+from tasks.runtime.track.outbox import OUTBOX_TAG, left_behind
 from tasks.runtime.track.prefect_progress import FLOW_RUN_TAG
-from tasks.runtime.track.sender import OUTBOX_TAG
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import MlflowServer
@@ -69,15 +68,18 @@ def test_what_a_living_supervisor_or_another_machine_owns_is_let_be(owner: str) 
 def test_runs_of_flow_runs_that_are_over_are_closed(
     mlflow_server: MlflowServer, tmp_path: Path
 ) -> None:
-    api = MlflowApi(mlflow_server.uri)
-    experiment = api.experiment("lost")
+    client = connect(mlflow_server.uri)
+    experiment = client.create_experiment("lost")
 
     def run(outbox: str, flow_run: str | None) -> str:
         tags = {OUTBOX_TAG: outbox} | ({FLOW_RUN_TAG: flow_run} if flow_run else {})
-        return api.create_run(experiment, outbox, 0, tags).run_id
+        return client.create_run(experiment, tags=tags).info.run_id
+
+    def status(run_id: str) -> str:
+        return client.get_run(run_id).info.status
 
     lost, at_work = run("a", "over"), run("b", "at work")
-    unknown, foreign = run("c", None), api.create_run(experiment, "d", 0, {}).run_id
+    unknown, foreign = run("c", None), client.create_run(experiment).info.run_id
     queued = run("e", "over")
     (tmp_path / "e.jsonl").touch()
     asked: list[set[str]] = []
@@ -86,12 +88,12 @@ def test_runs_of_flow_runs_that_are_over_are_closed(
         asked.append(runs)
         return runs & {"over"}
 
-    assert close_lost_runs(api, tmp_path, over) == [lost]
+    assert close_lost_runs(client, tmp_path, over) == [lost]
     assert asked == [{"over", "at work"}]
-    assert api.status(lost) == "KILLED"
+    assert status(lost) == "KILLED"
     for one in (at_work, unknown, foreign, queued):
-        assert api.status(one) == "RUNNING"
-    assert close_lost_runs(api, tmp_path, over) == []
+        assert status(one) == "RUNNING"
+    assert close_lost_runs(client, tmp_path, over) == []
 
 
 @pytest.mark.services
@@ -99,7 +101,7 @@ def test_what_a_killed_process_left_is_sent(mlflow_server: MlflowServer, tmp_pat
     code = (
         "import os, sys; from pathlib import Path;"
         "from tasks.runtime.track.tracking import Tracking;"
-        "tracking = Tracking(None, Path(sys.argv[1]), 'left');"
+        "tracking = Tracking('http://127.0.0.1:1', Path(sys.argv[1]), 'left');"
         "run = tracking.start_run('r', tags={}, params={});"
         "run.metrics(1, {'m': 2.0}); os.kill(os.getpid(), 9)"
     )
@@ -110,7 +112,10 @@ def test_what_a_killed_process_left_is_sent(mlflow_server: MlflowServer, tmp_pat
     assert deliver(mlflow_server.uri, tmp_path, 20) == 0
     assert time.monotonic() - began < 20
     assert not left_behind(tmp_path)
-    api = MlflowApi(mlflow_server.uri)
-    found = api.running(OUTBOX_TAG)
-    assert "left" not in {tags.get("mlflow.runName") for tags in found.values()}
+    client = connect(mlflow_server.uri)
+    experiment = client.get_experiment_by_name("left")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "KILLED"
+    assert run.data.metrics == {"m": 2.0}
     assert deliver(mlflow_server.uri, tmp_path, 20) == 0

@@ -5,9 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tasks.runtime.track.mlflow_api import Batch, MlflowApi, Run
-from tasks.runtime.track.outbox import Outbox, Sent, first_operation, sent_run
-from tasks.runtime.track.sender import Sender, within_limits
+from tasks.runtime.track.outbox import Outbox, Run, Sent, first_operation, sent_run
 
 FIRST = {"op": "create", "name": "run"}
 
@@ -87,60 +85,3 @@ def test_artifacts_are_copied(tmp_path: Path) -> None:
         name = box.keep_artifact(tmp_path / "plot.html")
         assert box.artifact(name).read_text() == text
     assert len(list(box.path.with_suffix(".files").iterdir())) == 2
-
-
-def test_batches_stay_within_the_limits_of_the_server() -> None:
-    batch = Batch(
-        metrics=[(f"probe/{index % 7}/logp", float(index), 1, index) for index in range(2500)],
-        params={f"p{index}": "x" for index in range(250)},
-        tags={f"t{index}": "y" for index in range(101)},
-    )
-    parts = list(within_limits(batch))
-    assert all(len(part) <= 1000 for part in parts)
-    assert all(len(part.params) <= 100 and len(part.tags) <= 100 for part in parts)
-    assert [metric for part in parts for metric in part.metrics] == batch.metrics
-    joined: dict[str, str] = {}
-    for part in parts:
-        joined |= part.params | part.tags
-    assert joined == batch.params | batch.tags
-
-
-def test_batches_stay_below_a_megabyte() -> None:
-    batch = Batch(params={f"p{index}": "力" * 6000 for index in range(100)})
-    parts = list(within_limits(batch))
-    assert len(parts) == 3
-    assert list(within_limits(Batch())) == []
-
-
-def test_trouble_with_one_queue_does_not_stop_the_others(tmp_path: Path) -> None:
-    """A queue from an unknown version, and a disk that fails under the next one."""
-
-    class Server(MlflowApi):
-        def experiment(self, name: str) -> str:
-            if name == "broken":
-                raise OSError("disk")
-            return "1"
-
-        def find_run(self, *args: object, **options: object) -> Run | None:
-            return Run("r1", "1", "")
-
-        def status(self, run_id: str) -> str:
-            return "RUNNING"
-
-        def set_status(self, run_id: str, status: str, end_ms: int | None = None) -> None:
-            pass
-
-        def log_batch(self, run_id: str, batch: Batch) -> None:
-            pass
-
-    fields = {"resume_key": None, "tags": {}, "parent_run": None, "parent_outbox": None}
-    for first in ({"op": "begin"}, FIRST | fields | {"experiment": "broken"}):
-        Outbox.create(tmp_path, first).close()
-    last = Outbox.create(tmp_path, FIRST | fields | {"experiment": "good"})
-    last.close()
-    sender = Sender(Server("http://127.0.0.1:1"), tmp_path)
-    sender.adopt()
-    assert not sender.round()
-    assert not last.path.exists()
-    assert len(list(tmp_path.glob("*.rejected"))) == 1
-    assert sender.pending() == 1

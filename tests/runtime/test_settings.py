@@ -42,7 +42,9 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["DYNOLAB_STORE_ENDPOINT", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"]
 )
-@pytest.mark.parametrize("value", ["localhost:9000", "http://", "sqlite:///x.db", "http://[::1"])
+@pytest.mark.parametrize(
+    "value", ["localhost:9000", "http://", "sqlite:///x.db", "/tmp/runs", "mlflow", "http://[::1"]
+)
 def test_an_address_that_is_none(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match="give an address like") as caught:
         Settings.from_environment({name: value})

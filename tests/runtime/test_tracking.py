@@ -277,9 +277,8 @@ def test_server_comes_late_and_is_killed_in_between(
     unstarted_mlflow: MlflowServer, tmp_path: Path
 ) -> None:
     server = unstarted_mlflow
-    tracking = Tracking(None, tmp_path / "outbox", "outage")
+    tracking = Tracking(server.uri, tmp_path / "outbox", "outage")
     study = tracking.start_run("study", tags={}, params={})
-    tracking.connect(server.uri)
     run = tracking.start_run("stage", parent=study, tags={}, params={"beta": 0.1})
     run.metrics(0, {"loss": 0.0})
     assert tracking.send_pending(timeout=0.5) > 0

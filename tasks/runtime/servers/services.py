@@ -33,7 +33,11 @@ ALL = (PREFECT, MLFLOW)
 START_SECONDS = 120.0
 _HEALTH_PATH = {PREFECT: "/api/health", MLFLOW: "/health"}
 _ATTEMPT_SECONDS = 2.0
-_QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+_QUIET = {
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow knows DO_NOT_TRACK only as "true"
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+}
 
 
 @dataclass(frozen=True)

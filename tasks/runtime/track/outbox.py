@@ -1,6 +1,9 @@
-"""Durable queue of tracking operations: one JSON-lines file for each MLflow run.
+"""Journal of tracking operations on disk: one JSON-lines file for each MLflow run.
 
-A run's file is written by one process and drained by one process at a time: an exclusive `flock`
+By hand, because MLflow's client keeps what it has not sent in memory: it would be lost with the
+process, and an outage would hold up training for as long as the client retries.
+
+A run's file is written by one process and sent by one process at a time: an exclusive `flock`
 is held from the file's birth to its removal. The kernel releases it when the process dies, so a
 later process can adopt what a killed one left. Beside `<id>.jsonl` lie `<id>.state` (how far it
 has been sent, and to which run) and `<id>.files/` (copies of artifacts until they are sent).
@@ -17,14 +20,25 @@ import threading
 import time
 import uuid
 from dataclasses import asdict, dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from tasks.runtime.track.mlflow_api import Run
-
 log = logging.getLogger(__name__)
 
+OUTBOX_TAG = "dynolab.outbox"  # of an MLflow run: the outbox that it was created from
+STAGE_KEY_TAG = "stage_key"
+
 Operation = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What tracking needs to know of a run on the server."""
+
+    run_id: str
+    experiment_id: str
+    artifact_uri: str
 
 
 @dataclass(frozen=True)
@@ -37,12 +51,12 @@ class Sent:
 
 
 class Outbox:
-    """One run's queue, locked by this process. Appending and reading may be different threads."""
+    """One run's journal, locked by this process. Appending and reading may be different threads."""
 
-    def __init__(self, path: Path, descriptor: int, *, live: bool) -> None:
+    def __init__(self, path: Path, stream: FileIO, *, live: bool) -> None:
         self.path, self.live = path, live  # live: this process may still append
         self.created = threading.Event()
-        self._descriptor, self._lock = descriptor, threading.Lock()
+        self._stream, self._lock = stream, threading.Lock()
         self.sent = _read_state(path)
         self.pending = _count_lines(path, self.sent.offset)
         self._artifacts = 0
@@ -51,35 +65,36 @@ class Outbox:
 
     @classmethod
     def create(cls, folder: Path, first: Operation) -> Outbox:
-        """New queue whose first operation is there as soon as the file is seen by others."""
+        """New journal whose first operation is there as soon as the file is seen by others."""
         folder.mkdir(parents=True, exist_ok=True)
         # Names sort by age: a run that is resumed must be sent after what its forerunner left.
         path = folder / f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}.jsonl"
         hidden = path.with_suffix(".new")
-        descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        _write_all(descriptor, _line(first))
-        os.fsync(descriptor)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        stream = os.fdopen(os.open(hidden, flags, 0o600), "ab", buffering=0)
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        _write(stream, first)
+        os.fsync(stream.fileno())
         hidden.rename(path)
         _sync_folder(folder)
-        return cls(path, descriptor, live=True)
+        return cls(path, stream, live=True)
 
     @classmethod
     def adopt(cls, path: Path) -> Outbox | None:
-        """The queue that a process, now dead, has left; None if another holds or removed it."""
+        """The journal that a dead process has left; None if another holds or removed it."""
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+            stream = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND), "ab", buffering=0)
         except FileNotFoundError:
             return None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(descriptor)
+            stream.close()
             return None
-        if not path.exists():  # the former holder drained and removed it before it let go
-            os.close(descriptor)
+        if not path.exists():  # the former holder sent and removed it before it let go
+            stream.close()
             return None
-        return cls(path, descriptor, live=False)
+        return cls(path, stream, live=False)
 
     @property
     def id(self) -> str:
@@ -98,22 +113,22 @@ class Outbox:
         wait for the disk; the sender syncs before it sends.
         """
         with self._lock:
-            if self._descriptor < 0:
+            if self._stream.closed:
                 log.debug("%s is closed, so %s is not kept", self.path, operation["op"])
                 return
-            _write_all(self._descriptor, _line(operation))
+            _write(self._stream, operation)
             self.pending += 1
             if sync:
-                os.fsync(self._descriptor)
+                os.fsync(self._stream.fileno())
 
     def keep_artifact(self, file: Path) -> str:
-        """Copy `file` beside the queue; returns the copy's name."""
+        """Copy `file` beside the journal; returns the copy's path among such copies."""
         with self._lock:
             self._artifacts += 1
-            name = f"{self._artifacts:05d}-{file.name}"
-        folder = self.path.with_suffix(".files")
-        folder.mkdir(exist_ok=True)
-        shutil.copyfile(file, folder / name)
+            name = f"{self._artifacts:05d}/{file.name}"
+        copy = self.artifact(name)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
         return name
 
     def artifact(self, name: str) -> Path:
@@ -125,7 +140,7 @@ class Outbox:
 
         A torn last line, which a killed writer may leave, is left out.
         """
-        os.fsync(self._descriptor)
+        os.fsync(self._stream.fileno())
         operations: list[tuple[Operation, int]] = []
         with self.path.open("rb") as stream:
             offset = self.sent.offset
@@ -158,9 +173,9 @@ class Outbox:
         self.close()
 
     def remove(self) -> None:
-        """Delete the queue and all beside it, then let go of the lock."""
+        """Delete the journal and all beside it, then let go of the lock."""
         shutil.rmtree(self.path.with_suffix(".files"), ignore_errors=True)
-        # The queue goes before its state: the other way round, dying in between would send it anew.
+        # The file goes before its state: the other way round, dying in between would send it anew.
         self.path.unlink()
         self.path.with_suffix(".state").unlink(missing_ok=True)
         self.close()
@@ -168,22 +183,18 @@ class Outbox:
     def close(self) -> None:
         """Let go of the lock; no more appends."""
         with self._lock:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-                self._descriptor = -1
+            self._stream.close()
 
 
-def first_operation(path: Path) -> Operation:
-    """The operation that opens the queue at `path`; {} if the queue is gone."""
-    try:
-        with path.open("rb") as stream:
-            return _parse(stream.readline())
-    except FileNotFoundError:
-        return {}
+def adopt_left_behind(folder: Path, boxes: dict[str, Outbox]) -> None:
+    """Add to `boxes`, by id, the journals in `folder` whose process has died."""
+    for path in sorted(folder.glob("*.jsonl")):
+        if path.stem not in boxes and (box := Outbox.adopt(path)):
+            boxes[path.stem] = box
 
 
 def left_behind(folder: Path) -> bool:
-    """Whether a dead process has left a queue in the folder."""
+    """Whether a dead process has left a journal in the folder."""
     for path in folder.glob("*.jsonl"):
         if box := Outbox.adopt(path):
             box.close()
@@ -191,8 +202,17 @@ def left_behind(folder: Path) -> bool:
     return False
 
 
+def first_operation(path: Path) -> Operation:
+    """The operation that opens the journal at `path`; {} if the journal is gone."""
+    try:
+        with path.open("rb") as stream:
+            return _parse(stream.readline())
+    except FileNotFoundError:
+        return {}
+
+
 def sent_run(path: Path) -> Run | None:
-    """The run on the server that the queue at `path` belongs to, as far as is known."""
+    """The run on the server that the journal at `path` belongs to, as far as is known."""
     return _read_state(path).run
 
 
@@ -214,8 +234,10 @@ def _count_lines(path: Path, offset: int) -> int:
         return sum(line.endswith(b"\n") for line in stream)
 
 
-def _line(operation: Operation) -> bytes:
-    return json.dumps(operation).encode() + b"\n"
+def _write(stream: FileIO, operation: Operation) -> None:
+    line = json.dumps(operation).encode() + b"\n"
+    while line:
+        line = line[stream.write(line) :]
 
 
 def _parse(line: bytes) -> Operation:
@@ -225,11 +247,6 @@ def _parse(line: bytes) -> Operation:
         log.warning("a line of the tracking outbox cannot be read and is left out: %r", line[:80])
         return {}
     return operation if isinstance(operation, dict) else {}
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 def _sync_folder(folder: Path) -> None:

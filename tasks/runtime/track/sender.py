@@ -1,4 +1,4 @@
-"""Drains outboxes to an MLflow server so that sending twice leaves the same run.
+"""Sends outboxes to an MLflow server so that sending twice leaves the same run.
 
 Whatever is interrupted is simply sent again. The server drops a metric that it already holds with
 equal key, step, timestamp and value, and timestamps are those of the outbox; a run is tagged with
@@ -9,214 +9,253 @@ out, because a resumed stage measures them again at another time.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from tasks.runtime.track import mlflow_api, outbox
-from tasks.runtime.track.mlflow_api import (
-    Batch,
-    MlflowApi,
-    MlflowRejectedError,
-    MlflowUnreachableError,
-    Run,
-)
-from tasks.runtime.track.outbox import Operation, Outbox, Sent
+import mlflow.entities
+import requests
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException, RestException
+from mlflow.utils.rest_utils import verify_rest_response
+
+from tasks.runtime.track import outbox
+from tasks.runtime.track.client import upload_timeout
+from tasks.runtime.track.outbox import OUTBOX_TAG, STAGE_KEY_TAG, Operation, Outbox, Run, Sent
 
 log = logging.getLogger(__name__)
 
-OUTBOX_TAG = "dynolab.outbox"
-STAGE_KEY_TAG = "stage_key"
 PARENT_TAG = "mlflow.parentRunId"
 OPERATIONS_PER_READ = 1000
+ENTITIES_PER_BATCH = 1000
+# MLflow's pages then open on runs and their curves, not on traces of language model calls.
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+_TRY_AGAIN = {401, 403, 408, 425, 429}  # wrong login and throttling are mended from outside
+
+Entity = Metric | Param | RunTag
 
 
 class RunGoneError(Exception):
     """The run that an outbox belongs to is deleted or unknown on the server."""
 
 
-class Sender:
-    """Sends all outboxes of a folder that no other process holds. Used by one thread at a time."""
+def is_refusal(error: MlflowException) -> bool:
+    """Whether MLflow itself, not a proxy before it, refuses the request for good."""
+    if isinstance(error, RestException):
+        status = error.get_http_status_code()
+        return 400 <= status < 500 and status not in _TRY_AGAIN
+    return error.error_code == "INVALID_PARAMETER_VALUE"  # found by the client before it asks
 
-    def __init__(self, api: MlflowApi, folder: Path) -> None:
-        self.api, self.folder = api, folder
-        self.boxes: dict[str, Outbox] = {}
+
+def is_unanswered(error: MlflowException) -> bool:
+    """Whether nothing answered the request: refused, cut off or timed out."""
+    silence = (requests.exceptions.ConnectionError, requests.exceptions.Timeout)
+    return isinstance(error.__context__, silence)
+
+
+class Sender:
+    """Sends the outboxes in `boxes`, by id, which lie in `folder`. Used by one thread at a time."""
+
+    def __init__(self, client: MlflowClient, folder: Path, boxes: dict[str, Outbox]) -> None:
+        self.client, self.folder, self.boxes = client, folder, boxes
         self.reachable = True
         self._held_steps: dict[str, dict[str, set[int]]] = {}  # of reopened runs: run id, metric
         self._experiments: dict[str, str] = {}
 
-    def adopt(self) -> None:
-        """Take over queues whose process has died."""
-        for path in sorted(self.folder.glob("*.jsonl")):
-            if path.stem not in self.boxes and (box := Outbox.adopt(path)):
-                self.boxes[path.stem] = box
-
-    def pending(self) -> int:
-        """Operations in this process's queues that have not been sent."""
-        return sum(box.pending for box in list(self.boxes.values()))
-
-    def round(self) -> bool:
-        """Send what can be sent, oldest queue first; returns whether the server was usable."""
+    def send_all(self) -> bool:
+        """Send what can be sent, oldest outbox first; returns whether the server was usable."""
         usable = True
         for box in sorted([*self.boxes.values()], key=lambda box: box.id):
             try:
-                self._drain(box)
-            except MlflowUnreachableError as error:
+                self._send_box(box)
+            except (MlflowException, RunGoneError) as error:
+                if isinstance(error, RunGoneError) or is_refusal(error):
+                    log.warning("MLflow refuses %s, which is set aside: %s", box.path, error)
+                    del self.boxes[box.id]
+                    box.set_aside()
+                    continue
                 usable = False
                 self._report(error)
-                if not error.answered:
-                    return False  # nothing listens: the other queues would only wait as well
-            except (MlflowRejectedError, RunGoneError) as error:
-                log.warning("MLflow refuses %s for good, which is set aside: %s", box.path, error)
-                del self.boxes[box.id]
-                box.set_aside()
-            except Exception:  # one queue's trouble must stop neither the others nor training
+                if is_unanswered(error):
+                    return False  # nothing listens: the other outboxes would only wait as well
+            except Exception:  # one outbox's trouble must stop neither the others nor training
                 usable = False
                 log.exception("%s could not be sent; it is tried again", box.path)
         if usable and not self.reachable:
-            log.info("MLflow at %s is back", self.api.uri)
+            log.info("MLflow at %s is back", self.client.tracking_uri)
         self.reachable = usable
         return usable
 
-    def _report(self, error: MlflowUnreachableError) -> None:
+    def _report(self, error: MlflowException) -> None:
         level = logging.WARNING if self.reachable else logging.DEBUG  # once for each outage
         log.log(level, "MLflow cannot be used, so tracking waits in the outbox: %s", error)
         self.reachable = False
 
-    def _drain(self, box: Outbox) -> None:
-        if box.sent.run is None and not self._open_run(box):
+    def _send_box(self, box: Outbox) -> None:
+        run = box.sent.run or self._open_run(box)
+        if run is None:
             return
         finished = False
         while operations := box.unsent(OPERATIONS_PER_READ):
-            finished = self._send(box, operations) or finished
+            finished = self._send(box, run.run_id, operations) or finished
         # Nothing can follow the final status, nor what a dead process has written.
         if finished or not box.live:
-            if not finished:
-                self._end_of_dead(box)
-            self._held_steps.pop(_run(box).run_id, None)
+            if not finished and self.client.get_run(run.run_id).info.status == "RUNNING":
+                self.client.set_terminated(run.run_id, "KILLED", box.last_written_ms)
+            self._held_steps.pop(run.run_id, None)
             del self.boxes[box.id]
             box.remove()
 
-    def _end_of_dead(self, box: Outbox) -> None:
-        """A run whose process was killed before it could end it does not look as if it went on."""
-        run_id = _run(box).run_id
-        if self.api.status(run_id) == "RUNNING":
-            self.api.set_status(run_id, "KILLED", box.last_written_ms)
-
-    def _send(self, box: Outbox, operations: list[tuple[Operation, int]]) -> bool:
+    def _send(self, box: Outbox, run_id: str, operations: list[tuple[Operation, int]]) -> bool:
         """Send operations in their order; returns whether the final status was among them."""
-        batch, count, finished = Batch(), 0, False
-        for operation, offset in operations:
+        batch: list[Entity] = []
+        count, finished = 0, False
+        for number, (operation, offset) in enumerate(operations, start=1):
             kind = operation.get("op")
             count += 1
             if kind in ("metrics", "params", "tags"):
-                self._collect(box, operation, batch)
-                if len(batch) < mlflow_api.ENTITIES_PER_BATCH:
+                batch += self._entities(box, run_id, operation)
+                if len(batch) < ENTITIES_PER_BATCH and number < len(operations):
                     continue
-            self._log(box, batch)
+            self._log_batch(run_id, batch)
             if kind == "artifact":
-                self._upload(box, operation)
+                self._log_artifact(box, run_id, operation)
             elif kind == "model":
-                self._register(box, operation)
+                self._register_model(run_id, operation)
             elif kind == "finish":
-                run_id = _run(box).run_id
-                self.api.set_status(run_id, operation["status"], operation["time"])
+                self.client.set_terminated(run_id, operation["status"], operation["time"])
                 finished = True
             box.mark(replace(box.sent, offset=offset), count)
             if kind == "artifact":
                 box.artifact(operation["file"]).unlink(missing_ok=True)
-            batch, count = Batch(), 0
-        if count:
-            self._log(box, batch)
-            box.mark(replace(box.sent, offset=operations[-1][1]), count)
+            batch, count = [], 0
         return finished
 
-    def _collect(self, box: Outbox, operation: Operation, batch: Batch) -> None:
+    def _entities(self, box: Outbox, run_id: str, operation: Operation) -> list[Entity]:
         values: dict[str, Any] = operation["values"]
-        if operation["op"] == "metrics":
-            step, time_ms = operation["step"], operation["time"]
-            batch.metrics += [
-                (key, value, time_ms, step)
-                for key, value in values.items()
-                if not (box.sent.may_hold_steps and step in self._steps(_run(box).run_id, key))
-            ]
-        else:
-            (batch.params if operation["op"] == "params" else batch.tags).update(values)
+        if operation["op"] == "params":
+            return [Param(key, value) for key, value in values.items()]
+        if operation["op"] == "tags":
+            return [RunTag(key, value) for key, value in values.items()]
+        step, time_ms = operation["step"], operation["time"]
+        return [
+            Metric(key, value, time_ms, step)
+            for key, value in values.items()
+            if not (box.sent.may_hold_steps and step in self._steps(run_id, key))
+        ]
 
     def _steps(self, run_id: str, key: str) -> set[int]:
+        """Steps at which the run holds a value of the metric."""
         held = self._held_steps.setdefault(run_id, {})
         if key not in held:
-            held[key] = self.api.held_steps(run_id, key)
+            held[key] = {metric.step for metric in self.client.get_metric_history(run_id, key)}
         return held[key]
 
-    def _log(self, box: Outbox, batch: Batch) -> None:
-        for part in within_limits(batch):
-            self._log_or_halve(_run(box).run_id, part)
-
-    def _log_or_halve(self, run_id: str, batch: Batch) -> None:
-        """Log a batch; if it is refused, find the entities at fault and leave out those alone."""
+    def _log_batch(self, run_id: str, batch: list[Entity]) -> None:
+        """Log a batch; of one that is refused or too large, leave out only what is at fault."""
+        metrics = [entity for entity in batch if isinstance(entity, Metric)]
+        params = [entity for entity in batch if isinstance(entity, Param)]
+        tags = {entity.key: entity for entity in batch if isinstance(entity, RunTag)}
         try:
-            self.api.log_batch(run_id, batch)
-        except MlflowRejectedError as error:
-            if len(batch) == 1:
-                if not self.api.is_active(run_id):
-                    raise RunGoneError(f"run {run_id} is deleted or unknown") from error
-                log.warning("MLflow refuses one value of run %s: %s", run_id, error)
+            self.client.log_batch(run_id, metrics, params, list(tags.values()))
+        except MlflowException as error:
+            if not is_refusal(error):
+                raise
+            if len(batch) > 1:
+                self._log_batch(run_id, batch[: len(batch) // 2])
+                self._log_batch(run_id, batch[len(batch) // 2 :])
                 return
-            for half in _halves(batch):
-                self._log_or_halve(run_id, half)
+            self._check_run(run_id)
+            log.warning("MLflow refuses one value of run %s: %s", run_id, error)
 
-    def _upload(self, box: Outbox, operation: Operation) -> None:
-        file = box.artifact(operation["file"])
-        folder, name = operation["folder"].strip("/"), operation["name"]
+    def _check_run(self, run_id: str) -> None:
         try:
-            self.api.upload(_run(box), file, f"{folder}/{name}" if folder else name)
-        except FileNotFoundError:
-            log.info("%s had been sent before", file)
-        except MlflowRejectedError as error:
-            log.warning("MLflow refuses the artifact %s: %s", operation["name"], error)
+            stage = self.client.get_run(run_id).info.lifecycle_stage
+        except RestException as error:
+            if not is_refusal(error):
+                raise
+            stage = "unknown"
+        if stage != "active":
+            raise RunGoneError(f"run {run_id} is {stage}")
 
-    def _register(self, box: Outbox, operation: Operation) -> None:
+    def _log_artifact(self, box: Outbox, run_id: str, operation: Operation) -> None:
+        file, run = box.artifact(operation["file"]), box.sent.run
+        if run is None or urlsplit(run.artifact_uri).scheme != "mlflow-artifacts":
+            log.warning("%s is left out: MLflow does not serve artifacts (--serve-artifacts)", file)
+            return
+        with _refusal_logged(f"the artifact {file.name}"), upload_timeout():
+            try:
+                self.client.log_artifact(run_id, str(file), operation["folder"].strip("/") or None)
+            except FileNotFoundError:
+                log.info("%s had been sent before", file)
+            except requests.HTTPError as error:
+                verify_rest_response(error.response, "artifacts")  # raises it as MlflowException
+
+    def _register_model(self, run_id: str, operation: Operation) -> None:
+        """A version of the registered model, unless one has this source already."""
         name, source = operation["name"], operation["source"]
-        run_id = operation["run_id"] or _run(box).run_id
-        try:
-            self.api.register_model(name, source, run_id, operation["tags"])
-        except MlflowRejectedError as error:
-            log.warning("MLflow refuses the model %s at %s: %s", name, source, error)
+        with _refusal_logged(f"the model {name} at {source}"):
+            try:
+                self.client.create_registered_model(name)
+            except RestException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            condition = f"name = '{name}' and source_path = '{source}'"
+            if not self.client.search_model_versions(condition):
+                self.client.create_model_version(
+                    name,
+                    source,
+                    operation["run_id"] or run_id,
+                    operation["tags"],
+                    await_creation_for=0,
+                )
 
-    def _open_run(self, box: Outbox) -> bool:
-        """Find or create the run; False where another process must first send what precedes it."""
+    def _open_run(self, box: Outbox) -> Run | None:
+        """Find or create the run; None where another process must first send what precedes it."""
         first, offset = box.unsent(1)[0]
         if first.get("op") != "create":
-            raise RunGoneError("the queue does not begin with the run's creation")
+            raise RunGoneError("the outbox does not begin with the run's creation")
         resume_key = first["resume_key"]
         if resume_key and self._forerunner_waits(box, resume_key):
-            return False
+            return None
         experiment = self._experiment(first["experiment"])
         tags = dict(first["tags"]) | {OUTBOX_TAG: box.id}
-        run = self.api.find_run(experiment, OUTBOX_TAG, box.id)
-        reopened = run is not None
+        run = self._find_run(experiment, f"tags.`{OUTBOX_TAG}` = '{box.id}'")
         if run is None and resume_key:
-            run = self.api.find_run(experiment, STAGE_KEY_TAG, resume_key, unfinished=True)
-            reopened = run is not None
+            unfinished = "attributes.status != 'FINISHED'"
+            same_stage = f"tags.`{STAGE_KEY_TAG}` = '{resume_key}'"
+            run = self._find_run(experiment, f"{same_stage} and {unfinished}")
         parent_known, parent = self._parent(experiment, first)
         if not parent_known:
-            return False
+            return None
         if parent:
             tags[PARENT_TAG] = parent
+        reopened = run is not None
         if run is None:
-            run = self.api.create_run(experiment, first["name"], first["time"], tags)
+            run = _run(
+                self.client.create_run(experiment, first["time"], tags, run_name=first["name"])
+            )
         else:
-            self.api.set_status(run.run_id, "RUNNING")
-            self._log_or_halve(run.run_id, Batch(tags=tags))
+            self.client.update_run(run.run_id, "RUNNING")
+            self._log_batch(run.run_id, [RunTag(key, value) for key, value in tags.items()])
         box.mark(Sent(offset, run, may_hold_steps=reopened), 1)
-        return True
+        return run
+
+    def _find_run(self, experiment: str, condition: str) -> Run | None:
+        """The newest run of the experiment for which the condition holds."""
+        newest_first = ["attributes.start_time DESC"]
+        runs = self.client.search_runs(
+            [experiment], condition, max_results=1, order_by=newest_first
+        )
+        return _run(runs[0]) if runs else None
 
     def _forerunner_waits(self, box: Outbox, resume_key: str) -> bool:
-        """Whether an older queue of the same stage, held by another process, is still to be sent.
+        """Whether an older outbox of the same stage, held by another process, is still to be sent.
 
         Created out of order, the two would become two runs of one stage.
         """
@@ -228,70 +267,48 @@ class Sender:
         )
 
     def _parent(self, experiment: str, first: Operation) -> tuple[bool, str | None]:
-        """(Known, run id) of the parent run; not known while its queue has not created it."""
+        """(Known, run id) of the parent run; not known while its outbox has not created it."""
         if first["parent_run"] or not first["parent_outbox"]:
             return True, first["parent_run"]
         path = self.folder / f"{first['parent_outbox']}.jsonl"
         run = outbox.sent_run(path)
         if run is None and path.exists():
             return False, None
-        run = run or self.api.find_run(experiment, OUTBOX_TAG, first["parent_outbox"])
+        run = run or self._find_run(experiment, f"tags.`{OUTBOX_TAG}` = '{first['parent_outbox']}'")
         return True, run.run_id if run else None
 
     def _experiment(self, name: str) -> str:
+        """Id of the experiment called `name`; created, or restored if it was deleted."""
         if name not in self._experiments:
-            self._experiments[name] = self.api.experiment(name)
+            experiment = self.client.get_experiment_by_name(name)
+            if experiment is None:
+                try:
+                    self._experiments[name] = self.client.create_experiment(
+                        name, tags=_EXPERIMENT_TAGS
+                    )
+                except RestException as error:
+                    if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                        raise
+                    return self._experiment(name)  # another process was faster
+            else:
+                if experiment.lifecycle_stage == "deleted":
+                    self.client.restore_experiment(experiment.experiment_id)
+                self._experiments[name] = experiment.experiment_id
         return self._experiments[name]
 
 
-def within_limits(batch: Batch) -> Iterator[Batch]:
-    """Parts of a batch, each small enough for one request, in order."""
-    part, size = Batch(), 0
-    for entity in _entities(batch):
-        length = _request_bytes(entity)
-        if (
-            len(part) == mlflow_api.ENTITIES_PER_BATCH
-            or len(part.params) + len(entity.params) > mlflow_api.PARAMS_PER_BATCH
-            or len(part.tags) + len(entity.tags) > mlflow_api.TAGS_PER_BATCH
-            or size + length > mlflow_api.BATCH_BYTES
-        ):
-            yield part
-            part, size = Batch(), 0
-        _add(part, entity)
-        size += length
-    if len(part):
-        yield part
+@contextmanager
+def _refusal_logged(what: str) -> Iterator[None]:
+    try:
+        yield
+    except MlflowException as error:
+        if not is_refusal(error):
+            raise
+        log.warning("MLflow refuses %s: %s", what, error)
 
 
-def _entities(batch: Batch) -> list[Batch]:
-    return [
-        *(Batch(metrics=[metric]) for metric in batch.metrics),
-        *(Batch(params={key: value}) for key, value in batch.params.items()),
-        *(Batch(tags={key: value}) for key, value in batch.tags.items()),
-    ]
-
-
-def _add(batch: Batch, other: Batch) -> None:
-    batch.metrics += other.metrics
-    batch.params |= other.params
-    batch.tags |= other.tags
-
-
-def _halves(batch: Batch) -> tuple[Batch, Batch]:
-    entities = _entities(batch)
-    halves = (Batch(), Batch())
-    for position, entity in enumerate(entities):
-        _add(halves[2 * position >= len(entities)], entity)
-    return halves
-
-
-def _request_bytes(entity: Batch) -> int:
-    field_names = 80
-    texts = [metric[0] + "0" * 60 for metric in entity.metrics]  # 60: value, timestamp, step
-    texts += [text for pair in (entity.params | entity.tags).items() for text in pair]
-    return field_names + sum(len(json.dumps(text, ensure_ascii=False).encode()) for text in texts)
-
-
-def _run(box: Outbox) -> Run:
-    assert box.sent.run is not None  # _drain opens the run first
-    return box.sent.run
+def _run(run: mlflow.entities.Run) -> Run:
+    info = run.info
+    if not info.run_id:
+        raise MlflowException("the server does not answer like MLflow")
+    return Run(info.run_id, info.experiment_id, info.artifact_uri)

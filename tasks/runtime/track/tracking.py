@@ -10,7 +10,6 @@ import contextlib
 import getpass
 import json
 import logging
-import os
 import re
 import threading
 import time
@@ -18,14 +17,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.runtime.track.mlflow_api import PARAM_LENGTH, TAG_LENGTH, MlflowApi
-from tasks.runtime.track.outbox import Operation, Outbox
-from tasks.runtime.track.sender import STAGE_KEY_TAG, Sender
+from tasks.runtime.track.client import connect
+from tasks.runtime.track.outbox import STAGE_KEY_TAG, Operation, Outbox, adopt_left_behind
 
 log = logging.getLogger(__name__)
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
+PARAM_LENGTH = 6000  # characters that MLflow keeps of a value
+TAG_LENGTH = 8000
 SEND_SECONDS = 2.0  # between two rounds of sending while all is well
 AWAITED_PAUSE_SECONDS = 0.5  # while somebody waits in `send_pending`
 LONGEST_PAUSE_SECONDS = 15.0  # between two attempts while the server is away
@@ -34,34 +34,20 @@ LONGEST_PAUSE_SECONDS = 15.0  # between two attempts while the server is away
 class Tracking:
     """Sends the runs of this process, and those that dead processes left, to one server.
 
-    **Arguments:** `uri`: http(s) address of the server; None keeps everything in the outbox until
-    `connect` names one. `outbox`: folder of the queues. `experiment`: MLflow experiment (project).
-    `environment`: where the login to the server stands.
-    Raises `ConfigError` for an address that is not http(s).
+    **Arguments:** `uri`: http(s) address of the server. `outbox`: folder of the journals.
+    `experiment`: MLflow experiment (project).
     """
 
-    def __init__(
-        self,
-        uri: str | None,
-        outbox: Path,
-        experiment: str,
-        environment: Mapping[str, str] = os.environ,
-    ) -> None:
-        self.outbox, self.experiment, self._environment = outbox, experiment, environment
-        self._api = MlflowApi(uri, environment) if uri else None
+    def __init__(self, uri: str, outbox: Path, experiment: str) -> None:
+        self.uri, self.outbox, self.experiment = uri.rstrip("/"), outbox, experiment
+        self.connected = threading.Event()  # MLflow's client is imported
+        self._boxes: dict[str, Outbox] = {}  # that the sender has not sent whole
         self._own: list[Outbox] = []
-        self._sender: Sender | None = None
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()  # start and stop of the thread, adoption
         self._wake, self._stop = threading.Event(), threading.Event()
         self._round_over = threading.Condition()
         self._rounds_begun = self._rounds_over = self._waiting = 0
-
-    def connect(self, uri: str) -> None:
-        """Name the server's address after the fact; the first address stays."""
-        if self._api is None:
-            self._api = MlflowApi(uri, self._environment)
-            self._start()
+        self._thread = threading.Thread(target=self._work, name="mlflow-sender", daemon=True)
+        self._thread.start()
 
     def start_run(
         self,
@@ -95,12 +81,10 @@ class Tracking:
         with _logged("start the run's outbox"):
             box = Outbox.create(self.outbox, first)
             self._own.append(box)
-            if self._sender:
-                self._sender.boxes[box.id] = box
+            self._boxes[box.id] = box
         tracker = RunTracker(self, box)
         tracker.params(params)
-        self._start()
-        self._wake.set()
+        self.wake()
         return tracker
 
     def send_pending(self, timeout: float) -> int:
@@ -109,61 +93,56 @@ class Tracking:
         Waits at most `timeout` seconds, also for a server that is not there yet.
         """
         deadline = time.monotonic() + timeout
-        self._start()
-        if self._sender is None:
-            return sum(box.pending for box in self._own)
-        self._sender.adopt()
+        self._adopt()
         with self._round_over:
-            # A round under way may have read its queues before the last append: ask for another.
+            # A round under way may have read its journals before the last append: ask for another.
             wanted = self._rounds_begun + 1
             self._waiting += 1
             self._wake.set()
-            while self._rounds_over < wanted or self._sender.pending():
+            while self._rounds_over < wanted or self._pending():
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 self._round_over.wait(left)
             self._waiting -= 1
-        return self._sender.pending()
+        return self._pending()
 
     def close(self, timeout: float) -> int:
         """Send as `send_pending` does, then stop; returns the operations left in the outbox."""
         left = self.send_pending(timeout)
         self._stop.set()
-        self._wake.set()
-        if self._thread:
-            self._thread.join(timeout=5.0)
-        for box in [*self._own, *(self._sender.boxes.values() if self._sender else ())]:
+        self.wake()
+        self._thread.join(timeout=5.0)
+        for box in [*self._own, *self._boxes.values()]:
             box.close()
         return left
-
-    def page(self, box: Outbox) -> str | None:
-        """Address of the run's page in the UI, once it exists."""
-        return self._api.run_url(box.sent.run) if self._api and box.sent.run else None
 
     def wake(self) -> None:
         """Send soon rather than at the next round."""
         self._wake.set()
 
-    def _start(self) -> None:
-        with self._lock:
-            if self._api is None or self._thread or self._stop.is_set():
-                return
-            self._sender = Sender(self._api, self.outbox)
-            self._sender.boxes.update({box.id: box for box in self._own})
-            self._thread = threading.Thread(target=self._work, name="mlflow-sender", daemon=True)
-            self._thread.start()
+    def _adopt(self) -> None:
+        with _logged("look for what dead processes left"):
+            adopt_left_behind(self.outbox, self._boxes)
+
+    def _pending(self) -> int:
+        return sum(box.pending for box in list(self._boxes.values()))
 
     def _work(self) -> None:
-        assert self._sender is not None
-        pause = SEND_SECONDS
+        self._adopt()  # before the import, which takes seconds: others may look meanwhile
+        try:
+            client = connect(self.uri)
+        finally:
+            self.connected.set()
+        from tasks.runtime.track.sender import Sender  # imports MLflow
+
+        sender, pause = Sender(client, self.outbox, self._boxes), SEND_SECONDS
         while not self._stop.is_set():
             self._wake.clear()
             with self._round_over:
                 self._rounds_begun += 1
-            with _logged("look for what dead processes left"):
-                self._sender.adopt()
-            usable = self._sender.round()
+            self._adopt()
+            usable = sender.send_all()
             with self._round_over:
                 self._rounds_over += 1
                 self._round_over.notify_all()
@@ -191,7 +170,11 @@ class RunTracker:
     @property
     def url(self) -> str | None:
         """The run's page in MLflow's UI; None as long as `run_id` is."""
-        return self._tracking.page(self._box) if self._box else None
+        if self._box is None or (run := self._box.sent.run) is None:
+            return None
+        place = f"experiments/{run.experiment_id}/runs/{run.run_id}"
+        # Without the query MLflow shows what it shows of language model calls.
+        return f"{self._tracking.uri}/#/{place}?workflowType=machine_learning"
 
     def metrics(
         self, step: int, values: Mapping[str, float], timestamp_ms: int | None = None
@@ -231,7 +214,11 @@ class RunTracker:
         self._append({"op": "model", **kept, "tags": _clipped(tags, TAG_LENGTH)})
 
     def wait_created(self, timeout: float) -> bool:
-        """Wait until `run_id` is known; False after `timeout` seconds."""
+        """Wait until `run_id` is known; False after `timeout` seconds without a server's answer.
+
+        What importing MLflow's client takes does not count.
+        """
+        self._tracking.connected.wait()
         return self._box.created.wait(timeout) if self._box else False
 
     def finish(self, status: Status) -> None:

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import http.server
+import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
+from mlflow.entities import RunTag
+from mlflow.exceptions import MlflowException
 
-from dynolab.errors import ConfigError
-from tasks.runtime.track.mlflow_api import MlflowApi, MlflowRejectedError, MlflowUnreachableError
+from tasks.runtime.track.client import connect, upload_timeout
+from tasks.runtime.track.sender import is_refusal, is_unanswered
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -42,13 +47,17 @@ def answer(status: int, body: bytes) -> None:
     Answers.status, Answers.body = status, body
 
 
+def log(uri: str) -> None:
+    connect(uri).log_batch("r", tags=[RunTag("key", "value")])
+
+
 def test_login_comes_from_the_environment(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(200, b"{}")
-    MlflowApi(address).set_status("r", "FAILED")
+    log(address)
     assert "Authorization" not in Answers.headers_seen
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ada")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "lovelace")
-    MlflowApi(address).set_status("r", "FAILED")
+    log(address)
     assert Answers.headers_seen["Authorization"] == "Basic YWRhOmxvdmVsYWNl"
 
 
@@ -66,24 +75,38 @@ def test_login_comes_from_the_environment(address: str, monkeypatch: pytest.Monk
 )
 def test_what_may_mend_itself_is_an_outage(address: str, status: int, body: bytes) -> None:
     answer(status, body)
-    with pytest.raises(MlflowUnreachableError) as caught:
-        MlflowApi(address).set_status("r", "FAILED")
-    assert caught.value.answered
+    with pytest.raises(MlflowException) as caught:
+        log(address)
+    assert not is_refusal(caught.value) and not is_unanswered(caught.value)
 
 
 def test_what_mlflow_refuses_is_final(address: str) -> None:
     answer(400, b'{"error_code": "INVALID_PARAMETER_VALUE", "message": "no such status"}')
-    with pytest.raises(MlflowRejectedError, match="INVALID_PARAMETER_VALUE: no such status"):
-        MlflowApi(address).set_status("r", "DONE")
+    with pytest.raises(MlflowException, match="INVALID_PARAMETER_VALUE: no such status") as caught:
+        log(address)
+    assert is_refusal(caught.value)
 
 
-def test_nobody_there_is_an_outage() -> None:
-    with pytest.raises(MlflowUnreachableError) as caught:
-        MlflowApi("http://127.0.0.1:1").set_status("r", "FAILED")
-    assert not caught.value.answered
+def test_nobody_there_is_an_outage_and_known_at_once() -> None:
+    began = time.monotonic()
+    with pytest.raises(MlflowException) as caught:
+        log("http://127.0.0.1:1")
+    assert time.monotonic() - began < 5
+    assert is_unanswered(caught.value) and not is_refusal(caught.value)
 
 
-@pytest.mark.parametrize("uri", ["sqlite:///mlflow.db", "/tmp/mlruns", "http://", "databricks"])
-def test_other_addresses_are_refused(uri: str) -> None:
-    with pytest.raises(ConfigError, match=r"MLFLOW_TRACKING_URI = .*http://host:port"):
-        MlflowApi(uri)
+def test_a_server_that_never_answers_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        client = connect(uri)
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+        with pytest.raises(MlflowException) as caught:
+            client.get_run("r")
+    assert is_unanswered(caught.value) and not is_refusal(caught.value)
+
+
+def test_an_upload_may_take_longer() -> None:
+    connect("http://127.0.0.1:1")
+    with upload_timeout():
+        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "120"
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"
