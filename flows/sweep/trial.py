@@ -23,8 +23,7 @@ from flows.sweep.parameters import SweepParameters
 from tasks.runtime.keys import canonical
 from tasks.runtime.opening import open_platform, planning_platform
 from tasks.runtime.stage import Platform
-from tasks.runtime.track.tail import MetricLine
-from tasks.runtime.track.watching import watched_by
+from tasks.runtime.track.tail import MetricLine, watched_by
 from tasks.runtime.work import StageResult
 
 RUN_CREATION_SECONDS = 10.0

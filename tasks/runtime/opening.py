@@ -15,7 +15,7 @@ from tasks.runtime.stage import Platform
 from tasks.runtime.system.private import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.outbox import left_behind
-from tasks.runtime.track.showing import make_progress
+from tasks.runtime.track.progress import make_progress
 
 if TYPE_CHECKING:
     from tasks.runtime.track.tracking import RunTracker, Tracking

@@ -11,8 +11,7 @@ from typing import Any
 
 from tasks.runtime.alarm import AlarmBell
 from tasks.runtime.track.progress import StepReporter
-from tasks.runtime.track.tail import MetricLine, MetricsTail
-from tasks.runtime.track.watching import Watched
+from tasks.runtime.track.tail import MetricLine, MetricsTail, Watched
 from tasks.runtime.work import Work
 
 POLL_SECONDS = 0.5

@@ -40,7 +40,7 @@ from tasks.data import DATA
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.progress import PlainProgress
+from tasks.runtime.track.progress import PlainLines, Progress
 from tests.benchmarks.figures import report, seconds
 from tests.conftest import start_s3
 from tests.runtime.doubles import MemoryTracking
@@ -129,7 +129,7 @@ def training_stall() -> dict[str, float]:
             place,
             store,
             MemoryTracking,
-            lambda: PlainProgress(StringIO()),  # type: ignore[arg-type]
+            lambda: Progress(PlainLines(StringIO())),  # type: ignore[arg-type]
         )
         told = folder / "stall.json"
 

@@ -21,7 +21,7 @@ from dynolab.training.job import TrainJob
 from tasks import training
 from tasks.runtime.stage import Platform, Stage, run_stage
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.progress import PlainProgress
+from tasks.runtime.track.progress import PlainLines, Progress
 from tasks.runtime.track.tracking import Tracking
 from tasks.runtime.work import StageResult, Work
 from tests.faults.disk import filled, small_disk
@@ -75,7 +75,7 @@ class Trainings:
         os.environ.update(self.servers)  # MLflow's client finds its login there
         tracking = Tracking(self.servers["MLFLOW_TRACKING_URI"], self.settings.outbox, self.project)
         platform = Platform(
-            self.settings, self.store, lambda: tracking, lambda: PlainProgress(StringIO())
+            self.settings, self.store, lambda: tracking, lambda: Progress(PlainLines(StringIO()))
         )
         try:
             made = run_stage(GIVEN, Given(folder=str(self.inputs)), {}, platform)

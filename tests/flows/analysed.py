@@ -13,7 +13,7 @@ from tasks.base import BASE, BaseConfig
 from tasks.data import DATA
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.progress import PlainProgress
+from tasks.runtime.track.progress import PlainLines, Progress
 from tasks.runtime.work import StageResult
 from tasks.training import SFT
 from tests.runtime.doubles import MemoryTracking
@@ -32,7 +32,7 @@ class Analysed:
             settings,
             Store(settings.store, cache=settings.cache),
             lambda: self.tracking,
-            lambda: PlainProgress(StringIO()),
+            lambda: Progress(PlainLines(StringIO())),
         )
         training = TrainConfig(engine=PLAIN, steps=4, batch_size=4)
         self.data = self.run(DATA, DataConfig(world=WORLD))

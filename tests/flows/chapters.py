@@ -10,7 +10,7 @@ from dynolab.store import Store
 from tasks.runtime.chain import Step
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.progress import PlainProgress
+from tasks.runtime.track.progress import PlainLines, Progress
 from tasks.runtime.work import StageResult
 from tests.runtime.doubles import MemoryTracking
 
@@ -25,7 +25,7 @@ class Chapters:
             settings,
             Store(settings.store, cache=settings.cache),
             lambda: self.tracking,
-            lambda: PlainProgress(StringIO()),
+            lambda: Progress(PlainLines(StringIO())),
         )
 
     def run(self, steps: Sequence[Step]) -> Mapping[str, StageResult]:

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from tasks.runtime.track.prefect_progress import (
-    PrefectProgress,
+    ProgressArtifacts,
     inside_run,
     link_mlflow_run,
     raise_event,
     run_tags,
     slug,
 )
-from tasks.runtime.track.progress import CombinedProgress, PlainProgress
-from tasks.runtime.track.showing import make_progress
+from tasks.runtime.track.progress import PlainLines, Progress, make_progress
 
 pytestmark = pytest.mark.services
 
@@ -51,8 +50,9 @@ def test_stage_in_a_flow_shows_progress_and_links(prefect_server: None) -> None:
     @flow
     def study() -> None:
         assert inside_run()
-        assert isinstance(make_progress(io.StringIO()), CombinedProgress)
-        progress = PrefectProgress(seconds=0.05)
+        lines, published = make_progress(io.StringIO()).displays
+        assert isinstance(lines, PlainLines) and isinstance(published, ProgressArtifacts)
+        progress = Progress(ProgressArtifacts(seconds=0.05))
         progress.cached("Base world", "3f2a")
         stage = progress.stage("sft", 200)
         stage.update(50, "loss 1.5")
@@ -127,13 +127,13 @@ def test_an_event_leads_to_the_flow_run_that_raised_it(prefect_server: None) -> 
 def test_trouble_with_prefect_ends_no_stage(
     prefect_server: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import prefect.client.orchestration as orchestration
+    from prefect import artifacts
 
     def away(**options: Any) -> None:
         raise ConnectionError("nobody there")
 
-    monkeypatch.setattr(orchestration, "get_client", away)
-    stage = PrefectProgress(seconds=0.01).stage("sft", 10)
+    monkeypatch.setattr(artifacts, "get_client", away)
+    stage = Progress(ProgressArtifacts(seconds=0.01)).stage("sft", 10)
     stage.update(5)
     stage.close()
     assert "Prefect does not take the progress of sft: nobody there" in caplog.text
@@ -145,5 +145,6 @@ def test_outside_of_a_run_there_is_nothing_to_link() -> None:
     assert run_tags() == {}
     assert link_mlflow_run(tracker, "sft") is None
     assert raise_event("dynolab.squeeze.alarm", "preference/4f", "preference", {}) is None
-    assert isinstance(make_progress(io.StringIO()), PlainProgress)
+    (lines,) = make_progress(io.StringIO()).displays
+    assert isinstance(lines, PlainLines)
     assert slug("DPO: β=0.1 (seed 3)") == "dpo-0-1-seed-3"

@@ -7,12 +7,12 @@ import sys
 import rich.console
 
 from tasks.runtime.track.progress import (
-    CombinedProgress,
-    PlainProgress,
-    RichProgress,
+    PlainLines,
+    Progress,
+    RichLines,
     StepReporter,
+    make_progress,
 )
-from tasks.runtime.track.showing import make_progress
 from tasks.runtime.track.tail import MetricLine
 
 
@@ -38,26 +38,27 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
 
 def test_plain_lines_are_throttled() -> None:
     stream = io.StringIO()
-    stage = PlainProgress(stream, seconds=3600).stage("sft", 100)
+    stage = Progress(PlainLines(stream, seconds=3600)).stage("sft", 100)
     for step in range(100):
         stage.update(step)
     assert stream.getvalue() == "sft: started\n"
-    stage = PlainProgress(stream, seconds=0).stage("dpo", None)
+    stage = Progress(PlainLines(stream, seconds=0)).stage("dpo", None)
     stage.update(7, "loss 0.5")
     assert stream.getvalue().endswith("dpo: 7 loss 0.5\n")
 
 
 def test_terminal_shows_one_line_for_each_stage() -> None:
     progress = make_progress(Terminal())
-    assert isinstance(progress, RichProgress)
-    progress.console = rich.console.Console(file=io.StringIO(), force_terminal=True, width=120)
+    (lines,) = progress.displays
+    assert isinstance(lines, RichLines)
+    lines.console = rich.console.Console(file=io.StringIO(), force_terminal=True, width=120)
     progress.cached("base")
     first, second = progress.stage("sft", 300), progress.stage("dpo", None)
     first.update(50, "loss 1.25, 3 steps/s")
     second.update(4)
     first.close()
     second.close("failed")
-    file = progress.console.file
+    file = lines.console.file
     assert isinstance(file, io.StringIO)
     shown = file.getvalue()
     for text in ("base", "cached", "sft", "50/300", "loss 1.25, 3 steps/s", "dpo", "failed"):
@@ -65,9 +66,9 @@ def test_terminal_shows_one_line_for_each_stage() -> None:
     assert shown.endswith("\x1b[?25h")  # the cursor is back: the display ended with its stages
 
 
-def test_combined_progress_shows_everywhere() -> None:
+def test_progress_shows_on_all_displays() -> None:
     streams = [io.StringIO(), io.StringIO()]
-    progress = CombinedProgress([PlainProgress(stream, seconds=0) for stream in streams])
+    progress = Progress(*(PlainLines(stream, seconds=0) for stream in streams))
     progress.cached("base")
     stage = progress.stage("sft", 2)
     stage.update(1, "half")
@@ -81,7 +82,7 @@ def test_combined_progress_shows_everywhere() -> None:
 
 def test_reporter_shows_loss_and_speed() -> None:
     stream = io.StringIO()
-    report = StepReporter(PlainProgress(stream, seconds=0).stage("sft", 10))
+    report = StepReporter(Progress(PlainLines(stream, seconds=0)).stage("sft", 10))
     report(MetricLine(1, 4, 100.0, {"train/loss": 2.0}))
     report(MetricLine(5, 20, 102.0, {"train/loss": 1.5}))
     report(MetricLine(6, 24, 102.5, {"train/margin": 1.0}))

@@ -15,7 +15,7 @@ from doubles import MemoryRun
 
 from tasks.runtime import supervisor as supervisor_module
 from tasks.runtime.supervisor import Supervisor
-from tasks.runtime.track.progress import PlainProgress
+from tasks.runtime.track.progress import PlainLines, Progress
 from tests.flows.lab import until
 
 
@@ -33,7 +33,7 @@ class Training:
             output=self.output,
             tracker=self.run,
             address="sft/key",
-            progress=PlainProgress(StringIO()),
+            progress=Progress(PlainLines(StringIO())),
             commit_resume=self.commit_resume,
         )
 

@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from dynolab.errors import Pruned
-from tasks.runtime.track.tail import MetricLine
-from tasks.runtime.track.watching import Watched, watched_by
+from tasks.runtime.track.tail import MetricLine, Watched, watched_by
 
 
 def line(step: int, value: float) -> MetricLine:

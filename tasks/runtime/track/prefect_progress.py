@@ -12,13 +12,12 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from tasks.runtime.track.progress import Outcome, counted
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from tasks.runtime.track.progress import StageProgress
     from tasks.runtime.track.tracking import RunTracker
 
 log = logging.getLogger(__name__)
@@ -67,12 +66,14 @@ def link_mlflow_run(
         return None
 
     def publish() -> None:
+        from prefect.artifacts import create_markdown_artifact
+
         if not tracker.wait_created(timeout):
             log.warning("MLflow has not created the run of %s, so Prefect has no link to it", name)
         elif (url := tracker.url) and (run_id := tracker.run_id):
             link = f"[MLflow run of {name}]({url})"
             # Prefect's pages draw a description as Markdown, too, and show it first.
-            _create_artifact("markdown", f"mlflow-{slug(name)}", link, link)
+            create_markdown_artifact(link, f"mlflow-{slug(name)}", link)
             if tag_flow_run:
                 _add_flow_run_tag(f"mlflow:{run_id}")
 
@@ -100,106 +101,70 @@ def raise_event(
     return _in_background(f"event-{name}", emit)
 
 
-class PrefectProgress:
-    """Progress artifacts of the Prefect run at work."""
+class ProgressArtifacts:
+    """An artifact `progress-<name>` of the Prefect run at work for each stage."""
 
     def __init__(self, seconds: float = PUBLISH_SECONDS) -> None:
         self.seconds = seconds
+        self._publishers: dict[StageProgress, _Publisher] = {}
 
-    def stage(self, name: str, total_steps: int | None) -> PrefectStage:
-        """Begin an artifact `progress-<name>`."""
-        return PrefectStage(name, total_steps, self.seconds)
-
-    def cached(self, name: str, text: str = "") -> None:
-        """Publish an artifact that is complete from the start."""
-        stage = PrefectStage(name, None, self.seconds, description=f"{name}: cached {text}".strip())
-        stage.close()
+    def show(self, stage: StageProgress) -> None:
+        """Publish the stage soon; as it ends, at once."""
+        if stage not in self._publishers:
+            self._publishers[stage] = _Publisher(stage, self.seconds)
+        if stage.outcome is not None:
+            self._publishers.pop(stage).end()
 
 
-class PrefectStage:
+class _Publisher:
     """One artifact; of the updates between two requests only the newest is sent."""
 
-    def __init__(
-        self, name: str, total_steps: int | None, seconds: float, description: str | None = None
-    ) -> None:
-        self._name, self._total, self._seconds = name, total_steps, seconds
-        self._percent, self._description = 0.0, description or f"{name}: started"
-        self._fixed = description is not None
+    def __init__(self, stage: StageProgress, seconds: float) -> None:
+        self._stage, self._seconds = stage, seconds
         self._published: tuple[float, str] | None = None
         self._artifact: UUID | None = None
-        self._closing = threading.Event()
-        self._thread = _in_background(f"progress-{name}", self._work)
+        self._ended = threading.Event()
+        self._thread = _in_background(f"progress-{stage.name}", self._work)
 
-    def update(self, step: int, text: str = "") -> None:
-        """Note the newest state for the next request."""
-        if not self._closing.is_set():
-            if self._total:
-                self._percent = min(100.0, 100.0 * step / self._total)
-            self._description = f"{self._name}: {counted(step, self._total)} {text}".strip()
-
-    def close(self, outcome: Outcome = "done") -> None:
-        """Publish the last state."""
-        if self._closing.is_set():
-            return
-        if outcome == "done":
-            self._percent = 100.0
-        if not self._fixed:
-            self._description += f" ({outcome})"
-        self._closing.set()
+    def end(self) -> None:
+        self._ended.set()
         self._thread.join(CLOSE_SECONDS)
 
     def _work(self) -> None:
         while True:
-            last = self._closing.is_set()
-            self._publish((self._percent, self._description))
+            last = self._ended.is_set()
+            try:
+                self._publish(*_percent_and_description(self._stage))
+            except Exception as error:  # Prefect being away must not end the stage
+                name = self._stage.name
+                log.warning("Prefect does not take the progress of %s: %s", name, error)
             if last:
                 return
-            self._closing.wait(self._seconds)
+            self._ended.wait(self._seconds)
 
-    def _publish(self, state: tuple[float, str]) -> None:
-        if state == self._published:
-            return
-        percent, description = state
-        try:
-            if self._artifact is None:
-                key = f"progress-{slug(self._name)}"
-                self._artifact = _create_artifact("progress", key, percent, description)
-            else:
-                _update_artifact(self._artifact, percent, description)
-            self._published = state
-        except Exception as error:  # Prefect being away must not end the stage
-            log.warning("Prefect does not take the progress of %s: %s", self._name, error)
+    def _publish(self, percent: float, description: str) -> None:
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+        if self._artifact is None:
+            key = f"progress-{slug(self._stage.name)}"
+            self._artifact = cast("UUID", create_progress_artifact(percent, key, description))
+        elif (percent, description) != self._published:
+            update_progress_artifact(self._artifact, percent, description)
+        self._published = (percent, description)
+
+
+def _percent_and_description(stage: StageProgress) -> tuple[float, str]:
+    if stage.outcome == "cached":
+        return 100.0, f"{stage.name}: cached {stage.text}".strip()
+    done = min(1.0, stage.step / stage.total_steps) if stage.total_steps else 0.0
+    percent = 100.0 if stage.outcome == "done" else 100.0 * done
+    state = f"{stage.count} {stage.text}".strip() or "started"
+    return percent, f"{stage.name}: {state}" + (f" ({stage.outcome})" if stage.outcome else "")
 
 
 def slug(name: str) -> str:
     """`name` as Prefect's artifact keys allow: small letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def _create_artifact(kind: str, key: str, data: float | str, description: str) -> UUID:
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import ArtifactCreate
-    from prefect.utilities.context import get_task_and_flow_run_ids
-
-    task_run_id, flow_run_id = get_task_and_flow_run_ids()
-    artifact = ArtifactCreate(
-        key=key,
-        type=kind,
-        description=description,
-        data=data,
-        task_run_id=task_run_id,
-        flow_run_id=flow_run_id,
-    )
-    with get_client(sync_client=True) as client:
-        return client.create_artifact(artifact).id
-
-
-def _update_artifact(artifact: UUID, data: float, description: str) -> None:
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import ArtifactUpdate
-
-    with get_client(sync_client=True) as client:
-        client.update_artifact(artifact, ArtifactUpdate(data=data, description=description))
 
 
 def _add_flow_run_tag(tag: str) -> None:

@@ -7,43 +7,95 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Literal, Protocol
 
+from tasks.runtime.track.prefect_progress import ProgressArtifacts, inside_run
+
 if TYPE_CHECKING:
-    import rich.console
     import rich.progress
 
     from tasks.runtime.track.tail import MetricLine
 
-Outcome = Literal["done", "failed"]
+Outcome = Literal["done", "failed", "cached"]
 
 PLAIN_SECONDS = 10.0  # between two plain lines of one stage
 RATE_WINDOW = 20  # lines over which steps per second are averaged
 
 
-class StageProgress(Protocol):
-    """Progress of one stage."""
+class Display(Protocol):
+    """Where progress is shown."""
+
+    def show(self, stage: StageProgress) -> None:
+        """Show a stage: called as it begins, after every update, and as it ends."""
+        ...
+
+
+class StageProgress:
+    """Progress of one stage, on all displays.
+
+    `total_steps` is None where it is not known, or the stage is not counted in steps. `outcome` is
+    None until the stage ends.
+    """
+
+    def __init__(self, name: str, total_steps: int | None, displays: tuple[Display, ...]) -> None:
+        self.name, self.total_steps, self._displays = name, total_steps, displays
+        self.step, self.text = 0, ""
+        self.outcome: Outcome | None = None
+        self.began = time.monotonic()
+
+    @property
+    def count(self) -> str:
+        """The step as people read it: "50/300", "50" without a total, nothing before the first."""
+        if self.total_steps is not None:
+            return f"{self.step}/{self.total_steps}"
+        return str(self.step) if self.step else ""
 
     def update(self, step: int, text: str = "") -> None:
-        """Say that `step` steps are done; `text` is shown behind, such as "loss 1.23"."""
-        ...
+        """Show that `step` steps are done; `text` stands behind, such as "loss 1.23"."""
+        if self.outcome is None:
+            self.step, self.text = step, text
+            self.show()
 
     def close(self, outcome: Outcome = "done") -> None:
-        """Say that the stage has ended; further calls do nothing."""
-        ...
+        """Show that the stage has ended; further calls do nothing."""
+        if self.outcome is None:
+            self.outcome = outcome
+            self.show()
+
+    def show(self) -> None:
+        """Bring the displays up to date."""
+        for display in self._displays:
+            display.show(self)
 
 
-class Progress(Protocol):
-    """Where a study shows how far it is."""
+class Progress:
+    """Shows how far a study is, on all displays."""
+
+    def __init__(self, *displays: Display) -> None:
+        self.displays = displays
 
     def stage(self, name: str, total_steps: int | None) -> StageProgress:
-        """Begin a stage of `total_steps` steps (None: not known, or not counted in steps)."""
-        ...
+        """Begin a stage."""
+        stage = StageProgress(name, total_steps, self.displays)
+        stage.show()
+        return stage
 
     def cached(self, name: str, text: str = "") -> None:
-        """Say that a stage's committed result is taken from the store."""
-        ...
+        """Show that a stage's committed result is taken from the store."""
+        stage = StageProgress(name, None, self.displays)
+        stage.text = text
+        stage.close("cached")
+
+
+def make_progress(stream: IO[str] | None = None) -> Progress:
+    """Progress as it fits here: rich lines on a terminal, else plain ones; in Prefect's runs both.
+
+    `stream` is standard error where it is not given, so that results on standard output stay
+    clean.
+    """
+    stream = stream or sys.stderr
+    lines = RichLines(stream) if stream.isatty() else PlainLines(stream)
+    return Progress(lines, ProgressArtifacts()) if inside_run() else Progress(lines)
 
 
 class StepReporter:
@@ -65,55 +117,32 @@ class StepReporter:
         self.stage.update(line.step, ", ".join(texts))
 
 
-class PlainProgress:
+class PlainLines:
     """Lines of text for logs: the first and last of a stage, and one every few seconds."""
 
     def __init__(self, stream: IO[str], seconds: float = PLAIN_SECONDS) -> None:
         self._stream, self.seconds = stream, seconds
+        self._shown: dict[StageProgress, float] = {}  # when, for those that run
 
-    def stage(self, name: str, total_steps: int | None) -> PlainStage:
-        """Begin a stage."""
-        return PlainStage(self, name, total_steps)
-
-    def cached(self, name: str, text: str = "") -> None:
-        """Write that the stage is cached."""
-        self.write(f"{name}: cached {text}".rstrip())
-
-    def write(self, line: str) -> None:
-        """Write one line; a reader that has gone away does not end the study."""
+    def show(self, stage: StageProgress) -> None:
+        """Write a line if it is time for one; a reader that went away does not end the study."""
+        now, state = time.monotonic(), f"{stage.count} {stage.text}"
+        if stage.outcome == "cached":
+            state = f"cached {stage.text}"
+        elif stage.outcome is not None:
+            state = f"{stage.outcome} in {now - stage.began:.1f} s {state}"
+            self._shown.pop(stage, None)
+        else:
+            if stage not in self._shown:
+                state = "started"
+            elif now - self._shown[stage] < self.seconds:
+                return
+            self._shown[stage] = now
         with contextlib.suppress(BrokenPipeError):
-            print(line, file=self._stream, flush=True)
+            print(f"{stage.name}: {state.strip()}", file=self._stream, flush=True)
 
 
-class PlainStage:
-    """One stage in plain lines."""
-
-    def __init__(self, progress: PlainProgress, name: str, total_steps: int | None) -> None:
-        self._progress, self._name, self._total = progress, name, total_steps
-        self._begin = self._shown = time.monotonic()
-        self._last, self._closed = (0, ""), False
-        progress.write(f"{name}: started")
-
-    def update(self, step: int, text: str = "") -> None:
-        """Remember the step and show it if the last line is old enough."""
-        self._last = (step, text)
-        if not self._closed and time.monotonic() - self._shown >= self._progress.seconds:
-            self._shown = time.monotonic()
-            self._progress.write(f"{self._name}: {self._state()}")
-
-    def close(self, outcome: Outcome = "done") -> None:
-        """Write the last line."""
-        if not self._closed:
-            self._closed = True
-            seconds = time.monotonic() - self._begin
-            self._progress.write(f"{self._name}: {outcome} in {seconds:.1f} s {self._state()}")
-
-    def _state(self) -> str:
-        step, text = self._last
-        return f"{counted(step, self._total)} {text}".strip()
-
-
-class RichProgress:
+class RichLines:
     """A live line for each running stage; finished lines stay above in the terminal."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
@@ -121,118 +150,44 @@ class RichProgress:
 
         self.console = rich.console.Console(file=stream or sys.stderr)
         self._live: rich.progress.Progress | None = None
-        self._running = 0
+        self._tasks: dict[StageProgress, rich.progress.TaskID] = {}
         self._lock = threading.Lock()
 
-    def stage(self, name: str, total_steps: int | None) -> RichStage:
-        """Add a line for the stage."""
+    def show(self, stage: StageProgress) -> None:
+        """Move the stage's bar; the live display ends with the last running stage."""
+        if stage.outcome == "cached":
+            line = f"{stage.name:<24} [green]cached[/green] {stage.text}"
+            self.console.print(line, highlight=False)
+            return
         with self._lock:
             if self._live is None:
-                self._live = _rich_lines(self.console)
-                self._live.start()
-            self._running += 1
-            task = self._live.add_task(
-                name, total=total_steps, count=counted(0, total_steps), text=""
-            )
-            return RichStage(self, self._live, task, total_steps)
+                self._live = self._begin()
+            if stage not in self._tasks:
+                self._tasks[stage] = self._live.add_task(stage.name, total=None, count="", text="")
+            task, total, step, text = self._tasks[stage], stage.total_steps, stage.step, stage.text
+            if stage.outcome == "failed":
+                # A total stops the bar of a stage without steps from pulsing on.
+                total, text = total or 1, "[red]failed[/red]"
+            elif stage.outcome is not None:
+                total = step = max(step if total is None else total, 1)
+            self._live.update(task, total=total, completed=step, count=stage.count, text=text)
+            if stage.outcome is not None:
+                self._live.stop_task(self._tasks.pop(stage))
+                if not self._tasks:
+                    self._live.stop()
+                    self._live = None
 
-    def cached(self, name: str, text: str = "") -> None:
-        """Print the stage's line, above the live ones if there are any."""
-        self.console.print(f"{name:<24} [green]cached[/green] {text}", highlight=False)
+    def _begin(self) -> rich.progress.Progress:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    def stage_closed(self) -> None:
-        """End the live display with its last running stage, so that nobody else must."""
-        with self._lock:
-            self._running -= 1
-            if self._running == 0 and self._live is not None:
-                self._live.stop()
-                self._live = None
-
-
-class RichStage:
-    """One stage's line."""
-
-    def __init__(
-        self,
-        progress: RichProgress,
-        live: rich.progress.Progress,
-        task: rich.progress.TaskID,
-        total_steps: int | None,
-    ) -> None:
-        self._progress, self._live, self._task, self._total = progress, live, task, total_steps
-        self._step, self._closed = 0, False
-
-    def update(self, step: int, text: str = "") -> None:
-        """Move the bar."""
-        if not self._closed:
-            self._step = step
-            count = counted(step, self._total)
-            self._live.update(self._task, completed=step, count=count, text=text)
-
-    def close(self, outcome: Outcome = "done") -> None:
-        """Stop the clock and leave the line as it is."""
-        if self._closed:
-            return
-        self._closed = True
-        if outcome == "failed":
-            # A total stops the bar of a stage without steps from pulsing on.
-            self._live.update(self._task, text="[red]failed[/red]", total=self._total or 1)
-        else:
-            end = self._step if self._total is None else self._total
-            self._live.update(self._task, total=max(end, 1), completed=max(end, 1))
-        self._live.stop_task(self._task)
-        self._progress.stage_closed()
-
-
-class CombinedProgress:
-    """Shows the same in several places."""
-
-    def __init__(self, places: Sequence[Progress]) -> None:
-        self.places = list(places)
-
-    def stage(self, name: str, total_steps: int | None) -> CombinedStage:
-        """Begin the stage everywhere."""
-        return CombinedStage([place.stage(name, total_steps) for place in self.places])
-
-    def cached(self, name: str, text: str = "") -> None:
-        """Say everywhere that the stage is cached."""
-        for place in self.places:
-            place.cached(name, text)
-
-
-class CombinedStage:
-    """One stage in several places."""
-
-    def __init__(self, places: Sequence[StageProgress]) -> None:
-        self.places = list(places)
-
-    def update(self, step: int, text: str = "") -> None:
-        """Update everywhere."""
-        for place in self.places:
-            place.update(step, text)
-
-    def close(self, outcome: Outcome = "done") -> None:
-        """Close everywhere."""
-        for place in self.places:
-            place.close(outcome)
-
-
-def counted(step: int, total: int | None) -> str:
-    """The step as people read it: "50/300", "50" without a total, nothing before the first."""
-    if total is not None:
-        return f"{step}/{total}"
-    return str(step) if step else ""
-
-
-def _rich_lines(console: rich.console.Console) -> rich.progress.Progress:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    return Progress(
-        TextColumn("{task.description:<24}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[count]:>11}"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[text]}"),
-        console=console,
-        refresh_per_second=4,
-    )
+        live = Progress(
+            TextColumn("{task.description:<24}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[count]:>11}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[text]}"),
+            console=self.console,
+            refresh_per_second=4,
+        )
+        live.start()
+        return live
