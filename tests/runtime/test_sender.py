@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Run, RunData, RunInfo
+from mlflow.entities import Experiment, Metric, Run, RunData, RunInfo
 from mlflow.exceptions import RestException
 
 from tasks.runtime.track.outbox import Outbox, adopt_left_behind
@@ -29,15 +29,16 @@ class Server(MlflowClient):
 
     def __init__(self, limit: int = 10_000) -> None:
         super().__init__("http://127.0.0.1:1")
-        self.limit = limit
+        self.limit, self.created = limit, False
         self.logged: list[str] = []
 
     def get_experiment_by_name(self, name: str) -> Any:
         if name == "broken":
             raise OSError("disk")
-        return None
+        return Experiment("1", name, "", "active") if self.created else None
 
     def create_experiment(self, name: str, *args: Any, **options: Any) -> str:
+        self.created = True
         return "1"
 
     def search_runs(self, *args: Any, **options: Any) -> Any:

@@ -36,12 +36,9 @@ ENTITIES_PER_BATCH = 1000
 # MLflow's pages then open on runs and their curves, not on traces of language model calls.
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _TRY_AGAIN = {401, 403, 408, 425, 429}  # wrong login and throttling are mended from outside
+_NOT_MLFLOW = "the server does not answer like MLflow"
 
 Entity = Metric | Param | RunTag
-
-
-class RunGoneError(Exception):
-    """The run that an outbox belongs to is deleted or unknown on the server."""
 
 
 def is_refusal(error: MlflowException) -> bool:
@@ -50,12 +47,6 @@ def is_refusal(error: MlflowException) -> bool:
         status = error.get_http_status_code()
         return 400 <= status < 500 and status not in _TRY_AGAIN
     return error.error_code == "INVALID_PARAMETER_VALUE"  # found by the client before it asks
-
-
-def is_unanswered(error: MlflowException) -> bool:
-    """Whether nothing answered the request: refused, cut off or timed out."""
-    silence = (requests.exceptions.ConnectionError, requests.exceptions.Timeout)
-    return isinstance(error.__context__, silence)
 
 
 class Sender:
@@ -73,16 +64,16 @@ class Sender:
         for box in sorted([*self.boxes.values()], key=lambda box: box.id):
             try:
                 self._send_box(box)
-            except (MlflowException, RunGoneError) as error:
-                if isinstance(error, RunGoneError) or is_refusal(error):
+            except MlflowException as error:
+                if is_refusal(error):
                     log.warning("MLflow refuses %s, which is set aside: %s", box.path, error)
-                    del self.boxes[box.id]
                     box.set_aside()
+                    del self.boxes[box.id]
                     continue
                 usable = False
-                self._report(error)
-                if is_unanswered(error):
-                    return False  # nothing listens: the other outboxes would only wait as well
+                level = logging.WARNING if self.reachable else logging.DEBUG  # once an outage
+                log.log(level, "MLflow cannot be used, so tracking waits in the outbox: %s", error)
+                self.reachable = False
             except Exception:  # one outbox's trouble must stop neither the others nor training
                 usable = False
                 log.exception("%s could not be sent; it is tried again", box.path)
@@ -91,30 +82,25 @@ class Sender:
         self.reachable = usable
         return usable
 
-    def _report(self, error: MlflowException) -> None:
-        level = logging.WARNING if self.reachable else logging.DEBUG  # once for each outage
-        log.log(level, "MLflow cannot be used, so tracking waits in the outbox: %s", error)
-        self.reachable = False
-
     def _send_box(self, box: Outbox) -> None:
         run = box.sent.run or self._open_run(box)
         if run is None:
             return
         finished = False
-        while operations := box.unsent(OPERATIONS_PER_READ):
-            finished = self._send(box, run.run_id, operations) or finished
+        while not finished and (operations := box.unsent(OPERATIONS_PER_READ)):
+            finished = self._send(box, run.run_id, operations)
         # Nothing can follow the final status, nor what a dead process has written.
         if finished or not box.live:
             if not finished and self.client.get_run(run.run_id).info.status == "RUNNING":
                 self.client.set_terminated(run.run_id, "KILLED", box.last_written_ms)
             self._held_steps.pop(run.run_id, None)
-            del self.boxes[box.id]
             box.remove()
+            del self.boxes[box.id]  # last: who waits for all to be sent sees it when it is gone
 
     def _send(self, box: Outbox, run_id: str, operations: list[tuple[Operation, int]]) -> bool:
         """Send operations in their order; returns whether the final status was among them."""
         batch: list[Entity] = []
-        count, finished = 0, False
+        count = 0
         for number, (operation, offset) in enumerate(operations, start=1):
             kind = operation.get("op")
             count += 1
@@ -129,12 +115,12 @@ class Sender:
                 self._register_model(run_id, operation)
             elif kind == "finish":
                 self.client.set_terminated(run_id, operation["status"], operation["time"])
-                finished = True
+                return True
             box.mark(replace(box.sent, offset=offset), count)
             if kind == "artifact":
                 box.artifact(operation["file"]).unlink(missing_ok=True)
             batch, count = [], 0
-        return finished
+        return False
 
     def _entities(self, box: Outbox, run_id: str, operation: Operation) -> list[Entity]:
         values: dict[str, Any] = operation["values"]
@@ -170,18 +156,9 @@ class Sender:
                 self._log_batch(run_id, batch[: len(batch) // 2])
                 self._log_batch(run_id, batch[len(batch) // 2 :])
                 return
-            self._check_run(run_id)
+            if self.client.get_run(run_id).info.lifecycle_stage != "active":
+                raise _refusal(f"run {run_id} is deleted") from error
             log.warning("MLflow refuses one value of run %s: %s", run_id, error)
-
-    def _check_run(self, run_id: str) -> None:
-        try:
-            stage = self.client.get_run(run_id).info.lifecycle_stage
-        except RestException as error:
-            if not is_refusal(error):
-                raise
-            stage = "unknown"
-        if stage != "active":
-            raise RunGoneError(f"run {run_id} is {stage}")
 
     def _log_artifact(self, box: Outbox, run_id: str, operation: Operation) -> None:
         file, run = box.artifact(operation["file"]), box.sent.run
@@ -200,11 +177,8 @@ class Sender:
         """A version of the registered model, unless one has this source already."""
         name, source = operation["name"], operation["source"]
         with _refusal_logged(f"the model {name} at {source}"):
-            try:
+            with _unless_it_exists():
                 self.client.create_registered_model(name)
-            except RestException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
             condition = f"name = '{name}' and source_path = '{source}'"
             if not self.client.search_model_versions(condition):
                 self.client.create_model_version(
@@ -219,7 +193,7 @@ class Sender:
         """Find or create the run; None where another process must first send what precedes it."""
         first, offset = box.unsent(1)[0]
         if first.get("op") != "create":
-            raise RunGoneError("the outbox does not begin with the run's creation")
+            raise _refusal("the outbox does not begin with the run's creation")
         resume_key = first["resume_key"]
         if resume_key and self._forerunner_waits(box, resume_key):
             return None
@@ -282,18 +256,14 @@ class Sender:
         if name not in self._experiments:
             experiment = self.client.get_experiment_by_name(name)
             if experiment is None:
-                try:
-                    self._experiments[name] = self.client.create_experiment(
-                        name, tags=_EXPERIMENT_TAGS
-                    )
-                except RestException as error:
-                    if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                        raise
-                    return self._experiment(name)  # another process was faster
-            else:
-                if experiment.lifecycle_stage == "deleted":
-                    self.client.restore_experiment(experiment.experiment_id)
-                self._experiments[name] = experiment.experiment_id
+                with _unless_it_exists():  # another process may be faster
+                    self.client.create_experiment(name, tags=_EXPERIMENT_TAGS)
+                experiment = self.client.get_experiment_by_name(name)
+            if experiment is None:
+                raise MlflowException(_NOT_MLFLOW)
+            if experiment.lifecycle_stage == "deleted":
+                self.client.restore_experiment(experiment.experiment_id)
+            self._experiments[name] = experiment.experiment_id
         return self._experiments[name]
 
 
@@ -307,8 +277,21 @@ def _refusal_logged(what: str) -> Iterator[None]:
         log.warning("MLflow refuses %s: %s", what, error)
 
 
+@contextmanager
+def _unless_it_exists() -> Iterator[None]:
+    try:
+        yield
+    except RestException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _refusal(message: str) -> MlflowException:
+    return MlflowException.invalid_parameter_value(message)
+
+
 def _run(run: mlflow.entities.Run) -> Run:
     info = run.info
     if not info.run_id:
-        raise MlflowException("the server does not answer like MLflow")
+        raise MlflowException(_NOT_MLFLOW)
     return Run(info.run_id, info.experiment_id, info.artifact_uri)

@@ -27,7 +27,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 PARAM_LENGTH = 6000  # characters that MLflow keeps of a value
 TAG_LENGTH = 8000
 SEND_SECONDS = 2.0  # between two rounds of sending while all is well
-AWAITED_PAUSE_SECONDS = 0.5  # while somebody waits in `send_pending`
+AWAITED_PAUSE_SECONDS = 0.1  # while somebody waits in `send_pending`
 LONGEST_PAUSE_SECONDS = 15.0  # between two attempts while the server is away
 
 
@@ -42,10 +42,7 @@ class Tracking:
         self.uri, self.outbox, self.experiment = uri.rstrip("/"), outbox, experiment
         self.connected = threading.Event()  # MLflow's client is imported
         self._boxes: dict[str, Outbox] = {}  # that the sender has not sent whole
-        self._own: list[Outbox] = []
         self._wake, self._stop = threading.Event(), threading.Event()
-        self._round_over = threading.Condition()
-        self._rounds_begun = self._rounds_over = self._waiting = 0
         self._thread = threading.Thread(target=self._work, name="mlflow-sender", daemon=True)
         self._thread.start()
 
@@ -80,7 +77,6 @@ class Tracking:
         box: Outbox | None = None
         with _logged("start the run's outbox"):
             box = Outbox.create(self.outbox, first)
-            self._own.append(box)
             self._boxes[box.id] = box
         tracker = RunTracker(self, box)
         tracker.params(params)
@@ -94,18 +90,12 @@ class Tracking:
         """
         deadline = time.monotonic() + timeout
         self._adopt()
-        with self._round_over:
-            # A round under way may have read its journals before the last append: ask for another.
-            wanted = self._rounds_begun + 1
-            self._waiting += 1
-            self._wake.set()
-            while self._rounds_over < wanted or self._pending():
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self._round_over.wait(left)
-            self._waiting -= 1
-        return self._pending()
+        while time.monotonic() < deadline and any(
+            box.pending or not box.live for box in list(self._boxes.values())
+        ):
+            self.wake()
+            time.sleep(AWAITED_PAUSE_SECONDS)
+        return sum(box.pending for box in list(self._boxes.values()))
 
     def close(self, timeout: float) -> int:
         """Send as `send_pending` does, then stop; returns the operations left in the outbox."""
@@ -113,7 +103,7 @@ class Tracking:
         self._stop.set()
         self.wake()
         self._thread.join(timeout=5.0)
-        for box in [*self._own, *self._boxes.values()]:
+        for box in list(self._boxes.values()):
             box.close()
         return left
 
@@ -124,9 +114,6 @@ class Tracking:
     def _adopt(self) -> None:
         with _logged("look for what dead processes left"):
             adopt_left_behind(self.outbox, self._boxes)
-
-    def _pending(self) -> int:
-        return sum(box.pending for box in list(self._boxes.values()))
 
     def _work(self) -> None:
         self._adopt()  # before the import, which takes seconds: others may look meanwhile
@@ -139,15 +126,9 @@ class Tracking:
         sender, pause = Sender(client, self.outbox, self._boxes), SEND_SECONDS
         while not self._stop.is_set():
             self._wake.clear()
-            with self._round_over:
-                self._rounds_begun += 1
             self._adopt()
-            usable = sender.send_all()
-            with self._round_over:
-                self._rounds_over += 1
-                self._round_over.notify_all()
-            pause = SEND_SECONDS if usable else min(2 * pause, LONGEST_PAUSE_SECONDS)
-            self._wake.wait(AWAITED_PAUSE_SECONDS if self._waiting else pause)
+            pause = SEND_SECONDS if sender.send_all() else min(2 * pause, LONGEST_PAUSE_SECONDS)
+            self._wake.wait(pause)
 
 
 class RunTracker:
