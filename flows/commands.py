@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tasks.runtime.opening import open_store, planning_platform
 from tasks.runtime.servers.services import MLFLOW, PREFECT, client_variables
 from tasks.runtime.servers.stack import running_services, use_services
 from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.client import use_login
 from tasks.runtime.work import StageResult
 
 console = Console()
@@ -176,7 +177,7 @@ def show_lineage(address: str, output: Console | None = None) -> None:
     store, uri = open_store(settings), settings.mlflow_tracking_uri
     if uri is None and MLFLOW in (running := running_services(settings.home)):
         uri = running[MLFLOW].url
-        os.environ.update(client_variables(settings.home, running))
+        use_login(client_variables(settings.home, running))
     branches: list[Tree] = []
     for ancestor in lineage(store, addressed(store, address, uri)):
         text, depth = _description(ancestor), ancestor.depth

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ from dynolab.store import Store
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.private import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
+from tasks.runtime.track.client import use_login
 from tasks.runtime.track.outbox import left_behind
 from tasks.runtime.track.progress import make_progress
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LAST_SENDING_SECONDS = 20.0
-MLFLOW_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 
 
 def open_store(settings: Settings) -> Store:
@@ -83,10 +82,7 @@ def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tra
     if settings.mlflow_tracking_uri is not None:
         return Tracking(settings.mlflow_tracking_uri, settings.outbox, experiment=project)
     server = services.enter_context(use_services(settings.home, [MLFLOW]))
-    login = (
-        server.environment()
-    )  # MLflow's client reads it from this process's; ranks do not get it
-    os.environ.update({name: login[name] for name in MLFLOW_LOGIN})
+    use_login(server.environment())
     return Tracking(server.addresses[MLFLOW].url, settings.outbox, experiment=project)
 
 

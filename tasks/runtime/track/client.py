@@ -7,13 +7,14 @@ The import takes 2.0 to 2.8 s and 150 MB (mlflow 3.17, two cores), so this modul
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 _TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 
 # The client takes these from the environment alone.
@@ -27,11 +28,16 @@ _SETTINGS = {
 }
 
 
+def use_login(variables: Mapping[str, str]) -> None:
+    """Log this process in to MLflow as `variables` say; ranks do not inherit the login."""
+    os.environ.update({name: variables[name] for name in _LOGIN})
+
+
 def connect(uri: str) -> MlflowClient:
     """Client of the server at `uri`; makes no request yet.
 
-    The login is read from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or
-    MLFLOW_TRACKING_TOKEN, at every request.
+    The login is read at every request from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD,
+    or from MLFLOW_TRACKING_TOKEN.
     """
     os.environ.update(_SETTINGS)  # before the import, which starts MLflow's telemetry
     from mlflow import MlflowClient
