@@ -71,7 +71,7 @@ def run_on(platform: Platform, plan: Plan, *, fresh: bool) -> dict[str, StageRes
     for step in plan.steps:
         results[step.name] = _as_task(step, results, platform, fresh=fresh)
     if platform.has_worked and platform.study is not None:
-        platform.study.metrics(0, results[plan.steps[-1].name].metrics)
+        platform.study.log_metrics(results[plan.steps[-1].name].metrics, 0)
     return {step.name: results[step.name] for step in plan.steps}
 
 

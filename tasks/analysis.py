@@ -86,9 +86,9 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
         write_rows(work.output / "token_maps.jsonl", maps)
         progress.update(PARTS)
     metrics = answer.metrics()
-    work.tracker.metrics(config.step or 0, metrics)
-    work.tracker.artifact(work.output / "map" / "manifest.json", "forces")
-    work.tracker.artifact(work.output / "analysis.json", "forces")
+    work.tracker.log_metrics(metrics, config.step or 0)
+    work.tracker.log_artifact(work.output / "map" / "manifest.json", "forces")
+    work.tracker.log_artifact(work.output / "analysis.json", "forces")
     log_tables(work.tracker, {"totals": answer.totals, "blocks": answer.facts.blocks}, work.scratch)
     return metrics | {"seconds": time.monotonic() - began}
 

@@ -117,6 +117,6 @@ def tell_figures(work: Work[Any], figures: Mapping[str, Interval], group: str) -
         json.dumps({name: figure.as_dict() for name, figure in figures.items()}, indent=1)
     )
     means = {name: figure.mean for name, figure in figures.items() if figure.n}
-    work.tracker.metrics(0, {f"{group}/{name}": value for name, value in means.items()})
-    work.tracker.artifact(file, group)
+    work.tracker.log_metrics({f"{group}/{name}": value for name, value in means.items()}, 0)
+    work.tracker.log_artifact(file, group)
     return means

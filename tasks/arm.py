@@ -165,7 +165,7 @@ def train_arm(work: Work[TrainConfig | GroupTrainConfig]) -> dict[str, float]:
         return metrics | {"diverged": 0.0}
     shutil.rmtree(work.output / "model", ignore_errors=True)
     (work.output / DIVERGENCE).write_text(found.model_dump_json(indent=1))
-    work.tracker.artifact(work.output / DIVERGENCE, "report")
+    work.tracker.log_artifact(work.output / DIVERGENCE, "report")
     work.step = found.step
     return metrics | {"diverged": 1.0}
 

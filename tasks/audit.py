@@ -79,7 +79,7 @@ def audit(work: Work[AuditJob]) -> dict[str, float]:
         )
         write_rows(work.output / "audit.jsonl", rows)
     metrics = _metrics(rows) | encoder.counts.as_metrics()
-    work.tracker.metrics(0, metrics)
+    work.tracker.log_metrics(metrics, 0)
     log_tables(work.tracker, {"audit": rows}, work.scratch)
     return metrics | {"seconds": time.monotonic() - began}
 

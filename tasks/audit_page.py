@@ -49,9 +49,9 @@ def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:
             ),
         )
         write_audit_page(inputs, work.output)
-    work.tracker.artifact(work.output / "audit.html", "report")
+    work.tracker.log_artifact(work.output / "audit.html", "report")
     for file in sorted((work.output / "figures").glob("*.html")):
-        work.tracker.artifact(file, "plots")
+        work.tracker.log_artifact(file, "plots")
     shown = ("audit/", "foresight/")
     return {
         name: value

@@ -48,9 +48,9 @@ def publish(work: Work[PageConfig], file: str, made: Callable[[], Chapter]) -> d
         chapter = replace(made(), name=config.name, settings=config.settings, stages=stages)
         claims = write_chapter(chapter, work.output, file)
     for found in (work.output / file, work.output / "claims.jsonl"):
-        work.tracker.artifact(found, "report")
+        work.tracker.log_artifact(found, "report")
     for figure in sorted((work.output / "figures").glob("*.html")):
-        work.tracker.artifact(figure, "plots")
+        work.tracker.log_artifact(figure, "plots")
     return claims | {
         name: value
         for source in work.inputs.values()

@@ -49,7 +49,7 @@ def class_forces(work: Work[ClassForcesJob]) -> dict[str, float]:
         f"{config.model}/unexplained": np.nanmean([one.unexplained for one in main]),
     }
     found_metrics = {name: float(value) for name, value in metrics.items()}
-    work.tracker.metrics(0, found_metrics)
+    work.tracker.log_metrics(found_metrics, 0)
     return found_metrics | {"seconds": time.monotonic() - began}
 
 

@@ -46,7 +46,7 @@ def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
         shutil.copyfile(data / "probes.jsonl", work.output / "probes.jsonl")
         facts = FilteredPairs(by=config.by, kept=kept, dropped=dropped)
         (work.output / "filter.json").write_text(facts.model_dump_json(indent=1))
-    work.tracker.artifact(work.output / "filter.json", "data")
+    work.tracker.log_artifact(work.output / "filter.json", "data")
     return {"data/pairs_kept": float(kept), "data/pairs_filtered": float(len(dropped))}
 
 

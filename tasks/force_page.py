@@ -52,9 +52,9 @@ def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
             ),
         )
         write_force_page(inputs, work.output)
-    work.tracker.artifact(work.output / "forces.html", "report")
+    work.tracker.log_artifact(work.output / "forces.html", "report")
     for file in sorted((work.output / "figures").glob("*.html")):
-        work.tracker.artifact(file, "plots")
+        work.tracker.log_artifact(file, "plots")
     kernel = {
         name: value for name, value in work.inputs["kernel"].metrics.items() if name != "seconds"
     }

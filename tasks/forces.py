@@ -77,7 +77,7 @@ def _measure(
             )
             file.writelines(row.model_dump_json() + "\n" for row in forces.rows)
             replays.append(forces.replay)
-            work.tracker.metrics(record.facts.step, force_metrics(forces.rows))
+            work.tracker.log_metrics(force_metrics(forces.rows), record.facts.step)
             progress.update(number, f"step {record.facts.step}")
     dumped = [replay.model_dump() for replay in replays]
     (work.output / "replay.json").write_text(json.dumps(dumped, indent=1))

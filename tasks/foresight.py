@@ -52,7 +52,7 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
         for name in ("spearman", "auc")
     }
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    work.tracker.metrics(0, finite)
+    work.tracker.log_metrics(finite, 0)
     return finite | {"seconds": time.monotonic() - began}
 
 

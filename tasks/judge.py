@@ -58,12 +58,12 @@ def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
         try:
             found = _judge(work, endpoint).judge(every, endpoint.on_progress)
         finally:
-            work.tracker.metrics(0, endpoint.spent("endpoint"))
+            work.tracker.log_metrics(endpoint.spent("endpoint"), 0)
         rates = [win_rate([one for one in found if one.a == name]) for name in policies]
         write_rows(work.output / "judgements.jsonl", found)
         write_rows(work.output / "win_rates.jsonl", rates)
     metrics = _metrics(rates) | endpoint.spent("endpoint")
-    work.tracker.metrics(0, metrics)
+    work.tracker.log_metrics(metrics, 0)
     log_tables(work.tracker, {"judgements": found, "win_rates": rates}, work.scratch)
     return metrics | {"seconds": time.monotonic() - began}
 

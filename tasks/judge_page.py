@@ -62,9 +62,9 @@ def judge_page(work: Work[JudgePageConfig]) -> dict[str, float]:
         )
         metrics = write_judge_page(inputs, work.output)
     for file in sorted(work.output.glob("*.*")):
-        work.tracker.artifact(file, "report")
+        work.tracker.log_artifact(file, "report")
     for file in sorted((work.output / "figures").glob("*.html")):
-        work.tracker.artifact(file, "plots")
+        work.tracker.log_artifact(file, "plots")
     return metrics
 
 

@@ -78,8 +78,8 @@ def measure_kernel(work: Work[KernelJob]) -> dict[str, float]:
         write_rows(work.output / "sizes.jsonl", rows)
         (work.output / "kernel.json").write_text(found.model_dump_json(indent=1))
     metrics = _metrics(sizes, found.agreements)
-    work.tracker.metrics(0, metrics)
-    work.tracker.artifact(work.output / "kernel.json", "forces")
+    work.tracker.log_metrics(metrics, 0)
+    work.tracker.log_artifact(work.output / "kernel.json", "forces")
     log_tables(work.tracker, {"kernel": rows, "stability": found.agreements}, work.scratch)
     return metrics | {"seconds": time.monotonic() - began}
 

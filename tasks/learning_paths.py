@@ -47,7 +47,7 @@ def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
         )
         for data in dict.fromkeys(score.data for score in found.scores)
     }
-    work.tracker.metrics(0, metrics)
+    work.tracker.log_metrics(metrics, 0)
     return metrics | {"seconds": time.monotonic() - began}
 
 

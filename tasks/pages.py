@@ -28,6 +28,6 @@ def stage_facts(work: Work[Any]) -> tuple[StageFacts, ...]:
 def send_page(work: Work[Any]) -> None:
     """Sends the page and what lies beside it to MLflow, and its figures."""
     for file in sorted(work.output.glob("*.*")):
-        work.tracker.artifact(file, "report")
+        work.tracker.log_artifact(file, "report")
     for file in sorted((work.output / "figures").glob("*.html")):
-        work.tracker.artifact(file, "plots")
+        work.tracker.log_artifact(file, "plots")

@@ -63,7 +63,7 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
                 shares[f"probe/heldout/hallucinated/{name}"] = taken / len(heldout)
                 shares[f"probe/heldout/hallucinated_exactly/{name}"] = exactly / len(heldout)
             progress.update(number, name)
-    work.tracker.metrics(0, shares)
+    work.tracker.log_metrics(shares, 0)
     return shares | {"seconds": time.monotonic() - began, "rows": float(len(rows))}
 
 

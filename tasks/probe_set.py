@@ -47,7 +47,7 @@ def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
             )
         finally:
             spent = endpoint.spent("writer")
-            work.tracker.metrics(0, spent)
+            work.tracker.log_metrics(spent, 0)
         write_rows(work.output / "probes.jsonl", built.rows)
         write_rows(work.output / "missing.jsonl", built.missing)
         for name in ROWS:

@@ -51,7 +51,7 @@ def push_answers(work: Work[PushConfig]) -> dict[str, float]:
         write_rows(work.output / "explained.jsonl", left)
         write_rows(work.output / "ranks.jsonl", tally.rank_changes())
     metrics = {f"left_over/{one.answer}/{one.picture}": one.left for one in left}
-    work.tracker.metrics(0, metrics)
+    work.tracker.log_metrics(metrics, 0)
     log_tables(work.tracker, {"pushes": tally.rows, "explained": left}, work.scratch)
     return metrics | {"pairs": float(len(pairs)), "seconds": time.monotonic() - began}
 

@@ -103,9 +103,9 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     if (pairs := work.output / "pairs.jsonl").exists():
         log_tables(work.tracker, {"pairs": read_rows(pairs, PairChange)}, work.scratch)
     for file in sorted(work.output.glob("*.*")):
-        work.tracker.artifact(file, "report")
+        work.tracker.log_artifact(file, "report")
     for file in sorted((work.output / "figures").glob("*.html")):
-        work.tracker.artifact(file, "plots")
+        work.tracker.log_artifact(file, "plots")
     metrics: dict[str, float] = summary["metrics"]
     return metrics | {
         name: value

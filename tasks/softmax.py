@@ -61,7 +61,7 @@ def try_cases(work: Work[SoftmaxConfig]) -> dict[str, float]:
         f"violations/{count.statement}/{count.classes}": count.violations / count.cases
         for count in counts
     }
-    work.tracker.metrics(0, metrics)
+    work.tracker.log_metrics(metrics, 0)
     log_tables(work.tracker, {"counts": counts, "shapes": shapes}, work.scratch)
     return metrics | {"seconds": time.monotonic() - began}
 

@@ -71,7 +71,7 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
         write_rows(work.output / "forecasts.jsonl", forecasts)
         write_rows(work.output / "generations.jsonl", generations)
     told = _foretold(work, forecasts) | _repeaters(generations)
-    work.tracker.metrics(0, told)
+    work.tracker.log_metrics(told, 0)
     metrics = _indices(work, risen) | told
     log_tables(work.tracker, {"forecasts": forecasts, "generations": generations}, work.scratch)
     return metrics | {"seconds": time.monotonic() - began}
@@ -185,7 +185,7 @@ def _indices(work: Work[SqueezingJob], risen: Sequence[RisenMass]) -> dict[str, 
         for step in sorted(steps):
             index = squeeze_index(steps[step]).mean
             if math.isfinite(index):  # where nothing rose there is no share
-                work.tracker.metrics(step, {metric: index})
+                work.tracker.log_metrics({metric: index}, step)
                 found[metric] = index
     return found
 

@@ -62,7 +62,7 @@ def supervision(work: Work[SupervisionJob]) -> dict[str, float]:
         f"{level}/auc/{score}": _mean(row.auc for row in found.detections if row.score == score)
         for score in dict.fromkeys(row.score for row in found.detections)
     }
-    work.tracker.metrics(0, metrics)
+    work.tracker.log_metrics(metrics, 0)
     return metrics | {"seconds": time.monotonic() - began}
 
 
@@ -90,7 +90,7 @@ def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
         f"speed/{kind}": _mean(row.speed for row in rows if row.kind == kind)
         for kind in dict.fromkeys(row.kind for row in rows)
     }
-    work.tracker.metrics(0, metrics)
+    work.tracker.log_metrics(metrics, 0)
     return metrics | {"seconds": time.monotonic() - began}
 
 

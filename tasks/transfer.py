@@ -67,7 +67,7 @@ def _transfer(work: Work[Any], task: TransferTask) -> dict[str, float]:
         write_rows(work.output / "transfer.jsonl", rows)
     log_tables(work.tracker, {"transfer": rows}, work.scratch)
     metrics = _accuracies(rows)
-    work.tracker.metrics(0, metrics)
+    work.tracker.log_metrics(metrics, 0)
     return metrics | {"seconds": time.monotonic() - began}
 
 

@@ -119,15 +119,15 @@ def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
         direction=study.parameters.direction,
         rows=rows,
     )
-    run.artifact(page, "report")
+    run.log_artifact(page, "report")
     states = [row.state for row in rows]
-    run.metrics(
-        0, {f"sweep/{name}": float(states.count(name)) for name in ("complete", "pruned", "failed")}
+    run.log_metrics(
+        {f"sweep/{name}": float(states.count(name)) for name in ("complete", "pruned", "failed")}, 0
     )
     if best is None:
         raise SweepFailed(study.parameters.name, len(rows))
-    run.metrics(0, {study.parameters.metric: best.value or 0.0})
-    run.tags(
+    run.log_metrics({study.parameters.metric: best.value or 0.0}, 0)
+    run.set_tags(
         {"best.trial": str(best.number)}
         | {f"best.{name}": str(value) for name, value in best.settings.items()}
     )

@@ -106,12 +106,12 @@ def run_trial(parameters: TrialParameters, platform: Platform) -> Any:
             raise ConfigError("metric", sweep.metric, f"{sweep.stage} measured {known_names}")
         if not math.isfinite(values[sweep.metric]):
             raise ConfigError("metric", sweep.metric, "ended as no number: lower the learning rate")
-        run.metrics(0, values)
+        run.log_metrics(values, 0)
         run.wait_created(RUN_CREATION_SECONDS)
         study.note_run(parameters.number, run.run_id)
         study.complete(parameters.number, values[sweep.metric])
     except Pruned as pruned:
-        run.tags({"trial.state": "pruned"})
+        run.set_tags({"trial.state": "pruned"})
         study.note_run(parameters.number, run.run_id)
         study.prune(parameters.number)
         return Completed(name="Pruned", message=str(pruned))
@@ -119,7 +119,7 @@ def run_trial(parameters: TrialParameters, platform: Platform) -> Any:
         study.note_run(parameters.number, run.run_id)
         study.fail(parameters.number)
         raise
-    run.tags({"trial.state": "complete"})
+    run.set_tags({"trial.state": "complete"})
     return {name: result.model_dump(mode="json") for name, result in results.items()}
 
 

@@ -1,4 +1,4 @@
-"""Who is told when a training's alarm rings: a tag in MLflow, an event in Prefect."""
+"""When a training's alarm rings: a tag on its run in MLflow, an event in Prefect."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TAG = "squeeze.alarm"
 
 
 class AlarmBell:
-    """Listens to a training's lines of metrics and tells when the alarm rings.
+    """Reads a training's lines of metrics and reports the one at which the alarm rings.
 
-    It is made where the stage runs, and may be called on a thread that knows nothing of Prefect.
+    It is made where the stage runs, and may be called on a thread without Prefect's context.
     """
 
     def __init__(self, work: Work[Any]) -> None:
@@ -30,12 +30,12 @@ class AlarmBell:
         self._context = contextvars.copy_context()
 
     def __call__(self, line: MetricLine) -> None:
-        """Hears one line."""
+        """Read one line."""
         if RANG not in line.metrics:
             return
         name, gap, rise = self._work.name, line.metrics[GAP], line.metrics[RISE]
-        said = f"step {line.step}: the gap y* - chosen grew by {rise:.2f} nats to {gap:.2f}"
-        log.warning("%s: the alarm rings at %s", name, said)
-        self._work.tracker.tags({TAG: said})
+        message = f"step {line.step}: the gap y* - chosen grew by {rise:.2f} nats to {gap:.2f}"
+        log.warning("%s: the alarm rings at %s", name, message)
+        self._work.tracker.set_tags({TAG: message})
         payload = {"stage": name, "step": line.step, "gap": gap, "rise": rise, "unit": "nats"}
         self._context.run(raise_event, EVENT, self._work.address, name, payload)

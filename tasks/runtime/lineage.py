@@ -47,9 +47,9 @@ def lineage(store: Store, result: StageResult) -> Iterator[Ancestor]:
     seen: set[str] = set()
 
     def walk(role: str, depth: int, digest: str) -> Iterator[Ancestor]:
-        found = known.get(digest)
-        manifest = store.manifest(found.address, digest) if found else None
-        yield Ancestor(role, depth, digest, found, manifest)
+        known_result = known.get(digest)
+        manifest = store.manifest(known_result.address, digest) if known_result else None
+        yield Ancestor(role, depth, digest, known_result, manifest)
         if manifest is None or digest in seen:
             return
         seen.add(digest)
@@ -88,10 +88,11 @@ def addressed(store: Store, reference: str, mlflow_uri: str | None) -> StageResu
 
 
 def _by_digest(store: Store) -> dict[str, StageResult]:
-    found = {}
+    results = {}
     for stage in store.files.children("stages"):
         for key in store.files.children(f"stages/{stage}"):
             place = store.place(stage, key)
-            if (one := place.committed()) is not None:
-                found[one.manifest.digest] = StageResult.of(place, one, cached=True)
-    return found
+            if (committed := place.committed()) is not None:
+                digest = committed.manifest.digest
+                results[digest] = StageResult.of(place, committed, cached=True)
+    return results

@@ -22,7 +22,7 @@ def register_model(run: RunTracker, name: str, result: StageResult) -> None:
         ADDRESS_TAG: result.address,
         DIGEST_TAG: result.digest,
     }
-    run.model(name, model_source(result.address), tags, result.mlflow_run_id)
+    run.register_model(name, model_source(result.address), tags, result.mlflow_run_id)
 
 
 def model_source(address: str) -> str:

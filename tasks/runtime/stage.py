@@ -259,10 +259,10 @@ def _tags(stage: Stage[Config], key: str, inputs: Mapping[str, StageResult]) -> 
 
 def _report(tracker: RunTracker, result: StageResult, manifest: Manifest, scratch: Path) -> None:
     """From the MLflow run to the result in the store, and the result's numbers."""
-    tracker.tags({ADDRESS_TAG: result.address, DIGEST_TAG: result.digest})
-    tracker.metrics(
-        manifest.step or 0, {f"result/{name}": value for name, value in manifest.metrics.items()}
+    tracker.set_tags({ADDRESS_TAG: result.address, DIGEST_TAG: result.digest})
+    tracker.log_metrics(
+        {f"result/{name}": value for name, value in manifest.metrics.items()}, manifest.step or 0
     )
     copy = scratch / "manifest.json"
     copy.write_bytes(manifest.to_bytes())
-    tracker.artifact(copy, "manifests")
+    tracker.log_artifact(copy, "manifests")

@@ -23,7 +23,7 @@ class Supervisor:
     Metrics go from the ranks' file to tracking, progress and the alarm's bell. A resume state that
     appears in `states` is whole; it is committed beside training and then deleted here. Only the
     newest is taken where several wait, and none once training is done. A store that is slow or
-    silent holds up neither training nor what is told of it.
+    silent holds up neither training nor its metrics.
     """
 
     def __init__(self, work: Work[Any], states: Path, total_steps: int) -> None:
@@ -32,7 +32,7 @@ class Supervisor:
         metrics = work.output / "metrics.jsonl"
         self._watched = Watched(work.name)
         self._listeners = (StepReporter(self._progress), AlarmBell(work), self._watched)
-        self._tail = MetricsTail(metrics, work.tracker, self._tell)
+        self._tail = MetricsTail(metrics, work.tracker, self._on_line)
         self._following = _Beside(f"follow-{work.name}", self._tail.poll)
         self._keeping = _Beside(f"keep-{work.name}", self._keep_newest)
 
@@ -63,16 +63,16 @@ class Supervisor:
         self._following.check()
         self._keeping.check()
 
-    def _tell(self, line: MetricLine) -> None:
+    def _on_line(self, line: MetricLine) -> None:
         for listener in self._listeners:
             listener(line)
 
     def _keep_newest(self) -> None:
-        found = sorted(path for path in self._states.iterdir() if path.name.startswith("step-"))
-        for path in found[-1:]:
-            self._work.commit_resume(int(path.name.removeprefix("step-")), path, {})
-        for path in found:
-            shutil.rmtree(path)
+        states = sorted(path for path in self._states.iterdir() if path.name.startswith("step-"))
+        for state in states[-1:]:
+            self._work.commit_resume(int(state.name.removeprefix("step-")), state, {})
+        for state in states:
+            shutil.rmtree(state)
 
 
 class _Beside:

@@ -1,4 +1,4 @@
-"""Tracking and progress that only remember what they were told."""
+"""Tracking and progress that only remember how they were called."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from tasks.runtime.system.settings import Settings
 
 
 class MemoryRun:
-    def __init__(self, name: str, told: dict[str, Any]) -> None:
-        self.name, self.told = name, told
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        self.name, self.options = name, options
         self.run_id: str | None = None
         self.url: str | None = None
         self.status: str | None = None
-        self.tagged: dict[str, str] = dict(told["tags"])
+        self.tagged: dict[str, str] = dict(options["tags"])
         self.values: list[tuple[int, dict[str, float]]] = []
         self.artifacts: dict[str, bytes] = {}
 
-    def metrics(
-        self, step: int, values: Mapping[str, float], timestamp_ms: int | None = None
+    def log_metrics(
+        self, values: Mapping[str, float], step: int, timestamp_ms: int | None = None
     ) -> None:
         self.values.append((step, dict(values)))
 
-    def tags(self, values: Mapping[str, str]) -> None:
+    def set_tags(self, values: Mapping[str, str]) -> None:
         self.tagged |= values
 
-    def params(self, values: Mapping[str, Any]) -> None:
-        self.told["params"] |= values
+    def log_params(self, values: Mapping[str, Any]) -> None:
+        self.options["params"] |= values
 
-    def artifact(self, file: Path, folder: str) -> None:
+    def log_artifact(self, file: Path, folder: str) -> None:
         self.artifacts[f"{folder}/{file.name}"] = file.read_bytes()
 
     def wait_created(self, timeout: float) -> bool:
@@ -48,8 +48,8 @@ class MemoryTracking:
     def __init__(self) -> None:
         self.runs: list[MemoryRun] = []
 
-    def start_run(self, name: str, **told: Any) -> MemoryRun:
-        self.runs.append(MemoryRun(name, told))
+    def start_run(self, name: str, **options: Any) -> MemoryRun:
+        self.runs.append(MemoryRun(name, options))
         return self.runs[-1]
 
 

@@ -103,7 +103,7 @@ def test_what_a_killed_process_left_is_sent(mlflow_server: MlflowServer, tmp_pat
         "from tasks.runtime.track.tracking import Tracking;"
         "tracking = Tracking('http://127.0.0.1:1', Path(sys.argv[1]), 'left');"
         "run = tracking.start_run('r', tags={}, params={});"
-        "run.metrics(1, {'m': 2.0}); os.kill(os.getpid(), 9)"
+        "run.log_metrics({'m': 2.0}, 1); os.kill(os.getpid(), 9)"
     )
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root).returncode == -9

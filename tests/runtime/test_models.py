@@ -73,8 +73,8 @@ def test_a_model_is_listed_once_for_each_place_it_lies_at(
 @pytest.mark.services
 def test_a_refused_model_ends_nothing(mlflow_server: MlflowServer, tracking: Tracking) -> None:
     run = tracking.start_run("study", tags={}, params={})
-    run.model("refused", "/etc/passwd", {}, None)
-    run.metrics(0, {"after": 1.0})
+    run.register_model("refused", "/etc/passwd", {}, None)
+    run.log_metrics({"after": 1.0}, 0)
     run.finish("FINISHED")
     assert tracking.send_pending(SECONDS) == 0
     from mlflow import MlflowClient

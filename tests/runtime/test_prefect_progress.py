@@ -111,9 +111,9 @@ def test_an_event_leads_to_the_flow_run_that_raised_it(prefect_server: None) -> 
 
     @flow
     def study() -> None:
-        told = raise_event("dynolab.squeeze.alarm", "preference/4f", "preference", {"rise": 5.0})
-        assert told is not None
-        told.join(30)
+        thread = raise_event("dynolab.squeeze.alarm", "preference/4f", "preference", {"rise": 5.0})
+        assert thread is not None
+        thread.join(30)
         seen["id"] = flow_run.get_id()
 
     study()

@@ -99,10 +99,10 @@ def test_the_run_and_the_manifest_tell_where_it_came_from(
     result = run_stage(MEASURE, Measure(), {"data": data}, platform)
     run = runs(platform).runs[-1]
     assert run.status == "FINISHED"
-    assert run.tagged["stage_key"] == result.key == run.told["resume_key"]
+    assert run.tagged["stage_key"] == result.key == run.options["resume_key"]
     assert run.tagged["input.data"] == data.digest
     assert run.tagged["store.address"] == result.address
-    assert run.told["params"] == {"factor": 2.0}
+    assert run.options["params"] == {"factor": 2.0}
     assert run.values == [(0, {"result/length": 10.0})]
     told = json.loads(run.artifacts["manifests/manifest.json"])
     assert told["parents"] == {"data": data.digest}
@@ -161,7 +161,7 @@ def test_fresh_computes_again_and_replaces(platform: Platform) -> None:
     assert fresh.address != first.address
     assert fresh.digest == first.digest
     assert run_stage(MAKE, Make(), {}, platform).address == fresh.address
-    assert runs(platform).runs[-1].told["resume_key"] is None
+    assert runs(platform).runs[-1].options["resume_key"] is None
 
 
 class Steps(BaseModel):

@@ -9,13 +9,13 @@ from tasks.runtime.track.tail import MetricLine, MetricsTail
 
 
 class Recorder:
-    """Takes the place of a RunTracker: the tail only calls `metrics`."""
+    """Takes the place of a RunTracker: the tail only calls `log_metrics`."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, dict[str, float], int | None]] = []
 
-    def metrics(
-        self, step: int, values: Mapping[str, float], timestamp_ms: int | None = None
+    def log_metrics(
+        self, values: Mapping[str, float], step: int, timestamp_ms: int | None = None
     ) -> None:
         self.rows.append((step, dict(values), timestamp_ms))
 

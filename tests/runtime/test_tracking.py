@@ -35,9 +35,9 @@ from tasks.runtime.track.tracking import Tracking
 uri, outbox, first, artifact = sys.argv[1:]
 tracking = Tracking(uri, Path(outbox), "killed")
 run = tracking.start_run("stage", tags={}, params={"beta": 0.1}, resume_key="stage-" + outbox)
-run.artifact(Path(artifact), "plots")
+run.log_artifact(Path(artifact), "plots")
 for step in itertools.count(int(first)):
-    run.metrics(step, {"loss": 1 / (step + 1)})
+    run.log_metrics({"loss": 1 / (step + 1)}, step)
     if step == int(first) + 50:
         print("written", flush=True)
     time.sleep(0.002)
@@ -85,15 +85,15 @@ def test_run_arrives_whole(tracking: Tracking, client: Any, tmp_path: Path) -> N
     stage = tracking.start_run(
         "dpo", parent=study, tags={"data": "x" * 9000}, params=config, resume_key="k1"
     )
-    stage.metrics(1, {"train/loss": 0.5, "probe/chosen/logp": -3.0}, timestamp_ms=1234)
-    stage.metrics(2, {"train/loss": math.nan})
-    stage.metrics(3, {"train/loss": math.inf})
-    stage.metrics(4, {"train/loss": -math.inf})
-    stage.artifact(figure, "plots/paths")
+    stage.log_metrics({"train/loss": 0.5, "probe/chosen/logp": -3.0}, 1, timestamp_ms=1234)
+    stage.log_metrics({"train/loss": math.nan}, 2)
+    stage.log_metrics({"train/loss": math.inf}, 3)
+    stage.log_metrics({"train/loss": -math.inf}, 4)
+    stage.log_artifact(figure, "plots/paths")
     figure.unlink()
     stage.finish("FINISHED")
     study.finish("FAILED")
-    stage.metrics(5, {"train/loss": 0.1})  # after the end: logged, and left out
+    stage.log_metrics({"train/loss": 0.1}, 5)  # after the end: logged, and left out
 
     assert tracking.send_pending(SECONDS) == 0
     assert list(tracking.outbox.iterdir()) == []
@@ -122,10 +122,10 @@ def test_run_arrives_whole(tracking: Tracking, client: Any, tmp_path: Path) -> N
 
 def test_much_at_once_is_sent_in_batches(tracking: Tracking, client: Any) -> None:
     run = tracking.start_run("big", tags={}, params={f"p{i}": "é" * 7000 for i in range(250)})
-    run.tags({f"t{i}": "y" for i in range(150)})
-    run.metrics(0, {f"m{i}": float(i) for i in range(2300)})
+    run.set_tags({f"t{i}": "y" for i in range(150)})
+    run.log_metrics({f"m{i}": float(i) for i in range(2300)}, 0)
     for step in range(1, 1501):
-        run.metrics(step, {"m0": step / 3})
+        run.log_metrics({"m0": step / 3}, step)
     run.finish("FINISHED")
     assert tracking.send_pending(SECONDS) == 0
     data = client.get_run(run.run_id).data
@@ -140,8 +140,8 @@ def test_what_the_server_refuses_is_left_out_alone(tracking: Tracking, client: A
     run = tracking.start_run("refused", tags={}, params={"beta": 0.1})
     assert run.wait_created(SECONDS)
     assert tracking.send_pending(SECONDS) == 0
-    run.params({"beta": 0.2, "lr": 1})  # a param cannot change
-    run.metrics(1, {"good": 1.0, "a name with a * star": 2.0})
+    run.log_params({"beta": 0.2, "lr": 1})  # a param cannot change
+    run.log_metrics({"good": 1.0, "a name with a * star": 2.0}, 1)
     run.finish("FINISHED")
     assert tracking.send_pending(SECONDS) == 0
     data = client.get_run(run.run_id).data
@@ -153,13 +153,13 @@ def test_deleted_run_is_set_aside(tracking: Tracking, client: Any) -> None:
     run = tracking.start_run("deleted", tags={}, params={})
     assert run.wait_created(SECONDS)
     client.delete_run(run.run_id)
-    run.metrics(1, {"loss": 1.0})
+    run.log_metrics({"loss": 1.0}, 1)
     other = tracking.start_run("other", tags={}, params={})
     other.finish("FINISHED")
     assert tracking.send_pending(SECONDS) == 0
     assert client.get_run(other.run_id).info.status == "FINISHED"
     assert [path.suffix for path in tracking.outbox.glob("*.rejected")] == [".rejected"]
-    run.metrics(2, {"loss": 1.0})
+    run.log_metrics({"loss": 1.0}, 2)
     run.finish("FAILED")
     assert tracking.send_pending(SECONDS) == 0
 
@@ -171,7 +171,7 @@ def test_sending_all_again_changes_nothing(
     first = Tracking(mlflow_server.uri, tmp_path / "outbox", "tests")
     run = first.start_run("twice", tags={}, params={"beta": 0.1})
     for step in range(100):
-        run.metrics(step, {"loss": math.nan if step == 5 else 1 / (step + 1)})
+        run.log_metrics({"loss": math.nan if step == 5 else 1 / (step + 1)}, step)
     assert first.close(SECONDS) == 0
     for state in (tmp_path / "outbox").glob("*.state"):
         state.unlink()
@@ -190,11 +190,13 @@ def test_resumed_stage_reopens_its_unfinished_run(
     key = f"stage-{tmp_path}"
     before = tracking.start_run("sft", tags={}, params={"beta": 0.1}, resume_key=key)
     for step in range(1, 8):
-        before.metrics(step, {"loss": float(step), "sparse": 0.0} if step % 5 == 0 else {"loss": 0})
+        before.log_metrics(
+            {"loss": float(step), "sparse": 0.0} if step % 5 == 0 else {"loss": 0}, step
+        )
     before.finish(status)
     after = tracking.start_run("sft", tags={"try": "2"}, params={"beta": 0.1}, resume_key=key)
     for step in range(6, 11):  # resumed from the checkpoint at step 5
-        after.metrics(step, {"loss": 9.0, "sparse": 1.0})
+        after.log_metrics({"loss": 9.0, "sparse": 1.0}, step)
     after.finish("FINISHED")
     assert tracking.send_pending(SECONDS) == 0
     if status == "FINISHED":
@@ -264,7 +266,7 @@ def test_resume_after_kills_and_outage_makes_one_run(
     run = third.start_run("stage", tags={}, params={}, resume_key=f"stage-{outbox}")
     last = max(*first, *second) + 30
     for step in range(30, last):
-        run.metrics(step, {"loss": 0.0})
+        run.log_metrics({"loss": 0.0}, step)
     run.finish("FINISHED")
     assert third.close(SECONDS) == 0
     (found,) = runs_of(client, "killed", outbox)
@@ -280,7 +282,7 @@ def test_server_comes_late_and_is_killed_in_between(
     tracking = Tracking(server.uri, tmp_path / "outbox", "outage")
     study = tracking.start_run("study", tags={}, params={})
     run = tracking.start_run("stage", parent=study, tags={}, params={"beta": 0.1})
-    run.metrics(0, {"loss": 0.0})
+    run.log_metrics({"loss": 0.0}, 0)
     assert tracking.send_pending(timeout=0.5) > 0
     assert run.run_id is None and run.url is None and not run.wait_created(0)
 
@@ -292,13 +294,13 @@ def test_server_comes_late_and_is_killed_in_between(
     def train() -> None:
         while not stop.wait(0.001):
             written.append(written[-1] + 1)
-            run.metrics(written[-1], {"loss": float(written[-1]), "margin": 1.0})
+            run.log_metrics({"loss": float(written[-1]), "margin": 1.0}, written[-1])
 
     training = threading.Thread(target=train)
     training.start()
     try:
         for step in range(15_000):  # so much that the server dies in the middle of it
-            run.metrics(step, {"burst": 1 / (step + 1)})
+            run.log_metrics({"burst": 1 / (step + 1)}, step)
         assert tracking.send_pending(timeout=1.0) > 1000
         server.kill()
         assert tracking.send_pending(timeout=0.5) > 0

@@ -23,6 +23,6 @@ def log_tables(tracker: RunTracker, tables: dict[str, Iterable[BaseModel]], scra
         content = {"columns": columns, "data": [list(row.values()) for row in dumped]}
         file = scratch / f"{name}.json"
         file.write_text(json.dumps(content), encoding="utf-8")
-        tracker.artifact(file, FOLDER)
+        tracker.log_artifact(file, FOLDER)
     listed = [{"path": f"{FOLDER}/{name}.json", "type": "table"} for name in tables]
-    tracker.tags({"mlflow.loggedArtifacts": json.dumps(listed)})
+    tracker.set_tags({"mlflow.loggedArtifacts": json.dumps(listed)})

@@ -83,7 +83,7 @@ class MetricsTail:
         if not new:
             return False
         self._last_step.update(dict.fromkeys(new, line.step))
-        self.tracker.metrics(line.step, new, timestamp_ms=int(line.time * 1000))
+        self.tracker.log_metrics(new, line.step, timestamp_ms=int(line.time * 1000))
         if self.on_step:
             self.on_step(line)
         return True

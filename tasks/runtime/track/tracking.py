@@ -79,7 +79,7 @@ class Tracking:
             box = Outbox.create(self.outbox, first)
             self._boxes[box.id] = box
         tracker = RunTracker(self, box)
-        tracker.params(params)
+        tracker.log_params(params)
         self.wake()
         return tracker
 
@@ -157,25 +157,25 @@ class RunTracker:
         # Without the query MLflow shows what it shows of language model calls.
         return f"{self._tracking.uri}/#/{place}?workflowType=machine_learning"
 
-    def metrics(
-        self, step: int, values: Mapping[str, float], timestamp_ms: int | None = None
+    def log_metrics(
+        self, values: Mapping[str, float], step: int, timestamp_ms: int | None = None
     ) -> None:
         """Log `values` at `step`; NaN and infinities are allowed."""
         time_ms = _now_ms() if timestamp_ms is None else timestamp_ms
         numbers = {key: float(value) for key, value in values.items()}
         self._append({"op": "metrics", "step": step, "time": time_ms, "values": numbers})
 
-    def tags(self, values: Mapping[str, str]) -> None:
+    def set_tags(self, values: Mapping[str, str]) -> None:
         """Set tags."""
         self._append({"op": "tags", "values": _clipped(values, TAG_LENGTH)})
 
-    def params(self, values: Mapping[str, Any]) -> None:
+    def log_params(self, values: Mapping[str, Any]) -> None:
         """Log parameters; a run keeps the first value of each."""
         if values:
             flat = _clipped(dict(_flat(values)), PARAM_LENGTH)
             self._append({"op": "params", "values": flat})
 
-    def artifact(self, file: Path, folder: str) -> None:
+    def log_artifact(self, file: Path, folder: str) -> None:
         """Upload a small file (figure, report, log, manifest; never a checkpoint) to `folder`.
 
         The file is copied, so it may be changed or deleted after the call.
@@ -186,7 +186,9 @@ class RunTracker:
             copy = self._box.keep_artifact(file)
             self._append({"op": "artifact", "file": copy, "name": file.name, "folder": folder})
 
-    def model(self, name: str, source: str, tags: Mapping[str, str], run_id: str | None) -> None:
+    def register_model(
+        self, name: str, source: str, tags: Mapping[str, str], run_id: str | None
+    ) -> None:
         """Register a model that lies at `source` as a version of `name`, once for each source.
 
         `run_id`: MLflow's id of the run that made it; default: this run.
