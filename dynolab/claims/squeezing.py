@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dynolab.claims.study import Counted, Quantity, Verdict
+from dynolab.claims.verdict import Figure, Verdict, above, below, never
 from dynolab.results.pushes import Answer, LeftOver, PairPush, Picture
 from dynolab.results.softmax import CaseCount
 from dynolab.statistics import Interval, mean_interval, share_interval
@@ -14,7 +14,7 @@ from dynolab.statistics import Interval, mean_interval, share_interval
 SOFTMAX, MODEL = "one softmax", "language model"
 HALF = 0.5
 
-_SAID: Mapping[str, tuple[str, str]] = {
+_STATEMENTS: Mapping[str, tuple[str, str]] = {
     "label_falls": ("Claim 1: the class that is pushed down falls", "always"),
     "best_rises": ("Claim 2: the likeliest other class i* rises", "always"),
     "peakier_more_fall": (
@@ -54,7 +54,7 @@ _SAID: Mapping[str, tuple[str, str]] = {
         "mostly: nothing forbids a fall",
     ),
 }
-_MOSTLY = {
+_TRENDS = {
     "peakier_more_fall",
     "rarer_best_gains_more",
     "rich_get_richer",
@@ -68,44 +68,37 @@ def softmax_verdicts(counts: Sequence[CaseCount]) -> Iterator[Verdict]:
 
     A trend holds where fewer than half of the cases go the other way.
     """
-    for statement, (claim, expected) in _SAID.items():
-        own = [one for one in counts if one.statement == statement]
-        mostly = statement in _MOSTLY
-        quantities = tuple(_trend(one) if mostly else _exact(one) for one in own)
-        yield Verdict(f"softmax/{statement}", SOFTMAX, claim, expected, quantities)
+    for statement, (claim, expected) in _STATEMENTS.items():
+        figure = _trend if statement in _TRENDS else _exact
+        figures = [figure(count) for count in counts if count.statement == statement]
+        yield Verdict.of(f"softmax/{statement}", SOFTMAX, claim, expected, *figures)
 
 
-def _exact(one: CaseCount) -> Counted:
-    return Counted(f"V = {one.classes:,}: violations", int(one.violations), one.cases)
+def _exact(count: CaseCount) -> Figure:
+    return never(f"V = {count.classes:,}: violations", int(count.violations), count.cases)
 
 
-def _trend(one: CaseCount) -> Quantity:
-    share = share_interval(one.violations, one.cases)
-    percent = Interval(100 * share.mean, 100 * share.low, 100 * share.high, share.n)
-    return Quantity(f"V = {one.classes:,}: other way, %", -1, percent, 100 * HALF, "")
+def _trend(count: CaseCount) -> Figure:
+    percent = share_interval(count.violations, count.cases).times(100)
+    return below(f"V = {count.classes:,}: other way, %", percent, 100 * HALF, unit="")
 
 
 def model_verdicts(pushes: Sequence[PairPush], left: Sequence[LeftOver]) -> Iterator[Verdict]:
     """What the provable part says of a real model's answers, where it is no theorem."""
-    for name, claim, side, hits in _MOVED:
-        own = [one for one in pushes if one.answer == side]
-        shares = mean_interval(np.array([hits(one) / one.tokens for one in own]))
-        yield Verdict(
-            f"model/{name}",
-            MODEL,
-            claim,
-            "mostly: no theorem",
-            (Quantity("share of positions", 1, shares, HALF, ""),),
-        )
+    for name, claim, answer, hits in _MOVED:
+        own = [push for push in pushes if push.answer == answer]
+        shares = mean_interval(np.array([hits(push) / push.tokens for push in own]))
+        figure = above("share of positions", shares, HALF, unit="")
+        yield Verdict.of(f"model/{name}", MODEL, claim, "mostly: no theorem", figure)
     for answer, picture, claim in _EXPLAINED:
-        found = [one for one in left if (one.answer, one.picture) == (answer, picture)]
-        quantities = tuple(
-            Quantity(
-                "left over, 1 − R²", -1, Interval(one.left, one.low, one.high, one.pairs), HALF, ""
+        figures = [
+            below(
+                "left over, 1 − R²", Interval(row.left, row.low, row.high, row.pairs), HALF, unit=""
             )
-            for one in found
-        )
-        yield Verdict(f"model/{picture}/{answer}", MODEL, claim, "1 − R² < 0.5", quantities)
+            for row in left
+            if (row.answer, row.picture) == (answer, picture)
+        ]
+        yield Verdict.of(f"model/{picture}/{answer}", MODEL, claim, "1 − R² < 0.5", *figures)
 
 
 _MOVED: tuple[tuple[str, str, Answer, Callable[[PairPush], int]], ...] = (
@@ -113,19 +106,19 @@ _MOVED: tuple[tuple[str, str, Answer, Callable[[PairPush], int]], ...] = (
         "label_falls",
         "Claim 1: the tokens that are pushed down fall",
         "rejected",
-        lambda one: one.label_fell,
+        lambda push: push.label_fell,
     ),
     (
         "best_rises",
         "Claim 2: the likeliest other token rises",
         "rejected",
-        lambda one: one.best_rose,
+        lambda push: push.best_rose,
     ),
     (
         "chosen_falls",
         "The chosen answer’s tokens fall with the rejected ones",
         "chosen",
-        lambda one: one.label_fell,
+        lambda push: push.label_fell,
     ),
 )
 _EXPLAINED: tuple[tuple[Answer, Picture, str], ...] = (

@@ -184,13 +184,13 @@ def test_claims_read_the_pairing_of_classes() -> None:
         "step",
         "four_nine_strongest",
     ):
-        assert verdicts[f"mlp/{name}"].outcome == "appears", name
+        assert verdicts[f"mlp/{name}"].outcome == "holds", name
     assert verdicts["mlp/accumulated"].outcome == "not measured"
     assert verdicts["mlp/step_size"].outcome == "not measured"
     assert "mlp/four_nine" not in {v.id for v in assess_forces(found, 0.1, digits=False)}
     broken = [one.model_copy(update={"correlation": 0.3 + one.seed / 100}) for one in ranks]
     again = {v.id: v for v in assess_forces(ForceFindings(states, broken), 0.1, digits=True)}
-    assert again["mlp/ranks"].outcome == "does not"
+    assert again["mlp/ranks"].outcome == "fails"
 
 
 def test_what_a_figure_is_there_to_show_stands_beside_it_with_its_verdict() -> None:
@@ -214,7 +214,7 @@ def test_what_a_figure_is_there_to_show_stands_beside_it_with_its_verdict() -> N
     ]
     found = ForceFindings(rows, ranks)
     verdicts = {v.id: v for v in assess_forces(found, 0.1, digits=True)}
-    assert verdicts["mlp/four_nine_strongest"].quantities[0].interval.mean == 89
+    assert verdicts["mlp/four_nine_strongest"].measured[0].mean == 89
     page = classification_chapter(found, None, learning_rate=0.1, digits=True)
     messages = {part.name: part.message for part in page.content if isinstance(part, Plate)}
     assert "strongest pulls between digits: fails." in messages["pulls"]

@@ -128,7 +128,7 @@ def test_without_noise_there_is_nothing_to_detect() -> None:
 def test_claims_of_one_seed_are_unclear_and_none_is_lost(found) -> None:  # type: ignore[no-untyped-def]
     rows = [row for row in found.rows if row.seed == 3]
     verdicts = assess_supervision(rows, [], [], [])
-    assert {one.outcome for one in verdicts if one.quantities} == {"unclear"}
+    assert {one.outcome for one in verdicts if one.measured} == {"unclear"}
     assert verdicts[0].id == "supervision/0.4/filter_kd_over_one_hot"
 
 
