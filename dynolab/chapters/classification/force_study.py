@@ -25,8 +25,12 @@ from dynolab.chapters.classifiers.many import (
 from dynolab.chapters.classifiers.targets import one_hot
 from dynolab.data.images.images import Images, ImageSplits
 from dynolab.errors import ConfigError
-from dynolab.forces.classifiers.forces import label_forces, pair_forces
-from dynolab.forces.classifiers.kernel import centred_norms, class_means, classifier_kernel
+from dynolab.forces.classifiers.forces import (
+    centred_norms,
+    classifier_kernel,
+    label_forces,
+    pair_forces,
+)
 from dynolab.results.classification import (
     ClassifierState,
     ClassInfluence,
@@ -278,6 +282,26 @@ def kernel_by_class(model: nn.Module, watched: Watched) -> Float[ndarray, "class
     labels = images.labels.cpu().numpy()
     norms = centred_norms(kernel).double().cpu().numpy()
     return class_means(norms, labels, labels, watched.classes, same=True)
+
+
+def class_means(
+    values: Float[ndarray, "observed updating"],
+    observed: Int[ndarray, " observed"],
+    updating: Int[ndarray, " updating"],
+    classes: int,
+    *,
+    same: bool = False,
+) -> Float[ndarray, "classes classes"]:
+    """Mean over the pairs of images of every two classes, observed by updating.
+
+    A pair of classes without a pair of images has NaN.
+
+    **Arguments:** `same`: both sides are the same images; then no image is paired with itself.
+    """
+    kept = 1 - np.eye(*values.shape) if same else np.ones(values.shape)
+    rows, columns = np.eye(classes)[observed], np.eye(classes)[updating]
+    with np.errstate(invalid="ignore"):
+        return (rows.T @ (values * kept) @ columns) / (rows.T @ kept @ columns)
 
 
 class _Influence:
