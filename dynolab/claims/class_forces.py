@@ -26,35 +26,37 @@ MOVED = 0.1
 
 
 def assess_forces(
-    found: ForceFindings, learning_rate: float, *, digits: bool
+    findings: ForceFindings, learning_rate: float, *, digits: bool
 ) -> tuple[Verdict, ...]:
     """All claims; those on pairs of classes of the first network, at the main learning rate.
 
     **Arguments:** `digits`: the classes are the ten digits, so that 4 and 9 are theirs.
     """
-    at_rate = [row for row in found.states if row.learning_rate == learning_rate]
-    networks = list(dict.fromkeys(row.network for row in found.states))
+    at_rate = [row for row in findings.states if row.learning_rate == learning_rate]
+    networks = list(dict.fromkeys(row.network for row in findings.states))
     main = [row for row in at_rate if row.network == networks[0] and row.epoch > 0]
     return (
         *(
             verdict
             for network in networks
-            for verdict in _of_network(found, network, learning_rate)
+            for verdict in _of_network(findings, network, learning_rate)
         ),
         *_pairing(networks[0], main, digits),
-        _step_size(found, networks[0]),
+        _step_size(findings, networks[0]),
     )
 
 
-def _of_network(found: ForceFindings, network: str, rate: float) -> Iterator[Verdict]:
-    states = [row for row in found.states if row.network == network and row.learning_rate == rate]
+def _of_network(findings: ForceFindings, network: str, rate: float) -> Iterator[Verdict]:
+    states = [
+        row for row in findings.states if row.network == network and row.learning_rate == rate
+    ]
     yield explains(
         f"{network}/step",
         NETWORKS[network],
         "First-order forces explain what a step did",
         mean_interval(by_seed(states, lambda row: row.unexplained)),
     )
-    sums = [row for row in found.influences if row.network == network]
+    sums = [row for row in findings.influences if row.network == network]
     epochs = f"{sums[0].epoch} epochs" if sums else "training"
     yield explains(
         f"{network}/accumulated",
@@ -62,12 +64,12 @@ def _of_network(found: ForceFindings, network: str, rate: float) -> Iterator[Ver
         f"Forces summed over all steps of {epochs} explain what these did",
         mean_interval(np.array([row.unexplained for row in sums])),
     )
-    yield from _stability(found, network, rate)
+    yield from _stability(findings, network, rate)
 
 
-def _stability(found: ForceFindings, network: str, rate: float) -> Iterator[Verdict]:
+def _stability(findings: ForceFindings, network: str, rate: float) -> Iterator[Verdict]:
     """From the first measured epoch after the start to the last."""
-    rows = [row for row in found.ranks if (row.network, row.learning_rate) == (network, rate)]
+    rows = [row for row in findings.ranks if (row.network, row.learning_rate) == (network, rate)]
     first, last = window(sorted({epoch for row in rows for epoch in (row.first, row.second)}))
     rows = [row for row in rows if (row.first, row.second) == (first, last)]
     during = f"from epoch {first} to {last}"
@@ -142,8 +144,8 @@ def _four_nine_ranks(states: Sequence[ClassifierState]) -> Iterator[Figure]:
         yield below(f"rank after epoch {epoch}", mean_interval(ranks), STRONGEST, unit="")
 
 
-def _step_size(found: ForceFindings, network: str) -> Verdict:
-    rows = [row for row in found.states if row.network == network]
+def _step_size(findings: ForceFindings, network: str) -> Verdict:
+    rows = [row for row in findings.states if row.network == network]
     rates = sorted({row.learning_rate for row in rows})
     small, large = (
         by_seed([row for row in rows if row.learning_rate == rate], lambda row: row.unexplained)

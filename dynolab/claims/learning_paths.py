@@ -23,15 +23,15 @@ TITLES: dict[PathData, str] = {
 }
 
 
-def assess_paths(found: PathFindings) -> tuple[Verdict, ...]:
+def assess_paths(findings: PathFindings) -> tuple[Verdict, ...]:
     """All claims about the data whose paths were followed."""
-    known = dict.fromkeys(row.data for row in found.scores)
-    return tuple(verdict for data in known for verdict in _of(data, found))
+    known = dict.fromkeys(row.data for row in findings.scores)
+    return tuple(verdict for data in known for verdict in _of(data, findings))
 
 
-def _of(data: PathData, found: PathFindings) -> Iterator[Verdict]:
-    scores = [row for row in found.scores if row.data == data]
-    epochs = [row for row in found.epochs if row.data == data]
+def _of(data: PathData, findings: PathFindings) -> Iterator[Verdict]:
+    scores = [row for row in findings.scores if row.data == data]
+    epochs = [row for row in findings.epochs if row.data == data]
 
     def over_seeds(value: Callable[[PathScores], float]) -> Interval:
         return mean_interval(np.array([value(row) for row in scores]))

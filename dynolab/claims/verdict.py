@@ -72,7 +72,7 @@ class Verdict(Measured):
         """The verdict on a claim by its figures; without any it was not measured."""
         outcomes = {figure.outcome for figure in figures}
         worst: tuple[Outcome, ...] = ("not measured", "fails", "unclear")
-        outcome: Outcome = next((one for one in worst if one in outcomes), "holds")
+        outcome: Outcome = next((each for each in worst if each in outcomes), "holds")
         return cls(
             id=id_,
             topic=topic,

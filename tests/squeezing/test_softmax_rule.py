@@ -16,9 +16,15 @@ from dynolab.squeezing.cases import (
     random_cases,
     rich_lose,
 )
-from dynolab.squeezing.features import stepped_elsewhere, stepped_with_features
 from dynolab.squeezing.panels import panels, regression_steps, shape_points, step_paths
-from dynolab.squeezing.rule import first_order, likeliest_other, rises, stepped
+from dynolab.squeezing.rule import (
+    first_order,
+    likeliest_other,
+    rises,
+    stepped,
+    stepped_elsewhere,
+    stepped_with_features,
+)
 
 TRENDS = {
     "peakier_more_fall",

@@ -39,8 +39,8 @@ def pair_forces(
     **Returns:** nats, first order; the step on a batch is the mean of its images' entries.
     """
     pull, force = pull_of(model(observed)), force_of(model(updating), targets)
-    found = gradient_gram(model, observed, pull, updating, force[:, None])
-    return -learning_rate * found.squeeze(-1)
+    products = gradient_gram(model, observed, pull, updating, force[:, None])
+    return -learning_rate * products.squeeze(-1)
 
 
 @torch.no_grad()
@@ -56,8 +56,8 @@ def label_forces(
     side: summed over the steps of a training it is the accumulated influence of u on o."""
     pull = pull_of(model(observed))[torch.arange(len(labels)), labels]
     force = force_of(model(updating), targets)
-    found = gradient_gram(model, observed, pull[:, None], updating, force[:, None])
-    return -learning_rate * found[..., 0, 0]
+    products = gradient_gram(model, observed, pull[:, None], updating, force[:, None])
+    return -learning_rate * products[..., 0, 0]
 
 
 def classifier_kernel(

@@ -1,8 +1,8 @@
 """Inner products of classifiers' gradients, layer by layer, without the gradients themselves.
 
 `forces.map` and `forces.kernel` take one item at a time, and its many positions together; here many
-images of one position are taken together, which makes all 64 × 64 kernels of digits under LeNet
-about forty times as fast as `kernel_blocks` would.
+images of one position are taken together: all 64 × 64 kernels of digits under LeNet take 0.06 s,
+by a product for every pair 2.3 s (`python -m tests.benchmarks.classification`).
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _formed(layer: Layer, outputs: slice) -> Float[Tensor, "rows entries"]:
 
 
 def _slices(ours: Layer, theirs: Layer) -> Iterator[slice]:
-    rows = sum(one.signal.shape[0] * one.signal.shape[1] for one in (ours, theirs))
+    rows = sum(side.signal.shape[0] * side.signal.shape[1] for side in (ours, theirs))
     width = max(1, SLICE // (rows * ours.input.shape[1]))
     outputs = ours.signal.shape[2]
     return (slice(low, min(low + width, outputs)) for low in range(0, outputs, width))
@@ -264,7 +264,7 @@ def _whole(
     """Gradients of some parameters, image by image, by reverse mode."""
     fixed = {name: w for name, w in weights.items() if name not in names}
 
-    def one(image: Tensor, pulls: Tensor) -> dict[str, Tensor]:
+    def of_image(image: Tensor, pulls: Tensor) -> dict[str, Tensor]:
         _, back = vjp(  # type: ignore[misc]
             lambda w: functional_call(model, {**fixed, **w}, (image[None],))[0],
             {name: weights[name] for name in sorted(names)},
@@ -272,8 +272,8 @@ def _whole(
         (gradients,) = vmap(back)(pulls)
         return {name: g.flatten(1) for name, g in gradients.items()}
 
-    found: dict[str, Tensor] = vmap(one)(images, cotangents)
-    return found
+    gradients: dict[str, Tensor] = vmap(of_image)(images, cotangents)
+    return gradients
 
 
 def without_layer(model: nn.Module, images: Float[Tensor, "images ..."]) -> frozenset[str]:

@@ -174,9 +174,8 @@ def without_rule(
     with torch.enable_grad():
         scores = sample.scores(policy, {**at, **leaves})
     truth = _gradients(w @ scores, leaves)
-    return differing(
-        _summed(token_factors(policy, at, rules, tail, set(), sample), w, truth), truth
-    )
+    made = _summed(token_factors(policy, at, rules, tail, set(), sample), w, truth)
+    return differing(made, truth)
 
 
 def differing(made: Weights, truth: Weights) -> set[str]:
