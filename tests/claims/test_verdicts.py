@@ -5,10 +5,10 @@ import pytest
 
 from dynolab.claims.claim import judge
 from dynolab.claims.study import CLAIMS, assess
-from dynolab.claims.verdict import Verdict
+from dynolab.claims.verdict import Verdict, above, below, never
 from dynolab.probes.paths import LearningPaths, learning_paths, peak_change
 from dynolab.results.study import ForceRow
-from dynolab.statistics import mean_interval
+from dynolab.statistics import Interval, mean_interval
 from tests.report.synthetic import DPO, SFT, probes, study, up, up_then_down
 
 CLAIM = {claim.id: claim for claim in CLAIMS}
@@ -165,3 +165,33 @@ def test_exact_predictions_explain_and_empty_ones_do_not() -> None:
     assert found["sft/forces"].outcome == "fails"
     assert found["dpo/forces"].measured[0].mean == 0.0
     assert found["sft/forces"].measured[0].mean == 1.0
+
+
+KEPT = (
+    '{"id":"lenet/size","topic":"LeNet","claim":"Its size moves","expected":"> 0.1","measured":'
+    '[{"name":"Δ","mean":0.2,"low":0.05,"high":0.35,"n":5,"unit":"nats","violations":null},'
+    '{"name":"V = 5","mean":NaN,"low":NaN,"high":NaN,"n":0,"unit":"","violations":0}],'
+    '"verdict":"unclear"}'
+)
+
+
+def test_a_kept_line_is_read_and_written_as_it_was() -> None:
+    verdict = Verdict.model_validate_json(KEPT)
+    assert verdict.outcome == "unclear"
+    assert verdict.measured[0].interval == Interval(0.2, 0.05, 0.35, 5)
+    assert verdict.model_dump_json() == KEPT
+
+
+def test_a_summary_calls_outcomes_by_its_own_words() -> None:
+    interval = Interval(1.0, 0.5, float("nan"), 3)
+    kept = {
+        outcome: Verdict.of("a", "b", "c", "d", figure).summary()
+        for outcome, figure in {
+            "appears": above("x", Interval(1.0, 0.5, 1.5, 3)),
+            "does not": below("x", Interval(1.0, 0.5, 1.5, 3)),
+            "unclear": above("x", interval),
+            "not measured": never("x", 0, 0),
+        }.items()
+    }
+    assert {name: summary["outcome"] for name, summary in kept.items()} == {n: n for n in kept}
+    assert kept["unclear"]["measured"] == {"x": {"mean": 1.0, "low": 0.5, "high": None, "n": 3}}
