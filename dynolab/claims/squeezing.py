@@ -13,53 +13,48 @@ from dynolab.statistics import Interval, mean_interval, share_interval
 
 SOFTMAX, MODEL = "one softmax", "language model"
 HALF = 0.5
+ALWAYS = "always"
+"""Expected of statements about every case; what is expected otherwise is a trend."""
 
 _STATEMENTS: Mapping[str, tuple[str, str]] = {
-    "label_falls": ("Claim 1: the class that is pushed down falls", "always"),
-    "best_rises": ("Claim 2: the likeliest other class i* rises", "always"),
+    "label_falls": ("Claim 1: the class that is pushed down falls", ALWAYS),
+    "best_rises": ("Claim 2: the likeliest other class i* rises", ALWAYS),
     "peakier_more_fall": (
         "Claim 3: the peakier the distribution, the more classes fall",
         "mostly: a trend",
     ),
     "peak_alone_rises": (
         "Claim 3, in the limit: beside a peak of more than 0.9 no class rises but the peak",
-        "always",
+        ALWAYS,
     ),
     "rarer_more_fall": (
         "Claim 4: the less likely the pushed class, the more classes fall",
-        "always",
+        ALWAYS,
     ),
-    "rarer_fall_further": ("Claim 4: … and the further those fall that fell", "always"),
+    "rarer_fall_further": ("Claim 4: … and the further those fall that fell", ALWAYS),
     "rarer_best_gains_more": ("Claim 4: … and the more the probability of i* rises", "mostly"),
     "rich_get_richer": ("The rich get richer: other classes with more than 1/V rise", "mostly"),
     "poor_get_poorer": ("… and the poor get poorer: other classes below the median fall", "mostly"),
     "larger_is_stronger": (
         "Claim 5: the larger the step, the stronger: y falls and i* rises further",
-        "always",
+        ALWAYS,
     ),
     "fallen_stays_fallen": (
         "Claim 5: a class that has fallen falls further with a larger step",
-        "always",
+        ALWAYS,
     ),
-    "concave": ("Claim 5: log p′ᵢ/pᵢ is concave in the step", "always"),
-    "rule": ("The first-order rule: i ≠ y rises if and only if pᵢ + p_y > Σⱼ pⱼ²", "always"),
-    "rule_for_good": ("What the rule lets fall falls at any size of step", "always"),
+    "concave": ("Claim 5: log p′ᵢ/pᵢ is concave in the step", ALWAYS),
+    "rule": ("The first-order rule: i ≠ y rises if and only if pᵢ + p_y > Σⱼ pⱼ²", ALWAYS),
+    "rule_for_good": ("What the rule lets fall falls at any size of step", ALWAYS),
     "elsewhere_label_falls": (
         "Last layer: y falls at every context whose features agree",
-        "always",
+        ALWAYS,
     ),
-    "elsewhere_best_rises": ("Last layer: the pushed context’s i* rises there, too", "always"),
+    "elsewhere_best_rises": ("Last layer: the pushed context’s i* rises there, too", ALWAYS),
     "features_best_rises": (
         "Features that move as well (d = 4): i* still rises",
         "mostly: nothing forbids a fall",
     ),
-}
-_TRENDS = {
-    "peakier_more_fall",
-    "rarer_best_gains_more",
-    "rich_get_richer",
-    "poor_get_poorer",
-    "features_best_rises",
 }
 
 
@@ -69,7 +64,7 @@ def softmax_verdicts(counts: Sequence[CaseCount]) -> Iterator[Verdict]:
     A trend holds where fewer than half of the cases go the other way.
     """
     for statement, (claim, expected) in _STATEMENTS.items():
-        figure = _trend if statement in _TRENDS else _exact
+        figure = _exact if expected == ALWAYS else _trend
         figures = [figure(count) for count in counts if count.statement == statement]
         yield Verdict.of(f"softmax/{statement}", SOFTMAX, claim, expected, *figures)
 

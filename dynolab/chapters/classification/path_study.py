@@ -100,34 +100,32 @@ def study_paths(
     toy_build: Build,
 ) -> PathFindings:
     """Follows every example of the clouds and of the images, and of people's labels where given."""
-    findings = PathFindings()
     toys = [gaussian_toy(config.toy, seed) for seed in seeds]
-    tasks = [Task(toy.inputs, toy.labels, toy.truth.argmax(-1), toy.truth) for toy in toys]
-    _add(findings, "toy", toy_build, tasks, config.toy.classes, config.toy_training, config, seeds)
+    clouds = [Task(toy.inputs, toy.labels, toy.truth.argmax(-1), toy.truth) for toy in toys]
     estimated = outside_predictions(build, data, config.training, seeds)
-    _add(
-        findings,
-        "images",
-        build,
-        [_flipped(data, config, estimated, seed) for seed in seeds],
-        data.classes,
-        config.training,
-        config,
-        seeds,
-    )
+    flipped = [_flipped(data, config, estimated, seed) for seed in seeds]
+    studied: list[tuple[PathData, Sequence[Task]]] = [("toy", clouds), ("images", flipped)]
     train = data.train
     if train.human is not None:
         given = Task(train.pixels, train.labels, train.human.argmax(-1), train.human)
-        _add(
-            findings,
-            "human",
-            build,
-            [given] * len(seeds),
-            data.classes,
-            config.training,
-            config,
-            seeds,
-        )
+        studied.append(("human", [given] * len(seeds)))
+    findings = PathFindings()
+    for name, tasks in studied:
+        of_toy = name == "toy"
+        make, training = (toy_build, config.toy_training) if of_toy else (build, config.training)
+        classes = config.toy.classes if of_toy else data.classes
+        shape = tuple(tasks[0].inputs.shape[1:])
+        many = ManyModels([make(shape, classes, seed) for seed in seeds])
+        followed = follow(many, tasks, classes, training, seeds)
+        for n, (task, seed) in enumerate(zip(tasks, seeds, strict=True)):
+            path, groups = followed.logps[:, n].exp(), groups_of(task)
+            score = zigzag(path, task.labels)
+            findings.scores.append(_scores(name, seed, task, path, score))
+            findings.epochs += _epochs(
+                name, seed, task, followed.logps[:, n], followed.own[:, n], groups
+            )
+            if n == 0:
+                findings.paths += _shown(name, task, path, score, groups, config.shown)
     return findings
 
 
@@ -195,30 +193,6 @@ def _logps(
     with torch.no_grad():
         logits = many.logits(inputs[0]) if same else many.logits(inputs, own=True)
     return logits.log_softmax(-1).cpu()
-
-
-def _add(
-    findings: PathFindings,
-    name: PathData,
-    build: Build,
-    tasks: Sequence[Task],
-    classes: int,
-    training: SGDConfig,
-    config: PathStudyConfig,
-    seeds: Sequence[int],
-) -> None:
-    shape = tuple(tasks[0].inputs.shape[1:])
-    many = ManyModels([build(shape, classes, seed) for seed in seeds])
-    followed = follow(many, tasks, classes, training, seeds)
-    for n, (task, seed) in enumerate(zip(tasks, seeds, strict=True)):
-        logps, own = followed.logps[:, n], followed.own[:, n]
-        path = logps.exp()
-        groups = groups_of(task)
-        score = zigzag(path, task.labels)
-        findings.scores.append(_scores(name, seed, task, path, score))
-        findings.epochs += _epochs(name, seed, task, logps, own, groups)
-        if n == 0:
-            findings.paths += _shown(name, task, path, score, groups, config.shown)
 
 
 def groups_of(task: Task) -> dict[Difficulty, Int[Tensor, " some"]]:
