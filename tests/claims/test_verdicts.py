@@ -183,15 +183,15 @@ def test_a_kept_line_is_read_and_written_as_it_was() -> None:
 
 
 def test_a_summary_calls_outcomes_by_its_own_words() -> None:
-    interval = Interval(1.0, 0.5, float("nan"), 3)
+    alone = Interval(1.0, float("nan"), float("nan"), 1)
     kept = {
         outcome: Verdict.of("a", "b", "c", "d", figure).summary()
         for outcome, figure in {
             "appears": above("x", Interval(1.0, 0.5, 1.5, 3)),
             "does not": below("x", Interval(1.0, 0.5, 1.5, 3)),
-            "unclear": above("x", interval),
+            "unclear": above("x", alone),
             "not measured": never("x", 0, 0),
         }.items()
     }
     assert {name: summary["outcome"] for name, summary in kept.items()} == {n: n for n in kept}
-    assert kept["unclear"]["measured"] == {"x": {"mean": 1.0, "low": 0.5, "high": None, "n": 3}}
+    assert kept["unclear"]["measured"] == {"x": {"mean": 1.0, "low": None, "high": None, "n": 1}}
