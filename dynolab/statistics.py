@@ -32,6 +32,10 @@ class Interval:
         low, mean, high = (x if np.isfinite(x) else None for x in (self.low, self.mean, self.high))
         return {"mean": mean, "low": low, "high": high, "n": self.n}
 
+    def times(self, factor: float) -> Interval:
+        """In another unit; the factor is positive."""
+        return Interval(factor * self.mean, factor * self.low, factor * self.high, self.n)
+
 
 @cache
 def student_975(degrees: int) -> float:

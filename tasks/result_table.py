@@ -11,9 +11,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import read_rows
-from dynolab.results.chapters import ClaimRow
-from dynolab.statistics import Interval
 from dynolab.store import Store
 from tasks.runtime.work import StageResult
 
@@ -86,11 +85,10 @@ Found = tuple[dict[str, str], dict[str, Any]]
 def _of_claims(folder: Path) -> Found:
     verdicts: dict[str, str] = {}
     estimates: dict[str, Any] = {}
-    for row in read_rows(folder / "claims.jsonl", ClaimRow):
-        verdicts[row.id] = row.verdict
-        for one in row.measured:
-            interval = Interval(one.mean, one.low, one.high, one.n)
-            estimates[f"{row.id}/{one.name}"] = interval.as_dict()
+    for verdict in read_rows(folder / "claims.jsonl", Verdict):
+        verdicts[verdict.id] = verdict.outcome
+        for figure in verdict.measured:
+            estimates[f"{verdict.id}/{figure.name}"] = figure.interval.as_dict()
     return verdicts, estimates
 
 

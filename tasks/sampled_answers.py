@@ -13,7 +13,7 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.comparisons.pair_arms import SaidAnswer
+    from dynolab.comparisons.pair_arms import SampledAnswer
     from dynolab.data.rows import Example, Split
     from dynolab.rollouts.generator import Sampled
 
@@ -37,18 +37,18 @@ def sample_answers(work: Work[SampledAnswersConfig]) -> dict[str, float]:
     Results: `answers.jsonl`, as judges read them, and `figures.json`, means over the prompts of
     each split with 95% intervals. A training that diverged left no model: nothing is said.
     """
-    from dynolab.comparisons.pair_arms import speech_figures
+    from dynolab.comparisons.pair_arms import answer_figures
     from dynolab.data.rows import write_rows
 
     began = time.monotonic()
     with work.shown():
         said = _said(work) if work.input_holds("model", "model") else []
         write_rows(work.output / "answers.jsonl", [one.answer for one in said])
-    means = tell_figures(work, speech_figures(said), "said")
+    means = tell_figures(work, answer_figures(said), "said")
     return means | {"seconds": time.monotonic() - began}
 
 
-def _said(work: Work[SampledAnswersConfig]) -> list[SaidAnswer]:
+def _said(work: Work[SampledAnswersConfig]) -> list[SampledAnswer]:
     from dynolab import distributed
     from dynolab.rollouts.sample import sample_responses
     from models.language import load_language_model, load_tokenizer
@@ -70,8 +70,10 @@ def _said(work: Work[SampledAnswersConfig]) -> list[SaidAnswer]:
     ]
 
 
-def _answer(split: Split, pair: Example, number: int, one: Sampled, end: int | None) -> SaidAnswer:
-    from dynolab.comparisons.pair_arms import SaidAnswer
+def _answer(
+    split: Split, pair: Example, number: int, one: Sampled, end: int | None
+) -> SampledAnswer:
+    from dynolab.comparisons.pair_arms import SampledAnswer
     from dynolab.data.world.lexicon import answered, repeats_fault
     from dynolab.results.judges import PolicyAnswer
     from dynolab.squeezing.repeats import repetition
@@ -85,7 +87,7 @@ def _answer(split: Split, pair: Example, number: int, one: Sampled, end: int | N
         finished=one.finished,
         tokens=len(one.response),
     )
-    return SaidAnswer(
+    return SampledAnswer(
         said,
         logp=sum(one.logps),
         refused=repeats_fault(

@@ -1,19 +1,18 @@
 """What is claimed of the forces between classes, and what a study shows of it.
 
-A claim's quantities are means over seeds with t-intervals.
+Figures are means over seeds with t-intervals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.chapters.classification.force_study import ForceFindings
-from dynolab.claims.study import UNEXPLAINED_SHARE, Quantity, Verdict
+from dynolab.claims.verdict import Figure, Verdict, above, below, explains
 from dynolab.forces.kernel.stability import THRESHOLD
 from dynolab.results.classification import ClassifierState, Grid
 from dynolab.statistics import mean_interval, rank_correlation
@@ -25,102 +24,70 @@ STRONGEST = 6
 MOVED = 0.1
 """By how much the logarithm of a norm has to change to have moved, up or down."""
 
-Found = TypeVar("Found")
-
 
 def assess_forces(
-    found: ForceFindings, learning_rate: float, *, digits: bool
+    findings: ForceFindings, learning_rate: float, *, digits: bool
 ) -> tuple[Verdict, ...]:
     """All claims; those on pairs of classes of the first network, at the main learning rate.
 
     **Arguments:** `digits`: the classes are the ten digits, so that 4 and 9 are theirs.
     """
-    return tuple(_all(found, learning_rate, digits))
-
-
-def _all(found: ForceFindings, rate: float, digits: bool) -> Iterator[Verdict]:
-    networks = list(dict.fromkeys(one.network for one in found.states))
-    for network in networks:
-        states = [
-            one for one in found.states if one.network == network and one.learning_rate == rate
-        ]
-        yield Verdict(
-            f"{network}/step",
-            NETWORKS[network],
-            "First-order forces explain what a step did",
-            f"1 − R² < {UNEXPLAINED_SHARE}",
-            (
-                Quantity(
-                    "1 − R²",
-                    -1,
-                    mean_interval(by_seed(states, lambda s: s.unexplained)),
-                    UNEXPLAINED_SHARE,
-                    "",
-                ),
-            ),
-        )
-        yield _adds_up(found, network)
-        yield from _stability(found, network, rate)
-    main = [
-        one
-        for one in found.states
-        if one.network == networks[0] and one.learning_rate == rate and one.epoch > 0
-    ]
-    yield from _pairing(networks[0], main, digits)
-    yield _step_size(found, networks[0])
-
-
-def _adds_up(found: ForceFindings, network: str) -> Verdict:
-    sums = [one for one in found.influences if one.network == network]
-    epochs = f"{sums[0].epoch} epochs" if sums else "training"
-    return Verdict(
-        f"{network}/accumulated",
-        NETWORKS[network],
-        f"Forces summed over all steps of {epochs} explain what these did",
-        f"1 − R² < {UNEXPLAINED_SHARE}",
-        (
-            Quantity(
-                "1 − R²",
-                -1,
-                mean_interval(np.array([one.unexplained for one in sums])),
-                UNEXPLAINED_SHARE,
-                "",
-            ),
+    at_rate = [row for row in findings.states if row.learning_rate == learning_rate]
+    networks = list(dict.fromkeys(row.network for row in findings.states))
+    main = [row for row in at_rate if row.network == networks[0] and row.epoch > 0]
+    return (
+        *(
+            verdict
+            for network in networks
+            for verdict in _of_network(findings, network, learning_rate)
         ),
+        *_pairing(networks[0], main, digits),
+        _step_size(findings, networks[0]),
     )
 
 
-def _stability(found: ForceFindings, network: str, rate: float) -> Iterator[Verdict]:
+def _of_network(findings: ForceFindings, network: str, rate: float) -> Iterator[Verdict]:
+    states = [
+        row for row in findings.states if row.network == network and row.learning_rate == rate
+    ]
+    yield explains(
+        f"{network}/step",
+        NETWORKS[network],
+        "First-order forces explain what a step did",
+        mean_interval(by_seed(states, lambda row: row.unexplained)),
+    )
+    sums = [row for row in findings.influences if row.network == network]
+    epochs = f"{sums[0].epoch} epochs" if sums else "training"
+    yield explains(
+        f"{network}/accumulated",
+        NETWORKS[network],
+        f"Forces summed over all steps of {epochs} explain what these did",
+        mean_interval(np.array([row.unexplained for row in sums])),
+    )
+    yield from _stability(findings, network, rate)
+
+
+def _stability(findings: ForceFindings, network: str, rate: float) -> Iterator[Verdict]:
     """From the first measured epoch after the start to the last."""
-    rows = [one for one in found.ranks if (one.network, one.learning_rate) == (network, rate)]
-    first, last = window(sorted({epoch for one in rows for epoch in (one.first, one.second)}))
-    rows = [one for one in rows if (one.first, one.second) == (first, last)]
+    rows = [row for row in findings.ranks if (row.network, row.learning_rate) == (network, rate)]
+    first, last = window(sorted({epoch for row in rows for epoch in (row.first, row.second)}))
+    rows = [row for row in rows if (row.first, row.second) == (first, last)]
     during = f"from epoch {first} to {last}"
-    yield Verdict(
+    correlation = mean_interval(np.array([row.correlation for row in rows]))
+    yield Verdict.of(
         f"{network}/ranks",
         NETWORKS[network],
         f"The order of ‖K‖ over pairs of classes stays {during}",
         f"ρ > {THRESHOLD}",
-        (
-            Quantity(
-                "ρ", 1, mean_interval(np.array([one.correlation for one in rows])), THRESHOLD, ""
-            ),
-        ),
+        above("ρ", correlation, THRESHOLD, unit=""),
     )
-    yield Verdict(
+    growth = mean_interval(np.abs(np.log1p([row.growth for row in rows])))
+    yield Verdict.of(
         f"{network}/size",
         NETWORKS[network],
         f"Its size moves meanwhile, {during}",
         f"|Δ log ‖K‖| > {MOVED}",
-        (
-            Quantity(
-                "|Δ log ‖K‖|",
-                1,
-                mean_interval(np.abs(np.log1p([one.growth for one in rows]))),
-                MOVED,
-                "",
-            ),
-        ),
+        above("|Δ log ‖K‖|", growth, MOVED, unit=""),
     )
 
 
@@ -131,85 +98,66 @@ def window(epochs: Sequence[int]) -> tuple[int, int]:
 
 
 def _pairing(network: str, states: Sequence[ClassifierState], digits: bool) -> Iterator[Verdict]:
-    def verdict(name: str, claim: str, expected: str, quantity: Quantity) -> Verdict:
-        return Verdict(f"{network}/{name}", NETWORKS[network], claim, expected, (quantity,))
+    def verdict(name: str, claim: str, expected: str, *figures: Figure) -> Verdict:
+        return Verdict.of(f"{network}/{name}", NETWORKS[network], claim, expected, *figures)
+
+    def positive(name: str, value: Callable[[ClassifierState], float]) -> Figure:
+        return above(name, mean_interval(by_seed(states, value)), unit="")
 
     yield verdict(
         "own_class",
         "An update on an image lifts its class on others of its class",
         "> 0",
-        Quantity("Δp", 1, mean_interval(by_seed(states, lambda s: _diagonal(s.pulls))), unit=""),
+        positive("Δp", lambda state: float(np.diag(np.array(state.pulls)).mean())),
     )
     yield verdict(
         "confusions",
         "It lifts its class most on the classes that are taken for it: pairing",
         "ρ > 0",
-        Quantity("ρ(pull, p)", 1, mean_interval(by_seed(states, _with_predictions)), unit=""),
+        positive("ρ(pull, p)", _with_predictions),
     )
     yield verdict(
         "mutual",
         "Pairing is mutual: a class that moves another is moved by it",
         "ρ > 0",
-        Quantity("ρ(pull, pullᵀ)", 1, mean_interval(by_seed(states, _with_its_transpose)), unit=""),
+        positive("ρ(pull, pullᵀ)", _with_its_transpose),
     )
     if digits:
         yield verdict(
             "four_nine",
             "A 4 lifts “4” on nines, and a 9 “9” on fours, more than on other digits",
             "> 0",
-            Quantity(
-                "Δp, less that of other pairs",
-                1,
-                mean_interval(by_seed(states, _four_nine)),
-                unit="",
-            ),
+            positive("Δp, less that of other pairs", _four_nine),
         )
-        yield Verdict(
-            f"{network}/four_nine_strongest",
-            NETWORKS[network],
+        yield verdict(
+            "four_nine_strongest",
             f"From the second epoch on one of these two is among the {STRONGEST} strongest pulls "
             "between digits",
             f"rank ≤ {STRONGEST}",
-            tuple(
-                Quantity(
-                    f"rank after epoch {epoch}",
-                    -1,
-                    mean_interval(
-                        by_seed([s for s in states if s.epoch == epoch], _four_nine_rank)
-                    ),
-                    STRONGEST,
-                    "",
-                )
-                for epoch in sorted({state.epoch for state in states} - {1})
-            ),
+            *_four_nine_ranks(states),
         )
 
 
-def _step_size(found: ForceFindings, network: str) -> Verdict:
-    rows = [one for one in found.states if one.network == network]
-    rates = sorted({one.learning_rate for one in rows})
-    each = [
-        by_seed([one for one in rows if one.learning_rate == rate], lambda s: s.unexplained)
+def _four_nine_ranks(states: Sequence[ClassifierState]) -> Iterator[Figure]:
+    for epoch in sorted({state.epoch for state in states} - {1}):
+        ranks = by_seed([state for state in states if state.epoch == epoch], _four_nine_rank)
+        yield below(f"rank after epoch {epoch}", mean_interval(ranks), STRONGEST, unit="")
+
+
+def _step_size(findings: ForceFindings, network: str) -> Verdict:
+    rows = [row for row in findings.states if row.network == network]
+    rates = sorted({row.learning_rate for row in rows})
+    small, large = (
+        by_seed([row for row in rows if row.learning_rate == rate], lambda row: row.unexplained)
         for rate in (rates[0], rates[-1])
-    ]
-    quantities = (
-        ()
-        if len(rates) < 2
-        else (
-            Quantity(
-                f"1 − R² at η = {rates[-1]:g} less that at {rates[0]:g}",
-                1,
-                mean_interval(each[1] - each[0]),
-                unit="",
-            ),
-        )
     )
-    return Verdict(
+    name = f"1 − R² at η = {rates[-1]:g} less that at {rates[0]:g}"
+    return Verdict.of(
         f"{network}/step_size",
         NETWORKS[network],
         "The larger the step, the less first order explains",
         "> 0",
-        quantities,
+        *([above(name, mean_interval(large - small), unit="")] if len(rates) > 1 else []),
     )
 
 
@@ -223,10 +171,6 @@ def by_seed(
     return np.array(
         [np.nanmean(some) if np.isfinite(some).any() else np.nan for some in values.values()]
     )
-
-
-def _diagonal(pulls: Grid) -> float:
-    return float(np.diag(np.array(pulls)).mean())
 
 
 def beside(grid: Grid | Float[ndarray, "classes classes"]) -> Float[ndarray, " pairs"]:

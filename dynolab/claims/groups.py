@@ -1,15 +1,14 @@
 """What is claimed of trainings on sampled groups, and what a comparison shows of it.
 
-A claim's quantities are means over seeds with t-intervals, paired by seed where two arms or before
-and after are compared; a claim is judged as those of `verdicts.py` are.
+Figures are means over seeds with t-intervals, paired by seed where two arms or before and after
+are compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
 
-from dynolab.claims.study import Quantity, Verdict
+from dynolab.claims.verdict import Sign, Verdict, on_side
 from dynolab.comparisons.group_arms import LAZY_CHANGE, LAZY_SHARE, START, ArmTable, pass_names
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.registry import AnyConfig
@@ -26,23 +25,20 @@ def assess_arms(objectives: Objectives, baseline: str, table: ArmTable) -> tuple
     questions than the baseline's and than that of its control of random tokens, and lifts right
     answers more. Of SimKO: its pass@k is above the baseline's.
     """
-    found = [*_of_baseline(baseline, table)]
+    verdicts = [*_of_baseline(baseline, table)]
     random = _with_rule(objectives, "random_tokens")
     for arm in _with_rule(objectives, "nthr"):
         for other in (baseline, *random):
-            found += [_displaces_fewer(arm, other, table), _lifts_more(arm, other, table)]
+            verdicts += _of_one_update(arm, other, table)
     for arm, objective in objectives.items():
         if isinstance(objective, SimKOConfig):
-            found += _keeps_passes(arm, baseline, table)
-    return tuple(found)
+            verdicts += _keeps_passes(arm, baseline, table)
+    return tuple(verdicts)
 
 
 def _of_baseline(arm: str, table: ArmTable) -> Iterator[Verdict]:
-    for split, prompts in (("train", "training"), ("heldout", "held-out")):
-        names = pass_names(table.names, split)
-        if not names:
-            continue
-        moves: tuple[tuple[str, str, Literal[1, -1]], ...] = (
+    for split, prompts, names in _passes(table):
+        moves: tuple[tuple[str, str, Sign], ...] = (
             (names[0], "rises", 1),
             (names[-1], "falls", -1),
         )
@@ -66,8 +62,8 @@ def _of_baseline(arm: str, table: ArmTable) -> Iterator[Verdict]:
     )
 
 
-def _displaces_fewer(arm: str, other: str, table: ArmTable) -> Verdict:
-    return _judged(
+def _of_one_update(arm: str, other: str, table: ArmTable) -> Iterator[Verdict]:
+    yield _judged(
         arm,
         f"displaces_fewer_than_{other}",
         f"One update displaces fewer questions than under {other}",
@@ -75,10 +71,7 @@ def _displaces_fewer(arm: str, other: str, table: ArmTable) -> Verdict:
         table,
         (arm, other, LAZY_SHARE),
     )
-
-
-def _lifts_more(arm: str, other: str, table: ArmTable) -> Verdict:
-    return _judged(
+    yield _judged(
         arm,
         f"lifts_more_than_{other}",
         f"One update lifts right answers more than under {other}",
@@ -90,23 +83,29 @@ def _lifts_more(arm: str, other: str, table: ArmTable) -> Verdict:
 
 
 def _keeps_passes(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]:
+    for split, prompts, names in _passes(table):
+        yield _judged(
+            arm,
+            f"{split}/passes",
+            f"{_pass(names[-1])} on {prompts} prompts ends above {baseline}'s",
+            1,
+            table,
+            (arm, baseline, names[-1]),
+        )
+
+
+def _passes(table: ArmTable) -> Iterator[tuple[str, str, list[str]]]:
+    """The splits that were sampled, what their prompts are called, and their figures pass@k."""
     for split, prompts in (("train", "training"), ("heldout", "held-out")):
         if names := pass_names(table.names, split):
-            yield _judged(
-                arm,
-                f"{split}/passes",
-                f"{_pass(names[-1])} on {prompts} prompts ends above {baseline}'s",
-                1,
-                table,
-                (arm, baseline, names[-1]),
-            )
+            yield split, prompts, names
 
 
 def _judged(
     arm: str,
     name: str,
     claim: str,
-    sign: Literal[1, -1],
+    sign: Sign,
     table: ArmTable,
     compared: tuple[str, str | None, str],
     *,
@@ -115,10 +114,9 @@ def _judged(
     """A claim on one figure of an arm: on its difference to another arm's where there is one."""
     own, other, figure = compared
     compared_with = table if other is None else table.against(other)
-    interval = compared_with.over_seeds(own, figure)
     what = "Δ log π" if figure.endswith("right_change") else f"{own} − {other}"
-    quantity = Quantity(what, sign, interval, unit=unit)
-    return Verdict(f"{arm}/{name}", arm, claim, "> 0" if sign > 0 else "< 0", (quantity,))
+    measured = on_side(sign, what, compared_with.over_seeds(own, figure), unit=unit)
+    return Verdict.of(f"{arm}/{name}", arm, claim, "> 0" if sign > 0 else "< 0", measured)
 
 
 def _pass(name: str) -> str:
@@ -128,6 +126,6 @@ def _pass(name: str) -> str:
 def _with_rule(objectives: Objectives, rule: str) -> list[str]:
     return [
         arm
-        for arm, one in objectives.items()
-        if isinstance(one, ClippedConfig) and one.advantage_rule.name == rule
+        for arm, objective in objectives.items()
+        if isinstance(objective, ClippedConfig) and objective.advantage_rule.name == rule
     ]

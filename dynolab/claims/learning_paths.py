@@ -1,20 +1,20 @@
 """What is claimed of learning paths, and what a study shows of it.
 
-A claim's quantities are means over seeds with t-intervals.
+Figures are means over seeds with t-intervals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.chapters.classification.path_study import PathFindings
-from dynolab.claims.study import Quantity, Verdict
-from dynolab.results.classification import Difficulty, EpochInfluence, PathData
-from dynolab.statistics import mean_interval
+from dynolab.claims.verdict import Figure, Verdict, above, below
+from dynolab.results.classification import Difficulty, EpochInfluence, PathData, PathScores
+from dynolab.statistics import Interval, mean_interval
 
 TITLES: dict[PathData, str] = {
     "toy": "Gaussian toy",
@@ -23,65 +23,62 @@ TITLES: dict[PathData, str] = {
 }
 
 
-def assess_paths(found: PathFindings) -> tuple[Verdict, ...]:
+def assess_paths(findings: PathFindings) -> tuple[Verdict, ...]:
     """All claims about the data whose paths were followed."""
-    known = dict.fromkeys(one.data for one in found.scores)
-    return tuple(verdict for data in known for verdict in _of(data, found))
+    known = dict.fromkeys(row.data for row in findings.scores)
+    return tuple(verdict for data in known for verdict in _of(data, findings))
 
 
-def _of(data: PathData, found: PathFindings) -> Iterator[Verdict]:
-    scores = [one for one in found.scores if one.data == data]
-    epochs = [one for one in found.epochs if one.data == data]
-    title = TITLES[data]
-    yield Verdict(
-        f"{data}/zigzag",
-        title,
+def _of(data: PathData, findings: PathFindings) -> Iterator[Verdict]:
+    scores = [row for row in findings.scores if row.data == data]
+    epochs = [row for row in findings.epochs if row.data == data]
+
+    def over_seeds(value: Callable[[PathScores], float]) -> Interval:
+        return mean_interval(np.array([value(row) for row in scores]))
+
+    def verdict(name: str, claim: str, expected: str, *figures: Figure) -> Verdict:
+        return Verdict.of(f"{data}/{name}", TITLES[data], claim, expected, *figures)
+
+    yield verdict(
+        "zigzag",
         "The harder an example, the more its path zig-zags",
         "ρ > 0",
-        (_quantity("ρ(zig-zag, ‖e_y − p*‖)", 1, [one.rank_correlation for one in scores]),),
+        above("ρ(zig-zag, ‖e_y − p*‖)", over_seeds(lambda row: row.rank_correlation), unit=""),
     )
-    yield Verdict(
-        f"{data}/auc",
-        title,
+    yield verdict(
+        "auc",
         "Zig-zag tells wrong labels from right ones",
         "AUC > 0.5",
-        (_quantity("AUC", 1, [one.auc for one in scores], bound=0.5),),
+        above("AUC", over_seeds(lambda row: row.auc), 0.5, unit=""),
     )
-    yield Verdict(
-        f"{data}/filter",
-        title,
+    nearer = over_seeds(lambda row: row.filtered_error - row.last_error)
+    yield verdict(
+        "filter",
         "The filtered path ends nearer to p* than the last prediction",
         "Δ‖q − p*‖ < 0",
-        (
-            _quantity(
-                "filtered − last", -1, [one.filtered_error - one.last_error for one in scores]
-            ),
-        ),
+        below("filtered − last", nearer, unit=""),
     )
     wrong = curves(epochs, "mislabelled")
     if wrong is not None:
-        yield Verdict(
-            f"{data}/detour",
-            title,
+        yield verdict(
+            "detour",
             "A mislabelled example first goes to its true class, then to the given label",
             "rise > 0, then fall < 0",
-            _detour(wrong["truth"]),
+            *_detour(wrong["truth"]),
         )
-        yield Verdict(
-            f"{data}/others",
-            title,
+        yield verdict(
+            "others",
             "Within an epoch the others pull a mislabelled example back from its label",
             "Σ < 0",
-            (_quantity("others", -1, wrong["others"].sum(1), unit="nats"),),
+            below("others", mean_interval(wrong["others"].sum(1))),
         )
     easy = curves(epochs, "easy")
     if easy is not None:
-        yield Verdict(
-            f"{data}/easy_others",
-            title,
+        yield verdict(
+            "easy_others",
             "They lift an easy one's label",
             "Σ > 0",
-            (_quantity("others", 1, easy["others"].sum(1), unit="nats"),),
+            above("others", mean_interval(easy["others"].sum(1))),
         )
 
 
@@ -100,7 +97,7 @@ def curves(
     }
 
 
-def _detour(truth: Float[ndarray, "seeds epochs"]) -> tuple[Quantity, ...]:
+def _detour(truth: Float[ndarray, "seeds epochs"]) -> tuple[Figure, ...]:
     """Rise to the peak and fall after it; a seed's peak is the epoch where the other seeds have
     theirs, so that noise makes no peak."""
     rise, fall = [], []
@@ -109,10 +106,7 @@ def _detour(truth: Float[ndarray, "seeds epochs"]) -> tuple[Quantity, ...]:
         peak = int(others.mean(0).argmax())
         rise.append(path[peak] - path[0])
         fall.append(path[-1] - path[peak])
-    return _quantity("p_true up to its peak", 1, rise), _quantity("after it", -1, fall)
-
-
-def _quantity(
-    name: str, sign: int, values: Sequence[float] | ndarray, *, bound: float = 0.0, unit: str = ""
-) -> Quantity:
-    return Quantity(name, 1 if sign > 0 else -1, mean_interval(np.array(values)), bound, unit)
+    return (
+        above("p_true up to its peak", mean_interval(np.array(rise)), unit=""),
+        below("after it", mean_interval(np.array(fall)), unit=""),
+    )

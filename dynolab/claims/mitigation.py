@@ -1,14 +1,14 @@
 """What remedies against squeezing are hoped to do, and what a comparison shows of it.
 
-Quantities are means over seeds with t-intervals, paired by seed with the baseline; a claim is
-judged as those of `verdicts.py` are. With one seed there is no interval, and all is unclear.
+Figures are means over seeds with t-intervals, paired by seed with the baseline. With one seed there
+is no interval, and all is unclear.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dynolab.claims.study import Quantity, Verdict
+from dynolab.claims.verdict import Verdict, above, below
 from dynolab.comparisons.group_arms import ArmTable
 
 EVEN = 0.5
@@ -25,35 +25,33 @@ def assess_remedies(arms: Sequence[str], baseline: str, table: ArmTable) -> tupl
 
 
 def _of_arm(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]:
-    gap = table.difference(arm, baseline, "train/gap")
-    yield Verdict(
+    against = f"{arm} − {baseline}"
+    yield Verdict.of(
         f"{arm}/gap",
         arm,
         f"The gap y* − y⁺ grows less than under {baseline}",
         "< 0",
-        (Quantity(f"Δ gap: {arm} − {baseline}", -1, gap),),
+        below(f"Δ gap: {against}", table.difference(arm, baseline, "train/gap")),
     )
     cost = table.difference(arm, baseline, "train/gap_by_margin")
-    yield Verdict(
+    yield Verdict.of(
         f"{arm}/gap_by_margin",
         arm,
         "It grows less by the nat of margin, too",
         "< 0",
-        (Quantity(f"Δ gap/Δ margin: {arm} − {baseline}", -1, cost, unit="nats by the nat"),),
+        below(f"Δ gap/Δ margin: {against}", cost, unit="nats by the nat"),
     )
-    chosen = table.difference(arm, baseline, "train/chosen")
-    yield Verdict(
+    yield Verdict.of(
         f"{arm}/chosen",
         arm,
         f"The chosen answer ends higher than under {baseline}",
         "> 0",
-        (Quantity(f"Δ chosen: {arm} − {baseline}", 1, chosen),),
+        above(f"Δ chosen: {against}", table.difference(arm, baseline, "train/chosen")),
     )
-    won = table.mean(arm, "heldout/won")
-    yield Verdict(
+    yield Verdict.of(
         f"{arm}/won",
         arm,
         f"Its answers to held-out prompts are preferred to {baseline}'s",
         f"> {EVEN:g}",
-        (Quantity("share of contests", 1, won, EVEN, ""),),
+        above("share of contests", table.mean(arm, "heldout/won"), EVEN, unit=""),
     )

@@ -1,33 +1,30 @@
 """The shapes that the papers report of finetuning, and what trainings show of each.
 
 The claims are those of Ren & Sutherland (arXiv 2407.10490, §4) with their figures, from the paper
-or from the authors' logs: shapes carry over to other models and data, numbers do not. A claim's
-quantities are means over training prompts; with several seeds over seeds, paired by seed.
+or from the authors' logs: shapes carry over to other models and data, numbers do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
 
-import numpy as np
-from jaxtyping import Float
-from numpy import ndarray
-
-from dynolab.claims.study import (
-    Quantity,
-    Verdict,
+from dynolab.claims.claim import (
+    Claim,
+    Trainings,
     falls,
+    falls_at_once,
     falls_more,
     gains_more,
     gap_changes,
+    judge,
     rises,
+    rises_early_then_lags,
     rises_then_falls,
 )
-from dynolab.probes.paths import LearningPaths, change
+from dynolab.claims.mitigation import EVEN
+from dynolab.claims.verdict import Verdict, above
 from dynolab.results.study import ARGMAX
-from dynolab.statistics import Interval, mean_interval
+from dynolab.statistics import Interval
 
 SFT, EXTENDED, EXTENDED_HALF = "sft", "sft_extended", "sft_extended_half"
 FROM_BASE, AFTER_SFT = "from-base", "dpo"
@@ -52,345 +49,210 @@ TITLES = {
 """Trainings as pages call them. Claims on the extension are about the one in which a chosen answer
 has the weight that it has in SFT; that of half the weight is there to tell the two apart."""
 
-Trainings = Mapping[str, LearningPaths]
-Values = Float[ndarray, "pairs"]
-Parts = tuple[tuple[str, Literal[1, -1], Values], ...]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A claim about one training, or about one against another.
-
-    `papers` is what the papers measured of it; `needs` the trainings with the kinds of answers.
-    """
-
-    id: str
-    training: str
-    sentence: str
-    expected: str
-    papers: str
-    needs: tuple[tuple[str, str], ...]
-    measure: Callable[[Trainings], Parts]
-
-
-def _of(
-    training: str,
-    name: str,
-    sentence: str,
-    expected: str,
-    papers: str,
-    kinds: Sequence[str],
-    measure: Callable[[LearningPaths], Parts],
-) -> Shape:
-    """A claim about one training."""
-    return Shape(
-        f"{training}/{name}",
-        training,
-        sentence,
-        expected,
-        papers,
-        tuple((training, kind) for kind in kinds),
-        lambda found: measure(found[training]),
-    )
-
-
-def _against(
-    training: str,
-    name: str,
-    sentence: str,
-    papers: str,
-    sign: Literal[1, -1],
-    moved: Callable[[LearningPaths], Values],
-    kinds: Sequence[str],
-    other: str = AFTER_SFT,
-) -> Shape:
-    """A claim about a training against another, paired by pair."""
-    return Shape(
-        f"{training}/{name}",
-        training,
-        sentence,
-        "difference > 0" if sign > 0 else "difference < 0",
-        papers,
-        tuple((one, kind) for one in (training, other) for kind in kinds),
-        lambda found: (
-            (f"{training} − {other}", sign, moved(found[training]) - moved(found[other])),
-        ),
-    )
-
-
-def early(paths: LearningPaths, kind: str) -> Values:
-    """`log π_t(y) − log π_0(y)` at the last probe of the first quarter of training."""
-    within = np.flatnonzero(paths.steps <= paths.steps[-1] / 4)
-    return paths.logp[kind][max(within[-1], 1)] - paths.logp[kind][0]
-
-
-def _rises_early_then_lags(kind: str) -> Callable[[LearningPaths], Parts]:
-    """Rises in the first quarter, and gains less than the chosen answer afterwards."""
-
-    def measure(paths: LearningPaths) -> Parts:
-        own, chosen = (change(paths.logp[one]) - early(paths, one) for one in (kind, "chosen"))
-        return (
-            ("first quarter", 1, early(paths, kind)),
-            ("rest, less the chosen's", -1, own - chosen),
-        )
-
-    return measure
-
-
-def _falls_at_once(kind: str) -> Callable[[LearningPaths], Parts]:
-    """Falls in the first quarter, and over the whole."""
-    return lambda paths: (
-        ("first quarter", -1, early(paths, kind)),
-        (f"Δ {kind}", -1, change(paths.logp[kind])),
-    )
-
-
-def _moved(kind: str) -> Callable[[LearningPaths], Values]:
-    return lambda paths: change(paths.logp[kind])
-
-
-def _gap(paths: LearningPaths) -> Values:
-    return change(paths.logp[ARGMAX] - paths.logp["chosen"])
-
-
-_BOTH = ("chosen", ARGMAX)
 _ARGUED = "argued in §3.3: what is pushed down lies on a peak of the policy, in no valley"
-SHAPES: tuple[Shape, ...] = (
-    _of(
-        SFT,
-        "chosen",
-        "The chosen answer rises",
-        "Δ > 0",
-        "−152 → −92 (Pythia-410m)",
-        ("chosen",),
-        rises("chosen"),
-    ),
-    _of(
+CLAIMS: tuple[Claim, ...] = (
+    Claim(SFT, "chosen", "The chosen answer rises", rises("chosen"), "−152 → −92 (Pythia-410m)"),
+    Claim(
         SFT,
         "rephrased",
         "Its rephrases rise early, then flatten or fall",
-        "first quarter > 0, rest below the chosen's",
+        rises_early_then_lags("chosen_gptsemantic"),
         "rise in the first 1–10% of training",
-        ("chosen_gptsemantic", "chosen"),
-        _rises_early_then_lags("chosen_gptsemantic"),
     ),
-    _of(
+    Claim(
         SFT,
         "format",
         "Answers of its form with another meaning end below their start",
-        "Δ < 0",
-        "below the start",
-        ("chosen_gptformat",),
         falls("chosen_gptformat"),
+        "below the start",
     ),
-    _of(
+    Claim(
         SFT,
         "rejected",
         "The rejected answer rises, then falls back",
-        "rise > 0, then fall < 0",
-        "rises, then falls back",
-        ("rejected",),
         rises_then_falls("rejected"),
+        "rises, then falls back",
     ),
-    _of(
+    Claim(
         SFT,
         "irr_test",
         "Answers to untrained questions rise, then fall back",
-        "rise > 0, then fall < 0",
-        "rise, then fall back",
-        ("irr_test",),
         rises_then_falls("irr_test"),
+        "rise, then fall back",
     ),
-    _of(
+    Claim(
         SFT,
         "irr_train",
         "Answers to other training questions keep their gain",
-        "Δ > 0",
-        "peak at 90–99% of training",
-        ("irr_train",),
         rises("irr_train"),
+        "peak at 90–99% of training",
     ),
-    _of(
+    Claim(
         SFT,
         "hallucination",
         "They gain more than answers to untrained questions",
-        "Δ irr_train > Δ irr_test",
-        "gain more",
-        ("irr_train", "irr_test"),
         gains_more("irr_train", "irr_test"),
+        "gain more",
     ),
-    _of(
+    Claim(
         SFT,
         "permuted",
         "Shuffled words of the chosen answer fall from the start",
-        "first quarter < 0, Δ < 0",
+        falls_at_once("random_permute"),
         "fall from the start",
-        ("random_permute",),
-        _falls_at_once("random_permute"),
     ),
-    _of(
+    Claim(
         SFT,
         "nonhuman",
         "Shuffled words of an unrelated answer fall from the start",
-        "first quarter < 0, Δ < 0",
+        falls_at_once("random_nonhum"),
         "fall from the start",
-        ("random_nonhum",),
-        _falls_at_once("random_nonhum"),
     ),
-    _of(
+    Claim(
         SFT,
         "argmax",
         "y* rises under SFT, too: alone it tells nothing",
-        "Δ > 0",
-        "−61.6 → −44.5 (Pythia-410m)",
-        (ARGMAX,),
         rises(ARGMAX),
+        "−61.6 → −44.5 (Pythia-410m)",
     ),
-    _of(
+    Claim(
         SFT,
         "gap",
         "The gap y* − y⁺ shrinks",
-        "Δ < 0",
-        "90 → 48 (Pythia-410m), 81 → 46 (Qwen)",
-        _BOTH,
         gap_changes(-1),
+        "90 → 48 (Pythia-410m), 81 → 46 (Qwen)",
     ),
-    _of(
+    Claim(
         FROM_BASE,
         "chosen",
         "The chosen answer rises, peaks and falls",
-        "rise > 0, then fall < 0",
-        "−152 → −144 → −164 (Pythia-410m)",
-        ("chosen",),
         rises_then_falls("chosen"),
+        "−152 → −144 → −164 (Pythia-410m)",
     ),
-    _of(
+    Claim(
         FROM_BASE,
         "rejected",
         "The rejected answer falls more than the chosen one",
-        "Δ < 0, Δ rejected < Δ chosen",
-        "−121 → −198 (Pythia-410m)",
-        ("rejected", "chosen"),
         falls_more("rejected", "chosen"),
+        "−121 → −198 (Pythia-410m)",
     ),
-    _of(
-        FROM_BASE,
-        "gap",
-        "The gap y* − y⁺ grows",
-        "Δ > 0",
-        "90 → 115 (Pythia-410m)",
-        _BOTH,
-        gap_changes(1),
-    ),
-    _of(
+    Claim(FROM_BASE, "gap", "The gap y* − y⁺ grows", gap_changes(1), "90 → 115 (Pythia-410m)"),
+    Claim(
         AFTER_SFT,
         "chosen",
         "The chosen answer falls at once, without a peak",
-        "first quarter < 0, Δ < 0",
+        falls_at_once("chosen"),
         "−78 → −136 (Qwen1.5-1.8B)",
-        ("chosen",),
-        _falls_at_once("chosen"),
     ),
-    _of(
+    Claim(
         AFTER_SFT,
         "rejected",
         "The rejected answer falls more than the chosen one",
-        "Δ < 0, Δ rejected < Δ chosen",
-        "−91 → −295 (Qwen1.5-1.8B)",
-        ("rejected", "chosen"),
         falls_more("rejected", "chosen"),
+        "−91 → −295 (Qwen1.5-1.8B)",
     ),
-    _of(
+    Claim(
         AFTER_SFT,
         "argmax",
         "y*, what the model already prefers, rises",
-        "Δ > 0",
-        "−30 → −15.4 (rerun)",
-        (ARGMAX,),
         rises(ARGMAX),
+        "−30 → −15.4 (rerun)",
     ),
-    _of(
+    Claim(
         AFTER_SFT,
         "gap",
         "The gap y* − y⁺ grows: squeezing",
-        "Δ > 0",
-        "81 → 124 (Qwen1.5-1.8B)",
-        _BOTH,
         gap_changes(1),
+        "81 → 124 (Qwen1.5-1.8B)",
     ),
-    _against(
+    Claim(
         AFTER_EXTENDED,
         "chosen",
         "The chosen answer falls less than after plain SFT",
+        rises("chosen"),
         "−36 against −58 (Qwen1.5-1.8B)",
-        1,
-        _moved("chosen"),
-        ("chosen",),
+        against=AFTER_SFT,
     ),
-    _against(
+    Claim(
         AFTER_EXTENDED,
         "rejected",
         "The rejected answer falls less",
+        rises("rejected"),
         "−175 against −204 (Qwen1.5-1.8B)",
-        1,
-        _moved("rejected"),
-        ("rejected",),
+        against=AFTER_SFT,
     ),
-    _against(
+    Claim(
         AFTER_EXTENDED,
         "gap",
         "The gap y* − y⁺ grows less",
+        gap_changes(-1),
         "+58 against +74 (rerun)",
-        -1,
-        _gap,
-        _BOTH,
+        against=AFTER_SFT,
     ),
-    _against(
+    Claim(
         AFTER_EXTENDED,
         "argmax",
         "y* rises less",
+        falls(ARGMAX),
         "it does not: +19 against +15 (rerun)",
-        -1,
-        _moved(ARGMAX),
-        (ARGMAX,),
+        against=AFTER_SFT,
     ),
-    _against(
+    Claim(
         RESAMPLED,
         "chosen",
         "The chosen answer falls less than against the data's rejected answers",
+        rises("chosen"),
         _ARGUED,
-        1,
-        _moved("chosen"),
-        ("chosen",),
+        against=AFTER_SFT,
     ),
-    _against(RESAMPLED, "gap", "The gap y* − y⁺ grows less", _ARGUED, -1, _gap, _BOTH),
-    _against(
+    Claim(
+        RESAMPLED,
+        "gap",
+        "The gap y* − y⁺ grows less",
+        gap_changes(-1),
+        _ARGUED,
+        against=AFTER_SFT,
+    ),
+    Claim(
         ON_POLICY,
         "chosen",
         "The data's chosen answer falls less than under DPO on the data",
+        rises("chosen"),
         _ARGUED,
-        1,
-        _moved("chosen"),
-        ("chosen",),
+        against=AFTER_SFT,
     ),
-    _against(ON_POLICY, "gap", "The gap y* − y⁺ grows less", _ARGUED, -1, _gap, _BOTH),
-    _against(
+    Claim(
+        ON_POLICY,
+        "gap",
+        "The gap y* − y⁺ grows less",
+        gap_changes(-1),
+        _ARGUED,
+        against=AFTER_SFT,
+    ),
+    Claim(
         ON_POLICY_IPO,
         "chosen",
         "The data's chosen answer falls less than under IPO on the data",
+        rises("chosen"),
         _ARGUED,
-        1,
-        _moved("chosen"),
-        ("chosen",),
-        IPO,
+        against=IPO,
     ),
-    _against(ON_POLICY_IPO, "gap", "The gap y* − y⁺ grows less", _ARGUED, -1, _gap, _BOTH, IPO),
+    Claim(
+        ON_POLICY_IPO,
+        "gap",
+        "The gap y* − y⁺ grows less",
+        gap_changes(-1),
+        _ARGUED,
+        against=IPO,
+    ),
 )
 
 WON_IN_PAPERS = "0.65–0.69 and 0.52–0.60 by two LLM judges"
 
 
-def assess_shapes(seeds: Sequence[Trainings], won: Interval | None = None) -> tuple[Verdict, ...]:
+def assess_reproduction(
+    seeds: Sequence[Trainings], won: Interval | None = None
+) -> tuple[Verdict, ...]:
     """Every claim, measured or not.
 
     **Arguments:**
@@ -399,38 +261,13 @@ def assess_shapes(seeds: Sequence[Trainings], won: Interval | None = None) -> tu
     - `won`: share of contests that answers after extended SFT and DPO win against those after SFT
       and DPO, ties half.
     """
-    even = 0.5
-    share = () if won is None else (Quantity("share of contests", 1, won, even, ""),)
-    judged = Verdict(
-        f"{AFTER_EXTENDED}/won",
-        AFTER_EXTENDED,
-        "Its answers are preferred to those of DPO after plain SFT",
-        f"> {even:g}; papers: {WON_IN_PAPERS}",
-        share,
+    return (
+        *(judge(claim, seeds) for claim in CLAIMS),
+        Verdict.of(
+            f"{AFTER_EXTENDED}/won",
+            AFTER_EXTENDED,
+            "Its answers are preferred to those of DPO after plain SFT",
+            f"> {EVEN:g}; papers: {WON_IN_PAPERS}",
+            *([] if won is None else [above("share of contests", won, EVEN, unit="")]),
+        ),
     )
-    return (*(judge_shape(shape, seeds) for shape in SHAPES), judged)
-
-
-def judge_shape(shape: Shape, seeds: Sequence[Trainings]) -> Verdict:
-    """One claim; not measured where a training or a kind that it needs is missing in a seed."""
-    there = [found for found in seeds if _has(found, shape)]
-    quantities: tuple[Quantity, ...] = ()
-    if there and len(there) == len(seeds):
-        measured = [shape.measure(found) for found in there]
-        quantities = tuple(
-            Quantity(name, sign, _interval([parts[place][2] for parts in measured]))
-            for place, (name, sign, _) in enumerate(measured[0])
-        )
-    expected = f"{shape.expected}; papers: {shape.papers}"
-    return Verdict(shape.id, shape.training, shape.sentence, expected, quantities)
-
-
-def _has(found: Trainings, shape: Shape) -> bool:
-    return all(training in found and kind in found[training].logp for training, kind in shape.needs)
-
-
-def _interval(seeds: Sequence[Values]) -> Interval:
-    """Over seeds of each seed's mean over pairs; with one seed over its pairs."""
-    if len(seeds) == 1:
-        return mean_interval(seeds[0])
-    return mean_interval(np.array([mean_interval(values).mean for values in seeds]))

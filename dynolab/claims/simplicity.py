@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.claims.study import Quantity, Verdict
+from dynolab.claims.verdict import Figure, Verdict, above, below
 from dynolab.results.simplicity import LearnedMapping, MappingKind
 from dynolab.statistics import Interval, mean_interval, rank_correlation
 
@@ -30,12 +30,12 @@ def difference(rows: Sequence[LearnedMapping], field: str) -> Interval:
 
 def correlation(rows: Sequence[LearnedMapping], with_: str) -> Interval:
     """Spearman's ρ of a field with the area under the loss, a mean over seeds."""
-    found = []
+    correlations = []
     for seed in range(len(rows[0].area) if rows else 0):
         values = [_of_seed(row, with_, seed) for row in rows]
         kept = [(x, row.area[seed]) for x, row in zip(values, rows, strict=True) if x == x]
-        found.append(float(rank_correlation(*np.array(kept).T)) if len(kept) > 2 else np.nan)
-    return mean_interval(np.array(found))
+        correlations.append(float(rank_correlation(*np.array(kept).T)) if len(kept) > 2 else np.nan)
+    return mean_interval(np.array(correlations))
 
 
 def _of_seed(row: LearnedMapping, field: str, seed: int) -> float:
@@ -48,40 +48,35 @@ def mapping_verdicts(rows: Sequence[LearnedMapping]) -> Iterator[Verdict]:
     space = rows[0].space.label
     bijections = [row for row in rows if row.kind != "degenerate"]
 
-    def verdict(name: str, claim: str, expected: str, *quantities: Quantity) -> Verdict:
-        return Verdict(f"{space}/{name}", f"{space} objects", claim, expected, quantities)
+    def verdict(name: str, claim: str, expected: str, figure: Figure) -> Verdict:
+        return Verdict.of(f"{space}/{name}", f"{space} objects", claim, expected, figure)
 
     yield verdict(
         "speed",
         "Compositional mappings, whose description is shorter, are learned faster",
         "area: compositional < holistic",
-        Quantity("Δ area", -1, difference(rows, "area")),
+        below("Δ area", difference(rows, "area")),
     )
     yield verdict(
         "similarity",
         "Among bijections: the more alike the messages of alike objects, the faster",
         "ρ(similarity, area) < 0",
-        Quantity("ρ", -1, correlation(bijections, "similarity"), unit=""),
+        below("ρ", correlation(bijections, "similarity"), unit=""),
     )
-    start = Quantity(
-        "cooperation",
-        1,
-        mean_interval(per_seed(rows, "start_cooperation", "compositional")),
-        unit="",
-    )
+    cooperation = mean_interval(per_seed(rows, "start_cooperation", "compositional"))
     yield verdict(
         "cooperation",
         "Before training examples of compositional mappings that share an attribute lower each "
         "other’s loss",
         "cooperation > 0",
-        start,
+        above("cooperation", cooperation, unit=""),
     )
     contrary = mean_interval(per_seed(rows, "start_cooperation", "holistic"))
     yield verdict(
         "contradiction",
         "Those of holistic mappings raise it",
         "cooperation < 0",
-        Quantity("cooperation", -1, contrary, unit=""),
+        below("cooperation", contrary, unit=""),
     )
     for name, field, when in (
         ("start", "start_cooperation", "Before training"),
@@ -91,11 +86,11 @@ def mapping_verdicts(rows: Sequence[LearnedMapping]) -> Iterator[Verdict]:
             name,
             f"{when} examples of compositional mappings cooperate more than those of holistic ones",
             "Δ cooperation > 0",
-            Quantity("Δ cooperation", 1, difference(rows, field), unit=""),
+            above("Δ cooperation", difference(rows, field), unit=""),
         )
     yield verdict(
         "explains",
         "Cooperation before training foretells the speed of all mappings",
         "ρ(cooperation, area) < 0",
-        Quantity("ρ", -1, correlation(rows, "start_cooperation"), unit=""),
+        below("ρ", correlation(rows, "start_cooperation"), unit=""),
     )

@@ -1,6 +1,6 @@
 """What is claimed of supervision under label noise and of learning speeds, and what was found.
 
-Quantities are means over seeds with t-intervals, paired by seed.
+Figures are means over seeds with t-intervals, paired by seed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import get_args
 
 import numpy as np
 
-from dynolab.claims.study import Quantity, Verdict
+from dynolab.claims.verdict import Verdict, above, below
 from dynolab.comparisons.group_arms import ArmTable
 from dynolab.results.supervision import (
     AdaptationRow,
@@ -22,7 +22,7 @@ from dynolab.results.supervision import (
     SpeedRow,
     SupervisionRow,
 )
-from dynolab.statistics import Interval, mean_interval
+from dynolab.statistics import mean_interval
 
 ARMS: tuple[Arm, ...] = get_args(Arm)
 JUDGED_NOISE = 0.4
@@ -31,15 +31,18 @@ JUDGED_NOISE = 0.4
 
 def supervision_table(rows: Sequence[SupervisionRow], noise: float) -> ArmTable:
     """The arms' figures at one noise level, seeds in one order."""
-    figures = ("accuracy", "nll", "target_error", "believed_wrong")
-    found: dict[str, list[dict[str, float]]] = {}
-    for arm in ARMS:
-        own = sorted((r for r in rows if r.arm == arm and r.noise == noise), key=lambda r: r.seed)
-        found[arm] = [
-            {name: value for name in figures if (value := getattr(row, name)) is not None}
-            for row in own
-        ]
-    return ArmTable(found)
+    figures = {"accuracy", "nll", "target_error", "believed_wrong"}
+    in_order = sorted((row for row in rows if row.noise == noise), key=lambda row: row.seed)
+    return ArmTable(
+        {
+            arm: [
+                row.model_dump(include=figures, exclude_none=True)
+                for row in in_order
+                if row.arm == arm
+            ]
+            for arm in ARMS
+        }
+    )
 
 
 def levels_of(rows: Sequence[SupervisionRow]) -> list[float]:
@@ -81,30 +84,24 @@ def _of_filter(rows: Sequence[SupervisionRow]) -> Iterator[Verdict]:
     table = supervision_table(rows, noise)
     for other in ("label_smoothing", "kd", "eskd", "early_stopping", "one_hot_twice"):
         yield _higher("filter_kd", other, noise, table)
-    yield Verdict(
+    error = table.difference("filter_kd", "one_hot", "target_error")
+    yield Verdict.of(
         "supervision/target_error",
         "Filter-KD",
         f"At {noise:.0%} noise its targets are nearer to the truth than the given labels",
         "Δ E‖q − e_true‖ < 0",
-        (
-            Quantity(
-                "Filter-KD − one-hot",
-                -1,
-                table.difference("filter_kd", "one_hot", "target_error"),
-                unit="",
-            ),
-        ),
+        below("Filter-KD − one-hot", error, unit=""),
     )
 
 
 def _higher(arm: str, other: str, noise: float, table: ArmTable) -> Verdict:
-    gain = _points(table.difference(arm, other, "accuracy"))
-    return Verdict(
+    gain = table.difference(arm, other, "accuracy").times(100)
+    return Verdict.of(
         f"supervision/{noise:g}/{arm}_over_{other}",
         "Filter-KD",
         f"At {noise:.0%} noise it is more accurate than {LABELS[other]}",
         "Δ accuracy > 0",
-        (Quantity(f"{LABELS[arm]} − {LABELS[other]}", 1, gain, unit="points"),),
+        above(f"{LABELS[arm]} − {LABELS[other]}", gain, unit="points"),
     )
 
 
@@ -116,16 +113,14 @@ def _of_detection(
     for score in ("filter", "path", "zigzag"):
         own = detection(detections, score, noise)
         if own.size:
-            yield Verdict(
+            yield Verdict.of(
                 f"detection/{score}",
                 "wrong labels",
                 f"At {noise:.0%} noise {SCORES[score]} finds them, and better than the last "
                 "predictions do",
                 "AUC > 0.5, Δ AUC > 0",
-                (
-                    Quantity("AUC", 1, mean_interval(own), 0.5, ""),
-                    Quantity("AUC − last prediction’s", 1, mean_interval(own - last), unit=""),
-                ),
+                above("AUC", mean_interval(own), 0.5, unit=""),
+                above("AUC − last prediction’s", mean_interval(own - last), unit=""),
             )
 
 
@@ -143,46 +138,47 @@ def _of_speeds(speeds: Sequence[SpeedRow]) -> Iterator[Verdict]:
         first, second = (speed_values(speeds, contrast, kind) for kind in (fast, slow))
         if not first.size:
             continue
-        yield _faster(f"speed/{contrast}", claim, first - second)
+        yield Verdict.of(
+            f"speed/{contrast}",
+            "learning speed",
+            claim,
+            "Δ speed > 0",
+            above("Δ mean accumulated influence", mean_interval(first - second)),
+        )
         if contrast == "clean-noisy":
-            others = np.array(
-                [
-                    row.from_others[-1]
-                    for row in speeds
-                    if row.contrast == contrast and row.kind == slow
-                ]
-            )
-            yield Verdict(
+            held_back = [row.from_others[-1] for row in _of_kind(speeds, contrast, slow)]
+            yield Verdict.of(
                 "speed/clean-noisy/held_back",
                 "learning speed",
                 "Clean examples hold wrong labels back",
                 "influence of clean on noisy < 0",
-                (Quantity("accumulated influence", -1, mean_interval(others), unit="nats"),),
+                below("accumulated influence", mean_interval(np.array(held_back))),
             )
 
 
-def _faster(id_: str, claim: str, difference: np.ndarray) -> Verdict:
-    gain = Quantity("Δ mean accumulated influence", 1, mean_interval(difference))
-    return Verdict(id_, "learning speed", claim, "Δ speed > 0", (gain,))
+def _of_kind(speeds: Sequence[SpeedRow], contrast: Contrast, kind: str) -> list[SpeedRow]:
+    own = [row for row in speeds if row.contrast == contrast and row.kind == kind]
+    return sorted(own, key=lambda row: row.seed)
 
 
 def speed_values(speeds: Sequence[SpeedRow], contrast: Contrast, kind: str) -> np.ndarray:
     """The speed of one kind of examples, seeds in one order."""
-    own = [row for row in speeds if row.contrast == contrast and row.kind == kind]
-    return np.array([row.speed for row in sorted(own, key=lambda row: row.seed)])
+    return np.array([row.speed for row in _of_kind(speeds, contrast, kind)])
 
 
 def assess_adaptation(adaptations: Sequence[AdaptationRow]) -> Iterator[Verdict]:
     """Each learner at its fastest learning rate, paired by seed."""
     if adaptations:
-        causal, other = (best_adaptation(adaptations, way) for way in ("causal", "anti-causal"))
-        delays = [np.array([row.delay for row in rows]) for rows in (causal, other)]
-        yield Verdict(
+        causal, other = (
+            np.array([row.delay for row in best_adaptation(adaptations, direction)])
+            for direction in get_args(Direction)
+        )
+        yield Verdict.of(
             "adaptation",
             "adaptation",
             "After an intervention on the cause p(A) p(B|A) adapts faster than p(B) p(A|B)",
             "Δ mean KL < 0",
-            (Quantity("causal − anti-causal", -1, mean_interval(delays[0] - delays[1])),),
+            below("causal − anti-causal", mean_interval(causal - other)),
         )
 
 
@@ -196,10 +192,6 @@ def best_adaptation(
             rates.setdefault(row.learning_rate, []).append(row)
     fastest = min(rates.values(), key=lambda rows: sum(row.delay for row in rows))
     return sorted(fastest, key=lambda row: row.seed)
-
-
-def _points(share: Interval) -> Interval:
-    return Interval(100 * share.mean, 100 * share.low, 100 * share.high, share.n)
 
 
 LABELS: dict[str, str] = {

@@ -1,6 +1,6 @@
 """What is claimed of task heads, and what was found of it.
 
-Quantities are means over seeds with t-intervals, paired by seed. Where a τ is picked as the best,
+Figures are means over seeds with t-intervals, paired by seed. Where a τ is picked as the best,
 it is picked for every seed on the *other* seeds, so that luck picks nothing.
 """
 
@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.claims.study import Quantity, Verdict
+from dynolab.claims.verdict import Figure, Sign, Verdict, above, below, on_side
 from dynolab.results.transfer import Strategy, TransferRow
-from dynolab.statistics import Interval, mean_interval, rank_correlation
+from dynolab.statistics import mean_interval, rank_correlation
 
 IN = "in distribution"
 Values = Float[ndarray, "taus seeds"]
@@ -64,8 +64,8 @@ class Sweep:
         return self._by(lambda row: row.elsewhere[test])
 
     def _by(self, read: Callable[[TransferRow], float]) -> Values:
-        found = {(row.tau, row.seed): read(row) for row in self.rows}
-        return np.array([[found[tau, seed] for seed in self.seeds] for tau in self.taus])
+        values = {(row.tau, row.seed): read(row) for row in self.rows}
+        return np.array([[values[tau, seed] for seed in self.seeds] for tau in self.taus])
 
 
 def sweeps(rows: Sequence[TransferRow]) -> list[Sweep]:
@@ -93,124 +93,108 @@ def picked_on_others(values: Values, among: Sequence[int]) -> Float[ndarray, " s
 
 def assess_transfer(rows: Sequence[TransferRow]) -> tuple[Verdict, ...]:
     """All claims, task by task."""
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for task in dict.fromkeys(row.task for row in rows):
-        own = {one.strategy: one for one in sweeps(rows) if one.task == task}
+        own = {sweep.strategy: sweep for sweep in sweeps(rows) if sweep.task == task}
         linear = own["linear"]
-        found += _of_energy(task, linear)
-        found += _of_best(task, linear)
+        verdicts += _of_energy(task, linear)
+        verdicts += _of_best(task, linear)
         if "smoothed" in own:
-            found += _of_smoothed(task, linear, own["smoothed"])
-    return tuple(found)
+            verdicts += _of_smoothed(task, linear, own["smoothed"])
+    return tuple(verdicts)
 
 
 def _of_energy(task: str, linear: Sweep) -> Iterator[Verdict]:
+    def verdict(name: str, claim: str, expected: str, *figures: Figure) -> Verdict:
+        return Verdict.of(f"{task}/{name}", task, claim, expected, *figures)
+
     energy = linear.values("energy")
-    yield Verdict(
-        f"{task}/energy",
-        task,
+    yield verdict(
+        "energy",
         "Longer probing leaves less energy",
         "Δ E‖e − p‖ < 0",
-        (Quantity("last τ − first τ", -1, mean_interval(energy[-1] - energy[0]), unit=""),),
+        below("last τ − first τ", mean_interval(energy[-1] - energy[0]), unit=""),
     )
-    for name, sign, said in (
+    moves: tuple[tuple[str, Sign, str], ...] = (
         ("distance", 1, "farther"),
         ("cosine", -1, "to a smaller cosine with where they were"),
-    ):
-        values = linear.values(name)
-        yield Verdict(
-            f"{task}/{name}",
-            task,
-            f"More energy moves features {said}",
+    )
+    for name, sign, where in moves:
+        spearman = mean_interval(rank_correlation(energy.T, linear.values(name).T))
+        yield verdict(
+            name,
+            f"More energy moves features {where}",
             f"rank correlation over τ {'>' if sign > 0 else '<'} 0",
-            (
-                Quantity(
-                    f"Spearman, energy and {name}",
-                    1 if sign > 0 else -1,
-                    mean_interval(rank_correlation(energy.T, values.T)),
-                    unit="",
-                ),
-            ),
+            on_side(sign, f"Spearman, energy and {name}", spearman, unit=""),
         )
-    for name, said in (
+    for name, what in (
         ("dot_product", "The dot product with where they were"),
         ("norm", "The norm of features"),
     ):
         values = linear.values(name)
         inner = picked_on_others(values, range(1, len(values) - 1)) if len(values) > 2 else None
-        yield Verdict(
-            f"{task}/{name}",
-            task,
-            f"{said} rises with energy, then falls",
-            "an inner τ above both ends",
-            ()
+        figures = (
+            []
             if inner is None
-            else (
-                Quantity("inner − least energy", 1, mean_interval(inner - values[-1]), unit=""),
-                Quantity("inner − most energy", 1, mean_interval(inner - values[0]), unit=""),
-            ),
+            else [
+                above("inner − least energy", mean_interval(inner - values[-1]), unit=""),
+                above("inner − most energy", mean_interval(inner - values[0]), unit=""),
+            ]
+        )
+        yield verdict(
+            name, f"{what} rises with energy, then falls", "an inner τ above both ends", *figures
         )
     followed = linear.values("followed")
     inner = picked_on_others(followed, range(1, len(followed)))
-    yield Verdict(
-        f"{task}/mismatch",
-        task,
+    yield verdict(
+        "mismatch",
         "Energy–direction mismatch: an unprobed head has the most energy and features follow its "
         "push less than a probed head’s",
         "Δ energy > 0, Δ followed < 0",
-        (
-            Quantity("energy, first τ − last τ", 1, mean_interval(energy[0] - energy[-1]), unit=""),
-            Quantity(
-                "followed, first τ − best later τ", -1, mean_interval(followed[0] - inner), unit=""
-            ),
-        ),
+        above("energy, first τ − last τ", mean_interval(energy[0] - energy[-1]), unit=""),
+        below("followed, first τ − best later τ", mean_interval(followed[0] - inner), unit=""),
     )
+
+
+_TESTS = ((IN, "in", "in distribution"), ("elsewhere", "out", "out of distribution"))
 
 
 def _of_best(task: str, linear: Sweep) -> Iterator[Verdict]:
     if len(linear.taus) < 3:
         return
-    for test, said in ((IN, "in distribution"), ("elsewhere", "out of distribution")):
+    first = "no probing" if linear.taus[0] == 0 else "first τ"
+    for test, short, where in _TESTS:
         values = linear.accuracy(test)
         inner = picked_on_others(values, range(1, len(values) - 1))
-        yield Verdict(
-            f"{task}/best/{'in' if test == IN else 'out'}",
+        yield Verdict.of(
+            f"{task}/best/{short}",
             task,
-            f"Probing stopped earlier is best {said}: better than none and than to the end",
+            f"Probing stopped earlier is best {where}: better than none and than to the end",
             "an inner τ above both ends",
-            (
-                Quantity(
-                    "inner τ − no probing" if linear.taus[0] == 0 else "inner τ − first τ",
-                    1,
-                    _points(mean_interval(inner - values[0])),
-                    unit="points",
-                ),
-                Quantity(
-                    "inner τ − last τ", 1, _points(mean_interval(inner - values[-1])), unit="points"
-                ),
-            ),
+            _points(f"inner τ − {first}", inner - values[0]),
+            _points("inner τ − last τ", inner - values[-1]),
         )
 
 
 def _of_smoothed(task: str, linear: Sweep, smoothed: Sweep) -> Iterator[Verdict]:
     kept = smoothed.values("energy")[-1] - linear.values("energy")[-1]
-    yield Verdict(
+    yield Verdict.of(
         f"{task}/smoothed/energy",
         task,
         "Probing with smoothed labels keeps energy at the last τ",
         "Δ energy > 0",
-        (Quantity("smoothed − hard", 1, mean_interval(kept), unit=""),),
+        above("smoothed − hard", mean_interval(kept), unit=""),
     )
-    for test, said in ((IN, "in distribution"), ("elsewhere", "out of distribution")):
-        gain = smoothed.accuracy(test)[-1] - linear.accuracy(test)[-1]
-        yield Verdict(
-            f"{task}/smoothed/{'in' if test == IN else 'out'}",
+    for test, short, where in _TESTS:
+        yield Verdict.of(
+            f"{task}/smoothed/{short}",
             task,
-            f"After the longest probing smoothed labels end more accurate {said}",
+            f"After the longest probing smoothed labels end more accurate {where}",
             "Δ accuracy > 0",
-            (Quantity("smoothed − hard", 1, _points(mean_interval(gain)), unit="points"),),
+            _points("smoothed − hard", smoothed.accuracy(test)[-1] - linear.accuracy(test)[-1]),
         )
 
 
-def _points(share: Interval) -> Interval:
-    return Interval(100 * share.mean, 100 * share.low, 100 * share.high, share.n)
+def _points(name: str, gain: Float[ndarray, " seeds"]) -> Figure:
+    """A gain in accuracy, in points of a hundred, expected above zero."""
+    return above(name, mean_interval(gain).times(100), unit="points")

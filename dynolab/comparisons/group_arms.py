@@ -41,12 +41,12 @@ class ArmTable:
     @property
     def names(self) -> list[str]:
         """All figures that any arm has."""
-        every = (name for seeds in self._values.values() for one in seeds for name in one)
+        every = (name for seeds in self._values.values() for figures in seeds for name in figures)
         return list(dict.fromkeys(every))
 
     def values(self, arm: str, name: str) -> Float[ndarray, " seeds"]:
         """One number for every seed; NaN where it was not measured."""
-        return np.array([one.get(name, np.nan) for one in self._values[arm]], dtype=float)
+        return np.array([figures.get(name, np.nan) for figures in self._values[arm]], dtype=float)
 
     def mean(self, arm: str, name: str) -> Interval:
         """Mean over seeds with its t-interval; of one seed that over prompts, where it is known."""
@@ -66,8 +66,8 @@ class ArmTable:
         return ArmTable(
             {
                 arm: [
-                    {name: value - base[name] for name, value in one.items() if name in base}
-                    for one, base in zip(seeds, self._values[other], strict=True)
+                    {name: value - base[name] for name, value in figures.items() if name in base}
+                    for figures, base in zip(seeds, self._values[other], strict=True)
                 ]
                 for arm, seeds in self._values.items()
             }
@@ -86,19 +86,19 @@ def evaluation_figures(
     in nats; `right_change`: Δ log π of the right answers of the model before, in nats;
     `right_fallen`: share of prompts whose right answers have not risen.
     """
-    found: dict[str, Interval] = {}
-    for split in dict.fromkeys(one.split for one in scores):
-        own = [one for one in scores if one.split == split]
+    figures: dict[str, Interval] = {}
+    for split in dict.fromkeys(row.split for row in scores):
+        own = [row for row in scores if row.split == split]
         for level in pass_levels(k):
-            passed = [pass_at_k(one.samples, one.right, level) for one in own]
-            found[f"{split}/pass_at_{level}"] = _mean(passed)
-        found[f"{split}/distinct"] = _mean([one.distinct / one.samples for one in own])
-        found[f"{split}/entropy"] = _mean([one.entropy for one in own])
-        moved = [one.change for one in changes if one.split == split]
+            passed = [pass_at_k(row.samples, row.right, level) for row in own]
+            figures[f"{split}/pass_at_{level}"] = _mean(passed)
+        figures[f"{split}/distinct"] = _mean([row.distinct / row.samples for row in own])
+        figures[f"{split}/entropy"] = _mean([row.entropy for row in own])
+        moved = [row.change for row in changes if row.split == split]
         if moved:
-            found[f"{split}/right_change"] = _mean(moved)
-            found[f"{split}/right_fallen"] = _mean([float(change <= 0) for change in moved])
-    return found
+            figures[f"{split}/right_change"] = _mean(moved)
+            figures[f"{split}/right_fallen"] = _mean([float(change <= 0) for change in moved])
+    return figures
 
 
 def displacement_figures(
@@ -108,16 +108,16 @@ def displacement_figures(
     if not rows:
         return {}
     return {
-        LAZY_SHARE: _mean([float(one.mean <= epsilon) for one in rows]),
-        LAZY_CHANGE: _mean([one.mean for one in rows]),
+        LAZY_SHARE: _mean([float(row.mean <= epsilon) for row in rows]),
+        LAZY_CHANGE: _mean([row.mean for row in rows]),
     }
 
 
 def pass_names(figures: Sequence[str], split: str) -> list[str]:
     """The figures pass@k of a split among others, by rising k."""
     start = f"{split}/pass_at_"
-    found = [name for name in figures if name.startswith(start)]
-    return sorted(found, key=lambda name: int(name.removeprefix(start)))
+    names = [name for name in figures if name.startswith(start)]
+    return sorted(names, key=lambda name: int(name.removeprefix(start)))
 
 
 def splits_of(figures: Sequence[str]) -> list[Split]:

@@ -22,7 +22,7 @@ from dynolab.statistics import Interval, mean_interval
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
-GAP, CHOSEN, REJECTED, BEST, MARGIN = "gap", "chosen", "rejected", "argmax", "margin"
+GAP, CHOSEN, REJECTED, MARGIN = "gap", "chosen", "rejected", "margin"
 RIGHT, REFUSED, WON = "right", "refused", "won"
 
 
@@ -32,12 +32,12 @@ def path_figures(scores: Sequence[ProbeScore]) -> dict[str, Interval]:
     `chosen`, `rejected`, `argmax` (y*): Δ log π; `gap`: Δ(log π(y*) − log π(y⁺)); `margin`:
     Δ(log π(y⁺) − log π(y⁻)).
     """
-    found: dict[str, Interval] = {}
+    figures: dict[str, Interval] = {}
     for split in SPLITS:
         paths = learning_paths(scores, split)
         if paths is not None:
-            found |= {f"{split}/{name}": one for name, one in _moved(paths).items()}
-    return found
+            figures |= {f"{split}/{name}": interval for name, interval in _moved(paths).items()}
+    return figures
 
 
 def gap_by_margin(moved: Mapping[str, float]) -> dict[str, float]:
@@ -64,12 +64,12 @@ def _moved(paths: LearningPaths) -> dict[str, Interval]:
 
 
 @dataclass(frozen=True)
-class SaidAnswer:
+class SampledAnswer:
     """An answer that a model sampled to a pair's prompt; its id is `<pair>/<number>`.
 
     `refused`: it repeats what is wrong with the pair's rejected answer, where that can be told
-    (`repeats_fault`). `logp` is log π of the answer, its
-    end included where it ended itself, in nats, under the distribution that it was drawn from.
+    (`repeats_fault`). `logp` is log π of the answer, its end included where it ended itself, in
+    nats, under the distribution that it was drawn from.
     """
 
     answer: PolicyAnswer
@@ -78,18 +78,18 @@ class SaidAnswer:
     repetition: Repetition
 
 
-_OF_ANSWERS: dict[str, Callable[[SaidAnswer], float]] = {
-    "distinct_1": lambda one: one.repetition.distinct_1,
-    "distinct_2": lambda one: one.repetition.distinct_2,
-    "longest_repeat": lambda one: float(one.repetition.longest_repeat),
-    "repeaters": lambda one: float(one.repetition.repeater),
-    "entropy": lambda one: -one.logp,
-    "tokens": lambda one: float(one.answer.tokens),
-    "finished": lambda one: float(one.answer.finished),
+_OF_ANSWERS: dict[str, Callable[[SampledAnswer], float]] = {
+    "distinct_1": lambda sample: sample.repetition.distinct_1,
+    "distinct_2": lambda sample: sample.repetition.distinct_2,
+    "longest_repeat": lambda sample: float(sample.repetition.longest_repeat),
+    "repeaters": lambda sample: float(sample.repetition.repeater),
+    "entropy": lambda sample: -sample.logp,
+    "tokens": lambda sample: float(sample.answer.tokens),
+    "finished": lambda sample: float(sample.answer.finished),
 }
 
 
-def speech_figures(said: Sequence[SaidAnswer]) -> dict[str, Interval]:
+def answer_figures(samples: Sequence[SampledAnswer]) -> dict[str, Interval]:
     """How varied answers are, and whether they are right where that can be checked.
 
     Of one answer: `distinct_1`, `distinct_2`, `longest_repeat` and `repeaters` (`Repetition`),
@@ -98,29 +98,33 @@ def speech_figures(said: Sequence[SaidAnswer]) -> dict[str, Interval]:
     share of answers that state the chosen answer's fact; `refused`: that repeat what is wrong with
     the rejected one.
     """
-    found: dict[str, Interval] = {}
+    figures: dict[str, Interval] = {}
     for split in SPLITS:
-        own = [one for one in said if one.answer.split == split]
+        own = [sample for sample in samples if sample.answer.split == split]
         measured = {
-            name: _over_prompts((one.answer.id, of(one)) for one in own)
+            name: _over_prompts((sample.answer.id, of(sample)) for sample in own)
             for name, of in _OF_ANSWERS.items()
         }
         measured["different"] = _different(own)
         measured |= _checked(own)
-        found |= {f"{split}/{name}": one for name, one in measured.items() if one.n}
-    return found
+        figures |= {f"{split}/{name}": mean for name, mean in measured.items() if mean.n}
+    return figures
 
 
-def _checked(said: Sequence[SaidAnswer]) -> dict[str, Interval]:
-    def right(one: SaidAnswer) -> float:
-        return float(answered(one.answer.prompt, one.answer.answer) == one.answer.truth)
+def _checked(samples: Sequence[SampledAnswer]) -> dict[str, Interval]:
+    def right(sample: SampledAnswer) -> float:
+        return float(answered(sample.answer.prompt, sample.answer.answer) == sample.answer.truth)
 
     return {
         RIGHT: _over_prompts(
-            (one.answer.id, right(one)) for one in said if one.answer.truth is not None
+            (sample.answer.id, right(sample))
+            for sample in samples
+            if sample.answer.truth is not None
         ),
         REFUSED: _over_prompts(
-            (one.answer.id, float(one.refused)) for one in said if one.refused is not None
+            (sample.answer.id, float(sample.refused))
+            for sample in samples
+            if sample.refused is not None
         ),
     }
 
@@ -133,14 +137,18 @@ def win_figures(
     Contests without a verdict in both orders do not count; `judged` is the share that does.
     """
     worth = {name: worth_to_a(both) for name, both in both_orders(judgements).items()}
-    found: dict[str, Interval] = {}
+    figures: dict[str, Interval] = {}
     for split in SPLITS:
-        asked = list(dict.fromkeys(one.id for one in judgements if split_of[one.id] == split))
+        asked = [
+            name for name in dict.fromkeys(j.id for j in judgements) if split_of[name] == split
+        ]
         if asked:
             won = [(name, worth[name]) for name in asked if name in worth]
-            found[f"{split}/{WON}"] = _over_prompts(won)
-            found[f"{split}/judged"] = _over_prompts((name, float(name in worth)) for name in asked)
-    return found
+            figures[f"{split}/{WON}"] = _over_prompts(won)
+            figures[f"{split}/judged"] = _over_prompts(
+                (name, float(name in worth)) for name in asked
+            )
+    return figures
 
 
 def _prompt_of(answer: str) -> str:
@@ -153,12 +161,12 @@ def _over_prompts(values: Iterable[tuple[str, float]]) -> Interval:
     by_prompt: dict[str, list[float]] = {}
     for name, value in values:
         by_prompt.setdefault(_prompt_of(name), []).append(value)
-    return mean_interval(np.array([np.mean(one) for one in by_prompt.values()], dtype=float))
+    return mean_interval(np.array([np.mean(own) for own in by_prompt.values()], dtype=float))
 
 
-def _different(said: Sequence[SaidAnswer]) -> Interval:
+def _different(samples: Sequence[SampledAnswer]) -> Interval:
     texts: dict[str, list[str]] = {}
-    for one in said:
-        texts.setdefault(_prompt_of(one.answer.id), []).append(one.answer.answer.strip())
+    for sample in samples:
+        texts.setdefault(_prompt_of(sample.answer.id), []).append(sample.answer.answer.strip())
     shares = [len(set(own)) / len(own) for own in texts.values()]
     return mean_interval(np.array(shares, dtype=float))

@@ -20,8 +20,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dynolab.results.softmax import CaseCount
-from dynolab.squeezing.features import stepped_elsewhere, stepped_with_features
-from dynolab.squeezing.rule import first_order, likeliest_other, rises, stepped
+from dynolab.squeezing.rule import (
+    first_order,
+    likeliest_other,
+    rises,
+    stepped,
+    stepped_elsewhere,
+    stepped_with_features,
+)
 
 ROUNDING = 1e-12
 """Nats by which float64 may err; less is no violation."""

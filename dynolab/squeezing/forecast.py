@@ -10,12 +10,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
+from dynolab.forces.function.layers import at_head
+from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.function.rules import head_module
 from dynolab.forces.map.breakdown import LastLayer
+from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.split import micro_batches, record_batch
 from dynolab.objectives import build_objective, force, read_logps
 from dynolab.results.squeezing import Forecast, Side
-from dynolab.squeezing.last_layer import moved_by_head
 from dynolab.squeezing.rule import answered
 from dynolab.statistics import auc
 from dynolab.training.record import StepRecord
@@ -61,19 +64,19 @@ def forecasts(
     **Returns:** one row for each side that was pushed.
     """
     objective = build_objective(record.facts.objective)
-    found: dict[int, list[Foretold]] = {}
+    by_side: dict[int, list[Foretold]] = {}
     every = _stride(record, policy)
     for examples in micro_batches(record, objective.sides, batch_tokens):
         batch = record_batch(record, policy, examples)
         for side, part in _foretold(record, policy, batch, every):
-            found.setdefault(side, []).append(part)
-    return [_row(record, training, SIDES[side], parts) for side, parts in sorted(found.items())]
+            by_side.setdefault(side, []).append(part)
+    return [_row(record, training, SIDES[side], parts) for side, parts in sorted(by_side.items())]
 
 
 def _stride(record: StepRecord, policy: PolicyFunction) -> int:
     """Which positions are taken: every so many, that their forecasts stay within `MOST`."""
     positions = sum(
-        one.response_length for each in record.examples for one in each.named().values()
+        answer.response_length for each in record.examples for answer in each.named().values()
     )
     vocabulary = policy.causal.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
     return -(-positions * vocabulary // MOST)
@@ -143,3 +146,43 @@ def _row(record: StepRecord, training: str, side: Side, parts: list[Foretold]) -
 
 def _auc(forecast: Tensor, rose: Tensor) -> float:
     return float(auc(forecast.flatten().cpu().numpy(), rose.flatten().cpu().numpy()))
+
+
+@torch.no_grad()
+def moved_by_head(
+    policy: PolicyFunction, before: Weights, after: Weights, batch: TokenBatch
+) -> Float[Tensor, "tokens vocabulary"]:
+    """Logits where the head alone has made a step: of its output `W h + b + ΔW h + Δb`.
+
+    h are the features before the step, so this is the unconstrained-features model of it. After a
+    gradient step its first order is the sum of `Breakdown.head` over the updating tokens, unless
+    head and embedding share one table: ΔW then holds what the embedding's gradient moved, too.
+    Where the head does not move, as under adapters, nothing does.
+    """
+    weight, bias = _change_of_head(policy, before, after)
+
+    def moved(features: Tensor, output: Tensor) -> Tensor:
+        if weight is not None:
+            output = output + features @ weight.T
+        return output if bias is None else output + bias
+
+    with at_head(policy, moved):
+        return policy.logits(policy.cast(before), batch)
+
+
+def _change_of_head(
+    policy: PolicyFunction, before: Weights, after: Weights
+) -> tuple[Tensor | None, Tensor | None]:
+    """Change of the head's weight and bias; None of what does not move."""
+    head = head_module(policy.causal)
+    names = {id(parameter): name for name, parameter in policy.model.named_parameters()}
+    own = [names.get(id(getattr(head, part, None))) for part in ("weight", "bias")]
+    known = {
+        name: weights
+        for name in own
+        if name is not None and name in before
+        for weights in [before[name]]
+    }
+    change = policy.cast(change_of(known, after))
+    weight, bias = (change.get(name) if name else None for name in own)
+    return weight, bias

@@ -104,8 +104,8 @@ def _push_down(policy: PolicyFunction, answer: Encoded, fall: float) -> _Push:
     leaves = {name: w.detach().requires_grad_() for name, w in policy.weights.items()}
     with torch.enable_grad():
         total = policy.logps(leaves, batch).sum()
-        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    gradients = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+        derivatives = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    gradients = {name: g for name, g in zip(leaves, derivatives, strict=True) if g is not None}
     step = fall * len(batch.token) / float(norm(gradients).square())
     change = {name: -step * gradient for name, gradient in gradients.items()}
     return _in_terms_of_the_head(policy, batch, change, step)
@@ -156,15 +156,17 @@ def _observe(
     )
 
 
-def pair_push(one: Pushed) -> PairPush:
+def pair_push(pushed: Pushed) -> PairPush:
     """The counts of one answer."""
-    best = likeliest_other(one.before, one.label)
-    own, other = (one.measured.gather(1, index[:, None]).squeeze(1) for index in (one.label, best))
+    best = likeliest_other(pushed.before, pushed.label)
+    own, other = (
+        pushed.measured.gather(1, index[:, None]).squeeze(1) for index in (pushed.label, best)
+    )
     return PairPush(
-        pair_id=one.pair_id,
-        answer=one.answer,
-        step=one.step,
-        tokens=len(one.label),
+        pair_id=pushed.pair_id,
+        answer=pushed.answer,
+        step=pushed.step,
+        tokens=len(pushed.label),
         label_fell=int((own < 0).sum()),
         best_rose=int((other > 0).sum()),
     )
@@ -181,27 +183,27 @@ class Tally:
         self._squares: dict[Answer, list[dict[str, float]]] = {}
         self._ranks: dict[Answer, tuple[int, dict[str, Tensor]]] = {}
 
-    def add(self, one: Pushed) -> None:
+    def add(self, pushed: Pushed) -> None:
         """Takes one answer in."""
-        self.rows.append(pair_push(one))
-        squares = {"measured": float(one.measured.norm())}
+        self.rows.append(pair_push(pushed))
+        squares = {"measured": float(pushed.measured.norm())}
         for picture in PICTURES:
-            foretold = getattr(one, picture)
+            foretold = getattr(pushed, picture)
             if foretold is not None:
-                squares[picture] = float((one.measured - foretold).norm())
-        self._squares.setdefault(one.answer, []).append(squares)
-        sums = {name: values.sum(0) for name, values in _by_rank(one).items()}
-        tokens, before = self._ranks.get(one.answer, (0, {}))
+                squares[picture] = float((pushed.measured - foretold).norm())
+        self._squares.setdefault(pushed.answer, []).append(squares)
+        sums = {name: values.sum(0) for name, values in _by_rank(pushed).items()}
+        tokens, before = self._ranks.get(pushed.answer, (0, {}))
         added = {name: values + before.get(name, 0) for name, values in sums.items()}
-        self._ranks[one.answer] = tokens + len(one.label), added
+        self._ranks[pushed.answer] = tokens + len(pushed.label), added
 
     def left_over(self) -> Iterator[LeftOver]:
         """What each picture leaves over, on the answers pushed and on the chosen ones."""
         for answer, squares in self._squares.items():
-            size = np.array([one["measured"] for one in squares])
+            size = np.array([sizes["measured"] for sizes in squares])
             for picture in (name for name in PICTURES if name in squares[0]):
                 # The share needs sums of squares alone: one row a pair holds their roots.
-                errors = np.array([one[picture] for one in squares])
+                errors = np.array([sizes[picture] for sizes in squares])
                 share = unexplained_share(size, size - errors, np.arange(len(squares)))
                 yield LeftOver(
                     answer=answer,
@@ -222,11 +224,13 @@ class Tally:
                 yield RankChange(answer=answer, first=first, last=end - 1, **means)
 
 
-def _by_rank(one: Pushed) -> Mapping[str, Float[Tensor, "tokens vocabulary"]]:
+def _by_rank(pushed: Pushed) -> Mapping[str, Float[Tensor, "tokens vocabulary"]]:
     """Changes with the answer's own token first and the others by falling probability."""
-    order = one.before.scatter(1, one.label[:, None], torch.inf).argsort(1, descending=True)
-    values = {name: getattr(one, name) for name in _CHANGES}
+    order = pushed.before.scatter(1, pushed.label[:, None], torch.inf).argsort(1, descending=True)
+    values = {name: getattr(pushed, name) for name in _CHANGES}
     return {
-        name: torch.full_like(one.measured, torch.nan) if value is None else value.gather(1, order)
+        name: torch.full_like(pushed.measured, torch.nan)
+        if value is None
+        else value.gather(1, order)
         for name, value in values.items()
     }

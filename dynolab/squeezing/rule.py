@@ -3,6 +3,11 @@
 `L = −s log p_y` has `∂L/∂z = s (p − e_y)`, so a step on it is `z' = z + s (e_y − p)`: s = η > 0
 pulls class y up, s = −η < 0 pushes it down (Ren & Sutherland, arXiv 2407.10490, §3.3 and
 appendix E).
+
+From other contexts, where all share one head `z_n = W h_n` on features h: with the head alone (the
+features are what they are) `Δz_o = s (h_o·h_u)(e_y − p_u)`; with features free as well (the
+unconstrained features model), at the updated context itself
+`Δz = s (‖h‖² I + W Wᵀ)(e_y − p) + s² (e_y − p) ((e_y − p)ᵀ W h)`.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ def stepped(
     - `label`: the class y of every row.
     - `step`: s, one for all rows or one for each; below zero pushes y down.
     """
-    return (logp + as_column(step) * force_of(logp, label)).log_softmax(-1)
+    return (logp + _as_column(step) * force_of(logp, label)).log_softmax(-1)
 
 
 def force_of(
@@ -47,7 +52,7 @@ def first_order(
     chosen = p.gather(-1, label.unsqueeze(-1))
     change = p.square().sum(-1, keepdim=True) - chosen - p
     change.scatter_add_(-1, label.unsqueeze(-1), torch.ones_like(chosen))
-    return as_column(step) * change
+    return _as_column(step) * change
 
 
 def answered(
@@ -76,6 +81,36 @@ def likeliest_other(
     return logp.scatter(-1, label.unsqueeze(-1), -torch.inf).argmax(-1)
 
 
-def as_column(step: Step) -> float | Tensor:
+def stepped_elsewhere(
+    observed: Float[Tensor, "*batch classes"],
+    updated: Float[Tensor, "*batch classes"],
+    label: Int[Tensor, "*batch"],
+    step: Step,
+) -> Float[Tensor, "*batch classes"]:
+    """log p of an observed context after the head's step on another one.
+
+    **Arguments:** `step`: s h_o·h_u; below zero pushes the label down where both features agree.
+
+    Below zero the label falls there too, and the class that is likeliest *at the updated context*
+    rises there too, at any size of step: of all logits theirs move least and most.
+    """
+    return (observed + _as_column(step) * force_of(updated, label)).log_softmax(-1)
+
+
+def stepped_with_features(
+    head: Float[Tensor, "*batch classes features"],
+    feature: Float[Tensor, "*batch features"],
+    label: Int[Tensor, "*batch"],
+    step: Step,
+) -> Float[Tensor, "*batch classes"]:
+    """log p after one gradient step of size s on head and feature together."""
+    logits = torch.einsum("...cf,...f->...c", head, feature)
+    force = _as_column(step) * force_of(logits.log_softmax(-1), label)
+    moved_head = head + force.unsqueeze(-1) * feature.unsqueeze(-2)
+    moved_feature = feature + torch.einsum("...c,...cf->...f", force, head)
+    return torch.einsum("...cf,...f->...c", moved_head, moved_feature).log_softmax(-1)
+
+
+def _as_column(step: Step) -> float | Tensor:
     """A step for every row, made to multiply its classes."""
     return step.unsqueeze(-1) if isinstance(step, Tensor) and step.ndim else step

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
 
 from dynolab.data.images.images import ImageConfig, load_images
-from dynolab.forces.classifiers.kernel import classifier_kernel
+from dynolab.forces.classifiers.forces import classifier_kernel
 from models.vision import build_classifier
 from tests.benchmarks.figures import interleaved, ratio, report
 from tests.benchmarks.mapping_sweep import one_after_another, together

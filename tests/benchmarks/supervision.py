@@ -9,17 +9,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from dynolab.chapters.classifiers.labels import one_hot
 from dynolab.chapters.classifiers.many import (
     ManyModels,
     SGDConfig,
-    batch_order,
-    cross_entropy,
+    batch_orders,
     train_many,
 )
-from dynolab.chapters.classifiers.targets import one_hot
 from dynolab.chapters.supervision.supervision import compare_supervision
 from dynolab.claims.supervision import supervision_table
 from dynolab.data.images.images import ImageSplits, load_images
@@ -27,6 +25,7 @@ from flows.parameters import load_parameters
 from flows.supervision import SupervisionParameters
 from models.vision import build_classifier
 from tests.benchmarks.figures import interleaved, ratio
+from tests.chapters.plain import train
 
 NOISE = 0.4
 STUDY = Path(__file__).resolve().parents[2] / "deploy" / "studies" / "supervision_builtin.yaml"
@@ -63,7 +62,7 @@ def _speedup(
     """An epoch of all seeds one after another, over one of all together."""
     once = config.model_copy(update={"epochs": 1})
     targets = one_hot(data.train.labels, data.classes)
-    orders = torch.stack([batch_order(len(targets), once, seed) for seed in seeds])
+    orders = batch_orders(len(targets), once, seeds)
 
     def together() -> None:
         many = ManyModels([build(seed) for seed in seeds])
@@ -72,19 +71,7 @@ def _speedup(
 
     def apart() -> None:
         for seed, order in zip(seeds, orders, strict=True):
-            _plain(build(seed), data.train.pixels, targets, order, once)
+            train(build(seed), data.train.pixels, targets, order, once)
 
     fast, slow = interleaved(together, apart, repeats=repeats)
     return ratio("seeds_speedup", slow, fast)
-
-
-def _plain(
-    network: nn.Module, inputs: Tensor, targets: Tensor, order: Tensor, config: SGDConfig
-) -> None:
-    optimizer = torch.optim.SGD(
-        network.parameters(), lr=config.learning_rate, momentum=config.momentum
-    )
-    for rows in order:
-        optimizer.zero_grad()
-        cross_entropy(network(inputs[rows]), targets[rows]).backward()
-        optimizer.step()

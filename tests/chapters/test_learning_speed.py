@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from dynolab.chapters.supervision.learning_speed import accumulate, speed
-from dynolab.chapters.supervision.speed_comparisons import SpeedConfig, compare_speeds
-from dynolab.chapters.supervision.speed_toys import coherent_and_contradictory
+from dynolab.chapters.classifiers.toys import coherent_and_contradictory
+from dynolab.chapters.supervision.speed_comparisons import (
+    SpeedConfig,
+    accumulate,
+    compare_speeds,
+    speed,
+)
 from dynolab.data.images.images import ImageConfig, load_images
 from models.vision import build_classifier
 

@@ -17,6 +17,7 @@ from dynolab.chapters.classifiers.many import (
 )
 from dynolab.errors import ConfigError, DynolabError
 from models.vision import build_classifier
+from tests.chapters.plain import train
 
 CONFIG = SGDConfig(learning_rate=0.2, momentum=0.9, weight_decay=1e-2, batch_size=4, epochs=2)
 X = torch.rand(10, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -29,17 +30,6 @@ def models(name: str = "lenet", count: int = 3) -> list[nn.Module]:
 def targets(seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(10, 5, dtype=torch.float64, generator=generator).softmax(-1)
-
-
-def alone(model: nn.Module, wanted: torch.Tensor, order: torch.Tensor, rate: float) -> nn.Module:
-    optimizer = torch.optim.SGD(
-        model.parameters(), rate, CONFIG.momentum, weight_decay=CONFIG.weight_decay
-    )
-    for rows in order:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(X[rows]), wanted[rows]).backward()
-        optimizer.step()
-    return model
 
 
 @pytest.mark.parametrize("name", ["lenet", "mlp", "transformer"])
@@ -62,10 +52,11 @@ def test_each_model_becomes_what_it_becomes_alone(
     ):
         pass
     for n, model in enumerate(models(name)):
-        expected = alone(model, wanted[n], orders[n], float(rates[n]))
-        found = many.model(n)
-        for (key, one), other in zip(expected.named_parameters(), found.parameters(), strict=True):
-            assert torch.allclose(one, other, rtol=1e-9, atol=1e-12), key
+        own = CONFIG.model_copy(update={"learning_rate": float(rates[n])})
+        train(model, X, wanted[n], orders[n], own)
+        together = many.model(n).parameters()
+        for (name, alone), other in zip(model.named_parameters(), together, strict=True):
+            assert torch.allclose(alone, other, rtol=1e-9, atol=1e-12), name
 
 
 def test_a_step_tells_what_was_before_it_and_after() -> None:

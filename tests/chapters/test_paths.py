@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dynolab.chapters.classification.gaussian_toy import GaussianConfig, gaussian_toy
 from dynolab.chapters.classification.path_study import Task, follow, groups_of
 from dynolab.chapters.classification.paths import base_difficulty, filtered, own_changes, zigzag
 from dynolab.chapters.classifiers.many import ManyModels, SGDConfig
+from dynolab.chapters.classifiers.toys import GaussianConfig, gaussian_toy
 from models.vision import build_classifier
 
 BUILD = partial(build_classifier, "mlp")

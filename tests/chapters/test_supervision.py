@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dynolab.chapters.classifiers.label_noise import flip_labels
+from dynolab.chapters.classifiers.labels import FilterTable, distillation, flip_labels, one_hot
 from dynolab.chapters.classifiers.many import (
     ManyModels,
     SGDConfig,
     batch_order,
-    cross_entropy,
     train_many,
 )
 from dynolab.chapters.classifiers.seeds import seed_for
-from dynolab.chapters.classifiers.targets import FilterTable, distillation, one_hot
 from dynolab.chapters.supervision.supervision import (
     SupervisionConfig,
     compare_supervision,
@@ -24,6 +22,7 @@ from dynolab.claims.supervision import assess_supervision, supervision_table
 from dynolab.data.images.images import ImageConfig, load_images
 from dynolab.errors import ConfigError
 from models.vision import build_classifier
+from tests.chapters.plain import train
 
 DATA = load_images(ImageConfig(train=120, validation=40, test=100))
 CONFIG = SupervisionConfig(training=SGDConfig(learning_rate=0.1, epochs=4))
@@ -53,24 +52,16 @@ def test_filter_kd_written_out_for_one_seed_gives_the_same_student(found) -> Non
     teacher, student = build(seed), build(seed)
     table = FilterTable(120, 10)
     for rows in order:
-        logits = teacher(DATA.train.pixels[rows])
-        table.visit(rows, logits.detach().softmax(-1))
-        step(teacher, cross_entropy(logits, one_hot(given, 10)[rows]))
+        with torch.no_grad():
+            table.visit(rows, teacher(DATA.train.pixels[rows]).softmax(-1))
+        train(teacher, DATA.train.pixels, given, rows[None], CONFIG.training)
     targets = table.targets(one_hot(given, 10))
-    for rows in order:
-        step(student, distillation(student(DATA.train.pixels[rows]), targets[rows]))
+    train(student, DATA.train.pixels, targets, order, CONFIG.training, distillation)
     by_arm = {row.arm: row for row in found.rows if row.seed == seed}
     assert by_arm["one_hot"].accuracy == pytest.approx(accuracy(teacher), abs=0.011)
     assert by_arm["filter_kd"].accuracy == pytest.approx(accuracy(student), abs=0.011)
     error = (targets - one_hot(DATA.train.labels, 10)).norm(dim=1).mean()
     assert by_arm["filter_kd"].target_error == pytest.approx(float(error), abs=1e-3)
-
-
-def step(model, loss) -> None:  # type: ignore[no-untyped-def]
-    gradients = torch.autograd.grad(loss, list(model.parameters()))
-    with torch.no_grad():
-        for w, gradient in zip(model.parameters(), gradients, strict=True):
-            w -= CONFIG.training.learning_rate * gradient
 
 
 def test_every_arm_is_measured_for_every_seed(found) -> None:  # type: ignore[no-untyped-def]
@@ -128,7 +119,7 @@ def test_without_noise_there_is_nothing_to_detect() -> None:
 def test_claims_of_one_seed_are_unclear_and_none_is_lost(found) -> None:  # type: ignore[no-untyped-def]
     rows = [row for row in found.rows if row.seed == 3]
     verdicts = assess_supervision(rows, [], [], [])
-    assert {one.outcome for one in verdicts if one.quantities} == {"unclear"}
+    assert {one.outcome for one in verdicts if one.measured} == {"unclear"}
     assert verdicts[0].id == "supervision/0.4/filter_kd_over_one_hot"
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dynolab.chapters.classifiers.many import SGDConfig, batch_order, cross_entropy
+from dynolab.chapters.classifiers.labels import one_hot
+from dynolab.chapters.classifiers.many import SGDConfig, batch_order
 from dynolab.chapters.classifiers.seeds import seed_for
-from dynolab.chapters.classifiers.targets import one_hot
 from dynolab.chapters.transfer.task import (
     check_classes,
     image_task,
@@ -26,6 +26,7 @@ from dynolab.data.images.images import ImageConfig, load_images
 from dynolab.data.topics.topics import TopicConfig
 from dynolab.errors import ConfigError
 from models.vision import build_classifier
+from tests.chapters.plain import train
 
 DATA = load_images(ImageConfig(train=200, validation=20, test=200))
 TASK = image_task(DATA, (0, 1, 2, 3, 4), seed=0)
@@ -47,41 +48,25 @@ def rows():  # type: ignore[no-untyped-def]
     return compare_heads(build, TASK, CONFIG, (0, 5))
 
 
-def step(parameters, loss, learning_rate: float = 0.1) -> None:  # type: ignore[no-untyped-def]
-    gradients = torch.autograd.grad(loss, list(parameters))
-    with torch.no_grad():
-        for w, gradient in zip(parameters, gradients, strict=True):
-            w -= learning_rate * gradient
-
-
 def test_one_network_carried_over_by_hand_ends_the_same(rows) -> None:  # type: ignore[no-untyped-def]
     seed = 5
     network = build((1, 8, 8), 5, seed)
-    hard = one_hot(TASK.first.labels, 5)
-    for batch in batch_order(len(TASK.first.labels), CONFIG.pretraining, seed):
-        step(
-            list(network.parameters()),
-            cross_entropy(network(TASK.first.inputs[batch]), hard[batch]),
-        )
+    order = batch_order(len(TASK.first.labels), CONFIG.pretraining, seed)
+    train(network, TASK.first.inputs, TASK.first.labels, order, CONFIG.pretraining)
     second = build((1, 8, 8), 5, seed_for("second task", seed))
     second.body.load_state_dict(network.body.state_dict())
     drawn = TASK.draw(40, seed)
     inputs, labels = TASK.pool.inputs[drawn], TASK.pool.labels[drawn]
-    targets = one_hot(labels, 5)
     with torch.no_grad():
         features = second.features(inputs)
     # Two epochs of the longest schedule's order, which shorter probing shares.
-    for batch in batch_order(40, CONFIG.probing.schedule(6), seed)[:4]:
-        step(
-            list(second.head.parameters()),
-            cross_entropy(second.head(features[batch]), targets[batch]),
-        )
+    schedule = CONFIG.probing.schedule(6)
+    train(second.head, features, labels, batch_order(40, schedule, seed)[:4], schedule)
     row = next(r for r in rows if (r.strategy, r.tau, r.seed) == ("linear", 2, seed))
     with torch.no_grad():
-        gap = targets - second(inputs).softmax(-1)
+        gap = one_hot(labels, 5) - second(inputs).softmax(-1)
     assert row.energy == pytest.approx(float(gap.norm(dim=1).mean()), abs=1e-4)
-    for batch in batch_order(40, CONFIG.finetuning, seed):
-        step(list(second.parameters()), cross_entropy(second(inputs[batch]), targets[batch]))
+    train(second, inputs, labels, batch_order(40, CONFIG.finetuning, seed), CONFIG.finetuning)
     with torch.no_grad():
         moved = (second.features(inputs) - features).norm(dim=1).mean()
         right = second(TASK.test.inputs).argmax(-1) == TASK.test.labels

@@ -7,20 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dynolab.claims.claim import early, judge
 from dynolab.claims.reproduction import (
     AFTER_EXTENDED,
     AFTER_SFT,
+    CLAIMS,
     FROM_BASE,
     IPO,
     ON_POLICY,
     ON_POLICY_IPO,
     RESAMPLED,
     SFT,
-    SHAPES,
     TITLES,
-    assess_shapes,
-    early,
-    judge_shape,
+    assess_reproduction,
 )
 from dynolab.probes.paths import LearningPaths, change, learning_paths
 from dynolab.statistics import Interval, mean_interval
@@ -55,52 +54,52 @@ def trainings(seed: int = 0) -> dict[str, LearningPaths]:
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 1, 2)])
 def test_the_papers_shapes_all_appear(seeds: tuple[int, ...]) -> None:
-    found = assess_shapes([trainings(seed) for seed in seeds], Interval(0.6, 0.55, 0.65, 100))
-    missing = {one.id: one for one in found if one.outcome != "appears"}
+    found = assess_reproduction([trainings(seed) for seed in seeds], Interval(0.6, 0.55, 0.65, 100))
+    missing = {one.id: one for one in found if one.outcome != "holds"}
     assert not missing
-    assert len(found) == len({one.id for one in found}) == len(SHAPES) + 1
-    assert {one.stage for one in found} <= set(TITLES)
+    assert len(found) == len({one.id for one in found}) == len(CLAIMS) + 1
+    assert {one.topic for one in found} <= set(TITLES)
 
 
 def test_what_was_not_trained_or_watched_is_not_measured() -> None:
     whole = trainings()
     some = {name: one for name, one in whole.items() if name != AFTER_EXTENDED}
-    found = {one.id: one.outcome for one in assess_shapes([some])}
+    found = {one.id: one.outcome for one in assess_reproduction([some])}
     assert {one for name, one in found.items() if name.startswith(f"{AFTER_EXTENDED}/")} == {
         "not measured"
     }
-    assert found[f"{AFTER_SFT}/gap"] == "appears"
+    assert found[f"{AFTER_SFT}/gap"] == "holds"
     without = replace(
         whole[SFT], logp={k: v for k, v in whole[SFT].logp.items() if k != "random_nonhum"}
     )
-    found = {one.id: one.outcome for one in assess_shapes([whole | {SFT: without}])}
+    found = {one.id: one.outcome for one in assess_reproduction([whole | {SFT: without}])}
     assert found[f"{SFT}/nonhuman"] == "not measured"
 
 
 def test_a_seed_that_lacks_a_training_leaves_no_mean_over_the_others() -> None:
     whole = trainings()
     rest = {name: one for name, one in whole.items() if name != AFTER_SFT}
-    found = {one.id: one.outcome for one in assess_shapes([whole, rest])}
+    found = {one.id: one.outcome for one in assess_reproduction([whole, rest])}
     assert found[f"{AFTER_SFT}/gap"] == "not measured"
-    assert found[f"{SFT}/gap"] == "appears"
+    assert found[f"{SFT}/gap"] == "holds"
 
 
 def test_a_contrast_of_the_wrong_sign_does_not_appear() -> None:
     whole = trainings()
     turned = whole | {AFTER_EXTENDED: whole[AFTER_SFT], AFTER_SFT: whole[AFTER_EXTENDED]}
-    found = {one.id: one.outcome for one in assess_shapes([turned])}
+    found = {one.id: one.outcome for one in assess_reproduction([turned])}
     for name in ("chosen", "rejected", "gap", "argmax"):
-        assert found[f"{AFTER_EXTENDED}/{name}"] == "does not"
+        assert found[f"{AFTER_EXTENDED}/{name}"] == "fails"
 
 
 def test_over_seeds_the_interval_is_over_means_paired_by_seed() -> None:
     seeds = [trainings(seed) for seed in (0, 1, 2)]
-    shape = next(one for one in SHAPES if one.id == f"{AFTER_EXTENDED}/chosen")
+    claim = next(one for one in CLAIMS if one.id == f"{AFTER_EXTENDED}/chosen")
     means = [
         np.mean(change(one[AFTER_EXTENDED].logp["chosen"]) - change(one[AFTER_SFT].logp["chosen"]))
         for one in seeds
     ]
-    assert judge_shape(shape, seeds).quantities[0].interval == mean_interval(np.array(means))
+    assert judge(claim, seeds).measured[0].interval == mean_interval(np.array(means))
 
 
 def test_early_is_the_last_probe_of_the_first_quarter() -> None:

@@ -3,10 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dynolab.claims.study import CLAIMS, Verdict, assess, judge
+from dynolab.claims.claim import judge
+from dynolab.claims.study import CLAIMS, assess
+from dynolab.claims.verdict import Verdict, above, below, never
 from dynolab.probes.paths import LearningPaths, learning_paths, peak_change
 from dynolab.results.study import ForceRow
-from dynolab.statistics import mean_interval
+from dynolab.statistics import Interval, mean_interval
 from tests.report.synthetic import DPO, SFT, probes, study, up, up_then_down
 
 CLAIM = {claim.id: claim for claim in CLAIMS}
@@ -27,7 +29,7 @@ def paths_of(**logp: list[list[float]]) -> LearningPaths:
 def test_the_papers_shapes_all_appear() -> None:
     sft, dpo = study().trainings
     found = verdicts_of(sft.probes, dpo.probes, (*sft.forces, *dpo.forces))
-    assert {v.outcome for v in found.values()} == {"appears"}, found
+    assert {v.outcome for v in found.values()} == {"holds"}, found
     assert len(found) == len(CLAIMS) + 2
 
 
@@ -49,35 +51,35 @@ def test_the_papers_shapes_all_appear() -> None:
 def test_a_path_of_the_wrong_shape_does_not_appear(claim: str, shapes: dict) -> None:
     rows = probes(shapes, 100)
     found = verdicts_of(rows if claim.startswith("sft") else None, rows)
-    assert found[claim].outcome == "does not"
+    assert found[claim].outcome == "fails"
 
 
 def test_a_steady_rise_is_no_fall() -> None:
     found = verdicts_of(probes(SFT | {"rejected": lambda t: 20.0 * t}, 100))["sft/rejected"]
-    rise, fall = found.quantities
-    assert rise.outcome == "appears"
-    assert fall.outcome != "appears"
-    assert found.outcome != "appears"
+    rise, fall = found.measured
+    assert rise.outcome == "holds"
+    assert fall.outcome != "holds"
+    assert found.outcome != "holds"
 
 
 def test_a_change_as_large_as_its_spread_is_unclear() -> None:
     paths = paths_of(chosen=[[0.0, 1.0], [0.0, -1.0], [0.0, 1.1], [0.0, -0.9]])
-    assert judge(CLAIM["sft/chosen"], paths).outcome == "unclear"
+    assert judge(CLAIM["sft/chosen"], [{"sft": paths}]).outcome == "unclear"
 
 
 def test_one_pair_is_never_more_than_unclear() -> None:
     paths = paths_of(chosen=[[0.0, 5.0]])
-    verdict = judge(CLAIM["sft/chosen"], paths)
+    verdict = judge(CLAIM["sft/chosen"], [{"sft": paths}])
     assert verdict.outcome == "unclear"
-    assert verdict.quantities[0].interval.mean == 5.0
+    assert verdict.measured[0].mean == 5.0
 
 
 def test_differences_are_paired() -> None:
     """Pairs differ by far more than the kinds do, yet every pair shows the difference."""
     train = [[0.0, 10.0 * i + 1.0] for i in range(6)]
     test = [[0.0, 10.0 * i + 0.1 * (i % 2)] for i in range(6)]
-    verdict = judge(CLAIM["sft/hallucination"], paths_of(irr_train=train, irr_test=test))
-    assert verdict.outcome == "appears"
+    verdict = judge(CLAIM["sft/hallucination"], [{"sft": paths_of(irr_train=train, irr_test=test)}])
+    assert verdict.outcome == "holds"
 
 
 def test_claims_without_their_kinds_are_not_measured() -> None:
@@ -87,21 +89,21 @@ def test_claims_without_their_kinds_are_not_measured() -> None:
         if row.kind == "chosen"
     )
     found = verdicts_of(only_chosen)
-    assert found["sft/chosen"].outcome == "appears"
+    assert found["sft/chosen"].outcome == "holds"
     others = {v.outcome for name, v in found.items() if name != "sft/chosen"}
     assert others == {"not measured"}
 
 
 def test_a_pair_that_lacks_a_kind_is_left_out() -> None:
     paths = paths_of(chosen=[[0.0, 1.0], [0.0, 1.2], [0.0, np.nan]])
-    assert judge(CLAIM["sft/chosen"], paths).quantities[0].interval.n == 2
+    assert judge(CLAIM["sft/chosen"], [{"sft": paths}]).measured[0].n == 2
 
 
 def test_claims_follow_the_studys_trainings() -> None:
     """An objective without claims of its own is asked about its forces alone."""
     paths = learning_paths(probes(SFT, 100))
     found = assess({"grpo": paths, "sft": paths}, [force(0.1, 0.1, "q0", "grpo")])
-    assert {verdict.stage for verdict in found[:-2]} == {"sft"}
+    assert {verdict.topic for verdict in found[:-2]} == {"sft"}
     assert [verdict.id for verdict in found[-2:]] == ["grpo/forces", "sft/forces"]
     assert found[-1].outcome == "not measured"
 
@@ -159,7 +161,37 @@ def test_exact_predictions_explain_and_empty_ones_do_not() -> None:
     exact = [force(0.1 * i, 0.1 * i, f"q{i}") for i in range(1, 9)]
     nothing = [force(0.1 * i, 0.0, f"q{i}", "sft") for i in range(1, 9)]
     found = verdicts_of(forces=[*exact, *nothing])
-    assert found["dpo/forces"].outcome == "appears"
-    assert found["sft/forces"].outcome == "does not"
-    assert found["dpo/forces"].quantities[0].interval.mean == 0.0
-    assert found["sft/forces"].quantities[0].interval.mean == 1.0
+    assert found["dpo/forces"].outcome == "holds"
+    assert found["sft/forces"].outcome == "fails"
+    assert found["dpo/forces"].measured[0].mean == 0.0
+    assert found["sft/forces"].measured[0].mean == 1.0
+
+
+KEPT = (
+    '{"id":"lenet/size","topic":"LeNet","claim":"Its size moves","expected":"> 0.1","measured":'
+    '[{"name":"Δ","mean":0.2,"low":0.05,"high":0.35,"n":5,"unit":"nats","violations":null},'
+    '{"name":"V = 5","mean":NaN,"low":NaN,"high":NaN,"n":0,"unit":"","violations":0}],'
+    '"verdict":"unclear"}'
+)
+
+
+def test_a_kept_line_is_read_and_written_as_it_was() -> None:
+    verdict = Verdict.model_validate_json(KEPT)
+    assert verdict.outcome == "unclear"
+    assert verdict.measured[0].interval == Interval(0.2, 0.05, 0.35, 5)
+    assert verdict.model_dump_json() == KEPT
+
+
+def test_a_summary_calls_outcomes_by_its_own_words() -> None:
+    alone = Interval(1.0, float("nan"), float("nan"), 1)
+    kept = {
+        outcome: Verdict.of("a", "b", "c", "d", figure).summary()
+        for outcome, figure in {
+            "appears": above("x", Interval(1.0, 0.5, 1.5, 3)),
+            "does not": below("x", Interval(1.0, 0.5, 1.5, 3)),
+            "unclear": above("x", alone),
+            "not measured": never("x", 0, 0),
+        }.items()
+    }
+    assert {name: summary["outcome"] for name, summary in kept.items()} == {n: n for n in kept}
+    assert kept["unclear"]["measured"] == {"x": {"mean": 1.0, "low": None, "high": None, "n": 1}}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from dynolab.comparisons.pair_arms import (
-    SaidAnswer,
+    SampledAnswer,
+    answer_figures,
     gap_by_margin,
     path_figures,
-    speech_figures,
     win_figures,
 )
 from dynolab.data.rows import Split
@@ -24,7 +24,7 @@ QUESTION = "what is the colour of sigi ?"
 
 def said(
     pair: str, number: int, text: str, split: Split = "train", logp: float = -2.0
-) -> SaidAnswer:
+) -> SampledAnswer:
     answer = PolicyAnswer(
         id=f"{pair}/{number}",
         split=split,
@@ -34,7 +34,7 @@ def said(
         finished=True,
         tokens=len(text.split()),
     )
-    return SaidAnswer(
+    return SampledAnswer(
         answer, "red" in text, logp, repetition([ord(word[0]) for word in text.split()])
     )
 
@@ -63,7 +63,7 @@ def test_paths_give_changes_from_first_to_last_probe() -> None:
 
 def test_a_prompt_is_the_unit_however_many_answers_it_has() -> None:
     answers = [said("a", 0, RIGHT), said("a", 1, WRONG), said("b", 0, RIGHT), said("b", 1, RIGHT)]
-    figures = speech_figures(answers)
+    figures = answer_figures(answers)
     assert figures["train/right"] == mean_interval(np.array([0.5, 1.0]))
     assert figures["train/refused"] == mean_interval(np.array([0.5, 0.0]))
     assert figures["train/different"] == mean_interval(np.array([1.0, 0.5]))
@@ -73,8 +73,10 @@ def test_a_prompt_is_the_unit_however_many_answers_it_has() -> None:
 
 def test_what_nobody_can_check_is_neither_right_nor_wrong() -> None:
     one = said("a", 0, RIGHT)
-    unknown = SaidAnswer(one.answer.model_copy(update={"truth": None}), None, -1.0, one.repetition)
-    assert not [name for name in speech_figures([unknown]) if "right" in name or "refused" in name]
+    unknown = SampledAnswer(
+        one.answer.model_copy(update={"truth": None}), None, -1.0, one.repetition
+    )
+    assert not [name for name in answer_figures([unknown]) if "right" in name or "refused" in name]
 
 
 def test_a_contest_without_a_verdict_in_both_orders_does_not_count() -> None:

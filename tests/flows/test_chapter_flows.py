@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import read_rows
 from dynolab.errors import ConfigError
 from dynolab.report.style import DARK
-from dynolab.results.chapters import ClaimRow
 from dynolab.results.simplicity import LearnedMapping
 from flows import simplicity, squeezing
 from flows.parameters import load_parameters, validated
@@ -38,8 +38,8 @@ def run(lab: Analysed, steps: list[Step], given: dict[str, StageResult]) -> dict
     return results
 
 
-def claims(folder: Path) -> dict[str, ClaimRow]:
-    return {row.id: row for row in read_rows(folder / "claims.jsonl", ClaimRow)}
+def claims(folder: Path) -> dict[str, Verdict]:
+    return {row.id: row for row in read_rows(folder / "claims.jsonl", Verdict)}
 
 
 def check_colours(folder: Path) -> None:
@@ -65,7 +65,7 @@ def test_squeezing_pushes_the_answers_of_a_finished_training(analysed: Analysed)
     results = run(analysed, steps, given)
     folder = analysed.folder(results["squeezing-page"])
     found = claims(folder)
-    assert found["softmax/label_falls"].verdict == "holds"
+    assert found["softmax/label_falls"].outcome == "holds"
     assert found["softmax/label_falls"].measured[0].violations == 0
     assert found["model/last_layer/rejected"].measured[0].n == 3
     page = (folder / "squeezing.html").read_text()

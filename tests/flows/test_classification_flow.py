@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import read_rows
 from dynolab.errors import ConfigError
-from dynolab.results.chapters import ClaimRow
 from dynolab.results.classification import (
     ClassifierState,
     ClassInfluence,
@@ -89,7 +89,7 @@ def test_the_stages_make_a_page_with_its_claims(tmp_path: Path) -> None:
     text = (page / "classification.html").read_text()
     for title in ("How classifiers learn", "the pairing of classes", "Zig-zag finds"):
         assert title in text
-    claims = {claim.id for claim in read_rows(page / "claims.jsonl", ClaimRow)}
+    claims = {claim.id for claim in read_rows(page / "claims.jsonl", Verdict)}
     assert {"lenet/four_nine", "mlp/ranks", "toy/zigzag", "images/others"} <= claims
     assert "mlp/accuracy" in results["classification-page"].metrics
     assert {one.state for one in plan(steps, lab.platform)} == {"cached"}
@@ -115,7 +115,7 @@ def test_people_s_labels_are_followed_where_there_are_any(tmp_path: Path) -> Non
     known = {row.data for row in read_rows(folder / "scores.jsonl", PathScores)}
     assert known == {"toy", "images", "human"}
     page = lab.folder(results["classification-page"])
-    claims = {claim.id for claim in read_rows(page / "claims.jsonl", ClaimRow)}
+    claims = {claim.id for claim in read_rows(page / "claims.jsonl", Verdict)}
     assert "human/zigzag" in claims
     assert "mlp/four_nine" not in claims
 
@@ -124,7 +124,7 @@ def test_paths_are_followed_only_where_they_are_asked_for(tmp_path: Path) -> Non
     lab, steps = Chapters(tmp_path), steps_of(networks=["mlp"], paths=None)
     assert [step.name for step in steps] == ["images", "forces-mlp", "classification-page"]
     page = lab.folder(lab.run(steps)["classification-page"])
-    claims = {claim.id for claim in read_rows(page / "claims.jsonl", ClaimRow)}
+    claims = {claim.id for claim in read_rows(page / "claims.jsonl", Verdict)}
     assert "mlp/ranks" in claims
     assert not any(claim.startswith(("toy/", "images/")) for claim in claims)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import read_rows
 from dynolab.errors import ConfigError
-from dynolab.results.chapters import ClaimRow
 from dynolab.results.supervision import DetectionRow, SupervisionRow
 from flows.parameters import load_parameters, validated
 from flows.supervision import SupervisionParameters, resolved_supervision, supervision_steps
@@ -50,7 +50,7 @@ def test_the_stages_make_a_page_with_its_claims(tmp_path: Path) -> None:
     text = (page / "supervision.html").read_text()
     assert "What to teach when labels are wrong" in text
     assert "Who teaches whom" in text
-    claims = list(read_rows(page / "claims.jsonl", ClaimRow))
+    claims = list(read_rows(page / "claims.jsonl", Verdict))
     assert {"supervision/0.4/filter_kd_over_one_hot", "speed/clean-noisy"} <= {c.id for c in claims}
     assert "noise_40/accuracy/filter_kd" in results["supervision-page"].metrics
     assert {one.state for one in plan(steps, lab.platform)} == {"cached"}

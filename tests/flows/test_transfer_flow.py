@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import read_rows
 from dynolab.errors import ConfigError
-from dynolab.results.chapters import ClaimRow
 from dynolab.results.transfer import TransferRow
 from flows.parameters import load_parameters, validated
 from flows.transfer import TransferParameters, resolved_transfer, transfer_steps
@@ -53,7 +53,7 @@ def test_the_stages_make_a_page_with_its_claims(tmp_path: Path) -> None:
     page = lab.folder(results["transfer-page"])
     text = (page / "transfer.html").read_text()
     assert "How to prepare a task head" in text
-    claims = {row.id for row in read_rows(page / "claims.jsonl", ClaimRow)}
+    claims = {row.id for row in read_rows(page / "claims.jsonl", Verdict)}
     assert {"digits/energy", "topics/best/out", "digits/mismatch"} <= claims
     assert "topics/linear/tau_4/accuracy" in results["transfer-page"].metrics
     assert {one.state for one in plan(steps, lab.platform)} == {"cached"}

@@ -8,17 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
+from dynolab.chapters.classification.force_study import class_means
 from dynolab.errors import ConfigError
 from dynolab.forces import ModuleFunction, kernel_blocks
 from dynolab.forces.classifiers import gram
 from dynolab.forces.classifiers.forces import (
+    centred_norms,
+    classifier_kernel,
     force_of,
     label_forces,
     pair_forces,
     pull_of,
 )
 from dynolab.forces.classifiers.gram import gradient_gram, without_layer
-from dynolab.forces.classifiers.kernel import centred_norms, class_means, classifier_kernel
 from models.vision import build_classifier
 
 CLASSES = 4

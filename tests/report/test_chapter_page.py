@@ -8,13 +8,12 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from dynolab.claims.study import Counted, Quantity, Verdict
+from dynolab.claims.verdict import Figure, Verdict, above, never
 from dynolab.data.rows import read_rows
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.page import Tile, section
 from dynolab.report.pages.chapter import Chapter, write_chapter
 from dynolab.report.style import Plate, base_layout, plotly_text
-from dynolab.results.chapters import ClaimRow
 from dynolab.statistics import Interval
 from tests.report.parsed import Parsed
 from tests.report.test_hostile_text import CANARY
@@ -23,19 +22,19 @@ ABOVE, BELOW = Interval(2.0, 1.0, 3.0, 5), Interval(-2.0, -3.0, -1.0, 5)
 ACROSS = Interval(0.5, -1.0, 2.0, 5)
 
 
-def verdict(name: str, *quantities: Quantity | Counted, mark: str = "") -> Verdict:
-    return Verdict(name, f"topic{mark}", f"{name} is so{mark}", f"Δ > 0{mark}", quantities)
+def verdict(name: str, *figures: Figure, mark: str = "") -> Verdict:
+    return Verdict.of(name, f"topic{mark}", f"{name} is so{mark}", f"Δ > 0{mark}", *figures)
 
 
 def verdicts(mark: str = "") -> list[Verdict]:
     return [
-        verdict("risen", Quantity(f"Δ{mark}", 1, ABOVE), mark=mark),
-        verdict("fallen", Quantity("Δ", 1, ABOVE), Quantity("Δ of others", 1, BELOW)),
-        verdict("open", Quantity("Δ", 1, ACROSS)),
+        verdict("risen", above(f"Δ{mark}", ABOVE), mark=mark),
+        verdict("fallen", above("Δ", ABOVE), above("Δ of others", BELOW)),
+        verdict("open", above("Δ", ACROSS)),
         verdict("absent"),
-        verdict("always", Counted("cases in which p_y rises", 0, 20_000)),
-        verdict("mostly", Counted("cases in which p_i falls", 3, 20_000)),
-        verdict("untried", Counted("cases", 0, 0)),
+        verdict("always", never("cases in which p_y rises", 0, 20_000)),
+        verdict("mostly", never("cases in which p_i falls", 3, 20_000)),
+        verdict("untried", never("cases", 0, 0)),
     ]
 
 
@@ -76,8 +75,8 @@ def test_every_claim_stands_with_its_numbers_and_its_verdict(tmp_path: Path) -> 
 
 def test_the_claims_are_kept_as_rows(tmp_path: Path) -> None:
     write_chapter(chapter(), tmp_path, "chapter.html")
-    rows = {row.id: row for row in read_rows(tmp_path / "claims.jsonl", ClaimRow)}
-    assert [row.verdict for row in rows.values()] == [
+    rows = {row.id: row for row in read_rows(tmp_path / "claims.jsonl", Verdict)}
+    assert [row.outcome for row in rows.values()] == [
         "holds",
         "fails",
         "unclear",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.claims.reproduction import AFTER_EXTENDED, AFTER_SFT, FROM_BASE, RESAMPLED, SFT, SHAPES
-from dynolab.claims.rows import VerdictRow
+from dynolab.claims.reproduction import AFTER_EXTENDED, AFTER_SFT, CLAIMS, FROM_BASE, RESAMPLED, SFT
+from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import read_rows
 from dynolab.report.inputs.compared import read_compared
 from dynolab.report.inputs.pairs import PairRun
@@ -61,7 +61,7 @@ def test_every_finding_is_on_the_page_with_its_verdict(
     metrics = write_reproduction_page(reproduction(seeds=seeds), tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     found = {one["id"]: one["outcome"] for one in summary["verdicts"]}
-    assert len(found) == len(SHAPES) + 1
+    assert len(found) == len(CLAIMS) + 1
     assert found["dpo/gap"] == found["extended/chosen"] == found["extended/won"] == "appears"
     assert found["from-base/gap"] == "not measured"
     assert sum(v for k, v in metrics.items() if k.startswith("claims/")) == len(found)
@@ -103,6 +103,6 @@ def test_a_study_s_report_shows_findings_and_remedies_of_runs_beside_it(tmp_path
         "What other runs add to this page",
     ):
         assert said in words
-    verdicts = [row.verdict for row in read_rows(tmp_path / "findings/verdicts.jsonl", VerdictRow)]
+    verdicts = list(read_rows(tmp_path / "findings/verdicts.jsonl", Verdict))
     assert list(compared.findings) == verdicts
     assert len({verdict.outcome for verdict in verdicts}) > 1

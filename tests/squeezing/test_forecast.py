@@ -20,8 +20,7 @@ from dynolab.objectives import (
 )
 from dynolab.objectives.simko import SimKOConfig
 from dynolab.squeezing import forecast
-from dynolab.squeezing.forecast import TOP, forecasts
-from dynolab.squeezing.last_layer import moved_by_head
+from dynolab.squeezing.forecast import TOP, forecasts, moved_by_head
 from dynolab.squeezing.rule import rises
 from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.record import StepFacts, StepRecord

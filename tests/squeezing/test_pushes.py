@@ -124,6 +124,6 @@ def test_the_tally_keeps_what_all_tokens_together_say() -> None:
 def test_claims_about_a_model_are_judged_by_its_pairs() -> None:
     kept = tally(found("gpt_neox", count=4))
     verdicts = {one.id: one for one in model_verdicts(kept.rows, list(kept.left_over()))}
-    assert verdicts["model/first_order/rejected"].outcome == "appears"
-    assert {one.quantities[0].interval.n for one in verdicts.values()} == {4}
+    assert verdicts["model/first_order/rejected"].outcome == "holds"
+    assert {one.measured[0].n for one in verdicts.values()} == {4}
     assert {one.outcome for one in model_verdicts([], [])} == {"not measured"}

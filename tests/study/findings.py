@@ -13,7 +13,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from dynolab.claims.study import CLAIMS, Quantity, unexplained
+from dynolab.claims.study import CLAIMS, unexplained
+from dynolab.claims.verdict import Figure, on_side
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.forces import PolicyFunction, step_forces
@@ -58,19 +59,19 @@ class Finding:
     bound: float = 0.0
 
     @property
-    def quantity(self) -> Quantity:
+    def figure(self) -> Figure:
         """The mean with its 95% t-interval over seeds."""
         interval = mean_interval(np.array(self.values))
-        return Quantity(self.name, self.sign or 1, interval, self.bound)
+        return on_side(self.sign or 1, self.name, interval, self.bound)
 
     @property
     def outcome(self) -> str:
         """As in verdicts; empty where nothing is expected."""
-        return self.quantity.outcome if self.sign else ""
+        return self.figure.outcome or "" if self.sign else ""
 
     def __str__(self) -> str:
         side = {1: f"> {self.bound:g}", -1: f"< {self.bound:g}", None: ""}[self.sign]
-        mean, low, high = (getattr(self.quantity.interval, end) for end in ("mean", "low", "high"))
+        mean, low, high = (getattr(self.figure, end) for end in ("mean", "low", "high"))
         return f"| {self.name} | {mean:+.3g} | {low:+.3g} … {high:+.3g} | {side} | {self.outcome} |"
 
 
@@ -107,11 +108,11 @@ def summarise(measured: Mapping[str, Sequence[Measured]]) -> Findings:
     """Everything that is judged or reported."""
     findings: dict[str, Sequence[Finding]] = {
         claim.id: _over_seeds(
-            [claim.measure(one.paths) for one in measured[arm]], prefix=f"{claim.id}: "
+            [claim.measure.parts(one.paths) for one in measured[arm]], prefix=f"{claim.id}: "
         )
         for arm, stage in STAGES.items()
         for claim in CLAIMS
-        if claim.stage == stage
+        if claim.training == stage
     }
     moved = {arm: [_moved(seed) for seed in seeds] for arm, seeds in measured.items()}
     for arm in (RESAMPLED, FLAT):
@@ -154,7 +155,7 @@ def write_findings(file: Path, findings: Findings, seeds: Sequence[int]) -> None
             "expected": one.sign,
             "bound": one.bound,
             "outcome": one.outcome,
-            **one.quantity.interval.as_dict(),
+            **one.figure.interval.as_dict(),
             "values": one.values,
         }
         for group in findings.values()
@@ -189,7 +190,7 @@ def _forces(arm: str, results: Path, probes: Path) -> tuple[ForceRow, ...]:
 def _over_seeds(
     measured: Sequence[Iterable[tuple[str, Literal[1, -1], np.ndarray]]], prefix: str
 ) -> list[Finding]:
-    """A claim's quantities: each seed's mean over pairs."""
+    """A claim's figures: each seed's mean over pairs."""
     findings = []
     for seeds in zip(*measured, strict=True):
         name, sign, _ = seeds[0]

@@ -36,4 +36,4 @@ def test_short_descriptions_are_learned_fast_and_long_ones_hinder_themselves(
         for mapping_verdict in mapping_verdicts(learned(space.space, mappings, found))
     }
     asserted = ("speed", "similarity", "contradiction", "start", "explains")
-    assert {name: verdicts[name] for name in asserted} == dict.fromkeys(asserted, "appears")
+    assert {name: verdicts[name] for name in asserted} == dict.fromkeys(asserted, "holds")

@@ -13,20 +13,24 @@ from numpy import ndarray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
+from dynolab.chapters.classifiers.labels import one_hot
 from dynolab.chapters.classifiers.many import (
     Build,
     ManyModels,
     ManyStep,
     SGDConfig,
     Stacked,
-    batch_order,
+    batch_orders,
     train_many,
 )
-from dynolab.chapters.classifiers.targets import one_hot
 from dynolab.data.images.images import Images, ImageSplits
 from dynolab.errors import ConfigError
-from dynolab.forces.classifiers.forces import label_forces, pair_forces
-from dynolab.forces.classifiers.kernel import centred_norms, class_means, classifier_kernel
+from dynolab.forces.classifiers.forces import (
+    centred_norms,
+    classifier_kernel,
+    label_forces,
+    pair_forces,
+)
 from dynolab.results.classification import (
     ClassifierState,
     ClassInfluence,
@@ -132,20 +136,19 @@ def study_forces(
     runs = [(rate, seed) for rate in config.learning_rates for seed in seeds]
     many = ManyModels([build(data.train.shape, data.classes, seed) for _, seed in runs])
     training = config.training
-    orders = {seed: batch_order(len(data.train), training, seed) for seed in seeds}
     steps = train_many(
         many,
         data.train.pixels,
         one_hot(data.train.labels, data.classes),
-        torch.stack([orders[seed] for _, seed in runs]),
+        batch_orders(len(data.train), training, [seed for _, seed in runs]),
         training,
         learning_rates=torch.tensor([rate for rate, _ in runs]),
         all_must_last=False,
     )
-    found, watched = ForceFindings(), Watched.of(data, config.watched)
+    findings, watched = ForceFindings(), Watched.of(data, config.watched)
     measure = _Measure(many, network, runs, data, watched, training)
     per_epoch = len(data.train) // training.batch_size
-    influence = {
+    influences = {
         n: _Influence(watched, measure.logps(many.weights)[n])
         for n, (rate, _) in enumerate(runs)
         if rate == training.learning_rate
@@ -155,30 +158,30 @@ def study_forces(
         epoch, within = divmod(step.number - 1, per_epoch)
         lost = lasting & ~_finite(step.after).cpu()
         lasting &= ~lost
-        found.diverged += [
+        findings.diverged += [
             Divergence(network=network, learning_rate=runs[n][0], seed=runs[n][1], step=step.number)
             for n in lost.nonzero().flatten().tolist()
         ]
-        _check_main(found.diverged, training)
+        _check_main(findings.diverged, training)
         if within == 0 and epoch in config.epochs:
-            found.states += measure.states(epoch, step, lasting)
+            findings.states += measure.states(epoch, step, lasting)
         if epoch < config.influence_epochs:
-            for n, one in influence.items():
-                one.add(many.model(n, step.before), data, step.rows[n], training)
+            for n, influence in influences.items():
+                influence.add(many.model(n, step.before), data, step.rows[n], training)
             if step.number == per_epoch * config.influence_epochs:
                 now = measure.logps(step.after)
-                found.influences += [
-                    one.row(network, *runs[n], config.influence_epochs, now[n])
-                    for n, one in influence.items()
+                findings.influences += [
+                    influence.row(network, *runs[n], config.influence_epochs, now[n])
+                    for n, influence in influences.items()
                 ]
     if training.epochs in config.epochs:
-        found.states += measure.states(training.epochs, None, lasting)
-    blown = {one.learning_rate for one in found.diverged}
-    found.states = [one for one in found.states if one.learning_rate not in blown]
-    found.ranks = [
-        row for run in runs if run[0] not in blown for row in _ranks(found.states, network, *run)
+        findings.states += measure.states(training.epochs, None, lasting)
+    blown = {row.learning_rate for row in findings.diverged}
+    findings.states = [row for row in findings.states if row.learning_rate not in blown]
+    findings.ranks = [
+        row for run in runs if run[0] not in blown for row in _ranks(findings.states, network, *run)
     ]
-    return found
+    return findings
 
 
 def _finite(weights: Stacked) -> Bool[Tensor, " runs"]:
@@ -187,12 +190,12 @@ def _finite(weights: Stacked) -> Bool[Tensor, " runs"]:
 
 
 def _check_main(diverged: Sequence[Divergence], training: SGDConfig) -> None:
-    for one in diverged:
-        if one.learning_rate == training.learning_rate:
+    for row in diverged:
+        if row.learning_rate == training.learning_rate:
             raise ConfigError(
                 "forces.training.learning_rate",
                 training.learning_rate,
-                f"{one.network} diverges at step {one.step}, seed {one.seed}; lower it",
+                f"{row.network} diverges at step {row.step}, seed {row.seed}; lower it",
             )
 
 
@@ -260,10 +263,10 @@ def pulls(model: nn.Module, watched: Watched, rate: float) -> Float[ndarray, "cl
     **Arguments:** `rate`: η/B, the learning rate of an image's share.
     """
     updating, observed = watched.updating, watched.observed
-    found = pair_forces(
+    forces = pair_forces(
         model, observed.pixels, updating.pixels, one_hot(updating.labels, watched.classes), rate
     )
-    own = found[:, torch.arange(len(updating)), updating.labels]
+    own = forces[:, torch.arange(len(updating)), updating.labels]
     with torch.no_grad():
         probabilities = model(observed.pixels).softmax(-1)[:, updating.labels]
     moved = (probabilities * own).double().cpu().numpy()
@@ -278,6 +281,26 @@ def kernel_by_class(model: nn.Module, watched: Watched) -> Float[ndarray, "class
     labels = images.labels.cpu().numpy()
     norms = centred_norms(kernel).double().cpu().numpy()
     return class_means(norms, labels, labels, watched.classes, same=True)
+
+
+def class_means(
+    values: Float[ndarray, "observed updating"],
+    observed: Int[ndarray, " observed"],
+    updating: Int[ndarray, " updating"],
+    classes: int,
+    *,
+    same: bool = False,
+) -> Float[ndarray, "classes classes"]:
+    """Mean over the pairs of images of every two classes, observed by updating.
+
+    A pair of classes without a pair of images has NaN.
+
+    **Arguments:** `same`: both sides are the same images; then no image is paired with itself.
+    """
+    kept = 1 - np.eye(*values.shape) if same else np.ones(values.shape)
+    rows, columns = np.eye(classes)[observed], np.eye(classes)[updating]
+    with np.errstate(invalid="ignore"):
+        return (rows.T @ (values * kept) @ columns) / (rows.T @ kept @ columns)
 
 
 class _Influence:
@@ -335,9 +358,9 @@ class _Influence:
 def _ranks(
     states: Sequence[ClassifierState], network: str, rate: float, seed: int
 ) -> Iterator[KernelRanks]:
-    own = [one for one in states if (one.learning_rate, one.seed) == (rate, seed)]
+    own = [state for state in states if (state.learning_rate, state.seed) == (rate, seed)]
     pairs = np.triu_indices(len(own[0].kernel))
-    sizes = {one.epoch: np.array(one.kernel)[pairs] for one in own}
+    sizes = {state.epoch: np.array(state.kernel)[pairs] for state in own}
     for first, second in combinations(sorted(sizes), 2):
         yield KernelRanks(
             network=network,
@@ -355,8 +378,8 @@ def class_rows(
 ) -> Float[ndarray, "classes columns"]:
     """Mean of the rows of every class."""
     members = one_hot(labels, classes).double()
-    found: ndarray = ((members.T @ values.double()) / members.sum(0)[:, None]).cpu().numpy()
-    return found
+    means: ndarray = ((members.T @ values.double()) / members.sum(0)[:, None]).cpu().numpy()
+    return means
 
 
 def grid(values: Float[ndarray, "rows columns"]) -> Grid:

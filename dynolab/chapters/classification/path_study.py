@@ -10,18 +10,17 @@ from jaxtyping import Bool, Float, Int
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from dynolab.chapters.classification.gaussian_toy import GaussianConfig, gaussian_toy
 from dynolab.chapters.classification.paths import base_difficulty, filtered, own_changes, zigzag
-from dynolab.chapters.classifiers.label_noise import flip_labels
+from dynolab.chapters.classifiers.labels import FILTER_DECAY, flip_labels, one_hot
 from dynolab.chapters.classifiers.many import (
     Build,
     ManyModels,
     SGDConfig,
-    batch_order,
+    batch_orders,
     train_many,
 )
 from dynolab.chapters.classifiers.seeds import seed_for
-from dynolab.chapters.classifiers.targets import FILTER_DECAY, one_hot
+from dynolab.chapters.classifiers.toys import GaussianConfig, gaussian_toy
 from dynolab.data.images.images import Images, ImageSplits
 from dynolab.results.classification import (
     Difficulty,
@@ -101,35 +100,33 @@ def study_paths(
     toy_build: Build,
 ) -> PathFindings:
     """Follows every example of the clouds and of the images, and of people's labels where given."""
-    found = PathFindings()
     toys = [gaussian_toy(config.toy, seed) for seed in seeds]
-    tasks = [Task(toy.inputs, toy.labels, toy.truth.argmax(-1), toy.truth) for toy in toys]
-    _add(found, "toy", toy_build, tasks, config.toy.classes, config.toy_training, config, seeds)
+    clouds = [Task(toy.inputs, toy.labels, toy.truth.argmax(-1), toy.truth) for toy in toys]
     estimated = outside_predictions(build, data, config.training, seeds)
-    _add(
-        found,
-        "images",
-        build,
-        [_flipped(data, config, estimated, seed) for seed in seeds],
-        data.classes,
-        config.training,
-        config,
-        seeds,
-    )
+    flipped = [_flipped(data, config, estimated, seed) for seed in seeds]
+    studied: list[tuple[PathData, Sequence[Task]]] = [("toy", clouds), ("images", flipped)]
     train = data.train
     if train.human is not None:
         given = Task(train.pixels, train.labels, train.human.argmax(-1), train.human)
-        _add(
-            found,
-            "human",
-            build,
-            [given] * len(seeds),
-            data.classes,
-            config.training,
-            config,
-            seeds,
-        )
-    return found
+        studied.append(("human", [given] * len(seeds)))
+    findings = PathFindings()
+    for name, tasks in studied:
+        of_toy = name == "toy"
+        make, training = (toy_build, config.toy_training) if of_toy else (build, config.training)
+        classes = config.toy.classes if of_toy else data.classes
+        shape = tuple(tasks[0].inputs.shape[1:])
+        many = ManyModels([make(shape, classes, seed) for seed in seeds])
+        followed = follow(many, tasks, classes, training, seeds)
+        for n, (task, seed) in enumerate(zip(tasks, seeds, strict=True)):
+            path, groups = followed.logps[:, n].exp(), groups_of(task)
+            score = zigzag(path, task.labels)
+            findings.scores.append(_scores(name, seed, task, path, score))
+            findings.epochs += _epochs(
+                name, seed, task, followed.logps[:, n], followed.own[:, n], groups
+            )
+            if n == 0:
+                findings.paths += _shown(name, task, path, score, groups, config.shown)
+    return findings
 
 
 def outside_predictions(
@@ -140,14 +137,15 @@ def outside_predictions(
     paths are followed."""
     seeds = [seed_for("outside predictions", seed) for seed in seeds]
     others = [data.validation, data.test]
-    inputs = torch.cat([one.pixels for one in others])
-    labels = torch.cat([one.labels for one in others])
+    inputs = torch.cat([images.pixels for images in others])
+    labels = torch.cat([images.labels for images in others])
     few = min(training.batch_size, len(labels))
     training = training.model_copy(update={"batch_size": few})
     many = ManyModels([build(data.train.shape, data.classes, seed) for seed in seeds])
-    orders = torch.stack([batch_order(len(labels), training, seed) for seed in seeds])
+    orders = batch_orders(len(labels), training, seeds)
     inputs, targets, images = (
-        one.to(many.device) for one in (inputs, one_hot(labels, data.classes), data.train.pixels)
+        tensor.to(many.device)
+        for tensor in (inputs, one_hot(labels, data.classes), data.train.pixels)
     )
     for _ in train_many(many, inputs, targets, orders, training):
         pass
@@ -171,7 +169,7 @@ def follow(
     labels = torch.stack([task.labels for task in tasks])
     same = all(task.inputs is tasks[0].inputs for task in tasks)
     count = labels.shape[1]
-    orders = torch.stack([batch_order(count, training, seed) for seed in seeds])
+    orders = batch_orders(count, training, seeds)
     # Seeds with inputs of their own are rows of one table.
     shift = 0 if same else count * torch.arange(len(tasks))[:, None, None]
     table = inputs[0] if same else inputs.flatten(0, 1)
@@ -195,30 +193,6 @@ def _logps(
     with torch.no_grad():
         logits = many.logits(inputs[0]) if same else many.logits(inputs, own=True)
     return logits.log_softmax(-1).cpu()
-
-
-def _add(
-    found: PathFindings,
-    name: PathData,
-    build: Build,
-    tasks: Sequence[Task],
-    classes: int,
-    training: SGDConfig,
-    config: PathStudyConfig,
-    seeds: Sequence[int],
-) -> None:
-    shape = tuple(tasks[0].inputs.shape[1:])
-    many = ManyModels([build(shape, classes, seed) for seed in seeds])
-    followed = follow(many, tasks, classes, training, seeds)
-    for n, (task, seed) in enumerate(zip(tasks, seeds, strict=True)):
-        logps, own = followed.logps[:, n], followed.own[:, n]
-        path = logps.exp()
-        groups = groups_of(task)
-        score = zigzag(path, task.labels)
-        found.scores.append(_scores(name, seed, task, path, score))
-        found.epochs += _epochs(name, seed, task, logps, own, groups)
-        if n == 0:
-            found.paths += _shown(name, task, path, score, groups, config.shown)
 
 
 def groups_of(task: Task) -> dict[Difficulty, Int[Tensor, " some"]]:
@@ -290,14 +264,14 @@ def _shown(
     count: int,
 ) -> list[ExamplePath]:
     """The examples in the middle of their group by score: its typical ones."""
-    smooth, found = filtered(path), []
+    smooth, shown = filtered(path), []
     for group, index in groups.items():
         ranked = index[score[index].argsort()]
         middle = max(0, (len(ranked) - count) // 2)
         for example in ranked[middle : middle + count].tolist():
             corners, names = _corners(task, example)
             seen = smooth[:, example] @ corners
-            found.append(
+            shown.append(
                 ExamplePath(
                     data=name,
                     group=group,
@@ -308,7 +282,7 @@ def _shown(
                     path=tuple(tuple(p) for p in seen.tolist()),
                 )
             )
-    return found
+    return shown
 
 
 def _corners(task: Task, example: int) -> tuple[Float[Tensor, "classes 3"], tuple[str, ...]]:

@@ -20,12 +20,12 @@ def filtered(
 
     An example whose first times are unknown has NaN there.
     """
-    average, found = path[0], []
+    average, averages = path[0], []
     for p in path:
         mixed = smoothing * average + (1 - smoothing) * p
         average = torch.where(p.isnan(), average, torch.where(average.isnan(), p, mixed))
-        found.append(average)
-    return torch.stack(found)
+        averages.append(average)
+    return torch.stack(averages)
 
 
 def zigzag(
@@ -64,16 +64,16 @@ def own_changes(
     first order an example always pulls its own label up.
     """
 
-    def logp(one: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        logits = functional_call(many.module, one, (x[None],))[0]
+    def logp(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        logits = functional_call(many.module, own, (x[None],))[0]
         return logits.log_softmax(-1).gather(0, y[None])[0]
 
-    def change(one: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        gradients, before = grad_and_value(logp)(one, x, y)
-        return logp({name: w + rate * gradients[name] for name, w in one.items()}, x, y) - before
+    def change(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        gradients, before = grad_and_value(logp)(own, x, y)
+        return logp({name: w + rate * gradients[name] for name, w in own.items()}, x, y) - before
 
-    found: Tensor = vmap(vmap(change, (None, 0, 0)))(dict(weights), inputs, labels)
-    return found
+    changes: Tensor = vmap(vmap(change, (None, 0, 0)))(dict(weights), inputs, labels)
+    return changes
 
 
 def base_difficulty(

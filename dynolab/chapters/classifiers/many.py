@@ -73,11 +73,11 @@ class ManyModels:
     def __init__(self, models: Sequence[nn.Module]) -> None:
         if not models:
             raise ConfigError("models", [], "give at least one")
-        shapes = [{n: p.shape for n, p in one.named_parameters()} for one in models]
-        if any(one != shapes[0] for one in shapes):
+        shapes = [{n: p.shape for n, p in model.named_parameters()} for model in models]
+        if any(shape != shapes[0] for shape in shapes):
             raise ConfigError(
                 "models",
-                sorted({type(one).__name__ for one in models}),
+                sorted({type(model).__name__ for model in models}),
                 "models that train together must have the same parameters",
             )
         weights, buffers = stack_module_state(list(models))
@@ -104,10 +104,10 @@ class ManyModels:
         **Arguments:** `own`: the inputs have the models along their first axis; default: all
         models see the same ones.
         """
-        found: Tensor = vmap(
+        logits: Tensor = vmap(
             lambda w, x: functional_call(self.module, w, (x,)), (0, 0 if own else None)
         )(dict(self.weights if weights is None else weights), inputs)
-        return found
+        return logits
 
     def model(self, index: int, weights: Stacked | None = None) -> nn.Module:
         """One of the models, a module of its own."""
@@ -142,6 +142,13 @@ def batch_order(examples: int, config: SGDConfig, seed: int) -> Int[Tensor, "ste
         for _ in range(config.epochs)
     ]
     return torch.cat(epochs).view(-1, config.batch_size)
+
+
+def batch_orders(
+    examples: int, config: SGDConfig, seeds: Sequence[int]
+) -> Int[Tensor, "seeds steps batch"]:
+    """`batch_order` of every seed."""
+    return torch.stack([batch_order(examples, config, seed) for seed in seeds])
 
 
 def train_many(

@@ -91,19 +91,19 @@ def sampled_bijections(space: SpaceName, count: int, seed: int) -> list[Messages
             f"choose 1 to {most}",
         )
     rng = np.random.default_rng(seed)
-    found: dict[Messages, None] = {}
-    while len(found) < count:
-        found[_drawn(space, rng)] = None
-    while len(found) < 2 * count:
+    mappings: dict[Messages, None] = {}
+    while len(mappings) < count:
+        mappings[_drawn(space, rng)] = None
+    while len(mappings) < 2 * count:
         mapping = rng.permutation(space.objects)
-        if len(found) % 2:
+        if len(mappings) % 2:
             mapping = np.array(_drawn(space, rng))
             moved = rng.permutation(space.objects)[: rng.integers(2, space.objects + 1)]
             mapping[moved] = mapping[rng.permutation(moved)]
-        one = tuple(mapping.tolist())
-        if kind_of(space, one) == "holistic":
-            found[one] = None
-    return list(found)
+        candidate = tuple(mapping.tolist())
+        if kind_of(space, candidate) == "holistic":
+            mappings[candidate] = None
+    return list(mappings)
 
 
 def _drawn(space: SpaceName, rng: np.random.Generator) -> Messages:

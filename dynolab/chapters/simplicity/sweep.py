@@ -69,14 +69,14 @@ def sweep(
     A seed stands for one set of initial weights, the same for every mapping.
     """
     inputs = torch.from_numpy(one_hot(space, range(space.objects)))
-    targets, many = _models(space, mappings, seeds, width)
+    targets, many = networks(space, mappings, seeds, width)
     sharing = torch.from_numpy(sharing_pairs(space))
     shape = (len(mappings), len(seeds))
     loss = message_loss(space)
     losses, cooperation = [], []
-    for step in train_many(
-        many, inputs, targets, _whole_batch(space, steps), _sgd(space, learning_rate), loss=loss
-    ):
+    whole_batch = torch.arange(space.objects).expand(steps, -1)
+    sgd = SGDConfig(learning_rate=learning_rate, batch_size=space.objects)
+    for step in train_many(many, inputs, targets, whole_batch, sgd, loss=loss):
         losses.append(step.losses.view(shape))
         products = letter_products(space, step.before, inputs, targets)
         cooperation.append(products[..., sharing].mean((1, 2)).view(shape))
@@ -85,44 +85,13 @@ def sweep(
     return Sweep(torch.stack(losses), final, torch.stack(cooperation))
 
 
-def train_together(
-    space: SpaceName,
-    mappings: Sequence[Messages],
-    seeds: Sequence[int],
-    *,
-    width: int,
-    learning_rate: float,
-    steps: int,
-) -> Float[Tensor, "steps mappings seeds"]:
-    """The losses of `sweep` alone."""
-    inputs = torch.from_numpy(one_hot(space, range(space.objects)))
-    targets, many = _models(space, mappings, seeds, width)
-    trained = train_many(
-        many,
-        inputs,
-        targets,
-        _whole_batch(space, steps),
-        _sgd(space, learning_rate),
-        loss=message_loss(space),
-    )
-    return torch.stack([one.losses.view(len(mappings), len(seeds)) for one in trained])
-
-
-def _models(
+def networks(
     space: SpaceName, mappings: Sequence[Messages], seeds: Sequence[int], width: int
 ) -> tuple[Float[Tensor, "models objects letters"], ManyModels]:
     """Targets and networks, seeds of one mapping after each other."""
     starts = [message_network(space, width, seed) for seed in seeds]
-    wanted = torch.stack([torch.from_numpy(one_hot(space, one)) for one in mappings])
+    wanted = torch.stack([torch.from_numpy(one_hot(space, mapping)) for mapping in mappings])
     return wanted.repeat_interleave(len(seeds), 0), ManyModels(starts * len(mappings))
-
-
-def _whole_batch(space: SpaceName, steps: int) -> Tensor:
-    return torch.arange(space.objects).expand(steps, -1)
-
-
-def _sgd(space: SpaceName, learning_rate: float) -> SGDConfig:
-    return SGDConfig(learning_rate=learning_rate, batch_size=space.objects)
 
 
 def letter_products(

@@ -1,23 +1,35 @@
-"""Which of two kinds of examples is learned faster: clean or noisy, coherent or contradictory."""
+"""How fast kinds of examples are learned, clean or noisy, coherent or contradictory.
+
+Measured is the influence that training accumulates on them.
+
+One step of full-batch gradient descent on the mean loss moves `log p(y_o | x_o)` by
+
+    Δ_o = η/N Σ_u ⟨∇ log p_o, ∇ log p_u⟩ + O(η²),
+
+a sum over the updating examples u: the same product A·K·G as everywhere, with the label's row of
+A and the force G_u = p − e_y. Summed over the steps it is the *accumulated influence*, and it
+falls into what an example does for itself and what every group of others does for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
+from torch.nn import functional
 
-from dynolab.chapters.classifiers.label_noise import flip_labels
-from dynolab.chapters.supervision.learning_speed import Influences, accumulate, speed
-from dynolab.chapters.supervision.speed_toys import Toy, coherent_and_contradictory
+from dynolab.chapters.classifiers.labels import flip_labels
+from dynolab.chapters.classifiers.many import Build
+from dynolab.chapters.classifiers.toys import coherent_and_contradictory
 from dynolab.chapters.transfer.adaptation import AdaptationConfig
 from dynolab.data.images.images import Images
+from dynolab.forces.classifiers.gram import gradient_gram, without_layer
 from dynolab.results.supervision import Contrast, SpeedRow
-
-Build = Callable[[tuple[int, ...], int, int], nn.Module]
-"""A network by the shape of an input, the number of classes, and the seed of its weights."""
 
 
 class SpeedConfig(BaseModel):
@@ -34,58 +46,110 @@ class SpeedConfig(BaseModel):
     adaptation: AdaptationConfig = AdaptationConfig()
 
 
+@dataclass(frozen=True)
+class Influences:
+    """What full-batch training did to its own examples, up to each of its steps, in nats.
+
+    Entry 0 of a path is the start. `from_groups[t, o, g]` is the accumulated first-order
+    influence on example o of the examples of group g other than itself, `own[t, o]` its influence
+    on itself, `measured[t, o]` the change of `log p(y_o | x_o)` since the start.
+    """
+
+    measured: Float[Tensor, "steps examples"]
+    own: Float[Tensor, "steps examples"]
+    from_groups: Float[Tensor, "steps examples groups"]
+
+    @property
+    def total(self) -> Float[Tensor, "steps examples"]:
+        """Accumulated influence of all examples."""
+        return self.own + self.from_groups.sum(-1)
+
+
+def accumulate(
+    model: nn.Module,
+    inputs: Float[Tensor, "examples ..."],
+    labels: Int[Tensor, " examples"],
+    groups: Int[Tensor, " examples"],
+    *,
+    steps: int,
+    learning_rate: float,
+) -> Influences:
+    """Trains a copy of a network on all examples at once and accounts for every step.
+
+    **Arguments:** `groups`: of every example, counted from 0.
+    """
+    model, rows = deepcopy(model), torch.arange(len(labels))
+    weights = list(model.parameters())
+    generic = without_layer(model, inputs)
+    members = functional.one_hot(groups.long()).to(inputs.dtype)
+    measured: list[Tensor] = []
+    own, others = [torch.zeros(len(labels)).to(inputs)], [torch.zeros_like(members)]
+    for step in range(steps + 1):
+        logits = model(inputs)
+        logps = logits.log_softmax(-1)
+        measured.append(logps[rows, labels].detach())
+        if step == steps:
+            break
+        # ∂ log p_y/∂z = e_y − p: the label's row of A, and minus the force.
+        pull = (functional.one_hot(labels, logits.shape[-1]) - logps.exp()).detach()[:, None]
+        gram = gradient_gram(model, inputs, pull, inputs, pull, generic=generic)[:, :, 0, 0]
+        influence = learning_rate / len(labels) * gram
+        itself = influence.diagonal()
+        own.append(own[-1] + itself)
+        others.append(others[-1] + influence @ members - itself[:, None] * members)
+        gradients = torch.autograd.grad(functional.nll_loss(logps, labels), weights)
+        with torch.no_grad():
+            for w, gradient in zip(weights, gradients, strict=True):
+                w.sub_(learning_rate * gradient)
+    paths = torch.stack(measured)
+    return Influences(paths - paths[0], torch.stack(own), torch.stack(others))
+
+
+def speed(path: Float[Tensor, " steps"]) -> float:
+    """Mean over the steps of what was accumulated by then: the area under the path, in nats.
+
+    Of two paths to the same end the steeper one is faster; of two of one shape the higher.
+    """
+    return float(path[1:].mean())
+
+
 def compare_speeds(
     build: Build, images: Images, classes: int, config: SpeedConfig, seeds: Sequence[int]
 ) -> list[SpeedRow]:
     """Accumulated influences of the two comparisons, two kinds each, seed by seed."""
     rows: list[SpeedRow] = []
     for seed in seeds:
-        rows += _images(build, images, classes, config, seed)
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randperm(len(images), generator=generator)[: config.examples]
+        few = images.take(drawn)
+        labels = flip_labels(few.labels, classes, config.noise, generator)
+        if labels.wrong.any():
+            model = build(tuple(few.pixels.shape[1:]), classes, seed)
+            groups = labels.wrong.long()
+            influences = _accumulated(model, few.pixels, labels.given, groups, config)
+            rows += _rows(influences, ("clean", "noisy"), groups, "clean-noisy", seed, config)
         generator = torch.Generator().manual_seed(seed)
         toy = coherent_and_contradictory(config.examples // 2, generator)
-        rows += _toy(build, toy, "coherent-contradictory", config, seed)
+        model = build(tuple(toy.inputs.shape[1:]), toy.classes, seed)
+        influences = _accumulated(model, toy.inputs, toy.labels, toy.groups, config)
+        rows += _rows(influences, toy.names, toy.groups, "coherent-contradictory", seed, config)
     return rows
 
 
-def _images(
-    build: Build, images: Images, classes: int, config: SpeedConfig, seed: int
-) -> Iterator[SpeedRow]:
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randperm(len(images), generator=generator)[: config.examples]
-    few = images.take(drawn)
-    labels = flip_labels(few.labels, classes, config.noise, generator)
-    inputs = few.pixels
-    if not labels.wrong.any():
-        return iter(())
-    groups = labels.wrong.long()
-    found = _trained(build, inputs, labels.given, groups, classes, config, seed)
-    return _rows(found, ("clean", "noisy"), groups, "clean-noisy", seed, config)
-
-
-def _toy(
-    build: Build, toy: Toy, contrast: Contrast, config: SpeedConfig, seed: int
-) -> Iterator[SpeedRow]:
-    found = _trained(build, toy.inputs, toy.labels, toy.groups, toy.classes, config, seed)
-    return _rows(found, toy.names, toy.groups, contrast, seed, config)
-
-
-def _trained(
-    build: Build,
+def _accumulated(
+    model: nn.Module,
     inputs: Float[Tensor, "examples ..."],
     labels: Int[Tensor, " examples"],
     groups: Int[Tensor, " examples"],
-    classes: int,
     config: SpeedConfig,
-    seed: int,
 ) -> Influences:
-    model = build(tuple(inputs.shape[1:]), classes, seed)
     return accumulate(
         model, inputs, labels, groups, steps=config.steps, learning_rate=config.learning_rate
     )
 
 
 def _rows(
-    found: Influences,
+    influences: Influences,
     names: Sequence[str],
     groups: Int[Tensor, " examples"],
     contrast: Contrast,
@@ -95,9 +159,9 @@ def _rows(
     kept = torch.linspace(0, config.steps, min(config.points, config.steps + 1)).long()
     for place, name in enumerate(names):
         mine = groups == place
-        alike = found.from_groups[..., place][:, mine].mean(1)
-        everyone = found.from_groups[:, mine].sum(-1).mean(1)
-        influence = found.total[:, mine].mean(1)
+        alike = influences.from_groups[..., place][:, mine].mean(1)
+        everyone = influences.from_groups[:, mine].sum(-1).mean(1)
+        influence = influences.total[:, mine].mean(1)
 
         def path(values: Tensor) -> tuple[float, ...]:
             return tuple(values[kept].tolist())
@@ -108,8 +172,8 @@ def _rows(
             seed=seed,
             steps=tuple(kept.tolist()),
             influence=path(influence),
-            measured=path(found.measured[:, mine].mean(1)),
-            own=path(found.own[:, mine].mean(1)),
+            measured=path(influences.measured[:, mine].mean(1)),
+            own=path(influences.own[:, mine].mean(1)),
             from_alike=path(alike),
             from_others=path(everyone - alike),
             speed=speed(influence),

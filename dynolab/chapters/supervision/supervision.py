@@ -17,23 +17,24 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from dynolab.chapters.classification.paths import zigzag
-from dynolab.chapters.classifiers.label_noise import NoisyLabels, flip_labels
+from dynolab.chapters.classifiers.labels import (
+    FILTER_DECAY,
+    FilterTable,
+    NoisyLabels,
+    disagreement,
+    distillation,
+    flip_labels,
+    one_hot,
+    smoothed,
+)
 from dynolab.chapters.classifiers.many import (
     ManyModels,
     SGDConfig,
-    batch_order,
+    batch_orders,
     cross_entropy,
     train_many,
 )
 from dynolab.chapters.classifiers.seeds import seed_for
-from dynolab.chapters.classifiers.targets import (
-    FILTER_DECAY,
-    FilterTable,
-    disagreement,
-    distillation,
-    one_hot,
-    smoothed,
-)
 from dynolab.data.images.images import ImageSplits
 from dynolab.results.supervision import Arm, DetectionRow, DetectionScore, SupervisionRow
 from dynolab.statistics import auc
@@ -94,11 +95,11 @@ def compare_supervision(
     examples.
     """
     labels, checks = (
-        [_noisy(one.labels, data.classes, noise, seed) for seed in seeds]
-        for one in (data.train, data.validation)
+        [_noisy(images.labels, data.classes, noise, seed) for seed in seeds]
+        for images in (data.train, data.validation)
     )
-    given, true = torch.stack([one.given for one in labels]), data.train.labels
-    orders = torch.stack([batch_order(len(true), config.training, seed) for seed in seeds])
+    given, true = torch.stack([noisy.given for noisy in labels]), data.train.labels
+    orders = batch_orders(len(true), config.training, seeds)
     hard = one_hot(given, data.classes)
     teacher = train_teacher(
         ManyModels([build(seed) for seed in seeds]),
@@ -107,7 +108,7 @@ def compare_supervision(
         orders,
         config,
         data.validation.pixels,
-        torch.stack([one.given for one in checks]),
+        torch.stack([noisy.given for noisy in checks]),
     )
     heat = config.temperature
     targets: dict[Arm, Float[Tensor, "seeds examples classes"]] = {
@@ -220,11 +221,11 @@ def _measured(
     right = (test.argmax(-1) == data.test.labels).float().mean(-1)
     picked = data.test.labels[None, :, None].expand(len(seeds), -1, 1)
     nll = -test.log_softmax(-1).gather(-1, picked).mean((1, 2))
-    said = many.logits(data.train.pixels, weights).argmax(-1)
+    predicted = many.logits(data.train.pixels, weights).argmax(-1)
     error = (target - one_hot(data.train.labels, data.classes)).norm(dim=-1).mean(-1)
     rows = []
-    for place, (seed, one) in enumerate(zip(seeds, labels, strict=True)):
-        believed = (said[place] == one.given)[one.wrong].float()
+    for place, (seed, noisy) in enumerate(zip(seeds, labels, strict=True)):
+        believed = (predicted[place] == noisy.given)[noisy.wrong].float()
         rows.append(
             SupervisionRow(
                 arm=arm,
@@ -243,7 +244,7 @@ def _detections(
     teacher: Teacher, labels: Sequence[NoisyLabels], noise: float, seeds: Sequence[int]
 ) -> list[DetectionRow]:
     """How well each score tells wrong labels from right ones; nothing where none is wrong."""
-    given = torch.stack([one.given for one in labels])
+    given = torch.stack([noisy.given for noisy in labels])
     along = teacher.path.gather(-1, given[None, :, :, None].expand(len(teacher.path), -1, -1, 1))
     # An example that no batch held has no path: the mean over it is chance, and it is straight.
     classes = teacher.last.shape[-1]

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from dynolab.chapters.classifiers.label_noise import check_labels
+from dynolab.chapters.classifiers.labels import check_labels
 from dynolab.data.images.images import ImageSplits
 from dynolab.data.topics.topics import Texts, TopicConfig, bags, load_topics, vocabulary
 from dynolab.errors import ConfigError
@@ -63,7 +63,7 @@ class TransferTask:
 
 def check_classes(first: Sequence[int], classes: int, field: str) -> None:
     """**Raises:** `ConfigError` unless both tasks get two classes at least, each known."""
-    unknown = [one for one in first if not 0 <= one < classes]
+    unknown = [label for label in first if not 0 <= label < classes]
     if unknown or len(set(first)) < len(first):
         raise ConfigError(field, list(first), f"name classes of 0 … {classes - 1}, each once")
     if not 2 <= len(first) <= classes - 2:
@@ -80,7 +80,7 @@ def image_task(data: ImageSplits, first: Sequence[int], seed: int) -> TransferTa
     **Arguments:** `seed`: of the noise.
     """
     check_classes(first, data.classes, "first_digits")
-    second = [one for one in range(data.classes) if one not in first]
+    second = [label for label in range(data.classes) if label not in first]
     test = _of(data.test.pixels, data.test.labels, second)
     generator = torch.Generator().manual_seed(seed)
     return TransferTask(
@@ -106,7 +106,7 @@ def topic_task(config: TopicConfig, first: Sequence[int]) -> TransferTask:
     """
     texts = load_topics(config)
     check_classes(first, len(texts.names), "first_topics")
-    second = [one for one in range(len(texts.names)) if one not in first]
+    second = [label for label in range(len(texts.names)) if label not in first]
     rng = np.random.default_rng(config.seed)
     order = rng.permutation(len(texts.labels))
     held, kept = order[: len(order) // 3], order[len(order) // 3 :]
@@ -172,17 +172,17 @@ def noisy(
 
 
 def _shortened(texts: Texts, index: np.ndarray, rng: np.random.Generator) -> list[list[str]]:
-    found = []
+    shortened = []
     for i in index:
         words = texts.words[i]
         keep = sorted(rng.permutation(len(words))[: max(1, len(words) // 3)])
-        found.append([words[k] for k in keep])
-    return found
+        shortened.append([words[k] for k in keep])
+    return shortened
 
 
 def _mixed(texts: Texts, index: np.ndarray, rng: np.random.Generator) -> list[list[str]]:
-    found = []
+    mixed = []
     for i in index:
         others = np.flatnonzero(texts.labels != texts.labels[i])
-        found.append([*texts.words[i], *texts.words[int(rng.choice(others))]])
-    return found
+        mixed.append([*texts.words[i], *texts.words[int(rng.choice(others))]])
+    return mixed

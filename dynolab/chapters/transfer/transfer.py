@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from dynolab.chapters.classifiers.many import ManyModels, SGDConfig, batch_order, train_many
+from dynolab.chapters.classifiers.labels import one_hot, smoothed
+from dynolab.chapters.classifiers.many import Build, ManyModels, SGDConfig, batch_orders, train_many
 from dynolab.chapters.classifiers.seeds import seed_for
-from dynolab.chapters.classifiers.targets import one_hot, smoothed
 from dynolab.chapters.transfer.task import TransferTask
 from dynolab.chapters.transfer.task_head import (
     adaptation,
@@ -25,9 +25,6 @@ from dynolab.errors import ConfigError
 from dynolab.results.transfer import Strategy, TransferRow
 
 Weights = dict[str, Tensor]
-Build = Callable[[tuple[int, ...], int, int], nn.Module]
-"""A network of `body` and linear `head` by the shape of an input, the classes, and a seed."""
-
 STRATEGIES: tuple[Strategy, ...] = ("linear", "smoothed", "two_layer", "reinitialised")
 
 
@@ -83,14 +80,14 @@ def compare_heads(
 ) -> list[TransferRow]:
     """Pretrains on the first task, and carries every seed over by every strategy and τ.
 
+    **Arguments:** `build`: of networks with a `body` and a linear `head`.
+
     **Raises:** `ConfigError` for more examples than the second task has, or a class without any.
     """
     draws = torch.stack([task.draw(config.examples, seed) for seed in seeds])
     shape = tuple(task.first.inputs.shape[1:])
     many = ManyModels([build(shape, task.first_classes, seed) for seed in seeds])
-    orders = torch.stack(
-        [batch_order(len(task.first.labels), config.pretraining, seed) for seed in seeds]
-    )
+    orders = batch_orders(len(task.first.labels), config.pretraining, seeds)
     hard = one_hot(task.first.labels, task.first_classes)
     for _ in train_many(many, task.first.inputs, hard, orders, config.pretraining):
         pass
@@ -118,15 +115,15 @@ class _Transfer:
         shape = tuple(task.pool.inputs.shape[1:])
         fresh = [_network(build, shape, task.classes, seed, strategy) for seed in seeds]
         self.models = fresh
-        self.bodies = ManyModels([one.get_submodule("body") for one in fresh])
-        self.heads = ManyModels([one.get_submodule("head") for one in fresh])
+        self.bodies = ManyModels([network.get_submodule("body") for network in fresh])
+        self.heads = ManyModels([network.get_submodule("head") for network in fresh])
 
     def run(self, pretrained: Weights) -> list[TransferRow]:
         body = self._start(pretrained)
         heads = self._probed(body)
         # τ first, then seeds.
         bodies = {name: torch.cat([w] * len(heads)) for name, w in body.items()}
-        joined = {name: torch.cat([one[name] for one in heads]) for name in heads[0]}
+        joined = {name: torch.cat([head[name] for head in heads]) for name in heads[0]}
         after = self._finetuned(bodies, joined)
         return self._rows(bodies, joined, after)
 
@@ -151,21 +148,18 @@ class _Transfer:
         else:
             targets = one_hot(labels, classes)
         epochs = config.taus[-1]
-        found = {0: dict(self.heads.weights)} if config.taus[0] == 0 else {}
+        heads = {0: dict(self.heads.weights)} if config.taus[0] == 0 else {}
         if epochs:
             schedule = config.probing.schedule(epochs)
-            orders = torch.stack(
-                [
-                    batch_order(config.examples, schedule, seed) + place * config.examples
-                    for place, seed in enumerate(self.seeds)
-                ]
-            )
+            # Every seed's examples are rows of one table.
+            shift = config.examples * torch.arange(len(self.seeds))[:, None, None]
+            orders = batch_orders(config.examples, schedule, self.seeds) + shift
             per_epoch = orders.shape[1] // epochs
             for step in train_many(self.heads, few.flatten(0, 1), targets, orders, schedule):
                 epoch, rest = divmod(step.number, per_epoch)
                 if not rest and epoch in config.taus:
-                    found[epoch] = step.after
-        return [found[tau] for tau in config.taus]
+                    heads[epoch] = step.after
+        return [heads[tau] for tau in config.taus]
 
     def _features(self, body: Weights) -> Float[Tensor, "models drawn features"]:
         """Of every model's own training examples."""
@@ -176,12 +170,9 @@ class _Transfer:
         config = self.config
         many = ManyModels(self.models * len(config.taus))
         many.weights = _prefixed(bodies, "body") | _prefixed(heads, "head")
-        orders = torch.stack(
-            [
-                draw[batch_order(config.examples, config.finetuning, seed)]
-                for draw, seed in zip(self.draws, self.seeds, strict=True)
-            ]
-        ).repeat(len(config.taus), 1, 1)
+        places = batch_orders(config.examples, config.finetuning, self.seeds)
+        orders = torch.stack([draw[own] for draw, own in zip(self.draws, places, strict=True)])
+        orders = orders.repeat(len(config.taus), 1, 1)
         targets = one_hot(self.task.pool.labels, self.task.classes)
         for _ in train_many(many, self.task.pool.inputs, targets, orders, config.finetuning):
             pass

@@ -1,4 +1,4 @@
-"""The forces of an update on a classifier: what it does to every watched image, and through whom.
+"""Kernels and forces of classifiers: what an update does to every watched image, and through whom.
 
 `Δ log p(x_o) = −η/B Σ_u A_o K_ou G_u + O(η²)`, A = I − 1pᵀ, K = J_o J_uᵀ, G = p − t (Ren &
 Sutherland, arXiv 2407.10490, prop. 1).
@@ -39,8 +39,8 @@ def pair_forces(
     **Returns:** nats, first order; the step on a batch is the mean of its images' entries.
     """
     pull, force = pull_of(model(observed)), force_of(model(updating), targets)
-    found = gradient_gram(model, observed, pull, updating, force[:, None])
-    return -learning_rate * found.squeeze(-1)
+    products = gradient_gram(model, observed, pull, updating, force[:, None])
+    return -learning_rate * products.squeeze(-1)
 
 
 @torch.no_grad()
@@ -56,5 +56,29 @@ def label_forces(
     side: summed over the steps of a training it is the accumulated influence of u on o."""
     pull = pull_of(model(observed))[torch.arange(len(labels)), labels]
     force = force_of(model(updating), targets)
-    found = gradient_gram(model, observed, pull[:, None], updating, force[:, None])
-    return -learning_rate * found[..., 0, 0]
+    products = gradient_gram(model, observed, pull[:, None], updating, force[:, None])
+    return -learning_rate * products[..., 0, 0]
+
+
+def classifier_kernel(
+    model: nn.Module,
+    observed: Float[Tensor, "observed ..."],
+    updating: Float[Tensor, "updating ..."],
+    classes: int,
+) -> Float[Tensor, "observed updating classes classes"]:
+    """`K_ou = J_o J_uᵀ` of all pairs of images, V × V each, J = ∂ logits/∂θ.
+
+    `−η A_o K_ou G_u` is the push of an update on u on all of o's log-probabilities.
+    """
+    units = torch.eye(classes, dtype=observed.dtype, device=observed.device)
+    left, right = (units.expand(len(side), -1, -1) for side in (observed, updating))
+    return gradient_gram(model, observed, left, updating, right)
+
+
+def centred_norms(
+    kernel: Float[Tensor, "observed updating classes classes"],
+) -> Float[Tensor, "observed updating"]:
+    """`‖C K C‖_F`, C = I − 11ᵀ/V: without the shift of all logits, which no probability sees."""
+    centred = kernel - kernel.mean(-1, keepdim=True)
+    centred = centred - centred.mean(-2, keepdim=True)
+    return centred.flatten(2).norm(dim=-1)

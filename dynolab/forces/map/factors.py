@@ -175,6 +175,11 @@ def without_rule(
         scores = sample.scores(policy, {**at, **leaves})
     truth = _gradients(w @ scores, leaves)
     made = _summed(token_factors(policy, at, rules, tail, set(), sample), w, truth)
+    return differing(made, truth)
+
+
+def differing(made: Weights, truth: Weights) -> set[str]:
+    """The names of the gradients that are missing, or not those of autograd."""
     floor = 1e-6 * max(float(g.norm()) for g in truth.values())
     return {
         name

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynolab.claims.rows import VerdictRow
-from dynolab.claims.study import Verdict
+from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import read_rows, read_value
 from dynolab.results.arms import ComparedArms
 
@@ -29,9 +28,9 @@ def read_compared(
     mitigation: Path | None, reproduction: Path | None, *, missing: Mapping[str, str]
 ) -> Compared:
     """Reads the results of the comparisons' pages, where there are any."""
-    rows = read_rows(reproduction / "verdicts.jsonl", VerdictRow) if reproduction else ()
+    rows = read_rows(reproduction / "verdicts.jsonl", Verdict) if reproduction else ()
     return Compared(
         remedies=read_value(mitigation / "comparison.json", ComparedArms) if mitigation else None,
-        findings=tuple(row.verdict for row in rows),
+        findings=tuple(rows),
         missing=missing,
     )

@@ -5,28 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from plotly.offline import get_plotlyjs
 
-from dynolab.claims.study import Counted, Outcome, Quantity, Verdict
+from dynolab.claims.verdict import Outcome, Verdict
 from dynolab.data.rows import write_rows
 from dynolab.report.files import write_plates, write_text
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.page import Html, Tile, page, plate_section, section, text, tiles
+from dynolab.report.pages.summary import outcome_counts
 from dynolab.report.panels.sections import stage_section
 from dynolab.report.panels.verdict_table import counts_of, verdict_table
 from dynolab.report.style import Plate
-from dynolab.results.chapters import ClaimRow, MeasuredClaim
 
-Said = Literal["holds", "fails", "unclear", "not measured"]
-WORDS: Mapping[Outcome, Said] = {
-    "appears": "holds",
-    "does not": "fails",
-    "unclear": "unclear",
-    "not measured": "not measured",
-}
-_COUNTED: Mapping[Outcome, str] = {**WORDS, "appears": "hold", "does not": "fail"}
+_COUNTED: Mapping[Outcome, str] = {"holds": "hold", "fails": "fail"}
 _HOW_JUDGED = (
     "Holds: every interval lies on the expected side of its bound; fails: one lies wholly on the "
     "other side; unclear: neither. What is said of every case fails by a single violation."
@@ -76,10 +68,8 @@ def write_chapter(chapter: Chapter, folder: Path, file: str) -> dict[str, float]
     write_text(folder / file, page(f"Dynolab: {chapter.name}", body, plotly_js))
     plates = [part for part in chapter.content if isinstance(part, Plate)]
     write_plates(plates, folder / "figures", plotly_js)
-    rows = [claim_row(verdict) for verdict in chapter.verdicts]
-    write_rows(folder / "claims.jsonl", rows)
-    said = [row.verdict.replace(" ", "_") for row in rows]
-    return {f"claims/{word}": float(said.count(word)) for word in dict.fromkeys(said)}
+    write_rows(folder / "claims.jsonl", chapter.verdicts)
+    return outcome_counts(chapter.verdicts, {})
 
 
 def claim_section(chapter: Chapter) -> Html:
@@ -90,40 +80,15 @@ def claim_section(chapter: Chapter) -> Html:
         "claims",
         "What holds",
         f"Of {len(verdicts)} claims {counts}." if verdicts else "Nothing is claimed here.",
-        verdict_table("of", verdicts, words=WORDS),
+        verdict_table("of", verdicts, words={}),
         note=f"{chapter.source} {_HOW_JUDGED}".strip(),
-    )
-
-
-def claim_row(verdict: Verdict) -> ClaimRow:
-    """The verdict as it is kept."""
-    return ClaimRow(
-        id=verdict.id,
-        topic=verdict.stage,
-        claim=verdict.claim,
-        expected=verdict.expected,
-        measured=tuple(map(_measured, verdict.quantities)),
-        verdict=WORDS[verdict.outcome],
-    )
-
-
-def _measured(quantity: Quantity | Counted) -> MeasuredClaim:
-    found = quantity.interval
-    return MeasuredClaim(
-        name=quantity.name,
-        mean=found.mean,
-        low=found.low,
-        high=found.high,
-        n=found.n,
-        unit=quantity.unit if isinstance(quantity, Quantity) else "",
-        violations=quantity.violations if isinstance(quantity, Counted) else None,
     )
 
 
 def _claims_tile(verdicts: Sequence[Verdict]) -> Tile:
     judged = [verdict for verdict in verdicts if verdict.outcome != "not measured"]
-    hold = sum(verdict.outcome == "appears" for verdict in judged)
-    rest = [verdict for verdict in judged if verdict.outcome != "appears"]
+    hold = sum(verdict.outcome == "holds" for verdict in judged)
+    rest = [verdict for verdict in judged if verdict.outcome != "holds"]
     return Tile(
         "Claims that hold",
         f"{hold} of {len(judged)}",

@@ -9,9 +9,9 @@ from dynolab.chapters.classification.force_study import ForceFindings
 from dynolab.chapters.classification.path_study import PathFindings
 from dynolab.claims.class_forces import NETWORKS, assess_forces
 from dynolab.claims.learning_paths import assess_paths
-from dynolab.claims.study import Verdict
+from dynolab.claims.verdict import Verdict
 from dynolab.report.page import Tile
-from dynolab.report.pages.chapter import WORDS, Chapter
+from dynolab.report.pages.chapter import Chapter
 from dynolab.report.panels.class_forces import (
     busiest,
     influence_plate,
@@ -74,7 +74,7 @@ def _force_plates(
 
 def _judged(plate: Plate, verdicts: Sequence[Verdict | None]) -> Plate:
     """A figure whose message ends with what became of claims."""
-    told = [f"{one.claim}: {WORDS[one.outcome]}." for one in verdicts if one is not None]
+    told = [f"{one.claim}: {one.outcome}." for one in verdicts if one is not None]
     return replace(plate, message=" ".join([plate.message, *told]))
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from dynolab.claims.groups import assess_arms
-from dynolab.claims.study import Verdict
+from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.group_arms import LAZY_SHARE, START, ArmTable, pass_names, splits_of
 from dynolab.report.files import write_plates, write_text
 from dynolab.report.inputs.groups import GroupPageInputs
 from dynolab.report.page import Html, Tile, page, plate_section, text, tiles
-from dynolab.report.pages.summary import outcome_counts, verdict_facts
+from dynolab.report.pages.summary import outcome_counts
 from dynolab.report.panels.arm_curves import arm_curve_plate
 from dynolab.report.panels.arm_list import arm_list
 from dynolab.report.panels.arm_panels import (
@@ -120,7 +120,7 @@ def _tiles(inputs: GroupPageInputs, table: ArmTable, verdicts: Sequence[Verdict]
                 f"of questions, by one update on each; {points(lazy, sign=False)}",
             )
         )
-    appear = sum(verdict.outcome == "appears" for verdict in verdicts)
+    appear = sum(verdict.outcome == "holds" for verdict in verdicts)
     unclear = sum(verdict.outcome == "unclear" for verdict in verdicts)
     found.append(Tile("Claims that appear", f"{appear} of {len(verdicts)}", f"{unclear} unclear"))
     return found
@@ -150,5 +150,5 @@ def _summary(
             for name in table.names
             if (difference := table.difference(arm, inputs.baseline, name)).n
         },
-        "verdicts": [verdict_facts(verdict) for verdict in verdicts],
+        "verdicts": [verdict.summary() for verdict in verdicts],
     }

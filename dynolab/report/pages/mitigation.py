@@ -10,18 +10,18 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from dynolab.claims.mitigation import assess_remedies
-from dynolab.claims.study import Verdict
+from dynolab.claims.verdict import Verdict
 from dynolab.comparisons.group_arms import ArmTable
 from dynolab.report.files import write_plates, write_text
 from dynolab.report.inputs.pairs import arm_table_of
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.page import Html, Tile, page, plate_section, section, table, text, tiles
-from dynolab.report.pages.summary import outcome_counts, verdict_facts
+from dynolab.report.pages.summary import outcome_counts
 from dynolab.report.panels.arm_style import DotPanel
 from dynolab.report.panels.forest import forest_figure
 from dynolab.report.panels.mitigation_table import ending, mitigation_list, mitigation_table
 from dynolab.report.panels.sections import stage_section
-from dynolab.report.panels.verdict_table import MARKS, PLURAL, counts_of
+from dynolab.report.panels.verdict_table import PLURAL, counts_of, outcome_mark
 from dynolab.report.style import SPLITS, Plate, join, mean_and_ends, with_interval
 from dynolab.results.arms import ComparedArms
 from dynolab.statistics import Interval, clear
@@ -159,7 +159,7 @@ def _tiles(compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict
         found.append(_tile(f"Least gap: {best} − {own}", change))
     runs = [run for arm in compared.arms for run in compared.runs[arm]]
     diverged = sum(run.diverged is not None for run in runs)
-    appear = sum(verdict.outcome == "appears" for verdict in verdicts)
+    appear = sum(verdict.outcome == "holds" for verdict in verdicts)
     detail = f"{diverged} of {len(runs)} runs diverged"
     return [*found, Tile("Hopes that appear", f"{appear} of {len(verdicts)}", detail)]
 
@@ -178,7 +178,7 @@ def _verdict_section(verdicts: Sequence[Verdict]) -> Html:
     hopes = list(dict.fromkeys(verdict.claim for verdict in verdicts))
     by_arm: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        by_arm.setdefault(verdict.stage, []).append(verdict)
+        by_arm.setdefault(verdict.topic, []).append(verdict)
     return section(
         "verdicts",
         "What is hoped of each remedy",
@@ -191,13 +191,10 @@ def _verdict_section(verdicts: Sequence[Verdict]) -> Html:
 
 
 def _hope(verdict: Verdict) -> Html:
-    (quantity,) = verdict.quantities
-    told = with_interval(quantity.interval, sign=verdict.id.rpartition("/")[2] != "won")
-    mark = f"{MARKS[verdict.outcome]} {verdict.outcome}"
-    return Html(
-        f'<span class="verdict {verdict.outcome.replace(" ", "-")}">{mark}</span> '
-        f'<span class="num quiet">{text(told)}</span>'
-    )
+    (figure,) = verdict.measured
+    measured = with_interval(figure.interval, sign=verdict.id.rpartition("/")[2] != "won")
+    mark = outcome_mark(verdict).markup
+    return Html(f'{mark} <span class="num quiet">{text(measured)}</span>')
 
 
 def _summary(
@@ -228,5 +225,5 @@ def _summary(
             if (difference := figures.difference(arm, compared.baseline, name)).n
         },
         "ends": {arm: ending(compared.runs[arm], compared.seeds) for arm in compared.arms},
-        "verdicts": [verdict_facts(verdict) for verdict in verdicts],
+        "verdicts": [verdict.summary() for verdict in verdicts],
     }

@@ -14,23 +14,22 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from plotly.offline import get_plotlyjs
 
+from dynolab.claims.claim import Trainings
 from dynolab.claims.reproduction import (
     AFTER_EXTENDED,
     AFTER_SFT,
     SFT,
     TITLES,
-    Trainings,
-    assess_shapes,
+    assess_reproduction,
 )
-from dynolab.claims.rows import VerdictRow
-from dynolab.claims.study import Verdict
+from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import write_rows
 from dynolab.probes.paths import LearningPaths, change, learning_paths
 from dynolab.report.files import write_plates, write_text
 from dynolab.report.inputs.pairs import PairRun
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.page import Html, Tile, page, plate_section, section, table, text, tiles
-from dynolab.report.pages.summary import outcome_counts, verdict_facts
+from dynolab.report.pages.summary import outcome_counts
 from dynolab.report.panels.arm_style import arm_style
 from dynolab.report.panels.reproduction_table import reproduction_section
 from dynolab.report.panels.sections import stage_section
@@ -95,7 +94,7 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
     over seeds, and `claims/<outcome>`.
     """
     seeds = inputs.trainings()
-    verdicts = assess_shapes(seeds, inputs.won())
+    verdicts = assess_reproduction(seeds, inputs.won())
     changes = changes_of(seeds)
     plate = path_plate(seeds)
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +117,7 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
     title = f"Dynolab: {inputs.name}"
     write_text(folder / "reproduction.html", page(title, body, plotly_js))
     write_text(folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
-    write_rows(folder / "verdicts.jsonl", map(VerdictRow.of, verdicts))
+    write_rows(folder / "verdicts.jsonl", verdicts)
     write_plates([plate] if plate else [], folder / "figures", plotly_js)
     metrics: dict[str, float] = summary["metrics"]
     return metrics
@@ -319,8 +318,8 @@ def _tiles(changes: Mapping[str, Interval], verdicts: Sequence[Verdict]) -> list
         value = "–" if one is None else with_interval(one).split(" ")[0]
         detail = "not measured" if one is None else f"{with_interval(one)} nats"
         found.append(Tile(f"{TITLES[training]}: gap y* − y⁺", value, detail))
-    appear = sum(verdict.outcome == "appears" for verdict in verdicts)
-    absent = sum(verdict.outcome == "does not" for verdict in verdicts)
+    appear = sum(verdict.outcome == "holds" for verdict in verdicts)
+    absent = sum(verdict.outcome == "fails" for verdict in verdicts)
     measured = sum(verdict.outcome != "not measured" for verdict in verdicts)
     detail = f"{absent} do not, {len(verdicts) - measured} not measured"
     return [*found, Tile("Findings that appear", f"{appear} of {measured}", detail)]
@@ -334,5 +333,5 @@ def _summary(
         "seeds": list(inputs.seeds),
         "metrics": {name: one.mean for name, one in changes.items()} | outcome_counts(verdicts),
         "changes": {name: one.as_dict() for name, one in changes.items()},
-        "verdicts": [verdict_facts(verdict) for verdict in verdicts],
+        "verdicts": [verdict.summary() for verdict in verdicts],
     }

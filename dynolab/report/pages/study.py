@@ -9,7 +9,8 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from dynolab.claims.study import Verdict, assess
+from dynolab.claims.study import assess
+from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import write_rows
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.events import Event, events_of

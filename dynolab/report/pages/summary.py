@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynolab.claims.study import Verdict
+from dynolab.claims.verdict import APPEARS, Outcome, Verdict
 from dynolab.probes.events import Event
 from dynolab.probes.paths import change
 from dynolab.report.inputs.study import ReportInputs
@@ -48,7 +48,7 @@ def summarise(
     metrics |= outcome_counts(verdicts)
     for verdict in verdicts:
         if verdict.id.endswith("/forces") and verdict.outcome != "not measured":
-            metrics[f"force/{verdict.stage}/unexplained"] = verdict.quantities[0].interval.mean
+            metrics[f"force/{verdict.topic}/unexplained"] = verdict.measured[0].mean
     replay = [row for training in inputs.trainings for row in training.replay]
     if replay:
         metrics["force/replay_error"] = max(row.replay_error for row in replay)
@@ -59,7 +59,7 @@ def summarise(
         "metrics": metrics,
         "changes": {name: interval.as_dict() for name, interval in changes.items()},
         "means": squeeze_indices(inputs),
-        "verdicts": [verdict_facts(verdict) for verdict in verdicts],
+        "verdicts": [verdict.summary() for verdict in verdicts],
         "events": {stage: [event.as_dict() for event in found] for stage, found in events.items()},
         "replay": [row.model_dump() for row in replay],
     }
@@ -79,18 +79,9 @@ def squeeze_indices(inputs: ReportInputs) -> dict[str, dict[str, float | int | N
     return {name: index.as_dict() for name, index in indices.items() if index.n}
 
 
-def outcome_counts(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """`claims/<outcome>`: how many claims end how."""
-    counts = Counter(f"claims/{verdict.outcome.replace(' ', '_')}" for verdict in verdicts)
-    return {name: float(count) for name, count in counts.items()}
-
-
-def verdict_facts(verdict: Verdict) -> dict[str, Any]:
-    """A claim and what was found of it, for JSON."""
-    return {
-        "id": verdict.id,
-        "claim": verdict.claim,
-        "expected": verdict.expected,
-        "outcome": verdict.outcome,
-        "measured": {q.name: q.interval.as_dict() for q in verdict.quantities},
-    }
+def outcome_counts(
+    verdicts: Sequence[Verdict], words: Mapping[Outcome, str] = APPEARS
+) -> dict[str, float]:
+    """`claims/<outcome>`: how many claims end how; `words` as in `verdict_table`."""
+    outcomes = [words.get(verdict.outcome, verdict.outcome) for verdict in verdicts]
+    return {f"claims/{o.replace(' ', '_')}": float(n) for o, n in Counter(outcomes).items()}

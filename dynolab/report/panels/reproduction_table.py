@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dynolab.claims.reproduction import TITLES
-from dynolab.claims.study import Verdict
+from dynolab.claims.verdict import Verdict
 from dynolab.report.page import Html, section
 from dynolab.report.panels.verdict_table import PLURAL, counts_of, verdict_table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynolab.claims.study import Verdict
+from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import ProbeRow
 from dynolab.report.inputs.study import StageFacts
 from dynolab.report.page import Html, Tile, excerpt, section, table, text
@@ -38,10 +38,9 @@ def headline_tiles(
     ]
     found.append(_force_tile(stages, summary["metrics"]))
     judged = [v for v in verdicts if v.outcome != "not measured"]
-    appear = sum(v.outcome == "appears" for v in judged)
-    others = {o: sum(v.outcome == o for v in judged) for o in ("does not", "unclear")}
-    detail = [f"{n} {'do not' if o == 'does not' else o}" for o, n in others.items() if n]
-    claims = ", ".join(detail) or ("all that were measured" if judged else "none was measured")
+    appear = sum(v.outcome == "holds" for v in judged)
+    rest = counts_of([v for v in judged if v.outcome != "holds"], PLURAL)
+    claims = rest or ("all that were measured" if judged else "none was measured")
     found.append(Tile("Claims that appear", f"{appear} of {len(judged)}", claims))
     return found
 

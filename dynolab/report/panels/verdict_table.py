@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from dynolab.claims.study import Counted, Outcome, Quantity, Verdict
+from dynolab.claims.verdict import APPEARS, Figure, Outcome, Verdict
 from dynolab.report.page import Html, table, text
 from dynolab.report.style import number, with_interval
 
 MARKS: Mapping[Outcome, str] = {
-    "appears": "✓",
-    "does not": "✗",
+    "holds": "✓",
+    "fails": "✗",
     "unclear": "?",
     "not measured": "–",
 }
 
 
-PLURAL: Mapping[Outcome, str] = {"appears": "appear", "does not": "do not"}
-"""What several claims do."""
+PLURAL: Mapping[Outcome, str] = {"holds": "appear", "fails": "do not"}
+"""What several claims about trainings of language models do."""
 
 
 def verdict_table(
@@ -25,31 +25,36 @@ def verdict_table(
     verdicts: Sequence[Verdict],
     *,
     named: Callable[[str], str] = str,
-    words: Mapping[Outcome, str] | None = None,
+    words: Mapping[Outcome, str] = APPEARS,
 ) -> Html:
     """One line for each claim.
 
     **Arguments:**
 
-    - `about`: heading of the first column, whose entries are `named(verdict.stage)`.
-    - `words`: what outcomes are called here, where not by their own names.
+    - `about`: heading of the first column, whose entries are `named(verdict.topic)`.
+    - `words`: what outcomes are called, where not by their own names.
     """
     rows = [
         (
-            named(verdict.stage),
+            named(verdict.topic),
             verdict.claim,
             verdict.expected,
-            _quantities(verdict),
+            _figures(verdict),
             _number_of_cases(verdict),
-            Html(
-                f'<span class="verdict {verdict.outcome.replace(" ", "-")}">'
-                f"{MARKS[verdict.outcome]} "
-                f"{text((words or {}).get(verdict.outcome, verdict.outcome))}</span>"
-            ),
+            outcome_mark(verdict, words),
         )
         for verdict in verdicts
     ]
     return table((about, "claim", "expected", "measured [95%]", "n", "verdict"), rows, "ssssns")
+
+
+def outcome_mark(verdict: Verdict, words: Mapping[Outcome, str] = APPEARS) -> Html:
+    """The verdict's sign and word, in its colour."""
+    outcome = verdict.outcome
+    return Html(
+        f'<span class="verdict {APPEARS[outcome].replace(" ", "-")}">'
+        f"{MARKS[outcome]} {text(words.get(outcome, outcome))}</span>"
+    )
 
 
 def counts_of(verdicts: Sequence[Verdict], words: Mapping[Outcome, str]) -> str:
@@ -59,24 +64,23 @@ def counts_of(verdicts: Sequence[Verdict], words: Mapping[Outcome, str]) -> str:
 
 
 def _number_of_cases(verdict: Verdict) -> str:
-    least = min((q.interval.n for q in verdict.quantities), default=0)
+    least = min((figure.n for figure in verdict.measured), default=0)
     return f"{least:,}" if least else "–"
 
 
-def _quantities(verdict: Verdict) -> Html:
+def _figures(verdict: Verdict) -> Html:
     if verdict.outcome == "not measured":
         return Html('<span class="quiet">not among what was measured</span>')
     return Html(
         "".join(
-            f'<div><span class="quiet">{text(q.name)}</span> '
-            f'<span class="num">{text(_measured(q))}</span></div>'
-            for q in verdict.quantities
+            f'<div><span class="quiet">{text(figure.name)}</span> '
+            f'<span class="num">{text(_measured(figure))}</span></div>'
+            for figure in verdict.measured
         )
     )
 
 
-def _measured(quantity: Quantity | Counted) -> str:
-    if isinstance(quantity, Counted):
-        upper = number(100 * quantity.interval.high, 2)
-        return f"{quantity.violations:,} of {quantity.cases:,} [≤ {upper}%]"
-    return f"{with_interval(quantity.interval, sign=bool(quantity.unit))} {quantity.unit}"
+def _measured(figure: Figure) -> str:
+    if figure.violations is not None:
+        return f"{figure.violations:,} of {figure.n:,} [≤ {number(100 * figure.high, 2)}%]"
+    return f"{with_interval(figure.interval, sign=bool(figure.unit))} {figure.unit}"

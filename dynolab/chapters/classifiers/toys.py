@@ -1,4 +1,7 @@
-"""A toy whose truth is known: Gaussian clouds, with the exact probability of every class."""
+"""Small generated data sets: clouds whose truth is known, and pairs that agree or contradict.
+
+The sources of the comparison of pairs fix no data; what is made here is a choice of this project.
+"""
 
 from __future__ import annotations
 
@@ -42,3 +45,43 @@ def gaussian_toy(config: GaussianConfig, seed: int) -> GaussianToy:
     inputs = centres[labels] + config.variance**0.5 * noise
     squares = (inputs[:, None] - centres).square().sum(-1)
     return GaussianToy(inputs, labels, (-squares / (2 * config.variance)).softmax(-1))
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Examples of `names[groups[i]]`."""
+
+    names: tuple[str, ...]
+    inputs: Float[Tensor, "examples dimensions"]
+    labels: Int[Tensor, " examples"]
+    groups: Int[Tensor, " examples"]
+    classes: int
+
+
+def coherent_and_contradictory(
+    pairs: int,
+    generator: torch.Generator,
+    *,
+    classes: int = 10,
+    dimensions: int = 32,
+    distance: float = 0.3,
+) -> Toy:
+    """Pairs of near-equal inputs: half of the pairs agree in their label, half do not.
+
+    Inputs are Gaussian with unit variance, a pair's second one at `distance` times a unit-variance
+    step from its first. Every label is drawn at random, so that neither kind is cleaner: they
+    differ in whether neighbours say the same.
+    """
+    first = torch.randn(pairs, dimensions, generator=generator)
+    second = first + distance * torch.randn(pairs, dimensions, generator=generator)
+    label = torch.randint(classes, (pairs,), generator=generator)
+    shift = torch.randint(1, classes, (pairs,), generator=generator)
+    contradictory = (torch.arange(pairs) % 2).long()
+    other = torch.where(contradictory.bool(), (label + shift) % classes, label)
+    return Toy(
+        names=("coherent", "contradictory"),
+        inputs=torch.cat([first, second]),
+        labels=torch.cat([label, other]),
+        groups=contradictory.repeat(2),
+        classes=classes,
+    )

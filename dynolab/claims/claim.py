@@ -1,0 +1,179 @@
+"""Claims about the learning paths of trainings: what is claimed, and how it is measured.
+
+A claim's figures are means over training prompts, with several seeds means over seeds; the
+intervals are over the same units. Where a training is held against another, both are paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from dynolab.claims.verdict import Sign, Verdict, on_side
+from dynolab.probes.paths import LearningPaths, change, peak_change
+from dynolab.results.study import ARGMAX
+from dynolab.statistics import Interval, mean_interval
+
+Values = Float[ndarray, "pairs"]
+Part = tuple[str, Sign, Values]
+"""A figure's name, on which side of zero it is expected, and its value for every pair."""
+
+Trainings = Mapping[str, LearningPaths]
+"""Paths of the trainings of one seed that were probed, on training prompts, by name."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a claim is measured on learning paths: `parts`, of the `kinds` of answers it needs."""
+
+    expected: str
+    kinds: tuple[str, ...]
+    parts: Callable[[LearningPaths], tuple[Part, ...]]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim about a training, or about its difference to the training `against`.
+
+    There what rises ends higher than under the other, and what falls ends lower. `papers` is what
+    the papers measured of it.
+    """
+
+    training: str
+    name: str
+    sentence: str
+    measure: Measure
+    papers: str = ""
+    against: str | None = None
+
+    @property
+    def id(self) -> str:
+        """`<training>/<name>`."""
+        return f"{self.training}/{self.name}"
+
+    @property
+    def expected(self) -> str:
+        """What is expected of its figures, with what the papers measured."""
+        expected = self.measure.expected
+        if self.against is not None:
+            expected = expected.replace("Δ", "difference")
+        return f"{expected}; papers: {self.papers}" if self.papers else expected
+
+    def is_measured(self, trainings: Trainings) -> bool:
+        """Whether the trainings and the kinds of answers that it needs are there."""
+        needed = [name for name in (self.training, self.against) if name is not None]
+        return all(
+            name in trainings and set(self.measure.kinds) <= set(trainings[name].logp)
+            for name in needed
+        )
+
+    def parts(self, trainings: Trainings) -> tuple[Part, ...]:
+        """What is measured of one seed."""
+        own = self.measure.parts(trainings[self.training])
+        if self.against is None:
+            return own
+        others = self.measure.parts(trainings[self.against])
+        return tuple(
+            (f"{self.training} − {self.against}", sign, values - other)
+            for (_, sign, values), (_, _, other) in zip(own, others, strict=True)
+        )
+
+
+def judge(claim: Claim, seeds: Sequence[Trainings]) -> Verdict:
+    """The verdict; not measured where a training or a kind that it needs is missing in a seed."""
+    figures = []
+    if seeds and all(claim.is_measured(trainings) for trainings in seeds):
+        for same in zip(*(claim.parts(trainings) for trainings in seeds), strict=True):
+            name, sign, _ = same[0]
+            figures.append(on_side(sign, name, over_units([values for _, _, values in same])))
+    return Verdict.of(claim.id, claim.training, claim.sentence, claim.expected, *figures)
+
+
+def over_units(seeds: Sequence[Values]) -> Interval:
+    """Over seeds of each seed's mean over pairs; with one seed over its pairs."""
+    if len(seeds) == 1:
+        return mean_interval(seeds[0])
+    return mean_interval(np.array([mean_interval(values).mean for values in seeds]))
+
+
+def rises(kind: str) -> Measure:
+    """`log π_T(y) − log π_0(y) > 0`."""
+    name = "y*" if kind == ARGMAX else kind
+    return Measure("Δ > 0", (kind,), lambda paths: ((f"Δ {name}", 1, change(paths.logp[kind])),))
+
+
+def falls(kind: str) -> Measure:
+    """`log π_T(y) − log π_0(y) < 0`."""
+    return Measure("Δ < 0", (kind,), lambda paths: ((f"Δ {kind}", -1, change(paths.logp[kind])),))
+
+
+def rises_then_falls(kind: str) -> Measure:
+    """Rise up to the peak > 0 and fall after it < 0, the peak chosen on the other half of pairs."""
+
+    def parts(paths: LearningPaths) -> tuple[Part, ...]:
+        rise, fall = peak_change(paths.logp[kind])
+        return ("up to its peak", 1, rise), ("after its peak", -1, fall)
+
+    return Measure("rise > 0, then fall < 0", (kind,), parts)
+
+
+def falls_at_once(kind: str) -> Measure:
+    """Falls in the first quarter, and over the whole."""
+
+    def parts(paths: LearningPaths) -> tuple[Part, ...]:
+        whole = change(paths.logp[kind])
+        return ("first quarter", -1, early(paths, kind)), (f"Δ {kind}", -1, whole)
+
+    return Measure("first quarter < 0, Δ < 0", (kind,), parts)
+
+
+def rises_early_then_lags(kind: str) -> Measure:
+    """Rises in the first quarter, and gains less than the chosen answer afterwards."""
+
+    def parts(paths: LearningPaths) -> tuple[Part, ...]:
+        own, chosen = (change(paths.logp[each]) - early(paths, each) for each in (kind, "chosen"))
+        return (
+            ("first quarter", 1, early(paths, kind)),
+            ("rest, less the chosen's", -1, own - chosen),
+        )
+
+    return Measure("first quarter > 0, rest below the chosen's", (kind, "chosen"), parts)
+
+
+def early(paths: LearningPaths, kind: str) -> Values:
+    """`log π_t(y) − log π_0(y)` at the last probe of the first quarter of training."""
+    within = np.flatnonzero(paths.steps <= paths.steps[-1] / 4)
+    return paths.logp[kind][max(within[-1], 1)] - paths.logp[kind][0]
+
+
+def gains_more(kind: str, than: str) -> Measure:
+    """`Δ log π(y_kind) − Δ log π(y_than) > 0`, paired."""
+
+    def parts(paths: LearningPaths) -> tuple[Part, ...]:
+        gain = change(paths.logp[kind]) - change(paths.logp[than])
+        return ((f"Δ {kind} − Δ {than}", 1, gain),)
+
+    return Measure(f"Δ {kind} > Δ {than}", (kind, than), parts)
+
+
+def falls_more(kind: str, than: str) -> Measure:
+    """`Δ log π(y_kind) < 0` and `Δ log π(y_kind) − Δ log π(y_than) < 0`, paired."""
+
+    def parts(paths: LearningPaths) -> tuple[Part, ...]:
+        own, other = change(paths.logp[kind]), change(paths.logp[than])
+        return (f"Δ {kind}", -1, own), (f"Δ {kind} − Δ {than}", -1, own - other)
+
+    return Measure(f"Δ < 0, Δ {kind} < Δ {than}", (kind, than), parts)
+
+
+def gap_changes(sign: Sign) -> Measure:
+    """`Δ(log π(y*) − log π(y⁺))` above (1) or below (−1) zero."""
+
+    def parts(paths: LearningPaths) -> tuple[Part, ...]:
+        return (("Δ (y* − chosen)", sign, change(paths.logp[ARGMAX] - paths.logp["chosen"])),)
+
+    return Measure("Δ > 0" if sign > 0 else "Δ < 0", ("chosen", ARGMAX), parts)

@@ -1,0 +1,138 @@
+"""Verdicts: a claim with the figures that were measured of it, and whether they bear it out.
+
+A claim holds if every figure's interval lies on the expected side of its bound, fails if one lies
+wholly on the other side, and is unclear otherwise. What is claimed of every single case fails by
+one violation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from dynolab.results.forces import Measured
+from dynolab.statistics import Interval, share_interval
+
+Outcome = Literal["holds", "fails", "unclear", "not measured"]
+Sign = Literal[1, -1]
+
+APPEARS: Mapping[Outcome, str] = {
+    "holds": "appears",
+    "fails": "does not",
+    "unclear": "unclear",
+    "not measured": "not measured",
+}
+"""Outcomes as pages and summaries of language models' trainings call them."""
+
+UNEXPLAINED_SHARE = 0.1
+"""Below this `1 − R²` forces explain a change."""
+
+
+class Figure(Measured):
+    """One measured number of a claim with its 95% interval over `n` seeds, pairs or cases.
+
+    `violations` counts the cases against a claim that is made of all of them; there the mean is
+    their share. `outcome` is that of this figure alone; a file keeps its verdict's only.
+    """
+
+    name: str
+    mean: float
+    low: float
+    high: float
+    n: int
+    unit: str = ""
+    violations: int | None = None
+    outcome: Outcome | None = Field(None, exclude=True)
+
+    @property
+    def interval(self) -> Interval:
+        """The mean with its interval."""
+        return Interval(self.mean, self.low, self.high, self.n)
+
+
+class Verdict(Measured):
+    """A claim, what was measured of it, and the outcome: a line of `claims.jsonl`.
+
+    `topic` is the training, arm or subject that the claim is about.
+    """
+
+    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
+
+    id: str
+    topic: str
+    claim: str
+    expected: str
+    measured: tuple[Figure, ...]
+    outcome: Outcome = Field(alias="verdict")
+
+    @classmethod
+    def of(cls, id_: str, topic: str, claim: str, expected: str, *figures: Figure) -> Verdict:
+        """The verdict on a claim by its figures; without any it was not measured."""
+        outcomes = {figure.outcome for figure in figures}
+        worst: tuple[Outcome, ...] = ("not measured", "fails", "unclear")
+        outcome: Outcome = next((each for each in worst if each in outcomes), "holds")
+        return cls(
+            id=id_,
+            topic=topic,
+            claim=claim,
+            expected=expected,
+            measured=figures,
+            outcome=outcome if figures else "not measured",
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The verdict as `summary.json` keeps it: figures by name, without not-a-number."""
+        return {
+            "id": self.id,
+            "claim": self.claim,
+            "expected": self.expected,
+            "outcome": APPEARS[self.outcome],
+            "measured": {figure.name: figure.interval.as_dict() for figure in self.measured},
+        }
+
+
+def on_side(
+    sign: Sign, name: str, interval: Interval, bound: float = 0.0, *, unit: str = "nats"
+) -> Figure:
+    """A figure that is expected above (1) or below (−1) its bound."""
+    ends = (interval.low, interval.high)
+    worst, best = sorted(sign * (end - bound) for end in ends)
+    outcome: Outcome = "fails" if best <= 0 else "unclear"
+    if worst > 0:
+        outcome = "holds"
+    if interval.n == 0:
+        outcome = "not measured"
+    return Figure(name=name, **vars(interval), unit=unit, outcome=outcome)
+
+
+def above(name: str, interval: Interval, bound: float = 0.0, *, unit: str = "nats") -> Figure:
+    """A figure that is expected above its bound."""
+    return on_side(1, name, interval, bound, unit=unit)
+
+
+def below(name: str, interval: Interval, bound: float = 0.0, *, unit: str = "nats") -> Figure:
+    """A figure that is expected below its bound."""
+    return on_side(-1, name, interval, bound, unit=unit)
+
+
+def never(name: str, violations: int, cases: int) -> Figure:
+    """What is said of every case, tried on random ones: the share of violations with its interval.
+
+    A single violation refutes it.
+    """
+    share = share_interval(violations, cases)
+    outcome: Outcome = "fails" if violations else "holds"
+    return Figure(
+        name=name,
+        **vars(share),
+        violations=violations,
+        outcome=outcome if cases else "not measured",
+    )
+
+
+def explains(id_: str, topic: str, claim: str, unexplained: Interval) -> Verdict:
+    """The verdict that forces explain a change: `1 − R² < 0.1`."""
+    figure = below("1 − R²", unexplained, UNEXPLAINED_SHARE, unit="")
+    return Verdict.of(id_, topic, claim, f"1 − R² < {UNEXPLAINED_SHARE}", figure)
