@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from tasks.pages import input_folder, input_metrics, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -22,42 +23,28 @@ def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:
 
     Results: `audit.html` and `figures/`; both go to MLflow as well. Returns the inputs' numbers.
     """
-    from dynolab.report.inputs.audit import read_audit
-    from dynolab.report.inputs.study import StageFacts
-    from dynolab.report.pages.audit import AuditPageInputs, write_audit_page
+    from dynolab.report.audit.page import write_audit_page
+    from dynolab.report.inputs.audit import AuditPageInputs, read_audit
 
     config = work.config
     with work.shown():
-        known = "foresight" in work.inputs
         inputs = AuditPageInputs(
             name=config.name,
             objective=config.objective,
             audit=read_audit(
                 work.input_folder("data"),
                 work.input_folder("audit"),
-                work.input_folder("foresight") if known else None,
+                input_folder(work, "foresight"),
             ),
             settings=config.settings,
-            stages=tuple(
-                StageFacts(
-                    stage=name,
-                    key=source.key,
-                    seconds=source.metrics.get("seconds"),
-                    mlflow_run_id=source.mlflow_run_id,
-                )
-                for name, source in work.inputs.items()
-            ),
+            stages=stage_facts(work),
         )
         write_audit_page(inputs, work.output)
-    work.tracker.log_artifact(work.output / "audit.html", "report")
-    for file in sorted((work.output / "figures").glob("*.html")):
-        work.tracker.log_artifact(file, "plots")
-    shown = ("audit/", "foresight/")
+    send_page(work)
     return {
         name: value
-        for source in work.inputs.values()
-        for name, value in source.metrics.items()
-        if name.startswith(shown)
+        for name, value in input_metrics(work).items()
+        if name.startswith(("audit/", "foresight/"))
     }
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from tasks.pages import input_metrics, send_page, stage_facts
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.report.pages.chapter import Chapter
+    from dynolab.report.chapters.page import Chapter
 
 
 class ChapterPageConfig(BaseModel):
@@ -31,29 +32,13 @@ def publish(work: Work[PageConfig], file: str, made: Callable[[], Chapter]) -> d
     Settings and stages are filled in here. **Returns** how many claims end how, and the inputs'
     numbers.
     """
-    from dynolab.report.inputs.study import StageFacts
-    from dynolab.report.pages.chapter import write_chapter
+    from dynolab.report.chapters.page import write_chapter
 
     config = work.config
     with work.shown():
-        stages = [
-            StageFacts(
-                stage=name,
-                key=source.key,
-                seconds=source.metrics.get("seconds"),
-                mlflow_run_id=source.mlflow_run_id,
-            )
-            for name, source in work.inputs.items()
-        ]
-        chapter = replace(made(), name=config.name, settings=config.settings, stages=stages)
+        chapter = replace(
+            made(), name=config.name, settings=config.settings, stages=stage_facts(work)
+        )
         claims = write_chapter(chapter, work.output, file)
-    for found in (work.output / file, work.output / "claims.jsonl"):
-        work.tracker.log_artifact(found, "report")
-    for figure in sorted((work.output / "figures").glob("*.html")):
-        work.tracker.log_artifact(figure, "plots")
-    return claims | {
-        name: value
-        for source in work.inputs.values()
-        for name, value in source.metrics.items()
-        if name != "seconds"
-    }
+    send_page(work)
+    return claims | input_metrics(work)

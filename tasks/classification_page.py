@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from tasks.chapter import ChapterPageConfig, publish
+from tasks.pages import input_folder
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -23,36 +24,14 @@ def classification_page(work: Work[ClassificationPageConfig]) -> dict[str, float
 
     Results: `classification.html`, `claims.jsonl` and `figures/`.
     """
-    from dynolab.chapters.classification.force_study import ForceFindings
-    from dynolab.chapters.classification.path_study import PathFindings
-    from dynolab.data.rows import read_rows
-    from dynolab.report.pages.classification import classification_chapter
-    from dynolab.results.classification import (
-        ClassifierState,
-        ClassInfluence,
-        Divergence,
-        EpochInfluence,
-        ExamplePath,
-        KernelRanks,
-        PathScores,
-    )
+    from dynolab.report.chapters.classification import classification_chapter
+    from dynolab.report.inputs.chapters import read_class_forces, read_class_paths
 
     config = work.config
-    forces, followed = ForceFindings(), None
-    for name in work.inputs:
-        if name != PATHS:
-            folder = work.input_folder(name)
-            forces.states += read_rows(folder / "states.jsonl", ClassifierState)
-            forces.ranks += read_rows(folder / "ranks.jsonl", KernelRanks)
-            forces.influences += read_rows(folder / "influence.jsonl", ClassInfluence)
-            forces.diverged += read_rows(folder / "diverged.jsonl", Divergence)
-    if PATHS in work.inputs:
-        paths = work.input_folder(PATHS)
-        followed = PathFindings(
-            list(read_rows(paths / "scores.jsonl", PathScores)),
-            list(read_rows(paths / "epochs.jsonl", EpochInfluence)),
-            list(read_rows(paths / "paths.jsonl", ExamplePath)),
-        )
+    networks = [work.input_folder(name) for name in work.inputs if name != PATHS]
+    paths = input_folder(work, PATHS)
+    forces = read_class_forces(networks)
+    followed = read_class_paths(paths) if paths else None
     return publish(
         work,
         "classification.html",

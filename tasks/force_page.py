@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from tasks.pages import input_metrics, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -26,9 +27,9 @@ def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
     Results: `forces.html` and `figures/`; both go to MLflow as well. Returns the analyses'
     numbers.
     """
+    from dynolab.report.forces.page import write_force_page
     from dynolab.report.inputs.forces import ForcePageInputs, read_checkpoint
-    from dynolab.report.inputs.study import StageFacts, read_kernel
-    from dynolab.report.pages.forces import write_force_page
+    from dynolab.report.inputs.study import read_kernel
 
     config = work.config
     with work.shown():
@@ -41,28 +42,14 @@ def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
             kernel=read_kernel(work.input_folder("kernel")),
             reference=config.reference,
             settings=config.settings,
-            stages=tuple(
-                StageFacts(
-                    stage=name.replace("_", "-", 1),
-                    key=source.key,
-                    seconds=source.metrics.get("seconds"),
-                    mlflow_run_id=source.mlflow_run_id,
-                )
-                for name, source in work.inputs.items()
-            ),
+            stages=stage_facts(work, lambda name: name.replace("_", "-", 1)),
         )
         write_force_page(inputs, work.output)
-    work.tracker.log_artifact(work.output / "forces.html", "report")
-    for file in sorted((work.output / "figures").glob("*.html")):
-        work.tracker.log_artifact(file, "plots")
-    kernel = {
-        name: value for name, value in work.inputs["kernel"].metrics.items() if name != "seconds"
-    }
-    return kernel | {
+    send_page(work)
+    return input_metrics(work, "kernel") | {
         f"{label}/{name}": value
         for label in config.labels
-        for name, value in work.inputs[ANALYSIS + label].metrics.items()
-        if name != "seconds"
+        for name, value in input_metrics(work, ANALYSIS + label).items()
     }
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pydantic import BaseModel, ConfigDict
 
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.training.config import OptimizerConfig
-from tasks.pages import send_page, stage_facts
+from tasks.pages import input_folder, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -54,14 +52,10 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
     Results: `grpo.html`, `summary.json` and `figures/`; all go to MLflow as well. Returns each
     arm's figures, means over seeds.
     """
-    from dynolab.report.inputs.groups import GroupPageInputs, read_evaluated, read_run
-    from dynolab.report.pages.groups import write_group_page
+    from dynolab.report.groups.page import write_group_page
+    from dynolab.report.inputs.arms import GroupPageInputs, read_evaluated, read_group_run
 
     config = work.config
-
-    def folder(name: str) -> Path | None:
-        return work.input_folder(name) if name in work.inputs else None
-
     with work.shown():
         inputs = GroupPageInputs(
             name=config.name,
@@ -74,10 +68,10 @@ def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
                 seed: read_evaluated(work.input_folder(start_of(seed))) for seed in config.seeds
             },
             runs={
-                (arm, seed): read_run(
+                (arm, seed): read_group_run(
                     work.input_folder(training_of(arm, seed)),
                     work.input_folder(evaluation_of(arm, seed)),
-                    folder(displacement_of(arm, seed)),
+                    input_folder(work, displacement_of(arm, seed)),
                 )
                 for arm in config.arms
                 for seed in config.seeds

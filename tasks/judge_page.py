@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 from dynolab.judges.config import JudgeConfig
 from tasks.answers import AnswersConfig
 from tasks.judge import ANSWERS_OF
+from tasks.pages import send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -31,9 +32,8 @@ def judge_page(work: Work[JudgePageConfig]) -> dict[str, float]:
     Results: `judge.html`, `summary.json`, `agreements.jsonl` and `figures/`; all go to MLflow as
     well. Returns win rates, agreement and the counts of verdicts.
     """
-    from dynolab.report.inputs.judges import JudgePageInputs, read_judged, read_said
-    from dynolab.report.inputs.study import StageFacts
-    from dynolab.report.pages.judges import write_judge_page
+    from dynolab.report.inputs.judges import JudgePageInputs, read_judged, read_policy_answers
+    from dynolab.report.judges.page import write_judge_page
 
     config = work.config
     with work.shown():
@@ -42,29 +42,18 @@ def judge_page(work: Work[JudgePageConfig]) -> dict[str, float]:
             baseline=config.baseline,
             judges=config.judges,
             temperature=config.answers.sampling.temperature,
-            said={
-                name: read_said(work.input_folder(ANSWERS_OF + name))
+            answers={
+                name: read_policy_answers(work.input_folder(ANSWERS_OF + name))
                 for name in (*config.policies, config.baseline)
             },
             judged={
                 name: read_judged(work.input_folder(JUDGED_BY + name)) for name in config.judges
             },
             settings=config.settings,
-            stages=tuple(
-                StageFacts(
-                    stage=name,
-                    key=source.key,
-                    seconds=source.metrics.get("seconds"),
-                    mlflow_run_id=source.mlflow_run_id,
-                )
-                for name, source in work.inputs.items()
-            ),
+            stages=stage_facts(work),
         )
         metrics = write_judge_page(inputs, work.output)
-    for file in sorted(work.output.glob("*.*")):
-        work.tracker.log_artifact(file, "report")
-    for file in sorted((work.output / "figures").glob("*.html")):
-        work.tracker.log_artifact(file, "plots")
+    send_page(work)
     return metrics
 
 

@@ -33,7 +33,7 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
     Results: `mitigation.html`, `summary.json`, `comparison.json` and `figures/`; all go to MLflow
     as well. Returns each arm's figures, means over seeds.
     """
-    from dynolab.report.pages.mitigation import write_mitigation_page
+    from dynolab.report.mitigation.page import write_mitigation_page
     from dynolab.results.arms import ComparedArms
 
     config = work.config
@@ -67,7 +67,7 @@ def _words(config: MitigationPageConfig) -> str:
     )
     if not any(arm.pairs == "on_policy" for arm in config.arms.values()):
         return shared
-    ranking = " + ".join(f"{one.weight:g} {one.name}" for one in own.rewards)
+    ranking = " + ".join(f"{reward.weight:g} {reward.name}" for reward in own.rewards)
     return (
         f"{shared} On-policy arms sample {own.completions} answers to each of a step's prompts, "
         f"ranked by {ranking}; prompts whose answers rank alike are left out."

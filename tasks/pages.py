@@ -1,28 +1,45 @@
-"""What stages that end in a page share: the table of stages, and the way to MLflow."""
+"""What stages that end in a page share: inputs' folders and numbers, stages, the way to MLflow."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.report.inputs.study import StageFacts
+    from dynolab.report.inputs.files import StageFacts
 
 
-def stage_facts(work: Work[Any]) -> tuple[StageFacts, ...]:
-    """The stage table's lines: every input of a page."""
-    from dynolab.report.inputs.study import StageFacts
+def input_folder(work: Work[Any], name: str) -> Path | None:
+    """Folder of an input, where there is one."""
+    return work.input_folder(name) if name in work.inputs else None
+
+
+def stage_facts(work: Work[Any], named: Callable[[str], str] = str) -> tuple[StageFacts, ...]:
+    """The stage table's lines: every input of a page, by what `named` makes of its name."""
+    from dynolab.report.inputs.files import StageFacts
 
     return tuple(
         StageFacts(
-            stage=name,
+            stage=named(name),
             key=source.key,
             seconds=source.metrics.get("seconds"),
             mlflow_run_id=source.mlflow_run_id,
         )
         for name, source in work.inputs.items()
     )
+
+
+def input_metrics(work: Work[Any], *names: str) -> dict[str, float]:
+    """The numbers of the inputs `names`, of all without them; not how long they took."""
+    return {
+        metric: value
+        for name in names or work.inputs
+        for metric, value in work.inputs[name].metrics.items()
+        if metric != "seconds"
+    }
 
 
 def send_page(work: Work[Any]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynolab.results.arms import Start
+from tasks.pages import input_folder
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.report.inputs.pairs import PairRun
+    from dynolab.report.inputs.arms import PairRun
 
 
 def start_of(start: Start, seed: int) -> str:
@@ -39,17 +39,15 @@ def judge_of(seed: int) -> str:
 
 def read_run(work: Work[Any], arm: str, seed: int) -> PairRun:
     """An arm with one seed, with as much of it as there is."""
-    from dynolab.report.inputs.pairs import read_pair_run
-
-    def folder(name: str) -> Path | None:
-        return work.input_folder(name) if name in work.inputs else None
+    from dynolab.report.inputs.arms import read_pair_run
 
     trained = work.input_folder(training_of(arm, seed))
-    return read_pair_run(arm, trained, folder(said_of(arm, seed)), folder(judge_of(seed)))
+    answers, judged = (input_folder(work, name) for name in (said_of(arm, seed), judge_of(seed)))
+    return read_pair_run(arm, trained, answers, judged)
 
 
 def read_start(work: Work[Any], start: Start, seed: int) -> PairRun:
     """The training of a model that arms start from."""
-    from dynolab.report.inputs.pairs import read_pair_run
+    from dynolab.report.inputs.arms import read_pair_run
 
     return read_pair_run("", work.input_folder(start_of(start, seed)), None, None)

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ConfigDict, Field
 
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
+from tasks.pages import input_folder, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import StageResult, Work
 
 FORCES, CONTRAST = "_forces", "contrast_"
-_TOLD = {"kernel": "kernel", "foresight": "foresight", "probe": "probe", "squeezing": "squeeze"}
+_REPEATED = {"kernel": "kernel", "foresight": "foresight", "probe": "probe", "squeezing": "squeeze"}
 """Inputs whose numbers are the report's as well, and what these begin with."""
 
-_COMPARED = ("mitigation", "reproduction")
 SHOWN_DIGITS = 12  # of a key; as many as the command line shows
 
 
@@ -43,73 +43,65 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     MLflow as well, the pairs as a table too.
     Returns the summary's numbers.
     """
-    from dynolab.data.rows import ProbeRow, read_rows
+    from dynolab.data.rows import read_rows
     from dynolab.report.inputs.audit import read_audit
-    from dynolab.report.inputs.compared import read_compared
-    from dynolab.report.inputs.squeezing import read_squeezing
     from dynolab.report.inputs.study import (
         ReportInputs,
-        StageFacts,
         StudyFacts,
+        read_answers,
+        read_compared,
         read_kernel,
+        read_squeezing,
         read_training,
+        read_watched,
     )
-    from dynolab.report.pages.study import write_report
-    from dynolab.results.study import Answer, PairChange
+    from dynolab.report.study.page import write_report
+    from dynolab.results.study import PairChange
 
+    config, folder = work.config, work.input_folder
     with work.shown():
-        facts = StudyFacts(
-            name=work.config.name,
-            seed=work.config.seed,
-            config_text=work.config.settings,
-            map_command=map_command(work.config.objective, work.inputs),
-            stages=tuple(
-                StageFacts(
-                    stage=name.removeprefix(CONTRAST).replace("_", "-"),
-                    key=source.key,
-                    seconds=source.metrics.get("seconds"),
-                    mlflow_run_id=source.mlflow_run_id,
-                )
-                for name, source in work.inputs.items()
-            ),
-        )
+        data, squeezing = folder("data"), input_folder(work, "squeezing")
         inputs = ReportInputs(
-            facts,
+            StudyFacts(
+                name=config.name,
+                seed=config.seed,
+                config_text=config.settings,
+                map_command=map_command(config.objective, work.inputs),
+                stages=stage_facts(
+                    work, lambda name: name.removeprefix(CONTRAST).replace("_", "-")
+                ),
+            ),
             trainings=tuple(
-                read_training(name, work.input_folder(name), work.input_folder(name + FORCES))
+                read_training(name, folder(name), folder(name + FORCES))
                 for name in work.inputs
                 if name + FORCES in work.inputs
             ),
             contrasts=tuple(
-                read_training(name.removeprefix(CONTRAST), work.input_folder(name))
+                read_training(name.removeprefix(CONTRAST), folder(name))
                 for name in work.inputs
                 if name.startswith(CONTRAST)
             ),
-            kernel=read_kernel(work.input_folder("kernel")),
-            audit=read_audit(*(work.input_folder(name) for name in ("data", "audit", "foresight")))
+            kernel=read_kernel(folder("kernel")),
+            audit=read_audit(data, folder("audit"), folder("foresight"))
             if "audit" in work.inputs
             else None,
-            squeezing=read_squeezing(work.input_folder("squeezing"))
-            if "squeezing" in work.inputs
-            else None,
+            squeezing=read_squeezing(squeezing) if squeezing else None,
             compared=read_compared(
-                *(work.input_folder(name) if name in work.inputs else None for name in _COMPARED),
-                missing=work.config.missing,
+                input_folder(work, "mitigation"),
+                input_folder(work, "reproduction"),
+                missing=config.missing,
             ),
-            answers=tuple(read_rows(work.input_folder("probe") / "answers.jsonl", Answer)),
-            watched=tuple(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow)),
+            answers=read_answers(folder("probe")),
+            watched=read_watched(data),
         )
         summary = write_report(inputs, work.output)
     if (pairs := work.output / "pairs.jsonl").exists():
         log_tables(work.tracker, {"pairs": read_rows(pairs, PairChange)}, work.scratch)
-    for file in sorted(work.output.glob("*.*")):
-        work.tracker.log_artifact(file, "report")
-    for file in sorted((work.output / "figures").glob("*.html")):
-        work.tracker.log_artifact(file, "plots")
+    send_page(work)
     metrics: dict[str, float] = summary["metrics"]
     return metrics | {
         name: value
-        for stage, metric in _TOLD.items()
+        for stage, metric in _REPEATED.items()
         if stage in work.inputs
         for name, value in work.inputs[stage].metrics.items()
         if name.startswith(f"{metric}/")

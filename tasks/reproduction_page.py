@@ -28,7 +28,8 @@ def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
     the changes, means over seeds, and how many claims end how.
     """
     from dynolab.claims.reproduction import EXTENDED, EXTENDED_HALF, SFT
-    from dynolab.report.pages.reproduction import ReproductionInputs, write_reproduction_page
+    from dynolab.report.inputs.arms import ReproductionInputs
+    from dynolab.report.reproduction import write_reproduction_page
 
     config = work.config
     with work.shown():

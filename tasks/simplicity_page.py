@@ -9,7 +9,7 @@ from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.report.pages.chapter import Chapter
+    from dynolab.report.chapters.page import Chapter
 
 
 def simplicity_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
@@ -21,9 +21,10 @@ def simplicity_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
 
 
 def _chapter(work: Work[ChapterPageConfig]) -> Chapter:
-    from dynolab.report.pages.simplicity import read_simplicity, simplicity_chapter
+    from dynolab.report.chapters.simplicity import simplicity_chapter
+    from dynolab.report.inputs.chapters import read_simplicity
 
-    return simplicity_chapter(read_simplicity([work.input_folder(name) for name in work.inputs]))
+    return simplicity_chapter(read_simplicity(map(work.input_folder, work.inputs)))
 
 
 SIMPLICITY_PAGE = Stage("simplicity-page", 2, simplicity_page)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tasks.chapter import ChapterPageConfig, publish
+from tasks.pages import input_folder
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.report.pages.chapter import Chapter
+    from dynolab.report.chapters.page import Chapter
 
 
 def squeezing_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
@@ -21,10 +22,11 @@ def squeezing_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
 
 
 def _chapter(work: Work[ChapterPageConfig]) -> Chapter:
-    from dynolab.report.pages.squeezing import read_squeezing, squeezing_chapter
+    from dynolab.report.chapters.squeezing import squeezing_chapter
+    from dynolab.report.inputs.chapters import read_squeezing_rows
 
-    pushed = work.input_folder("push") if "push" in work.inputs else None
-    return squeezing_chapter(read_squeezing(work.input_folder("softmax"), pushed))
+    rows = read_squeezing_rows(work.input_folder("softmax"), input_folder(work, "push"))
+    return squeezing_chapter(rows)
 
 
 SQUEEZING_PAGE = Stage("squeezing-page", 3, squeezing_page)

@@ -19,25 +19,12 @@ def supervision_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
 
     Results: `supervision.html`, `claims.jsonl` and `figures/`.
     """
-    from dynolab.data.rows import read_rows
-    from dynolab.report.pages.supervision import supervision_chapter
-    from dynolab.results.supervision import (
-        AdaptationRow,
-        DetectionRow,
-        SpeedRow,
-        SupervisionRow,
-    )
+    from dynolab.report.chapters.supervision import supervision_chapter
+    from dynolab.report.inputs.chapters import read_supervision
 
-    folders = [work.input_folder(name) for name in work.inputs if name != SPEED]
-    rows = [row for one in folders for row in read_rows(one / "supervision.jsonl", SupervisionRow)]
-    found = [row for one in folders for row in read_rows(one / "detections.jsonl", DetectionRow)]
-    speeds = list(read_rows(work.input_folder(SPEED) / "speeds.jsonl", SpeedRow))
-    adaptations = list(read_rows(work.input_folder(SPEED) / "adaptations.jsonl", AdaptationRow))
-    return publish(
-        work,
-        "supervision.html",
-        lambda: supervision_chapter(rows, found, speeds, adaptations),
-    )
+    levels = [work.input_folder(name) for name in work.inputs if name != SPEED]
+    rows = read_supervision(levels, work.input_folder(SPEED))
+    return publish(work, "supervision.html", lambda: supervision_chapter(rows))
 
 
 SUPERVISION_PAGE = Stage("supervision-page", 3, supervision_page)

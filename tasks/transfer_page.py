@@ -12,15 +12,10 @@ def transfer_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
 
     Results: `transfer.html`, `claims.jsonl` and `figures/`.
     """
-    from dynolab.data.rows import read_rows
-    from dynolab.report.pages.transfer import transfer_chapter
-    from dynolab.results.transfer import TransferRow
+    from dynolab.report.chapters.transfer import transfer_chapter
+    from dynolab.report.inputs.chapters import read_transfer
 
-    rows = [
-        row
-        for name in work.inputs
-        for row in read_rows(work.input_folder(name) / "transfer.jsonl", TransferRow)
-    ]
+    rows = read_transfer(map(work.input_folder, work.inputs))
     return publish(work, "transfer.html", lambda: transfer_chapter(rows))
 
 

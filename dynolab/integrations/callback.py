@@ -110,8 +110,8 @@ class ProbeCallback(TrainerCallback):
             self._probe(state.global_step)
 
     def figure(self, title: str = "training") -> Figure:
-        """The learning paths so far: `dynolab.report.panels.paths.paths_figure` of the file."""
-        from dynolab.report.panels.paths import paths_figure
+        """The learning paths so far, as `dynolab.report.study.learning_paths` draws them."""
+        from dynolab.report.study.learning_paths import paths_figure
 
         return paths_figure(self.file, title)
 

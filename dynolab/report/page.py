@@ -1,23 +1,54 @@
-"""HTML of a report. Text of others is escaped; a policy lets no script run but the page's own."""
+"""A page: one skeleton of Jinja2 templates for all of them, and plotly.js, which lies in it.
+
+Templates escape what they are given; a content-security policy lets no script run but the page's
+own. `Markup` is text that this package made as HTML.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from dynolab.report.assets import SCRIPT, STYLE
-from dynolab.report.style import DARK, Plate
+import plotly.graph_objects as go
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from dynolab.report.figure import Figure
+from dynolab.report.inputs.files import StageFacts
+from dynolab.report.style import DARK
+
+_LOADER = PackageLoader("dynolab.report")
+_TEMPLATES = Environment(
+    loader=_LOADER,
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 
 
-@dataclass(frozen=True)
-class Html:
-    """Markup made by this package; everything else is text and gets escaped."""
+def _plot_json(plot: go.Figure) -> Markup:
+    """A plot as JSON in which no `<` can end the script element around it."""
+    return htmlsafe_json_dumps(plot, dumps=lambda figure: figure.to_json())
 
-    markup: str
+
+_TEMPLATES.filters["plot_json"] = _plot_json
+
+
+def _asset(name: str) -> Markup:
+    source, _, _ = _LOADER.get_source(_TEMPLATES, name)
+    return Markup(source)
+
+
+_PARTS: Any = _TEMPLATES.get_template("parts.html").module
+_STYLE, _SCRIPT = _asset("page.css"), _asset("page.js")
 
 
 @dataclass(frozen=True)
@@ -29,111 +60,138 @@ class Tile:
     detail: str
 
 
-def text(value: object) -> str:
-    """Markup of a value: text is shown as it is, never obeyed."""
-    return value.markup if isinstance(value, Html) else html.escape(str(value))
-
-
-def excerpt(value: str, limit: int = 160, *, end: bool = False) -> str:
-    """As much of a text as a table has room for: its start, or with `end` its end."""
-    words = " ".join(value.split())
-    if len(words) <= limit:
-        return words
-    return f"[…] {words[-limit:]}" if end else f"{words[:limit]} […]"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], numeric: str = "") -> Html:
-    """A table; `numeric` holds an `n` for each column of numbers and any other letter elsewhere."""
-
-    def cells(tag: str, values: Sequence[object]) -> str:
-        kinds = [' class="n"' if mark == "n" else "" for mark in numeric.ljust(len(values))]
-        return "".join(
-            f"<{tag}{kind}>{text(value)}</{tag}>" for kind, value in zip(kinds, values, strict=True)
-        )
-
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return Html(
-        f'<div class="table"><table><thead><tr>{cells("th", head)}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def tiles(found: Iterable[Tile]) -> Html:
-    """Headline numbers, four in a row."""
-    return Html(
-        '<div class="tiles">'
-        + "".join(
-            f'<div class="tile"><span class="what">{text(tile.what)}</span>'
-            f"<b>{text(tile.value)}</b><span>{text(tile.detail)}</span></div>"
-            for tile in found
-        )
-        + "</div>"
-    )
-
-
-def section(name: str, title: str, message: str, *content: Html, note: str = "") -> Html:
+@dataclass(frozen=True)
+class Section:
     """A part of the page: what it is, what it says, the thing itself, how to read it."""
-    return Html(
-        f'<section id="{text(name)}"><h2>{text(title)}</h2><p class="message">{text(message)}</p>'
-        + "".join(part.markup for part in content)
-        + (f'<p class="note">{text(note)}</p>' if note else "")
-        + "</section>"
-    )
+
+    name: str
+    title: str
+    message: str
+    content: Sequence[Markup] = ()
+    note: str = ""
+
+    @property
+    def markup(self) -> Markup:
+        """The section as HTML."""
+        return Markup(_PARTS.section(self))
 
 
-def plot(plate: Plate) -> Html:
-    """A figure's place and its data. In JSON `<` is written as an escape: no tag can end it."""
-    data = data_block(f"data-plot-{plate.name}", plate.figure.to_json())
-    height = plate.figure.layout.height or 400
-    label = html.escape(f"{plate.title}. {plate.message}")
-    return Html(
-        f'<div class="plot" id="plot-{plate.name}" style="min-height: {height}px" role="img" '
-        f'aria-label="{label}"></div>{data.markup}'
-    )
+@dataclass(frozen=True)
+class Page:
+    """All of a page.
+
+    `name` stands in the browser's title, and above the page where it has no `heading`; `settings`
+    and `stages` say what it was made from, where it is a stage's result.
+    """
+
+    name: str
+    lead: str
+    content: Sequence[Figure | Section]
+    tiles: Sequence[Tile] = ()
+    heading: str = ""
+    settings: str | None = None
+    stages: Sequence[StageFacts] | None = None
 
 
-def plate_section(plate: Plate) -> Html:
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], numeric: str = "") -> Markup:
+    """A table; `numeric` holds an `n` for each column of numbers and any other letter elsewhere."""
+    return Markup(_PARTS.table(head, list(rows), numeric))
+
+
+def section(name: str, title: str, message: str, *content: Markup, note: str = "") -> Section:
+    """A part of the page with its content in order."""
+    return Section(name, title, message, content, note)
+
+
+def figure_section(figure: Figure) -> Section:
     """A figure with its sentence above and its reading below."""
-    return section(plate.name, plate.title, plate.message, plot(plate), note=plate.note)
+    drawn = Markup(_PARTS.figure(figure))
+    return Section(figure.name, figure.title, figure.message, (drawn,), figure.note)
 
 
-def data_block(name: str, content: str) -> Html:
-    """JSON that the page's script reads."""
-    safe = content.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return Html(f'<script type="application/json" id="{name}">{safe}</script>')
+def stage_section(stages: Sequence[StageFacts]) -> Section:
+    """The stages that the page was made from, with their keys."""
+    seconds = sum(stage.seconds or 0.0 for stage in stages)
+    code = Markup("<code>{}</code>").format
+    rows = [
+        (
+            stage.stage,
+            code(stage.key[:16] + ("…" if len(stage.key) > 16 else "")),
+            "–" if stage.seconds is None else f"{stage.seconds:.1f}",
+            code(stage.mlflow_run_id) if stage.mlflow_run_id else "–",
+        )
+        for stage in stages
+    ]
+    return section(
+        "stages",
+        "Stages",
+        f"This page was made from {len(stages)} stages, which took {seconds:.0f} s to compute."
+        if stages
+        else "The stages were not told.",
+        table(("stage", "key", "seconds", "MLflow run"), rows, "ssns"),
+        note="Seconds are those of the computation, whether made for this page or taken from the "
+        "store.",
+    )
 
 
-def page(title: str, body: Iterable[Html], plotly_js: str) -> str:
+def page_html(page: Page) -> str:
     """A page that stands alone: plotly.js inside, nothing loaded, only two known scripts run."""
-    scripts = "".join(f"<script>{script}</script>" for script in (plotly_js, SCRIPT))
-    allowed = " ".join(f"'sha256-{_sha256(script)}'" for script in (plotly_js, SCRIPT))
-    return _document(title, body, allowed, scripts)
+    sections = [*map(_as_section, page.content)]
+    if page.stages is not None:
+        sections.append(stage_section(page.stages))
+    return _html(f"Dynolab: {page.name}", sections, page, (Markup(get_plotlyjs()), _SCRIPT))
 
 
-def page_beside(title: str, body: Iterable[Html], plotly_file: str) -> str:
-    """A page that takes plotly.js from a file in its own folder."""
-    scripts = f'<script src="{html.escape(plotly_file)}"></script><script>{SCRIPT}</script>'
-    return _document(title, body, f"'self' file: 'sha256-{_sha256(SCRIPT)}'", scripts)
+def write_page(page: Page, folder: Path, file: str) -> None:
+    """Writes the page, and `figures/` with every figure of its content.
+
+    A figure is `<name>.html` and `<name>.json` (plotly), beside one `plotly.min.js`.
+    """
+    figures = folder / "figures"
+    figures.mkdir(parents=True, exist_ok=True)
+    write_text(folder / file, page_html(page))
+    write_text(figures / "plotly.min.js", get_plotlyjs())
+    for part in page.content:
+        if isinstance(part, Figure):
+            write_text(figures / f"{part.name}.json", part.plot.to_json())
+            alone = _html(part.title, [figure_section(part)], None, (_SCRIPT,), "plotly.min.js")
+            write_text(figures / f"{part.name}.html", alone)
 
 
-def _document(title: str, body: Iterable[Html], allowed: str, scripts: str) -> str:
-    policy = (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
+def write_text(path: Path, content: str) -> None:
+    """Writes text as it is on every system."""
+    path.write_text(content, encoding="utf-8", newline="\n")
+
+
+def write_summary(summary: dict[str, Any], folder: Path) -> dict[str, float]:
+    """Writes `summary.json`. **Returns** its `metrics`, flat finite numbers."""
+    content = json.dumps(summary, indent=1, allow_nan=False)
+    write_text(folder / "summary.json", content + "\n")
+    metrics: dict[str, float] = summary["metrics"]
+    return metrics
+
+
+def _as_section(part: Figure | Section) -> Section:
+    return figure_section(part) if isinstance(part, Figure) else part
+
+
+def _html(
+    title: str,
+    sections: Sequence[Section],
+    page: Page | None,
+    scripts: Sequence[Markup],
+    plotly_file: str = "",
+) -> str:
+    """Fills the skeleton; without `page` it holds the sections alone."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in scripts]
+    own_files = ["'self'", "file:"] if plotly_file else []
+    return _TEMPLATES.get_template("page.html").render(
+        title=title,
+        sections=sections,
+        page=page,
+        scripts=scripts,
+        plotly_file=plotly_file,
+        allowed=[*own_files, *(f"'sha256-{digest.decode()}'" for digest in hashes)],
+        style=_STYLE,
+        dark=DARK,
     )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="referrer" content="no-referrer"><link rel="icon" href="data:,">'
-        f"<title>{text(title)}</title><style>{STYLE}</style></head><body>"
-        + "".join(part.markup for part in body)
-        + "<noscript><p>The figures need JavaScript; texts and tables do not.</p></noscript>"
-        + data_block("dark-colors", json.dumps(DARK)).markup
-        + scripts
-        + "</body></html>\n"
-    )
-
-
-def _sha256(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -105,7 +105,7 @@ def _settle(study: SweepStudy, number: int, waiting: list[int]) -> None:
 
 def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
     """The trials; in MLflow the best one's value and settings, the page and the rows."""
-    from dynolab.report.pages.sweep import write_sweep_page
+    from dynolab.report.sweep import write_sweep_page
 
     rows, best, run = study.rows(), study.best(), platform.study
     assert run is not None

@@ -19,9 +19,9 @@ from dynolab.chapters.classifiers.many import SGDConfig, batch_order
 from dynolab.claims.class_forces import assess_forces, beside, window
 from dynolab.data.images.images import ImageConfig, ImageSplits, load_images
 from dynolab.errors import ConfigError
-from dynolab.report.pages.classification import classification_chapter
-from dynolab.report.panels.class_forces import rank_plate
-from dynolab.report.style import Plate
+from dynolab.report.chapters.class_forces import rank_figure
+from dynolab.report.chapters.classification import classification_chapter
+from dynolab.report.figure import Figure
 from dynolab.results.classification import ClassifierState, KernelRanks
 from dynolab.statistics import rank_correlation
 from models.vision import build_classifier
@@ -112,7 +112,7 @@ def test_a_learning_rate_that_diverges_is_told_and_leaves_the_others_as_they_are
     assert {one.learning_rate for one in again.states} == {0.01, 0.1}
     assert {one.learning_rate for one in again.ranks} == {0.01, 0.1}
     assert [one.accuracy for one in again.states] == [one.accuracy for one in found.states]
-    page = rank_plate(again.ranks, again.diverged)
+    page = rank_figure(again.ranks, again.diverged)
     assert "MLP diverged at η = 1e+20 (seeds: 2, first at step 2)" in page.message
     blown = CONFIG.model_copy(
         update={
@@ -205,7 +205,7 @@ def test_what_a_figure_is_there_to_show_stands_beside_it_with_its_verdict() -> N
     verdicts = {v.id: v for v in assess_forces(found, 0.1, digits=True)}
     assert verdicts["mlp/four_nine_strongest"].measured[0].mean == 89
     page = classification_chapter(found, None, learning_rate=0.1, digits=True)
-    messages = {part.name: part.message for part in page.content if isinstance(part, Plate)}
+    messages = {part.name: part.message for part in page.content if isinstance(part, Figure)}
     assert "strongest pulls between digits: fails." in messages["pulls"]
     assert (
         "The order of ‖K‖ over pairs of classes stays from epoch 1 to 2: fails."

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dynolab.report.inputs.compared import Compared, read_compared
+from dynolab.report.inputs.study import Compared, read_compared
 from dynolab.rollouts.rewards import ALLOWED
 from flows.mitigation import mitigation_steps
 from flows.parameters import validated

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dynolab.errors import ConfigError
-from dynolab.report.pages.sweep import write_sweep_page
+from dynolab.report.sweep import write_sweep_page
 from dynolab.results.sweep import TrialRow
 from flows.parameters import load_parameters, validated
 from flows.sweep.memory import SweepStudy, study_name

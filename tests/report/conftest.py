@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.report.pages.study import write_report
+from dynolab.report.study.page import write_report
 from tests.report.synthetic import study
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from dynolab.objectives import AdvantageRuleConfig, GRPOConfig, SimKOConfig
-from dynolab.report.inputs.groups import Evaluated, GroupPageInputs, Run
-from dynolab.report.inputs.study import StageFacts
+from dynolab.report.inputs.arms import Evaluated, GroupPageInputs, GroupRun
+from dynolab.report.inputs.files import StageFacts
 from dynolab.results.groups import LikelihoodChange, PromptScore, QuestionDisplacement
 from dynolab.results.study import MetricsLine
 from dynolab.training.config import OptimizerConfig
@@ -73,7 +73,7 @@ def _evaluated(arm: str, seed: int, word: str) -> Evaluated:
     return Evaluated(tuple(prompts), changes)
 
 
-def _run(arm: str, seed: int, word: str) -> Run:
+def _run(arm: str, seed: int, word: str) -> GroupRun:
     rng = np.random.default_rng(seed)
     metrics = tuple(
         MetricsLine(
@@ -96,4 +96,4 @@ def _run(arm: str, seed: int, word: str) -> Run:
         )
         for number in range(count)
     )
-    return Run(_evaluated(arm, seed, word), metrics, displaced)
+    return GroupRun(_evaluated(arm, seed, word), metrics, displaced)

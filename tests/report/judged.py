@@ -7,8 +7,8 @@ import random
 from dynolab.judges import win_rate
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LlmJudgeConfig
 from dynolab.judges.config import JudgeEndpointConfig as Endpoint
+from dynolab.report.inputs.files import StageFacts
 from dynolab.report.inputs.judges import Judged, JudgePageInputs
-from dynolab.report.inputs.study import StageFacts
 from dynolab.results.judges import Judgement, Outcome, PolicyAnswer
 
 POLICIES = ("dpo", "resampled")

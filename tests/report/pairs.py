@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dynolab.objectives import DPOConfig, SimPOConfig
-from dynolab.report.inputs.pairs import PairRun
+from dynolab.report.inputs.arms import PairRun
 from dynolab.results.arms import ArmFacts, ComparedArms, Divergence, RunFigures
 from dynolab.results.study import AlarmRing, TrainingSummary
 from dynolab.training.alarm import AlarmConfig
@@ -35,7 +35,7 @@ def run(arm: str, seed: int, *, diverged: bool = False) -> RunFigures:
     rng = np.random.default_rng(seed)
     ring = AlarmRing(step=40, gap=6.0, rise=2.1, stopped=True) if arm == "alarm" else None
     noise = 0.01 * float(rng.normal())
-    said = {
+    sampled = {
         "train/right": 0.5 + noise,
         "heldout/right": 0.02,
         "train/distinct_2": 0.9 + noise,
@@ -44,9 +44,9 @@ def run(arm: str, seed: int, *, diverged: bool = False) -> RunFigures:
         "train/refused": 0.1,
     }
     if arm != "dpo":
-        said |= {"train/won": 0.6 + noise, "heldout/won": 0.55 + noise}
+        sampled |= {"train/won": 0.6 + noise, "heldout/won": 0.55 + noise}
     summary = TrainingSummary(steps=100, objective="dpo", rows={}, alarm=ring)
-    return PairRun(probes(SHAPES[arm], 100, seed=seed), summary, said=said).row()
+    return PairRun(probes(SHAPES[arm], 100, seed=seed), summary, sampled=sampled).row()
 
 
 def mitigation(

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dynolab.data.rows import ProbeRow
-from dynolab.report.inputs.study import ReportInputs, StageFacts, StudyFacts, Training
+from dynolab.report.inputs.files import StageFacts
+from dynolab.report.inputs.study import ReportInputs, StudyFacts, Training
 from dynolab.results.study import (
     Answer,
     ForceRow,

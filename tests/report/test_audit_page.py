@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.report.inputs.audit import Audit
-from dynolab.report.inputs.study import StageFacts
-from dynolab.report.pages.audit import AuditPageInputs, write_audit_page
-from dynolab.report.panels.audit import agreement_plate, pull_plate, worst_section
-from dynolab.report.panels.foresight import foreseen_plate, foresight_section
+from dynolab.report.audit.foresight import foreseen_figure, foresight_section
+from dynolab.report.audit.page import write_audit_page
+from dynolab.report.audit.pairs import agreement_figure, pull_figure, worst_section
+from dynolab.report.inputs.audit import Audit, AuditPageInputs
+from dynolab.report.inputs.files import StageFacts
 from dynolab.report.style import DARK
 from tests.report.audits import audit
 from tests.report.parsed import Parsed
@@ -61,7 +61,7 @@ def test_few_pairs_and_no_falls_leave_gaps_and_no_errors(tmp_path: Path) -> None
     few = audit(train=2, held=0)
     rose = [one.model_copy(update={"change": 1.0}) for one in few.changes]
     found = Audit(few.rows, few.texts, tuple(rose), few.foresight)
-    assert agreement_plate(found.rows) is None
+    assert agreement_figure(found.rows) is None
     write_audit_page(inputs(found), tmp_path)
     page = Parsed((tmp_path / "audit.html").read_text())
     assert not re.search(r"\bnan\b", " ".join(page.words))
@@ -77,7 +77,7 @@ def test_text_of_data_is_shown_and_never_obeyed(tmp_path: Path) -> None:
 
 def test_every_figure_says_how_it_is_read() -> None:
     found = audit()
-    for plate in (pull_plate(found), agreement_plate(found.rows), foreseen_plate(found)):
-        assert plate is not None
-        assert plate.message.endswith(".")
-        assert plate.note.endswith(".")
+    for figure in (pull_figure(found), agreement_figure(found.rows), foreseen_figure(found)):
+        assert figure is not None
+        assert figure.message.endswith(".")
+        assert figure.note.endswith(".")

@@ -8,12 +8,14 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from dynolab.claims.verdict import Figure, Verdict, above, never
+from dynolab.claims.verdict import Figure as Measurement
+from dynolab.claims.verdict import Verdict, above, never
 from dynolab.data.rows import read_rows
-from dynolab.report.inputs.study import StageFacts
+from dynolab.report.chapters.page import Chapter, write_chapter
+from dynolab.report.figure import Figure, base_layout
+from dynolab.report.inputs.files import StageFacts
 from dynolab.report.page import Tile, section
-from dynolab.report.pages.chapter import Chapter, write_chapter
-from dynolab.report.style import Plate, base_layout, plotly_text
+from dynolab.report.text import plotly_text
 from dynolab.statistics import Interval
 from tests.report.parsed import Parsed
 from tests.report.test_hostile_text import CANARY
@@ -22,8 +24,8 @@ ABOVE, BELOW = Interval(2.0, 1.0, 3.0, 5), Interval(-2.0, -3.0, -1.0, 5)
 ACROSS = Interval(0.5, -1.0, 2.0, 5)
 
 
-def verdict(name: str, *figures: Figure, mark: str = "") -> Verdict:
-    return Verdict.of(name, f"topic{mark}", f"{name} is so{mark}", f"Δ > 0{mark}", *figures)
+def verdict(name: str, *measured: Measurement, mark: str = "") -> Verdict:
+    return Verdict.of(name, f"topic{mark}", f"{name} is so{mark}", f"Δ > 0{mark}", *measured)
 
 
 def verdicts(mark: str = "") -> list[Verdict]:
@@ -46,7 +48,7 @@ def chapter(mark: str = "") -> Chapter:
         lead=f"What was done.{mark}",
         verdicts=verdicts(mark),
         content=[
-            Plate("curve", f"A curve{mark}", f"It rises.{mark}", "How to read it.", figure),
+            Figure("curve", f"A curve{mark}", f"It rises.{mark}", "How to read it.", figure),
             section("more", f"More{mark}", f"Said.{mark}"),
         ],
         tiles=[Tile(f"Number{mark}", "1", "of one")],

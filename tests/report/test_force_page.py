@@ -6,75 +6,74 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.report.pages.forces import write_force_page
-from dynolab.report.panels.blocks import block_plate, last_layer_plate
-from dynolab.report.panels.kernel import kernel_size_plate, stability_plate
-from dynolab.report.panels.pair_matrix import pair_matrix_plate
-from dynolab.report.panels.terms import terms_plate
-from dynolab.report.panels.token_map_choice import token_map_choice_plate
+from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
+from dynolab.report.forces.page import write_force_page
+from dynolab.report.forces.pair_matrix import pair_matrix_figure
+from dynolab.report.forces.parts import block_figure, last_layer_figure, terms_figure
+from dynolab.report.forces.token_map_choice import token_map_choice_figure
 from tests.report.forces import analysis, token_map
 from tests.report.parsed import Parsed
 
 CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
 
 
-def plates(inputs):
-    yield pair_matrix_plate(inputs.checkpoints)
-    yield token_map_choice_plate([(c.label, m) for c in inputs.checkpoints for m in c.token_maps])
-    yield block_plate(inputs.checkpoints)
-    yield last_layer_plate(inputs.checkpoints)
-    yield terms_plate(inputs.checkpoints)
-    yield kernel_size_plate(inputs.kernel)
-    yield stability_plate(inputs.kernel)
+def figures(inputs):
+    yield pair_matrix_figure(inputs.checkpoints)
+    yield token_map_choice_figure([(c.label, m) for c in inputs.checkpoints for m in c.token_maps])
+    yield block_figure(inputs.checkpoints)
+    yield last_layer_figure(inputs.checkpoints)
+    yield terms_figure(inputs.checkpoints)
+    yield kernel_size_figure(inputs.kernel)
+    yield stability_figure(inputs.kernel)
 
 
 @pytest.mark.parametrize("rejected", [True, False])
 def test_every_figure_says_something_and_how_it_is_read(rejected: bool) -> None:
-    for plate in plates(analysis(rejected=rejected)):
-        assert plate is not None
-        assert plate.message.endswith(".")
-        assert plate.note.endswith(".")
-        assert "nan" not in plate.message
-        json.loads(plate.figure.to_json())
+    for figure in figures(analysis(rejected=rejected)):
+        assert figure is not None
+        assert figure.message.endswith(".")
+        assert figure.note.endswith(".")
+        assert "nan" not in figure.message
+        json.loads(figure.plot.to_json())
 
 
 def test_the_matrix_holds_the_totals_in_the_order_of_its_names() -> None:
     inputs = analysis()
-    plate = pair_matrix_plate(inputs.checkpoints)
-    cells = plate.figure.data[1]
-    names = plate.figure.layout.yaxis2.ticktext
+    figure = pair_matrix_figure(inputs.checkpoints)
+    cells = figure.plot.data[1]
+    names = figure.plot.layout.yaxis2.ticktext
     for row in inputs.checkpoints[1].totals:
         mark = "°" if row.split == "heldout" else ""
         line = list(names).index(f"{row.kind} {row.observed_id}{mark}")
         assert cells.z[line][int(row.updating_id[-1])] == pytest.approx(row.total)
     whole, up, down = (
-        button.args[0]["z"][1] for button in plate.figure.layout.updatemenus[0].buttons
+        button.args[0]["z"][1] for button in figure.plot.layout.updatemenus[0].buttons
     )
     assert whole[0][0] == pytest.approx(up[0][0] + down[0][0])
 
 
 def test_without_rejected_answers_there_are_no_sides_to_choose() -> None:
-    assert not pair_matrix_plate(analysis(rejected=False).checkpoints).figure.layout.updatemenus
+    assert not pair_matrix_figure(analysis(rejected=False).checkpoints).figure.layout.updatemenus
 
 
 def test_a_choice_shows_one_map_with_its_own_axes() -> None:
     maps = [("a", token_map("", True)), ("b", token_map("", False))]
-    plate = token_map_choice_plate(maps)
-    first, second = plate.figure.layout.updatemenus[0].buttons
+    figure = token_map_choice_figure(maps)
+    first, second = figure.plot.layout.updatemenus[0].buttons
     assert [sum(button.args[0]["visible"]) for button in (first, second)] == [6, 5]
     together = zip(first.args[0]["visible"], second.args[0]["visible"], strict=True)
     assert all(one != other for one, other in together)
-    assert [bool(trace.visible) for trace in plate.figure.data] == first.args[0]["visible"]
+    assert [bool(trace.visible) for trace in figure.plot.data] == first.args[0]["visible"]
     assert len(first.args[1]["xaxis.tickvals"]) == 4
     assert len(second.args[1]["xaxis.tickvals"]) == 2
     assert second.args[1]["shapes"] == []
-    assert token_map_choice_plate([]) is None
+    assert token_map_choice_figure([]) is None
 
 
 def test_a_single_checkpoint_has_no_stability() -> None:
     inputs = analysis(labels=("only",))
-    assert stability_plate(inputs.kernel) is None
-    assert kernel_size_plate(inputs.kernel).message.startswith("At only")
+    assert stability_figure(inputs.kernel) is None
+    assert kernel_size_figure(inputs.kernel).message.startswith("At only")
 
 
 def test_sizes_that_noise_hides_are_said_to_tell_nothing() -> None:
@@ -82,7 +81,7 @@ def test_sizes_that_noise_hides_are_said_to_tell_nothing() -> None:
     first, *others = kernel.findings.agreements
     hidden = first.model_copy(update={"ceiling": 0.1, "verdict": "unclear"})
     findings = kernel.findings.model_copy(update={"agreements": (hidden, *others)})
-    message = stability_plate(dataclasses.replace(kernel, findings=findings)).message
+    message = stability_figure(dataclasses.replace(kernel, findings=findings)).message
     assert "is unclear from a to b" in message
     assert "holds from a to c" in message
     assert "Between a and b nothing can be told" in message

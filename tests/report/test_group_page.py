@@ -13,18 +13,18 @@ import pytest
 from dynolab.claims.groups import assess_arms
 from dynolab.comparisons.group_arms import START
 from dynolab.objectives import DPOConfig, GRPOConfig
-from dynolab.report.inputs.groups import Evaluated, GroupPageInputs, curve
-from dynolab.report.pages.groups import write_group_page
-from dynolab.report.panels.arm_curves import arm_curve_plate
-from dynolab.report.panels.arm_list import arm_list
-from dynolab.report.panels.arm_panels import (
-    against_plate,
-    displacement_plate,
-    diversity_plate,
-    likelihood_plate,
+from dynolab.report.figure import Figure
+from dynolab.report.groups.comparisons import (
+    against_figure,
+    displacement_figure,
+    diversity_figure,
+    likelihood_figure,
 )
-from dynolab.report.panels.pass_at_k import pass_plate
-from dynolab.report.style import DARK, Plate
+from dynolab.report.groups.curves import curve_figure, pass_figure
+from dynolab.report.groups.page import write_group_page
+from dynolab.report.groups.tables import arm_list
+from dynolab.report.inputs.arms import Evaluated, GroupPageInputs, curve
+from dynolab.report.style import DARK
 from dynolab.rollouts.passes import pass_at_k
 from dynolab.statistics import mean_interval
 from tests.report.groups import SAMPLES, comparison
@@ -33,26 +33,26 @@ from tests.report.parsed import Parsed
 CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
 
 
-def plates(inputs: GroupPageInputs) -> list[Plate | None]:
+def figures(inputs: GroupPageInputs) -> list[Figure | None]:
     table = inputs.table()
     return [
-        arm_curve_plate(inputs),
-        pass_plate(inputs, table),
-        against_plate(inputs, table),
-        displacement_plate(inputs, table),
-        likelihood_plate(inputs, table),
-        diversity_plate(inputs, table),
+        curve_figure(inputs),
+        pass_figure(inputs, table),
+        against_figure(inputs, table),
+        displacement_figure(inputs, table),
+        likelihood_figure(inputs, table),
+        diversity_figure(inputs, table),
     ]
 
 
 @pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])
 def test_every_figure_says_something_and_how_it_is_read(seeds: tuple[int, ...]) -> None:
-    for plate in plates(comparison(seeds=seeds)):
-        assert plate is not None
-        assert plate.message.endswith(".")
-        assert plate.note.endswith(".")
-        assert "nan" not in plate.message
-        colours = set(re.findall(r"#[0-9a-f]{6}", json.dumps(json.loads(plate.figure.to_json()))))
+    for figure in figures(comparison(seeds=seeds)):
+        assert figure is not None
+        assert figure.message.endswith(".")
+        assert figure.note.endswith(".")
+        assert "nan" not in figure.message
+        colours = set(re.findall(r"#[0-9a-f]{6}", json.dumps(json.loads(figure.plot.to_json()))))
         assert colours <= set(DARK)
 
 
@@ -83,8 +83,8 @@ def test_of_one_seed_a_figure_has_its_interval_over_prompts_and_a_difference_non
     passed = [pass_at_k(SAMPLES, one.right, 4) for one in scores if one.split == "train"]
     assert table.mean("simko", "train/pass_at_4") == mean_interval(np.array(passed))
     assert np.isnan(table.difference("simko", "grpo", "train/pass_at_4").low)
-    plate = pass_plate(inputs, table)
-    assert plate is not None and "95% t-intervals over prompts" in plate.note
+    figure = pass_figure(inputs, table)
+    assert figure is not None and "95% t-intervals over prompts" in figure.note
 
 
 def test_differences_to_an_arm_are_taken_seed_by_seed() -> None:
@@ -103,12 +103,12 @@ def test_differences_to_an_arm_are_taken_seed_by_seed() -> None:
 
 def test_the_page_says_which_arms_can_be_told_from_the_baseline() -> None:
     inputs = comparison()
-    plate = against_plate(inputs, inputs.table())
-    assert plate is not None
-    told = next(one for one in plate.message.split(". ") if one.startswith("Questions displaced"))
+    figure = against_figure(inputs, inputs.table())
+    assert figure is not None
+    told = next(one for one in figure.message.split(". ") if one.startswith("Questions displaced"))
     assert "nthr −40" in told and "random" not in told
     alone = comparison(seeds=(0,))
-    unsure = against_plate(alone, alone.table())
+    unsure = against_figure(alone, alone.table())
     assert unsure is not None
     assert unsure.message.count("no arm can be told from grpo") == 3
 
@@ -181,7 +181,7 @@ def test_what_was_not_measured_leaves_the_others(tmp_path: Path) -> None:
     left = replace(
         inputs, runs=bare, starts=starts, arms={"grpo": inputs.arms["grpo"], "nthr": DPOConfig()}
     )
-    assert plates(left)[0] is None and plates(left)[3] is None
+    assert figures(left)[0] is None and figures(left)[3] is None
     metrics = write_group_page(left, tmp_path)
     assert metrics["claims/not_measured"] == 1
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.report.pages.judges import rate_plate, write_judge_page
-from dynolab.report.panels.judge_tables import SHOWN, prompt_section
+from dynolab.report.judges.page import rate_figure, write_judge_page
+from dynolab.report.judges.tables import SHOWN, prompt_section
 from dynolab.report.style import DARK
 from tests.report.judged import comparison
 from tests.report.parsed import Parsed
@@ -59,5 +59,5 @@ def test_text_of_policies_and_judges_is_shown_and_never_obeyed(tmp_path: Path) -
 
 
 def test_the_figure_says_how_it_is_read() -> None:
-    plate = rate_plate(comparison())
-    assert plate.message.endswith(".") and plate.note.endswith(".")
+    figure = rate_figure(comparison())
+    assert figure.message.endswith(".") and figure.note.endswith(".")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dynolab.data.rows import read_value
-from dynolab.report.inputs.pairs import arm_table_of
-from dynolab.report.inputs.study import StageFacts
-from dynolab.report.pages.mitigation import remedy_plate, write_mitigation_page
+from dynolab.report.inputs.arms import arm_table_of
+from dynolab.report.inputs.files import StageFacts
+from dynolab.report.mitigation.page import remedy_figure, write_mitigation_page
 from dynolab.report.style import DARK
 from dynolab.results.arms import ComparedArms
 from dynolab.statistics import mean_interval
@@ -25,13 +25,13 @@ CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
 @pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])
 def test_the_figure_says_what_each_arm_does_to_the_gap(seeds: tuple[int, ...]) -> None:
     compared = mitigation(seeds=seeds)
-    plate = remedy_plate(compared, arm_table_of(compared))
-    assert plate is not None
-    assert "nan" not in plate.message and plate.message.endswith(".")
-    colours = set(re.findall(r"#[0-9a-f]{6}", json.dumps(json.loads(plate.figure.to_json()))))
+    figure = remedy_figure(compared, arm_table_of(compared))
+    assert figure is not None
+    assert "nan" not in figure.message and figure.message.endswith(".")
+    colours = set(re.findall(r"#[0-9a-f]{6}", json.dumps(json.loads(figure.plot.to_json()))))
     assert colours <= set(DARK)
     if len(seeds) > 1:
-        less, more = plate.message.split(" By the nat")[0].split("It grows more under")
+        less, more = figure.message.split(" By the nat")[0].split("It grows more under")
         assert "extended" in less and "dose" in less and "simpo" in more
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dynolab.claims.study import claims_of
 from dynolab.objectives.registry import PAIR_OBJECTIVES
-from dynolab.report.pages.study import write_report
+from dynolab.report.study.page import write_report
 from dynolab.report.style import objective_name, stage_title
 from tests.report.parsed import Parsed
 from tests.report.synthetic import study, training

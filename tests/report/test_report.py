@@ -19,10 +19,10 @@ from dynolab.report.inputs.study import (
     Training,
     read_training,
 )
-from dynolab.report.page import excerpt
-from dynolab.report.pages.study import write_report
-from dynolab.report.panels.svg import paths_svg
-from dynolab.report.style import DARK, number, plotly_text, token_text
+from dynolab.report.study.page import write_report
+from dynolab.report.study.paths_svg import paths_svg
+from dynolab.report.style import DARK
+from dynolab.report.text import excerpt, number, plotly_text, token_text
 from dynolab.results.study import PairChange, TrainingSummary
 from tests.report.parsed import Parsed
 from tests.report.synthetic import study, token_map, training

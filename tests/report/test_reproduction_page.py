@@ -11,15 +11,11 @@ import pytest
 from dynolab.claims.reproduction import AFTER_EXTENDED, AFTER_SFT, CLAIMS, FROM_BASE, RESAMPLED, SFT
 from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import read_rows
-from dynolab.report.inputs.compared import read_compared
-from dynolab.report.inputs.pairs import PairRun
-from dynolab.report.pages.mitigation import write_mitigation_page
-from dynolab.report.pages.reproduction import (
-    ReproductionInputs,
-    path_plate,
-    write_reproduction_page,
-)
-from dynolab.report.pages.study import write_report
+from dynolab.report.inputs.arms import PairRun, ReproductionInputs
+from dynolab.report.inputs.study import read_compared
+from dynolab.report.mitigation.page import write_mitigation_page
+from dynolab.report.reproduction import path_figure, trainings_of, write_reproduction_page
+from dynolab.report.study.page import write_report
 from dynolab.results.arms import Divergence
 from dynolab.results.study import TrainingSummary
 from dynolab.statistics import Interval
@@ -72,10 +68,10 @@ def test_every_finding_is_on_the_page_with_its_verdict(
 
 
 def test_the_paths_figure_says_where_the_gap_goes() -> None:
-    plate = path_plate(reproduction().trainings())
-    assert plate is not None
-    assert "under SFT" in plate.message and "nan" not in plate.message
-    assert "from the base" not in plate.message
+    figure = path_figure(trainings_of(reproduction()))
+    assert figure is not None
+    assert "under SFT" in figure.message and "nan" not in figure.message
+    assert "from the base" not in figure.message
 
 
 def test_text_of_others_is_shown_and_never_obeyed(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dynolab.report.inputs.squeezing import Squeezing
-from dynolab.report.pages.study import write_report
-from dynolab.report.panels.squeezing import forecast_section, repeater_section, squeezing_plate
+from dynolab.report.inputs.study import Squeezing
+from dynolab.report.study.page import write_report
+from dynolab.report.study.squeezing import forecast_section, repeater_section, squeezing_figure
 from dynolab.results.squeezing import Forecast, Generation, RisenMass
 from dynolab.results.study import AlarmRing
 from dynolab.squeezing.repeats import repetition
@@ -74,17 +74,19 @@ def found() -> Squeezing:
 
 
 def test_the_sentence_tells_what_the_last_state_shows() -> None:
-    plate = squeezing_plate(found(), TITLES)
-    assert plate is not None
-    assert "under DPO y* took 75.0% [75.0, 75.0] and the answers’ own tokens 10.0%" in plate.message
-    assert "under SFT y* took 30.0" in plate.message
-    assert [trace.x for trace in plate.figure.data if trace.name.startswith("y*")] == [(5,), (5, 9)]
+    figure = squeezing_figure(found(), TITLES)
+    assert figure is not None
+    assert (
+        "under DPO y* took 75.0% [75.0, 75.0] and the answers’ own tokens 10.0%" in figure.message
+    )
+    assert "under SFT y* took 30.0" in figure.message
+    assert [trace.x for trace in figure.plot.data if trace.name.startswith("y*")] == [(5,), (5, 9)]
 
 
 def test_nothing_that_rose_has_no_figure() -> None:
     flat = [row.model_copy(update={"risen": 0.0, "argmax": 0.0}) for row in mass("sft", 1, 0, 0)]
-    assert squeezing_plate(Squeezing(tuple(flat)), TITLES) is None
-    assert squeezing_plate(Squeezing(), TITLES) is None
+    assert squeezing_figure(Squeezing(tuple(flat)), TITLES) is None
+    assert squeezing_figure(Squeezing(), TITLES) is None
     assert "No recorded step" in forecast_section((), TITLES).markup
     assert "No answer was generated" in repeater_section((), TITLES).markup
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynolab.data.rows import Example, read_rows
+from dynolab.data.rows import Example
+from dynolab.report.inputs.files import StageFacts, rows
 from dynolab.results.audit import ChosenChange, Foresight, PairAudit
 
 
@@ -20,19 +21,27 @@ class Audit:
     foresight: tuple[Foresight, ...] = ()
 
 
+@dataclass(frozen=True)
+class AuditPageInputs:
+    """All that the page shows."""
+
+    name: str
+    objective: str
+    audit: Audit
+    settings: str = ""
+    stages: tuple[StageFacts, ...] = ()
+
+
 def read_audit(data: Path, audit: Path, foresight: Path | None = None) -> Audit:
     """Reads the results of an audit, of its data, and of a foresight stage."""
     texts = {
         (split, row.id): row
         for split in ("train", "heldout")
-        for row in read_rows(data / f"{split}.jsonl", Example)
+        for row in rows(data, f"{split}.jsonl", Example)
     }
-    rows = tuple(read_rows(audit / "audit.jsonl", PairAudit))
-    if foresight is None:
-        return Audit(rows, texts)
     return Audit(
-        rows,
+        rows(audit, "audit.jsonl", PairAudit),
         texts,
-        tuple(read_rows(foresight / "changes.jsonl", ChosenChange)),
-        tuple(read_rows(foresight / "foresight.jsonl", Foresight)),
+        rows(foresight, "changes.jsonl", ChosenChange),
+        rows(foresight, "foresight.jsonl", Foresight),
     )

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynolab.data.rows import read_rows, read_value
-from dynolab.report.inputs.study import Kernel, StageFacts
-from dynolab.results.forces import (
-    AnalysisFacts,
-    PairForce,
-    ResponseTermsRow,
-)
+from dynolab.data.rows import read_value
+from dynolab.report.inputs.files import StageFacts, rows
+from dynolab.report.inputs.study import Kernel
+from dynolab.results.forces import AnalysisFacts, PairForce, ResponseTermsRow
 from dynolab.results.study import TokenMap
 
 
@@ -43,7 +40,7 @@ def read_checkpoint(label: str, folder: Path) -> CheckpointForces:
     return CheckpointForces(
         label,
         read_value(folder / "analysis.json", AnalysisFacts),
-        tuple(read_rows(folder / "totals.jsonl", PairForce)),
-        tuple(read_rows(folder / "terms.jsonl", ResponseTermsRow)),
-        tuple(read_rows(folder / "token_maps.jsonl", TokenMap)),
+        rows(folder, "totals.jsonl", PairForce),
+        rows(folder, "terms.jsonl", ResponseTermsRow),
+        rows(folder, "token_maps.jsonl", TokenMap),
     )

@@ -1,17 +1,18 @@
-"""What a report is made of: the rows that the stages wrote, training by training."""
+"""What a study's report is made of: the rows that the stages wrote, training by training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
-from dynolab.data.rows import ProbeRow, Row, read_rows, read_value
+from dynolab.claims.verdict import Verdict
+from dynolab.data.rows import ProbeRow, Row, read_value
 from dynolab.report.inputs.audit import Audit
-from dynolab.report.inputs.compared import Compared
-from dynolab.report.inputs.squeezing import Squeezing
+from dynolab.report.inputs.files import StageFacts, rows
+from dynolab.results.arms import ComparedArms
 from dynolab.results.forces import KernelFindings, KernelSizeRow
+from dynolab.results.squeezing import Forecast, Generation, RisenMass
 from dynolab.results.study import (
     AlarmRing,
     Answer,
@@ -23,15 +24,6 @@ from dynolab.results.study import (
     TokenMap,
     TrainingSummary,
 )
-
-
-class StageFacts(Row):
-    """One line of the stage table."""
-
-    stage: str
-    key: str
-    seconds: float | None = None
-    mlflow_run_id: str | None = None
 
 
 class StudyFacts(Row):
@@ -76,6 +68,28 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Squeezing:
+    """Where risen probability went, what foretold it, and how much answers repeat themselves."""
+
+    risen: tuple[RisenMass, ...] = ()
+    forecasts: tuple[Forecast, ...] = ()
+    generations: tuple[Generation, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Comparisons over several seeds, in runs of their own.
+
+    `remedies` against squeezing; `findings`, the papers' claims; `missing` are commands that run
+    what has not been run, by what they compare.
+    """
+
+    remedies: ComparedArms | None = None
+    findings: tuple[Verdict, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ReportInputs:
     """All that a report shows: the study's trainings in their order, one per objective.
 
@@ -97,9 +111,6 @@ class ReportInputs:
     watched: tuple[ProbeRow, ...] = ()
 
 
-AnyRow = TypeVar("AnyRow", bound=Row)
-
-
 def read_training(name: str, trained: Path, forces: Path | None = None) -> Training:
     """Reads the results of a training stage and of the force analysis of it.
 
@@ -107,20 +118,15 @@ def read_training(name: str, trained: Path, forces: Path | None = None) -> Train
     not hold what it should.
     """
     summary = read_value(trained / "summary.json", TrainingSummary)
-
-    def rows(folder: Path | None, file: str, kind: type[AnyRow]) -> tuple[AnyRow, ...]:
-        path = folder / file if folder else None
-        return tuple(read_rows(path, kind)) if path and path.exists() else ()
-
     replay, pushes = (forces / "replay.json", forces / "token_map.json") if forces else (None, None)
     return Training(
         name=name,
         stage=summary.objective,
         rows=summary.rows,
         alarm=summary.alarm,
-        probes=rows(trained, "probes.jsonl", ProbeScore),
-        metrics=rows(trained, "metrics.jsonl", MetricsLine),
-        forces=rows(forces, "forces.jsonl", ForceRow),
+        probes=rows(trained, "probes.jsonl", ProbeScore, optional=True),
+        metrics=rows(trained, "metrics.jsonl", MetricsLine, optional=True),
+        forces=rows(forces, "forces.jsonl", ForceRow, optional=True),
         replay=read_value(replay, tuple[ReplayFacts, ...]) if replay and replay.exists() else (),
         token_map=read_value(pushes, TokenMap) if pushes and pushes.exists() else None,
     )
@@ -128,7 +134,35 @@ def read_training(name: str, trained: Path, forces: Path | None = None) -> Train
 
 def read_kernel(folder: Path) -> Kernel:
     """Reads the result of a kernel stage."""
-    return Kernel(
-        read_value(folder / "kernel.json", KernelFindings),
-        tuple(read_rows(folder / "sizes.jsonl", KernelSizeRow)),
+    findings = read_value(folder / "kernel.json", KernelFindings)
+    return Kernel(findings, rows(folder, "sizes.jsonl", KernelSizeRow))
+
+
+def read_squeezing(folder: Path) -> Squeezing:
+    """Reads the result of a squeezing stage."""
+    return Squeezing(
+        rows(folder, "risen.jsonl", RisenMass),
+        rows(folder, "forecasts.jsonl", Forecast),
+        rows(folder, "generations.jsonl", Generation),
     )
+
+
+def read_compared(
+    mitigation: Path | None, reproduction: Path | None, *, missing: Mapping[str, str]
+) -> Compared:
+    """Reads the results of the comparisons' pages, where there are any."""
+    return Compared(
+        remedies=read_value(mitigation / "comparison.json", ComparedArms) if mitigation else None,
+        findings=rows(reproduction, "verdicts.jsonl", Verdict),
+        missing=missing,
+    )
+
+
+def read_answers(probe: Path) -> tuple[Answer, ...]:
+    """Reads what the models say, of a probe stage."""
+    return rows(probe, "answers.jsonl", Answer)
+
+
+def read_watched(data: Path) -> tuple[ProbeRow, ...]:
+    """Reads the answers whose likelihood is probed, of a data stage."""
+    return rows(data, "probes.jsonl", ProbeRow)

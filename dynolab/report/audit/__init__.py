@@ -1,0 +1,1 @@
+"""The page of an audit of pairs, and what it foresaw."""

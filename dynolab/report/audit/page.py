@@ -1,0 +1,73 @@
+"""The page of an audit: what preference pairs would do, before any training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dynolab.report.audit.foresight import foreseen_figure, foresight_section
+from dynolab.report.audit.pairs import agreement_figure, pull_figure, worst_section
+from dynolab.report.inputs.audit import AuditPageInputs
+from dynolab.report.page import Page, Tile, write_page
+from dynolab.report.style import objective_name
+from dynolab.report.text import number
+
+
+def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
+    """Writes `audit.html`, which stands alone, and every figure as a file in `figures/`."""
+    audit = inputs.audit
+    content = (
+        foresight_section(audit.foresight) if audit.foresight else None,
+        pull_figure(audit),
+        agreement_figure(audit.rows),
+        foreseen_figure(audit),
+        worst_section(audit, "force"),
+        worst_section(audit, "from_all"),
+    )
+    page = Page(
+        name=inputs.name,
+        lead=_lead(inputs),
+        tiles=_tiles(inputs),
+        content=[part for part in content if part is not None],
+        settings=inputs.settings,
+        stages=inputs.stages,
+    )
+    write_page(page, folder, "audit.html")
+
+
+def _lead(inputs: AuditPageInputs) -> str:
+    rows = inputs.audit.rows
+    held = sum(row.split == "heldout" for row in rows)
+    beside = f", {held} held-out ones beside them" if held else ""
+    return (
+        f"What {len(rows) - held} preference pairs would do to their chosen answers under "
+        f"{objective_name(inputs.objective)}{beside}, before training on them. First-order "
+        "changes of log-probability by a gradient step of learning rate one, in nats: read "
+        "them as proportions."
+    )
+
+
+def _tiles(inputs: AuditPageInputs) -> list[Tile]:
+    rows = [row for row in inputs.audit.rows if row.split == "train"]
+    lowered = (
+        (
+            "Lowered by its own pair",
+            sum(row.force < 0 for row in rows),
+            "chosen answers: the push down outweighs",
+        ),
+        (
+            "Lowered by all pairs",
+            sum(row.from_all < 0 for row in rows),
+            "chosen answers, under a step on all training pairs",
+        ),
+        (
+            "Pairs that lower the others",
+            sum(row.on_all < 0 for row in rows),
+            "their step lowers chosen answers on average",
+        ),
+    )
+    pull, push = sum(row.pull_up for row in rows), sum(row.push_down for row in rows)
+    ratio = number(-push / pull if pull else None, 2)
+    return [
+        *(Tile(what, f"{count} of {len(rows)}", detail) for what, count, detail in lowered),
+        Tile("Push down per pull up", ratio, "of a pair on its own chosen answer, means"),
+    ]

@@ -1,0 +1,114 @@
+"""The chapter on simplicity: which mappings a network learns fast, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dynolab.claims.simplicity import difference, mapping_verdicts, per_seed
+from dynolab.report.chapters.mappings import (
+    cooperation_figure,
+    groups_of,
+    influence_figure,
+    loss_figure,
+    similarity_figure,
+    speed_figure,
+)
+from dynolab.report.chapters.page import Chapter
+from dynolab.report.inputs.chapters import SimplicityRows
+from dynolab.report.page import Tile, section, table
+from dynolab.report.text import join, mean_and_ends, number, with_interval
+from dynolab.results.simplicity import LearnedMapping
+from dynolab.statistics import mean_interval
+
+_SOURCE = (
+    "Claims follow Ren & Sutherland (arXiv 2409.09626). Intervals are t-intervals over seeds, that "
+    "is over initial weights; all mappings of a seed start from the same. Speed is the mean loss "
+    "over the steps of training, the area under the loss; coding lengths are log₂ m! + m log₂ v! "
+    "bits for compositional mappings and log₂ (v^m)! for other bijections."
+)
+_HEAD = (
+    "space",
+    "mappings",
+    "how many",
+    "similarity",
+    "area, nats",
+    "cooperation before training",
+    "over training",
+)
+
+
+def simplicity_chapter(rows: SimplicityRows) -> Chapter:
+    """Claims and figures."""
+    spaces, paths = rows.mappings, rows.paths
+    kinds = [line for mappings in spaces for line in _lines(mappings)]
+    return Chapter(
+        title="Simplicity: which mappings are learned fast",
+        lead=_lead(spaces),
+        verdicts=[verdict for mappings in spaces for verdict in mapping_verdicts(mappings)],
+        content=[
+            speed_figure(spaces),
+            loss_figure(paths, spaces),
+            similarity_figure(spaces),
+            cooperation_figure(paths, spaces),
+            influence_figure(spaces),
+            section(
+                "kinds",
+                "Kinds of mappings",
+                "Degenerate maps, which give several objects one message, have no coding length "
+                "here and stand apart.",
+                table(_HEAD, kinds, "ssnnnnn"),
+                note="Means over mappings, then over seeds [95% t-interval over seeds].",
+            ),
+        ],
+        tiles=[_tile(mappings) for mappings in spaces[:3]],
+        source=_SOURCE,
+    )
+
+
+def _lines(mappings: Sequence[LearnedMapping]) -> list[tuple[str, ...]]:
+    """A table's lines: one for each group of mappings."""
+    lines: list[tuple[str, ...]] = []
+    for name, own in groups_of(mappings).items():
+        similarity = [row.similarity for row in own if np.isfinite(row.similarity)]
+        area, start, over_training = (
+            mean_interval(per_seed(own, measured))
+            for measured in ("area", "start_cooperation", "cooperation")
+        )
+        lines.append(
+            (
+                mappings[0].space.label,
+                name if own[0].kind != "degenerate" else f"degenerate, {name}",
+                str(len(own)),
+                number(float(np.mean(similarity)), 2) if similarity else "–",
+                with_interval(area, sign=False),
+                with_interval(start),
+                with_interval(over_training),
+            )
+        )
+    return lines
+
+
+def _lead(spaces: Sequence[Sequence[LearnedMapping]]) -> str:
+    counts = []
+    for mappings in spaces:
+        space = mappings[0].space
+        every = "all " if len(mappings) == space.objects**space.objects else ""
+        counts.append(f"{every}{len(mappings)} of {space.label}")
+    seeds = len(spaces[0][0].area)
+    return (
+        "An object has m attributes of v values (written m×v), and a message as many letters. A "
+        "mapping of objects to messages is compositional where every letter tells one attribute: "
+        f"it has a short description. A small network learned {join(counts)} mappings, each from "
+        f"{seeds} different initial weights, all of a space at once."
+    )
+
+
+def _tile(mappings: Sequence[LearnedMapping]) -> Tile:
+    mean, low, high = mean_and_ends(difference(mappings, "area"))
+    return Tile(
+        f"Δ area at {mappings[0].space.label}",
+        mean,
+        f"nats [{low}, {high}]: compositional less holistic",
+    )

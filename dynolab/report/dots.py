@@ -1,0 +1,183 @@
+"""Arms side by side: means over seeds with intervals, and every seed's own value as a small dot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dynolab.comparisons.group_arms import ArmTable
+from dynolab.report.figure import error_bars, subplots
+from dynolab.report.style import BEST, CHOSEN, INK, ZERO
+from dynolab.report.text import plotly_text, with_interval
+
+_COLORS = (INK, CHOSEN, BEST)
+_ROW, _MARGIN = 34, 130  # pixels of a plot that has a line for each arm
+
+
+@dataclass(frozen=True)
+class DotPanel:
+    """A panel of arms side by side: figures by the names that the legend gives them."""
+
+    title: str
+    unit: str
+    figures: Mapping[str, str]
+    tickformat: str = ""
+    zero: bool = False
+
+
+def dot_plot(figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel]) -> go.Figure:
+    """Arms from left to right."""
+    plot = subplots(
+        [panel.title for panel in panels],
+        400,
+        scattermode="group",
+        margin={"l": 64, "r": 24, "t": 56, "b": 48},
+    )
+    _add_panels(plot, figures, arms, panels, across=False)
+    plot.update_xaxes(
+        type="category", showgrid=False, categoryorder="array", categoryarray=_names(arms)
+    )
+    for col, panel in enumerate(panels, start=1):
+        plot.update_yaxes(_value_axis(figures, arms, panel), col=col)
+    return plot
+
+
+def forest_plot(
+    figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel], baseline: str
+) -> go.Figure:
+    """A line for each arm, and one across all of them at the baseline."""
+    plot = subplots(
+        [panel.title for panel in panels],
+        _ROW * len(arms) + _MARGIN,
+        space=0.025,
+        shared_y=True,
+        scattermode="group",
+        margin={"l": 110, "r": 24, "t": 76, "b": 54},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 0.995,
+            "yanchor": "top",
+            "yref": "container",
+        },
+    )
+    plot.update_annotations(y=1.005, font={"size": 13})
+    _add_panels(plot, figures, arms, panels, across=True)
+    plot.update_yaxes(
+        type="category",
+        categoryorder="array",
+        categoryarray=_names(arms)[::-1],
+        range=[-0.5, len(arms) - 0.5],
+    )
+    line = {"color": ZERO, "dash": "dot", "width": 1.5}
+    for col, panel in enumerate(panels, start=1):
+        plot.update_xaxes(_value_axis(figures, arms, panel), nticks=5, tickangle=0, col=col)
+        own = figures.mean(baseline, next(iter(panel.figures.values())))
+        if np.isfinite(own.mean):
+            plot.add_vline(x=own.mean, layer="below", line=line, row=1, col=col)
+        if col > 1:
+            plot.update_yaxes(ticks="", col=col)
+    return plot
+
+
+def _names(arms: Sequence[str]) -> list[str]:
+    return [plotly_text(arm, 32) for arm in arms]
+
+
+def _value_axis(figures: ArmTable, arms: Sequence[str], panel: DotPanel) -> dict[str, Any]:
+    return {
+        "title": {"text": panel.unit},
+        "tickformat": panel.tickformat,
+        "zeroline": panel.zero,
+        "range": _range(figures, arms, panel),
+    }
+
+
+def _range(figures: ArmTable, arms: Sequence[str], panel: DotPanel) -> list[float] | None:
+    """Holds every interval and dot, which plotly's own choice does not."""
+    shown = [0.0] if panel.zero else []
+    for name in panel.figures.values():
+        for arm in arms:
+            mean = figures.mean(arm, name)
+            shown += [mean.low, mean.high, *map(float, figures.values(arm, name))]
+    finite = [value for value in shown if np.isfinite(value)]
+    if not finite or min(finite) == max(finite):
+        return None
+    room = 0.06 * (max(finite) - min(finite))
+    return [min(finite) - room, max(finite) + room]
+
+
+def _add_panels(
+    plot: go.Figure,
+    figures: ArmTable,
+    arms: Sequence[str],
+    panels: Sequence[DotPanel],
+    *,
+    across: bool,
+) -> None:
+    """Every panel's traces; `across`: values go from left to right."""
+    labels = set[str]()
+    for col, panel in enumerate(panels, start=1):
+        for place, (label, name) in enumerate(panel.figures.items()):
+            where = {
+                "offsetgroup": str(place),
+                "legendgroup": label,
+                "row": 1,
+                "col": col,
+                **({"orientation": "h"} if across else {}),
+            }
+            named = dict(zip(arms, _names(arms), strict=True))
+            there = {arm: title for arm, title in named.items() if figures.mean(arm, name).n}
+            if there:
+                color, legend = _COLORS[place % len(_COLORS)], label not in labels
+                _add_dots(plot, figures, there, (label, name), color, legend, across, where)
+            labels.add(label)
+    plot.update_layout(showlegend=len(labels) > 1)
+
+
+def _add_dots(
+    plot: go.Figure,
+    figures: ArmTable,
+    arms: Mapping[str, str],
+    named: tuple[str, str],
+    color: str,
+    legend: bool,
+    across: bool,
+    where: Mapping[str, Any],
+) -> None:
+    label, name = named
+    category, value = ("y", "x") if across else ("x", "y")
+    seeds = [
+        (title, round(float(seed), 6))
+        for arm, title in arms.items()
+        for seed in figures.values(arm, name)
+        if np.isfinite(seed)
+    ]
+    plot.add_scatter(
+        **{category: [title for title, _ in seeds], value: [seed for _, seed in seeds]},
+        mode="markers",
+        marker={"color": color, "size": 5, "opacity": 0.45},
+        showlegend=False,
+        hovertemplate=f"%{{{category}}}, one seed: %{{{value}:.4g}}<extra></extra>",
+        **where,
+    )
+    means = [figures.mean(arm, name) for arm in arms]
+    plot.add_scatter(
+        **{
+            category: list(arms.values()),
+            value: [round(mean.mean, 6) for mean in means],
+            f"error_{value}": error_bars(means, color),
+        },
+        mode="markers",
+        name=label,
+        marker={"color": color, "size": 10, "symbol": "diamond"},
+        showlegend=legend,
+        customdata=[with_interval(mean, sign=False) for mean in means],
+        hovertemplate=f"%{{{category}}}, {label}: %{{customdata}}<extra></extra>",
+        **where,
+    )

@@ -1,0 +1,209 @@
+"""What all figures share: their look, panels side by side, bands, error bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+from numpy import ndarray
+from plotly.subplots import make_subplots
+
+from dynolab.report.style import FONT, GRID, INK, MUTED, PAPER, ZERO
+from dynolab.statistics import Interval
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot with what it says: `message` is computed from the data, `note` says how to read."""
+
+    name: str
+    title: str
+    message: str
+    note: str
+    plot: go.Figure
+
+
+_AXIS: dict[str, Any] = {
+    "gridcolor": GRID,
+    "zerolinecolor": ZERO,
+    "zerolinewidth": 1.2,
+    "linecolor": ZERO,
+    "ticks": "outside",
+    "tickcolor": ZERO,
+    "ticklen": 4,
+    "tickfont": {"color": MUTED, "size": 12},
+    "title": {"font": {"color": MUTED, "size": 13}, "standoff": 8},
+    "automargin": True,
+}
+TEMPLATE = go.layout.Template(
+    layout={
+        "font": {"family": FONT, "size": 13, "color": INK},
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
+        "hoverlabel": {
+            "bgcolor": PAPER,
+            "bordercolor": ZERO,
+            "align": "left",
+            "font": {"family": FONT, "color": INK, "size": 13},
+        },
+        "hovermode": "closest",
+        "legend": {
+            "font": {"size": 12},
+            "grouptitlefont": {"size": 11, "color": MUTED},
+            "tracegroupgap": 0,
+            "itemclick": "toggle",
+            "itemdoubleclick": "toggleothers",
+        },
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+        "autotypenumbers": "strict",
+    }
+)
+
+LEGEND_ABOVE: dict[str, Any] = {
+    "orientation": "h",
+    "x": 0.82,  # left of the buttons that plotly shows over a figure
+    "xanchor": "right",
+    "y": 1.02,
+    "yanchor": "bottom",
+}
+LEGEND_OVER_TITLES = LEGEND_ABOVE | {"y": 1.1}
+LEGEND_BELOW = LEGEND_ABOVE | {"x": 1, "y": -0.22, "yanchor": "top"}
+CELLS = {"showgrid": False, "zeroline": False}
+"""Axes of a heat map."""
+
+
+def base_layout(height: int, **more: Any) -> dict[str, Any]:
+    """What all figures share."""
+    return {
+        "template": TEMPLATE,
+        "height": height,
+        "margin": {"l": 64, "r": 24, "t": 48, "b": 52},
+        "uirevision": "keep",
+        **more,
+    }
+
+
+def subplots(
+    titles: Sequence[str],
+    height: int,
+    *,
+    space: float = 0.08,
+    shared_y: bool = False,
+    **layout: Any,
+) -> go.Figure:
+    """Panels side by side, each under its title; a trace says its panel by `row=1, col=…`.
+
+    **Arguments:** `titles`: text that is escaped for plotly; `space`: between panels, of a width
+    of one; `layout`: of the whole figure.
+    """
+    plot = make_subplots(cols=len(titles), horizontal_spacing=space, shared_yaxes=shared_y)
+    plot.update_layout(base_layout(height, **layout))
+    for col, title in enumerate(titles, start=1):
+        heading = panel_title(title, 0, 1.02, xref="x domain", yref="y domain")
+        plot.add_annotation(heading, row=1, col=col)
+    return plot
+
+
+def panel_title(text: str, x: float, y: float, **more: Any) -> dict[str, Any]:
+    """A bold heading over a panel."""
+    return {
+        "text": f"<b>{text}</b>",
+        "x": x,
+        "y": y,
+        "xref": "paper",
+        "yref": "paper",
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 14},
+        **more,
+    }
+
+
+def outline(
+    x: Sequence[float] | ndarray, low: Float[ndarray, " x"], high: Float[ndarray, " x"]
+) -> tuple[ndarray, ndarray]:
+    """The line around the area from `low` to `high`, where these are known: its x and y."""
+    known = np.isfinite(low)
+    at, upper, lower = np.asarray(x)[known], high[known], low[known]
+    around = np.concatenate([upper, lower[::-1]]).round(6)
+    return np.concatenate([at, at[::-1]]), around
+
+
+def add_band(
+    plot: go.Figure,
+    x: Sequence[float] | ndarray,
+    low: Float[ndarray, " x"],
+    high: Float[ndarray, " x"],
+    color: str,
+    *,
+    opacity: float = 0.1,
+    **where: Any,
+) -> None:
+    """The area from `low` to `high`, if known; `where` says its panel and group in the legend."""
+    around_x, around_y = outline(x, low, high)
+    if not around_x.size:
+        return
+    plot.add_scatter(
+        x=around_x,
+        y=around_y,
+        fill="toself",
+        fillcolor=color,
+        opacity=opacity,
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
+        **where,
+    )
+
+
+def add_diagonal(plot: go.Figure, ends: Sequence[float], slope: int = 1, **where: Any) -> None:
+    """A dashed line on which y is `slope` times x."""
+    plot.add_scatter(
+        x=list(ends),
+        y=[slope * end for end in ends],
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
+        line={"color": ZERO, "dash": "dash", "width": 1.5},
+        **where,
+    )
+
+
+def error_bars(intervals: Iterable[Interval], color: str, **look: Any) -> dict[str, Any]:
+    """Bars up to each interval's end; none where it is not known."""
+    half = [i.high - i.mean if np.isfinite(i.high) else None for i in intervals]
+    return {"array": half, "color": color, "thickness": 1.5, "width": 4, **look}
+
+
+def spread(values: Sequence[int], most: int = 4) -> list[int]:
+    """At most so many of the values, evenly, both ends among them."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
+def buttons(labels_and_args: list[tuple[str, list[Any]]], y: float) -> dict[str, Any]:
+    """A row of buttons at the figure's upper right; the first is what is shown at first."""
+    return {
+        "type": "buttons",
+        "direction": "right",
+        "x": 1.0,
+        "xanchor": "right",
+        "y": y,
+        "yanchor": "bottom",
+        "pad": {"t": 0, "b": 0},
+        "showactive": True,
+        "bgcolor": PAPER,
+        "bordercolor": ZERO,
+        "font": {"size": 12, "color": MUTED},
+        "buttons": [
+            {"label": label, "method": "update", "args": args} for label, args in labels_and_args
+        ],
+    }

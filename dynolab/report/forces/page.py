@@ -1,0 +1,153 @@
+"""The page of a force analysis: what pushes what, through which parameters, and does it last."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
+from dynolab.report.forces.pair_matrix import pair_matrix_figure
+from dynolab.report.forces.parts import block_figure, last_layer_figure, terms_figure
+from dynolab.report.forces.token_map_choice import token_map_choice_figure
+from dynolab.report.inputs.forces import CheckpointForces, ForcePageInputs
+from dynolab.report.page import Page, Section, Tile, section, table, write_page
+from dynolab.report.style import objective_name
+from dynolab.report.text import join, number
+
+FIRST_ORDER_NATS = 0.5  # a token; the second order is a large part of the change from there on
+
+
+def write_force_page(inputs: ForcePageInputs, folder: Path) -> None:
+    """Writes `forces.html`, which stands alone, and every figure as a file in `figures/`."""
+    checkpoints = inputs.checkpoints
+    maps = [
+        (checkpoint.label, map_) for checkpoint in checkpoints for map_ in checkpoint.token_maps
+    ]
+    content = (
+        pair_matrix_figure(checkpoints),
+        token_map_choice_figure(maps),
+        block_figure(checkpoints),
+        last_layer_figure(checkpoints),
+        terms_figure(checkpoints),
+        kernel_size_figure(inputs.kernel),
+        stability_figure(inputs.kernel),
+        _facts_section(checkpoints),
+    )
+    page = Page(
+        name=inputs.name,
+        lead=_lead(inputs),
+        tiles=_tiles(inputs),
+        content=[part for part in content if part is not None],
+        settings=inputs.settings,
+        stages=inputs.stages,
+    )
+    write_page(page, folder, "forces.html")
+
+
+def _lead(inputs: ForcePageInputs) -> str:
+    first = inputs.checkpoints[0].facts
+    steps = list(dict.fromkeys(map(_step, inputs.checkpoints)))
+    reference = f" The reference is {inputs.reference}." if inputs.reference else ""
+    labels = join([checkpoint.label for checkpoint in inputs.checkpoints])
+    updating = "group" if first.grouped else "pair"
+    updating += "" if first.updating_pairs == 1 else "s"
+    left_out = max(checkpoint.facts.left_out for checkpoint in inputs.checkpoints)
+    overlong = f" {left_out} responses were longer than the model’s context." if left_out else ""
+    return (
+        f"What {first.updating_pairs} {updating} ({first.updating_tokens} tokens) would do to "
+        f"{first.observed_answers} observed answers ({first.observed_tokens} tokens) under "
+        f"{objective_name(first.objective)}, token by token, at {labels}, by {join(steps)}."
+        f"{reference}{overlong} First-order changes of log-probability, in nats."
+        f"{_too_far(inputs)}"
+    )
+
+
+def _too_far(inputs: ForcePageInputs) -> str:
+    """A warning where the whole step would move an answer further than first order reaches."""
+    moved: defaultdict[tuple[str, str, str, str], float] = defaultdict(float)
+    for checkpoint in inputs.checkpoints:
+        for row in checkpoint.totals:
+            answer = checkpoint.label, row.kind, row.split, row.observed_id
+            moved[answer] += row.total / row.tokens
+    most = max(map(abs, moved.values()))
+    if most <= FIRST_ORDER_NATS:
+        return ""
+    return (
+        f" The step would move an answer by up to {number(most, 2)} nats a token, where first "
+        "order no longer holds: read the numbers as proportions, or lower the learning rate."
+    )
+
+
+def _step(checkpoint: CheckpointForces) -> str:
+    facts = checkpoint.facts
+    rate = f"learning rate {number(facts.learning_rate)}"
+    rate += ", of the adapters alone" if facts.adapters else ""
+    if facts.step is None:
+        return f"a gradient step of {rate}"
+    return f"the realised optimizer step {facts.step} of {checkpoint.label} ({rate})"
+
+
+def _tiles(inputs: ForcePageInputs) -> list[Tile]:
+    tiles = [*map(_checkpoint_tile, inputs.checkpoints[-3:])]
+    if agreements := inputs.kernel.findings.agreements:
+        least = min(agreements, key=lambda agreement: agreement.correlation)
+        detail = f"least rank correlation, {least.first} to {least.second}"
+        tiles.append(Tile(f"Kernel order {least.verdict}", number(least.correlation, 2), detail))
+    return tiles
+
+
+def _checkpoint_tile(checkpoint: CheckpointForces) -> Tile:
+    """What the step does to an answer of the first kind, of training pairs where there are any."""
+    kind = checkpoint.totals[0].kind
+    rows = [row for row in checkpoint.totals if row.kind == kind]
+    rows = [row for row in rows if row.split == "train"] or rows
+    answers = len({(row.observed_id, row.split) for row in rows})
+    plus = sum(row.from_chosen for row in rows) / answers
+    minus = sum(row.from_rejected for row in rows) / answers
+    return Tile(
+        f"{checkpoint.label}: {kind} answer",
+        number(plus + minus, 3, sign=True),
+        f"nats a step: y⁺ {number(plus, 2, sign=True)}, y⁻ {number(minus, 2, sign=True)}",
+    )
+
+
+def _facts_section(checkpoints: Sequence[CheckpointForces]) -> Section:
+    """What was computed at each checkpoint, and how exactly."""
+    rows = [
+        (
+            checkpoint.label,
+            objective_name(facts.objective),
+            number(facts.learning_rate),
+            "–" if facts.step is None else facts.step,
+            f"{facts.observed_tokens} × {facts.updating_tokens}",
+            facts.route,
+            number(facts.block_error, 2),
+            *map(number, (fit.cosine, fit.norm_ratio, fit.sign_agreement)),
+        )
+        for checkpoint in checkpoints
+        for facts, fit in ((checkpoint.facts, checkpoint.facts.last_layer),)
+    ]
+    worst = max(checkpoint.facts.block_error for checkpoint in checkpoints)
+    head = (
+        "checkpoint",
+        "objective",
+        "learning rate",
+        "recorded step",
+        "tokens",
+        "route",
+        "block error",
+        "cosine",
+        "size",
+        "signs",
+    )
+    return section(
+        "maps",
+        "How it was computed",
+        f"Each map was computed twice, as a whole and block by block; the two differ by at most "
+        f"{number(worst, 2)}, relative.",
+        table(head, rows, "ssnnnsnnnn"),
+        note="The maps lie in the store, with their manifest, in the folder map of each analysis: "
+        "ForceMap.open reads them. The last three columns are the last layer's map against the "
+        "whole: cosine, ratio of norms, share of equal signs.",
+    )

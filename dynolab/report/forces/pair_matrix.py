@@ -1,0 +1,154 @@
+"""The figure of pair totals: which updating pair moves which observed answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy import ndarray
+
+from dynolab.report.figure import CELLS, Figure, buttons, subplots
+from dynolab.report.inputs.forces import CheckpointForces
+from dynolab.report.style import DIVERGING, MONO
+from dynolab.report.text import join, number, plotly_text
+from dynolab.results.forces import KernelSizeRow, PairForce
+
+_PARTS: dict[str, Callable[[PairForce], float]] = {
+    "whole pair": lambda row: row.total,
+    "through y⁺": lambda row: row.from_chosen,
+    "through y⁻": lambda row: row.from_rejected,
+}
+TICKS = {"tickfont": {"family": MONO, "size": 11}, **CELLS}
+
+
+Observed = PairForce | KernelSizeRow
+"""A row about one observed answer."""
+
+Answer = tuple[str, str, str]
+"""An observed answer: its kind, its split, its pair's id."""
+
+
+def answer_of(row: Observed) -> Answer:
+    """The observed answer that a row is about."""
+    return row.kind, row.split, row.observed_id
+
+
+def answers_of(rows: Sequence[Observed]) -> list[Answer]:
+    """The observed answers: kind after kind, in each the training answers first."""
+    answers = dict.fromkeys(map(answer_of, rows))
+    kinds = list(dict.fromkeys(kind for kind, _, _ in answers))
+    return sorted(answers, key=lambda answer: (kinds.index(answer[0]), answer[1] == "heldout"))
+
+
+def answer_name(answer: Answer) -> str:
+    """An answer as an axis calls it; held-out ones are marked."""
+    kind, split, name = answer
+    return f"{plotly_text(kind, 14)} {plotly_text(name, 12)}{'°' if split == 'heldout' else ''}"
+
+
+def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
+    """Rows: observed answers; columns: updating pairs; one panel a checkpoint."""
+    grids = {
+        part: [_grid(checkpoint.totals, value) for checkpoint in checkpoints]
+        for part, value in _PARTS.items()
+    }
+    limits = {part: _limit(grids_) for part, grids_ in grids.items()}
+    plot = subplots(
+        [plotly_text(checkpoint.label, 32) for checkpoint in checkpoints],
+        190 + max(220, 20 * len(answers_of(checkpoints[0].totals))),
+        space=0.03,
+        margin={"l": 170, "r": 24, "t": 96, "b": 96},
+        coloraxis={
+            "colorscale": DIVERGING,
+            "cmid": 0,
+            "cmin": -limits["whole pair"],
+            "cmax": limits["whole pair"],
+            "colorbar": {"title": {"text": "nats", "side": "top"}, "thickness": 12, "nticks": 7},
+        },
+    )
+    for col, checkpoint in enumerate(checkpoints, start=1):
+        names = [*map(answer_name, answers_of(checkpoint.totals))]
+        pairs = [plotly_text(pair, 12) for pair in _pairs(checkpoint.totals)]
+        x, y = np.arange(len(pairs)), np.arange(len(names))
+        plot.add_heatmap(
+            z=grids["whole pair"][col - 1],
+            x=x,
+            y=y,
+            coloraxis="coloraxis",
+            xgap=1,
+            ygap=1,
+            text=[[f"“{pair}” on {name}" for pair in pairs] for name in names],
+            hovertemplate="%{text}: %{z:+.3g} nats<extra></extra>",
+            row=1,
+            col=col,
+        )
+        plot.update_xaxes(tickvals=x, ticktext=pairs, range=[-0.6, len(pairs) - 0.4], col=col)
+        plot.update_yaxes(tickvals=y, ticktext=names, range=[len(names) - 0.4, -0.6], col=col)
+        plot.update_yaxes(showticklabels=col == 1, col=col)
+    plot.update_xaxes(tickangle=-55, title_text="updating pair", **TICKS)
+    plot.update_yaxes(**TICKS)
+    if any(row.from_rejected for checkpoint in checkpoints for row in checkpoint.totals):
+        choices = [
+            (
+                part,
+                [
+                    {"z": [grid.tolist() for grid in grids_]},
+                    {"coloraxis.cmin": -limits[part], "coloraxis.cmax": limits[part]},
+                ],
+            )
+            for part, grids_ in grids.items()
+        ]
+        plot.update_layout(updatemenus=[buttons(choices, 1.06)])
+    return Figure(
+        "pairs",
+        "Which pair pushes which answer",
+        _message(checkpoints),
+        "A cell: the push of the column's pair on the row's answer, summed over all tokens of "
+        "both: green raises log π, brown lowers it. The buttons part it into what goes through "
+        "the pair's chosen tokens (the pull up) and through its rejected ones (the push down). "
+        "Rows add up to what the whole step does. Held-out answers are marked °. Colours end at "
+        "the 98th percentile.",
+        plot,
+    )
+
+
+def _pairs(rows: Sequence[PairForce]) -> list[str]:
+    return list(dict.fromkeys(row.updating_id for row in rows))
+
+
+def _grid(rows: Sequence[PairForce], value: Callable[[PairForce], float]) -> ndarray:
+    answers, pairs = answers_of(rows), _pairs(rows)
+    grid = np.zeros((len(answers), len(pairs)))
+    for row in rows:
+        grid[answers.index(answer_of(row)), pairs.index(row.updating_id)] = value(row)
+    return grid
+
+
+def _limit(grids: Sequence[ndarray]) -> float:
+    return float(np.quantile(np.abs(np.concatenate([g.ravel() for g in grids])), 0.98)) or 1.0
+
+
+def _message(checkpoints: Sequence[CheckpointForces]) -> str:
+    kind = checkpoints[0].totals[0].kind
+    parts = []
+    for checkpoint in checkpoints:
+        rows = [row for row in checkpoint.totals if row.kind == kind]
+        own = [row for row in rows if row.observed_id == row.updating_id]
+        others = [row for row in rows if row.observed_id != row.updating_id]
+        moves = [
+            f"{whose} by {_mean(group)} nats"
+            for whose, group in ((f"its own {kind} answer", own), ("another's", others))
+            if group
+        ]
+        parts.append(f"at {checkpoint.label} {join(moves)}")
+    return f"On average a pair moves {'; '.join(parts)}."
+
+
+def _mean(rows: Sequence[PairForce]) -> str:
+    """Mean total, and its two sides where there are two."""
+    plus = float(np.mean([row.from_chosen for row in rows]))
+    minus = float(np.mean([row.from_rejected for row in rows]))
+    total = number(plus + minus, 2, sign=True)
+    if not minus:
+        return total
+    return f"{total} (y⁺ {number(plus, 2, sign=True)}, y⁻ {number(minus, 2, sign=True)})"

@@ -1,0 +1,232 @@
+"""The figures of a force map's parts: parameter blocks, the last layer, and the terms A and G."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dynolab.report.figure import (
+    LEGEND_ABOVE,
+    LEGEND_OVER_TITLES,
+    Figure,
+    add_diagonal,
+    base_layout,
+    subplots,
+)
+from dynolab.report.inputs.forces import CheckpointForces
+from dynolab.report.style import (
+    BEST,
+    CHOSEN,
+    DOWN,
+    HISTORY,
+    INK,
+    PAPER,
+    REJECTED,
+    RESIDUAL,
+    UP,
+    in_order,
+    style_of,
+)
+from dynolab.report.text import join, number, plotly_text, token_text, true_minus
+from dynolab.results.forces import ResponseTermsRow
+
+_CHECKPOINTS = (HISTORY, CHOSEN, BEST, UP, DOWN, REJECTED, RESIDUAL)
+_POINTS = 2_000  # of a panel
+_TOKENS = 400  # of one box
+_TERMS = (
+    ("observed", "‖A‖ of observed tokens", "a_norm"),
+    ("updating", "energy 1 − π of updating tokens", "energy"),
+    ("updating", "size of the force ‖G‖", "g_norm"),
+)
+
+
+def block_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
+    """Bars: what of the map a block brings; ticks: how large its part is."""
+    plot = go.Figure()
+    blocks = [part.block for part in checkpoints[-1].facts.blocks]
+    for place, checkpoint in enumerate(checkpoints):
+        by_block = {part.block: part for part in checkpoint.facts.blocks}
+        parts = [by_block[block] for block in blocks if block in by_block]
+        shared = {
+            "x": [part.block for part in parts],
+            "offsetgroup": str(place),
+            "legendgroup": str(place),
+        }
+        plot.add_bar(
+            y=[part.projection for part in parts],
+            name=plotly_text(checkpoint.label, 32),
+            marker={"color": _CHECKPOINTS[place % len(_CHECKPOINTS)], "line": {"width": 0}},
+            customdata=[part.share for part in parts],
+            hovertemplate="%{x}: brings %{y:.1%} of the map, its own size is %{customdata:.1%}"
+            "<extra>%{fullData.name}</extra>",
+            **shared,
+        )
+        plot.add_scatter(
+            y=[part.share for part in parts],
+            mode="markers",
+            hoverinfo="skip",
+            showlegend=False,
+            marker={"symbol": "line-ew", "size": 14, "line": {"color": INK, "width": 2}},
+            **shared,
+        )
+    plot.update_layout(
+        base_layout(
+            400,
+            barmode="group",
+            scattermode="group",
+            bargap=0.3,
+            yaxis={"tickformat": ".0%", "title": {"text": "part of the map"}},
+            legend=LEGEND_ABOVE,
+        )
+    )
+    return Figure(
+        "blocks",
+        "Which parameters carry the force",
+        _block_message(checkpoints),
+        "Bars: ⟨F_b, F⟩/‖F‖², the share of the map F that a block's part F_b brings; they add up "
+        "to one. Ticks: ‖F_b‖/‖F‖, the size of the part by itself; where tick and bar differ, "
+        "blocks work against each other. A bar below zero: the block's part opposes the map.",
+        plot,
+    )
+
+
+def _block_message(checkpoints: Sequence[CheckpointForces]) -> str:
+    parts = []
+    for checkpoint in checkpoints:
+        most = sorted(checkpoint.facts.blocks, key=lambda part: -part.projection)[:2]
+        shares = [true_minus(f"{part.block} ({part.projection:.0%})") for part in most]
+        parts.append(f"at {checkpoint.label} {join(shares)}")
+    return f"Most of the force comes through these blocks: {'; '.join(parts)}."
+
+
+def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
+    """Pair totals as the last layer alone predicts them, against the whole network's.
+
+    Checkpoints whose last layer does not move, as under adapters, have no place in it.
+    """
+    moving = [
+        checkpoint for checkpoint in checkpoints if checkpoint.facts.last_layer.norm_ratio > 0
+    ]
+    if not moving:
+        return None
+    plot = subplots(
+        [plotly_text(checkpoint.label, 32) for checkpoint in moving],
+        450,
+        space=0.06,
+        margin={"l": 64, "r": 24, "t": 72, "b": 56},
+        legend=LEGEND_OVER_TITLES,
+    )
+    for col, checkpoint in enumerate(moving, start=1):
+        rows = checkpoint.totals[:: -(-len(checkpoint.totals) // _POINTS)]
+        values = [value for row in rows for value in (row.from_head, row.total)]
+        add_diagonal(plot, (min(values), max(values)), row=1, col=col)
+        for own, name, color in ((False, "other pairs", HISTORY), (True, "own answers", CHOSEN)):
+            some = [row for row in rows if (row.observed_id == row.updating_id) == own]
+            plot.add_scatter(
+                x=[row.total for row in some],
+                y=[row.from_head for row in some],
+                mode="markers",
+                name=name,
+                legendgroup=name,
+                showlegend=col == 1,
+                marker={"color": color, "size": 6, "line": {"color": PAPER, "width": 0.5}},
+                text=[
+                    plotly_text(f"“{row.updating_id}” on {row.kind} of “{row.observed_id}”")
+                    for row in some
+                ],
+                hovertemplate="%{text}<br>whole %{x:+.3g}, last layer %{y:+.3g} nats"
+                "<extra></extra>",
+                row=1,
+                col=col,
+            )
+    plot.update_xaxes(nticks=5, title_text="whole network (nats)")
+    plot.update_yaxes(nticks=6)
+    plot.update_yaxes(title_text="last layer alone (nats)", col=1)
+    fits = [
+        f"{fit.cosine:.3f} at {checkpoint.label} ({fit.norm_ratio:.0%} of its size, "
+        f"{fit.sign_agreement:.0%} of its signs)"
+        for checkpoint in moving
+        for fit in (checkpoint.facts.last_layer,)
+    ]
+    return Figure(
+        "last-layer",
+        "How far the last layer alone explains it",
+        f"Token by token the last layer's map points where the whole network's does with cosine "
+        f"{join(fits)}.",
+        "A point: one updating pair on one observed answer, summed over tokens. The last layer's "
+        "prediction holds the features fixed (the unconstrained-features picture); on the dashed "
+        "line it would be all there is. Blue: answers of the updating pair itself.",
+        plot,
+    )
+
+
+def terms_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
+    """Boxes over tokens, by checkpoint and kind of answer."""
+    plot = subplots(
+        [title for _, title, _ in _TERMS],
+        420,
+        space=0.06,
+        boxmode="group",
+        boxgap=0.25,
+        margin={"l": 64, "r": 24, "t": 76, "b": 48},
+        legend=LEGEND_OVER_TITLES,
+    )
+    in_legend = set[str]()
+    for col, (role, _, term) in enumerate(_TERMS, start=1):
+        rows = [(c.label, row) for c in checkpoints for row in c.terms if row.role == role]
+        for kind in in_order({row.kind for _, row in rows}):
+            own = [(label, row) for label, row in rows if row.kind == kind]
+            style, values = style_of(kind), [getattr(row, term) for _, row in own]
+            labels = [plotly_text(label, 16) for label, row in own for _ in row.tokens]
+            every = slice(None, None, -(-len(labels) // (_TOKENS * len(checkpoints))))
+            tokens = [
+                f"{token_text(token)} of {plotly_text(row.id, 24)}"
+                for _, row in own
+                for token in row.tokens
+            ]
+            plot.add_box(
+                x=labels[every],
+                y=np.concatenate(values)[every],
+                text=tokens[every],
+                name=style.label,
+                legendgroup=kind,
+                showlegend=kind not in in_legend,
+                line={"color": style.color, "width": 1.4},
+                marker={"color": style.color, "size": 4},
+                boxpoints="outliers",
+                hovertemplate="%{text}: %{y:.3g}<extra>%{fullData.name}</extra>",
+                row=1,
+                col=col,
+            )
+            in_legend.add(kind)
+    plot.update_yaxes(nticks=6)
+    return Figure(
+        "terms",
+        "What the tokens bring: A and G",
+        _term_message(checkpoints),
+        "In Δ log π = −η·A·K·G, A = I − 1πᵀ is how log π answers to its logits (its norm is least "
+        "for an undecided model, largest for a sure one), and G = Σ c(π − e)/T the loss's force "
+        "on an updating token: c is its dynamic learning rate, 1 − π its energy, and the sum has "
+        "one term but where a loss weighs several tokens at a position. Boxes: quartiles "
+        "over tokens, whiskers up to 1.5 times their distance; points lie beyond.",
+        plot,
+    )
+
+
+def _term_message(checkpoints: Sequence[CheckpointForces]) -> str:
+    parts = []
+    for checkpoint in checkpoints:
+        updating = [row for row in checkpoint.terms if row.role == "updating"]
+        sides = [
+            f"{number(_median_energy(rows), 2)} on {kind} tokens"
+            for kind in ("chosen", "rejected")
+            if (rows := [row for row in updating if row.kind == kind])
+        ]
+        parts.append(f"at {checkpoint.label} {join(sides)}")
+    return f"The median energy 1 − π of an updating token is {'; '.join(parts)}."
+
+
+def _median_energy(rows: Sequence[ResponseTermsRow]) -> float:
+    return float(np.median(np.concatenate([row.energy for row in rows])))

@@ -1,0 +1,119 @@
+"""Several token maps in one figure, of which the reader chooses one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from dynolab.report.figure import Figure
+from dynolab.report.forces.token_map import READING, token_map_message, token_map_plot
+from dynolab.report.style import INK, MUTED, PAPER, ZERO
+from dynolab.report.text import join, number, plotly_text
+from dynolab.results.study import TokenMap
+
+_CHANGING = {  # what of the layout belongs to one map
+    "xaxis": ("tickvals", "ticktext", "range"),
+    "yaxis": ("tickvals", "ticktext", "range", "title.text"),
+    "coloraxis": ("cmin", "cmax"),
+}
+
+
+def token_map_choice_figure(maps: Sequence[tuple[str, TokenMap]]) -> Figure | None:
+    """The maps under labels of theirs (checkpoints); the first is shown until another is chosen."""
+    if not maps:
+        return None
+    plots = [token_map_plot(token_map) for _, token_map in maps]
+    plot = go.Figure(layout=plots[0].layout)
+    for place, single in enumerate(plots):
+        plot.add_traces([trace.update(visible=place == 0) for trace in single.data])
+    owners = [place for place, single in enumerate(plots) for _ in single.data]
+    choices = []
+    for place, ((label, token_map), single) in enumerate(zip(maps, plots, strict=True)):
+        shown = {"visible": [owner == place for owner in owners]}
+        answer = f"{token_map.observed_kind} of “{token_map.observed_id}”"
+        choices.append(
+            {
+                "label": plotly_text(f"{label}: “{token_map.updating_id}” on {answer}", 70),
+                "method": "update",
+                "args": [shown, _changes(single, token_map)],
+            }
+        )
+    plot.update_layout(
+        height=max(single.layout.height for single in plots) + 70,
+        margin={"l": 90, "r": 24, "t": 130, "b": 110},
+        title=_title(maps[0][1]),
+        updatemenus=[
+            {
+                "buttons": choices,
+                "type": "dropdown",
+                "x": 0,
+                "xanchor": "left",
+                "y": 1,
+                "yanchor": "bottom",
+                "pad": {"b": 62},
+                "bgcolor": PAPER,
+                "bordercolor": ZERO,
+                "font": {"size": 13, "color": INK},
+                "showactive": False,
+            }
+        ],
+    )
+    return Figure(
+        "token-maps",
+        "Which token pushes which",
+        _message(maps),
+        f"Choose a checkpoint, an updating pair and an observed answer above. {READING}",
+        plot,
+    )
+
+
+def _message(maps: Sequence[tuple[str, TokenMap]]) -> str:
+    """The first map's sum at every checkpoint that has this map."""
+    first = maps[0][1]
+    sums = [
+        f"{number(sum(map(sum, token_map.force)), 2, sign=True)} at {label}"
+        for label, token_map in maps
+        if _question(token_map) == _question(first)
+    ]
+    return (
+        f"All tokens of the pair “{first.updating_id}” push the {first.observed_kind} answer of "
+        f"“{first.observed_id}” by {join(sums)} nats; {len(maps)} maps show from which token to "
+        "which."
+    )
+
+
+def _question(token_map: TokenMap) -> tuple[str, str, str]:
+    return token_map.updating_id, token_map.observed_id, token_map.observed_kind
+
+
+def _title(token_map: TokenMap) -> dict[str, Any]:
+    return {
+        "text": plotly_text(token_map_message(token_map), 240),
+        "x": 0,
+        "xref": "paper",
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "pad": {"b": 36},
+        "font": {"size": 13, "color": MUTED},
+    }
+
+
+def _changes(plot: go.Figure, token_map: TokenMap) -> dict[str, Any]:
+    layout = plot.layout
+    changes: dict[str, Any] = {
+        f"{axis}.{name}": _plain(layout[axis][tuple(name.split("."))])
+        for axis, names in _CHANGING.items()
+        for name in names
+    }
+    changes["annotations"] = [note.to_plotly_json() for note in layout.annotations]
+    changes["shapes"] = [shape.to_plotly_json() for shape in layout.shapes]
+    changes["title.text"] = _title(token_map)["text"]
+    return changes
+
+
+def _plain(value: Any) -> Any:
+    """Lists in the place of arrays, which plotly sends as bytes that its menus do not read."""
+    return value.tolist() if hasattr(value, "tolist") else value

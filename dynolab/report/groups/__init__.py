@@ -1,0 +1,1 @@
+"""The page of trainings on sampled groups."""

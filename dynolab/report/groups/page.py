@@ -1,0 +1,128 @@
+"""The page that compares trainings on sampled groups: one start, several arms, several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dynolab.claims.groups import assess_arms
+from dynolab.claims.verdict import Verdict
+from dynolab.comparisons.group_arms import LAZY_SHARE, START, ArmTable, pass_names, splits_of
+from dynolab.report.groups.comparisons import (
+    against_figure,
+    displacement_figure,
+    diversity_figure,
+    likelihood_figure,
+)
+from dynolab.report.groups.curves import curve_figure, pass_figure
+from dynolab.report.groups.tables import arm_list, arm_table
+from dynolab.report.inputs.arms import GroupPageInputs
+from dynolab.report.page import Page, Tile, write_page, write_summary
+from dynolab.report.style import SPLITS
+from dynolab.report.text import join, points
+from dynolab.report.verdicts import outcome_counts, verdict_section
+
+_CLAIMS = (
+    "Claims follow the papers of NTHR (Deng et al., arXiv 2505.18830) and SimKO "
+    "(arXiv 2510.14807). Intervals are 95% t-intervals over seeds, paired where arms or before and "
+    "after are compared. Appears: the interval lies on the expected side; does not: it lies on "
+    "the other; unclear: neither, as with one seed."
+)
+
+
+def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
+    """Writes `grpo.html`, which stands alone, `summary.json`, and every figure in `figures/`.
+
+    **Returns** the flat finite numbers of the summary: `<arm>/<figure>`, means over seeds, and
+    `claims/<outcome>`.
+    """
+    table = inputs.table()
+    verdicts = assess_arms(inputs.arms, inputs.baseline, table)
+    content = (
+        arm_list(inputs),
+        curve_figure(inputs),
+        pass_figure(inputs, table),
+        against_figure(inputs, table),
+        displacement_figure(inputs, table),
+        likelihood_figure(inputs, table),
+        diversity_figure(inputs, table),
+        arm_table(inputs, table),
+        verdict_section(verdicts, _CLAIMS),
+    )
+    page = Page(
+        name=inputs.name,
+        lead=_lead(inputs),
+        tiles=_tiles(inputs, table, verdicts),
+        content=[part for part in content if part is not None],
+        settings=inputs.settings,
+        stages=inputs.stages,
+    )
+    write_page(page, folder, "grpo.html")
+    return write_summary(_summary(inputs, table, verdicts), folder)
+
+
+def _lead(inputs: GroupPageInputs) -> str:
+    arms, seeds = list(inputs.arms), inputs.seeds
+    prompts = next(iter(inputs.starts.values())).prompts
+    trained, heldout = (sum(row.split == split for row in prompts) for split in SPLITS)
+    samples = max((row.samples for row in prompts), default=0)
+    return (
+        f"What training on groups of its own answers does to a model, in {len(arms)} ways: "
+        f"{join(arms)}. Each with seed{'s' if len(seeds) > 1 else ''} {join(list(map(str, seeds)))}"
+        f"; all arms of a seed start from one model. Evaluated by {samples} samples to each of "
+        f"{trained} training and {heldout} held-out prompts. Brackets hold 95% t-intervals over "
+        f"{inputs.unit}."
+    )
+
+
+def _tiles(inputs: GroupPageInputs, table: ArmTable, verdicts: Sequence[Verdict]) -> list[Tile]:
+    arm, tiles = inputs.baseline, []
+    for split in splits_of(table.names):
+        name = pass_names(table.names, split)[0]
+        before, after = table.mean(START, name), table.mean(arm, name)
+        change = points(table.difference(arm, START, name))
+        tiles.append(
+            Tile(
+                f"{arm}: pass@1, {SPLITS[split]}",
+                f"{100 * after.mean:.1f}%",
+                f"before {100 * before.mean:.1f}%: {change} points",
+            )
+        )
+    lazy = table.mean(arm, LAZY_SHARE)
+    if lazy.n:
+        detail = f"of questions, by one update on each; {points(lazy, sign=False)}"
+        tiles.append(Tile(f"{arm}: displaced", f"{100 * lazy.mean:.1f}%", detail))
+    appear = sum(verdict.outcome == "holds" for verdict in verdicts)
+    unclear = sum(verdict.outcome == "unclear" for verdict in verdicts)
+    return [
+        *tiles,
+        Tile("Claims that appear", f"{appear} of {len(verdicts)}", f"{unclear} unclear"),
+    ]
+
+
+def _summary(
+    inputs: GroupPageInputs, table: ArmTable, verdicts: Sequence[Verdict]
+) -> dict[str, Any]:
+    arms = (START, *inputs.arms)
+    means = {
+        f"{arm}/{name}": mean
+        for arm in arms
+        for name in table.names
+        if (mean := table.mean(arm, name)).n
+    }
+    return {
+        "comparison": inputs.name,
+        "seeds": inputs.seeds,
+        "baseline": inputs.baseline,
+        "metrics": {name: mean.mean for name, mean in means.items()} | outcome_counts(verdicts),
+        "means": {name: mean.as_dict() for name, mean in means.items()},
+        "differences": {
+            f"{arm}/{name}": difference.as_dict()
+            for arm in arms
+            if arm != inputs.baseline
+            for name in table.names
+            if (difference := table.difference(arm, inputs.baseline, name)).n
+        },
+        "verdicts": [verdict.summary() for verdict in verdicts],
+    }

@@ -1,0 +1,209 @@
+"""What the pages of compared arms are made of: every arm's runs, seed by seed.
+
+A `GroupRun` trains on sampled groups, a `PairRun` on preference pairs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+from dynolab.comparisons.group_arms import START, ArmTable, displacement_figures, evaluation_figures
+from dynolab.comparisons.pair_arms import gap_by_margin, path_figures, win_figures
+from dynolab.data.rows import read_value
+from dynolab.objectives.registry import AnyConfig
+from dynolab.report.inputs.files import StageFacts, rows
+from dynolab.results.arms import ComparedArms, Divergence, RunFigures
+from dynolab.results.groups import LikelihoodChange, PromptScore, QuestionDisplacement
+from dynolab.results.judges import Judgement, PolicyAnswer
+from dynolab.results.study import MetricsLine, ProbeScore, TrainingSummary
+from dynolab.statistics import Interval
+from dynolab.training.config import OptimizerConfig
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One model's evaluation; `likelihood` of a trained one."""
+
+    prompts: tuple[PromptScore, ...]
+    likelihood: tuple[LikelihoodChange, ...] = ()
+
+    def figures(self, k: int) -> dict[str, Interval]:
+        """Means over prompts (`evaluation_figures`)."""
+        return evaluation_figures(self.prompts, self.likelihood, k=k)
+
+
+@dataclass(frozen=True)
+class GroupRun:
+    """One arm with one seed; `displaced` is None where the objective is not one on groups."""
+
+    evaluated: Evaluated
+    metrics: tuple[MetricsLine, ...]
+    displaced: tuple[QuestionDisplacement, ...] | None = None
+
+    def figures(self, epsilon: float, k: int) -> dict[str, Interval]:
+        """The run's figures, means over prompts."""
+        return self.evaluated.figures(k) | displacement_figures(self.displaced or (), epsilon)
+
+
+@dataclass(frozen=True)
+class GroupPageInputs:
+    """All that the page shows.
+
+    `arms` are objectives by label, `baseline` one of the labels; `epsilon` and `update` the bound
+    and the optimizer of the displacement test; `k` the largest of pass@k; `starts` the evaluations
+    of the models that each seed's arms start from; `runs` every arm with every seed.
+    """
+
+    name: str
+    arms: Mapping[str, AnyConfig]
+    baseline: str
+    epsilon: float
+    update: OptimizerConfig
+    k: int
+    starts: Mapping[int, Evaluated]
+    runs: Mapping[tuple[str, int], GroupRun]
+    settings: str = ""
+    stages: tuple[StageFacts, ...] = ()
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds in their order."""
+        return list(self.starts)
+
+    def of_arm(self, arm: str) -> list[GroupRun]:
+        """An arm's runs, seed by seed."""
+        return [self.runs[arm, seed] for seed in self.seeds]
+
+    @property
+    def unit(self) -> str:
+        """What intervals are over."""
+        return "seeds" if len(self.seeds) > 1 else "prompts"
+
+    def table(self) -> ArmTable:
+        """Every arm's figures, and those of the models that the arms start from."""
+        figures = {START: [start.figures(self.k) for start in self.starts.values()]}
+        figures |= {
+            arm: [run.figures(self.epsilon, self.k) for run in self.of_arm(arm)]
+            for arm in self.arms
+        }
+        only_seed = (
+            {arm: runs[0] for arm, runs in figures.items()} if len(self.seeds) == 1 else None
+        )
+        return ArmTable({arm: list(map(_means, runs)) for arm, runs in figures.items()}, only_seed)
+
+
+def curve(
+    runs: Sequence[GroupRun], name: str
+) -> tuple[Int[ndarray, " steps"], Float[ndarray, "steps seeds"]]:
+    """A logged metric over the steps that all of an arm's runs have it at."""
+    logged = [
+        {line.step: line.metrics[name] for line in run.metrics if name in line.metrics}
+        for run in runs
+    ]
+    steps = sorted(set.intersection(*map(set, logged))) if logged else []
+    table = np.array([[values[step] for values in logged] for step in steps], dtype=float)
+    return np.array(steps, dtype=int), table.reshape(len(steps), len(runs))
+
+
+@dataclass(frozen=True)
+class PairRun:
+    """One training with one seed.
+
+    `summary` is None where it diverged: `diverged` says when. `sampled` are the means of what its
+    model answers, by figure, and of how its answers fared against the baseline's.
+    """
+
+    probes: tuple[ProbeScore, ...]
+    summary: TrainingSummary | None = None
+    diverged: Divergence | None = None
+    sampled: Mapping[str, float] | None = None
+    won: Interval | None = None
+
+    def row(self) -> RunFigures:
+        """The run in a few numbers; those of a diverged run stand for nothing."""
+        if self.summary is None:
+            return RunFigures(figures={}, diverged=self.diverged)
+        moved = _means(path_figures(self.probes))
+        moved |= gap_by_margin(moved)
+        return RunFigures(figures=moved | dict(self.sampled or {}), alarm=self.summary.alarm)
+
+
+@dataclass(frozen=True)
+class ReproductionInputs:
+    """All that the page of the papers' findings shows.
+
+    `runs` are trainings by the names of `claims.reproduction.TITLES`, with every seed.
+    """
+
+    name: str
+    seeds: tuple[int, ...]
+    runs: Mapping[tuple[str, int], PairRun]
+    judge: str = "exact"
+    settings: str = ""
+    stages: tuple[StageFacts, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """What intervals are over."""
+        return "seeds" if len(self.seeds) > 1 else "prompts"
+
+
+def arm_table_of(compared: ComparedArms) -> ArmTable:
+    """Every arm's figures, seed by seed."""
+    return ArmTable({arm: [run.figures for run in runs] for arm, runs in compared.runs.items()})
+
+
+def read_evaluated(folder: Path) -> Evaluated:
+    """Reads the result of an `evaluate` stage."""
+    return Evaluated(
+        rows(folder, "prompts.jsonl", PromptScore, optional=True),
+        rows(folder, "likelihood.jsonl", LikelihoodChange, optional=True),
+    )
+
+
+def read_group_run(trained: Path, evaluated: Path, displaced: Path | None) -> GroupRun:
+    """Reads the results of an arm with one seed."""
+    changes = rows(displaced, "displacement.jsonl", QuestionDisplacement, optional=True)
+    return GroupRun(
+        read_evaluated(evaluated),
+        rows(trained, "metrics.jsonl", MetricsLine, optional=True),
+        changes if displaced else None,
+    )
+
+
+def read_pair_run(arm: str, trained: Path, answers: Path | None, judged: Path | None) -> PairRun:
+    """Reads the results of a training, of what its model answers, and of its seed's judge.
+
+    Of a diverged training nothing counts but that: its probes hold what is no number.
+    """
+    if (divergence := trained / "divergence.json").exists():
+        return PairRun((), diverged=read_value(divergence, Divergence))
+    sampled: dict[str, float] = {}
+    won: dict[str, Interval] = {}
+    if answers is not None:
+        own = rows(answers, "answers.jsonl", PolicyAnswer, optional=True)
+        judgements = rows(judged, "judgements.jsonl", Judgement, optional=True)
+        figures = json.loads((answers / "figures.json").read_text())
+        sampled = {name: figure["mean"] for name, figure in figures.items() if figure["n"]}
+        won = win_figures(
+            [judgement for judgement in judgements if judgement.a == arm],
+            {answer.id: answer.split for answer in own},
+        )
+        sampled |= _means(won)
+    return PairRun(
+        probes=rows(trained, "probes.jsonl", ProbeScore, optional=True),
+        summary=read_value(trained / "summary.json", TrainingSummary),
+        sampled=sampled,
+        won=won.get("heldout/won"),
+    )
+
+
+def _means(figures: Mapping[str, Interval]) -> dict[str, float]:
+    return {name: interval.mean for name, interval in figures.items() if interval.n}

@@ -1,0 +1,31 @@
+"""What all pages read: rows of a stage's files, and the stages themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from dynolab.data.rows import Row, read_rows
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+class StageFacts(Row):
+    """One line of the stage table."""
+
+    stage: str
+    key: str
+    seconds: float | None = None
+    mlflow_run_id: str | None = None
+
+
+def rows(
+    folder: Path | None, file: str, kind: type[AnyRow], *, optional: bool = False
+) -> tuple[AnyRow, ...]:
+    """The rows of a stage's file; none where there is no folder or, if `optional`, no file.
+
+    Raises ConfigError for a file that does not hold what it should.
+    """
+    if folder is None or (optional and not (folder / file).exists()):
+        return ()
+    return tuple(read_rows(folder / file, kind))

@@ -1,0 +1,1 @@
+"""The page of policies whose answers are judged."""

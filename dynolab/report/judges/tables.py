@@ -1,0 +1,263 @@
+"""The tables of a comparison of policies: rates, verdicts, agreement, and the answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
+from dynolab.judges.win_rate import both_orders, preferred
+from dynolab.report.inputs.judges import JudgePageInputs
+from dynolab.report.page import Section, section, table
+from dynolab.report.text import excerpt, join, number, points, with_interval
+from dynolab.results.judges import PolicyAnswer, WinRate
+from dynolab.statistics import Interval
+
+SHOWN = 24
+"""Prompts on the page; all of them are in the results."""
+
+_MARKS = {"a": ("appears", "won"), "tie": ("not-measured", "tied"), "b": ("does-not", "lost")}
+"""Style and word of a verdict on a policy's answer."""
+
+
+def rate_section(inputs: JudgePageInputs) -> Section:
+    """Every policy's win rate over the baseline by every judge."""
+    rows = [
+        (
+            rate.a,
+            rate.judge,
+            points(rate.interval, sign=False),
+            rate.wins,
+            rate.ties,
+            rate.losses,
+            f"{rate.judged} of {rate.prompts}",
+            "–"
+            if rate.judged == rate.prompts
+            else f"{100 * rate.lowest:.1f} – {100 * rate.highest:.1f}",
+        )
+        for rate in inputs.rates
+    ]
+    head = (
+        "policy",
+        "judge",
+        "win rate, % [95%]",
+        "won",
+        "tied",
+        "lost",
+        "prompts judged",
+        "whatever the rest, %",
+    )
+    return section(
+        "rates",
+        f"Win rates over {inputs.baseline}",
+        "Ties count half; 50% is as good as the baseline.",
+        table(head, rows, "ssnnnnnn"),
+        note="Every contest is judged in both orders, and a prompt counts where both have a "
+        "verdict: it is worth the mean of the two, so that a liking for what stands first cancels. "
+        "Won, tied, lost: prompts. Brackets: 95% bootstrap over prompts; Wilson’s interval where "
+        "all prompts are worth the same. Last column: between which bounds the rate lies whatever "
+        "the missing verdicts had been.",
+    )
+
+
+def count_section(inputs: JudgePageInputs) -> Section:
+    """What became of every verdict that was asked for, and whether the place decides."""
+    rows = [
+        (
+            rate.judge,
+            rate.a,
+            rate.counts.asked,
+            rate.counts.parsed,
+            rate.counts.refused,
+            rate.counts.unparsable,
+            rate.counts.failed,
+            points(rate.first, sign=False),
+            f"{rate.flipped} of {rate.judged}",
+        )
+        for rate in inputs.rates
+    ]
+    asked, parsed = (
+        sum(getattr(rate.counts, what) for rate in inputs.rates) for what in ("asked", "parsed")
+    )
+    head = (
+        "judge",
+        "policy",
+        "asked",
+        "parsed",
+        "refused",
+        "unparsable",
+        "failed",
+        "for the first shown, % [95%]",
+        "flipped",
+    )
+    return section(
+        "verdicts",
+        "What became of every verdict",
+        f"{asked} verdicts were asked for, {parsed} came. {_bias(inputs.rates)}",
+        table(head, rows, "ssnnnnnnn"),
+        *_silences(inputs),
+        note="Asked = parsed + refused + unparsable + failed. Failed: the endpoint gave nothing, "
+        "or an answer has no score. For the first shown: share of verdicts, ties aside, for the "
+        "answer that stood first; 50% is no liking for a place. Flipped: prompts on which the two "
+        "orders contradict each other, and which count as ties. A judge who scores each answer by "
+        "itself has no place to prefer.",
+    )
+
+
+def _bias(rates: Sequence[WinRate]) -> str:
+    biased = [rate for rate in rates if rate.first.low > 0.5 or rate.first.high < 0.5]
+    if not biased:
+        return "No judge shows a liking for a place."
+    likings = [
+        f"{rate.judge} prefers what stands {'first' if rate.first_share > 0.5 else 'second'} "
+        f"({rate.a}: {100 * rate.first_share:.0f}% for the first shown)"
+        for rate in biased
+    ]
+    return f"{join(likings)}."
+
+
+def _silences(inputs: JudgePageInputs) -> list[Markup]:
+    """What was said in place of a verdict, the most frequent first."""
+    silences = Counter(
+        (verdict.judge, verdict.outcome, verdict.said)
+        for judged in inputs.judged.values()
+        for verdict in judged.judgements
+        if not verdict.parsed
+    )
+    if not silences:
+        return []
+    rows = [(*silence, times) for silence, times in silences.most_common(10)]
+    return [table(("judge", "no verdict", "what came", "times"), rows, "sssn")]
+
+
+def agreement_section(inputs: JudgePageInputs) -> Section:
+    """Whether judges say the same."""
+    name, title = "agreement", "Whether judges agree"
+    agreements = inputs.agreements
+    if not agreements:
+        return section(name, title, "No prompt was judged by two judges.")
+    rows = [
+        (
+            f"{row.first} and {row.second}",
+            row.a,
+            f"{100 * row.share:.1f}",
+            with_interval(Interval(row.kappa, row.kappa_low, row.kappa_high, row.prompts), False),
+            row.prompts,
+        )
+        for row in agreements
+    ]
+    kappas = [
+        f"{row.first} and {row.second} on {row.a} {number(row.kappa, 2)}" for row in agreements[:3]
+    ]
+    return section(
+        name,
+        title,
+        f"Cohen’s κ, agreement beyond chance: {join(kappas)}.",
+        table(("judges", "policy", "same verdict, %", "κ [95%]", "prompts"), rows, "ssnnn"),
+        note="A judge’s verdict on a prompt is that of both orders together: won, tied or lost. "
+        "κ is 1 where judges always agree, 0 where they agree as often as by chance, and not "
+        "defined where both always say one and the same. Brackets: 95% bootstrap over prompts.",
+    )
+
+
+def judge_section(inputs: JudgePageInputs) -> Section:
+    """Who judges, and by what."""
+    return section(
+        "judges",
+        "Who judges",
+        f"{join(list(inputs.judges))}.",
+        table(
+            ("judge", "goes by"),
+            [(name, _criterion(judge)) for name, judge in inputs.judges.items()],
+        ),
+    )
+
+
+def _criterion(judge: JudgeConfig) -> str:
+    if isinstance(judge, ExactJudgeConfig):
+        parts = [f"{reward.weight:g} · {reward.name}" for reward in judge.rewards]
+        return f"what can be checked: {' + '.join(parts)}; equal answers tie"
+    if isinstance(judge, LogProbJudgeConfig):
+        tie = f"; differences up to {judge.tie_nats:g} nats tie" if judge.tie_nats else ""
+        return (
+            "the reference model’s log-probability per token, end-of-sequence included: how usual "
+            f"an answer is to it, which is no judgement of quality{tie}"
+        )
+    temperature = judge.endpoint.temperature
+    drawn = "" if temperature is None else f" at temperature {temperature:g}"
+    return f"the opinion of {judge.endpoint.model}{drawn}, which was told: {judge.criterion}"
+
+
+def prompt_section(inputs: JudgePageInputs) -> Section:
+    """The answers side by side with the verdicts on them."""
+    verdicts = _verdicts(inputs)
+    answers = {
+        policy: {answer.id: answer for answer in own} for policy, own in inputs.answers.items()
+    }
+    prompts = answers[inputs.baseline]
+
+    def contradictions(prompt: str) -> int:
+        by_policy = [
+            {verdicts.get((judge, policy, prompt)) for judge in inputs.judged} - {None}
+            for policy in inputs.policies
+        ]
+        return sum({"a", "b"} <= outcomes for outcomes in by_policy)
+
+    order = sorted(prompts, key=contradictions, reverse=True)
+    rows = [
+        (
+            excerpt(prompts[prompt].prompt, end=True),
+            _answer(prompts[prompt]),
+            *(
+                _cell(
+                    answers[policy][prompt],
+                    {judge: verdicts.get((judge, policy, prompt)) for judge in inputs.judged},
+                )
+                for policy in inputs.policies
+            ),
+        )
+        for prompt in order[:SHOWN]
+    ]
+    split = sum(contradictions(prompt) > 0 for prompt in prompts)
+    return section(
+        "prompts",
+        "The answers and their verdicts",
+        f"On {split} of {len(prompts)} prompts one judge prefers what another does not; they stand "
+        "first.",
+        table(("prompt", inputs.baseline, *inputs.policies), rows),
+        note=f"{min(SHOWN, len(prompts))} of {len(prompts)} prompts. Under an answer: what every "
+        f"judge makes of it against {inputs.baseline}’s, both orders together; “…” marks an answer "
+        "that was cut off.",
+    )
+
+
+def _verdicts(inputs: JudgePageInputs) -> dict[tuple[str, str, str], str]:
+    """By judge, policy and prompt."""
+    verdicts = {}
+    for judge, judged in inputs.judged.items():
+        for policy in inputs.policies:
+            own = [verdict for verdict in judged.judgements if verdict.a == policy]
+            for prompt, both in both_orders(own).items():
+                verdicts[judge, policy, prompt] = str(preferred(both))
+    return verdicts
+
+
+def _answer(answer: PolicyAnswer) -> str:
+    return (excerpt(answer.answer) or "(nothing)") + ("" if answer.finished else " …")
+
+
+def _cell(answer: PolicyAnswer, verdicts: dict[str, str | None]) -> Markup:
+    marks = Markup(" · ").join(
+        Markup('<span class="quiet">{}</span> {}').format(judge, _mark(verdict))
+        for judge, verdict in verdicts.items()
+    )
+    cell = Markup("<div>{}</div><div><small>{}</small></div>")
+    return cell.format(_answer(answer), marks)
+
+
+def _mark(verdict: str | None) -> str:
+    if verdict is None:
+        return "–"
+    return Markup('<span class="{}">{}</span>').format(*_MARKS[verdict])

@@ -1,0 +1,1 @@
+"""The page of remedies against squeezing."""

@@ -1,0 +1,222 @@
+"""The page that compares remedies against squeezing: one start, several arms, several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from dynolab.claims.mitigation import assess_remedies
+from dynolab.claims.verdict import Verdict
+from dynolab.comparisons.group_arms import ArmTable
+from dynolab.report.dots import DotPanel, forest_plot
+from dynolab.report.figure import Figure
+from dynolab.report.inputs.arms import arm_table_of
+from dynolab.report.inputs.files import StageFacts
+from dynolab.report.mitigation.tables import ending, mitigation_list, mitigation_table
+from dynolab.report.page import (
+    Page,
+    Section,
+    Tile,
+    section,
+    table,
+    write_page,
+    write_summary,
+    write_text,
+)
+from dynolab.report.style import SPLITS
+from dynolab.report.text import join, mean_and_ends, with_interval
+from dynolab.report.verdicts import (
+    PLURAL,
+    counts_of,
+    outcome_counts,
+    outcome_mark,
+)
+from dynolab.results.arms import ComparedArms
+from dynolab.statistics import Interval, clear
+
+_PANELS = (
+    ("Gap y* − y⁺", "Δ nats", "gap", "", True),
+    ("Chosen y⁺", "Δ nats", "chosen", "", True),
+    ("Margin", "Δ nats", "margin", "", True),
+    ("Gap by margin", "nats by the nat", "gap_by_margin", "", False),
+    ("Right answers", "share", "right", ".3~p", False),
+    ("Preferred", "share of contests", "won", ".3~p", False),
+    ("Distinct-2", "share", "distinct_2", ".3~p", False),
+    ("Entropy", "nats", "entropy", "", False),
+)
+_CLAIMS = (
+    "Means over seeds with 95% t-intervals, differences paired by seed. Appears: the interval lies "
+    "on the hoped-for side; does not: it lies on the other; unclear: neither, as with one seed. "
+    "Every interval stands for itself: about one in twenty excludes a true zero by chance."
+)
+JUDGES = {
+    "exact": "the world itself: a right fact beats any style, then form, then the preferred words",
+    "log_prob": "the base model, by log π per token: it prefers the usual, which is not the good",
+}
+
+
+def write_mitigation_page(
+    compared: ComparedArms, folder: Path, *, settings: str = "", stages: Sequence[StageFacts] = ()
+) -> dict[str, float]:
+    """Writes `mitigation.html`, which stands alone, `summary.json`, `comparison.json`, which holds
+    all that the page is made from, and the figure in `figures/`.
+
+    **Returns** the flat finite numbers of the summary: `<arm>/<figure>`, means over seeds,
+    `<arm>/diverged`, counts of seeds, and `claims/<outcome>`.
+    """
+    figures = arm_table_of(compared)
+    verdicts = assess_remedies(list(compared.arms), compared.baseline, figures)
+    figure = remedy_figure(compared, figures)
+    page = Page(
+        name=compared.name,
+        lead=_lead(compared),
+        tiles=_tiles(compared, figures, verdicts),
+        content=[
+            *([figure] if figure else []),
+            mitigation_table(compared, figures),
+            mitigation_list(compared),
+            _verdict_section(verdicts),
+        ],
+        settings=settings,
+        stages=stages,
+    )
+    write_page(page, folder, "mitigation.html")
+    write_text(folder / "comparison.json", compared.model_dump_json(indent=1) + "\n")
+    return write_summary(_summary(compared, figures, verdicts), folder)
+
+
+def remedy_figure(compared: ComparedArms, figures: ArmTable) -> Figure | None:
+    """Every arm's gap, likelihoods, quality and diversity, side by side."""
+    names = {
+        name: {SPLITS[split]: at for split in SPLITS if (at := f"{split}/{name}") in figures.names}
+        for _, _, name, _, _ in _PANELS
+    }
+    panels = [
+        DotPanel(title, unit, names[name], form, zero)
+        for title, unit, name, form, zero in _PANELS
+        if names[name]
+    ]
+    if not panels:
+        return None
+    return Figure(
+        "remedies",
+        "What each remedy does to squeezing, quality and diversity",
+        _message(compared, figures),
+        "Diamonds: means over seeds with 95% t-intervals; dots: single seeds; dotted: "
+        f"{compared.baseline}. Gap, chosen and margin (y⁺ − y⁻) are changes since the start of "
+        "preference training, on the watched pairs; gap by margin is their ratio: an arm that only "
+        "trains less has a smaller gap and the same ratio. The others are of sampled answers. "
+        "Preferred: "
+        f"share of answers that beat {compared.baseline}'s to the same prompt, ties half. The "
+        f"judge is {JUDGES.get(compared.judge, compared.judge)}.",
+        forest_plot(figures, list(compared.arms), panels, compared.baseline),
+    )
+
+
+def _message(compared: ComparedArms, figures: ArmTable) -> str:
+    own = figures.mean(compared.baseline, "train/gap")
+    if not own.n:
+        return "The gap was not measured under the baseline."
+    message = f"Under {compared.baseline} the gap grows by {with_interval(own)} nats."
+    for name, start in (("gap", "It grows"), ("gap_by_margin", "By the nat of margin it grows")):
+        changes = {
+            arm: figures.difference(arm, compared.baseline, f"train/{name}")
+            for arm in compared.others
+        }
+        for sign, how in ((-1, "less"), (1, "more")):
+            arms = [
+                f"{arm} ({mean_and_ends(change)[0]})"
+                for arm, change in changes.items()
+                if clear(change) and sign * change.mean > 0
+            ]
+            if arms:
+                message += f" {start} {how} under {join(arms)}."
+    return message
+
+
+def _lead(compared: ComparedArms) -> str:
+    seeds = join(list(map(str, compared.seeds)))
+    return (
+        f"What becomes of squeezing, quality and diversity under {len(compared.arms)} ways of "
+        f"preference training, each with seed{'s' if len(compared.seeds) > 1 else ''} {seeds}. "
+        "Brackets hold 95% t-intervals over seeds."
+    )
+
+
+def _tiles(compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict]) -> list[Tile]:
+    own = compared.baseline
+    gap, chosen = (figures.mean(own, f"train/{name}") for name in ("gap", "chosen"))
+    tiles = [_tile(f"{own}: gap y* − y⁺", gap), _tile(f"{own}: chosen y⁺", chosen)]
+    changes = {arm: figures.difference(arm, own, "train/gap") for arm in compared.others}
+    if changes:
+        best = min(changes, key=lambda arm: changes[arm].mean if changes[arm].n else float("inf"))
+        tiles.append(_tile(f"Least gap: {best} − {own}", changes[best]))
+    runs = [run for arm in compared.arms for run in compared.runs[arm]]
+    diverged = sum(run.diverged is not None for run in runs)
+    appear = sum(verdict.outcome == "holds" for verdict in verdicts)
+    detail = f"{diverged} of {len(runs)} runs diverged"
+    return [*tiles, Tile("Hopes that appear", f"{appear} of {len(verdicts)}", detail)]
+
+
+def _tile(what: str, change: Interval) -> Tile:
+    mean, low, high = mean_and_ends(change)
+    return Tile(what, mean, f"nats [{low}, {high}], {change.n} seeds")
+
+
+def _verdict_section(verdicts: Sequence[Verdict]) -> Section:
+    """A line for each arm, a column for each hope."""
+    hopes = list(dict.fromkeys(verdict.claim for verdict in verdicts))
+    by_arm: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        by_arm.setdefault(verdict.topic, []).append(verdict)
+    return section(
+        "verdicts",
+        "What is hoped of each remedy",
+        f"Of {len(verdicts)} hopes {counts_of(verdicts, PLURAL)}."
+        if verdicts
+        else "There is nothing to compare with the baseline.",
+        table(("arm", *hopes), [(arm, *map(_hope, own)) for arm, own in by_arm.items()]),
+        note=_CLAIMS,
+    )
+
+
+def _hope(verdict: Verdict) -> Markup:
+    (figure,) = verdict.measured
+    change = with_interval(figure.interval, sign=verdict.id.rpartition("/")[2] != "won")
+    mark = outcome_mark(verdict)
+    return Markup('{} <span class="num quiet">{}</span>').format(mark, change)
+
+
+def _summary(
+    compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict]
+) -> dict[str, Any]:
+    means = {
+        f"{arm}/{name}": mean
+        for arm in compared.arms
+        for name in figures.names
+        if (mean := figures.mean(arm, name)).n
+    }
+    metrics = {name: mean.mean for name, mean in means.items()}
+    for arm in compared.arms:
+        runs = compared.runs[arm]
+        metrics[f"{arm}/diverged"] = float(sum(run.diverged is not None for run in runs))
+    metrics |= outcome_counts(verdicts)
+    return {
+        "comparison": compared.name,
+        "seeds": list(compared.seeds),
+        "arms": list(compared.arms),
+        "baseline": compared.baseline,
+        "metrics": metrics,
+        "means": {name: mean.as_dict() for name, mean in means.items()},
+        "differences": {
+            f"{arm}/{name}": difference.as_dict()
+            for arm in compared.others
+            for name in figures.names
+            if (difference := figures.difference(arm, compared.baseline, name)).n
+        },
+        "ends": {arm: ending(compared.runs[arm], compared.seeds) for arm in compared.arms},
+        "verdicts": [verdict.summary() for verdict in verdicts],
+    }

@@ -1,0 +1,224 @@
+"""The tables of remedies: what each arm is, and its figures with the difference to the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from dynolab.comparisons.group_arms import ArmTable
+from dynolab.objectives.dpo import DPOConfig
+from dynolab.report.page import Section, section, table
+from dynolab.report.style import objective_name
+from dynolab.report.text import join, mean_and_ends, number
+from dynolab.results.arms import ArmFacts, ComparedArms, RunFigures
+from dynolab.statistics import Interval, clear
+
+_PAPER = "Ren & Sutherland, arXiv 2407.10490"
+_SOURCES = {
+    "dpo": "Rafailov et al., arXiv 2305.18290",
+    "ipo": "Azar et al., arXiv 2310.12036",
+    "simpo": "Meng et al., arXiv 2405.14734",
+    "robust_dpo": "Chowdhury et al., arXiv 2403.00409",
+    "slic": "Zhao et al., arXiv 2305.10425",
+    "hinge": "Liu et al., arXiv 2309.06657",
+    "sppo": "Wu et al., arXiv 2405.00675",
+}
+_STARTS: dict[str, str] = {
+    "extended": "after SFT on both answers of every pair, in twice the steps: each weighs as the "
+    "chosen one does in plain SFT",
+    "extended_half": "after SFT on both answers of every pair, in as many steps: each has half the "
+    "weight",
+    "base": "from the base model, without SFT",
+}
+_PAIRS = {
+    "resampled": (
+        "rejected answers sampled once from the model that it starts from, chosen ones the data's",
+        _PAPER,
+    ),
+    "on_policy": (
+        "on-policy: both answers sampled from the policy in training and ranked",
+        "Guo et al., arXiv 2402.04792",
+    ),
+}
+_RANKINGS = {"ches": "CHES", "ches_per_token": "CHES per token"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure as the table calls it; a share is shown in parts of a hundred.
+
+    `note` explains the name where it needs that.
+    """
+
+    figure: str
+    caption: str
+    share: bool = False
+    change: bool = False
+    note: str = ""
+
+
+COLUMNS = (
+    Column("train/gap", "Δ gap y* − y⁺", change=True),
+    Column("train/chosen", "Δ chosen y⁺", change=True),
+    Column("train/rejected", "Δ rejected y⁻", change=True),
+    Column("train/argmax", "Δ y*", change=True),
+    Column(
+        "train/gap_by_margin",
+        "gap by margin",
+        note="Gap by margin: Δ gap over Δ (y⁺ − y⁻) where that is a nat or more: what squeezing "
+        "costs by the nat learned.",
+    ),
+    Column(
+        "train/right",
+        "right, %",
+        share=True,
+        note="Right: sampled answers to training prompts that state the chosen answer's fact.",
+    ),
+    Column(
+        "train/refused",
+        "rejected's fault, %",
+        share=True,
+        note="Rejected's fault: sampled answers that state the rejected answer's wrong fact, or "
+        "insult as it does; where they grow, extension breaks.",
+    ),
+    Column(
+        "heldout/won",
+        "preferred, %",
+        share=True,
+        note="Preferred: of the answers to held-out prompts, ties half.",
+    ),
+    Column("train/distinct_2", "distinct-2, %", share=True),
+    Column(
+        "train/longest_repeat",
+        "longest repeat",
+        note="Distinct-2 and longest repeat, in tokens, are of single answers to training prompts.",
+    ),
+)
+TO_THE_END = "to the end"
+
+
+def mitigation_table(compared: ComparedArms, figures: ArmTable) -> Section:
+    """Every arm's figures with intervals over seeds, and how its runs ended."""
+    shown = [column for column in COLUMNS if column.figure in figures.names]
+    rows = [
+        (
+            _name(arm, ending(compared.runs[arm], compared.seeds)),
+            *(_cell(compared, figures, arm, column) for column in shown),
+        )
+        for arm in compared.arms
+    ]
+    notes = [
+        "Means over pairs or prompts, then over seeds [95% t-interval over seeds]; changes in "
+        "nats since the start of preference training.",
+        *(column.note for column in shown if column.note),
+        "A run that diverged has no figures: means are over the others.",
+    ]
+    return section(
+        "arms",
+        "Every arm, every figure",
+        f"{len(compared.arms)} arms with {len(compared.seeds)} seeds; below: the difference to "
+        f"{compared.baseline}, paired by seed, bold where its interval excludes zero.",
+        table(("arm", *(column.caption for column in shown)), rows, "s" + "n" * len(shown)),
+        note=" ".join(notes),
+    )
+
+
+def _name(arm: str, ended: str) -> Markup:
+    """An arm's name, and how its runs ended where that was not as planned."""
+    name = Markup("<b>{}</b>").format(arm)
+    if ended == TO_THE_END:
+        return name
+    return name + Markup('<br><small class="quiet">{}</small>').format(ended)
+
+
+def ending(runs: Sequence[RunFigures], seeds: Sequence[int]) -> str:
+    """How an arm's runs ended, with the seed where one did not end as planned."""
+    ends = [
+        f"seed {seed} diverged after {run.diverged.step} steps"
+        for seed, run in zip(seeds, runs, strict=True)
+        if run.diverged is not None
+    ]
+    stops = [run.alarm.step for run in runs if run.alarm is not None and run.alarm.stopped]
+    if stops:
+        steps = "–".join(dict.fromkeys(map(str, (min(stops), max(stops)))))
+        ends.append(f"{len(stops)} of {len(runs)} ended by the alarm at step {steps}")
+    return "; ".join(ends) or TO_THE_END
+
+
+def _cell(compared: ComparedArms, figures: ArmTable, arm: str, column: Column) -> Markup:
+    mean, ends = _mean_and_ends(figures.mean(arm, column.figure), column, sign=column.change)
+    cell = Markup("{}<br><small>{}</small>").format(mean, ends)
+    difference = figures.difference(arm, compared.baseline, column.figure)
+    if arm == compared.baseline or not difference.n:
+        return cell
+    change, ends = _mean_and_ends(difference, column, sign=True)
+    mark = Markup("<b>{}</b>" if clear(difference) else "<span>{}</span>").format(change)
+    quiet = Markup('<br><small class="quiet">{}</small>').format
+    return cell + quiet(mark) + quiet(ends)
+
+
+def _mean_and_ends(value: Interval, column: Column, *, sign: bool) -> tuple[str, str]:
+    """Mean and interval of a figure; a share in parts of a hundred."""
+    if not value.n:
+        return "–", ""
+    scale = 100 if column.share else 1
+    scaled = Interval(scale * value.mean, scale * value.low, scale * value.high, value.n)
+    mean, low, high = mean_and_ends(scaled, sign)
+    return mean, f"[{low}, {high}]"
+
+
+def mitigation_list(compared: ComparedArms) -> Section:
+    """What every arm is, its source, and settings off the default."""
+    bold = Markup("<b>{}</b>")
+    rows = [
+        (bold.format(label), *_what(arm), _settings(arm)) for label, arm in compared.arms.items()
+    ]
+    return section(
+        "compared",
+        "What is compared",
+        f"{join(compared.others)} with {compared.baseline}, which is the baseline."
+        if compared.others
+        else f"{compared.baseline} alone.",
+        table(("arm", "what it is", "source", "settings"), rows),
+        note=f"{compared.training} Settings: those that are not the default.",
+    )
+
+
+def _what(arm: ArmFacts) -> tuple[str, str]:
+    """What an arm does, and who proposed it."""
+    name = objective_name(arm.objective.name)
+    parts, source = [], _SOURCES.get(arm.objective.name, "–")
+    if arm.start in _STARTS:
+        parts.append(_STARTS[arm.start])
+        source = _PAPER
+    if arm.pairs in _PAIRS:
+        pairs, proposed_by = _PAIRS[arm.pairs]
+        parts.append(pairs)
+        source = source if arm.objective.name == "sppo" else proposed_by  # on-policy by itself
+    if arm.filtered_by is not None:
+        by = _RANKINGS.get(arm.filtered_by)
+        ranking = f"by {by}" if by else f"by the audit ({arm.filtered_by})"
+        parts.append(f"without the {arm.dropped:.0%} of the pairs that rank worst {ranking}")
+        source = "Razin et al., arXiv 2410.08847" if by else "–"
+    if arm.alarm is not None:
+        done = "ended" if arm.alarm.stop else "watched"
+        bounds = {"has grown by": arm.alarm.rise, "is": arm.alarm.gap}
+        known = [f"{how} {number(nats)} nats" for how, nats in bounds.items() if nats is not None]
+        parts.append(f"{done} where the gap {' or '.join(known)}")
+        source = "–"
+    if isinstance(arm.objective, DPOConfig) and arm.objective.negative_dose != 1:
+        parts.append(f"push on rejected tokens × {number(arm.objective.negative_dose)}")
+        source = "–"
+    return ", ".join([name, *parts]), source
+
+
+def _settings(arm: ArmFacts) -> str:
+    """An arm's settings that are not the default."""
+    changed = arm.objective.model_dump(exclude_defaults=True, exclude={"name", "negative_dose"})
+    if arm.learning_rate is not None:
+        changed["learning rate"] = f"{arm.learning_rate:g}"
+    if arm.updates_per_rollout is not None:
+        changed["steps between samplings"] = arm.updates_per_rollout
+    return ", ".join(f"{name} = {value}" for name, value in changed.items()) or "–"

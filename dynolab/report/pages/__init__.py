@@ -1,1 +1,0 @@
-"""Pages, one a file: which panels stand on them, in which order."""

@@ -1,1 +1,0 @@
-"""Figures and tables, one subject a file."""

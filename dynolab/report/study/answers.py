@@ -1,0 +1,157 @@
+"""What the models say: their answers side by side, and those taken from another question."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup
+
+from dynolab.probes.hallucination import SIMILAR
+from dynolab.report.page import Section, section, table
+from dynolab.report.style import SPLITS
+from dynolab.report.text import excerpt, join, points
+from dynolab.results.study import Answer
+from dynolab.statistics import share_interval
+
+_EXAMPLES = 3  # of each model
+_LENGTH = 90  # characters of an example's texts
+ByModel = Mapping[str, Answer]
+"""The answers to one prompt."""
+
+
+def answer_section(answers: Sequence[Answer], titles: Mapping[str, str]) -> Section:
+    """Greedy answers of every model to the first prompts: of held-out ones as many as of training.
+
+    **Arguments:** `titles`: how models are called on the page, by name; others go by their own.
+    """
+    name, title = "answers", "What the models answer"
+    if not answers:
+        return section(name, title, "No model was asked to answer.")
+    models = {answer.model: titles.get(answer.model, answer.model) for answer in answers}
+    prompts: defaultdict[str, dict[str, Answer]] = defaultdict(dict)
+    for answer in answers:
+        prompts[answer.pair_id][answer.model] = answer
+    rows = [
+        (
+            SPLITS[first.split],
+            Markup("<b>{}</b>").format(excerpt(first.prompt, end=True)),
+            excerpt(first.chosen),
+            *(_answer(by_model.get(model)) for model in models),
+        )
+        for by_model in _shown(list(prompts.values()))
+        for first in (next(iter(by_model.values())),)
+    ]
+    return section(
+        name,
+        title,
+        _message(list(prompts.values()), models),
+        table(("split", "prompt", "chosen y⁺", *models.values()), rows),
+        note="Greedy answers to the first prompts: the likeliest token at every position; “…” "
+        "marks one that was cut off. Squeezing moves probability to what is likeliest already: "
+        "under it a model goes on to say what it said before, ever more surely, while the chosen "
+        "answers grow unlikely.",
+    )
+
+
+def _shown(prompts: Sequence[ByModel]) -> list[ByModel]:
+    """The first prompts of each split; far more held-out ones may be asked for their share."""
+    trained, heldout = (
+        [by_model for by_model in prompts if next(iter(by_model.values())).split == split]
+        for split in SPLITS
+    )
+    return [*trained, *heldout[: len(trained) or None]]
+
+
+def _answer(answer: Answer | None) -> str:
+    if answer is None:
+        return "–"
+    return answer.answer.strip() + ("" if answer.finished else " …")
+
+
+def _message(prompts: Sequence[ByModel], models: Mapping[str, str]) -> str:
+    """How many different things each model says, and how often the last one repeats the former."""
+    different = {
+        title: len({by_model[model].answer for by_model in prompts if model in by_model})
+        for model, title in models.items()
+    }
+    counts = [
+        f"{title} {'' if place else 'gives '}{count}"
+        for place, (title, count) in enumerate(different.items())
+    ]
+    chosen = len({answer.chosen for by_model in prompts for answer in by_model.values()})
+    sentence = f"{len(prompts)} prompts have {chosen} different chosen answers; {join(counts)}."
+    if len(models) < 2:
+        return sentence
+    former, last = list(models)[-2:]
+    both = [by_model for by_model in prompts if former in by_model and last in by_model]
+    same = sum(by_model[former].answer == by_model[last].answer for by_model in both)
+    repeats = f"{models[last]} repeats {models[former]} word for word"
+    return f"{sentence} {repeats} in {same} of {len(both)}."
+
+
+def hallucination_section(
+    answers: Sequence[Answer], titles: Mapping[str, str], prompts: Mapping[str, str]
+) -> Section:
+    """How often each model answers a held-out question with another question's answer; examples.
+
+    **Arguments:** `titles`: how models are called on the page, by name; `prompts`: training
+    questions by id, where they are known.
+    """
+    name, title = "hallucination", "Another question’s answer"
+    by_model: defaultdict[str, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        if answer.split == "heldout":
+            by_model[titles.get(answer.model, answer.model)].append(answer)
+    if not by_model:
+        return section(name, title, "No model was asked a held-out question.")
+    taken = {
+        model: [(answer, source) for answer in own if (source := answer.taken_from) is not None]
+        for model, own in by_model.items()
+    }
+    rows = [
+        (
+            model,
+            len(own),
+            _share(len(taken[model]), len(own)),
+            _share(sum(answer.taken_exactly for answer in own), len(own)),
+        )
+        for model, own in by_model.items()
+    ]
+    examples = [
+        (
+            model,
+            excerpt(answer.prompt, _LENGTH, end=True),
+            excerpt(answer.answer, _LENGTH),
+            excerpt(prompts.get(source, source), _LENGTH, end=True),
+            excerpt(answer.chosen, _LENGTH),
+        )
+        for model, own in taken.items()
+        for answer, source in own[:_EXAMPLES]
+    ]
+    head = (
+        "model",
+        "held-out question",
+        "its answer",
+        "answers the training question",
+        "chosen y⁺",
+    )
+    counts = [f"{model} {len(taken[model])} of {len(own)}" for model, own in by_model.items()]
+    return section(
+        name,
+        title,
+        "Held-out questions that were answered with what answers another training question: "
+        f"{join(counts)}.",
+        table(("model", "asked", "another’s answer, % [95%]", "all of it, % [95%]"), rows, "snnn"),
+        *([table(head, examples)] if examples else []),
+        note="Greedy answers. In the built-in world an answer is another training question’s if "
+        "the one fact that it states is what that question asks for, and all of it if the value is "
+        "that question’s too. In other data it is if its words, whitespace and case aside, are "
+        f"within an edit distance of {SIMILAR:.0%} of that question’s chosen answer and nearer to "
+        "it than to its own chosen one, and all of it if they are equal; an answer that was cut "
+        "off is compared with the beginnings. Brackets: Wilson’s interval over questions.",
+    )
+
+
+def _share(hits: int, n: int) -> str:
+    return points(share_interval(hits, n), sign=False)

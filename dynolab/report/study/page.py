@@ -1,0 +1,225 @@
+"""The report of a study: one page that needs no network, its figures as files, its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from dynolab.claims.study import assess
+from dynolab.data.rows import write_rows
+from dynolab.objectives.registry import PAIR_OBJECTIVES
+from dynolab.probes.events import events_of
+from dynolab.probes.pairs import pair_changes
+from dynolab.probes.paths import learning_paths
+from dynolab.report.audit.foresight import foreseen_figure, foresight_section
+from dynolab.report.figure import Figure
+from dynolab.report.forces.kernel import kernel_size_figure, stability_figure
+from dynolab.report.forces.token_map import token_map_figure
+from dynolab.report.inputs.arms import arm_table_of
+from dynolab.report.inputs.study import Compared, ReportInputs, Training
+from dynolab.report.mitigation.page import remedy_figure
+from dynolab.report.mitigation.tables import mitigation_table
+from dynolab.report.page import (
+    Page,
+    Section,
+    figure_section,
+    section,
+    table,
+    write_page,
+    write_summary,
+    write_text,
+)
+from dynolab.report.reproduction import reproduction_section
+from dynolab.report.study.answers import answer_section, hallucination_section
+from dynolab.report.study.learning_paths import Paths, gap_figure, learning_path_figure, stages_of
+from dynolab.report.study.paths_svg import paths_svg
+from dynolab.report.study.squeezing import forecast_section, repeater_section, squeezing_figure
+from dynolab.report.study.step_forces import decomposition_figure, prediction_figure
+from dynolab.report.study.summary import changes_since_start, summarise
+from dynolab.report.study.tables import (
+    contrast_section,
+    event_section,
+    headline_tiles,
+    kind_section,
+    pair_section,
+    replay_section,
+)
+from dynolab.report.study.training_curves import training_figure
+from dynolab.report.style import SPLITS, objective_name
+from dynolab.report.text import number
+from dynolab.report.verdicts import verdict_section
+from dynolab.results.study import PairChange
+
+_CLAIMS = (
+    "Claims on chosen, rejected and unrelated answers follow Ren & Sutherland, Learning "
+    "Dynamics of LLM Finetuning (arXiv 2407.10490), on training prompts: made of SFT and DPO, and "
+    "judged of their relatives too; those on forces check the analysis, on all prompts that it "
+    "watched. Appears: every interval lies on the expected side; does not: one lies wholly on the "
+    "other side; unclear: neither. A peak's step is chosen on the other half of the prompts, so "
+    "that noise makes no peak."
+)
+_COMPARISONS = {
+    "mitigation": "remedies against squeezing, side by side",
+    "reproduction": "the papers' findings on finetuning, each with its verdict",
+}
+
+
+def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
+    """Writes a study's report.
+
+    **Arguments:** `inputs`: what was measured; `folder`: where the files go, made if missing.
+
+    **Returns** the content of `summary.json`: `metrics` (a flat map of finite floats), `verdicts`
+    and `replay`.
+
+    Files: `report.html` (stands alone), `summary.json`, `paths.svg`, per figure
+    `figures/<name>.html` and `figures/<name>.json` (plotly), beside one `figures/plotly.min.js`;
+    and after preference training `pairs.jsonl` (`PairChange`, worst first).
+    """
+    facts, trainings, squeezing = inputs.facts, inputs.trainings, inputs.squeezing
+    paths = {
+        (training.stage, split): own
+        for training in trainings
+        for split in SPLITS
+        if (own := learning_paths(training.probes, split)) is not None
+    }
+    verdicts = assess(
+        {training.stage: paths.get((training.stage, "train")) for training in trainings},
+        [row for training in trainings for row in training.forces],
+    )
+    events = {stage: events_of(own) for (stage, split), own in paths.items() if split == "train"}
+    changes = changes_since_start(paths)
+    summary = summarise(inputs, changes, verdicts, events)
+    titles = {training.name: objective_name(training.stage) for training in trainings}
+    prompts = {row.pair_id: row.prompt for row in inputs.watched if row.split == "train"}
+    pairs = _pairs(inputs, paths, prompts)
+    content: list[Figure | Section | None] = [
+        learning_path_figure(paths),
+        gap_figure(paths),
+        squeezing_figure(squeezing, titles) if squeezing else None,
+        event_section(events),
+        contrast_section(trainings[-1], inputs.contrasts) if inputs.contrasts else None,
+        *_compared_sections(inputs.compared),
+        answer_section(inputs.answers, titles),
+        hallucination_section(inputs.answers, titles, prompts),
+        repeater_section(squeezing.generations, titles) if squeezing else None,
+        foresight_section(inputs.audit.foresight) if inputs.audit else None,
+        pair_section(pairs, trainings[-1].stage, facts.map_command) if pairs else None,
+        *_force_figures(inputs),
+        forecast_section(squeezing.forecasts, titles) if squeezing else None,
+        verdict_section(verdicts, _CLAIMS),
+        replay_section([row for training in trainings for row in training.replay]),
+        kind_section(paths, inputs.watched),
+    ]
+    page = Page(
+        name=facts.name,
+        lead=_lead(inputs, paths),
+        tiles=headline_tiles([t.stage for t in trainings], changes, summary, verdicts),
+        content=[part for part in content if part is not None],
+        settings=facts.config_text,
+        stages=facts.stages,
+    )
+    write_page(page, folder, "report.html")
+    write_summary(summary, folder)
+    if pairs:
+        write_rows(folder / "pairs.jsonl", pairs)
+    if drawing := paths_svg(paths):
+        write_text(folder / "paths.svg", drawing)
+    return summary
+
+
+def _pairs(inputs: ReportInputs, paths: Paths, prompts: Mapping[str, str]) -> list[PairChange]:
+    """What the study's last training did to its pairs, if it was on pairs."""
+    last = inputs.trainings[-1].stage if inputs.trainings else ""
+    if last not in PAIR_OBJECTIVES or (last, "train") not in paths:
+        return []
+    return pair_changes(paths[last, "train"], prompts)
+
+
+def _force_figures(inputs: ReportInputs) -> list[Figure | None]:
+    """What was foreseen, the losses, and which forces did it."""
+    trainings, kernel = inputs.trainings, inputs.kernel
+    maps = [training.token_map for training in trainings if training.token_map]
+    return [
+        foreseen_figure(inputs.audit) if inputs.audit else None,
+        training_figure(trainings),
+        prediction_figure(trainings),
+        *map(decomposition_figure, reversed(trainings)),
+        token_map_figure(maps[-1]) if maps else None,
+        kernel_size_figure(kernel) if kernel else None,
+        stability_figure(kernel) if kernel else None,
+    ]
+
+
+def _compared_sections(compared: Compared) -> list[Section]:
+    """The papers' findings, the remedies side by side, and how to get what is missing."""
+    sections = []
+    if compared.findings:
+        unit = "seeds, or prompts where there is one"
+        sections.append(reproduction_section(compared.findings, unit))
+    if compared.remedies is not None:
+        figures = arm_table_of(compared.remedies)
+        if figure := remedy_figure(compared.remedies, figures):
+            sections.append(figure_section(figure))
+        sections.append(mitigation_table(compared.remedies, figures))
+    if compared.missing:
+        rows = [
+            (_COMPARISONS.get(name, name), Markup("<code>{}</code>").format(command))
+            for name, command in compared.missing.items()
+        ]
+        sections.append(
+            section(
+                "missing",
+                "What other runs add to this page",
+                "These comparisons over several seeds have not run yet; after them this study, "
+                "run again, shows what they found.",
+                table(("comparison", "command"), rows),
+            )
+        )
+    return sections
+
+
+def _lead(inputs: ReportInputs, paths: Paths) -> str:
+    seed = "" if inputs.facts.seed is None else f" Seed {inputs.facts.seed}."
+    last = stages_of(paths)[-1:]
+    prompts = [
+        f"{len(paths[stage, split].pairs)} {name} prompts"
+        for stage in last
+        for split, name in SPLITS.items()
+        if (stage, split) in paths
+    ]
+    watched = f" Watched on {' and '.join(prompts)}." if prompts else ""
+    notes = [*map(_left_out, inputs.trainings), *map(_alarmed, inputs.trainings)]
+    return (
+        "What training did to what the model says, and which forces did it."
+        f"{seed}{watched}{''.join(notes)} Changes are in nats of log-probability, summed over an "
+        "answer’s tokens; brackets hold 95% intervals over prompts."
+    )
+
+
+def _alarmed(training: Training) -> str:
+    """That the alarm rang, and whether it ended the training."""
+    ring = training.alarm
+    if ring is None:
+        return ""
+    done = "ended" if ring.stopped else "warned of"
+    return (
+        f" The alarm {done} {objective_name(training.stage)} at step {ring.step}, where the gap "
+        f"y* − y⁺ had grown by {number(ring.rise)} to {number(ring.gap)} nats."
+    )
+
+
+def _left_out(training: Training) -> str:
+    """What the context was too short for, which nothing else on the page would tell."""
+    dropped, cut = (training.rows.get(f"data/rows_{what}", 0) for what in ("dropped", "truncated"))
+    if not dropped and not cut:
+        return ""
+    kept = training.rows.get("data/rows_kept", 0)
+    parts = ([f"left out {dropped}"] if dropped else []) + ([f"cut {cut}"] if cut else [])
+    return (
+        f" {objective_name(training.stage)} {' and '.join(parts)} of {kept + dropped} pairs as "
+        "longer than the model’s context."
+    )

@@ -1,0 +1,90 @@
+"""Numbers, tokens and lists as people read them; text of others made harmless for plotly."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+
+from dynolab.statistics import Interval
+
+
+def excerpt(value: str, limit: int = 160, *, end: bool = False) -> str:
+    """As much of a text as a table has room for: its start, or with `end` its end."""
+    words = " ".join(value.split())
+    if len(words) <= limit:
+        return words
+    return f"[…] {words[-limit:]}" if end else f"{words[:limit]} […]"
+
+
+def plotly_text(text: object, limit: int = 80) -> str:
+    """Text for plotly, which understands some HTML: shown as it is, never obeyed."""
+    plain = str(text)
+    if len(plain) > limit:
+        plain = plain[: limit - 1] + "…"
+    return html.escape(plain, quote=False)
+
+
+def token_text(token: str, limit: int = 12) -> str:
+    """A token for an axis: spaces and line ends made visible (byte-level BPE's own marks too)."""
+    for plain, shown in (("Ġ", "·"), ("▁", "·"), ("Ċ", "⏎"), (" ", "·"), ("\n", "⏎"), ("\t", "⇥")):
+        token = token.replace(plain, shown)
+    return plotly_text("".join(c if c.isprintable() else "�" for c in token), limit)
+
+
+def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
+    """`digits` significant digits with a true minus; `–` where nothing was measured.
+
+    With `sign` a change: a plus stands before gains, and trailing zeros stay.
+    """
+    if value is None or not math.isfinite(value):
+        return "–"
+    text = f"{value:{'+#' if sign else ''}.{digits}g}"
+    if 10**digits <= abs(value) < 1e6:
+        text = f"{value:{'+' if sign else ''}.0f}"
+    mantissa, _, exponent = text.partition("e")
+    mantissa = true_minus(mantissa)
+    if not exponent:
+        return mantissa
+    superscript = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{mantissa}·10{superscript}"
+
+
+def true_minus(text: str) -> str:
+    """A formatted number with a minus in place of its hyphen."""
+    return text.replace("-", "−")
+
+
+def mean_and_ends(interval: Interval, sign: bool = True) -> tuple[str, str, str]:
+    """Mean, low and high end to the place that the interval's width warrants."""
+    ends = interval.mean, interval.low, interval.high
+    if 0 < max(map(abs, ends)) < 1e-3:
+        mean, low, high = (number(end, 2, sign) for end in ends)
+        return mean, low, high
+    width = interval.high - interval.low
+    rounding = 1e-9 * abs(interval.mean)
+    scale = width if math.isfinite(width) and width > rounding else abs(interval.mean) or 1.0
+    places = min(6, max(1, 1 - math.floor(math.log10(scale)))) if math.isfinite(scale) else 1
+    mean, low, high = (
+        true_minus(f"{end:{'+' if sign else ''}.{places}f}") if math.isfinite(end) else "–"
+        for end in ends
+    )
+    return mean, low, high
+
+
+def with_interval(interval: Interval, sign: bool = True) -> str:
+    """`mean [low, high]`."""
+    mean, low, high = mean_and_ends(interval, sign)
+    return f"{mean} [{low}, {high}]" if interval.n else "–"
+
+
+def points(share: Interval, sign: bool = True) -> str:
+    """`mean [low, high]` of a share in parts of a hundred."""
+    return with_interval(
+        Interval(100 * share.mean, 100 * share.low, 100 * share.high, share.n), sign
+    )
+
+
+def join(parts: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)

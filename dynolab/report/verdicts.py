@@ -1,0 +1,105 @@
+"""Claims on a page: expected, measured with its interval, verdict; and their counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from markupsafe import Markup
+
+from dynolab.claims.verdict import APPEARS, Figure, Outcome, Verdict
+from dynolab.report.page import Section, section, table
+from dynolab.report.style import objective_name
+from dynolab.report.text import number, with_interval
+
+MARKS: Mapping[Outcome, str] = {
+    "holds": "✓",
+    "fails": "✗",
+    "unclear": "?",
+    "not measured": "–",
+}
+
+
+PLURAL: Mapping[Outcome, str] = {"holds": "appear", "fails": "do not"}
+"""What several claims about trainings of language models do."""
+
+
+def verdict_table(
+    about: str,
+    verdicts: Sequence[Verdict],
+    *,
+    named: Callable[[str], str] = str,
+    words: Mapping[Outcome, str] = APPEARS,
+) -> Markup:
+    """One line for each claim.
+
+    **Arguments:**
+
+    - `about`: heading of the first column, whose entries are `named(verdict.topic)`.
+    - `words`: what outcomes are called, where not by their own names.
+    """
+    rows = [
+        (
+            named(verdict.topic),
+            verdict.claim,
+            verdict.expected,
+            _figures(verdict),
+            _number_of_cases(verdict),
+            outcome_mark(verdict, words),
+        )
+        for verdict in verdicts
+    ]
+    return table((about, "claim", "expected", "measured [95%]", "n", "verdict"), rows, "ssssns")
+
+
+def outcome_mark(verdict: Verdict, words: Mapping[Outcome, str] = APPEARS) -> Markup:
+    """The verdict's sign and word, in its colour."""
+    outcome = verdict.outcome
+    return Markup('<span class="verdict {}">{} {}</span>').format(
+        APPEARS[outcome].replace(" ", "-"), MARKS[outcome], words.get(outcome, outcome)
+    )
+
+
+def verdict_section(verdicts: Sequence[Verdict], note: str) -> Section:
+    """Claim, expectation, measurement and verdict; `note` says whose claims they are."""
+    return section(
+        "verdicts",
+        "Which known phenomena appear",
+        f"Of {len(verdicts)} claims {counts_of(verdicts, PLURAL)}."
+        if verdicts
+        else "No claim is known of these trainings.",
+        verdict_table("stage", verdicts, named=objective_name),
+        note=note,
+    )
+
+
+def outcome_counts(
+    verdicts: Sequence[Verdict], words: Mapping[Outcome, str] = APPEARS
+) -> dict[str, float]:
+    """`claims/<outcome>`: how many claims end how; `words` as in `verdict_table`."""
+    outcomes = [words.get(verdict.outcome, verdict.outcome) for verdict in verdicts]
+    return {f"claims/{o.replace(' ', '_')}": float(n) for o, n in Counter(outcomes).items()}
+
+
+def counts_of(verdicts: Sequence[Verdict], words: Mapping[Outcome, str]) -> str:
+    """How many claims end how: `3 hold, 1 unclear`."""
+    counts = {outcome: sum(v.outcome == outcome for v in verdicts) for outcome in MARKS}
+    return ", ".join(f"{n} {words.get(o, o)}" for o, n in counts.items() if n)
+
+
+def _number_of_cases(verdict: Verdict) -> str:
+    least = min((figure.n for figure in verdict.measured), default=0)
+    return f"{least:,}" if least else "–"
+
+
+def _figures(verdict: Verdict) -> Markup:
+    if verdict.outcome == "not measured":
+        return Markup('<span class="quiet">not among what was measured</span>')
+    line = Markup('<div><span class="quiet">{}</span> <span class="num">{}</span></div>')
+    return Markup("").join(line.format(f.name, _measured(f)) for f in verdict.measured)
+
+
+def _measured(figure: Figure) -> str:
+    if figure.violations is not None:
+        return f"{figure.violations:,} of {figure.n:,} [≤ {number(100 * figure.high, 2)}%]"
+    return f"{with_interval(figure.interval, sign=bool(figure.unit))} {figure.unit}"
