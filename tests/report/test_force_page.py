@@ -53,7 +53,8 @@ def test_the_matrix_holds_the_totals_in_the_order_of_its_names() -> None:
 
 
 def test_without_rejected_answers_there_are_no_sides_to_choose() -> None:
-    assert not pair_matrix_figure(analysis(rejected=False).checkpoints).figure.layout.updatemenus
+    figure = pair_matrix_figure(analysis(rejected=False).checkpoints)
+    assert not figure.plot.layout.updatemenus
 
 
 def test_a_choice_shows_one_map_with_its_own_axes() -> None:
