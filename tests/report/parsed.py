@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from pathlib import Path
+
+CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
+"""Text that would be a script and an image, were it markup."""
 
 
 class Parsed(HTMLParser):
@@ -39,3 +43,19 @@ class Parsed(HTMLParser):
             for tag, a in self.elements
             if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"
         )
+
+
+def obeys_no_text(folder: Path, page: str) -> Parsed:
+    """Checks that the canary is markup neither of the page nor of its figures; the page parsed."""
+    figures = folder / "figures"
+    for file in (folder / page, *figures.glob("*.html")):
+        parsed = Parsed(file.read_text())
+        assert "img" not in {tag for tag, _ in parsed.elements}, file.name
+        assert not any(name.startswith("on") for _, a in parsed.elements for name in a), file.name
+        for attributes, text in parsed.scripts:
+            assert "canary" not in text or attributes.get("type") == "application/json", file.name
+        assert "default-src 'none'" in parsed.policy
+    for file in figures.glob("*.json"):
+        content = file.read_text()
+        assert "<img" not in content and "<script" not in content, file.name
+    return Parsed((folder / page).read_text())

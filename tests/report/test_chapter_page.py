@@ -17,8 +17,7 @@ from dynolab.report.inputs.files import StageFacts
 from dynolab.report.page import Tile, section
 from dynolab.report.text import plotly_text
 from dynolab.statistics import Interval
-from tests.report.parsed import Parsed
-from tests.report.test_hostile_text import CANARY
+from tests.report.parsed import CANARY, Parsed
 
 ABOVE, BELOW = Interval(2.0, 1.0, 3.0, 5), Interval(-2.0, -3.0, -1.0, 5)
 ACROSS = Interval(0.5, -1.0, 2.0, 5)

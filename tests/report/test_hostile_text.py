@@ -14,10 +14,9 @@ from dynolab.report.study.page import write_report
 from dynolab.results.study import TokenMap
 from tests.report.audits import audit
 from tests.report.forces import kernel
-from tests.report.parsed import Parsed
+from tests.report.parsed import CANARY, Parsed
 from tests.report.synthetic import study
 
-CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
 LOADS = {"src", "srcset", "data", "poster", "action", "background"}
 
 

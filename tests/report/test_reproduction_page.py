@@ -20,11 +20,10 @@ from dynolab.results.arms import Divergence
 from dynolab.results.study import TrainingSummary
 from dynolab.statistics import Interval
 from tests.report.pairs import mitigation
-from tests.report.parsed import Parsed
+from tests.report.parsed import CANARY, Parsed, obeys_no_text
 from tests.report.synthetic import DPO, line, probes, study
 from tests.report.synthetic import SFT as SFT_SHAPES
 
-CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
 PATHS = {
     SFT: SFT_SHAPES,
     AFTER_SFT: DPO,
@@ -76,9 +75,8 @@ def test_the_paths_figure_says_where_the_gap_goes() -> None:
 
 def test_text_of_others_is_shown_and_never_obeyed(tmp_path: Path) -> None:
     write_reproduction_page(reproduction(CANARY), tmp_path)
-    content = (tmp_path / "reproduction.html").read_text()
-    assert CANARY not in content
-    assert CANARY in " ".join(Parsed(content).words)
+    assert CANARY not in (tmp_path / "reproduction.html").read_text()
+    assert CANARY in " ".join(obeys_no_text(tmp_path, "reproduction.html").words)
 
 
 def test_a_study_s_report_shows_findings_and_remedies_of_runs_beside_it(tmp_path: Path) -> None:

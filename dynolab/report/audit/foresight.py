@@ -76,7 +76,7 @@ def _cells(row: Foresight | None) -> tuple[str, str]:
 
 
 def _message(foresight: Sequence[Foresight], splits: Sequence[Split]) -> str:
-    titles: dict[str, str] = dict(**LABELS)
+    titles: dict[str, str] = dict(LABELS.items())
     fallen, best_by = [], []
     for split in splits:
         own = [row for row in foresight if row.split == split]
