@@ -8,6 +8,7 @@ USER 1000
 WORKDIR /home/dynolab/app
 
 ENV DO_NOT_TRACK=1 \
+    MLFLOW_DISABLE_TELEMETRY=true \
     PYTHONUNBUFFERED=1 \
     PATH=/home/dynolab/venv/bin:$PATH
 

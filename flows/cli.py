@@ -28,6 +28,7 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow does not know the "1"
     # Threads that spin while they wait slow each other down a hundredfold on a busy machine.
     "OMP_WAIT_POLICY": "PASSIVE",
 }

@@ -57,6 +57,7 @@ def test_what_a_dead_supervisor_owns_is_killed() -> None:
         "[" * 100_000,
         "",
     ],
+    ids=["living", "another boot", "no process", "a list", "torn", "deep", "empty"],
 )
 def test_what_a_living_supervisor_or_another_machine_owns_is_let_be(owner: str) -> None:
     with helper(owner) as process:
