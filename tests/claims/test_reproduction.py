@@ -23,8 +23,7 @@ from dynolab.claims.reproduction import (
 )
 from dynolab.probes.paths import LearningPaths, change, learning_paths
 from dynolab.statistics import Interval, mean_interval
-from tests.report.synthetic import DPO, Shape, line, probes, up, up_then_down
-from tests.report.synthetic import SFT as SFT_SHAPES
+from tests.report.synthetic import DPO, SFT as SFT_SHAPES, Shape, line, probes, up, up_then_down
 
 _SFT = SFT_SHAPES | {"chosen_gptformat": line(-5.0), "chosen_gptsemantic": up(20.0, 20.0)}
 _BASE = DPO | {"chosen": up_then_down(6.0, -12.0), "rejected": line(-60.0), "argmax": up(9.0)}

@@ -3,8 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dynolab.data.probes.build import build_probes, other, shuffled
 from dynolab.data.probes.overlap import disjoint

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow
 import pytest
 from datasets import Dataset
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from pyarrow import parquet
 
 from dynolab.data.chat import template_digest

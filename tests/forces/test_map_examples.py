@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow
 from dynolab.forces import ForceMap, FrozenUpdate, PolicyFunction
-from dynolab.forces.map import examples as map_examples
-from dynolab.forces.map import job as map_job
+from dynolab.forces.map import examples as map_examples, job as map_job
 from dynolab.forces.map.analysis import Question
 from dynolab.forces.map.examples import token_maps
 from dynolab.forces.map.force_map import MapFacts

@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import dynolab.likelihood.token_facts
 from dynolab.likelihood.token_facts import TokenFacts, token_facts

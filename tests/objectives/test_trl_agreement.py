@@ -12,9 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
-from trl import DPOConfig as TrlDPOConfig
-from trl import DPOTrainer, SFTTrainer
-from trl import SFTConfig as TrlSFTConfig
+from trl import DPOConfig as TrlDPOConfig, DPOTrainer, SFTConfig as TrlSFTConfig, SFTTrainer
 
 from dynolab.data.batches import CHOSEN, REJECTED, Totals, collate, collate_examples, count_totals
 from dynolab.data.encode import Encoder

@@ -27,8 +27,7 @@ from dynolab.objectives import (
 )
 from dynolab.objectives.clipping import ClippedConfig, divergence_rate
 from tests.objectives.sampled import batch_of
-from tests.objectives.test_forces import EXAMPLES, random_logits
-from tests.objectives.test_forces import batch_of as pairs_of
+from tests.objectives.test_forces import EXAMPLES, batch_of as pairs_of, random_logits
 
 
 def sigmoid(x: float) -> float:

@@ -20,9 +20,11 @@ from typing import Any
 import pytest
 
 from dynolab.errors import ConfigError, HostLost, RankFailed
-from tasks.runtime.launch import join as join_module
-from tasks.runtime.launch import peer as peer_module
-from tasks.runtime.launch import rendezvous as rendezvous_module
+from tasks.runtime.launch import (
+    join as join_module,
+    peer as peer_module,
+    rendezvous as rendezvous_module,
+)
 from tasks.runtime.launch.join import join_once
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.launch.peer import Peer

@@ -10,9 +10,7 @@ import time
 
 import pytest
 
-from dynolab.store import Claim, Place, Store
-from dynolab.store import claim as claim_module
-from dynolab.store import owner as owner_module
+from dynolab.store import Claim, Place, Store, claim as claim_module, owner as owner_module
 
 DEADLINE_SECONDS = 20
 

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from dynolab.errors import StoreError
-from dynolab.store import Claim, Store
-from dynolab.store import claim as claim_module
+from dynolab.store import Claim, Store, claim as claim_module
 from dynolab.store.filesystem import Files
 
 DEADLINE_SECONDS = 20

@@ -9,8 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from dynolab.errors import CorruptData, DynolabError
 from dynolab.store import FileEntry, Manifest, Place, Store

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from dynolab.errors import CorruptData, StoreError
-from dynolab.store import Manifest, Place, Store
-from dynolab.store import read as read_module
+from dynolab.store import Manifest, Place, Store, read as read_module
 from dynolab.store.filesystem import Files
 
 KEY = "5e" * 32

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from dynolab.errors import CorruptData, StoreError
-from dynolab.store import FileEntry, Manifest, Place, Store
-from dynolab.store import commit as commit_module
+from dynolab.store import FileEntry, Manifest, Place, Store, commit as commit_module
 from dynolab.store.filesystem import Files
 from dynolab.store.manifest import MANIFEST, Marker, hash_bytes
 
