@@ -168,7 +168,7 @@ def _updating(
 ) -> tuple[Sequence[Recorded], ObjectiveConfig]:
     """What updates, and under which objective."""
     from dynolab.errors import ConfigError
-    from dynolab.forces.map.analysis import recorded
+    from dynolab.forces.map.analysis import recorded_examples
     from dynolab.objectives import build_objective
 
     config = work.config
@@ -177,7 +177,9 @@ def _updating(
         rows = updating_rows(data, config, config.objective, config.pair_ids)
         pairs = encoder.examples(rows)
         needed = build_objective(config.objective).needs_reference
-        return recorded(pairs, _reference(work, encoder, pairs) if needed else {}), config.objective
+        return recorded_examples(
+            pairs, _reference(work, encoder, pairs) if needed else {}
+        ), config.objective
     if record is None:
         raise ConfigError("updating", "recorded", NO_STEP)
     return record.examples, record.facts.objective

@@ -13,7 +13,7 @@ from dynolab.data.rows import Example, read_rows, read_value, write_rows
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.forces import ForceMap, PolicyFunction, force_map, split_step
-from dynolab.forces.map.analysis import recorded
+from dynolab.forces.map.analysis import recorded_examples
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import DPO, SFT, DPOConfig, SFTConfig
 from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, ResponseTermsRow
@@ -55,7 +55,7 @@ def question(lab: Analysed):  # type: ignore[no-untyped-def]
     pairs = encoder.examples(updating_rows(lab.folder(lab.data), config))
     reference = ResponseLogits(load_language_model(lab.folder(lab.base, "model")))
     scored = score_reference(reference, pairs, (0, 1), pad_id=0, batch=1)
-    return PolicyFunction(load_language_model(folder)), observed, recorded(pairs, scored)
+    return PolicyFunction(load_language_model(folder)), observed, recorded_examples(pairs, scored)
 
 
 def totals(lab: Analysed, result: StageResult) -> list[PairForce]:

@@ -12,7 +12,7 @@ import torch
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow
 from dynolab.forces import PolicyFunction, breakdown, force_map, split_step
-from dynolab.forces.map.analysis import Analysis, Question, analyse, recorded
+from dynolab.forces.map.analysis import Analysis, Question, analyse, recorded_examples
 from dynolab.forces.map.examples import MOST_CELLS, token_maps
 from dynolab.forces.map.job import MapJob, fill_map
 from dynolab.objectives import DPOConfig, GRPOConfig, build_objective
@@ -292,7 +292,7 @@ def test_facts_tell_of_groups(question: Question, tmp_path: Path) -> None:
 def test_examples_are_recorded_with_the_references_that_there_are() -> None:
     examples = [pair.encoded() for pair in pairs(2)]
     scores = {"pair-0": {0: torch.tensor([1.0, 2.0]), 1: torch.tensor([3.0])}, "pair-1": {}}
-    first, second = recorded(examples, scores)
+    first, second = recorded_examples(examples, scores)
     assert (first.id, first.chosen, first.rejected) == (
         "pair-0",
         examples[0].chosen,
@@ -300,7 +300,7 @@ def test_examples_are_recorded_with_the_references_that_there_are() -> None:
     )
     assert (first.chosen_reference, first.rejected_reference) == ([1.0, 2.0], [3.0])
     assert (second.chosen_reference, second.rejected_reference) == (None, None)
-    assert [one.chosen_reference for one in recorded(examples)] == [None, None]
+    assert [one.chosen_reference for one in recorded_examples(examples)] == [None, None]
 
 
 def test_token_maps_show_own_answers_first_then_the_smallest(

@@ -106,7 +106,7 @@ class Analysis:
         return found | {"force/block_error": self.facts.block_error}
 
 
-def recorded(
+def recorded_examples(
     examples: Sequence[EncodedExample],
     reference: Mapping[str, Mapping[int, Tensor]] | None = None,
 ) -> list[RecordedExample]:
