@@ -1,3 +1,163 @@
-"""Dynolab measures the forces that training exerts on what a model says."""
+"""Dynolab measures the forces that training exerts on what a model says.
+
+`__all__` is the public face; each name is loaded when it is first used:
+
+- rows and tokens: `load_data`, `build_world`, `read_rows`, `Example`, `ProbeRow`, `Encoder`;
+- objectives: `build_objective` and its configs, as `DPOConfig`;
+- what the force engine moves: `PolicyFunction` (a language model), `ModuleFunction`;
+- what one training step did: `StepRecord`, `step_forces`, `one_step`, `token_forces`;
+- which token pushes which: `force_map` of `recorded_examples`, `pair_totals`, `breakdown`;
+- the kernel, the terms of the force, hidden layers: `kernel_…`, `…_terms`, `feature_…`;
+- answers that are watched: `ProbeCallback`, `score_probes`, `learning_paths`, `AlarmConfig`;
+- pairs before training, and policies compared: `audit_pairs`, `contests`, `win_rate`;
+- errors: `DynolabError`, and `ConfigError` for a setting that cannot work.
+
+Models and tokenizers are those of transformers. Every other name is private and may change in any
+release.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dynolab.audit.audit import audit_pairs as audit_pairs
+    from dynolab.data.encode import Encoded as Encoded, Encoder as Encoder
+    from dynolab.data.rows import (
+        Example as Example,
+        ProbeRow as ProbeRow,
+        read_rows as read_rows,
+        write_rows as write_rows,
+    )
+    from dynolab.data.sources.load import DataConfig as DataConfig, load_data as load_data
+    from dynolab.data.world.world import WorldConfig as WorldConfig, build_world as build_world
+    from dynolab.errors import ConfigError as ConfigError, DynolabError as DynolabError
+    from dynolab.forces import (
+        ForceMap as ForceMap,
+        ModuleFunction as ModuleFunction,
+        PolicyFunction as PolicyFunction,
+        View as View,
+        accumulated_influence as accumulated_influence,
+        breakdown as breakdown,
+        feature_change as feature_change,
+        feature_forces as feature_forces,
+        feature_step as feature_step,
+        force_map as force_map,
+        kernel_blocks as kernel_blocks,
+        kernel_sizes as kernel_sizes,
+        kernel_stability as kernel_stability,
+        one_step as one_step,
+        response_terms as response_terms,
+        split_step as split_step,
+        step_forces as step_forces,
+        step_terms as step_terms,
+        token_forces as token_forces,
+    )
+    from dynolab.forces.map.analysis import recorded_examples as recorded_examples
+    from dynolab.forces.map.totals import pair_totals as pair_totals
+    from dynolab.integrations.callback import ProbeCallback as ProbeCallback
+    from dynolab.judges import (
+        ExactJudge as ExactJudge,
+        agreement as agreement,
+        contests as contests,
+        win_rate as win_rate,
+    )
+    from dynolab.likelihood.token_logps import ResponseLogits as ResponseLogits
+    from dynolab.objectives import (
+        DPOConfig as DPOConfig,
+        GRPOConfig as GRPOConfig,
+        HingeConfig as HingeConfig,
+        IPOConfig as IPOConfig,
+        Objective as Objective,
+        RobustDPOConfig as RobustDPOConfig,
+        SFTConfig as SFTConfig,
+        SFTExtendedConfig as SFTExtendedConfig,
+        SimKOConfig as SimKOConfig,
+        SimPOConfig as SimPOConfig,
+        SLiCConfig as SLiCConfig,
+        SPINConfig as SPINConfig,
+        SPPOConfig as SPPOConfig,
+        build_objective as build_objective,
+    )
+    from dynolab.probes.paths import learning_paths as learning_paths
+    from dynolab.probes.score import score_probes as score_probes
+    from dynolab.results.judges import PolicyAnswer as PolicyAnswer
+    from dynolab.results.study import ProbeScore as ProbeScore
+    from dynolab.training.alarm import AlarmConfig as AlarmConfig
+    from dynolab.training.record import StepRecord as StepRecord
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "audit.audit": ("audit_pairs",),
+    "data.encode": ("Encoded", "Encoder"),
+    "data.rows": ("Example", "ProbeRow", "read_rows", "write_rows"),
+    "data.sources.load": ("DataConfig", "load_data"),
+    "data.world.world": ("WorldConfig", "build_world"),
+    "errors": ("ConfigError", "DynolabError"),
+    "forces": (
+        "ForceMap",
+        "ModuleFunction",
+        "PolicyFunction",
+        "View",
+        "accumulated_influence",
+        "breakdown",
+        "feature_change",
+        "feature_forces",
+        "feature_step",
+        "force_map",
+        "kernel_blocks",
+        "kernel_sizes",
+        "kernel_stability",
+        "one_step",
+        "response_terms",
+        "split_step",
+        "step_forces",
+        "step_terms",
+        "token_forces",
+    ),
+    "forces.map.analysis": ("recorded_examples",),
+    "forces.map.totals": ("pair_totals",),
+    "integrations.callback": ("ProbeCallback",),
+    "judges": ("ExactJudge", "agreement", "contests", "win_rate"),
+    "likelihood.token_logps": ("ResponseLogits",),
+    "objectives": (
+        "DPOConfig",
+        "GRPOConfig",
+        "HingeConfig",
+        "IPOConfig",
+        "Objective",
+        "RobustDPOConfig",
+        "SFTConfig",
+        "SFTExtendedConfig",
+        "SLiCConfig",
+        "SPINConfig",
+        "SPPOConfig",
+        "SimKOConfig",
+        "SimPOConfig",
+        "build_objective",
+    ),
+    "probes.paths": ("learning_paths",),
+    "probes.score": ("score_probes",),
+    "results.judges": ("PolicyAnswer",),
+    "results.study": ("ProbeScore",),
+    "training.alarm": ("AlarmConfig",),
+    "training.record": ("StepRecord",),
+}
+"""The public names of every module."""
+
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, loaded from its module."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
