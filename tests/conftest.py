@@ -17,6 +17,7 @@ import pytest
 
 from dynolab.store import Store
 from tasks.runtime.servers.services import Services, client_variables, start_services
+from tests.flows.analysed import Analysed
 from tests.flows.lab import Lab
 
 START_SECONDS = 60
@@ -125,6 +126,12 @@ def servers(started_servers: Services) -> dict[str, str]:
     variables = client_variables(started_servers.home, started_servers.addresses)
     del variables["PREFECT_HOME"]  # each lab has its own
     return variables
+
+
+@pytest.fixture(scope="session")
+def analysed(tmp_path_factory: pytest.TempPathFactory) -> Analysed:
+    """Small results for force analyses, made in this process."""
+    return Analysed(tmp_path_factory.mktemp("analysed") / "home")
 
 
 @pytest.fixture(scope="session")

@@ -99,9 +99,16 @@ def layouts_of(causal: nn.Module) -> Layouts:
     **Arguments:** `causal`: a causal language model of transformers, its weights whole, or such
     that all ranks are here.
 
-    **Raises:** `ConfigError` for a model whose log-probabilities differ from its own forward's
-    without any sharing of prompts, alone or beside others.
+    **Raises:** `ConfigError` for a module that is no model of transformers, and for a model whose
+    log-probabilities differ from its own forward's without any sharing of prompts, alone or beside
+    others.
     """
+    if not hasattr(causal, "base_model_prefix"):
+        raise ConfigError(
+            "model",
+            type(causal).__name__,
+            "give a causal language model of transformers (AutoModelForCausalLM)",
+        )
     known = _measured.setdefault(causal, {})
     attention = _attention(causal)
     if attention not in known:
@@ -168,8 +175,8 @@ def _measure(causal: Any) -> Layouts:
             "model",
             type(causal).__name__,
             f"its own forward fails ({type(error).__name__}: {_first_line(error)}) with attention "
-            f"{_attention(causal)} in {next(causal.parameters()).dtype}; choose another attention "
-            "(sdpa, eager) or dtype",
+            f"{_attention(causal)} in {next(causal.parameters()).dtype}; give a causal language "
+            "model (AutoModelForCausalLM), or choose another attention (sdpa, eager) or dtype",
         ) from error
     tries: dict[Layout, Callable[[], list[Tensor]]] = {
         "alone": partial(_alone, causal, sequences[0], truth[0], device),

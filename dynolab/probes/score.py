@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from dynolab.data.batches import TokenBatch
-from dynolab.data.encode import Encoder
+from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.prefixes import collate_prefixes, plan_prefixes
 from dynolab.data.rows import ProbeRow
+from dynolab.errors import ConfigError
 from dynolab.likelihood.token_facts import TokenFacts, token_facts
-from dynolab.likelihood.token_logps import goes_on_from_prompts
+from dynolab.likelihood.token_logps import causal_model, goes_on_from_prompts
 from dynolab.results.study import Score, TokenScores
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class ProbeScorer:
     - `batch_tokens`: bound of rows × padded length of one forward; a longer row goes alone.
     - `share`: `(rank, world)`: only this rank's run of rows is scored here; the ranks' results
       joined in rank order are in the rows' order.
+
+    **Raises:** `ConfigError` where the encoder's tokenizer gives tokens that the model lacks.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class ProbeScorer:
         self.rows = [row for row, _ in kept]
         """This rank's rows that have a score."""
         sequences = [one for _, one in kept]
+        _check_vocabulary(model, sequences)
         tokenizer = encoder.tokenizer
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         plan = plan_prefixes(sequences, batch_tokens, shared=goes_on_from_prompts(model))
@@ -101,6 +106,19 @@ class ProbeScorer:
         finally:
             self.model.train(training)
         return [scores[number] for number in range(len(self.rows))]
+
+
+def _check_vocabulary(model: Any, sequences: Sequence[Encoded]) -> None:
+    """Refuses token ids that the model's embedding lacks: on a GPU they would abort the process."""
+    embedding: Any = causal_model(model.model).get_input_embeddings()  # type: ignore[operator]
+    rows = getattr(embedding, "num_embeddings", math.inf)
+    largest = max((max(sequence.ids) for sequence in sequences), default=0)
+    if largest >= rows:
+        raise ConfigError(
+            "tokenizer",
+            f"token {largest}",
+            f"the model's embedding has {rows} rows; use the tokenizer that belongs to the model",
+        )
 
 
 def _share(items: list[Item], rank: int, world: int) -> list[Item]:

@@ -119,6 +119,21 @@ def test_placeholders_of_zero_3_are_refused_with_where_the_weights_are():
         PolicyFunction(model)
 
 
+@pytest.mark.parametrize("offloaded", ["transformer.h.1", ""])
+def test_offloaded_weights_are_refused(offloaded):
+    model = build("gpt2", torch.float32)
+    model.get_submodule(offloaded).to("meta")
+    with pytest.raises(ConfigError, match=r"model = \[.*'meta'\]: put all weights on one device"):
+        PolicyFunction(model)
+
+
+def test_what_is_no_causal_language_model_is_refused_with_where_to_get_one():
+    headless = build("gpt2", torch.float32).transformer
+    for model, name in ((torch.nn.Linear(2, 2), "Linear"), (headless, "GPT2Model")):
+        with pytest.raises(ConfigError, match=rf"model = '{name}'.*AutoModelForCausalLM"):
+            PolicyFunction(model)
+
+
 def test_quantised_weights_are_refused():
     model = build("gpt2", torch.float32)
     layer = model.transformer.h[0].mlp.c_fc

@@ -13,6 +13,7 @@ from dynolab.data.encode import Encoder
 from dynolab.data.prefixes import PrefixBatch
 from dynolab.data.rows import ProbeRow
 from dynolab.data.world.world import WorldConfig, build_world
+from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.probes.score import ProbeScorer, score_probes
 from dynolab.probes.summary import mean_by_kind
@@ -216,3 +217,12 @@ def test_means_by_kind_are_over_training_pairs(
     assert means["probe/chosen/logp"] == pytest.approx(sum(s.logp for s in mine) / 6)
     assert means["squeeze/gap"] == pytest.approx(sum(s.argmax_logp - s.logp for s in mine) / 6)
     assert 0 < means["probe/argmax/outside_mass"] < 1
+
+
+def test_a_tokenizer_that_is_not_the_model_s_is_refused(
+    rows: list[ProbeRow], encoder: Encoder
+) -> None:
+    other = build_world(WorldConfig(entities=12, train_pairs=2, heldout_pairs=2, corpus_rows=8))
+    model = ResponseLogits(build_tiny(TinyConfig(width=8, heads=1), other.tokenizer()))
+    with pytest.raises(ConfigError, match=r"tokenizer = 'token \d+': the model's embedding has"):
+        score_probes(model, rows, encoder, batch_tokens=500)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def check_model(model: nn.Module) -> None:
     """Refuses models whose parameters are not the numbers that they compute with.
 
-    **Raises:** `ConfigError` for ZeRO-3 placeholders, quantised weights, weights that are no
-    numbers, and adapters that are merged, switched off or of a kind whose gradient autograd does
-    not give.
+    **Raises:** `ConfigError` for ZeRO-3 placeholders, for weights that are quantised, offloaded, on
+    several devices or no numbers, and for adapters that are merged, switched off or of a kind whose
+    gradient autograd does not give.
     """
     for name, parameter in model.named_parameters():
         if parameter.numel() == 0:
@@ -33,6 +33,9 @@ def check_model(model: nn.Module) -> None:
             )
         if not parameter.is_floating_point():
             raise ConfigError(name, str(parameter.dtype), "dequantise the weights first")
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) > 1 or devices == ["meta"]:
+        raise ConfigError("model", devices, "put all weights on one device, none of them offloaded")
     check_finite("weights", {name: p.detach() for name, p in model.named_parameters()})
     for name, module in model.named_modules():
         # peft's layers, known by their attributes so that peft itself is not needed here.
