@@ -32,7 +32,9 @@ class Example(Row):
     chosen: str
     rejected: str | None = None
     # Left out where there are none, so that rows without them stay the same bytes.
-    wins: tuple[Probability, Probability] | None = Field(None, exclude_if=lambda wins: wins is None)
+    wins: tuple[Probability, Probability] | None = Field(
+        default=None, exclude_if=lambda wins: wins is None
+    )
 
 
 class PromptRow(Row):

@@ -38,15 +38,17 @@ class AdvantageRuleConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: Literal["none", "nthr", "positives_only", "random_tokens"] = Field(
-        "none",
+        default="none",
         description="nthr: tokens of wrong answers that drag right ones down are scaled. Its "
         "controls: no wrong answer pushes at all, or as many tokens drawn at random are scaled.",
     )
     threshold: float = Field(
-        1.0, ge=0, description="β of nthr: more scales fewer tokens. Also counts for random_tokens."
+        default=1.0,
+        ge=0,
+        description="β of nthr: more scales fewer tokens. Also counts for random_tokens.",
     )
     factor: float | None = Field(
-        None, ge=0, le=1, description="What scaled tokens keep; default 2|0.5 − pass rate|."
+        default=None, ge=0, le=1, description="What scaled tokens keep; default 2|0.5 − pass rate|."
     )
 
 

@@ -20,23 +20,29 @@ class ClippedConfig(BaseModel):
     """Base of the settings of a clipped policy gradient."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    clip_low: float = Field(0.2, gt=0, lt=1, description="The ratio counts down to 1 − this.")
-    clip_high: float = Field(0.2, gt=0, description="The ratio counts up to 1 + this.")
-    kl: float = Field(0.0, ge=0, description="Weight β of the divergence from the reference.")
+    clip_low: float = Field(
+        default=0.2, gt=0, lt=1, description="The ratio counts down to 1 − this."
+    )
+    clip_high: float = Field(default=0.2, gt=0, description="The ratio counts up to 1 + this.")
+    kl: float = Field(
+        default=0.0, ge=0, description="Weight β of the divergence from the reference."
+    )
     scale_by_std: bool = Field(
-        True, description="Divide a group's centred rewards by their standard deviation."
+        default=True, description="Divide a group's centred rewards by their standard deviation."
     )
     advantage_rule: AdvantageRuleConfig = Field(
-        AdvantageRuleConfig(), description="Rewrites advantages by token before training."
+        default=AdvantageRuleConfig(), description="Rewrites advantages by token before training."
     )
     aggregation: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(
-        "grpo",
+        default="grpo",
         description="grpo: mean over completions of their token means, 1/G Σ 1/|y| Σ. dapo and "
         "bnpo: mean over all tokens of the step (bnpo's mean is taken per batch, and a step is one "
         "batch here). dr_grpo: sum over tokens, over completions and max_tokens.",
     )
     max_tokens: int | None = Field(
-        None, ge=1, description="Longest completion that sampling allows; dr_grpo divides by it."
+        default=None,
+        ge=1,
+        description="Longest completion that sampling allows; dr_grpo divides by it.",
     )
 
     @model_validator(mode="after")

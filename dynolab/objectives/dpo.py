@@ -15,13 +15,18 @@ class DPOConfig(PairConfig):
     """Settings of direct preference optimisation."""
 
     name: Literal["dpo"] = "dpo"
-    beta: float = Field(0.1, gt=0, description="Inverse temperature β of the implicit reward.")
+    beta: float = Field(
+        default=0.1, gt=0, description="Inverse temperature β of the implicit reward."
+    )
     label_smoothing: float = Field(
-        0.0, ge=0, lt=0.5, description="Share ε of pairs taken to be labelled the wrong way round."
+        default=0.0,
+        ge=0,
+        lt=0.5,
+        description="Share ε of pairs taken to be labelled the wrong way round.",
     )
     # Left out of keys where it changes nothing, so that what was trained without it stays known.
     negative_dose: float = Field(
-        1.0,
+        default=1.0,
         ge=0,
         exclude_if=lambda dose: dose == 1.0,
         description="What the push on rejected tokens is multiplied with.",
@@ -60,9 +65,14 @@ class RobustDPOConfig(PairConfig):
     """Settings of robust direct preference optimisation."""
 
     name: Literal["robust_dpo"] = "robust_dpo"
-    beta: float = Field(0.1, gt=0, description="Inverse temperature β of the implicit reward.")
+    beta: float = Field(
+        default=0.1, gt=0, description="Inverse temperature β of the implicit reward."
+    )
     label_smoothing: float = Field(
-        0.1, ge=0, lt=0.5, description="Known share ε of pairs labelled the wrong way round."
+        default=0.1,
+        ge=0,
+        lt=0.5,
+        description="Known share ε of pairs labelled the wrong way round.",
     )
 
 

@@ -28,7 +28,7 @@ class GRPOConfig(ClippedConfig):
 
     name: Literal["grpo"] = "grpo"
     ratio: Literal["token", "sequence"] = Field(
-        "token",
+        default="token",
         description="Importance ratio of each token, or of the whole response: the geometric mean "
         "over its tokens (GSPO).",
     )

@@ -14,9 +14,11 @@ class SLiCConfig(PairConfig):
     """Settings of sequence likelihood calibration."""
 
     name: Literal["slic"] = "slic"
-    margin: float = Field(1.0, gt=0, description="Margin δ of the log-probabilities, in nats.")
+    margin: float = Field(
+        default=1.0, gt=0, description="Margin δ of the log-probabilities, in nats."
+    )
     sft_weight: float = Field(
-        0.1, ge=0, description="Weight λ of the chosen answer's negative log-likelihood."
+        default=0.1, ge=0, description="Weight λ of the chosen answer's negative log-likelihood."
     )
 
 
@@ -50,7 +52,9 @@ class HingeConfig(PairConfig):
     """Settings of the hinge on DPO's margin."""
 
     name: Literal["hinge"] = "hinge"
-    beta: float = Field(0.1, gt=0, description="Inverse temperature β of the implicit reward.")
+    beta: float = Field(
+        default=0.1, gt=0, description="Inverse temperature β of the implicit reward."
+    )
 
 
 class Hinge(PairObjective[HingeConfig]):

@@ -14,10 +14,12 @@ class IPOConfig(PairConfig):
 
     name: Literal["ipo"] = "ipo"
     beta: float = Field(
-        0.1, gt=0, description="Strength of the regularisation, τ in the paper; target 1/(2β)."
+        default=0.1,
+        gt=0,
+        description="Strength of the regularisation, τ in the paper; target 1/(2β).",
     )
     normalise: Literal["sum", "mean"] = Field(
-        "sum",
+        default="sum",
         description="Log-ratios summed over a response's tokens (the paper's equation), or "
         "averaged over them (TRL's form): then β means another thing.",
     )

@@ -17,7 +17,7 @@ class LikelihoodConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     normalise: Literal["sequence_sum", "token_mean"] = Field(
-        "sequence_sum",
+        default="sequence_sum",
         description="Sum over a response's tokens, averaged over responses (the papers' choice), "
         "or mean over all tokens of the step.",
     )

@@ -34,14 +34,22 @@ class SimKOConfig(ClippedConfig):
 
     name: Literal["simko"] = "simko"
     share: float = Field(
-        0.01, ge=0, le=1, description="α: the part of a correct token's gradient that is shared."
+        default=0.01,
+        ge=0,
+        le=1,
+        description="α: the part of a correct token's gradient that is shared.",
     )
-    ranks: int = Field(3, ge=1, description="K: likeliest tokens that share it.")
+    ranks: int = Field(default=3, ge=1, description="K: likeliest tokens that share it.")
     gate_quantile: float = Field(
-        0.8, ge=0, lt=1, description="A response's tokens above this quantile of entropy share."
+        default=0.8,
+        ge=0,
+        lt=1,
+        description="A response's tokens above this quantile of entropy share.",
     )
     penalty: float = Field(
-        1.1, ge=1, description="Factor on the advantage of a wrong response's likeliest tokens."
+        default=1.1,
+        ge=1,
+        description="Factor on the advantage of a wrong response's likeliest tokens.",
     )
 
 

@@ -15,9 +15,9 @@ class SimPOConfig(PairConfig):
     """Settings of simple preference optimisation."""
 
     name: Literal["simpo"] = "simpo"
-    beta: float = Field(2.0, gt=0, description="Scale β of the average log-probability.")
+    beta: float = Field(default=2.0, gt=0, description="Scale β of the average log-probability.")
     margin: float = Field(
-        0.5, ge=0, description="Target margin γ of the rewards, after scaling with β."
+        default=0.5, ge=0, description="Target margin γ of the rewards, after scaling with β."
     )
 
 

@@ -19,7 +19,7 @@ class SPINConfig(PairConfig):
     """
 
     name: Literal["spin"] = "spin"
-    beta: float = Field(0.1, gt=0, description="The paper's λ: inverse temperature.")
+    beta: float = Field(default=0.1, gt=0, description="The paper's λ: inverse temperature.")
 
 
 def build_spin(config: SPINConfig) -> DPO:

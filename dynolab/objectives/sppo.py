@@ -23,12 +23,12 @@ class SPPOConfig(PairConfig):
 
     name: Literal["sppo"] = "sppo"
     beta: float = Field(
-        0.001, gt=0, description="1/η: a side's log-ratio is driven to (P − 1/2)/β."
+        default=0.001, gt=0, description="1/η: a side's log-ratio is driven to (P − 1/2)/β."
     )
     # Left out of keys where it is hard, so that what was trained before there was a choice stays
     # known.
     labels: Literal["hard", "soft"] = Field(
-        "hard",
+        default="hard",
         exclude_if=lambda labels: labels == "hard",
         description="P, the probability that an answer is preferred to one of the policy. hard: "
         "1 of chosen, 0 of rejected answers. soft: the row's `wins`; of sampled answers the share "

@@ -238,5 +238,5 @@ class TrainingSummary(Row):
     steps: int
     objective: ObjectiveName
     rows: dict[str, int]
-    alarm: AlarmRing | None = Field(None, exclude_if=lambda ring: ring is None)
-    best: BestProbe | None = Field(None, exclude_if=lambda probe: probe is None)
+    alarm: AlarmRing | None = Field(default=None, exclude_if=lambda ring: ring is None)
+    best: BestProbe | None = Field(default=None, exclude_if=lambda probe: probe is None)

@@ -24,10 +24,13 @@ class AlarmConfig(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    gap: float | None = Field(None, description="Rings above this gap.")
-    rise: float | None = Field(None, gt=0, description="Rings above this growth of the gap.")
+    gap: float | None = Field(default=None, description="Rings above this gap.")
+    rise: float | None = Field(
+        default=None, gt=0, description="Rings above this growth of the gap."
+    )
     stop: bool = Field(
-        True, description="Training ends where it rings, with the model as it is; or it goes on."
+        default=True,
+        description="Training ends where it rings, with the model as it is; or it goes on.",
     )
 
     @model_validator(mode="after")

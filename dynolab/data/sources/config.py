@@ -22,44 +22,51 @@ class DataConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     source: Literal["world", "file", "hub"] = Field(
-        "world", description="The built-in world, a local file, or a data set of the Hub."
+        default="world", description="The built-in world, a local file, or a data set of the Hub."
     )
-    world: WorldConfig = Field(WorldConfig(), description="Of source `world`.")
-    path: str | None = Field(None, description="Of source `file`: .jsonl, .jsonl.gz or .parquet.")
-    hub_name: str | None = Field(None, description="Of source `hub`: owner/name.")
-    hub_folder: str | None = Field(None, description="Folder inside the Hub data set.")
-    hub_split: str = Field("train", description="Split of the Hub data set.")
+    world: WorldConfig = Field(default=WorldConfig(), description="Of source `world`.")
+    path: str | None = Field(
+        default=None, description="Of source `file`: .jsonl, .jsonl.gz or .parquet."
+    )
+    hub_name: str | None = Field(default=None, description="Of source `hub`: owner/name.")
+    hub_folder: str | None = Field(default=None, description="Folder inside the Hub data set.")
+    hub_split: str = Field(default="train", description="Split of the Hub data set.")
     format: Literal["pairs", "hh", "probe_file", "chat", "prompts", "gsm8k"] = Field(
-        "pairs",
+        default="pairs",
         description="Of a file or Hub data set. `pairs`: prompt, chosen, rejected. `hh`: raw "
         "Anthropic transcripts. `probe_file`: pairs with stored responses of every kind. `chat`: "
         "lists of messages, as UltraFeedback's. `prompts`: prompt and, to check with, answer. "
         "`gsm8k`: its question and answer.",
     )
     chat: Literal["template", "plain"] = Field(
-        "template",
+        default="template",
         description="How messages become text: by the chat template of `chat_model`, or as a "
         "Human and an Assistant who take turns.",
     )
     chat_model: str | None = Field(
-        None, description="Folder or Hub name of the model whose chat template writes messages."
+        default=None,
+        description="Folder or Hub name of the model whose chat template writes messages.",
     )
     chat_revision: str | None = Field(
-        None, description="Hub: branch, tag or commit. Folder: the digest of its template."
+        default=None, description="Hub: branch, tag or commit. Folder: the digest of its template."
     )
     revision: str | None = Field(
-        None, description="Hub: branch, tag or commit. File: the sha256 of its content."
+        default=None, description="Hub: branch, tag or commit. File: the sha256 of its content."
     )
-    rows: int | None = Field(None, ge=2, description="First rows to use; default: all.")
-    heldout_rows: int = Field(100, ge=0, description="Of these, drawn by seed, never trained on.")
-    probe_pairs: int = Field(100, ge=0, description="Pairs of either part that are probed.")
+    rows: int | None = Field(default=None, ge=2, description="First rows to use; default: all.")
+    heldout_rows: int = Field(
+        default=100, ge=0, description="Of these, drawn by seed, never trained on."
+    )
+    probe_pairs: int = Field(default=100, ge=0, description="Pairs of either part that are probed.")
     probes: str | None = Field(
-        None,
+        default=None,
         description="File of a probe set built before (`dynolab probes`) from the same rows and "
         "seed: watched in place of probes made here.",
     )
-    probes_revision: str | None = Field(None, description="The sha256 of that file's content.")
-    seed: int = Field(0, ge=0, description="Of the held-out draw and of the probes.")
+    probes_revision: str | None = Field(
+        default=None, description="The sha256 of that file's content."
+    )
+    seed: int = Field(default=0, ge=0, description="Of the held-out draw and of the probes.")
 
     @model_validator(mode="after")
     def _names_its_source(self) -> DataConfig:

@@ -30,20 +30,29 @@ class TopicConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     source: Literal["builtin", "file", "hub"] = Field(
-        "builtin", description="Texts generated from topic vocabularies, or rows of your own."
+        default="builtin",
+        description="Texts generated from topic vocabularies, or rows of your own.",
     )
-    path: str | None = Field(None, description="Of source `file`: .jsonl, .jsonl.gz or .parquet.")
-    hub_name: str | None = Field(None, description="Of source `hub`: fancyzhx/ag_news, or alike.")
-    hub_split: str = Field("train", description="Split of the Hub data set.")
+    path: str | None = Field(
+        default=None, description="Of source `file`: .jsonl, .jsonl.gz or .parquet."
+    )
+    hub_name: str | None = Field(
+        default=None, description="Of source `hub`: fancyzhx/ag_news, or alike."
+    )
+    hub_split: str = Field(default="train", description="Split of the Hub data set.")
     revision: str | None = Field(
-        None, description="Hub: branch, tag or commit. File: the sha256 of its content."
+        default=None, description="Hub: branch, tag or commit. File: the sha256 of its content."
     )
-    text: str = Field("text", description="Column of the text.")
-    label: str = Field("label", description="Column of the topic: whole numbers from 0.")
-    texts: int = Field(2_400, ge=20, description="Texts to use, the first ones, or to generate.")
-    words: int = Field(24, ge=1, description="Words of a generated text.")
-    vocabulary: int = Field(400, ge=2, description="Commonest words of all texts that are counted.")
-    seed: int = Field(0, ge=0, description="Of the generated texts.")
+    text: str = Field(default="text", description="Column of the text.")
+    label: str = Field(default="label", description="Column of the topic: whole numbers from 0.")
+    texts: int = Field(
+        default=2_400, ge=20, description="Texts to use, the first ones, or to generate."
+    )
+    words: int = Field(default=24, ge=1, description="Words of a generated text.")
+    vocabulary: int = Field(
+        default=400, ge=2, description="Commonest words of all texts that are counted."
+    )
+    seed: int = Field(default=0, ge=0, description="Of the generated texts.")
 
     @model_validator(mode="after")
     def _names_its_source(self) -> TopicConfig:

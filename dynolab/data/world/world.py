@@ -34,17 +34,19 @@ class WorldConfig(BaseModel):
     """Sizes and seed of the built-in world."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    seed: int = Field(0, ge=0)
-    entities: int = Field(72, ge=1, le=1000, description="Each has three attributes.")
-    train_pairs: int = Field(120, ge=2)
-    heldout_pairs: int = Field(72, ge=2)
-    corpus_rows: int = Field(4800, ge=8, description="Rows that the base model is trained on.")
+    seed: int = Field(default=0, ge=0)
+    entities: int = Field(default=72, ge=1, le=1000, description="Each has three attributes.")
+    train_pairs: int = Field(default=120, ge=2)
+    heldout_pairs: int = Field(default=72, ge=2)
+    corpus_rows: int = Field(
+        default=4800, ge=8, description="Rows that the base model is trained on."
+    )
     zipf: float = Field(
-        1.5, ge=0, le=4, description="Exponent of the style preference; 0: no preference."
+        default=1.5, ge=0, le=4, description="Exponent of the style preference; 0: no preference."
     )
     # Left out of keys where it is the first world's, so that what was made in that stays known.
     domain: Domain = Field(
-        "mixed",
+        default="mixed",
         exclude_if=lambda domain: domain == "mixed",
         description="What is wrong with rejected answers: fact (helpful), style, both (mixed), or "
         "an insult (harmless).",
