@@ -16,9 +16,7 @@ from flows.parameters import load_parameters, validated
 from flows.sweep.memory import SweepStudy, study_name
 from flows.sweep.parameters import SweepParameters, check_sweep
 from flows.sweep.trial import run_trial
-from flows.sweep.trials import Started
-from flows.sweep.trials import _here as run_here
-from flows.sweep.trials import _settings as trial_settings
+from flows.sweep.trials import Started, _here as run_here, _settings as trial_settings
 from tasks.runtime.system.processes import listening_socket
 from tests.flows.lab import SMALL, Lab, ended
 from tests.runtime.doubles import memory_platform

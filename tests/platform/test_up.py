@@ -14,8 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
-from flows import deployments as deployments_module
-from flows import register
+from flows import deployments as deployments_module, register
 from tests.flows.lab import SMALL, Lab, until
 from tests.platform.conftest import Platform, platform_of
 
