@@ -40,7 +40,7 @@ def test_a_command_is_taken_as_it_stands(
     changes = [*(given["changes"] or [])]
     if name == "audit":
         changes += named_on_command_line(given["model"], given["data"], given["trained"])
-    load_parameters(FLOWS[name].kind, given["config"], changes)
+    load_parameters(FLOWS[name].flow.parameters, given["config"], changes)
 
 
 def test_every_command_stands_in_the_table_with_its_page() -> None:
@@ -48,7 +48,7 @@ def test_every_command_stands_in_the_table_with_its_page() -> None:
     for name, page in PAGES.items():
         if page:
             one = FLOWS[name]
-            known: Any = load_parameters(one.kind, STUDIES / one.first_file)
+            known: Any = load_parameters(one.flow.parameters, STUDIES / one.first_file)
             assert Path(page).stem == known.name
 
 
@@ -58,5 +58,5 @@ def test_every_study_file_is_named_and_holds_settings_of_its_flow(
 ) -> None:
     monkeypatch.setenv("DYNOLAB_TEST_DATA", str(tmp_path))
     flow = file.removesuffix(".yaml").split("_")[0]
-    load_parameters(FLOWS.get(flow, FLOWS["study"]).kind, STUDIES / file)
+    load_parameters(FLOWS.get(flow, FLOWS["study"]).flow.parameters, STUDIES / file)
     assert f"`{file}`" in README or file == f"{flow}_builtin.yaml"
