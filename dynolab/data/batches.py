@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from dynolab.data.encode import Encoded, EncodedExample
@@ -60,9 +60,9 @@ class TokenBatch:
     sequence: `wins`, the probability that the response is preferred to one of the policy.
     """
 
-    input_ids: Int[Tensor, "sequences length"]
-    attention_mask: Int[Tensor, "sequences length"]
-    position_ids: Int[Tensor, "sequences length"]
+    input_ids: Int[Tensor, "rows length"]
+    attention_mask: Int[Tensor, "rows length"]
+    position_ids: Int[Tensor, "rows length"]
     sequence: Int[Tensor, " tokens"]
     position: Int[Tensor, " tokens"]
     token: Int[Tensor, " tokens"]
@@ -98,7 +98,7 @@ class TokenBatch:
         """Response tokens of every sequence."""
         return self.sequence_sum(torch.ones_like(self.sequence))
 
-    def sequence_sum(self, values: Float[Tensor, "tokens ..."]) -> Float[Tensor, "sequences ..."]:
+    def sequence_sum(self, values: Num[Tensor, "tokens ..."]) -> Num[Tensor, "sequences ..."]:
         """Sum of per-token quantities over each sequence's response."""
         zeros = values.new_zeros(len(self.side), *values.shape[1:])
         return zeros.index_add(0, self.sequence, values)

@@ -169,4 +169,4 @@ def sequences_of(batch: TokenBatch) -> list[Encoded]:
 
 def _pad(rows: Sequence[Sequence[int]], value: int) -> Int[Tensor, "rows length"]:
     length = max(map(len, rows))
-    return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows])
+    return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows], dtype=torch.long)

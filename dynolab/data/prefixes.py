@@ -160,6 +160,11 @@ def _tails(
     length = max(map(len, own))
     return Tails(
         prompt=torch.tensor([prompt_of[number] for number in group]),
-        input_ids=torch.tensor([[*one, *[pad_id] * (length - len(one))] for one in own]),
-        attention_mask=torch.tensor([[1] * len(one) + [0] * (length - len(one)) for one in own]),
+        # Tails of no tokens would make float tensors of their own accord.
+        input_ids=torch.tensor(
+            [[*one, *[pad_id] * (length - len(one))] for one in own], dtype=torch.long
+        ),
+        attention_mask=torch.tensor(
+            [[1] * len(one) + [0] * (length - len(one)) for one in own], dtype=torch.long
+        ),
     )

@@ -42,7 +42,7 @@ def strengths(
     return rates / aggregation_weights(config, batch, rates)
 
 
-def quantiles(mine: Sequence[Float[Tensor, " pushes"]]) -> dict[str, float]:
+def quantiles(mine: Sequence[Float[Tensor, " _"]]) -> dict[str, float]:
     """Quantiles of the step's strengths over all ranks, under their metric names."""
     every = list(chain.from_iterable(distributed.gather([one.cpu() for one in mine])))
     if not every:

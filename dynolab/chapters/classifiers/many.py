@@ -154,8 +154,8 @@ def batch_orders(
 def train_many(
     many: ManyModels,
     inputs: Float[Tensor, "examples ..."],
-    targets: Float[Tensor, "*models examples classes"],
-    orders: Int[Tensor, "*models steps batch"],
+    targets: Float[Tensor, "*own_targets examples classes"],
+    orders: Int[Tensor, "*own_orders steps batch"],
     config: SGDConfig,
     *,
     loss: Loss = cross_entropy,

@@ -22,12 +22,12 @@ _MOST_PIXELS = 255
 
 @dataclass(frozen=True)
 class Labelled:
-    """What a source holds, unchecked; `origin` is its name in messages."""
+    """What a source holds, unchecked: shapes may not fit. `origin` is its name in messages."""
 
     origin: str
-    pixels: Float[ndarray, "images channels height width"]
-    labels: Int[ndarray, " images"]
-    human: Float[ndarray, "images classes"] | None = None
+    pixels: Float[ndarray, ...]
+    labels: Int[ndarray, " labels"]
+    human: Float[ndarray, "people classes"] | None = None
 
 
 def read_idx(images: Path, labels: Path) -> Labelled:

@@ -1,0 +1,17 @@
+"""Shapes that annotations name are checked while tests run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+from dynolab.data.batches import collate
+from dynolab.data.encode import Encoded
+
+
+def test_an_array_of_another_shape_is_refused() -> None:
+    batch = collate([Encoded((1, 2, 3), 1)], pad_id=0)
+    assert batch.sequence_sum(torch.ones(2)).tolist() == [2.0]
+    with pytest.raises(TypeCheckError, match="sequence_sum"):
+        batch.sequence_sum(torch.tensor(1.0))
