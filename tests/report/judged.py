@@ -5,8 +5,12 @@ from __future__ import annotations
 import random
 
 from dynolab.judges import win_rate
-from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LlmJudgeConfig
-from dynolab.judges.config import JudgeEndpointConfig as Endpoint
+from dynolab.judges.config import (
+    ExactJudgeConfig,
+    JudgeConfig,
+    JudgeEndpointConfig as Endpoint,
+    LlmJudgeConfig,
+)
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.inputs.judges import Judged, JudgePageInputs
 from dynolab.results.judges import Judgement, Outcome, PolicyAnswer

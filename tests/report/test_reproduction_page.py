@@ -21,8 +21,7 @@ from dynolab.results.study import TrainingSummary
 from dynolab.statistics import Interval
 from tests.report.pairs import mitigation
 from tests.report.parsed import CANARY, Parsed, obeys_no_text
-from tests.report.synthetic import DPO, line, probes, study
-from tests.report.synthetic import SFT as SFT_SHAPES
+from tests.report.synthetic import DPO, SFT as SFT_SHAPES, line, probes, study
 
 PATHS = {
     SFT: SFT_SHAPES,
