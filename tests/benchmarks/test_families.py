@@ -50,7 +50,7 @@ def test_the_padding_row_of_an_embedding_is_not_measured() -> None:
         assert model.get_input_embeddings().padding_idx == 0
         policy = PolicyFunction(model, torch.float64)
         for seed in range(20):
-            sample = _sample(policy, torch.Generator().manual_seed(seed))
+            sample = _sample(policy.causal, torch.Generator().manual_seed(seed))
             assert 0 not in sample.ids and max(sample.ids) < model.config.vocab_size
         assert derivatives_of(policy).agrees("backward")
 

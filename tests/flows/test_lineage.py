@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.tree import Tree
 
 from dynolab.errors import ConfigError
-from flows.commands import show_lineage
-from flows.parameters import _told
+from flows.commands import _description, show_lineage
+
 from tasks.runtime.lineage import addressed, lineage
 from tests.flows.analysed import Analysed
 
@@ -58,7 +58,7 @@ def test_what_a_manifest_says_is_shown_as_it_is(lab: Analysed) -> None:
     manifest = one.manifest.model_copy(update={"git_revision": "[/odd]"})
     said = StringIO()
     odd = replace(one, role="[red]", manifest=manifest)
-    Console(file=said, width=300).print(Tree(_told(odd)))
+    Console(file=said, width=300).print(Tree(_description(odd)))
     assert "[red]: sft" in said.getvalue() and "code [/odd]," in said.getvalue()
 
 
