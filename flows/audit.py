@@ -23,7 +23,7 @@ from tasks.audit_page import AUDIT_PAGE, AuditPageConfig
 from tasks.base import BASE
 from tasks.data import DATA
 from tasks.foresight import FORESIGHT, ForesightConfig
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 

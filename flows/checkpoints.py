@@ -12,8 +12,8 @@ from dynolab.errors import ConfigError
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
 from tasks.base import BaseConfig, resolve_base
-from tasks.runtime.chain import finished
-from tasks.runtime.given import given_result
+from tasks.runtime.existing_results import existing_result
+from tasks.runtime.pipeline import finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 
@@ -135,7 +135,7 @@ def named_result(
         there = ", ".join(known)
         remedy = f"finished steps are: {there}" if there else "run its study first"
         raise ConfigError(field, reference, f"is no finished step of the study; {remedy}")
-    return given_result(platform.store, field, reference)
+    return existing_result(platform.store, field, reference)
 
 
 def check_files(

@@ -15,7 +15,7 @@ from tasks.class_forces import CLASS_FORCES, ClassForcesJob
 from tasks.classification_page import CLASSIFICATION_PAGE, PATHS, ClassificationPageConfig
 from tasks.images import IMAGES
 from tasks.learning_paths import LEARNING_PATHS, LearningPathsJob
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 
 _DIGITS = ("ylecun/mnist",)

@@ -19,11 +19,11 @@ from flows.flow import Flow, Parameters, Results, StagedFlow
 from flows.parameters import load_parameters
 from flows.sweep.parameters import SweepParameters
 from tasks.result_table import result_table, write_table
-from tasks.runtime.chain import Planned, plan
 from tasks.runtime.lineage import Ancestor, addressed, lineage
 from tasks.runtime.opening import open_store, planning_platform
+from tasks.runtime.pipeline import Planned, plan
+from tasks.runtime.servers.server_registry import running_services, use_services
 from tasks.runtime.servers.services import MLFLOW, PREFECT, client_variables
-from tasks.runtime.servers.stack import running_services, use_services
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import use_login
 from tasks.runtime.work import StageResult

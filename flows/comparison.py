@@ -27,7 +27,7 @@ from tasks.group import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
 from tasks.pair_inputs import judge_of, said_of, start_of, training_of
 from tasks.resampled import RESAMPLED
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.sampled_answers import SAMPLED_ANSWERS, SampledAnswersConfig
 from tasks.training import SFT
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 

@@ -26,7 +26,7 @@ from tasks.base import BASE
 from tasks.data import DATA
 from tasks.force_page import FORCE_PAGE, ForcePageConfig
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 from tasks.selection import observed_rows, updating_rows

@@ -29,7 +29,7 @@ from tasks.group_page import (
     start_of,
     training_of,
 )
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.training import SFT
 

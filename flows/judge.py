@@ -24,7 +24,7 @@ from tasks.base import BASE
 from tasks.group import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
 from tasks.judge_page import JUDGE_PAGE, JUDGED_BY, JudgePageConfig
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 

@@ -24,7 +24,7 @@ from flows.flow import Name, Plan, StagedFlow
 from tasks.arm import ArmConfig
 from tasks.filter import FILTER, FilterConfig
 from tasks.mitigation_page import MITIGATION_PAGE, MitigationPageConfig
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 
 ARMS: dict[Label, ArmConfig] = {

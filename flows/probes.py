@@ -12,7 +12,7 @@ from flows.parameters import check_model_knows_data, seeded_base, seeded_data
 from tasks.base import BASE, BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.probe_set import PROBE_SET
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 
 

@@ -14,7 +14,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 
 from dynolab.errors import ConfigError
-from tasks.runtime.lost import close_lost_runs, deliver, reap_orphans
+from tasks.runtime.cleanup import close_lost_runs, deliver, reap_orphans
 from tasks.runtime.system.processes import kill_marked, variable_of_all
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import connect

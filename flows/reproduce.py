@@ -31,7 +31,7 @@ from flows.flow import Name, Plan, StagedFlow
 from tasks.arm import ARM, ArmConfig
 from tasks.judge import JUDGE
 from tasks.reproduction_page import REPRODUCTION_PAGE, ReproductionPageConfig
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.sampled_answers import SAMPLED_ANSWERS
 from tasks.training import SFT

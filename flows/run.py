@@ -14,10 +14,10 @@ from dynolab.errors import Pruned
 from dynolab.training.config import EngineConfig
 from flows.flow import Flow, Parameters, Plan, Results, StagedFlow
 from flows.registry import FLOWS
-from tasks.runtime.chain import Step
 from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.models import register_model
 from tasks.runtime.opening import open_platform, planning_platform
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.work import StageResult

@@ -10,7 +10,7 @@ from dynolab.errors import ConfigError
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from tasks.chapter import ChapterPageConfig
 from tasks.mappings import MAPPINGS, MappingsConfig, SpaceConfig
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.simplicity_page import SIMPLICITY_PAGE
 

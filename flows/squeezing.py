@@ -21,7 +21,7 @@ from tasks.base import BASE, BaseConfig
 from tasks.chapter import ChapterPageConfig
 from tasks.data import DATA
 from tasks.push import PUSH, PushConfig
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 from tasks.softmax import SOFTMAX, SoftmaxConfig

@@ -36,7 +36,7 @@ from tasks.kernel import KERNEL, KernelConfig, KernelJob
 from tasks.probe import PROBE, ProbeConfig
 from tasks.report import REPORT, ReportConfig
 from tasks.resampled import RESAMPLED
-from tasks.runtime.chain import Step, finished
+from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 from tasks.squeezing import SQUEEZING, SqueezingConfig, SqueezingJob

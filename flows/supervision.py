@@ -15,7 +15,7 @@ from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from models.vision import ClassifierName
 from tasks.chapter import ChapterPageConfig
 from tasks.images import IMAGES
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.supervision import LEARNING_SPEED, SUPERVISION, SpeedJob, SupervisionJob
 from tasks.supervision_page import SPEED, SUPERVISION_PAGE, level_of

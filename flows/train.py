@@ -15,7 +15,7 @@ from flows.study import (
     resolved,
     study_steps,
 )
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 
 

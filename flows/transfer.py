@@ -13,7 +13,7 @@ from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from models.vision import ClassifierName
 from tasks.chapter import ChapterPageConfig
 from tasks.images import IMAGES
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.transfer import TRANSFER_DIGITS, TRANSFER_TOPICS, TopicTransferJob, TransferJob
 from tasks.transfer_page import TRANSFER_PAGE

@@ -9,7 +9,7 @@ from typing import Any
 
 from dynolab.errors import ConfigError
 from dynolab.store import Manifest, Store
-from tasks.runtime.given import given_result
+from tasks.runtime.existing_results import existing_result
 from tasks.runtime.stage import ADDRESS_TAG
 from tasks.runtime.track.client import connect
 from tasks.runtime.work import StageResult
@@ -69,7 +69,7 @@ def addressed(store: Store, reference: str, mlflow_uri: str | None) -> StageResu
     if not model and not _RUN.fullmatch(reference):
         if reference.startswith("models:"):
             raise ConfigError("address", reference, "write it as models:/<name>/<version number>")
-        return given_result(store, "address", reference)
+        return existing_result(store, "address", reference)
     if mlflow_uri is None:
         raise ConfigError("address", reference, "is MLflow's: start the servers (make up)")
     client = connect(mlflow_uri)
@@ -84,7 +84,7 @@ def addressed(store: Store, reference: str, mlflow_uri: str | None) -> StageResu
         raise ConfigError("address", reference, f"MLflow does not know it: {error}") from error
     if ADDRESS_TAG not in tags:
         raise ConfigError("address", reference, "is of no stage; name a result or a stage's run")
-    return given_result(store, "address", tags[ADDRESS_TAG])
+    return existing_result(store, "address", tags[ADDRESS_TAG])
 
 
 def _by_digest(store: Store) -> dict[str, StageResult]:

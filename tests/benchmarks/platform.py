@@ -53,7 +53,7 @@ def no_op() -> dict[str, Any]:
 
     from flows.flow import FlowParameters, Plan
     from flows.run import run_plan
-    from tasks.runtime.chain import Step
+    from tasks.runtime.pipeline import Step
     from tasks.runtime.stage import Stage
     from tasks.runtime.work import Work
 
@@ -91,8 +91,8 @@ def shared_prefixes() -> dict[str, Any]:
     from flows.registry import load_flow
     from flows.run import as_prefect_flow
     from flows.sweep import FLOW
-    from tasks.runtime.chain import finished
     from tasks.runtime.opening import planning_platform
+    from tasks.runtime.pipeline import finished
 
     parameters = load_parameters(FLOW.parameters, SWEEP)
     platform = planning_platform()

@@ -21,7 +21,7 @@ from redis.retry import Retry
 
 from flows.register import POOLS
 from flows.up import worker_arguments
-from tasks.runtime.servers.backing import ADMIN, DATABASES, variables as backing_variables
+from tasks.runtime.servers.backends import ADMIN, DATABASES, variables as backing_variables
 from tasks.runtime.servers.services import MLFLOW, PREFECT, Address, client_variables
 from tasks.runtime.system.private import TOKEN
 from tasks.runtime.system.processes import free_port

@@ -16,7 +16,7 @@ import psutil
 import requests
 
 from flows.up import work_for
-from tasks.runtime.servers.backing import Backing
+from tasks.runtime.servers.backends import Backing
 from tasks.runtime.servers.services import (
     ALL,
     PREFECT,

@@ -7,7 +7,7 @@ from io import StringIO
 from pathlib import Path
 
 from dynolab.store import Store
-from tasks.runtime.chain import Step
+from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import PlainLines, Progress

@@ -22,7 +22,7 @@ from models.language import folder_context, load_language_model, load_tokenizer
 from tasks.audit import AUDIT, AuditJob
 from tasks.filter import FILTER, FilterConfig
 from tasks.foresight import FORESIGHT, ForesightConfig
-from tasks.runtime.chain import plan
+from tasks.runtime.pipeline import plan
 from tasks.runtime.stage import plan_key
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed

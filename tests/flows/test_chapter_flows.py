@@ -17,8 +17,8 @@ from flows import simplicity, squeezing
 from flows.parameters import load_parameters, validated
 from flows.simplicity import SimplicityParameters, simplicity_steps
 from flows.squeezing import SqueezingParameters, resolved_squeezing, squeezing_steps
-from tasks.runtime.chain import Step, plan
 from tasks.runtime.opening import planning_platform
+from tasks.runtime.pipeline import Step, plan
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
 from tests.flows.lab import ROOT

@@ -25,7 +25,7 @@ from flows.classification import (
     resolved_classification,
 )
 from flows.parameters import load_parameters, validated
-from tasks.runtime.chain import plan
+from tasks.runtime.pipeline import plan
 from tests.flows.chapters import Chapters
 from tests.flows.lab import ROOT
 

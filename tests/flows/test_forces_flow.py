@@ -26,7 +26,7 @@ from tasks.analysis import ANALYSIS, AnalysisJob
 from tasks.data import DATA
 from tasks.force_page import FORCE_PAGE
 from tasks.kernel import KERNEL, KernelJob
-from tasks.runtime.chain import plan
+from tasks.runtime.pipeline import plan
 from tasks.runtime.stage import plan_key, run_stage
 from tasks.runtime.work import StageResult
 from tasks.selection import SelectionConfig, observed_answers, updating_rows

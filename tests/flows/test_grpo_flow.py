@@ -27,7 +27,7 @@ from flows.parameters import load_parameters, validated
 from models.language import load_language_model
 from tasks.displacement import DisplacementConfig
 from tasks.evaluate import EVALUATE
-from tasks.runtime.chain import plan
+from tasks.runtime.pipeline import plan
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
 from tests.flows.history import histories

@@ -14,7 +14,7 @@ from dynolab.judges import ExactJudge, contests, win_rate
 from dynolab.results.judges import Agreement, Judgement, PolicyAnswer, WinRate
 from flows.judge import JudgeParameters, judge_steps, resolved_judge
 from flows.parameters import load_parameters, validated
-from tasks.runtime.chain import Step, plan
+from tasks.runtime.pipeline import Step, plan
 from tasks.runtime.work import StageResult
 from tests.endpoint.server import KEY, ChatServer, Said, Seen, chat_server, good, trouble
 from tests.flows.analysed import Analysed

@@ -11,7 +11,6 @@ from rich.tree import Tree
 
 from dynolab.errors import ConfigError
 from flows.commands import _description, show_lineage
-
 from tasks.runtime.lineage import addressed, lineage
 from tests.flows.analysed import Analysed
 

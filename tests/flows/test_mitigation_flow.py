@@ -27,7 +27,7 @@ from flows.mitigation import MitigationParameters, mitigation_steps
 from flows.parameters import load_parameters, validated
 from flows.reproduce import ReproduceParameters, reproduce_steps
 from models.language import load_language_model, load_tokenizer
-from tasks.runtime.chain import plan
+from tasks.runtime.pipeline import plan
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
 from tests.flows.lab import ROOT

@@ -21,7 +21,7 @@ from flows.parameters import load_parameters, validated
 from flows.probes import ProbesParameters, probes_steps, resolved_probes
 from flows.study import StudyParameters, resolved, study_steps
 from tasks.data import DATA
-from tasks.runtime.chain import plan
+from tasks.runtime.pipeline import plan
 from tasks.runtime.work import StageResult
 from tests.endpoint.server import KEY, ChatServer, Said, Seen, chat_server, good, html, trouble
 from tests.flows.analysed import Analysed

@@ -13,7 +13,7 @@ from dynolab.errors import ConfigError
 from dynolab.results.supervision import DetectionRow, SupervisionRow
 from flows.parameters import load_parameters, validated
 from flows.supervision import SupervisionParameters, resolved_supervision, supervision_steps
-from tasks.runtime.chain import plan
+from tasks.runtime.pipeline import plan
 from tests.flows.chapters import Chapters
 from tests.flows.lab import ROOT
 

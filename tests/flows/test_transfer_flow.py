@@ -13,7 +13,7 @@ from dynolab.errors import ConfigError
 from dynolab.results.transfer import TransferRow
 from flows.parameters import load_parameters, validated
 from flows.transfer import TransferParameters, resolved_transfer, transfer_steps
-from tasks.runtime.chain import plan
+from tasks.runtime.pipeline import plan
 from tests.flows.chapters import Chapters
 from tests.flows.lab import ROOT
 

@@ -14,7 +14,14 @@ import torch
 from dynolab.data.batches import collate
 from dynolab.forces.function import views
 from dynolab.forces.function.derivatives import derivatives_of
-from dynolab.forces.map import contraction, factors, gram, problem, signals, weighted
+from dynolab.forces.map import (
+    contraction,
+    factors,
+    gram,
+    output_gradients as signals,
+    problem,
+    weighted,
+)
 from dynolab.objectives import GRPO, GRPOConfig, base
 from tests.forces.families import OBSERVED, ROUTES, case, dpo_columns_by_differences
 from tests.forces.small_models import relative

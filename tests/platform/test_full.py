@@ -20,8 +20,8 @@ import requests
 from dynolab.errors import ConfigError
 from flows.sweep.memory import SweepStudy
 from flows.sweep.parameters import Dimension, SweepParameters
-from tasks.runtime.servers import backing as backing_module
-from tasks.runtime.servers.backing import backing_services, missing_programs, write_environment
+from tasks.runtime.servers import backends as backing_module
+from tasks.runtime.servers.backends import backing_services, missing_programs, write_environment
 from tests.flows.lab import SMALL, Lab, until
 from tests.platform.conftest import Platform, platform_of
 

@@ -27,9 +27,9 @@ from tasks.runtime.launch import (
 )
 from tasks.runtime.launch.join import join_once
 from tasks.runtime.launch.launcher import launch_ranks
+from tasks.runtime.launch.local_job import LocalJob, Running, interface_of
 from tasks.runtime.launch.peer import Peer
 from tasks.runtime.launch.rendezvous import Other, Rendezvous
-from tasks.runtime.launch.share import Running, Share, interface_of
 from tasks.runtime.system.private import KEY
 from tasks.runtime.system.processes import free_port, listening_socket, marked_processes
 from tasks.runtime.system.settings import Settings
@@ -266,7 +266,7 @@ def test_a_host_that_sees_another_job_or_none_refuses_it(job: str, tmp_path: Pat
     home.mkdir()
     (home / "other.json").write_text("{}")
     (tmp_path / "outside.json").write_text("told")
-    share = Share(module="fake_rank", job=home / job, logs=home, ranks=1)
+    share = LocalJob(module="fake_rank", job=home / job, logs=home, ranks=1)
     for digest in (hashlib.sha256(b"told").hexdigest(), "", None):
         order = {"digest": digest, "share": share.model_dump(mode="json")}
         with pytest.raises(ConfigError, match="that all hosts share, under the same path"):
@@ -277,7 +277,7 @@ def test_a_host_that_sees_another_job_or_none_refuses_it(job: str, tmp_path: Pat
     "changes", [{"address": "nowhere"}, {"job": "a\0b"}, {"ranks": 0}, {"logs": 5}, None]
 )
 def test_a_share_that_is_none_is_refused(changes: dict[str, Any] | None, tmp_path: Path) -> None:
-    share = Share(module="fake_rank", job=tmp_path / "job.json", logs=tmp_path, ranks=1)
+    share = LocalJob(module="fake_rank", job=tmp_path / "job.json", logs=tmp_path, ranks=1)
     order = {"share": None if changes is None else share.model_dump(mode="json") | changes}
     with pytest.raises(ConfigError, match=r"share = .*is none that this version runs"):
         join_module._checked(order, tmp_path)
@@ -288,7 +288,7 @@ def test_a_host_whose_files_do_not_arrive_is_named(
     rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous_module, "SHARED_SECONDS", 0.3)
-    monkeypatch.setattr(Share, "log", property(lambda share: tmp_path / f"{time.time_ns()}.log"))
+    monkeypatch.setattr(LocalJob, "log", property(lambda share: tmp_path / f"{time.time_ns()}.log"))
     with (
         joining(rendezvous, tmp_path),
         pytest.raises(ConfigError, match=r"DYNOLAB_HOME = .* writes there does not arrive here"),
@@ -529,7 +529,7 @@ def test_a_torchrun_that_lost_the_others_is_no_cause(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir(exist_ok=True)
         process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
         process.wait()
-        share = Share(module="fake_rank", job=tmp_path / "job.json", logs=tmp_path, ranks=1)
+        share = LocalJob(module="fake_rank", job=tmp_path / "job.json", logs=tmp_path, ranks=1)
         return Running(share, process, tmp_path / folder)
 
     (tmp_path / "here").mkdir()

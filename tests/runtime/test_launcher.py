@@ -19,7 +19,7 @@ from dynolab.meeting import MEETING
 from dynolab.rollouts.rewards import ALLOWED
 from tasks.runtime.launch.devices import gpus_visible
 from tasks.runtime.launch.launcher import launch_ranks
-from tasks.runtime.launch.share import rank_ends
+from tasks.runtime.launch.local_job import rank_ends
 from tasks.runtime.system.processes import marked_processes, port_in_use
 
 pytestmark = pytest.mark.ranks

@@ -21,7 +21,13 @@ import pytest
 from dynolab.errors import ConfigError, ServiceFailed
 from tasks.runtime.opening import open_platform
 from tasks.runtime.servers import services as service_module
-from tasks.runtime.servers.backing import Backing
+from tasks.runtime.servers.backends import Backing
+from tasks.runtime.servers.server_registry import (
+    running_services,
+    standing_services,
+    up,
+    use_services,
+)
 from tasks.runtime.servers.services import (
     MLFLOW,
     PREFECT,
@@ -30,14 +36,13 @@ from tasks.runtime.servers.services import (
     client_variables,
     start_services,
 )
-from tasks.runtime.servers.stack import running_services, standing_services, up, use_services
 from tasks.runtime.system.private import login_token
 from tasks.runtime.system.processes import listening_socket, port_in_use, start_child, stop_group
 
 ROOT = Path(__file__).resolve().parents[2]
 UP = """
 import sys, pathlib
-from tasks.runtime.servers.stack import up
+from tasks.runtime.servers.server_registry import up
 up(pathlib.Path(sys.argv[1]), lambda line: print(line, flush=True), prefect_port=0, mlflow_port=0)
 """
 

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from dynolab.forces.function.logit_function import Weights
 from dynolab.forces.function.policy import PolicyFunction
 from dynolab.forces.function.rules import Rule
-from dynolab.forces.map.signals import Signal, Tail, token_signals
+from dynolab.forces.map.output_gradients import Signal, Tail, token_signals
 from dynolab.forces.map.weighted import WeightedResponse
 
 

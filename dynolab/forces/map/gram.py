@@ -17,7 +17,7 @@ from dynolab.forces.function.rules import Rule, find_rules
 from dynolab.forces.map.contraction import Into, contract
 from dynolab.forces.map.costs import Route, factor_bytes, shapes_of, split_to_fit
 from dynolab.forces.map.factors import Factors, token_factors, without_rule
-from dynolab.forces.map.signals import Tail, find_tail
+from dynolab.forces.map.output_gradients import Tail, find_tail
 from dynolab.forces.map.weighted import WeightedResponse, scores_along
 
 Tile = tuple[slice, slice]

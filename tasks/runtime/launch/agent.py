@@ -10,10 +10,10 @@ import os
 import sys
 from pathlib import Path
 
-from tasks.runtime.launch.share import Share
+from tasks.runtime.launch.local_job import LocalJob
 
 
-def main(failures: Path, share: Share) -> int:
+def main(failures: Path, local_job: LocalJob) -> int:
     """Run torchrun to its end; `failures`/torchrun.json gets {rank: [exit code, unix second]}.
 
     The time-out is that of an interrupted job; after a rank's failure torchrun gives the others
@@ -23,16 +23,22 @@ def main(failures: Path, share: Share) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     options = [
-        *meeting(share, failures),
-        f"--local-addr={share.address}",
-        f"--nproc-per-node={share.ranks}",
+        *meeting(local_job, failures),
+        f"--local-addr={local_job.address}",
+        f"--nproc-per-node={local_job.ranks}",
         "--max-restarts=0",
         "--shutdown-timeout=5",
         f"--log-dir={failures}",  # else a folder in /tmp stays
         "--module",
         "tasks.runtime.launch.rank_entry",
     ]
-    program = [str(os.getpid()), str(share.logs), str(failures), share.module, str(share.job)]
+    program = [
+        str(os.getpid()),
+        str(local_job.logs),
+        str(failures),
+        local_job.module,
+        str(local_job.job),
+    ]
     try:
         torchrun.main([*options, *program])
     except ChildFailedError as error:
@@ -42,7 +48,7 @@ def main(failures: Path, share: Share) -> int:
     return 0
 
 
-def meeting(share: Share, private: Path) -> list[str]:
+def meeting(local_job: LocalJob, private: Path) -> list[str]:
     """How this torchrun finds the others.
 
     Alone it keeps its state in a file of a private folder: it unpickles it, and what
@@ -51,7 +57,7 @@ def meeting(share: Share, private: Path) -> list[str]:
     files. c10d's elastic one orders hosts by address and restarts what is left of them, which a
     job of fixed size has no use for.
     """
-    if share.endpoint is None:
+    if local_job.endpoint is None:
         return [
             "--nnodes=1",
             "--rdzv-backend=c10d",
@@ -60,14 +66,14 @@ def meeting(share: Share, private: Path) -> list[str]:
             "--rdzv-id=dynolab",
         ]
     return [
-        f"--nnodes={share.hosts}",
-        f"--node-rank={share.host}",
+        f"--nnodes={local_job.hosts}",
+        f"--node-rank={local_job.host}",
         "--rdzv-backend=static",
-        f"--rdzv-endpoint={share.endpoint}",
+        f"--rdzv-endpoint={local_job.endpoint}",
         "--rdzv-id=dynolab",
     ]
 
 
 if __name__ == "__main__":
     _failures, _share = sys.argv[1:]
-    sys.exit(main(Path(_failures), Share.model_validate_json(_share)))
+    sys.exit(main(Path(_failures), LocalJob.model_validate_json(_share)))

@@ -22,9 +22,9 @@ from pathlib import Path
 from dynolab.errors import ConfigError, HostLost
 from dynolab.meeting import SECRET
 from dynolab.store import library_versions
+from tasks.runtime.launch.local_job import LocalJob, Running, running
 from tasks.runtime.launch.peer import Message, Peer
-from tasks.runtime.launch.share import Running, Share, running
-from tasks.runtime.servers.stack import sigterm_as_interrupt
+from tasks.runtime.servers.server_registry import sigterm_as_interrupt
 from tasks.runtime.system.private import ranks_secret, signing_key
 from tasks.runtime.system.settings import Settings
 
@@ -81,12 +81,16 @@ def work(peer: Peer, home: Path) -> None:
     """Runs the share that the other host gives; raises HostLost once it hangs up, or is lost."""
     order = _next_of(peer)
     try:
-        share = _checked(order, home)
+        local_job = _checked(order, home)
         log.info(
-            "host %d of %d runs %d ranks of %s", share.host, share.hosts, share.ranks, share.job
+            "host %d of %d runs %d ranks of %s",
+            local_job.host,
+            local_job.hosts,
+            local_job.ranks,
+            local_job.job,
         )
         secret = ranks_secret(home, str(order.get("salt")))
-        with running(share, {SECRET: secret}) as here:
+        with running(local_job, {SECRET: secret}) as here:
             _serve(peer, here)
     except ConfigError as error:
         log.warning("a job was refused: %s", error)
@@ -110,23 +114,23 @@ def _serve(peer: Peer, here: Running) -> None:
         _next_of(peer)
 
 
-def _checked(order: Message, home: Path) -> Share:
-    """The share, where it is one that this host may run and whose job it sees in its home.
+def _checked(order: Message, home: Path) -> LocalJob:
+    """The job, where it is one that this host may run and whose job it sees in its home.
 
     **Raises:** `ConfigError` for every other.
     """
     remedy = "DYNOLAB_HOME must be one folder that all hosts share, under the same path"
     try:
-        share = Share.model_validate(order.get("share"))
-        job, logs = share.job.resolve(), share.logs.resolve()
-        socket.inet_aton(share.address)
+        local_job = LocalJob.model_validate(order.get("share"))
+        job, logs = local_job.job.resolve(), local_job.logs.resolve()
+        socket.inet_aton(local_job.address)
     except (ValueError, OSError) as error:  # pydantic's ValidationError is a ValueError
         raise ConfigError("share", "…", f"is none that this version runs: {error}") from error
-    if not share.module.startswith(PROGRAMS):
-        raise ConfigError("module", share.module, "only rank programs of this project are run")
+    if not local_job.module.startswith(PROGRAMS):
+        raise ConfigError("module", local_job.module, "only rank programs of this project are run")
     if not (job.is_relative_to(home) and logs.is_relative_to(home)):
         raise ConfigError(
-            "DYNOLAB_HOME", str(home), f"the job {share.job} lies outside of it; {remedy}"
+            "DYNOLAB_HOME", str(home), f"the job {local_job.job} lies outside of it; {remedy}"
         )
     try:
         digest = hashlib.sha256(job.read_bytes()).hexdigest()
@@ -134,9 +138,9 @@ def _checked(order: Message, home: Path) -> Share:
         digest = ""
     if not digest or not hmac.compare_digest(digest, str(order.get("digest"))):
         raise ConfigError(
-            "DYNOLAB_HOME", str(home), f"this host does not see the job {share.job}; {remedy}"
+            "DYNOLAB_HOME", str(home), f"this host does not see the job {local_job.job}; {remedy}"
         )
-    return share
+    return local_job
 
 
 def _next_of(peer: Peer) -> Message:

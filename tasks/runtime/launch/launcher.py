@@ -11,8 +11,8 @@ from pathlib import Path
 from dynolab.errors import ConfigError
 from tasks.runtime.launch.devices import host_devices
 from tasks.runtime.launch.leases import gpu_slots
+from tasks.runtime.launch.local_job import OWNER_VARIABLE, LocalJob, running
 from tasks.runtime.launch.rendezvous import Rendezvous, launch_on_hosts
-from tasks.runtime.launch.share import OWNER_VARIABLE, Share, running
 
 __all__ = ["OWNER_VARIABLE", "launch_ranks"]
 
@@ -47,22 +47,22 @@ def launch_ranks(
         raise ConfigError("ranks", ranks, "choose 1 or more")
     logs = logs.resolve()
     logs.mkdir(parents=True, exist_ok=True)
-    share = Share(module=module, job=job.resolve(), logs=logs, ranks=ranks)
+    local_job = LocalJob(module=module, job=job.resolve(), logs=logs, ranks=ranks)
     on_gpus = host_devices({**os.environ, **environment})
     with gpu_slots(ranks) if on_gpus else nullcontext():
         if rendezvous is None:
-            _launch_here(share, environment, while_running, poll_seconds)
+            _launch_here(local_job, environment, while_running, poll_seconds)
         else:
-            launch_on_hosts(share, rendezvous, environment, while_running, poll_seconds)
+            launch_on_hosts(local_job, rendezvous, environment, while_running, poll_seconds)
 
 
 def _launch_here(
-    share: Share,
+    local_job: LocalJob,
     environment: Mapping[str, str],
     while_running: Callable[[], None],
     poll_seconds: float,
 ) -> None:
-    with running(share, environment) as mine:
+    with running(local_job, environment) as mine:
         while True:
             with suppress(subprocess.TimeoutExpired):
                 mine.agent.wait(poll_seconds)

@@ -28,8 +28,8 @@ from pydantic import ValidationError
 from dynolab.errors import ConfigError, HostLost
 from dynolab.meeting import SECRET
 from dynolab.store import library_versions
+from tasks.runtime.launch.local_job import LocalJob, RankEnd, Running, running
 from tasks.runtime.launch.peer import Message, Peer
-from tasks.runtime.launch.share import RankEnd, Running, Share, running
 from tasks.runtime.system.private import ranks_secret, signing_key
 from tasks.runtime.system.processes import free_port, listening_socket
 from tasks.runtime.system.settings import Settings
@@ -119,17 +119,17 @@ class Other:
 
 
 def launch_on_hosts(
-    share: Share,
+    local_job: LocalJob,
     rendezvous: Rendezvous,
     environment: Mapping[str, str],
     while_running: Callable[[], None],
     poll_seconds: float,
 ) -> None:
-    """As `launch_ranks`, with `share.ranks` ranks over all hosts together."""
-    each = rendezvous.ranks_each("engine.ranks", share.ranks)
+    """As `launch_ranks`, with `local_job.ranks` ranks over all hosts together."""
+    each = rendezvous.ranks_each("engine.ranks", local_job.ranks)
     with _joined(rendezvous, while_running) as others:
         own = others[0].peer.own_address
-        mine = share.model_copy(
+        mine = local_job.model_copy(
             update={
                 "ranks": each,
                 "hosts": rendezvous.hosts,
@@ -272,7 +272,7 @@ def _still_there(other: Other) -> bool:
 
 
 def _share_out(
-    mine: Share, salt: str, others: list[Other], while_running: Callable[[], None]
+    mine: LocalJob, salt: str, others: list[Other], while_running: Callable[[], None]
 ) -> None:
     """Tells every host its part; returns once each is at work on it and writes where this reads.
 

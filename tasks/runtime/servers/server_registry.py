@@ -20,7 +20,7 @@ from types import FrameType
 from typing import NoReturn
 
 from dynolab.errors import ConfigError
-from tasks.runtime.servers.backing import Backing
+from tasks.runtime.servers.backends import Backing
 from tasks.runtime.servers.services import (
     ALL,
     MLFLOW,

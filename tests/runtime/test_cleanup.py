@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dynolab.store.owner import this_process
+from tasks.runtime.cleanup import close_lost_runs, deliver, reap_orphans
 from tasks.runtime.launch.launcher import OWNER_VARIABLE
-from tasks.runtime.lost import close_lost_runs, deliver, reap_orphans
 from tasks.runtime.track.client import connect
 from tasks.runtime.track.outbox import OUTBOX_TAG, left_behind
 from tasks.runtime.track.prefect_progress import FLOW_RUN_TAG

@@ -54,7 +54,7 @@ _REQUEST_BYTES = 256  # more than struct ifreq of linux/if.h has
 _ADDRESS = slice(20, 24)  # in it: sin_addr of the interface's IPv4 address
 
 
-class Share(BaseModel):
+class LocalJob(BaseModel):
     """One host's part of a job.
 
     `ranks` are those of this host, `host` is its number among `hosts`. Where there are several,
@@ -110,7 +110,7 @@ class RankEnd(BaseModel):
 class Running:
     """A share at work; `failures` is a folder of its own."""
 
-    share: Share
+    local_job: LocalJob
     agent: Process
     failures: Path
 
@@ -119,8 +119,8 @@ class Running:
         code = self.agent.poll()
         if not code:
             return None
-        ends = rank_ends(self.failures, self.share.logs)
-        last = last_lines(self.share.log)
+        ends = rank_ends(self.failures, self.local_job.logs)
+        last = last_lines(self.local_job.log)
         # A torchrun that was killed is a cause; its own exceptions follow from lost connections.
         group = 0 if code < 0 else 4
         torchrun = RankEnd(rank=None, exit_code=code, group=group, time=0, last_lines=last)
@@ -128,7 +128,7 @@ class Running:
 
 
 @contextmanager
-def running(share: Share, environment: Mapping[str, str]) -> Iterator[Running]:
+def running(local_job: LocalJob, environment: Mapping[str, str]) -> Iterator[Running]:
     """A share's ranks, started; they have ended after the block, whatever happens in it.
 
     Where this host has GPUs, each rank gets one of its own, and the ranks wait until so many are
@@ -137,22 +137,24 @@ def running(share: Share, environment: Mapping[str, str]) -> Iterator[Running]:
     devices = host_devices({**os.environ, **environment})
     # Beside the job, so that what a killed process leaves lies in the work folder.
     with (
-        tempfile.TemporaryDirectory(prefix="dynolab-ranks-", dir=share.job.parent) as folder,
+        tempfile.TemporaryDirectory(prefix="dynolab-ranks-", dir=local_job.job.parent) as folder,
         ExitStack() as holding,
     ):
-        held = holding.enter_context(hold_devices(share.ranks, devices)) if devices else {}
+        held = holding.enter_context(hold_devices(local_job.ranks, devices)) if devices else {}
         failures, job_id = Path(folder), uuid.uuid4().hex
         visible = {VISIBLE: ",".join(held)} if held else {}
         try:
             agent = start_child(
                 "tasks.runtime.launch.agent",
-                [folder, share.model_dump_json()],
-                environment=rank_environment({**environment, **visible}, share, failures, job_id),
-                log=share.log,
+                [folder, local_job.model_dump_json()],
+                environment=rank_environment(
+                    {**environment, **visible}, local_job, failures, job_id
+                ),
+                log=local_job.log,
                 pass_fds=held.values(),
             )
             try:
-                yield Running(share, agent, failures)
+                yield Running(local_job, agent, failures)
             finally:
                 stop_group(agent, _GRACE_SECONDS)
         finally:
@@ -160,24 +162,26 @@ def running(share: Share, environment: Mapping[str, str]) -> Iterator[Running]:
 
 
 def rank_environment(
-    additions: Mapping[str, str], share: Share, private: Path, job_id: str
+    additions: Mapping[str, str], local_job: LocalJob, private: Path, job_id: str
 ) -> dict[str, str]:
     """What of this process's environment computing needs, with `additions` and DeepSpeed's own."""
     inherited = {name: value for name, value in os.environ.items() if _PASSED.fullmatch(name)}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     defaults = {
-        "OMP_NUM_THREADS": str(max(1, (cores or 1) // share.ranks)),
+        "OMP_NUM_THREADS": str(max(1, (cores or 1) // local_job.ranks)),
         # A killed build leaves a lock on which later jobs hang silently: nothing is shared.
         "TORCH_EXTENSIONS_DIR": str(private / "torch_extensions"),
     }
-    if share.hosts == 1:
+    if local_job.hosts == 1:
         defaults[MEETING] = str(private / "ranks")
         defaults[SECRET] = secrets.token_hex(32)
         defaults["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torchrun opens a port for it
     # gloo listens where the host's own name leads: to loopback on many machines, on others to a
     # network that has no business with a single host's ranks.
-    if interface := interface_of(share.address):
-        known = os.environ.get("GLOO_SOCKET_IFNAME", interface) if share.hosts > 1 else interface
+    if interface := interface_of(local_job.address):
+        known = (
+            os.environ.get("GLOO_SOCKET_IFNAME", interface) if local_job.hosts > 1 else interface
+        )
         defaults["GLOO_SOCKET_IFNAME"] = known
     owner = json.dumps(this_process())
     environment = {

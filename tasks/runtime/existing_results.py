@@ -14,7 +14,7 @@ _ADDRESS = re.compile(
 _SHORT = re.compile(r"(?P<stage>[a-z0-9][a-z0-9_-]*)/(?P<key>[0-9a-f]{4,64})")
 
 
-def given_result(store: Store, field: str, reference: str) -> StageResult:
+def existing_result(store: Store, field: str, reference: str) -> StageResult:
     """The committed result that an address or `<stage>/<key's beginning>` names.
 
     **Arguments:** `field`: the setting that names it, for messages; `reference`: what MLflow's tag

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dynolab.data.encode import Encoded
 from dynolab.forces import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules, subspace
-from dynolab.forces.map.signals import Signal, Tail, find_tail, token_signals
+from dynolab.forces.map.output_gradients import Signal, Tail, find_tail, token_signals
 from dynolab.forces.map.weighted import WeightedResponse, weighted_batch
 from tests.forces.families import build
 from tests.forces.small_models import encoded, relative
