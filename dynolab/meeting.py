@@ -1,4 +1,4 @@
-"""How ranks find and know each other; without torch, as who starts them does without it."""
+"""How the ranks of a job find and authenticate each other; imports no torch."""
 
 from __future__ import annotations
 

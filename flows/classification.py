@@ -12,9 +12,9 @@ from dynolab.errors import ConfigError
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from models.vision import ClassifierName
 from tasks.class_forces import CLASS_FORCES, ClassForcesJob
+from tasks.class_paths import LEARNING_PATHS, LearningPathsJob
 from tasks.classification_page import CLASSIFICATION_PAGE, PATHS, ClassificationPageConfig
 from tasks.images import IMAGES
-from tasks.learning_paths import LEARNING_PATHS, LearningPathsJob
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 

@@ -21,9 +21,9 @@ from flows.checkpoints import (
     resolved_sources,
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
-from tasks.analysis import ANALYSIS, AnalysisConfig, AnalysisJob
 from tasks.base import BASE
 from tasks.data import DATA
+from tasks.force_map import ANALYSIS, AnalysisConfig, AnalysisJob
 from tasks.force_page import FORCE_PAGE, ForcePageConfig
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
 from tasks.runtime.pipeline import Step

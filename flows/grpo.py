@@ -19,7 +19,6 @@ from tasks.base import BASE
 from tasks.data import DATA
 from tasks.displacement import DISPLACEMENT, DisplacementConfig, DisplacementJob
 from tasks.evaluate import EVALUATE, EvaluationConfig, EvaluationJob
-from tasks.forces import FORCES, ForcesConfig
 from tasks.group import GROUP, PROMPTS
 from tasks.group_page import (
     GROUP_PAGE,
@@ -31,6 +30,7 @@ from tasks.group_page import (
 )
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
+from tasks.step_forces import FORCES, ForcesConfig
 from tasks.training import SFT
 
 SHARED = ("prompts", "data", "base", "sft", "start")

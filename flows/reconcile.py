@@ -1,4 +1,4 @@
-"""Sets right what dead processes left: by the clock on a worker, or by `dynolab reconcile`."""
+"""Cleanup after dead processes: scheduled on a worker, or by `dynolab reconcile`."""
 
 from __future__ import annotations
 

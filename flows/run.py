@@ -15,7 +15,7 @@ from dynolab.training.config import EngineConfig
 from flows.flow import Flow, Parameters, Plan, Results, StagedFlow
 from flows.registry import FLOWS
 from tasks.runtime.launch.rendezvous import Rendezvous
-from tasks.runtime.models import register_model
+from tasks.runtime.mlflow_models import register_model
 from tasks.runtime.opening import open_platform, planning_platform
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform, run_stage

@@ -30,7 +30,6 @@ from tasks.audit import AUDIT, AuditConfig, AuditJob
 from tasks.base import BASE, BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.filter import FILTER, FilterConfig
-from tasks.forces import FORCES, ForcesConfig
 from tasks.foresight import FORESIGHT, ForesightConfig
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
 from tasks.probe import PROBE, ProbeConfig
@@ -39,7 +38,8 @@ from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
-from tasks.squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
+from tasks.step_forces import FORCES, ForcesConfig
+from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
 from tasks.training import PREFERENCE, SFT
 
 Contrast = Literal["resampled", "flat_world"]

@@ -1,4 +1,4 @@
-"""How models of a stage's inputs answer prompts: as the training that is looked into does it."""
+"""Samples answers of a stage's models, with the sampling settings of the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage `arm`: a preference training of a comparison, in which a diverged one is a result too."""
+"""Stage `arm`: a preference training of a comparison; a divergence is recorded, not raised."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
 from models.folder import check_settings, read_files, read_settings
 from tasks.runtime.stage import Stage
-from tasks.runtime.supervisor import Supervisor
+from tasks.runtime.training_monitor import Supervisor
 from tasks.runtime.work import Work
 
 

@@ -60,7 +60,7 @@ def displace(work: Work[DisplacementJob]) -> dict[str, float]:
     Results: `displacement.jsonl`, what the update did to each right answer of its question, and
     `figures.json`, the share of questions displaced and the mean change, with 95% intervals.
     """
-    from dynolab.comparisons.group_arms import displacement_figures
+    from dynolab.comparisons.arm_table import displacement_figures
     from dynolab.data.rows import write_rows
     from dynolab.evaluation.displacement import likelihood_displacement, one_update
     from dynolab.objectives import build_objective

@@ -1,4 +1,4 @@
-"""A stage that asks a model behind an endpoint: nothing twice, whatever ends it."""
+"""For stages that ask a model behind an endpoint: caches answers and resumes."""
 
 from __future__ import annotations
 

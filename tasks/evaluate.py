@@ -52,7 +52,7 @@ def evaluate(work: Work[EvaluationJob]) -> dict[str, float]:
     log-probability; with `start` also `likelihood.jsonl`, what has become of its right answers;
     `figures.json`, means over the prompts of each split with 95% intervals.
     """
-    from dynolab.comparisons.group_arms import evaluation_figures
+    from dynolab.comparisons.arm_table import evaluation_figures
     from dynolab.data.rows import write_rows
     from dynolab.evaluation.samples import EVALUATION, right_answers, score_prompt
 

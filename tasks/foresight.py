@@ -1,4 +1,4 @@
-"""Stage `foresight`: whose chosen answers training lowered, and which ranking had said so."""
+"""Stage `foresight`: how well each ranking predicted which chosen answers fell."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.forces import first_pairs
+from tasks.step_forces import first_pairs
 
 if TYPE_CHECKING:
     from dynolab.data.encode import Encoded, Encoder

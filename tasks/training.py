@@ -17,8 +17,8 @@ from tasks.ranks.train import run
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.stage import Stage
-from tasks.runtime.supervisor import Supervisor
 from tasks.runtime.system.settings import Settings
+from tasks.runtime.training_monitor import Supervisor
 from tasks.runtime.work import Work
 
 Config = TypeVar("Config", bound=LoopConfig)

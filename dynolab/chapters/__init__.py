@@ -1,1 +1,1 @@
-"""Classifiers: many trained at once, their forces and their learning paths."""
+"""Chapters beside finetuning: simplicity, classification, supervision, transfer."""

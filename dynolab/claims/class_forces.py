@@ -1,4 +1,4 @@
-"""What is claimed of the forces between classes, and what a study shows of it.
+"""Claims about forces between classes, and their verdicts.
 
 Figures are means over seeds with t-intervals.
 """

@@ -1,4 +1,4 @@
-"""What is claimed of trainings on sampled groups, and what a comparison shows of it.
+"""Claims about trainings on sampled groups, and their verdicts.
 
 Figures are means over seeds with t-intervals, paired by seed where two arms or before and after
 are compared.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dynolab.claims.verdict import Sign, Verdict, on_side
-from dynolab.comparisons.group_arms import LAZY_CHANGE, LAZY_SHARE, START, ArmTable, pass_names
+from dynolab.comparisons.arm_table import LAZY_CHANGE, LAZY_SHARE, START, ArmTable, pass_names
 from dynolab.objectives.clipping import ClippedConfig
 from dynolab.objectives.registry import AnyConfig
 from dynolab.objectives.simko import SimKOConfig

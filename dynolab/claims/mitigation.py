@@ -1,4 +1,4 @@
-"""What remedies against squeezing are hoped to do, and what a comparison shows of it.
+"""Claims about remedies against squeezing, and their verdicts.
 
 Figures are means over seeds with t-intervals, paired by seed with the baseline. With one seed there
 is no interval, and all is unclear.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dynolab.claims.verdict import Verdict, above, below
-from dynolab.comparisons.group_arms import ArmTable
+from dynolab.comparisons.arm_table import ArmTable
 
 EVEN = 0.5
 """Share of contests that an arm wins which is as good as the baseline."""

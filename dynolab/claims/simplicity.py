@@ -1,4 +1,4 @@
-"""What is claimed of simple mappings: they are learned faster, because their examples cooperate."""
+"""Claims about simple mappings, and their verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is claimed of squeezing: of one softmax for certain, of a language model to be measured."""
+"""Claims about squeezing, and their verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is claimed of supervision under label noise and of learning speeds, and what was found.
+"""Claims about supervision under label noise and learning speeds, and their verdicts.
 
 Figures are means over seeds with t-intervals, paired by seed.
 """
@@ -11,7 +11,7 @@ from typing import get_args
 import numpy as np
 
 from dynolab.claims.verdict import Verdict, above, below
-from dynolab.comparisons.group_arms import ArmTable
+from dynolab.comparisons.arm_table import ArmTable
 from dynolab.results.supervision import (
     AdaptationRow,
     Arm,

@@ -1,4 +1,4 @@
-"""What is claimed of task heads, and what was found of it.
+"""Claims about task heads, and their verdicts.
 
 Figures are means over seeds with t-intervals, paired by seed. Where a τ is picked as the best,
 it is picked for every seed on the *other* seeds, so that luck picks nothing.

@@ -1,4 +1,4 @@
-"""A process in which a chat template, which is others' code, writes messages.
+"""Renders a chat template, which is foreign code, in a process of its own.
 
 Transformers runs templates in jinja's sandbox: they reach nothing, but may compute without end or
 fill the memory. Here that ends this process alone. Read from stdin: one line of JSON with the

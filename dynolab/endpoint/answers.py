@@ -1,4 +1,4 @@
-"""Answers on disk, by the content of what was asked: what is there is never asked again."""
+"""A cache of answers on disk, by the content of the request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks a model behind an OpenAI-compatible endpoint: many texts, with patience, nothing twice."""
+"""Asks a model behind an OpenAI-compatible endpoint, with retries and a cache."""
 
 from __future__ import annotations
 

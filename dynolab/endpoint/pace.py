@@ -1,4 +1,4 @@
-"""Never more requests in a minute than agreed, however many threads send them."""
+"""Limits the requests per minute of all threads together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong with one request, and whether asking again may help."""
+"""What can go wrong with a request, and which errors are worth a retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge who knows: rewards that check answers, in place of an opinion."""
+"""A judge that scores answers by exact rewards."""
 
 from __future__ import annotations
 

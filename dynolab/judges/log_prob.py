@@ -1,4 +1,4 @@
-"""The judge at hand where there is no other: how likely a reference model finds each answer."""
+"""A judge by a reference model's log-probability per token."""
 
 from __future__ import annotations
 

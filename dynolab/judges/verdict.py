@@ -1,4 +1,4 @@
-"""Reading a verdict: strictly, so that nothing is taken for one that is none."""
+"""A strict parser of a judge's replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a judge-class model is asked, so that no answer can pass for the question.
+"""The prompt of a judge, safe against answers that contain instructions.
 
 Answers are written by policies, and a policy may have learned to write to its judge. So the rules
 stand in the system message; every text is one JSON string on one line, so that none can begin a

@@ -1,4 +1,4 @@
-"""What was measured of the models that a piece of work used: kept for its manifest."""
+"""Collects what was measured of models, for the manifest of a stage."""
 
 from __future__ import annotations
 

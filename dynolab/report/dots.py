@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from dynolab.comparisons.group_arms import ArmTable
+from dynolab.comparisons.arm_table import ArmTable
 from dynolab.report.figure import error_bars, subplots
 from dynolab.report.style import BEST, CHOSEN, INK, ZERO
 from dynolab.report.text import plotly_text, with_interval

@@ -1,4 +1,4 @@
-"""What is said of one push on a softmax, tried on random cases.
+"""Tests statements about one step on a softmax on random cases.
 
 Claims 1 to 5 of Ren & Sutherland (arXiv 2407.10490, §3.3 and the notebook of their code): 1 the
 pushed class falls; 2 the likeliest other class rises; 3 the peakier the distribution, the more

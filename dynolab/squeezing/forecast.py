@@ -1,4 +1,4 @@
-"""What the first-order rule foretells of a real step, token by token, beside what came."""
+"""First-order prediction of a recorded step, token by token, beside what it did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A claim says that somebody computes a stage key right now, so that others wait.
+"""A lock on a stage key while a process computes it; others wait.
 
 Claims save work; they are not what makes results right. Should two holders ever compute the same
 key (one was suspended for a minute, say), the create-only COMMITTED decides between them.

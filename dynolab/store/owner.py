@@ -1,4 +1,4 @@
-"""Which process something belongs to, so that others can tell for certain that it is dead."""
+"""Identifies the process that owns something, and checks whether it is dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With which code a result was made: told in its manifest, not part of its key."""
+"""The revision of the code that made a result, for its manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The object store as the rest of the house sees it."""
+"""The public interface of the object store."""
 
 from __future__ import annotations
 

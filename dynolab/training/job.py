@@ -1,4 +1,4 @@
-"""A training job: what a rank program is told, and nothing else."""
+"""`TrainJob`: the settings and paths that every rank reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How hard a step pushes: its dynamic learning rates as a distribution."""
+"""Quantiles of a step's dynamic learning rates."""
 
 from __future__ import annotations
 

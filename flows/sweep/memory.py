@@ -1,4 +1,4 @@
-"""The memory of a sweep: an Optuna study in a database, which survives whoever works on it."""
+"""A sweep's Optuna study in a database; it survives the processes that work on it."""
 
 from __future__ import annotations
 

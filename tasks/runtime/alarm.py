@@ -1,4 +1,4 @@
-"""When a training's alarm rings: a tag on its run in MLflow, an event in Prefect."""
+"""Reports an alarm on the squeezing gap to MLflow (a tag) and Prefect (an event)."""
 
 from __future__ import annotations
 

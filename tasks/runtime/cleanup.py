@@ -1,4 +1,4 @@
-"""What dead processes left, set right: their helpers, their outboxes, their runs in MLflow."""
+"""Cleans up after dead processes: kills orphans, sends outboxes, closes MLflow runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results that are there already, by the names that people know them under."""
+"""Finds committed results by their address or by `<stage>/<beginning of the key>`."""
 
 from __future__ import annotations
 

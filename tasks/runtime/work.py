@@ -1,4 +1,4 @@
-"""What a stage's body is given to work with, and what a stage gives to the next."""
+"""`Work`, a stage body's inputs and folders, and `StageResult`, what the next stage reads."""
 
 from __future__ import annotations
 

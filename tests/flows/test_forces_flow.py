@@ -22,8 +22,8 @@ from dynolab.training.record import StepRecord
 from dynolab.training.reference import score_reference
 from flows.forces import ForcesParameters, forces_steps, resolved_forces
 from models.language import folder_context, load_language_model, load_tokenizer
-from tasks.analysis import ANALYSIS, AnalysisJob
 from tasks.data import DATA
+from tasks.force_map import ANALYSIS, AnalysisJob
 from tasks.force_page import FORCE_PAGE
 from tasks.kernel import KERNEL, KernelJob
 from tasks.runtime.pipeline import plan

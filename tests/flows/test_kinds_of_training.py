@@ -23,14 +23,14 @@ from flows.forces import ForcesParameters, forces_steps, resolved_forces
 from flows.grpo import GrpoParameters, grpo_steps
 from flows.parameters import validated
 from models.language import folder_context, load_tokenizer
-from tasks.analysis import ANALYSIS, AnalysisJob
-from tasks.forces import FORCES, ForcesConfig
+from tasks.force_map import ANALYSIS, AnalysisJob
 from tasks.group import GROUP, PROMPTS
 from tasks.kernel import KERNEL, KernelJob
 from tasks.policies import load_policy
 from tasks.runtime.stage import run_stage
 from tasks.runtime.work import StageResult
 from tasks.selection import SelectionConfig, observed_answers
+from tasks.step_forces import FORCES, ForcesConfig
 from tasks.training import SFT
 from tests.flows.analysed import PLAIN, WORLD, Analysed
 

@@ -20,7 +20,7 @@ from flows.study import StudyParameters, study_steps
 from tasks.data import DATA
 from tasks.probe import PROBE, ProbeConfig
 from tasks.runtime.alarm import TAG
-from tasks.squeezing import SQUEEZING, SqueezingJob
+from tasks.study_squeezing import SQUEEZING, SqueezingJob
 from tasks.training import PREFERENCE, SFT
 from tests.flows.analysed import PLAIN, Analysed
 

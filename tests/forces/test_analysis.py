@@ -13,8 +13,8 @@ from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow
 from dynolab.forces import PolicyFunction, breakdown, force_map, split_step
 from dynolab.forces.map.analysis import Analysis, Question, analyse, recorded_examples
-from dynolab.forces.map.examples import MOST_CELLS, token_maps
 from dynolab.forces.map.job import MapJob, fill_map
+from dynolab.forces.map.token_maps import MOST_CELLS, token_maps
 from dynolab.objectives import DPOConfig, GRPOConfig, build_objective
 from tests.forces import small_models
 from tests.forces.families import case

@@ -154,7 +154,13 @@ def test_the_kernel_times_the_force_formed_densely(layer):
     ]
     rows = torch.tensor([row for row, _ in everywhere])
     columns = torch.tensor([column for _, column in everywhere])
-    spread = replace(updating, sequence=rows, position=columns, token=torch.zeros_like(rows))
+    spread = replace(
+        updating,
+        sequence=rows,
+        position=columns,
+        token=torch.zeros_like(rows),
+        reference=None,
+    )
 
     def jacobian(which):
         leaves = {name: w.clone().requires_grad_() for name, w in policy.weights.items()}

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow
 from dynolab.forces import ForceMap, FrozenUpdate, PolicyFunction
-from dynolab.forces.map import examples as map_examples, job as map_job
+from dynolab.forces.map import job as map_job, token_maps as map_examples
 from dynolab.forces.map.analysis import Question
-from dynolab.forces.map.examples import token_maps
 from dynolab.forces.map.force_map import MapFacts
 from dynolab.forces.map.job import MapJob, fill_map
 from dynolab.forces.map.problem import Updating
+from dynolab.forces.map.token_maps import token_maps
 from dynolab.objectives import DPOConfig, GRPOConfig
 from dynolab.training.record import RecordedExample, RecordedGroup
 from dynolab.training.recorded import RecordedCompletion

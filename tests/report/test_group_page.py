@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dynolab.claims.groups import assess_arms
-from dynolab.comparisons.group_arms import START
+from dynolab.comparisons.arm_table import START
 from dynolab.objectives import DPOConfig, GRPOConfig
 from dynolab.report.figure import Figure
 from dynolab.report.groups.comparisons import (

@@ -1,4 +1,4 @@
-"""Arithmetic that keeps its digits: near certainty, and where modules fall back to float32."""
+"""Stable arithmetic near probability 1, and modules that would compute in float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token-level force map of many updating responses on many observed ones."""
+"""The token force map of many updating responses on many observed ones."""
 
 from __future__ import annotations
 

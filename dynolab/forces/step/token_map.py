@@ -1,4 +1,4 @@
-"""The token-level force map: which update token pushed which observed token, and how far."""
+"""One recorded pair's token force map; `forces.map` has many responses on many."""
 
 from __future__ import annotations
 

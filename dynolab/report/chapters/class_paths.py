@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dynolab.chapters.classification.path_study import GROUPS
-from dynolab.claims.learning_paths import TITLES, curves
+from dynolab.claims.class_paths import TITLES, curves
 from dynolab.report.figure import LEGEND_BELOW, Figure, base_layout, panel_title, subplots
 from dynolab.report.lines import Line, LinePanel, line_plot
 from dynolab.report.style import BEST, CHOSEN, GRID, INK, MUTED, PAPER, REJECTED, UP, ZERO

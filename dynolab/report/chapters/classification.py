@@ -8,7 +8,7 @@ from dataclasses import replace
 from dynolab.chapters.classification.force_study import ForceFindings
 from dynolab.chapters.classification.path_study import PathFindings
 from dynolab.claims.class_forces import NETWORKS, assess_forces
-from dynolab.claims.learning_paths import assess_paths
+from dynolab.claims.class_paths import assess_paths
 from dynolab.claims.verdict import Verdict
 from dynolab.report.chapters.class_forces import (
     busiest,

@@ -18,7 +18,7 @@ from dynolab.claims.supervision import (
     speed_values,
     supervision_table,
 )
-from dynolab.comparisons.group_arms import ArmTable
+from dynolab.comparisons.arm_table import ArmTable
 from dynolab.report.chapters.page import Chapter
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.chapters import SupervisionRows

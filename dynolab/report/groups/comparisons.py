@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from dynolab.comparisons.group_arms import (
+from dynolab.comparisons.arm_table import (
     LAZY_CHANGE,
     LAZY_SHARE,
     START,

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from dynolab.comparisons.group_arms import START, ArmTable, pass_names, splits_of
+from dynolab.comparisons.arm_table import START, ArmTable, pass_names, splits_of
 from dynolab.data.rows import Split
 from dynolab.report.figure import Figure, add_band, error_bars, subplots
 from dynolab.report.inputs.arms import GroupPageInputs, curve

@@ -8,7 +8,7 @@ from typing import Any
 
 from dynolab.claims.groups import assess_arms
 from dynolab.claims.verdict import Verdict
-from dynolab.comparisons.group_arms import LAZY_SHARE, START, ArmTable, pass_names, splits_of
+from dynolab.comparisons.arm_table import LAZY_SHARE, START, ArmTable, pass_names, splits_of
 from dynolab.report.groups.comparisons import (
     against_figure,
     displacement_figure,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from dynolab.comparisons.group_arms import (
+from dynolab.comparisons.arm_table import (
     LAZY_CHANGE,
     LAZY_SHARE,
     START,

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from dynolab.comparisons.group_arms import START, ArmTable, displacement_figures, evaluation_figures
+from dynolab.comparisons.arm_table import START, ArmTable, displacement_figures, evaluation_figures
 from dynolab.comparisons.pair_arms import gap_by_margin, path_figures, win_figures
 from dynolab.data.rows import read_value
 from dynolab.objectives.registry import AnyConfig

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from dynolab.claims.mitigation import assess_remedies
 from dynolab.claims.verdict import Verdict
-from dynolab.comparisons.group_arms import ArmTable
+from dynolab.comparisons.arm_table import ArmTable
 from dynolab.report.dots import DotPanel, forest_plot
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.arms import arm_table_of

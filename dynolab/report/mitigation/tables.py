@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from dynolab.comparisons.group_arms import ArmTable
+from dynolab.comparisons.arm_table import ArmTable
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.report.page import Section, section, table
 from dynolab.report.style import objective_name

@@ -1,4 +1,4 @@
-"""Connections of other users of this machine are refused, and those that bring no request closed.
+"""Refuses connections of other users of this machine, and closes idle ones.
 
 A browser sends its cookies to every port of a host: another user who serves a page on one of them,
 or takes a server's own port while the server is away, gets to see the login. It is of no use to

@@ -1,4 +1,4 @@
-"""Lets in only who has the home's token, and nothing that another website's page sends.
+"""Token check of every request, and protection against requests of other sites' pages.
 
 One ASGI middleware before the whole of each server, for HTTP and WebSockets alike:
 

@@ -1,4 +1,4 @@
-"""Files that only their owner can read, and at no moment others: keys, and all of the home."""
+"""Key files and the home: created with permissions for their owner alone."""
 
 from __future__ import annotations
 

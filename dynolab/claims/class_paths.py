@@ -1,4 +1,4 @@
-"""What is claimed of learning paths, and what a study shows of it.
+"""Claims about learning paths of classifiers, and their verdicts.
 
 Figures are means over seeds with t-intervals.
 """

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from doubles import MemoryRun
 
-from tasks.runtime import supervisor as supervisor_module
-from tasks.runtime.supervisor import Supervisor
+from tasks.runtime import training_monitor as supervisor_module
 from tasks.runtime.track.progress import PlainLines, Progress
+from tasks.runtime.training_monitor import Supervisor
 from tests.flows.lab import until
 
 

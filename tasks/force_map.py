@@ -69,7 +69,7 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
     """
     from dynolab.data.rows import write_rows
     from dynolab.forces.map.analysis import analyse
-    from dynolab.forces.map.examples import token_maps
+    from dynolab.forces.map.token_maps import token_maps
 
     began, config = time.monotonic(), work.config
     with work.shown(PARTS) as progress:

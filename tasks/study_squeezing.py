@@ -1,4 +1,4 @@
-"""Stage `squeezing`: where risen probability went, what foretold it, and who repeats themselves."""
+"""Stage `squeezing`: squeezing index, first-order forecasts, and repetition."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.forces import first_pairs
 from tasks.policies import adapter_folder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
+from tasks.step_forces import first_pairs
 
 if TYPE_CHECKING:
     from dynolab.data.encode import Encoded

@@ -1,4 +1,4 @@
-"""Beside training: follows its metrics and takes its resume states to the store."""
+"""Sends a training's metrics and uploads its resume states while it runs."""
 
 from __future__ import annotations
 
