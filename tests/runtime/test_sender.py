@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Metric, Run, RunData, RunInfo
 from mlflow.exceptions import RestException
 
 from tasks.runtime.track.outbox import Outbox, adopt_left_behind
 from tasks.runtime.track.sender import Sender
+from tasks.runtime.track.tracking import Tracking
 
 FIRST = {
     "op": "create",
@@ -99,3 +103,23 @@ def test_of_a_refused_batch_only_what_is_at_fault_is_left_out(tmp_path: Path) ->
     )
     assert [name for name in server.logged if "@" in name] == [f"loss@{at}" for at in range(50)]
     assert not box.path.exists()
+
+
+def test_a_journal_that_another_thread_is_adopting_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = threading.Event()
+
+    def slowly(folder: Path, boxes: dict[str, Outbox]) -> None:
+        adopted: dict[str, Outbox] = {}
+        adopt_left_behind(folder, adopted)
+        if adopted:
+            locked.set()
+            time.sleep(0.5)  # locked, and not among the boxes yet
+        boxes.update(adopted)
+
+    Outbox.create(tmp_path, FIRST).close()
+    monkeypatch.setattr("tasks.runtime.track.tracking.adopt_left_behind", slowly)
+    tracking = Tracking("http://127.0.0.1:1", tmp_path, "good")
+    assert locked.wait(10)
+    assert tracking.close(1.0) == 1

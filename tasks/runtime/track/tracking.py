@@ -43,6 +43,7 @@ class Tracking:
         self.connected = threading.Event()  # MLflow's client is imported
         self._boxes: dict[str, Outbox] = {}  # that the sender has not sent whole
         self._wake, self._stop = threading.Event(), threading.Event()
+        self._adopting = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="mlflow-sender", daemon=True)
         self._thread.start()
 
@@ -112,7 +113,9 @@ class Tracking:
         self._wake.set()
 
     def _adopt(self) -> None:
-        with _logged("look for what dead processes left"):
+        # One thread at a time: a journal that the other one has just locked must be among the boxes
+        # before anybody counts what is pending.
+        with self._adopting, _logged("look for what dead processes left"):
             adopt_left_behind(self.outbox, self._boxes)
 
     def _work(self) -> None:
