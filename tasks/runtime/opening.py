@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from dynolab.store import Store
 from tasks.runtime.stage import Platform
@@ -15,7 +15,8 @@ from tasks.runtime.system.private import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import use_login
 from tasks.runtime.track.outbox import left_behind
-from tasks.runtime.track.progress import make_progress
+from tasks.runtime.track.prefect_progress import ProgressArtifacts, inside_run
+from tasks.runtime.track.progress import PlainLines, Progress, RichLines
 
 if TYPE_CHECKING:
     from tasks.runtime.track.tracking import RunTracker, Tracking
@@ -35,6 +36,17 @@ def open_store(settings: Settings) -> Store:
         key=partial(signing_key, settings.home),
         keep=settings.resume_states,
     )
+
+
+def make_progress(stream: IO[str] | None = None) -> Progress:
+    """Progress as it fits here: rich lines on a terminal, else plain ones; in Prefect's runs both.
+
+    `stream` is standard error where it is not given, so that results on standard output stay
+    clean.
+    """
+    stream = stream or sys.stderr
+    lines = RichLines(stream) if stream.isatty() else PlainLines(stream)
+    return Progress(lines, ProgressArtifacts()) if inside_run() else Progress(lines)
 
 
 def planning_platform() -> Platform:

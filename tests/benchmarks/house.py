@@ -22,7 +22,7 @@ import sys
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,7 @@ def circles(paths: Iterable[Path]) -> int:
     arrows = [
         (number[name], number[imported])
         for name, tree in trees.items()
-        for imported in imports(tree)
-        if imported in number
+        for imported in imports(tree, trees)
     ]
     rows, columns = zip(*arrows, strict=True)
     graph = coo_array(([1] * len(arrows), (rows, columns)), shape=(len(trees), len(trees)))
@@ -81,14 +80,16 @@ def circles(paths: Iterable[Path]) -> int:
     return sum(list(labels).count(label) > 1 for label in set(labels))
 
 
-def imports(tree: ast.Module) -> Iterator[str]:
-    """Dotted names that a file imports: modules, or what stands in them."""
+def imports(tree: ast.Module, modules: Collection[str]) -> Iterator[str]:
+    """Those of some modules that a file imports, or something of which."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in modules or node.module in modules:
+                    yield inner if inner in modules else node.module
 
 
 def back_arrows() -> int:

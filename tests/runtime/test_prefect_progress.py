@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tasks.runtime.opening import make_progress
 from tasks.runtime.track.prefect_progress import (
     ProgressArtifacts,
     inside_run,
@@ -16,7 +17,7 @@ from tasks.runtime.track.prefect_progress import (
     run_tags,
     slug,
 )
-from tasks.runtime.track.progress import PlainLines, Progress, make_progress
+from tasks.runtime.track.progress import PlainLines, Progress
 
 pytestmark = pytest.mark.services
 

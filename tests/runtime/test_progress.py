@@ -6,12 +6,12 @@ import sys
 
 import rich.console
 
+from tasks.runtime.opening import make_progress
 from tasks.runtime.track.progress import (
     PlainLines,
     Progress,
     RichLines,
     StepReporter,
-    make_progress,
 )
 from tasks.runtime.track.tail import MetricLine
 

@@ -9,8 +9,6 @@ import time
 from collections import deque
 from typing import IO, TYPE_CHECKING, Literal, Protocol
 
-from tasks.runtime.track.prefect_progress import ProgressArtifacts, inside_run
-
 if TYPE_CHECKING:
     import rich.progress
 
@@ -85,17 +83,6 @@ class Progress:
         stage = StageProgress(name, None, self.displays)
         stage.text = text
         stage.close("cached")
-
-
-def make_progress(stream: IO[str] | None = None) -> Progress:
-    """Progress as it fits here: rich lines on a terminal, else plain ones; in Prefect's runs both.
-
-    `stream` is standard error where it is not given, so that results on standard output stay
-    clean.
-    """
-    stream = stream or sys.stderr
-    lines = RichLines(stream) if stream.isatty() else PlainLines(stream)
-    return Progress(lines, ProgressArtifacts()) if inside_run() else Progress(lines)
 
 
 class StepReporter:
