@@ -61,7 +61,7 @@ class AuditParameters(FlowParameters):
     def models(self) -> dict[str, ModelConfig]:
         """The models by field."""
         both = {MODEL: self.model, TRAINED: self.trained}
-        return {field: one for field, one in both.items() if one is not None}
+        return {field: model for field, model in both.items() if model is not None}
 
 
 def named_on_command_line(model: str | None, data: Path | None, trained: str | None) -> list[str]:

@@ -94,7 +94,7 @@ def classification_steps(parameters: ClassificationParameters) -> list[Step]:
             "classification-page",
             CLASSIFICATION_PAGE,
             page,
-            {one.name: one.name for one in measured},
+            {step.name: step.name for step in measured},
         ),
     ]
 

@@ -225,14 +225,14 @@ def _both(plain: TrainConfig) -> SFTExtendedConfig:
 
 def _prepared(parameters: PairComparison, arm: ArmConfig, seed: int) -> list[Step]:
     """What an arm needs of its start: samples, or an audit under its objective."""
-    reads, found = {"data": f"data-{seed}", "model": start_of(arm.start, seed)}, []
+    reads, steps = {"data": f"data-{seed}", "model": start_of(arm.start, seed)}, []
     if arm.pairs == "resampled":
         sampling = SampleConfig(seed=seed)
-        found.append(Step(_sampled_name(arm, seed), RESAMPLED, sampling, reads))
+        steps.append(Step(_sampled_name(arm, seed), RESAMPLED, sampling, reads))
     if arm.filter is not None:
         job = AuditJob(**dict(parameters.audit), objective=arm.objective)
-        found.append(Step(_audit_name(arm, seed), AUDIT, job, reads))
-    return found
+        steps.append(Step(_audit_name(arm, seed), AUDIT, job, reads))
+    return steps
 
 
 def _sampled_name(arm: ArmConfig, seed: int) -> str:

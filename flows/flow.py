@@ -90,9 +90,8 @@ class Flow(Generic[Parameters]):
     pool: str = field(default="training", kw_only=True)
     """Work pool of its runs: `training`, or `cpu` for a flow that trains nothing itself."""
 
-    def run(self, parameters: Parameters) -> Any:
-        """What a flow that is not made of stages does, inside a Prefect flow run."""
-        raise NotImplementedError
+    body: Callable[[Parameters], Any] | None = field(default=None, kw_only=True)
+    """What a flow that is not made of stages does, inside a Prefect flow run."""
 
 
 @dataclass(frozen=True)

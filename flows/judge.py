@@ -85,8 +85,8 @@ class JudgeParameters(FlowParameters):
     @property
     def models(self) -> dict[str, ModelConfig]:
         """All models by field."""
-        found = {policy_step(name): policy for name, policy in self.policies.items()}
-        return found if self.reference is None else {**found, REFERENCE: self.reference}
+        models = {policy_step(name): policy for name, policy in self.policies.items()}
+        return models if self.reference is None else {**models, REFERENCE: self.reference}
 
     @property
     def baseline_label(self) -> str:

@@ -186,8 +186,8 @@ def register_automations(client: SyncPrefectClient, silence: timedelta = SILENCE
     """Make the server crash flow runs whose machine vanished with the worker that would say so."""
     automation = crash_silent_runs(silence)
     known = client.read_automations_by_name(AUTOMATION)
-    for one in known[1:]:
-        client.delete_automation(one.id)
+    for double in known[1:]:
+        client.delete_automation(double.id)
     if known:
         client.update_automation(known[0].id, automation)
     else:

@@ -36,7 +36,8 @@ def as_prefect_flow(flow: Flow[Any]) -> prefect.Flow[..., Any]:
 def run_flow(flow: Flow[Parameters], parameters: Parameters, *, fresh: bool = False) -> Any:
     """Runs a flow inside a Prefect flow run; `fresh` computes every stage again."""
     if not isinstance(flow, StagedFlow):
-        return flow.run(parameters)
+        assert flow.body is not None, "a flow has stages or a body"
+        return flow.body(parameters)
     return run_plan(flow.name, flow.plan(parameters, planning_platform()), fresh=fresh)
 
 

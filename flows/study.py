@@ -293,22 +293,24 @@ def compared_results(parameters: StudyParameters, platform: Platform) -> dict[st
 
     **Raises** `ConfigError` for a study file that cannot work.
     """
-    found = {}
+    finished_pages = {}
     for name, steps in _comparisons(parameters).items():
         page = finished(steps, platform).get(steps[-1].name)
         if page is not None:
-            found[name] = page
-    return found
+            finished_pages[name] = page
+    return finished_pages
 
 
-def missing_commands(parameters: StudyParameters, found: dict[str, StageResult]) -> dict[str, str]:
+def missing_commands(
+    parameters: StudyParameters, finished_pages: dict[str, StageResult]
+) -> dict[str, str]:
     """By comparison that is named and has not run, the command that runs it."""
     files = parameters.comparisons
     commands = {"mitigation": "mitigation", "reproduction": "reproduce"}
     return {
         name: f"dynolab {command} --config {file}"
         for name, command in commands.items()
-        if (file := getattr(files, name)) is not None and name not in found
+        if (file := getattr(files, name)) is not None and name not in finished_pages
     }
 
 

@@ -77,7 +77,9 @@ def supervision_steps(parameters: SupervisionParameters) -> list[Step]:
     return [
         Step("images", IMAGES, parameters.data),
         *measured,
-        Step("supervision-page", SUPERVISION_PAGE, page, {one.name: one.name for one in measured}),
+        Step(
+            "supervision-page", SUPERVISION_PAGE, page, {step.name: step.name for step in measured}
+        ),
     ]
 
 

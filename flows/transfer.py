@@ -75,7 +75,7 @@ def transfer_steps(parameters: TransferParameters) -> list[Step]:
     return [
         Step("images", IMAGES, parameters.data),
         *measured,
-        Step("transfer-page", TRANSFER_PAGE, page, {one.name: one.name for one in measured}),
+        Step("transfer-page", TRANSFER_PAGE, page, {step.name: step.name for step in measured}),
     ]
 
 

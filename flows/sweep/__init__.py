@@ -6,20 +6,18 @@ from flows.flow import Flow, Form
 from flows.sweep.parameters import SweepParameters
 
 
-class SweepFlow(Flow[SweepParameters]):
-    """Many trials of another flow; it waits for them, so that workers of the pool `cpu` run it."""
+def _run(parameters: SweepParameters) -> dict[str, Any]:
+    """Runs the trials; what their stages have committed is not computed again."""
+    from flows.sweep.sweep import sweep
 
-    def run(self, parameters: SweepParameters) -> dict[str, Any]:
-        """Runs the trials; what their stages have committed is not computed again."""
-        from flows.sweep.sweep import sweep
-
-        return sweep(parameters)
+    return sweep(parameters)
 
 
-FLOW = SweepFlow(
+FLOW = Flow(
     "sweep",
     SweepParameters,
-    pool="cpu",
+    body=_run,
+    pool="cpu",  # it waits for its trials, which the other pool runs
     forms={
         "sweep": Form(
             "Many trials of another flow; what is tried stands in the file, under `space`.",
