@@ -56,15 +56,15 @@ def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
     endpoint = StageEndpoint(work, getattr(config.judge, "endpoint", None))
     with endpoint.shown():
         try:
-            found = _judge(work, endpoint).judge(every, endpoint.on_progress)
+            judgements = _judge(work, endpoint).judge(every, endpoint.on_progress)
         finally:
             work.tracker.log_metrics(endpoint.spent("endpoint"), 0)
-        rates = [win_rate([one for one in found if one.a == name]) for name in policies]
-        write_rows(work.output / "judgements.jsonl", found)
+        rates = [win_rate([row for row in judgements if row.a == name]) for name in policies]
+        write_rows(work.output / "judgements.jsonl", judgements)
         write_rows(work.output / "win_rates.jsonl", rates)
     metrics = _metrics(rates) | endpoint.spent("endpoint")
     work.tracker.log_metrics(metrics, 0)
-    log_tables(work.tracker, {"judgements": found, "win_rates": rates}, work.scratch)
+    log_tables(work.tracker, {"judgements": judgements, "win_rates": rates}, work.scratch)
     return metrics | {"seconds": time.monotonic() - began}
 
 
