@@ -38,8 +38,6 @@ from prefect.states import Cancelled, Crashed, State
 from prefect.workers.process import ProcessWorker
 
 from flows.deployments import DeploymentSpec, deployment_specs
-from tasks.runtime.launch.devices import host_devices
-from tasks.runtime.launch.leases import limit_name
 
 POOLS = {"cpu": 4, "training": 1}
 """Work pools, and how many runs each works on at once, until somebody chooses otherwise."""
@@ -88,7 +86,6 @@ def main(*, alone: bool = False) -> None:
             close_lost_runs(client)
         for name, limit in POOLS.items():
             _pool(client, name, limit)
-            _count_gpus(client, name)
         _first_queue(client)
         for spec in specs:
             _register(client, spec)
@@ -123,12 +120,6 @@ def _pool(client: SyncPrefectClient, name: str, limit: int) -> None:
                 name=name, type="process", base_job_template=template, concurrency_limit=limit
             )
         )
-
-
-def _count_gpus(client: SyncPrefectClient, pool: str) -> None:
-    """As many slots as this host has GPUs, for trainings to lease; none are leased without GPUs."""
-    if gpus := len(host_devices()):
-        client.upsert_global_concurrency_limit_by_name(limit_name(pool), gpus)
 
 
 def _first_queue(client: SyncPrefectClient) -> None:

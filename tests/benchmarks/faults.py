@@ -7,7 +7,7 @@ prints one JSON object on its last line:
 
 - `faults_injected`: kinds times points, listed in `faults`; `faults_survived`: those after which
   everything was as it should be. `faults_skipped`: tests that this machine cannot run.
-- `orphans`: processes, ports, leases, locks, claims and scratch folders that stayed.
+- `orphans`: processes, ports, locks, claims and scratch folders that stayed.
   `metrics_lost`: values that MLflow lacks, has twice or has otherwise than of an undisturbed
   training, over the `metrics_looked_at` faults whose training makes metrics.
   `resume_identical`: whether every training that went on ended with the weights of one that

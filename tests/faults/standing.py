@@ -183,14 +183,9 @@ class Standing:
     def left_behind(self) -> list[str]:
         """What a run left, once what ends by itself has had its time."""
         deadline = time.monotonic() + SETTLE_SECONDS
-        while (left := self._left_behind()) and time.monotonic() < deadline:
+        while (left := self.lab.left_behind()) and time.monotonic() < deadline:
             time.sleep(0.5)
         return left
-
-    def _left_behind(self) -> list[str]:
-        limits = self.api("POST", "v2/concurrency_limits/filter", limit=200)
-        held = [f"lease {limit['name']}" for limit in limits if limit["active_slots"]]
-        return [*self.lab.left_behind(), *held]
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,8 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from dynolab.errors import ConfigError
 from flows import register
 from flows.deployments import deployment_specs
-from tasks.runtime.launch import leases
-from tasks.runtime.launch.leases import gpu_slots, limit_name
 from tests.flows.lab import ROOT
 
 pytestmark = pytest.mark.services
@@ -42,20 +38,9 @@ def settings_of(servers: dict[str, str]) -> dict[Any, Any]:
 @pytest.fixture(scope="module")
 def client(servers: dict[str, str]) -> Iterator[SyncPrefectClient]:
     """A server that everything is registered with once."""
-    with (
-        temporary_settings(settings_of(servers)),
-        get_client(sync_client=True) as client,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("DYNOLAB_DEVICES", "0,1,2")
+    with temporary_settings(settings_of(servers)), get_client(sync_client=True) as client:
         register.main()
         yield client
-
-
-def test_each_pool_counts_the_gpus_of_this_host(client: SyncPrefectClient) -> None:
-    for pool in register.POOLS:
-        limit = client.read_global_concurrency_limit_by_name(limit_name(pool))
-        assert (limit.limit, limit.active_slots) == (3, 0)
 
 
 def test_runs_of_the_first_queue_start_before_those_that_waited_longer(
@@ -121,42 +106,3 @@ def test_prefects_own_command_deploys_the_same(
             theirs = found.parameter_openapi_schema["definitions"]
             for kind, ours in deployment_spec.schema["definitions"].items():
                 assert theirs[kind].get("properties", {}).keys() == ours["properties"].keys()
-
-
-def test_a_training_holds_as_many_slots_as_it_has_ranks(
-    client: SyncPrefectClient, servers: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def taken() -> int:
-        return client.read_global_concurrency_limit_by_name("gpu:training").active_slots
-
-    monkeypatch.setattr(leases, "_pool", lambda: "training")
-    with temporary_settings(settings_of(servers)):
-        with gpu_slots(2):
-            assert taken() == 2
-            with gpu_slots(1):
-                assert taken() == 3
-        assert taken() == 0
-        with pytest.raises(RuntimeError, match="training failed"), gpu_slots(3):
-            raise RuntimeError("training failed")
-        assert taken() == 0
-        with pytest.raises(ConfigError, match="gpu:training = 3: 4 GPUs are asked"), gpu_slots(4):
-            pass
-        monkeypatch.setattr(leases, "_pool", lambda: "elsewhere")
-        monkeypatch.setattr(leases, "LEASE_SECONDS", None)  # none is asked for
-        with gpu_slots(1):
-            assert taken() == 0
-
-
-def test_a_server_that_is_away_at_the_end_costs_no_training(
-    client: SyncPrefectClient,
-    servers: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(leases, "_pool", lambda: "training")
-    with ExitStack() as held:
-        with temporary_settings(settings_of(servers)):
-            held.enter_context(gpu_slots(1))
-        with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:1/api"}):
-            held.close()
-    assert "the lease of gpu:training was lost before its end" in caplog.text

@@ -56,7 +56,7 @@ class Job(threading.Thread):
         self.join(20)
 
 
-def test_jobs_get_devices_of_their_own_and_wait_where_too_few_arefree_devices() -> None:
+def test_jobs_get_devices_of_their_own_and_wait_where_too_few_are_free() -> None:
     first, second = Job(2), Job(2)
     until(lambda: first.held and second.held)
     assert sorted(first.held + second.held) == sorted(FOUR)
@@ -150,5 +150,5 @@ def free_devices() -> list[str]:
     """The devices whose lock nobody holds, asked for one moment."""
     with ExitStack() as asked:
         return [
-            name for name in FOUR if devices._take(f"device-{name}", asked, wait=False) is not None
+            name for name in FOUR if devices._lock(f"device-{name}", asked, wait=False) is not None
         ]

@@ -78,38 +78,29 @@ def hold_devices(count: int, names: Sequence[str]) -> Iterator[dict[str, int]]:
             "ranks", count, f"this host has {len(names)} GPUs ({', '.join(names)}); choose no more"
         )
     with ExitStack() as held:
-        found: dict[str, int] = {}
-        with in_line("devices"):
-            told = False
-            while not _find(count, names, found, held):
-                if not told:
-                    log.info("waiting for GPUs: %d of %d are free", len(found), count)
-                    told = True
+        locks: dict[str, int] = {}
+        with ExitStack() as turn:
+            _lock("line-devices", turn, wait=True)
+            if not _add_free(count, names, locks, held):
+                log.info("waiting for GPUs: %d of %d are free", len(locks), count)
+            while not _add_free(count, names, locks, held):
                 time.sleep(POLL_SECONDS)
-        log.info("computing on the GPUs %s", ", ".join(found))
-        yield found
+        log.info("computing on the GPUs %s", ", ".join(locks))
+        yield locks
 
 
-@contextmanager
-def in_line(name: str) -> Iterator[None]:
-    """Waits, behind those of this host who wait for the same already."""
-    with ExitStack() as turn:
-        _take(f"line-{name}", turn, wait=True)
-        yield
-
-
-def _find(count: int, names: Sequence[str], found: dict[str, int], held: ExitStack) -> bool:
-    """Adds devices that are free; whether there are enough now."""
+def _add_free(count: int, names: Sequence[str], locks: dict[str, int], held: ExitStack) -> bool:
+    """Locks devices that are free, up to `count`; whether there are enough now."""
     for name in names:
-        if name in found or len(found) == count:
+        if name in locks or len(locks) == count:
             continue
-        if (lock := _take(f"device-{name}", held, wait=False)) is not None:
-            found[name] = lock
-    return len(found) == count
+        if (lock := _lock(f"device-{name}", held, wait=False)) is not None:
+            locks[name] = lock
+    return len(locks) == count
 
 
-def _take(name: str, held: ExitStack, *, wait: bool) -> int | None:
-    """Locks a file for as long as `held` is open; None where another has it."""
+def _lock(name: str, held: ExitStack, *, wait: bool) -> int | None:
+    """Locks a file for as long as `held` is open; None where another process has it locked."""
     file = _folder() / f"{name}.lock"
     while True:
         with ExitStack() as opened:

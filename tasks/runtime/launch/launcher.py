@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from dynolab.errors import ConfigError
-from tasks.runtime.launch.devices import host_devices
-from tasks.runtime.launch.leases import gpu_slots
 from tasks.runtime.launch.local_job import OWNER_VARIABLE, LocalJob, running
 from tasks.runtime.launch.rendezvous import Rendezvous, launch_on_hosts
 
@@ -48,12 +45,10 @@ def launch_ranks(
     logs = logs.resolve()
     logs.mkdir(parents=True, exist_ok=True)
     local_job = LocalJob(module=module, job=job.resolve(), logs=logs, ranks=ranks)
-    on_gpus = host_devices({**os.environ, **environment})
-    with gpu_slots(ranks) if on_gpus else nullcontext():
-        if rendezvous is None:
-            _launch_here(local_job, environment, while_running, poll_seconds)
-        else:
-            launch_on_hosts(local_job, rendezvous, environment, while_running, poll_seconds)
+    if rendezvous is None:
+        _launch_here(local_job, environment, while_running, poll_seconds)
+    else:
+        launch_on_hosts(local_job, rendezvous, environment, while_running, poll_seconds)
 
 
 def _launch_here(
