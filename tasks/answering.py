@@ -13,6 +13,7 @@ from dynolab.data.encode import Overlong
 from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import RewardConfig
 from dynolab.training.config import GroupTrainConfig
+from tasks.policies import load_model
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
@@ -64,13 +65,9 @@ class Answerer:
     @classmethod
     def of(cls, work: Work[Any]) -> Answerer:
         """Loads the model."""
-        from dynolab import distributed
         from dynolab.likelihood.token_logps import ResponseLogits
-        from models.language import load_language_model, load_tokenizer
 
-        folder = work.input_folder("model", "model")
-        tokenizer = load_tokenizer(folder)
-        model = load_language_model(folder, tokenizer=tokenizer, device=distributed.device())
+        model, tokenizer = load_model(work.input_folder("model", "model"))
         return cls(ResponseLogits(model), tokenizer, work.config)
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from dynolab.data.files import named_path
@@ -23,7 +22,6 @@ def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
     from dynolab.data.rows import write_rows
     from dynolab.data.sources.load import load_data
 
-    began = time.monotonic()
     with work.shown():
         data = load_data(work.config, chat_tokenizer(work.config))
         counts = {
@@ -34,7 +32,7 @@ def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
         if data.world is not None:
             write_rows(work.output / "corpus.jsonl", data.world.corpus)
             data.world.tokenizer().save_pretrained(work.output / "tokenizer")
-    return {**data.counts, **counts, "seconds": time.monotonic() - began}
+    return {**data.counts, **counts, "seconds": work.seconds}
 
 
 def chat_tokenizer(config: DataConfig) -> PreTrainedTokenizerBase | None:

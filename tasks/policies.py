@@ -1,4 +1,4 @@
-"""The policy of a model or of a training's result, as a function of the weights that moved."""
+"""Models of folders and of trainings' results, their encoders, and their policies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from dynolab.data.encode import Encoder, Overlong
     from dynolab.forces import PolicyFunction
     from tasks.runtime.work import Work
 
@@ -16,6 +19,23 @@ ADAPTER = "adapter"
 def adapter_folder(work: Work[Any], name: str) -> Path | None:
     """The adapters of an input that is a training of those alone."""
     return work.input_folder(name, ADAPTER) if work.input_holds(name, ADAPTER) else None
+
+
+def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The language model of a folder, on this process' device, and its tokenizer."""
+    from dynolab.distributed import device
+    from models.language import load_language_model, load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    return load_language_model(folder, tokenizer=tokenizer, device=device()), tokenizer
+
+
+def load_encoder(folder: Path, overlong: Overlong = "drop") -> Encoder:
+    """The encoder of a folder's model, without the model: its tokenizer and its context."""
+    from dynolab.data.encode import Encoder
+    from models.language import folder_context, load_tokenizer
+
+    return Encoder(load_tokenizer(folder), folder_context(folder), overlong)
 
 
 def load_policy(model: Path, adapter: Path | None = None) -> PolicyFunction:

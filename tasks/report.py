@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
 from tasks.pages import input_folder, send_page, stage_facts
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import StageResult, Work
 
 FORCES, CONTRAST = "_forces", "contrast_"
@@ -96,7 +95,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
         )
         summary = write_report(inputs, work.output)
     if (pairs := work.output / "pairs.jsonl").exists():
-        log_tables(work.tracker, {"pairs": read_rows(pairs, PairChange)}, work.scratch)
+        work.log_tables(pairs=read_rows(pairs, PairChange))
     send_page(work)
     metrics: dict[str, float] = summary["metrics"]
     return metrics | {

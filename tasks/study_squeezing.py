@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.policies import adapter_folder, load_policy
+from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 from tasks.step_forces import first_pairs
 
@@ -55,9 +53,7 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
     recorded steps; `squeeze/repeaters/<model>`, the share of its held-out answers that repeat
     themselves.
     """
-    from dynolab.data.rows import write_rows
-
-    began, config = time.monotonic(), work.config
+    config = work.config
     risen: list[RisenMass] = []
     forecasts: list[Forecast] = []
     with work.shown(len(config.trainings)) as progress:
@@ -67,29 +63,23 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
             forecasts += foretold
             progress.update(number, name)
         generations = list(_generations(work))
-        write_rows(work.output / "risen.jsonl", risen)
-        write_rows(work.output / "forecasts.jsonl", forecasts)
-        write_rows(work.output / "generations.jsonl", generations)
-    told = _foretold(work, forecasts) | _repeaters(generations)
-    work.tracker.log_metrics(told, 0)
-    metrics = _indices(work, risen) | told
-    log_tables(work.tracker, {"forecasts": forecasts, "generations": generations}, work.scratch)
-    return metrics | {"seconds": time.monotonic() - began}
+        work.write_tables(risen=risen, forecasts=forecasts, generations=generations)
+    work.log_tables(forecasts=forecasts, generations=generations)
+    metrics = _foretold(work, forecasts) | _repeaters(generations)
+    return _indices(work, risen) | work.log_metrics(metrics)
 
 
 def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list[Forecast]]:
     """A training's risen probability at each of its known states, and its steps' forecasts."""
-    from dynolab.data.encode import Encoder
     from dynolab.data.rows import ProbeRow, read_rows, read_value
     from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.results.study import TrainingSummary
     from dynolab.squeezing.forecast import forecasts
     from dynolab.training.record import StepRecord
-    from models.language import folder_context, load_language_model, load_tokenizer
+    from models.language import load_language_model
 
     config, folder = work.config, work.input_folder(name)
-    tokenizer = load_tokenizer(folder / "model")
-    encoder = Encoder(tokenizer, folder_context(folder / "model"), "drop")
+    encoder = load_encoder(folder / "model")
     rows = [
         row
         for row in read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow)
@@ -104,7 +94,7 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list
     policy = load_policy(folder / "model", adapter_folder(work, name))
     start = load_language_model(
         work.input_folder(config.trainings[name], "model"),
-        tokenizer=tokenizer,
+        tokenizer=encoder.tokenizer,
         device=policy.device,
     )
     steps = read_value(folder / "summary.json", TrainingSummary).steps

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,7 +37,7 @@ def run_training(
 
     Results: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/`, `summary.json`.
     """
-    config, began = work.config, time.monotonic()
+    config = work.config
     resume = work.newest_resume()
     states = work.scratch / "resume"
     job = TrainJob(
@@ -64,12 +63,12 @@ def run_training(
     _note_checks(work.logs / CHECKS)
     stopped = {"stopped_at": float(summary.steps)} if summary.steps < config.steps else {}
     best = summary.best
-    found = {"best_step": float(best.step), "best_value": best.value} if best else {}
+    kept = {"best_step": float(best.step), "best_value": best.value} if best else {}
     return {
         **summary.rows,
         **stopped,
-        **found,
-        "seconds": time.monotonic() - began,
+        **kept,
+        "seconds": work.seconds,
         "resumed_from": float(resume[0]) if resume else 0.0,
     }
 
