@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dynolab.data.encode import Overlong
+from dynolab.data.encode import Encoder, Overlong
+from dynolab.data.rows import Split
+from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.rollouts.generator import SampleConfig
-from dynolab.rollouts.rewards import RewardConfig
+from dynolab.rollouts.rewards import RewardConfig, Rewards
+from dynolab.statistics import Interval
 from dynolab.training.config import GroupTrainConfig
 from tasks.policies import load_model
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.data.rows import Split
-    from dynolab.likelihood.token_logps import ResponseLogits
-    from dynolab.statistics import Interval
     from dynolab.training.rollout import Answers
 
 
@@ -65,8 +65,6 @@ class Answerer:
     @classmethod
     def of(cls, work: Work[Any]) -> Answerer:
         """Loads the model."""
-        from dynolab.likelihood.token_logps import ResponseLogits
-
         model, tokenizer = load_model(work.input_folder("model", "model"))
         return cls(ResponseLogits(model), tokenizer, work.config)
 
@@ -79,9 +77,7 @@ class Answerer:
         self, work: Work[Any], split: Split, *, samples: int, step: int, prompts: int | None
     ) -> list[Answers]:
         """Rewarded samples to the first prompts of a split; to none where it has none."""
-        from dynolab.data.encode import Encoder
         from dynolab.rollouts.decoding import ModelGenerator
-        from dynolab.rollouts.rewards import Rewards
         from dynolab.training.examples import load_prompts
         from dynolab.training.rollout import answer_prompts
         from models.language import context_length

@@ -6,7 +6,9 @@ from itertools import islice
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dynolab.data.rows import Split
+from dynolab.data.rows import PromptRow, Split, read_rows
+from dynolab.errors import ConfigError
+from dynolab.results.judges import PolicyAnswer
 from dynolab.rollouts.generator import SampleConfig
 from tasks.policies import load_model
 from tasks.runtime.stage import Stage
@@ -30,9 +32,6 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
 
     **Raises** `ConfigError` for a split without prompts.
     """
-    from dynolab.data.rows import PromptRow, read_rows
-    from dynolab.errors import ConfigError
-    from dynolab.results.judges import PolicyAnswer
     from dynolab.rollouts.sample import sample_responses
 
     config = work.config

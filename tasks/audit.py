@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dynolab.data.encode import EncodedExample, Encoder
+from dynolab.data.rows import Example, read_rows
 from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
+from dynolab.results.audit import PairAudit
 from tasks.policies import load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-
-if TYPE_CHECKING:
-    from dynolab.data.encode import EncodedExample, Encoder
-    from dynolab.results.audit import PairAudit
 
 
 class AuditConfig(BaseModel):
@@ -87,7 +86,6 @@ def read_pairs(
     **Raises** `ConfigError` for rows without a rejected answer.
     """
     from dynolab.data.batches import CHOSEN, REJECTED
-    from dynolab.data.rows import Example, read_rows
     from dynolab.training.examples import check_sides
 
     rows = read_rows(work.input_folder("data") / f"{split}.jsonl", Example)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dynolab.data.files import named_path
+from dynolab.data.rows import write_rows
 from dynolab.data.sources.load import DataConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
@@ -19,7 +20,6 @@ def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
     Results: `train.jsonl`, `heldout.jsonl`, `probes.jsonl`; of the built-in world also
     `corpus.jsonl` and `tokenizer/`. Returns how many rows there are and what was left out.
     """
-    from dynolab.data.rows import write_rows
     from dynolab.data.sources.load import load_data
 
     with work.shown():

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import GroupObjectiveConfig
+from dynolab.results.groups import QuestionDisplacement
 from dynolab.training.config import OptimizerConfig
 from tasks.answering import Answerer, AnsweringConfig, tell_figures
 from tasks.runtime.stage import Stage
@@ -61,7 +62,6 @@ def displace(work: Work[DisplacementJob]) -> dict[str, float]:
     from dynolab.comparisons.arm_table import displacement_figures
     from dynolab.evaluation.displacement import likelihood_displacement, one_update
     from dynolab.objectives import build_objective
-    from dynolab.results.groups import QuestionDisplacement
 
     config = work.config
     with work.shown():

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dynolab.data.rows import Split, read_rows
+from dynolab.results.groups import LikelihoodChange, RightAnswer
 from dynolab.rollouts.passes import SAMPLES_PER_K, check_samples
 from tasks.answering import Answerer, AnsweringConfig, tell_figures
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-
-if TYPE_CHECKING:
-    from dynolab.data.rows import Split
-    from dynolab.results.groups import LikelihoodChange
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 PARTS = 4  # of the stage's progress
@@ -93,9 +91,7 @@ def _changes(
     work: Work[EvaluationJob], answerer: Answerer, reading: dict[str, Any]
 ) -> Sequence[LikelihoodChange]:
     """What has become of the right answers of the model before, where there is one."""
-    from dynolab.data.rows import read_rows
     from dynolab.evaluation.samples import likelihood_changes
-    from dynolab.results.groups import RightAnswer
 
     if "start" not in work.inputs:
         return []

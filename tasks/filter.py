@@ -7,6 +7,8 @@ import shutil
 from pydantic import BaseModel, ConfigDict, Field
 
 from dynolab.audit.foresight import Ranking
+from dynolab.data.rows import Example, read_rows, write_rows
+from dynolab.results.audit import FilteredPairs, PairAudit
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -32,8 +34,6 @@ def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
     stage's. Pairs that were not audited stay.
     """
     from dynolab.audit.foresight import worst_first
-    from dynolab.data.rows import Example, read_rows, write_rows
-    from dynolab.results.audit import FilteredPairs, PairAudit
 
     config, data = work.config, work.input_folder("data")
     with work.shown():

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from dynolab.data.encode import EncodedExample, Encoder
+from dynolab.errors import ConfigError
+from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
 from tasks.policies import adapter_folder, load_encoder, load_policy
@@ -17,7 +20,6 @@ from tasks.runtime.work import Work
 from tasks.selection import SelectionConfig, observed_answers, updating_rows
 
 if TYPE_CHECKING:
-    from dynolab.data.encode import EncodedExample, Encoder
     from dynolab.forces.map.analysis import Question
     from dynolab.training.record import Recorded, StepRecord
     from dynolab.training.reference import SideLogps
@@ -159,9 +161,7 @@ def _updating(
     work: Work[AnalysisJob], encoder: Encoder, record: StepRecord | None
 ) -> tuple[Sequence[Recorded], ObjectiveConfig]:
     """What updates, and under which objective."""
-    from dynolab.errors import ConfigError
     from dynolab.forces.map.analysis import recorded_examples
-    from dynolab.objectives import build_objective
 
     config = work.config
     if config.updating == "data":
@@ -183,7 +183,6 @@ def _reference(
     """Log-probabilities of the updating pairs under the reference, which reads the same tokens."""
     from dynolab import distributed
     from dynolab.likelihood.token_logps import ResponseLogits
-    from dynolab.objectives import build_objective
     from dynolab.training.reference import score_reference
     from models.language import load_language_model
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dynolab.data.rows import read_rows, read_value
+from dynolab.results.audit import ChosenChange, FilteredPairs, PairAudit
 from tasks.audit import read_pairs
 from tasks.policies import load_encoder, load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-
-if TYPE_CHECKING:
-    from dynolab.results.audit import ChosenChange, PairAudit
 
 
 class ForesightConfig(BaseModel):
@@ -30,8 +28,6 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
     Results: `changes.jsonl` and `foresight.jsonl`.
     """
     from dynolab.audit.foresight import foresight
-    from dynolab.data.rows import read_rows, read_value
-    from dynolab.results.audit import FilteredPairs, PairAudit
 
     rows = list(read_rows(work.input_folder("audit") / "audit.jsonl", PairAudit))
     if "filter" in work.inputs:
@@ -54,7 +50,6 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
 def _changes(work: Work[ForesightConfig], rows: list[PairAudit]) -> list[ChosenChange]:
     """What became of every audited chosen answer."""
     from dynolab.likelihood.token_logps import ResponseLogits
-    from dynolab.results.audit import ChosenChange
     from dynolab.training.reference import score_responses
 
     folder = work.input_folder("model", "model")

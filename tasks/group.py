@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dynolab.data.rows import write_rows
 from dynolab.data.sources.load import DataConfig
 from dynolab.training.config import GroupTrainConfig
 from tasks.data import chat_tokenizer
@@ -15,7 +16,6 @@ def freeze_prompts(work: Work[DataConfig]) -> dict[str, float]:
 
     Results: `train.jsonl` and `heldout.jsonl`, prompts with the answers that check completions.
     """
-    from dynolab.data.rows import write_rows
     from dynolab.data.sources.load import load_prompts
 
     with work.shown():

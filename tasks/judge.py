@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dynolab.data.rows import read_rows
 from dynolab.endpoint.config import PATIENCE
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
+from dynolab.results.judges import JudgementCounts, PolicyAnswer, WinRate
 from tasks.endpoint import StageEndpoint
 from tasks.policies import load_encoder, load_model
 from tasks.runtime.stage import Stage
@@ -17,7 +19,6 @@ from tasks.runtime.work import Work
 if TYPE_CHECKING:
     from dynolab.judges import Judge
     from dynolab.judges.log_prob import LogProbJudge
-    from dynolab.results.judges import PolicyAnswer, WinRate
 
 ANSWERS_OF = "answers_"
 
@@ -41,9 +42,7 @@ def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
 
     A model's replies are kept as `StageEndpoint` keeps them.
     """
-    from dynolab.data.rows import read_rows
     from dynolab.judges import contests, win_rate
-    from dynolab.results.judges import PolicyAnswer
 
     config = work.config
     answers: dict[str, list[PolicyAnswer]] = {
@@ -94,8 +93,6 @@ def _log_prob(work: Work[JudgeJob], config: LogProbJudgeConfig) -> LogProbJudge:
 
 def _metrics(rates: Sequence[WinRate]) -> dict[str, float]:
     """Every policy's win rate where there is one, and what became of all verdicts."""
-    from dynolab.results.judges import JudgementCounts
-
     found = {f"judge/{rate.a}/win_rate": rate.rate for rate in rates if rate.judged}
     counts = [rate.counts.model_dump() for rate in rates]
     return found | {

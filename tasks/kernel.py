@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
+from dynolab.data.encode import Encoded
+from dynolab.data.rows import Example, ProbeRow
+from dynolab.errors import ConfigError
+from dynolab.results.forces import AgreementRow, KernelFindings, KernelSizeRow
 from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.selection import SelectionConfig, observed_rows, updating_rows
 
 if TYPE_CHECKING:
-    from dynolab.data.encode import Encoded
-    from dynolab.data.rows import Example, ProbeRow
     from dynolab.forces.kernel.size import KernelSizes
-    from dynolab.results.forces import AgreementRow, KernelFindings, KernelSizeRow
 
 MODEL = "model_"
 
@@ -82,8 +83,6 @@ def _common(
     work: Work[KernelJob], observed: Sequence[ProbeRow], updating: Sequence[Example]
 ) -> tuple[list[ProbeRow], list[Example], dict[str, tuple[list[Encoded], list[Encoded]]]]:
     """The rows that fit every checkpoint's context, and each checkpoint's encoding of them."""
-    from dynolab.errors import ConfigError
-
     sides = {}
     for label in work.config.labels:
         encoder = load_encoder(work.input_folder(MODEL + label, "model"))
@@ -140,8 +139,6 @@ def _sizes(
 def _rows(
     label: str, sizes: KernelSizes, observed: Sequence[ProbeRow], updating: Sequence[Example]
 ) -> list[KernelSizeRow]:
-    from dynolab.results.forces import KernelSizeRow
-
     low, high = sizes.interval("centred")
     return [
         KernelSizeRow(
@@ -170,7 +167,6 @@ def _adapter(work: Work[KernelJob], label: str) -> Path | None:
 
 def _findings(work: Work[KernelJob], sizes: Mapping[str, KernelSizes]) -> KernelFindings:
     from dynolab.forces.kernel.stability import kernel_stability
-    from dynolab.results.forces import AgreementRow, KernelFindings
 
     config = work.config
     pairs = next(iter(sizes.values())).raw.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from dynolab.results.arms import ComparedArms
 from dynolab.training.config import TrainConfig
 from tasks.arm import ArmConfig, OnPolicyConfig
 from tasks.pages import send_page, stage_facts
@@ -34,7 +35,6 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
     as well. Returns each arm's figures, means over seeds.
     """
     from dynolab.report.mitigation.page import write_mitigation_page
-    from dynolab.results.arms import ComparedArms
 
     config = work.config
     with work.shown():

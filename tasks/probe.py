@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dynolab.data.encode import Encoder
+from dynolab.data.rows import Example, ProbeRow, read_rows
+from dynolab.results.study import Answer, ModelScore, Score
 from tasks.policies import load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.data.rows import ProbeRow
     from dynolab.probes.hallucination import TrainingAnswers
-    from dynolab.results.study import Answer, Score
 
 MODELS = ("base", "sft", "preference")
 
@@ -42,9 +43,7 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
     another training question's answer (`TrainingAnswers` has the rule), and
     `probe/heldout/hallucinated_exactly/<model>`: with all of that answer.
     """
-    from dynolab.data.rows import Example, ProbeRow, read_rows
     from dynolab.probes.hallucination import TrainingAnswers
-    from dynolab.results.study import ModelScore
 
     data = work.input_folder("data")
     rows = list(read_rows(data / "probes.jsonl", ProbeRow))
@@ -82,10 +81,8 @@ def _ask(
     name: str, folder: Path, rows: list[ProbeRow], config: ProbeConfig
 ) -> tuple[list[Score], list[Answer]]:
     """Scores of all rows and greedy answers to some prompts, by the model in a folder."""
-    from dynolab.data.encode import Encoder
     from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.probes.score import score_probes
-    from dynolab.results.study import Answer
     from dynolab.rollouts.sample import SampleConfig, sample_responses
     from models.language import context_length
 

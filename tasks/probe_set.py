@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
+from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.endpoint.config import PATIENCE
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from tasks.endpoint import StageEndpoint
@@ -28,7 +29,6 @@ def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
 
     The writer's answers are kept as `StageEndpoint` keeps them.
     """
-    from dynolab.data.rows import Example, ProbeRow, read_rows
     from dynolab.probes.making.probe_set import build_probe_set
     from dynolab.probes.making.written import has_text
 

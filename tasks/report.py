@@ -8,7 +8,9 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dynolab.data.rows import read_rows
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
+from dynolab.results.study import PairChange
 from tasks.pages import input_folder, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageResult, Work
@@ -42,7 +44,6 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     MLflow as well, the pairs as a table too.
     Returns the summary's numbers.
     """
-    from dynolab.data.rows import read_rows
     from dynolab.report.inputs.audit import read_audit
     from dynolab.report.inputs.study import (
         ReportInputs,
@@ -55,7 +56,6 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
         read_watched,
     )
     from dynolab.report.study.page import write_report
-    from dynolab.results.study import PairChange
 
     config, folder = work.config, work.input_folder
     with work.shown():

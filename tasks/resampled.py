@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+from dynolab.data.rows import Example, read_rows
 from dynolab.rollouts.sample import SampleConfig
 from tasks.policies import load_model
 from tasks.runtime.stage import Stage
@@ -17,7 +18,6 @@ def resample(work: Work[SampleConfig]) -> dict[str, float]:
     training stage reads them as it reads the data stage's.
     """
     from dynolab.data.resampled import with_rejected
-    from dynolab.data.rows import Example, read_rows
     from dynolab.rollouts.sample import sample_responses
 
     data = work.input_folder("data")

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from dynolab.rollouts.generator import SampleConfig
+from dynolab.data.rows import Example, Split, read_rows
+from dynolab.results.judges import PolicyAnswer
+from dynolab.rollouts.generator import SampleConfig, Sampled
 from tasks.answering import tell_figures
 from tasks.policies import load_model
 from tasks.runtime.stage import Stage
@@ -14,8 +16,6 @@ from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
     from dynolab.comparisons.pair_arms import SampledAnswer
-    from dynolab.data.rows import Example, Split
-    from dynolab.rollouts.generator import Sampled
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
@@ -70,7 +70,6 @@ def _answer(
 ) -> SampledAnswer:
     from dynolab.comparisons.pair_arms import SampledAnswer
     from dynolab.data.world.lexicon import answered, repeats_fault
-    from dynolab.results.judges import PolicyAnswer
     from dynolab.squeezing.repeats import repetition
 
     said = PolicyAnswer(
@@ -93,8 +92,6 @@ def _answer(
 
 
 def _pairs(work: Work[SampledAnswersConfig], split: Split) -> list[Example]:
-    from dynolab.data.rows import Example, read_rows
-
     rows = list(read_rows(work.input_folder("data") / f"{split}.jsonl", Example))
     return rows[: work.config.prompts]
 

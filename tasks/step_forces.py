@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dynolab.data.rows import ProbeRow, read_rows
+from dynolab.results.study import ReplayFacts
 from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.progress import StageProgress
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
-    from dynolab.data.rows import ProbeRow
-    from dynolab.results.study import ReplayFacts
     from dynolab.training.record import Recorded
 
 
@@ -47,7 +47,6 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
 def _measure(
     work: Work[ForcesConfig], records: Sequence[Path], progress: StageProgress
 ) -> list[ReplayFacts]:
-    from dynolab.data.rows import ProbeRow, read_rows
     from dynolab.forces import build_token_map, step_forces
     from dynolab.forces.step.metrics import force_metrics
     from dynolab.training.record import StepRecord

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dynolab.data.encode import Encoded
+from dynolab.data.rows import ProbeRow, read_rows, read_value
+from dynolab.results.squeezing import Forecast, Generation, RisenMass
+from dynolab.results.study import Answer, TrainingSummary
 from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 from tasks.step_forces import first_pairs
 
 if TYPE_CHECKING:
-    from dynolab.data.encode import Encoded
-    from dynolab.data.rows import ProbeRow
     from dynolab.forces.function.logit_function import Weights
     from dynolab.forces.function.policy import PolicyFunction
-    from dynolab.results.squeezing import Forecast, Generation, RisenMass
     from dynolab.squeezing.index import Logits
 
 KINDS = ("chosen", "rejected")
@@ -71,9 +72,7 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
 
 def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list[Forecast]]:
     """A training's risen probability at each of its known states, and its steps' forecasts."""
-    from dynolab.data.rows import ProbeRow, read_rows, read_value
     from dynolab.likelihood.token_logps import ResponseLogits
-    from dynolab.results.study import TrainingSummary
     from dynolab.squeezing.forecast import forecasts
     from dynolab.training.record import StepRecord
     from models.language import load_language_model
@@ -119,7 +118,6 @@ def _risen(
     step: int,
 ) -> list[RisenMass]:
     """Risen probability from a training's start to some weights of it."""
-    from dynolab.results.squeezing import RisenMass
     from dynolab.squeezing.index import answers_risen_mass
 
     sums = answers_risen_mass(
@@ -147,9 +145,6 @@ def _risen(
 
 def _generations(work: Work[SqueezingJob]) -> Iterator[Generation]:
     """How much every greedy answer of the study's models repeats itself."""
-    from dynolab.data.rows import read_rows
-    from dynolab.results.squeezing import Generation
-    from dynolab.results.study import Answer
     from dynolab.squeezing.repeats import repetition
     from models.language import load_tokenizer
 

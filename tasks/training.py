@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TypeVar
 
-from dynolab.data.rows import read_value
+from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.likelihood.checked import CHECKS, note_check
 from dynolab.results.study import TrainingSummary
 from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig
@@ -86,7 +86,6 @@ def _watched(work: Work[Config], given: Path | None) -> Path:
 
 def check_rows(job: TrainJob) -> None:
     """Refuses, before any rank is started, what no rank could train with."""
-    from dynolab.data.rows import ProbeRow, read_rows
     from dynolab.rollouts.rewards import Rewards
     from dynolab.training.alarm import check_watched
     from dynolab.training.examples import load_examples, load_prompts, training_encoder

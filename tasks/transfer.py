@@ -11,6 +11,7 @@ from pydantic import Field
 from dynolab.chapters.classifiers.seeds import Seeds
 from dynolab.chapters.transfer.transfer import TransferConfig
 from dynolab.data.topics.topics import TopicConfig
+from dynolab.results.transfer import TransferRow
 from models.vision import ClassifierName
 from tasks.images import IMAGES_FILE
 from tasks.runtime.stage import Stage
@@ -18,7 +19,6 @@ from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
     from dynolab.chapters.transfer.task import TransferTask
-    from dynolab.results.transfer import TransferRow
 
 
 class TransferJob(TransferConfig):
