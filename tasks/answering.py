@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.data.encode import Encoder, Overlong
 from dynolab.data.rows import Split
@@ -17,16 +17,15 @@ from dynolab.rollouts.rewards import RewardConfig, Rewards
 from dynolab.statistics import Interval
 from dynolab.training.config import GroupTrainConfig
 from tasks.policies import load_model
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 if TYPE_CHECKING:
     from dynolab.training.rollout import Answers
 
 
-class AnsweringConfig(BaseModel):
+class AnsweringConfig(StageConfig):
     """How prompts are answered and answers judged: a training's settings of the same names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     rewards: tuple[RewardConfig, ...] = GroupTrainConfig().rewards
     right_from: float = 1.0
     temperature: float = Field(1.0, gt=0)

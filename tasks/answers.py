@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.data.rows import PromptRow, Split, read_rows
 from dynolab.errors import ConfigError
@@ -12,13 +12,12 @@ from dynolab.results.judges import PolicyAnswer
 from dynolab.rollouts.generator import SampleConfig
 from tasks.policies import load_model
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 
-class AnswersConfig(BaseModel):
+class AnswersConfig(StageConfig):
     """Which prompts are answered, and how."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     split: Split = "heldout"
     prompts: int | None = Field(None, ge=1, description="The first ones; default: all.")
     sampling: SampleConfig = SampleConfig()

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from dynolab.data.encode import EncodedExample, Encoder
 from dynolab.data.rows import Example, read_rows
@@ -16,13 +16,12 @@ from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
 from dynolab.results.audit import PairAudit
 from tasks.policies import load_encoder, load_policy
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 
-class AuditConfig(BaseModel):
+class AuditConfig(StageConfig):
     """Which pairs are audited, and how they are computed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     pairs: int | None = Field(
         None, ge=1, description="Training pairs, the first ones; default: all."
     )

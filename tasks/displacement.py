@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import GroupObjectiveConfig
@@ -12,16 +12,15 @@ from dynolab.results.groups import QuestionDisplacement
 from dynolab.training.config import OptimizerConfig
 from tasks.answering import Answerer, AnsweringConfig, tell_figures
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 if TYPE_CHECKING:
     from dynolab.evaluation.displacement import Question
 
 
-class DisplacementConfig(BaseModel):
+class DisplacementConfig(StageConfig):
     """How many questions are tested, and what counts as displaced."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     questions: int = Field(
         40,
         ge=1,

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from dynolab.data.rows import Split, read_rows
 from dynolab.results.groups import LikelihoodChange, RightAnswer
 from dynolab.rollouts.passes import SAMPLES_PER_K, check_samples
 from tasks.answering import Answerer, AnsweringConfig, tell_figures
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 PARTS = 4  # of the stage's progress
 
 
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(StageConfig):
     """How much is asked of each model."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     k: int = Field(16, ge=1, description="The largest of pass@k.")
     samples: int = Field(
         64, ge=1, description=f"Answers to each prompt: at least {SAMPLES_PER_K} for each of k."

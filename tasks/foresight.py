@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.data.rows import read_rows, read_value
 from dynolab.results.audit import ChosenChange, FilteredPairs, PairAudit
 from tasks.audit import read_pairs
 from tasks.policies import load_encoder, load_model
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 
-class ForesightConfig(BaseModel):
+class ForesightConfig(StageConfig):
     """How answers are scored after training."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     batch: int = Field(16, ge=1, description="Answers of one forward.")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.data.rows import read_rows
 from dynolab.endpoint.config import PATIENCE
@@ -14,7 +14,7 @@ from dynolab.results.judges import JudgementCounts, PolicyAnswer, WinRate
 from tasks.endpoint import StageEndpoint
 from tasks.policies import load_encoder, load_model
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 if TYPE_CHECKING:
     from dynolab.judges import Judge
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 ANSWERS_OF = "answers_"
 
 
-class JudgeJob(BaseModel):
+class JudgeJob(StageConfig):
     """One judge, and whose answers it compares."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     label: str = Field(description="What the judge is called in results.")
     judge: JudgeConfig
     baseline: str = Field(description="The policy that the others are compared with.")

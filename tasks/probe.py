@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.results.study import Answer, ModelScore, Score
 from tasks.policies import load_model
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 if TYPE_CHECKING:
     from dynolab.probes.hallucination import TrainingAnswers
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 MODELS = ("base", "sft", "preference")
 
 
-class ProbeConfig(BaseModel):
+class ProbeConfig(StageConfig):
     """How much is asked of each model."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     batch_tokens: int = Field(16_384, ge=1, description="Padded tokens of one forward.")
     answers: int = Field(4, ge=1, description="Prompts of each split whose answers are shown.")
     heldout_answers: int = Field(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tasks.audit import read_pairs
 from tasks.policies import load_encoder, load_model
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 
-class PushConfig(BaseModel):
+class PushConfig(StageConfig):
     """Which answers are pushed down, and how far."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     pairs: int = Field(24, ge=2, description="Training pairs, the first ones.")
     fall: float = Field(
         0.1, gt=0, description="Nats per token that a pushed answer loses, to first order."

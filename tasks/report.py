@@ -6,12 +6,12 @@ import json
 import shlex
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.data.rows import read_rows
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
 from dynolab.results.study import PairChange
-from tasks.pages import input_folder, send_page, stage_facts
+from tasks.pages import PageConfig, input_folder, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageResult, Work
 
@@ -22,13 +22,10 @@ _REPEATED = {"kernel": "kernel", "foresight": "foresight", "probe": "probe", "sq
 SHOWN_DIGITS = 12  # of a key; as many as the command line shows
 
 
-class ReportConfig(BaseModel):
+class ReportConfig(PageConfig):
     """What the page says of the study itself."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str
     seed: int
-    settings: str
     objective: ObjectiveConfig | None = Field(None, description="Of preference training.")
     missing: dict[str, str] = Field(
         {}, description="Comparisons that have not run, with the commands that run them."

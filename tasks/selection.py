@@ -9,19 +9,19 @@ from collections.abc import Collection
 from itertools import islice
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.errors import ConfigError
 from dynolab.objectives.registry import RowObjectiveConfig
+from tasks.runtime.work import StageConfig
 from tasks.step_forces import first_pairs
 
 
-class SelectionConfig(BaseModel):
+class SelectionConfig(StageConfig):
     """How many of the data's answers and pairs; no draw decides which."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     observed_pairs: int = Field(
         4, ge=1, description="Pairs of each split whose answers are observed: the first ones."
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 STEP_SIZES = tuple(float(size) for size in np.linspace(0, 10, 41))
 
@@ -16,10 +16,9 @@ STEP_SIZES = tuple(float(size) for size in np.linspace(0, 10, 41))
 Classes = Annotated[int, Field(ge=3)]
 
 
-class SoftmaxConfig(BaseModel):
+class SoftmaxConfig(StageConfig):
     """How many random cases, of how many classes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     seed: int = Field(0, ge=0)
     cases: int = Field(20_000, ge=1, description="Random cases of every statement.")
     classes: tuple[Classes, ...] = Field(

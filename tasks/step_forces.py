@@ -7,23 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.results.study import ReplayFacts
 from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.progress import StageProgress
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 if TYPE_CHECKING:
     from dynolab.training.record import Recorded
 
 
-class ForcesConfig(BaseModel):
+class ForcesConfig(StageConfig):
     """Which answers are watched, and how they are computed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     pairs: int = Field(40, ge=1, description="Pairs of each split whose answers are watched.")
     batch_tokens: int = Field(2_048, ge=1, description="Padded tokens of one forward.")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow, read_rows, read_value
@@ -15,7 +15,7 @@ from dynolab.results.squeezing import Forecast, Generation, RisenMass
 from dynolab.results.study import Answer, TrainingSummary
 from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 from tasks.step_forces import first_pairs
 
 if TYPE_CHECKING:
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 KINDS = ("chosen", "rejected")
 
 
-class SqueezingConfig(BaseModel):
+class SqueezingConfig(StageConfig):
     """Which answers are looked at, and how they are computed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     pairs: int = Field(24, ge=1, description="Pairs of each split whose answers are looked at.")
     batch_tokens: int = Field(2_048, ge=1, description="Padded tokens of one forward.")
 
@@ -37,7 +36,7 @@ class SqueezingConfig(BaseModel):
 class SqueezingJob(SqueezingConfig):
     """The trainings, by the name of their input, each with that of the model it started from."""
 
-    trainings: dict[str, str] = {"sft": "base", "preference": "sft"}
+    trainings: dict[str, str] = Field({"sft": "base", "preference": "sft"})
     main: str = Field("preference", description="The training whose figures bear no name.")
 
 

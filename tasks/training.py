@@ -38,13 +38,15 @@ def run_training(
     Results: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/`, `summary.json`.
     """
     config = work.config
+    if probes is None and config.probe_every:
+        probes = work.input_folder("data") / "probes.jsonl"
     resume = work.newest_resume()
     states = work.scratch / "resume"
     job = TrainJob(
         config=config,
         model=work.input_folder("model", "model"),
         examples=examples,
-        probes=_watched(work, probes) if config.probe_every else None,
+        probes=probes if config.probe_every else None,
         reference_cache=work.cache / "reference",
         output=work.output,
         logs=work.logs,
@@ -78,10 +80,6 @@ def _note_checks(file: Path) -> None:
     if file.is_file():
         for model, figures in json.loads(file.read_text()).items():
             note_check(model, figures)
-
-
-def _watched(work: Work[Config], given: Path | None) -> Path:
-    return given or work.input_folder("data") / "probes.jsonl"
 
 
 def check_rows(job: TrainJob) -> None:

@@ -27,6 +27,12 @@ log = logging.getLogger(__name__)
 Config = TypeVar("Config", bound=BaseModel)
 
 
+class StageConfig(BaseModel):
+    """Base of stages' settings: immutable, and strict about unknown ones."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
 class StageResult(BaseModel):
     """Where a stage's result lies and what is in it: an address, a digest, a few numbers."""
 
