@@ -46,9 +46,8 @@ def supervision(work: Work[SupervisionJob]) -> dict[str, float]:
     build = partial(build_classifier, config.model, data.train.shape, data.classes)
     with work.shown():
         compared = compare_supervision(build, data, config, config.noise, config.seeds)
-        tables = {"supervision": compared.rows, "detections": compared.detections}
-        work.write_tables(**tables)
-    work.log_tables(**tables)
+        work.write_tables(supervision=compared.rows, detections=compared.detections)
+    work.log_tables(supervision=compared.rows, detections=compared.detections)
     level = f"noise_{100 * config.noise:g}"
     metrics = {
         f"{level}/accuracy/{arm}": _mean(row.accuracy for row in compared.rows if row.arm == arm)
