@@ -7,25 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from dynolab.data.encode import Overlong
+from dynolab.data.encode import Encoder, Overlong
+from dynolab.data.rows import Split
+from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.rollouts.generator import SampleConfig
-from dynolab.rollouts.rewards import RewardConfig
+from dynolab.rollouts.rewards import RewardConfig, Rewards
+from dynolab.statistics import Interval
 from dynolab.training.config import GroupTrainConfig
-from tasks.runtime.work import Work
+from tasks.policies import load_model
+from tasks.runtime.work import StageConfig, Work
 
 if TYPE_CHECKING:
-    from dynolab.data.rows import Split
-    from dynolab.likelihood.token_logps import ResponseLogits
-    from dynolab.statistics import Interval
     from dynolab.training.rollout import Answers
 
 
-class AnsweringConfig(BaseModel):
+class AnsweringConfig(StageConfig):
     """How prompts are answered and answers judged: a training's settings of the same names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     rewards: tuple[RewardConfig, ...] = GroupTrainConfig().rewards
     right_from: float = 1.0
     temperature: float = Field(1.0, gt=0)
@@ -64,13 +64,7 @@ class Answerer:
     @classmethod
     def of(cls, work: Work[Any]) -> Answerer:
         """Loads the model."""
-        from dynolab import distributed
-        from dynolab.likelihood.token_logps import ResponseLogits
-        from models.language import load_language_model, load_tokenizer
-
-        folder = work.input_folder("model", "model")
-        tokenizer = load_tokenizer(folder)
-        model = load_language_model(folder, tokenizer=tokenizer, device=distributed.device())
+        model, tokenizer = load_model(work.input_folder("model", "model"))
         return cls(ResponseLogits(model), tokenizer, work.config)
 
     @property
@@ -82,9 +76,7 @@ class Answerer:
         self, work: Work[Any], split: Split, *, samples: int, step: int, prompts: int | None
     ) -> list[Answers]:
         """Rewarded samples to the first prompts of a split; to none where it has none."""
-        from dynolab.data.encode import Encoder
         from dynolab.rollouts.decoding import ModelGenerator
-        from dynolab.rollouts.rewards import Rewards
         from dynolab.training.examples import load_prompts
         from dynolab.training.rollout import answer_prompts
         from models.language import context_length

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from itertools import islice
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from dynolab.data.rows import Split
+from dynolab.data.rows import PromptRow, Split, read_rows
+from dynolab.errors import ConfigError
+from dynolab.results.judges import PolicyAnswer
 from dynolab.rollouts.generator import SampleConfig
+from tasks.policies import load_model
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 
-class AnswersConfig(BaseModel):
+class AnswersConfig(StageConfig):
     """Which prompts are answered, and how."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     split: Split = "heldout"
     prompts: int | None = Field(None, ge=1, description="The first ones; default: all.")
     sampling: SampleConfig = SampleConfig()
@@ -31,14 +31,9 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
 
     **Raises** `ConfigError` for a split without prompts.
     """
-    from dynolab.data.rows import PromptRow, read_rows, write_rows
-    from dynolab.distributed import device
-    from dynolab.errors import ConfigError
-    from dynolab.results.judges import PolicyAnswer
     from dynolab.rollouts.sample import sample_responses
-    from models.language import load_language_model, load_tokenizer
 
-    began, config = time.monotonic(), work.config
+    config = work.config
     file = work.input_folder("prompts") / f"{config.split}.jsonl"
     prompts = list(islice(read_rows(file, PromptRow), config.prompts))
     if not prompts:
@@ -47,11 +42,9 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
             config.split,
             "the data have no such prompts; set data.heldout_rows, or take the other split",
         )
-    folder = work.input_folder("model", "model")
     with work.shown():
-        tokenizer = load_tokenizer(folder)
-        model = load_language_model(folder, tokenizer=tokenizer, device=device())
-        said = sample_responses(
+        model, tokenizer = load_model(work.input_folder("model", "model"))
+        responses = sample_responses(
             model, tokenizer, [prompt.prompt for prompt in prompts], config.sampling
         )
         rows = [
@@ -60,19 +53,19 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
                 split=config.split,
                 prompt=row.prompt,
                 truth=row.answer,
-                answer=one.text,
-                finished=one.finished,
-                tokens=len(one.response),
+                answer=response.text,
+                finished=response.finished,
+                tokens=len(response.response),
             )
-            for row, one in zip(prompts, said, strict=True)
+            for row, response in zip(prompts, responses, strict=True)
         ]
-        write_rows(work.output / "answers.jsonl", rows)
-    log_tables(work.tracker, {"answers": rows}, work.scratch)
+        work.write_tables(answers=rows)
+    work.log_tables(answers=rows)
     return {
         "answers/finished": sum(row.finished for row in rows) / len(rows),
         "answers/tokens": sum(row.tokens for row in rows) / len(rows),
         "answers/distinct": len({row.answer for row in rows}) / len(rows),
-        "seconds": time.monotonic() - began,
+        "seconds": work.seconds,
     }
 
 

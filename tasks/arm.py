@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.data.rows import ProbeRow, read_rows, write_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged, RankFailed
@@ -22,17 +22,16 @@ from dynolab.training.alarm import AlarmConfig
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from tasks.filter import FilterConfig
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 from tasks.training import run_training
 
 DIVERGENCE = "divergence.json"
 WATCHED = ("chosen", "rejected")
 
 
-class OnPolicyConfig(BaseModel):
+class OnPolicyConfig(StageConfig):
     """How arms on the policy's own pairs draw and rank them, with `GroupTrainConfig`'s names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     rewards: tuple[RewardConfig, ...] = Field(
         WORLD_REWARDS,
         min_length=1,
@@ -47,10 +46,9 @@ class OnPolicyConfig(BaseModel):
     sample_batch_size: int = Field(128, ge=1, description="Answers that grow side by side.")
 
 
-class ArmConfig(BaseModel):
+class ArmConfig(StageConfig):
     """One way of preference training."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     objective: RowObjectiveConfig = DPOConfig()
     start: Start = Field(
         "sft",
@@ -124,17 +122,16 @@ class ArmConfig(BaseModel):
         changes: dict[str, Any] = {"objective": self.objective.model_dump(), "seed": seed}
         if self.alarm is not None:
             changes["alarm"] = self.alarm.model_dump()
-        known: TrainConfig | GroupTrainConfig
+        kind: type[TrainConfig | GroupTrainConfig] = TrainConfig
         if self.pairs == "on_policy":
+            kind = GroupTrainConfig
             changes |= on_policy.model_dump()
             changes["updates_per_rollout"] = self.updates_per_rollout or 1
-            known = GroupTrainConfig.model_validate(shared.model_dump() | changes)
-        else:
-            known = TrainConfig.model_validate(shared.model_dump() | changes)
+        training = kind.model_validate(shared.model_dump() | changes)
         if self.learning_rate is None:
-            return known
-        optimizer = known.optimizer.model_copy(update={"learning_rate": self.learning_rate})
-        return known.model_copy(update={"optimizer": optimizer})
+            return training
+        optimizer = training.optimizer.model_copy(update={"learning_rate": self.learning_rate})
+        return training.model_copy(update={"optimizer": optimizer})
 
 
 def train_arm(work: Work[TrainConfig | GroupTrainConfig]) -> dict[str, float]:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from dynolab.data.encode import EncodedExample, Encoder
+from dynolab.data.rows import Example, read_rows
 from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
+from dynolab.results.audit import PairAudit
+from tasks.policies import load_encoder, load_policy
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
-from tasks.runtime.work import Work
-
-if TYPE_CHECKING:
-    from dynolab.data.encode import EncodedExample, Encoder
-    from dynolab.results.audit import PairAudit
+from tasks.runtime.work import StageConfig, Work
 
 
-class AuditConfig(BaseModel):
+class AuditConfig(StageConfig):
     """Which pairs are audited, and how they are computed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     pairs: int | None = Field(
         None, ge=1, description="Training pairs, the first ones; default: all."
     )
@@ -58,30 +55,26 @@ def audit(work: Work[AuditJob]) -> dict[str, float]:
 
     Results: `audit.jsonl`, training pairs first.
     """
-    from dynolab import distributed
     from dynolab.audit.audit import audit_pairs
-    from dynolab.data.encode import Encoder
-    from dynolab.data.rows import write_rows
-    from dynolab.forces import PolicyFunction
     from dynolab.objectives import build_objective
-    from models.language import folder_context, load_language_model, load_tokenizer
 
-    began, config = time.monotonic(), work.config
+    config = work.config
     folder = work.input_folder("model", "model")
     with work.shown():
-        encoder = Encoder(load_tokenizer(folder), folder_context(folder), "drop")
+        encoder = load_encoder(folder)
         pairs = read_pairs(work, encoder, "train", config.pairs)
         heldout = read_pairs(work, encoder, "heldout", config.heldout_pairs)
-        policy = PolicyFunction(load_language_model(folder, device=distributed.device()))
         objective: Any = build_objective(config.objective)
         rows = audit_pairs(
-            policy, pairs, objective, heldout=heldout, batch_tokens=config.batch_tokens
+            load_policy(folder),
+            pairs,
+            objective,
+            heldout=heldout,
+            batch_tokens=config.batch_tokens,
         )
-        write_rows(work.output / "audit.jsonl", rows)
-    metrics = _metrics(rows) | encoder.counts.as_metrics()
-    work.tracker.log_metrics(metrics, 0)
-    log_tables(work.tracker, {"audit": rows}, work.scratch)
-    return metrics | {"seconds": time.monotonic() - began}
+        work.write_tables(audit=rows)
+    work.log_tables(audit=rows)
+    return work.log_metrics(_metrics(rows) | encoder.counts.as_metrics())
 
 
 def read_pairs(
@@ -92,7 +85,6 @@ def read_pairs(
     **Raises** `ConfigError` for rows without a rejected answer.
     """
     from dynolab.data.batches import CHOSEN, REJECTED
-    from dynolab.data.rows import Example, read_rows
     from dynolab.training.examples import check_sides
 
     rows = read_rows(work.input_folder("data") / f"{split}.jsonl", Example)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
-from tasks.pages import input_folder, input_metrics, send_page, stage_facts
+from tasks.pages import PageConfig, input_folder, input_metrics, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 
-class AuditPageConfig(BaseModel):
+class AuditPageConfig(PageConfig):
     """What the page says of the audit itself."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str
     objective: str
-    settings: str
 
 
 def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:

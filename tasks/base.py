@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.data.files import named_path
 from dynolab.errors import ConfigError, reading
@@ -17,13 +17,12 @@ from dynolab.training.job import TrainJob
 from models.folder import check_settings, read_files, read_settings
 from tasks.runtime.stage import Stage
 from tasks.runtime.training_monitor import Supervisor
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 
-class BaseConfig(BaseModel):
+class BaseConfig(StageConfig):
     """A model by folder or Hub name, or the built-in one with its training."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     source: str = Field("builtin", description="`builtin`, a folder, or a Hub name.")
     revision: str | None = Field(
         None, description="Hub: branch, tag or commit. Folder: filled in with its content's hash."

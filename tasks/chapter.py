@@ -6,27 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BaseModel, ConfigDict
-
-from tasks.pages import input_metrics, send_page, stage_facts
+from tasks.pages import PageConfig, input_metrics, send_page, stage_facts
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
     from dynolab.report.chapters.page import Chapter
 
 
-class ChapterPageConfig(BaseModel):
-    """What a page says of the run itself; `settings` are the flow's, as YAML."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str
-    settings: str
+class ChapterPageConfig(PageConfig):
+    """What a chapter's page says of the run itself."""
 
 
-PageConfig = TypeVar("PageConfig", bound=ChapterPageConfig)
+ChapterConfig = TypeVar("ChapterConfig", bound=ChapterPageConfig)
 
 
-def publish(work: Work[PageConfig], file: str, made: Callable[[], Chapter]) -> dict[str, float]:
+def publish(work: Work[ChapterConfig], file: str, made: Callable[[], Chapter]) -> dict[str, float]:
     """Writes the chapter that `made` gives as the stage's result, and to MLflow.
 
     Settings and stages are filled in here. **Returns** how many claims end how, and the inputs'

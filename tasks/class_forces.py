@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import numpy as np
@@ -30,27 +29,29 @@ def class_forces(work: Work[ClassForcesJob]) -> dict[str, float]:
     from dynolab import distributed
     from dynolab.chapters.classification.force_study import study_forces
     from dynolab.data.images.images import read_images
-    from dynolab.data.rows import write_rows
     from models.vision import build_classifier
 
-    began, config, device = time.monotonic(), work.config, distributed.device()
+    config, device = work.config, distributed.device()
     data = read_images(work.input_folder("images") / IMAGES_FILE).to(device)
     build = partial(build_classifier, config.model, device=device)
     with work.shown():
-        found = study_forces(build, config.model, data, config, config.seeds)
-        write_rows(work.output / "states.jsonl", found.states)
-        write_rows(work.output / "ranks.jsonl", found.ranks)
-        write_rows(work.output / "influence.jsonl", found.influences)
-        write_rows(work.output / "diverged.jsonl", found.diverged)
-    last = max(state.epoch for state in found.states)
-    main = [state for state in found.states if state.learning_rate == config.training.learning_rate]
-    metrics = {
-        f"{config.model}/accuracy": np.mean([one.accuracy for one in main if one.epoch == last]),
-        f"{config.model}/unexplained": np.nanmean([one.unexplained for one in main]),
-    }
-    found_metrics = {name: float(value) for name, value in metrics.items()}
-    work.tracker.log_metrics(found_metrics, 0)
-    return found_metrics | {"seconds": time.monotonic() - began}
+        forces = study_forces(build, config.model, data, config, config.seeds)
+        work.write_tables(
+            states=forces.states,
+            ranks=forces.ranks,
+            influence=forces.influences,
+            diverged=forces.diverged,
+        )
+    last = max(state.epoch for state in forces.states)
+    rate = config.training.learning_rate
+    main = [state for state in forces.states if state.learning_rate == rate]
+    accuracies = [state.accuracy for state in main if state.epoch == last]
+    return work.log_metrics(
+        {
+            f"{config.model}/accuracy": float(np.mean(accuracies)),
+            f"{config.model}/unexplained": float(np.nanmean([state.unexplained for state in main])),
+        }
+    )
 
 
 CLASS_FORCES = Stage("class-forces", 2, class_forces)

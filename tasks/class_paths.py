@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import numpy as np
@@ -27,28 +26,24 @@ def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
     from dynolab import distributed
     from dynolab.chapters.classification.path_study import study_paths
     from dynolab.data.images.images import read_images
-    from dynolab.data.rows import write_rows
     from models.vision import build_classifier
 
-    began, config = time.monotonic(), work.config
+    config = work.config
     data = read_images(work.input_folder("images") / IMAGES_FILE)
     build, toy_build = (
         partial(build_classifier, name, device=distributed.device())
         for name in (config.model, "mlp")
     )
     with work.shown():
-        found = study_paths(build, data, config, config.seeds, toy_build)
-        write_rows(work.output / "scores.jsonl", found.scores)
-        write_rows(work.output / "epochs.jsonl", found.epochs)
-        write_rows(work.output / "paths.jsonl", found.paths)
+        study = study_paths(build, data, config, config.seeds, toy_build)
+        work.write_tables(scores=study.scores, epochs=study.epochs, paths=study.paths)
     metrics = {
         f"paths/{data}/auc": float(
-            np.mean([score.auc for score in found.scores if score.data == data])
+            np.mean([score.auc for score in study.scores if score.data == data])
         )
-        for data in dict.fromkeys(score.data for score in found.scores)
+        for data in dict.fromkeys(score.data for score in study.scores)
     }
-    work.tracker.log_metrics(metrics, 0)
-    return metrics | {"seconds": time.monotonic() - began}
+    return work.log_metrics(metrics)
 
 
 LEARNING_PATHS = Stage("learning-paths", 2, learning_paths)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from dynolab.data.files import named_path
+from dynolab.data.rows import write_rows
 from dynolab.data.sources.load import DataConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
@@ -20,10 +20,8 @@ def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
     Results: `train.jsonl`, `heldout.jsonl`, `probes.jsonl`; of the built-in world also
     `corpus.jsonl` and `tokenizer/`. Returns how many rows there are and what was left out.
     """
-    from dynolab.data.rows import write_rows
     from dynolab.data.sources.load import load_data
 
-    began = time.monotonic()
     with work.shown():
         data = load_data(work.config, chat_tokenizer(work.config))
         counts = {
@@ -34,7 +32,7 @@ def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
         if data.world is not None:
             write_rows(work.output / "corpus.jsonl", data.world.corpus)
             data.world.tokenizer().save_pretrained(work.output / "tokenizer")
-    return {**data.counts, **counts, "seconds": time.monotonic() - began}
+    return {**data.counts, **counts, "seconds": work.seconds}
 
 
 def chat_tokenizer(config: DataConfig) -> PreTrainedTokenizerBase | None:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import GroupObjectiveConfig
+from dynolab.results.groups import QuestionDisplacement
 from dynolab.training.config import OptimizerConfig
 from tasks.answering import Answerer, AnsweringConfig, tell_figures
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 if TYPE_CHECKING:
     from dynolab.evaluation.displacement import Question
 
 
-class DisplacementConfig(BaseModel):
+class DisplacementConfig(StageConfig):
     """How many questions are tested, and what counts as displaced."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     questions: int = Field(
         40,
         ge=1,
@@ -61,27 +59,25 @@ def displace(work: Work[DisplacementJob]) -> dict[str, float]:
     `figures.json`, the share of questions displaced and the mean change, with 95% intervals.
     """
     from dynolab.comparisons.arm_table import displacement_figures
-    from dynolab.data.rows import write_rows
     from dynolab.evaluation.displacement import likelihood_displacement, one_update
     from dynolab.objectives import build_objective
-    from dynolab.results.groups import QuestionDisplacement
 
-    began, config = time.monotonic(), work.config
+    config = work.config
     with work.shown():
         answerer = Answerer.of(work)
-        found = likelihood_displacement(
+        displacements = likelihood_displacement(
             answerer.logits,
             _questions(work, answerer),
             one_update(build_objective(config.objective), config.update(config.optimizer)),
         )
         rows = [
-            QuestionDisplacement(id=one.id, samples=config.completions, changes=one.changes)
-            for one in found
+            QuestionDisplacement(id=row.id, samples=config.completions, changes=row.changes)
+            for row in displacements
         ]
-        write_rows(work.output / "displacement.jsonl", rows)
+        work.write_tables(displacement=rows)
     means = tell_figures(work, displacement_figures(rows, config.epsilon), "displacement")
-    log_tables(work.tracker, {"displacement": rows}, work.scratch)
-    return means | {"questions": float(len(rows)), "seconds": time.monotonic() - began}
+    work.log_tables(displacement=rows)
+    return means | {"questions": float(len(rows)), "seconds": work.seconds}
 
 
 def _questions(work: Work[DisplacementJob], answerer: Answerer) -> list[Question]:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from dynolab.data.rows import Split, read_rows
+from dynolab.results.groups import LikelihoodChange, RightAnswer
 from dynolab.rollouts.passes import SAMPLES_PER_K, check_samples
 from tasks.answering import Answerer, AnsweringConfig, tell_figures
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
-from tasks.runtime.work import Work
-
-if TYPE_CHECKING:
-    from dynolab.data.rows import Split
-    from dynolab.results.groups import LikelihoodChange
+from tasks.runtime.work import StageConfig, Work
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 PARTS = 4  # of the stage's progress
 
 
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(StageConfig):
     """How much is asked of each model."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     k: int = Field(16, ge=1, description="The largest of pass@k.")
     samples: int = Field(
         64, ge=1, description=f"Answers to each prompt: at least {SAMPLES_PER_K} for each of k."
@@ -53,10 +48,9 @@ def evaluate(work: Work[EvaluationJob]) -> dict[str, float]:
     `figures.json`, means over the prompts of each split with 95% intervals.
     """
     from dynolab.comparisons.arm_table import evaluation_figures
-    from dynolab.data.rows import write_rows
     from dynolab.evaluation.samples import EVALUATION, right_answers, score_prompt
 
-    began, config = time.monotonic(), work.config
+    config = work.config
     with work.shown(PARTS) as progress:
         answerer = Answerer.of(work)
         answers = []
@@ -73,14 +67,13 @@ def evaluate(work: Work[EvaluationJob]) -> dict[str, float]:
         scores = [score_prompt(one, split, config.right_from) for one, split in answers]
         reading = _reading(answerer)
         right = right_answers(answerer.logits, answers, config.right_from, **reading)
-        write_rows(work.output / "prompts.jsonl", scores)
-        write_rows(work.output / "right.jsonl", right)
+        work.write_tables(prompts=scores, right=right)
         progress.update(3, "likelihood")
         changes = _changes(work, answerer, reading)
         progress.update(PARTS)
     means = tell_figures(work, evaluation_figures(scores, changes, k=config.k), "eval")
-    log_tables(work.tracker, {"prompts": scores, "likelihood": changes}, work.scratch)
-    return means | {"seconds": time.monotonic() - began}
+    work.log_tables(prompts=scores, likelihood=changes)
+    return means | {"seconds": work.seconds}
 
 
 def _reading(answerer: Answerer) -> dict[str, Any]:
@@ -97,15 +90,13 @@ def _changes(
     work: Work[EvaluationJob], answerer: Answerer, reading: dict[str, Any]
 ) -> Sequence[LikelihoodChange]:
     """What has become of the right answers of the model before, where there is one."""
-    from dynolab.data.rows import read_rows, write_rows
     from dynolab.evaluation.samples import likelihood_changes
-    from dynolab.results.groups import RightAnswer
 
     if "start" not in work.inputs:
         return []
     before = list(read_rows(work.input_folder("start") / "right.jsonl", RightAnswer))
     changes = likelihood_changes(answerer.logits, before, **reading)
-    write_rows(work.output / "likelihood.jsonl", changes)
+    work.write_tables(likelihood=changes)
     return changes
 
 

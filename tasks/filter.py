@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dynolab.audit.foresight import Ranking
+from dynolab.data.rows import Example, read_rows, write_rows
+from dynolab.results.audit import FilteredPairs, PairAudit
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 
-class FilterConfig(BaseModel):
+class FilterConfig(StageConfig):
     """Which pairs are left out before training.
 
     Pairs are dropped and not weighted: no objective takes weights of examples. To foresee is not
@@ -19,7 +21,6 @@ class FilterConfig(BaseModel):
     the victims; `force` and `on_all` rank by what the pair itself does.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     by: Ranking = Field("force", description="Ranking of the audit; its worst pairs go.")
     drop: float = Field(0.1, gt=0, lt=1, description="Share of the audited training pairs.")
 
@@ -32,8 +33,6 @@ def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
     stage's. Pairs that were not audited stay.
     """
     from dynolab.audit.foresight import worst_first
-    from dynolab.data.rows import Example, read_rows, write_rows
-    from dynolab.results.audit import FilteredPairs, PairAudit
 
     config, data = work.config, work.input_folder("data")
     with work.shown():

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from dynolab.data.encode import EncodedExample, Encoder
+from dynolab.errors import ConfigError
+from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
-from tasks.policies import adapter_folder, load_policy
+from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 from tasks.selection import SelectionConfig, observed_answers, updating_rows
 
 if TYPE_CHECKING:
-    from dynolab.data.encode import EncodedExample, Encoder
     from dynolab.forces.map.analysis import Question
     from dynolab.training.record import Recorded, StepRecord
     from dynolab.training.reference import SideLogps
@@ -67,11 +67,10 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
     Results: `map/` (the force map as a memory-mapped matrix with its manifest), `totals.jsonl`,
     `terms.jsonl`, `analysis.json`, `token_maps.jsonl`.
     """
-    from dynolab.data.rows import write_rows
     from dynolab.forces.map.analysis import analyse
     from dynolab.forces.map.token_maps import token_maps
 
-    began, config = time.monotonic(), work.config
+    config = work.config
     with work.shown(PARTS) as progress:
         question = _question(work)
         progress.update(1, "force map")
@@ -79,18 +78,16 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
             _fill_by_ranks(work, question)
         answer = analyse(question, work.output / "map", memory_bytes=config.memory_bytes)
         progress.update(3, "tables")
-        write_rows(work.output / "totals.jsonl", answer.totals)
-        write_rows(work.output / "terms.jsonl", answer.terms)
         (work.output / "analysis.json").write_text(answer.facts.model_dump_json(indent=1))
         maps = token_maps(question, answer.force_map, config.token_maps)
-        write_rows(work.output / "token_maps.jsonl", maps)
+        work.write_tables(totals=answer.totals, terms=answer.terms, token_maps=maps)
         progress.update(PARTS)
     metrics = answer.metrics()
     work.tracker.log_metrics(metrics, config.step or 0)
     work.tracker.log_artifact(work.output / "map" / "manifest.json", "forces")
     work.tracker.log_artifact(work.output / "analysis.json", "forces")
-    log_tables(work.tracker, {"totals": answer.totals, "blocks": answer.facts.blocks}, work.scratch)
-    return metrics | {"seconds": time.monotonic() - began}
+    work.log_tables(totals=answer.totals, blocks=answer.facts.blocks)
+    return metrics | {"seconds": work.seconds}
 
 
 def _fill_by_ranks(work: Work[AnalysisJob], question: Question) -> None:
@@ -120,22 +117,19 @@ def _fill_by_ranks(work: Work[AnalysisJob], question: Question) -> None:
 
 def _question(work: Work[AnalysisJob]) -> Question:
     """The question with everything that it needs; what cannot be question is refused here."""
-    from dynolab.data.encode import Encoder
     from dynolab.forces import split_step
     from dynolab.forces.map.analysis import Question
-    from models.language import folder_context, load_tokenizer
 
     config, data = work.config, work.input_folder("data")
     folder = work.input_folder("model", "model")
-    tokenizer = load_tokenizer(folder)
-    encoder = Encoder(tokenizer, folder_context(folder), "drop")
+    encoder = load_encoder(folder)
     observed = observed_answers(data, config, encoder, config.pair_ids)
     record = _record(work)
     updating, objective = _updating(work, encoder, record)
     policy = load_policy(folder, _adapter(work))
     question = Question(
         policy,
-        tokenizer,
+        encoder.tokenizer,
         observed,
         updating,
         objective,
@@ -167,9 +161,7 @@ def _updating(
     work: Work[AnalysisJob], encoder: Encoder, record: StepRecord | None
 ) -> tuple[Sequence[Recorded], ObjectiveConfig]:
     """What updates, and under which objective."""
-    from dynolab.errors import ConfigError
     from dynolab.forces.map.analysis import recorded_examples
-    from dynolab.objectives import build_objective
 
     config = work.config
     if config.updating == "data":
@@ -191,7 +183,6 @@ def _reference(
     """Log-probabilities of the updating pairs under the reference, which reads the same tokens."""
     from dynolab import distributed
     from dynolab.likelihood.token_logps import ResponseLogits
-    from dynolab.objectives import build_objective
     from dynolab.training.reference import score_reference
     from models.language import load_language_model
 

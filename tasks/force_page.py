@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
-from tasks.pages import input_metrics, send_page, stage_facts
+from tasks.pages import PageConfig, input_metrics, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 ANALYSIS = "analysis_"
 
 
-class ForcePageConfig(BaseModel):
+class ForcePageConfig(PageConfig):
     """What the page says of the analysis itself."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str
     labels: tuple[str, ...]
     reference: str | None
-    settings: str
 
 
 def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-import time
-from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynolab.data.rows import read_rows, read_value
+from dynolab.results.audit import ChosenChange, FilteredPairs, PairAudit
 from tasks.audit import read_pairs
+from tasks.policies import load_encoder, load_model
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
-from tasks.runtime.work import Work
-
-if TYPE_CHECKING:
-    from dynolab.results.audit import ChosenChange, PairAudit
+from tasks.runtime.work import StageConfig, Work
 
 
-class ForesightConfig(BaseModel):
+class ForesightConfig(StageConfig):
     """How answers are scored after training."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     batch: int = Field(16, ge=1, description="Answers of one forward.")
 
 
@@ -31,10 +27,7 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
     Results: `changes.jsonl` and `foresight.jsonl`.
     """
     from dynolab.audit.foresight import foresight
-    from dynolab.data.rows import read_rows, read_value, write_rows
-    from dynolab.results.audit import FilteredPairs, PairAudit
 
-    began = time.monotonic()
     rows = list(read_rows(work.input_folder("audit") / "audit.jsonl", PairAudit))
     if "filter" in work.inputs:
         facts = read_value(work.input_folder("filter") / "filter.json", FilteredPairs)
@@ -42,39 +35,31 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
         rows = [row for row in rows if row.split != "train" or row.pair_id not in out]
     with work.shown():
         changes = _changes(work, rows)
-        found = foresight(rows, changes)
-        write_rows(work.output / "changes.jsonl", changes)
-        write_rows(work.output / "foresight.jsonl", found)
-    log_tables(work.tracker, {"foresight": found, "changes": changes}, work.scratch)
+        rankings = foresight(rows, changes)
+        work.write_tables(changes=changes, foresight=rankings)
+    work.log_tables(foresight=rankings, changes=changes)
     metrics = {
-        f"foresight/{one.split}/{one.ranking}/{name}": getattr(one, name)
-        for one in found
+        f"foresight/{row.split}/{row.ranking}/{name}": getattr(row, name)
+        for row in rankings
         for name in ("spearman", "auc")
     }
-    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    work.tracker.log_metrics(finite, 0)
-    return finite | {"seconds": time.monotonic() - began}
+    return work.log_metrics({n: value for n, value in metrics.items() if math.isfinite(value)})
 
 
 def _changes(work: Work[ForesightConfig], rows: list[PairAudit]) -> list[ChosenChange]:
     """What became of every audited chosen answer."""
-    from dynolab import distributed
-    from dynolab.data.encode import Encoder
     from dynolab.likelihood.token_logps import ResponseLogits
-    from dynolab.results.audit import ChosenChange
     from dynolab.training.reference import score_responses
-    from models.language import folder_context, load_language_model, load_tokenizer
 
     folder = work.input_folder("model", "model")
-    tokenizer = load_tokenizer(folder)
-    encoder = Encoder(tokenizer, folder_context(folder), "drop")
+    encoder = load_encoder(folder)
     encoded = {
         (split, pair.id): pair.chosen
         for split in ("train", "heldout")
         for pair in read_pairs(work, encoder, split, None)
     }
     known = [row for row in rows if (row.split, row.pair_id) in encoded]
-    model = load_language_model(folder, tokenizer=tokenizer, device=distributed.device())
+    model, tokenizer = load_model(folder)
     scores = score_responses(
         ResponseLogits(model),
         [encoded[row.split, row.pair_id] for row in known],

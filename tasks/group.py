@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from dynolab.data.rows import write_rows
 from dynolab.data.sources.load import DataConfig
 from dynolab.training.config import GroupTrainConfig
 from tasks.data import chat_tokenizer
@@ -17,17 +16,15 @@ def freeze_prompts(work: Work[DataConfig]) -> dict[str, float]:
 
     Results: `train.jsonl` and `heldout.jsonl`, prompts with the answers that check completions.
     """
-    from dynolab.data.rows import write_rows
     from dynolab.data.sources.load import load_prompts
 
-    began = time.monotonic()
     with work.shown():
         prompts = load_prompts(work.config, chat_tokenizer(work.config))
         counts = {
             "data/train_prompts": write_rows(work.output / "train.jsonl", prompts.train),
             "data/heldout_prompts": write_rows(work.output / "heldout.jsonl", prompts.heldout),
         }
-    return {**prompts.counts, **counts, "seconds": time.monotonic() - began}
+    return {**prompts.counts, **counts, "seconds": work.seconds}
 
 
 def train_on_groups(work: Work[GroupTrainConfig]) -> dict[str, float]:

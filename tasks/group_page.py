@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.training.config import OptimizerConfig
-from tasks.pages import input_folder, send_page, stage_facts
+from tasks.pages import PageConfig, input_folder, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -31,18 +29,15 @@ def displacement_of(arm: str, seed: int) -> str:
     return f"{arm}-{seed}-displacement"
 
 
-class GroupPageConfig(BaseModel):
+class GroupPageConfig(PageConfig):
     """What the page says of the comparison itself."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str
     seeds: tuple[int, ...]
     arms: dict[str, ObjectiveConfig]
     baseline: str
     epsilon: float
     update: OptimizerConfig = OptimizerConfig()
     k: int
-    settings: str
 
 
 def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:

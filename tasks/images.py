@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from dynolab.data.images.config import ImageConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
@@ -15,7 +13,6 @@ def images(work: Work[ImageConfig]) -> dict[str, float]:
     """Results: `images.safetensors`, which `dynolab.data.images.images.read_images` reads."""
     from dynolab.data.images.images import load_images, write_images
 
-    began = time.monotonic()
     with work.shown():
         splits = load_images(work.config)
         write_images(splits, work.output / IMAGES_FILE)
@@ -25,7 +22,7 @@ def images(work: Work[ImageConfig]) -> dict[str, float]:
         "images/validation": float(len(splits.validation)),
         "images/test": float(len(splits.test)),
         "images/pixels": float(channels * height * width),
-        "seconds": time.monotonic() - began,
+        "seconds": work.seconds,
     }
 
 

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynolab.data.rows import read_rows
 from dynolab.endpoint.config import PATIENCE
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
+from dynolab.results.judges import JudgementCounts, PolicyAnswer, WinRate
 from tasks.endpoint import StageEndpoint
+from tasks.policies import load_encoder, load_model
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 if TYPE_CHECKING:
     from dynolab.judges import Judge
     from dynolab.judges.log_prob import LogProbJudge
-    from dynolab.results.judges import PolicyAnswer, WinRate
 
 ANSWERS_OF = "answers_"
 
 
-class JudgeJob(BaseModel):
+class JudgeJob(StageConfig):
     """One judge, and whose answers it compares."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     label: str = Field(description="What the judge is called in results.")
     judge: JudgeConfig
     baseline: str = Field(description="The policy that the others are compared with.")
@@ -42,11 +41,9 @@ def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
 
     A model's replies are kept as `StageEndpoint` keeps them.
     """
-    from dynolab.data.rows import read_rows, write_rows
     from dynolab.judges import contests, win_rate
-    from dynolab.results.judges import PolicyAnswer
 
-    began, config = time.monotonic(), work.config
+    config = work.config
     answers: dict[str, list[PolicyAnswer]] = {
         name: list(read_rows(work.input_folder(ANSWERS_OF + name) / "answers.jsonl", PolicyAnswer))
         for name in (*config.policies, config.baseline)
@@ -60,12 +57,9 @@ def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
         finally:
             work.tracker.log_metrics(endpoint.spent("endpoint"), 0)
         rates = [win_rate([row for row in judgements if row.a == name]) for name in policies]
-        write_rows(work.output / "judgements.jsonl", judgements)
-        write_rows(work.output / "win_rates.jsonl", rates)
-    metrics = _metrics(rates) | endpoint.spent("endpoint")
-    work.tracker.log_metrics(metrics, 0)
-    log_tables(work.tracker, {"judgements": judgements, "win_rates": rates}, work.scratch)
-    return metrics | {"seconds": time.monotonic() - began}
+        work.write_tables(judgements=judgements, win_rates=rates)
+    work.log_tables(judgements=judgements, win_rates=rates)
+    return work.log_metrics(_metrics(rates) | endpoint.spent("endpoint"))
 
 
 def _judge(work: Work[JudgeJob], endpoint: StageEndpoint) -> Judge:
@@ -82,20 +76,15 @@ def _judge(work: Work[JudgeJob], endpoint: StageEndpoint) -> Judge:
 
 
 def _log_prob(work: Work[JudgeJob], config: LogProbJudgeConfig) -> LogProbJudge:
-    from dynolab.data.encode import Encoder
-    from dynolab.distributed import device
     from dynolab.judges.log_prob import LogProbJudge
     from dynolab.likelihood.token_logps import ResponseLogits
-    from models.language import folder_context, load_language_model, load_tokenizer
 
     folder = work.input_folder("reference", "model")
-    tokenizer = load_tokenizer(folder)
-    model = load_language_model(folder, tokenizer=tokenizer, device=device())
-    encoder = Encoder(tokenizer, folder_context(folder), "truncate_left")
+    model, _ = load_model(folder)
     return LogProbJudge(
         work.config.label,
         ResponseLogits(model),
-        encoder,
+        load_encoder(folder, "truncate_left"),
         batch=config.batch,
         tie_nats=config.tie_nats,
     )
@@ -103,8 +92,6 @@ def _log_prob(work: Work[JudgeJob], config: LogProbJudgeConfig) -> LogProbJudge:
 
 def _metrics(rates: Sequence[WinRate]) -> dict[str, float]:
     """Every policy's win rate where there is one, and what became of all verdicts."""
-    from dynolab.results.judges import JudgementCounts
-
     found = {f"judge/{rate.a}/win_rate": rate.rate for rate in rates if rate.judged}
     counts = [rate.counts.model_dump() for rate in rates]
     return found | {

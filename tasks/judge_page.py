@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
 from dynolab.judges.config import JudgeConfig
 from tasks.answers import AnswersConfig
 from tasks.judge import ANSWERS_OF
-from tasks.pages import send_page, stage_facts
+from tasks.pages import PageConfig, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 JUDGED_BY = "judged_"
 
 
-class JudgePageConfig(BaseModel):
+class JudgePageConfig(PageConfig):
     """What the page says of the comparison itself."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str
     baseline: str
     policies: tuple[str, ...]
     judges: dict[str, JudgeConfig]
     answers: AnswersConfig
-    settings: str
 
 
 def judge_page(work: Work[JudgePageConfig]) -> dict[str, float]:

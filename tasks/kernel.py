@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,17 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from tasks.policies import adapter_folder, load_policy
+from dynolab.data.encode import Encoded
+from dynolab.data.rows import Example, ProbeRow
+from dynolab.errors import ConfigError
+from dynolab.results.forces import AgreementRow, KernelFindings, KernelSizeRow
+from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 from tasks.selection import SelectionConfig, observed_rows, updating_rows
 
 if TYPE_CHECKING:
-    from dynolab.data.encode import Encoded
-    from dynolab.data.rows import Example, ProbeRow
     from dynolab.forces.kernel.size import KernelSizes
-    from dynolab.results.forces import AgreementRow, KernelFindings, KernelSizeRow
 
 MODEL = "model_"
 
@@ -60,9 +59,7 @@ def measure_kernel(work: Work[KernelJob]) -> dict[str, float]:
     Results: `sizes.jsonl`, ‖K‖ of every pair at every checkpoint, and `kernel.json`, the rank
     correlations between checkpoints with their verdicts.
     """
-    from dynolab.data.rows import write_rows
-
-    began, config, data = time.monotonic(), work.config, work.input_folder("data")
+    config, data = work.config, work.input_folder("data")
     observed = observed_rows(data, config)
     updating = updating_rows(data, config)
     with work.shown(len(config.labels)) as progress:
@@ -74,28 +71,21 @@ def measure_kernel(work: Work[KernelJob]) -> dict[str, float]:
         rows = [
             row for label, size in sizes.items() for row in _rows(label, size, observed, updating)
         ]
-        found = _findings(work, sizes)
-        write_rows(work.output / "sizes.jsonl", rows)
-        (work.output / "kernel.json").write_text(found.model_dump_json(indent=1))
-    metrics = _metrics(sizes, found.agreements)
-    work.tracker.log_metrics(metrics, 0)
+        findings = _findings(work, sizes)
+        work.write_tables(sizes=rows)
+        (work.output / "kernel.json").write_text(findings.model_dump_json(indent=1))
     work.tracker.log_artifact(work.output / "kernel.json", "forces")
-    log_tables(work.tracker, {"kernel": rows, "stability": found.agreements}, work.scratch)
-    return metrics | {"seconds": time.monotonic() - began}
+    work.log_tables(kernel=rows, stability=findings.agreements)
+    return work.log_metrics(_metrics(sizes, findings.agreements))
 
 
 def _common(
     work: Work[KernelJob], observed: Sequence[ProbeRow], updating: Sequence[Example]
 ) -> tuple[list[ProbeRow], list[Example], dict[str, tuple[list[Encoded], list[Encoded]]]]:
     """The rows that fit every checkpoint's context, and each checkpoint's encoding of them."""
-    from dynolab.data.encode import Encoder
-    from dynolab.errors import ConfigError
-    from models.language import folder_context, load_tokenizer
-
     sides = {}
     for label in work.config.labels:
-        folder = work.input_folder(MODEL + label, "model")
-        encoder = Encoder(load_tokenizer(folder), folder_context(folder), "drop")
+        encoder = load_encoder(work.input_folder(MODEL + label, "model"))
         left = [encoder.response(row.pair_id, row.prompt, row.response) for row in observed]
         right = [encoder.response(row.id, row.prompt, row.chosen) for row in updating]
         sides[label] = (left, right)
@@ -149,8 +139,6 @@ def _sizes(
 def _rows(
     label: str, sizes: KernelSizes, observed: Sequence[ProbeRow], updating: Sequence[Example]
 ) -> list[KernelSizeRow]:
-    from dynolab.results.forces import KernelSizeRow
-
     low, high = sizes.interval("centred")
     return [
         KernelSizeRow(
@@ -179,7 +167,6 @@ def _adapter(work: Work[KernelJob], label: str) -> Path | None:
 
 def _findings(work: Work[KernelJob], sizes: Mapping[str, KernelSizes]) -> KernelFindings:
     from dynolab.forces.kernel.stability import kernel_stability
-    from dynolab.results.forces import AgreementRow, KernelFindings
 
     config = work.config
     pairs = next(iter(sizes.values())).raw.size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -11,7 +10,6 @@ from dynolab.chapters.simplicity.mappings import Messages, all_mappings, sampled
 from dynolab.errors import ConfigError
 from dynolab.results.simplicity import SpaceName
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 MOST_OBJECTS = 81
@@ -65,12 +63,11 @@ class MappingsConfig(SpaceConfig):
 def learn_mappings(work: Work[MappingsConfig]) -> dict[str, float]:
     """Results: `mappings.jsonl`, and `paths.jsonl` with each kind's means by step."""
     from dynolab.chapters.simplicity.sweep import kind_paths, learned, sweep
-    from dynolab.data.rows import write_rows
 
-    began, config = time.monotonic(), work.config
+    config = work.config
     with work.shown():
         mappings = config.mappings(0)
-        found = sweep(
+        trained = sweep(
             config.space,
             mappings,
             config.seeds,
@@ -78,12 +75,10 @@ def learn_mappings(work: Work[MappingsConfig]) -> dict[str, float]:
             learning_rate=config.learning_rate,
             steps=config.steps,
         )
-        rows = learned(config.space, mappings, found)
-        write_rows(work.output / "mappings.jsonl", rows)
-        write_rows(work.output / "paths.jsonl", kind_paths(rows, found))
-    log_tables(work.tracker, {"mappings": rows}, work.scratch)
-    seconds = time.monotonic() - began
-    return {"trained": float(len(rows) * len(config.seeds)), "seconds": seconds}
+        rows = learned(config.space, mappings, trained)
+        work.write_tables(mappings=rows, paths=kind_paths(rows, trained))
+    work.log_tables(mappings=rows)
+    return {"trained": float(len(rows) * len(config.seeds)), "seconds": work.seconds}
 
 
 MAPPINGS = Stage("mappings", 2, learn_mappings)

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
+from dynolab.results.arms import ComparedArms
 from dynolab.training.config import TrainConfig
 from tasks.arm import ArmConfig, OnPolicyConfig
-from tasks.pages import send_page, stage_facts
+from tasks.pages import PageConfig, send_page, stage_facts
 from tasks.pair_inputs import read_run
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 
-class MitigationPageConfig(BaseModel):
+class MitigationPageConfig(PageConfig):
     """What the page says of the comparison itself."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str
     seeds: tuple[int, ...]
     arms: dict[str, ArmConfig]
     baseline: str
     training: TrainConfig
     on_policy: OnPolicyConfig = OnPolicyConfig()
     judge: str
-    settings: str
 
 
 def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
@@ -34,7 +30,6 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
     as well. Returns each arm's figures, means over seeds.
     """
     from dynolab.report.mitigation.page import write_mitigation_page
-    from dynolab.results.arms import ComparedArms
 
     config = work.config
     with work.shown():

@@ -6,10 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 if TYPE_CHECKING:
     from dynolab.report.inputs.files import StageFacts
+
+
+class PageConfig(StageConfig):
+    """What a page says of the run itself; `settings` are the flow's, as YAML."""
+
+    name: str
+    settings: str
 
 
 def input_folder(work: Work[Any], name: str) -> Path | None:

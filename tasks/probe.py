@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynolab.data.encode import Encoder
+from dynolab.data.rows import Example, ProbeRow, read_rows
+from dynolab.results.study import Answer, ModelScore, Score
+from tasks.policies import load_model
 from tasks.runtime.stage import Stage
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 if TYPE_CHECKING:
-    from dynolab.data.rows import ProbeRow
     from dynolab.probes.hallucination import TrainingAnswers
-    from dynolab.results.study import Answer, Score
 
 MODELS = ("base", "sft", "preference")
 
 
-class ProbeConfig(BaseModel):
+class ProbeConfig(StageConfig):
     """How much is asked of each model."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     batch_tokens: int = Field(16_384, ge=1, description="Padded tokens of one forward.")
     answers: int = Field(4, ge=1, description="Prompts of each split whose answers are shown.")
     heldout_answers: int = Field(
@@ -42,11 +42,9 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
     another training question's answer (`TrainingAnswers` has the rule), and
     `probe/heldout/hallucinated_exactly/<model>`: with all of that answer.
     """
-    from dynolab.data.rows import Example, ProbeRow, read_rows
     from dynolab.probes.hallucination import TrainingAnswers
-    from dynolab.results.study import ModelScore
 
-    began, data = time.monotonic(), work.input_folder("data")
+    data = work.input_folder("data")
     rows = list(read_rows(data / "probes.jsonl", ProbeRow))
     known = TrainingAnswers(list(read_rows(data / "train.jsonl", Example)))
     shares: dict[str, float] = {}
@@ -64,7 +62,7 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
                 shares[f"probe/heldout/hallucinated_exactly/{name}"] = exactly / len(heldout)
             progress.update(number, name)
     work.tracker.log_metrics(shares, 0)
-    return shares | {"seconds": time.monotonic() - began, "rows": float(len(rows))}
+    return shares | {"seconds": work.seconds, "rows": float(len(rows))}
 
 
 def _with_source(answer: Answer, known: TrainingAnswers) -> Answer:
@@ -82,16 +80,12 @@ def _ask(
     name: str, folder: Path, rows: list[ProbeRow], config: ProbeConfig
 ) -> tuple[list[Score], list[Answer]]:
     """Scores of all rows and greedy answers to some prompts, by the model in a folder."""
-    from dynolab.data.encode import Encoder
-    from dynolab.distributed import device
     from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.probes.score import score_probes
-    from dynolab.results.study import Answer
     from dynolab.rollouts.sample import SampleConfig, sample_responses
-    from models.language import context_length, load_language_model, load_tokenizer
+    from models.language import context_length
 
-    tokenizer = load_tokenizer(folder)
-    model = load_language_model(folder, device=device())
+    model, tokenizer = load_model(folder)
     encoder = Encoder(tokenizer, context_length(model), "drop")
     scores = score_probes(ResponseLogits(model), rows, encoder, batch_tokens=config.batch_tokens)
     chosen = [row for row in rows if row.kind == "chosen"]
@@ -102,7 +96,7 @@ def _ask(
         for row in [row for row in chosen if row.split == split][:count]
     ]
     sampling = SampleConfig(temperature=0, max_new_tokens=config.answer_tokens)
-    said = sample_responses(model, tokenizer, [row.prompt for row in asked], sampling)
+    responses = sample_responses(model, tokenizer, [row.prompt for row in asked], sampling)
     answers = [
         Answer(
             model=name,
@@ -110,10 +104,10 @@ def _ask(
             split=row.split,
             prompt=row.prompt,
             chosen=row.response,
-            answer=one.text,
-            finished=one.finished,
+            answer=response.text,
+            finished=response.finished,
         )
-        for row, one in zip(asked, said, strict=True)
+        for row, response in zip(asked, responses, strict=True)
     ]
     return scores, answers
 

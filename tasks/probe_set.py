@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import time
 from typing import TYPE_CHECKING
 
+from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.endpoint.config import PATIENCE
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from tasks.endpoint import StageEndpoint
+from tasks.policies import load_model
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
@@ -29,11 +29,10 @@ def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
 
     The writer's answers are kept as `StageEndpoint` keeps them.
     """
-    from dynolab.data.rows import Example, ProbeRow, read_rows, write_rows
     from dynolab.probes.making.probe_set import build_probe_set
     from dynolab.probes.making.written import has_text
 
-    began, config, data = time.monotonic(), work.config, work.input_folder("data")
+    config, data = work.config, work.input_folder("data")
     endpoint = StageEndpoint(work, config.writer if config.writer_kinds else None, usable=has_text)
     with endpoint.shown():
         try:
@@ -48,24 +47,20 @@ def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
         finally:
             spent = endpoint.spent("writer")
             work.tracker.log_metrics(spent, 0)
-        write_rows(work.output / "probes.jsonl", built.rows)
-        write_rows(work.output / "missing.jsonl", built.missing)
+        work.write_tables(probes=built.rows, missing=built.missing)
         for name in ROWS:
             shutil.copyfile(data / name, work.output / name)
-    log_tables(work.tracker, {"missing": built.missing}, work.scratch)
-    return {**built.counts, **spent, "seconds": time.monotonic() - began}
+    work.log_tables(missing=built.missing)
+    return {**built.counts, **spent, "seconds": work.seconds}
 
 
 def _policy(work: Work[ProbeSetConfig]) -> Policy | None:
     if "model" not in work.inputs:
         return None
-    from dynolab.distributed import device
     from dynolab.probes.making.policy import Policy
-    from models.language import load_language_model, load_tokenizer
 
-    source, folder = work.inputs["model"], work.input_folder("model", "model")
-    tokenizer = load_tokenizer(folder)
-    model = load_language_model(folder, tokenizer=tokenizer, device=device())
+    source = work.inputs["model"]
+    model, tokenizer = load_model(work.input_folder("model", "model"))
     return Policy(model, tokenizer, f"{source.stage}/{source.key[:12]}")
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
-
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tasks.audit import read_pairs
+from tasks.policies import load_encoder, load_model
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 
-class PushConfig(BaseModel):
+class PushConfig(StageConfig):
     """Which answers are pushed down, and how far."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     pairs: int = Field(24, ge=2, description="Training pairs, the first ones.")
     fall: float = Field(
         0.1, gt=0, description="Nats per token that a pushed answer loses, to first order."
@@ -29,31 +26,23 @@ def push_answers(work: Work[PushConfig]) -> dict[str, float]:
     """
     import torch
 
-    from dynolab import distributed
-    from dynolab.data.encode import Encoder
-    from dynolab.data.rows import write_rows
     from dynolab.forces import PolicyFunction
     from dynolab.squeezing.pushes import Tally, pushes
-    from models.language import folder_context, load_language_model, load_tokenizer
 
-    began, config = time.monotonic(), work.config
+    config = work.config
     folder = work.input_folder("model", "model")
     with work.shown(2 * config.pairs) as progress:
-        encoder = Encoder(load_tokenizer(folder), folder_context(folder), "drop")
-        pairs = read_pairs(work, encoder, "train", config.pairs)
-        model = load_language_model(folder, device=distributed.device())
+        pairs = read_pairs(work, load_encoder(folder), "train", config.pairs)
+        model, _ = load_model(folder)
         policy, tally = PolicyFunction(model, torch.float64), Tally()
         for number, push in enumerate(pushes(policy, pairs, config.fall), start=1):
             tally.add(push)
             progress.update(number)
         left = list(tally.left_over())
-        write_rows(work.output / "pushes.jsonl", tally.rows)
-        write_rows(work.output / "explained.jsonl", left)
-        write_rows(work.output / "ranks.jsonl", tally.rank_changes())
-    metrics = {f"left_over/{one.answer}/{one.picture}": one.left for one in left}
-    work.tracker.log_metrics(metrics, 0)
-    log_tables(work.tracker, {"pushes": tally.rows, "explained": left}, work.scratch)
-    return metrics | {"pairs": float(len(pairs)), "seconds": time.monotonic() - began}
+        work.write_tables(pushes=tally.rows, explained=left, ranks=tally.rank_changes())
+    metrics = {f"left_over/{row.answer}/{row.picture}": row.left for row in left}
+    work.log_tables(pushes=tally.rows, explained=left)
+    return work.log_metrics(metrics) | {"pairs": float(len(pairs))}
 
 
 PUSH = Stage("push", 1, push_answers)

@@ -6,12 +6,13 @@ import json
 import shlex
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynolab.data.rows import read_rows
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
-from tasks.pages import input_folder, send_page, stage_facts
+from dynolab.results.study import PairChange
+from tasks.pages import PageConfig, input_folder, send_page, stage_facts
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import StageResult, Work
 
 FORCES, CONTRAST = "_forces", "contrast_"
@@ -21,13 +22,10 @@ _REPEATED = {"kernel": "kernel", "foresight": "foresight", "probe": "probe", "sq
 SHOWN_DIGITS = 12  # of a key; as many as the command line shows
 
 
-class ReportConfig(BaseModel):
+class ReportConfig(PageConfig):
     """What the page says of the study itself."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str
     seed: int
-    settings: str
     objective: ObjectiveConfig | None = Field(None, description="Of preference training.")
     missing: dict[str, str] = Field(
         {}, description="Comparisons that have not run, with the commands that run them."
@@ -43,7 +41,6 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     MLflow as well, the pairs as a table too.
     Returns the summary's numbers.
     """
-    from dynolab.data.rows import read_rows
     from dynolab.report.inputs.audit import read_audit
     from dynolab.report.inputs.study import (
         ReportInputs,
@@ -56,7 +53,6 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
         read_watched,
     )
     from dynolab.report.study.page import write_report
-    from dynolab.results.study import PairChange
 
     config, folder = work.config, work.input_folder
     with work.shown():
@@ -96,7 +92,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
         )
         summary = write_report(inputs, work.output)
     if (pairs := work.output / "pairs.jsonl").exists():
-        log_tables(work.tracker, {"pairs": read_rows(pairs, PairChange)}, work.scratch)
+        work.log_tables(pairs=read_rows(pairs, PairChange))
     send_page(work)
     metrics: dict[str, float] = summary["metrics"]
     return metrics | {

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
-from tasks.pages import send_page, stage_facts
+from tasks.pages import PageConfig, send_page, stage_facts
 from tasks.pair_inputs import read_run, read_start
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 
-class ReproductionPageConfig(BaseModel):
+class ReproductionPageConfig(PageConfig):
     """What the page says of the run itself."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str
     seeds: tuple[int, ...]
     arms: tuple[str, ...]
     judge: str
-    settings: str
 
 
 def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:

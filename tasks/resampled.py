@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import time
 
+from dynolab.data.rows import Example, read_rows
 from dynolab.rollouts.sample import SampleConfig
+from tasks.policies import load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
@@ -17,27 +18,19 @@ def resample(work: Work[SampleConfig]) -> dict[str, float]:
     training stage reads them as it reads the data stage's.
     """
     from dynolab.data.resampled import with_rejected
-    from dynolab.data.rows import Example, read_rows, write_rows
-    from dynolab.distributed import device
     from dynolab.rollouts.sample import sample_responses
-    from models.language import load_language_model, load_tokenizer
 
-    began, data = time.monotonic(), work.input_folder("data")
-    folder = work.input_folder("model", "model")
+    data = work.input_folder("data")
     examples = list(read_rows(data / "train.jsonl", Example))
     with work.shown():
-        sampled = sample_responses(
-            load_language_model(folder, device=device()),
-            load_tokenizer(folder),
-            [example.prompt for example in examples],
-            work.config,
-        )
-        rows = with_rejected(examples, [one.text for one in sampled])
-        write_rows(work.output / "train.jsonl", rows)
+        model, tokenizer = load_model(work.input_folder("model", "model"))
+        prompts = [example.prompt for example in examples]
+        responses = sample_responses(model, tokenizer, prompts, work.config)
+        work.write_tables(train=with_rejected(examples, [row.text for row in responses]))
         shutil.copyfile(data / "probes.jsonl", work.output / "probes.jsonl")
     return {
-        "finished": sum(one.finished for one in sampled) / len(sampled),
-        "seconds": time.monotonic() - began,
+        "finished": sum(row.finished for row in responses) / len(responses),
+        "seconds": work.seconds,
     }
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from dynolab.rollouts.generator import SampleConfig
+from dynolab.data.rows import Example, Split, read_rows
+from dynolab.results.judges import PolicyAnswer
+from dynolab.rollouts.generator import SampleConfig, Sampled
 from tasks.answering import tell_figures
+from tasks.policies import load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
     from dynolab.comparisons.pair_arms import SampledAnswer
-    from dynolab.data.rows import Example, Split
-    from dynolab.rollouts.generator import Sampled
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
@@ -38,30 +38,25 @@ def sample_answers(work: Work[SampledAnswersConfig]) -> dict[str, float]:
     each split with 95% intervals. A training that diverged left no model: nothing is said.
     """
     from dynolab.comparisons.pair_arms import answer_figures
-    from dynolab.data.rows import write_rows
 
-    began = time.monotonic()
     with work.shown():
-        said = _said(work) if work.input_holds("model", "model") else []
-        write_rows(work.output / "answers.jsonl", [one.answer for one in said])
-    means = tell_figures(work, answer_figures(said), "said")
-    return means | {"seconds": time.monotonic() - began}
+        answers = _answers(work) if work.input_holds("model", "model") else []
+        work.write_tables(answers=[row.answer for row in answers])
+    means = tell_figures(work, answer_figures(answers), "said")
+    return means | {"seconds": work.seconds}
 
 
-def _said(work: Work[SampledAnswersConfig]) -> list[SampledAnswer]:
-    from dynolab import distributed
+def _answers(work: Work[SampledAnswersConfig]) -> list[SampledAnswer]:
     from dynolab.rollouts.sample import sample_responses
-    from models.language import load_language_model, load_tokenizer
 
-    config, folder = work.config, work.input_folder("model", "model")
+    config = work.config
     asked = [
         (split, pair, number)
         for split in SPLITS
         for pair in _pairs(work, split)
         for number in range(config.samples)
     ]
-    tokenizer = load_tokenizer(folder)
-    model = load_language_model(folder, tokenizer=tokenizer, device=distributed.device())
+    model, tokenizer = load_model(work.input_folder("model", "model"))
     sampled = sample_responses(model, tokenizer, [pair.prompt for _, pair, _ in asked], config)
     end = tokenizer.eos_token_id
     return [
@@ -75,7 +70,6 @@ def _answer(
 ) -> SampledAnswer:
     from dynolab.comparisons.pair_arms import SampledAnswer
     from dynolab.data.world.lexicon import answered, repeats_fault
-    from dynolab.results.judges import PolicyAnswer
     from dynolab.squeezing.repeats import repetition
 
     said = PolicyAnswer(
@@ -98,8 +92,6 @@ def _answer(
 
 
 def _pairs(work: Work[SampledAnswersConfig], split: Split) -> list[Example]:
-    from dynolab.data.rows import Example, read_rows
-
     rows = list(read_rows(work.input_folder("data") / f"{split}.jsonl", Example))
     return rows[: work.config.prompts]
 

@@ -8,22 +8,20 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from dynolab.data.encode import Encoded, Encoder
+from dynolab.data.rows import Example, ProbeRow, read_rows
+from dynolab.errors import ConfigError
+from dynolab.objectives.registry import RowObjectiveConfig
+from tasks.runtime.work import StageConfig
 from tasks.step_forces import first_pairs
 
-if TYPE_CHECKING:
-    from dynolab.data.encode import Encoded, Encoder
-    from dynolab.data.rows import Example, ProbeRow
-    from dynolab.objectives.registry import RowObjectiveConfig
 
-
-class SelectionConfig(BaseModel):
+class SelectionConfig(StageConfig):
     """How many of the data's answers and pairs; no draw decides which."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     observed_pairs: int = Field(
         4, ge=1, description="Pairs of each split whose answers are observed: the first ones."
     )
@@ -42,8 +40,6 @@ def observed_answers(
 
     **Raises** `ConfigError` as `observed_rows` does, and where no answer is left.
     """
-    from dynolab.errors import ConfigError
-
     rows = observed_rows(data, config, pair_ids)
     encoded = [(row, encoder.response(row.pair_id, row.prompt, row.response)) for row in rows]
     kept = [(row, one) for row, one in encoded if one is not None]
@@ -60,9 +56,6 @@ def observed_rows(
     data: Path, config: SelectionConfig, pair_ids: Collection[str] = ()
 ) -> list[ProbeRow]:
     """The answers to observe; **Raises** `ConfigError` for a kind or pair that the data lack."""
-    from dynolab.data.rows import ProbeRow, read_rows
-    from dynolab.errors import ConfigError
-
     rows = list(read_rows(data / "probes.jsonl", ProbeRow))
     known = list(dict.fromkeys(row.kind for row in rows))
     for kind in config.kinds:
@@ -87,7 +80,6 @@ def updating_rows(
 
     **Raises** `ConfigError` for ones without what the objective reads, and ones that are not there.
     """
-    from dynolab.data.rows import Example, read_rows
     from dynolab.training.examples import check_rows
 
     every = read_rows(data / "train.jsonl", Example)
@@ -102,8 +94,6 @@ def updating_rows(
 
 
 def _check_found(wanted: Collection[str], found: Collection[str], what: str) -> None:
-    from dynolab.errors import ConfigError
-
     for name in wanted:
         if name not in found:
             raise ConfigError(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 STEP_SIZES = tuple(float(size) for size in np.linspace(0, 10, 41))
 
@@ -18,10 +16,9 @@ STEP_SIZES = tuple(float(size) for size in np.linspace(0, 10, 41))
 Classes = Annotated[int, Field(ge=3)]
 
 
-class SoftmaxConfig(BaseModel):
+class SoftmaxConfig(StageConfig):
     """How many random cases, of how many classes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     seed: int = Field(0, ge=0)
     cases: int = Field(20_000, ge=1, description="Random cases of every statement.")
     classes: tuple[Classes, ...] = Field(
@@ -35,11 +32,10 @@ class SoftmaxConfig(BaseModel):
 
 def try_cases(work: Work[SoftmaxConfig]) -> dict[str, float]:
     """Results: `counts.jsonl`, `panels.jsonl`, `shapes.jsonl`, `step_paths.jsonl`."""
-    from dynolab.data.rows import write_rows
     from dynolab.squeezing.cases import count_violations
     from dynolab.squeezing.panels import panels, shape_points, step_paths
 
-    began, config = time.monotonic(), work.config
+    config = work.config
     with work.shown():
         counts = [
             count_violation
@@ -52,18 +48,14 @@ def try_cases(work: Work[SoftmaxConfig]) -> dict[str, float]:
             for classes in config.shown
             for shape_point in shape_points(config.shape_cases, classes, config.seed)
         ]
-        write_rows(work.output / "counts.jsonl", counts)
-        write_rows(work.output / "panels.jsonl", pictures)
-        write_rows(work.output / "shapes.jsonl", shapes)
         paths = step_paths(config.shown[0], config.seed, STEP_SIZES)
-        write_rows(work.output / "step_paths.jsonl", paths)
+        work.write_tables(counts=counts, panels=pictures, shapes=shapes, step_paths=paths)
     metrics = {
         f"violations/{count.statement}/{count.classes}": count.violations / count.cases
         for count in counts
     }
-    work.tracker.log_metrics(metrics, 0)
-    log_tables(work.tracker, {"counts": counts, "shapes": shapes}, work.scratch)
-    return metrics | {"seconds": time.monotonic() - began}
+    work.log_tables(counts=counts, shapes=shapes)
+    return work.log_metrics(metrics)
 
 
 SOFTMAX = Stage("softmax", 2, try_cases)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tasks.chapter import ChapterPageConfig, publish
 from tasks.pages import input_folder
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-
-if TYPE_CHECKING:
-    from dynolab.report.chapters.page import Chapter
 
 
 def squeezing_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
@@ -18,15 +13,11 @@ def squeezing_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
 
     Results: `squeezing.html`, `claims.jsonl` and `figures/`.
     """
-    return publish(work, "squeezing.html", lambda: _chapter(work))
-
-
-def _chapter(work: Work[ChapterPageConfig]) -> Chapter:
     from dynolab.report.chapters.squeezing import squeezing_chapter
     from dynolab.report.inputs.chapters import read_squeezing_rows
 
     rows = read_squeezing_rows(work.input_folder("softmax"), input_folder(work, "push"))
-    return squeezing_chapter(rows)
+    return publish(work, "squeezing.html", lambda: squeezing_chapter(rows))
 
 
 SQUEEZING_PAGE = Stage("squeezing-page", 3, squeezing_page)

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from tasks.policies import adapter_folder, load_policy
+from dynolab.data.rows import ProbeRow, read_rows
+from dynolab.results.study import ReplayFacts
+from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.progress import StageProgress
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 
 if TYPE_CHECKING:
-    from dynolab.data.rows import ProbeRow
-    from dynolab.results.study import ReplayFacts
     from dynolab.training.record import Recorded
 
 
-class ForcesConfig(BaseModel):
+class ForcesConfig(StageConfig):
     """Which answers are watched, and how they are computed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     pairs: int = Field(40, ge=1, description="Pairs of each split whose answers are watched.")
     batch_tokens: int = Field(2_048, ge=1, description="Padded tokens of one forward.")
 
@@ -34,12 +32,11 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
 
     Results: `forces.jsonl`, `replay.json`, and `token_map.json` of the last recorded step.
     """
-    began = time.monotonic()
     records = sorted((work.input_folder("trained") / "forces").glob("step-*"))
     with work.shown(len(records)) as progress:
         replays = _measure(work, records, progress)
     return {
-        "seconds": time.monotonic() - began,
+        "seconds": work.seconds,
         "recorded_steps": float(len(replays)),
         "largest_replay_error": max((replay.replay_error for replay in replays), default=0.0),
         "largest_closure_error": max((replay.closure_error for replay in replays), default=0.0),
@@ -49,19 +46,15 @@ def measure_forces(work: Work[ForcesConfig]) -> dict[str, float]:
 def _measure(
     work: Work[ForcesConfig], records: Sequence[Path], progress: StageProgress
 ) -> list[ReplayFacts]:
-    from dynolab.data.encode import Encoder
-    from dynolab.data.rows import ProbeRow, read_rows
     from dynolab.forces import build_token_map, step_forces
     from dynolab.forces.step.metrics import force_metrics
     from dynolab.training.record import StepRecord
-    from models.language import folder_context, load_tokenizer
 
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
     probes = first_pairs(rows, work.config.pairs)
     folder = work.input_folder("trained", "model")
-    tokenizer = load_tokenizer(folder)
     policy = load_policy(folder, adapter_folder(work, "trained"))
-    encoder = Encoder(tokenizer, folder_context(folder), "drop")
+    encoder = load_encoder(folder)
     replays = []
     with (work.output / "forces.jsonl").open("w") as file:
         for number, place in enumerate(records, start=1):
@@ -86,7 +79,7 @@ def _measure(
         pushes = build_token_map(
             record,
             policy,
-            tokenizer,
+            encoder.tokenizer,
             stage=objective,
             updating_id=example.id,
             observed_id=example.id,

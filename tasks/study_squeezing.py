@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from tasks.policies import adapter_folder, load_policy
+from dynolab.data.encode import Encoded
+from dynolab.data.rows import ProbeRow, read_rows, read_value
+from dynolab.results.squeezing import Forecast, Generation, RisenMass
+from dynolab.results.study import Answer, TrainingSummary
+from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
-from tasks.runtime.work import Work
+from tasks.runtime.work import StageConfig, Work
 from tasks.step_forces import first_pairs
 
 if TYPE_CHECKING:
-    from dynolab.data.encode import Encoded
-    from dynolab.data.rows import ProbeRow
     from dynolab.forces.function.logit_function import Weights
     from dynolab.forces.function.policy import PolicyFunction
-    from dynolab.results.squeezing import Forecast, Generation, RisenMass
     from dynolab.squeezing.index import Logits
 
 KINDS = ("chosen", "rejected")
 
 
-class SqueezingConfig(BaseModel):
+class SqueezingConfig(StageConfig):
     """Which answers are looked at, and how they are computed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     pairs: int = Field(24, ge=1, description="Pairs of each split whose answers are looked at.")
     batch_tokens: int = Field(2_048, ge=1, description="Padded tokens of one forward.")
 
@@ -38,7 +36,7 @@ class SqueezingConfig(BaseModel):
 class SqueezingJob(SqueezingConfig):
     """The trainings, by the name of their input, each with that of the model it started from."""
 
-    trainings: dict[str, str] = {"sft": "base", "preference": "sft"}
+    trainings: dict[str, str] = Field({"sft": "base", "preference": "sft"})
     main: str = Field("preference", description="The training whose figures bear no name.")
 
 
@@ -55,9 +53,7 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
     recorded steps; `squeeze/repeaters/<model>`, the share of its held-out answers that repeat
     themselves.
     """
-    from dynolab.data.rows import write_rows
-
-    began, config = time.monotonic(), work.config
+    config = work.config
     risen: list[RisenMass] = []
     forecasts: list[Forecast] = []
     with work.shown(len(config.trainings)) as progress:
@@ -67,29 +63,21 @@ def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
             forecasts += foretold
             progress.update(number, name)
         generations = list(_generations(work))
-        write_rows(work.output / "risen.jsonl", risen)
-        write_rows(work.output / "forecasts.jsonl", forecasts)
-        write_rows(work.output / "generations.jsonl", generations)
-    told = _foretold(work, forecasts) | _repeaters(generations)
-    work.tracker.log_metrics(told, 0)
-    metrics = _indices(work, risen) | told
-    log_tables(work.tracker, {"forecasts": forecasts, "generations": generations}, work.scratch)
-    return metrics | {"seconds": time.monotonic() - began}
+        work.write_tables(risen=risen, forecasts=forecasts, generations=generations)
+    work.log_tables(forecasts=forecasts, generations=generations)
+    metrics = _foretold(work, forecasts) | _repeaters(generations)
+    return _indices(work, risen) | work.log_metrics(metrics)
 
 
 def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list[Forecast]]:
     """A training's risen probability at each of its known states, and its steps' forecasts."""
-    from dynolab.data.encode import Encoder
-    from dynolab.data.rows import ProbeRow, read_rows, read_value
     from dynolab.likelihood.token_logps import ResponseLogits
-    from dynolab.results.study import TrainingSummary
     from dynolab.squeezing.forecast import forecasts
     from dynolab.training.record import StepRecord
-    from models.language import folder_context, load_language_model, load_tokenizer
+    from models.language import load_language_model
 
     config, folder = work.config, work.input_folder(name)
-    tokenizer = load_tokenizer(folder / "model")
-    encoder = Encoder(tokenizer, folder_context(folder / "model"), "drop")
+    encoder = load_encoder(folder / "model")
     rows = [
         row
         for row in read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow)
@@ -104,7 +92,7 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list
     policy = load_policy(folder / "model", adapter_folder(work, name))
     start = load_language_model(
         work.input_folder(config.trainings[name], "model"),
-        tokenizer=tokenizer,
+        tokenizer=encoder.tokenizer,
         device=policy.device,
     )
     steps = read_value(folder / "summary.json", TrainingSummary).steps
@@ -129,7 +117,6 @@ def _risen(
     step: int,
 ) -> list[RisenMass]:
     """Risen probability from a training's start to some weights of it."""
-    from dynolab.results.squeezing import RisenMass
     from dynolab.squeezing.index import answers_risen_mass
 
     sums = answers_risen_mass(
@@ -157,9 +144,6 @@ def _risen(
 
 def _generations(work: Work[SqueezingJob]) -> Iterator[Generation]:
     """How much every greedy answer of the study's models repeats itself."""
-    from dynolab.data.rows import read_rows
-    from dynolab.results.squeezing import Generation
-    from dynolab.results.study import Answer
     from dynolab.squeezing.repeats import repetition
     from models.language import load_tokenizer
 

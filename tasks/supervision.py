@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from functools import partial
 
@@ -15,7 +14,6 @@ from dynolab.chapters.supervision.supervision import SupervisionConfig
 from models.vision import ClassifierName
 from tasks.images import IMAGES_FILE
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 
@@ -41,29 +39,24 @@ def supervision(work: Work[SupervisionJob]) -> dict[str, float]:
     """
     from dynolab.chapters.supervision.supervision import compare_supervision
     from dynolab.data.images.images import read_images
-    from dynolab.data.rows import write_rows
     from models.vision import build_classifier
 
-    began, config = time.monotonic(), work.config
+    config = work.config
     data = read_images(work.input_folder("images") / IMAGES_FILE)
     build = partial(build_classifier, config.model, data.train.shape, data.classes)
     with work.shown():
-        found = compare_supervision(build, data, config, config.noise, config.seeds)
-        write_rows(work.output / "supervision.jsonl", found.rows)
-        write_rows(work.output / "detections.jsonl", found.detections)
-    log_tables(
-        work.tracker, {"supervision": found.rows, "detections": found.detections}, work.scratch
-    )
+        compared = compare_supervision(build, data, config, config.noise, config.seeds)
+        work.write_tables(supervision=compared.rows, detections=compared.detections)
+    work.log_tables(supervision=compared.rows, detections=compared.detections)
     level = f"noise_{100 * config.noise:g}"
     metrics = {
-        f"{level}/accuracy/{arm}": _mean(row.accuracy for row in found.rows if row.arm == arm)
-        for arm in dict.fromkeys(row.arm for row in found.rows)
+        f"{level}/accuracy/{arm}": _mean(row.accuracy for row in compared.rows if row.arm == arm)
+        for arm in dict.fromkeys(row.arm for row in compared.rows)
     } | {
-        f"{level}/auc/{score}": _mean(row.auc for row in found.detections if row.score == score)
-        for score in dict.fromkeys(row.score for row in found.detections)
+        f"{level}/auc/{score}": _mean(row.auc for row in compared.detections if row.score == score)
+        for score in dict.fromkeys(row.score for row in compared.detections)
     }
-    work.tracker.log_metrics(metrics, 0)
-    return metrics | {"seconds": time.monotonic() - began}
+    return work.log_metrics(metrics)
 
 
 def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
@@ -74,24 +67,21 @@ def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
     from dynolab.chapters.supervision.speed_comparisons import compare_speeds
     from dynolab.chapters.transfer.adaptation import compare_adaptation
     from dynolab.data.images.images import read_images
-    from dynolab.data.rows import write_rows
     from models.vision import build_classifier
 
-    began, config = time.monotonic(), work.config
+    config = work.config
     data = read_images(work.input_folder("images") / IMAGES_FILE)
     with work.shown():
         rows = compare_speeds(
             partial(build_classifier, config.model), data.train, data.classes, config, config.seeds
         )
-        write_rows(work.output / "speeds.jsonl", rows)
         adaptations = compare_adaptation(config.adaptation, config.seeds)
-        write_rows(work.output / "adaptations.jsonl", adaptations)
+        work.write_tables(speeds=rows, adaptations=adaptations)
     metrics = {
         f"speed/{kind}": _mean(row.speed for row in rows if row.kind == kind)
         for kind in dict.fromkeys(row.kind for row in rows)
     }
-    work.tracker.log_metrics(metrics, 0)
-    return metrics | {"seconds": time.monotonic() - began}
+    return work.log_metrics(metrics)
 
 
 def _mean(values: Iterable[float]) -> float:

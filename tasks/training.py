@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import TypeVar
 
-from dynolab.data.rows import read_value
+from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.likelihood.checked import CHECKS, note_check
 from dynolab.results.study import TrainingSummary
 from dynolab.training.config import GroupTrainConfig, LoopConfig, TrainConfig
@@ -38,14 +37,16 @@ def run_training(
 
     Results: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/`, `summary.json`.
     """
-    config, began = work.config, time.monotonic()
+    config = work.config
+    if probes is None and config.probe_every:
+        probes = work.input_folder("data") / "probes.jsonl"
     resume = work.newest_resume()
     states = work.scratch / "resume"
     job = TrainJob(
         config=config,
         model=work.input_folder("model", "model"),
         examples=examples,
-        probes=_watched(work, probes) if config.probe_every else None,
+        probes=probes if config.probe_every else None,
         reference_cache=work.cache / "reference",
         output=work.output,
         logs=work.logs,
@@ -64,12 +65,12 @@ def run_training(
     _note_checks(work.logs / CHECKS)
     stopped = {"stopped_at": float(summary.steps)} if summary.steps < config.steps else {}
     best = summary.best
-    found = {"best_step": float(best.step), "best_value": best.value} if best else {}
+    kept = {"best_step": float(best.step), "best_value": best.value} if best else {}
     return {
         **summary.rows,
         **stopped,
-        **found,
-        "seconds": time.monotonic() - began,
+        **kept,
+        "seconds": work.seconds,
         "resumed_from": float(resume[0]) if resume else 0.0,
     }
 
@@ -81,13 +82,8 @@ def _note_checks(file: Path) -> None:
             note_check(model, figures)
 
 
-def _watched(work: Work[Config], given: Path | None) -> Path:
-    return given or work.input_folder("data") / "probes.jsonl"
-
-
 def check_rows(job: TrainJob) -> None:
     """Refuses, before any rank is started, what no rank could train with."""
-    from dynolab.data.rows import ProbeRow, read_rows
     from dynolab.rollouts.rewards import Rewards
     from dynolab.training.alarm import check_watched
     from dynolab.training.examples import load_examples, load_prompts, training_encoder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +11,14 @@ from pydantic import Field
 from dynolab.chapters.classifiers.seeds import Seeds
 from dynolab.chapters.transfer.transfer import TransferConfig
 from dynolab.data.topics.topics import TopicConfig
+from dynolab.results.transfer import TransferRow
 from models.vision import ClassifierName
 from tasks.images import IMAGES_FILE
 from tasks.runtime.stage import Stage
-from tasks.runtime.track.tables import log_tables
 from tasks.runtime.work import Work
 
 if TYPE_CHECKING:
     from dynolab.chapters.transfer.task import TransferTask
-    from dynolab.results.transfer import TransferRow
 
 
 class TransferJob(TransferConfig):
@@ -58,25 +56,22 @@ def transfer_topics(work: Work[TopicTransferJob]) -> dict[str, float]:
 
 def _transfer(work: Work[Any], task: TransferTask) -> dict[str, float]:
     from dynolab.chapters.transfer.transfer import compare_heads
-    from dynolab.data.rows import write_rows
     from models.vision import build_classifier
 
-    began, config = time.monotonic(), work.config
+    config = work.config
     with work.shown():
         rows = compare_heads(partial(build_classifier, config.model), task, config, config.seeds)
-        write_rows(work.output / "transfer.jsonl", rows)
-    log_tables(work.tracker, {"transfer": rows}, work.scratch)
-    metrics = _accuracies(rows)
-    work.tracker.log_metrics(metrics, 0)
-    return metrics | {"seconds": time.monotonic() - began}
+        work.write_tables(transfer=rows)
+    work.log_tables(transfer=rows)
+    return work.log_metrics(_accuracies(rows))
 
 
 def _accuracies(rows: list[TransferRow]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     for row in rows:
         name = f"{row.task}/{row.strategy}/tau_{row.tau}/accuracy"
-        found.setdefault(name, []).append(row.accuracy)
-    return {name: float(np.mean(values)) for name, values in found.items()}
+        accuracies.setdefault(name, []).append(row.accuracy)
+    return {name: float(np.mean(values)) for name, values in accuracies.items()}
 
 
 TRANSFER_DIGITS = Stage("transfer-digits", 2, transfer_digits)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from dynolab.data.rows import Row, write_rows
 from dynolab.errors import StoreError
 from dynolab.likelihood.checked import Checks
 from dynolab.store import Committed, Manifest, Place, Store, git_revision, library_versions
 from tasks.runtime.keys import canonical
+from tasks.runtime.track.tables import log_tables
 
 if TYPE_CHECKING:
     from tasks.runtime.track.progress import Progress, StageProgress
@@ -22,6 +25,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=BaseModel)
+
+
+class StageConfig(BaseModel):
+    """Base of stages' settings: immutable, and strict about unknown ones."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class StageResult(BaseModel):
@@ -83,6 +92,7 @@ class Work(Generic[Config]):
         self.world_size: int | None = None
         self.zero_stage: int | None = None
         self._version, self._store, self._place = version, store, place
+        self._began = time.monotonic()
         self.output.mkdir(parents=True)
         self.logs.mkdir()
 
@@ -90,6 +100,25 @@ class Work(Generic[Config]):
     def address(self) -> str:
         """Where the result will stand among results: stage and key."""
         return f"{self._place.stage}/{self._place.key}"
+
+    @property
+    def seconds(self) -> float:
+        """How long the attempt has taken so far."""
+        return time.monotonic() - self._began
+
+    def write_tables(self, **tables: Iterable[Row]) -> None:
+        """Writes rows into the result, each table as `<name>.jsonl`."""
+        for name, rows in tables.items():
+            write_rows(self.output / f"{name}.jsonl", rows)
+
+    def log_tables(self, **tables: Iterable[BaseModel]) -> None:
+        """Shows rows in MLflow, each table under its name."""
+        log_tables(self.tracker, tables, self.scratch)
+
+    def log_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Shows a result's numbers in MLflow; returns them with the attempt's seconds."""
+        self.tracker.log_metrics(metrics, 0)
+        return {**metrics, "seconds": self.seconds}
 
     @contextmanager
     def shown(self, total_steps: int | None = None) -> Iterator[StageProgress]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tasks.runtime.servers.services import MLFLOW, is_healthy
+from tasks.runtime.system.processes import free_port
+from tasks.runtime.track.tracking import Tracking
+from tests.flows.lab import until
 
 START_SECONDS = 120
 
@@ -22,9 +25,7 @@ class MlflowServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -45,15 +46,12 @@ class MlflowServer:
             self.process = subprocess.Popen(
                 command, env=environment, stdout=output, stderr=output, start_new_session=True
             )
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, (self.folder / "server.log").read_text()[-2000:]
-            try:
-                with urllib.request.urlopen(f"{self.uri}/health", timeout=2):
-                    return
-            except OSError:
-                time.sleep(0.2)
-        raise AssertionError("the MLflow server did not become healthy")
+        until(self._is_healthy, START_SECONDS)
+
+    def _is_healthy(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, (self.folder / "server.log").read_text()[-2000:]
+        return is_healthy(MLFLOW, self.uri)
 
     def kill(self) -> None:
         """SIGKILL the server and its workers."""
@@ -76,6 +74,21 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowSe
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture
+def client(mlflow_server: MlflowServer) -> Any:
+    """MLflow's own client, which reads what tests have sent."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(mlflow_server.uri)
+
+
+@pytest.fixture
+def tracking(mlflow_server: MlflowServer, tmp_path: Path) -> Iterator[Tracking]:
+    tracking = Tracking(mlflow_server.uri, tmp_path / "outbox", "tests")
+    yield tracking
+    tracking.close(timeout=0)
 
 
 @pytest.fixture(scope="session")

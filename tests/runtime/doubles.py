@@ -1,8 +1,11 @@
-"""Tracking and progress that only remember how they were called."""
+"""Tracking and progress that only remember how they were called, and processes that only sleep."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +67,14 @@ def memory_platform(home: Path, store: Store | None = None) -> Platform:
     settings = Settings(home=home, store=f"file://{home}/store")
     store = store or Store(settings.store, cache=settings.cache)
     return Platform(settings, store, open_tracking=MemoryTracking, progress=NoProgress)
+
+
+@contextmanager
+def sleeper(**variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a session of its own, with these variables beside this process's."""
+    process = subprocess.Popen(["sleep", "100"], env=os.environ | variables, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from doubles import sleeper
 
 from dynolab.store.owner import this_process
 from tasks.runtime.cleanup import close_lost_runs, deliver, reap_orphans
@@ -28,20 +26,8 @@ if TYPE_CHECKING:
 DEAD = this_process() | {"started": "1"}  # the pid has been given to another process since
 
 
-@contextmanager
-def helper(owner: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        ["sleep", "100"], env=os.environ | {OWNER_VARIABLE: owner}, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def test_what_a_dead_supervisor_owns_is_killed() -> None:
-    with helper(json.dumps(DEAD)) as orphan:
+    with sleeper(**{OWNER_VARIABLE: json.dumps(DEAD)}) as orphan:
         assert orphan.pid in reap_orphans()
         assert orphan.wait(10) == -signal.SIGKILL
 
@@ -60,7 +46,7 @@ def test_what_a_dead_supervisor_owns_is_killed() -> None:
     ids=["living", "another boot", "no process", "a list", "torn", "deep", "empty"],
 )
 def test_what_a_living_supervisor_or_another_machine_owns_is_let_be(owner: str) -> None:
-    with helper(owner) as process:
+    with sleeper(**{OWNER_VARIABLE: owner}) as process:
         assert process.pid not in reap_orphans()
         assert process.poll() is None
 
@@ -92,8 +78,7 @@ def test_runs_of_flow_runs_that_are_over_are_closed(
     assert close_lost_runs(client, tmp_path, over) == [lost]
     assert asked == [{"over", "at work"}]
     assert status(lost) == "KILLED"
-    for one in (at_work, unknown, foreign, queued):
-        assert status(one) == "RUNNING"
+    assert {status(run_id) for run_id in (at_work, unknown, foreign, queued)} == {"RUNNING"}
     assert close_lost_runs(client, tmp_path, over) == []
 
 
@@ -117,6 +102,5 @@ def test_what_a_killed_process_left_is_sent(mlflow_server: MlflowServer, tmp_pat
     experiment = client.get_experiment_by_name("left")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
-    assert run.info.status == "KILLED"
-    assert run.data.metrics == {"m": 2.0}
+    assert (run.info.status, run.data.metrics) == ("KILLED", {"m": 2.0})
     assert deliver(mlflow_server.uri, tmp_path, 20) == 0

@@ -61,30 +61,29 @@ def test_login_comes_from_the_environment(address: str, monkeypatch: pytest.Monk
     assert Answers.headers_seen["Authorization"] == "Basic YWRhOmxvdmVsYWNl"
 
 
+REFUSAL = b'{"error_code": "INVALID_PARAMETER_VALUE", "message": "no such status"}'
+
+
 @pytest.mark.parametrize(
-    ("status", "body"),
+    ("status", "body", "is_final", "message"),
     [
-        (500, b'{"error_code": "INTERNAL_ERROR"}'),
-        (503, b"busy"),
-        (401, b'{"error_code": "UNAUTHENTICATED"}'),
-        (429, b'{"error_code": "REQUEST_LIMIT_EXCEEDED"}'),
-        (404, b"<html>another server</html>"),
-        (404, b"[]"),
-        (200, b"<html>a login page</html>"),
+        (500, b'{"error_code": "INTERNAL_ERROR"}', False, None),
+        (503, b"busy", False, None),
+        (401, b'{"error_code": "UNAUTHENTICATED"}', False, None),
+        (429, b'{"error_code": "REQUEST_LIMIT_EXCEEDED"}', False, None),
+        (404, b"<html>another server</html>", False, None),
+        (404, b"[]", False, None),
+        (200, b"<html>a login page</html>", False, None),
+        (400, REFUSAL, True, "INVALID_PARAMETER_VALUE: no such status"),
     ],
 )
-def test_what_may_mend_itself_is_an_outage(address: str, status: int, body: bytes) -> None:
+def test_what_may_mend_itself_is_an_outage_and_what_mlflow_refuses_is_final(
+    address: str, status: int, body: bytes, is_final: bool, message: str | None
+) -> None:
     answer(status, body)
-    with pytest.raises(MlflowException) as caught:
+    with pytest.raises(MlflowException, match=message) as caught:
         log(address)
-    assert not is_refusal(caught.value)
-
-
-def test_what_mlflow_refuses_is_final(address: str) -> None:
-    answer(400, b'{"error_code": "INVALID_PARAMETER_VALUE", "message": "no such status"}')
-    with pytest.raises(MlflowException, match="INVALID_PARAMETER_VALUE: no such status") as caught:
-        log(address)
-    assert is_refusal(caught.value)
+    assert is_refusal(caught.value) is is_final
 
 
 def test_nobody_there_is_an_outage_and_known_at_once() -> None:

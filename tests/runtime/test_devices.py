@@ -9,7 +9,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from dynolab.errors import ConfigError
 from tasks.runtime.launch import devices
 from tasks.runtime.launch.devices import hold_devices, host_devices
+from tests.flows.lab import until
 
 FOUR = ("0", "1", "2", "3")
 
@@ -27,13 +27,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(devices, "POLL_SECONDS", 0.01)
     return tmp_path / "dynolab-devices"
-
-
-def until(reached: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 class Job(threading.Thread):
@@ -66,8 +59,8 @@ def test_jobs_get_devices_of_their_own_and_wait_where_too_few_are_free() -> None
     first.end()
     until(lambda: third.held)
     assert sorted(third.held) == sorted(first.held)
-    for job in (second, third):
-        job.end()
+    second.end()
+    third.end()
 
 
 def test_a_job_on_many_devices_is_not_passed_over_by_jobs_on_few() -> None:
@@ -124,20 +117,29 @@ def test_more_ranks_than_devices_are_refused() -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("version", "environment", "expected"),
+    [
+        ("2.13.0", {}, ("0", "1")),
+        ("2.13.0", {"CUDA_VISIBLE_DEVICES": "1, GPU-8f2a"}, ("1", "GPU-8f2a")),
+        ("2.13.0", {"DYNOLAB_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "1"}, ("3",)),
+        ("2.13.0", {"CUDA_VISIBLE_DEVICES": ""}, ()),
+        ("2.13.0", {"DS_ACCELERATOR": "cpu"}, ()),
+        ("2.13.0+cpu", {}, ()),
+    ],
+)
 def test_devices_are_those_listed_or_visible_or_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: str,
+    environment: dict[str, str],
+    expected: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("nvidia0", "nvidia5", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     monkeypatch.setattr(devices, "_DEVICES", tmp_path)
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0")
-    assert host_devices({}) == ("0", "1")
-    assert host_devices({"CUDA_VISIBLE_DEVICES": "1, GPU-8f2a"}) == ("1", "GPU-8f2a")
-    assert host_devices({"DYNOLAB_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "1"}) == ("3",)
-    for none in ({"CUDA_VISIBLE_DEVICES": ""}, {"DS_ACCELERATOR": "cpu"}):
-        assert host_devices(none) == ()
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+cpu")
-    assert host_devices({}) == ()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    assert host_devices(environment) == expected
 
 
 @pytest.mark.parametrize("listed", ["0,0", "0,", "../x", "a b", "-1"])

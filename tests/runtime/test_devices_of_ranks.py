@@ -37,7 +37,7 @@ def test_ranks_see_the_devices_that_their_job_holds_and_stay_on_the_cpu(
             poll_seconds=0.05,
         )
     seen = [json.loads((tmp_path / f"rank-{n}.json").read_text())["environment"] for n in (0, 1)]
-    assert {one["CUDA_VISIBLE_DEVICES"] for one in seen} == {"1,2"} and list(others) == ["0"]
-    assert {one["DS_ACCELERATOR"] for one in seen} == {"cpu"}
+    given = {(rank["CUDA_VISIBLE_DEVICES"], rank["DS_ACCELERATOR"]) for rank in seen}
+    assert given == {("1,2", "cpu")} and list(others) == ["0"]
     assert all(free == ["3"] for free in free_meanwhile) and free_meanwhile
     assert free_devices() == list(FOUR)

@@ -96,8 +96,7 @@ def launch(
 
 
 def environment(folder: Path, rank: int) -> dict[str, str]:
-    seen: dict[str, str] = json.loads((folder / f"rank-{rank}.json").read_text())["environment"]
-    return seen
+    return dict(json.loads((folder / f"rank-{rank}.json").read_text())["environment"])
 
 
 def nothing_is_left(folder: Path) -> bool:
@@ -111,12 +110,12 @@ def test_two_hosts_share_the_ranks_whoever_calls_before_and_leave_nothing(
     rendezvous: Rendezvous, tmp_path: Path
 ) -> None:
     hello = json.dumps({"name": "stranger", "libraries": {}}).encode() + b"\n"
-    said = [b"GET / HTTP/1.1\r\n\r\n", b"", b'["list"]\n', b"{" * 2**21, b"\n", hello]
-    said += [b"ab" * 32 + b"\n" + b"cd" * 32 + b" " + hello, b"ab" * 32 + b"\n" + hello]
+    contents = [b"GET / HTTP/1.1\r\n\r\n", b"", b'["list"]\n', b"{" * 2**21, b"\n", hello]
+    contents += [b"ab" * 32 + b"\n" + b"cd" * 32 + b" " + hello, b"ab" * 32 + b"\n" + hello]
     with ExitStack() as silent:
 
         def after_strangers(address: str, home: Path) -> None:
-            for content in said:
+            for content in contents:
                 with connected(rendezvous) as stranger, suppress(OSError):
                     stranger.sendall(content)
             for _ in range(3):
@@ -216,14 +215,14 @@ def test_an_impostor_at_the_rendezvous_ends_no_host_that_waits(
     share |= {"hosts": 2, "host": 1, "endpoint": "127.0.0.1:1", "address": address}
     order = json.dumps({"share": share, "digest": None}).encode() + b"\n"
     nonce = b"ab" * 32 + b"\n"
-    for said in (order, nonce + order, nonce + b"cd" * 32 + b" " + order):
+    for content in (order, nonce + order, nonce + b"cd" * 32 + b" " + order):
         with listening_socket() as impostor:
             host, port = impostor.getsockname()
             with joining(Rendezvous(host, port, 2, tmp_path), tmp_path):
                 connection, _ = impostor.accept()
                 connection.settimeout(15)
                 with connection, suppress(ConnectionError):
-                    connection.sendall(said)
+                    connection.sendall(content)
                     while connection.recv(2**16):
                         pass  # until it hangs up
     assert not list(tmp_path.glob("dynolab-ranks-*"))
@@ -296,23 +295,27 @@ def test_a_host_whose_files_do_not_arrive_is_named(
         launch(rendezvous, tmp_path, ["sleep"], ["sleep"])
 
 
-def test_a_host_runs_rank_programs_alone(
-    rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(join_module, "PROGRAMS", ("tasks.ranks.",))
-    with joining(rendezvous, tmp_path), pytest.raises(ConfigError, match="only rank programs"):
-        launch(rendezvous, tmp_path, [], [])
+OTHER_LIBRARIES = {**join_module.library_versions(), "torch": "1.0"}
 
 
-def test_a_host_with_other_libraries_is_refused(
-    rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("PROGRAMS", ("tasks.ranks.",), "only rank programs"),
+        ("library_versions", lambda: OTHER_LIBRARIES, r"torch = '1\.0': .*this host has"),
+    ],
+    ids=["runs rank programs alone", "has other libraries"],
+)
+def test_a_host_that_cannot_run_the_job_is_named(
+    name: str,
+    value: object,
+    message: str,
+    rendezvous: Rendezvous,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    theirs = {**join_module.library_versions(), "torch": "1.0"}
-    monkeypatch.setattr(join_module, "library_versions", lambda: theirs)
-    with (
-        joining(rendezvous, tmp_path),
-        pytest.raises(ConfigError, match=r"torch = '1\.0': .*this host has"),
-    ):
+    monkeypatch.setattr(join_module, name, value)
+    with joining(rendezvous, tmp_path), pytest.raises(ConfigError, match=message):
         launch(rendezvous, tmp_path, [], [])
 
 
@@ -363,7 +366,7 @@ class OtherEnd:
 
     def sealed(self, *contents: bytes) -> bytes:
         """Lines as they are sent."""
-        return b"".join(self._seal.next(one) + b" " + one + b"\n" for one in contents)
+        return b"".join(self._seal.next(line) + b" " + line + b"\n" for line in contents)
 
     def update(self) -> bytes:
         """The next line's content."""
@@ -412,9 +415,9 @@ def test_a_silent_host_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_does_not_show_the_key_in_time_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_module, "MEET_SECONDS", 0.5)
-    for said in (b"", b"ab" * 32 + b"\n"):
+    for first in (b"", b"ab" * 32 + b"\n"):
         with bare_pair() as (peer, bare):
-            bare.sendall(said)
+            bare.sendall(first)
             assert until_lost(peer) == peer_module.STRANGER
             with pytest.raises(HostLost):
                 peer.send(code=1)
@@ -434,10 +437,10 @@ def test_a_hosts_last_message_is_heard_before_its_loss() -> None:
         assert heard == [{"code": 1}]
 
 
-@pytest.mark.parametrize("said", [b"[]", b"\xff", b"[" * 100_000, b"1"])
-def test_what_is_no_message_ends_the_connection(said: bytes) -> None:
+@pytest.mark.parametrize("content", [b"[]", b"\xff", b"[" * 100_000, b"1"])
+def test_what_is_no_message_ends_the_connection(content: bytes) -> None:
     with pair() as (peer, other):
-        other.socket.sendall(other.sealed(said))
+        other.socket.sendall(other.sealed(content))
         assert until_lost(peer) == "it sent what is no message"
 
 

@@ -43,8 +43,8 @@ OPERATIONAL = frozenset({"launch.timeout"})
 
 
 def key(config: BaseModel | None = None, **other: Any) -> str:
-    told = {"name": "train", "version": 1, "operational": OPERATIONAL, "inputs": {"data": "d"}}
-    return stage_key(config=config or Train(), **(told | other))
+    parts = {"name": "train", "version": 1, "operational": OPERATIONAL, "inputs": {"data": "d"}}
+    return stage_key(config=config or Train(), **(parts | other))
 
 
 def test_what_decides_the_result_is_in_the_key() -> None:
@@ -74,23 +74,17 @@ def test_a_key_is_the_hash_of_its_sorted_document() -> None:
 
 
 def test_what_does_not_is_not() -> None:
-    assert key() == key(Train(launch=Launch(timeout=99.0)))
-    assert key() == key(Train(lr=0.0001))
+    assert key() == key(Train(launch=Launch(timeout=99.0))) == key(Train(lr=0.0001))
     assert key(Train(launch=None)) == key(Train(launch=None))
 
 
-def test_an_operational_field_must_exist() -> None:
-    with pytest.raises(ConfigError, match=r"'lunch.timeout': names no field; there are: .*launch"):
-        key(operational=frozenset({"lunch.timeout"}))
-
-
-def test_an_unknown_field_is_told_with_those_that_there_are() -> None:
-    for dotted in ("lunch", "lunch.timeout", "ranks"):
-        with pytest.raises(ConfigError) as caught:
-            key(operational=frozenset({dotted}))
-        assert str(caught.value) == (
-            f"operational = {dotted!r}: names no field; there are: folder, kinds, launch, loss, lr"
-        )
+@pytest.mark.parametrize("dotted", ["lunch", "lunch.timeout", "ranks"])
+def test_an_unknown_operational_field_is_refused_with_those_that_there_are(dotted: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        key(operational=frozenset({dotted}))
+    assert str(caught.value) == (
+        f"operational = {dotted!r}: names no field; there are: folder, kinds, launch, loss, lr"
+    )
 
 
 def test_an_operational_part_is_dropped_whole() -> None:
@@ -118,7 +112,7 @@ def test_the_order_of_inputs_does_not_matter() -> None:
 def test_every_process_finds_the_same_key() -> None:
     program = "from test_keys import key; print(key())"
     for seed in ("1", "2"):  # of the order of sets
-        found = subprocess.run(
+        ended = subprocess.run(
             [sys.executable, "-c", program],
             env=os.environ
             | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -126,22 +120,11 @@ def test_every_process_finds_the_same_key() -> None:
             text=True,
             check=True,
         )
-        assert found.stdout.strip() == key()
+        assert ended.stdout.strip() == key()
 
 
 class Kind(enum.Enum):
     CHOSEN = "chosen"
-
-
-def test_canonical_values() -> None:
-    assert canonical({"b": (1, 2.5, None), "a": Kind.CHOSEN}) == {
-        "b": [1, 2.5, None],
-        "a": "chosen",
-    }
-    assert canonical(Path("a") / "b") == "a/b"
-    assert canonical(date(2024, 5, 17)) == "2024-05-17"
-    assert canonical([True, 0, "x", None]) == [True, 0, "x", None]
-    assert canonical({"b", "a"}) == ["a", "b"] and canonical(frozenset({10, 9})) == [10, 9]
 
 
 class Open(BaseModel, extra="allow"):
@@ -150,9 +133,21 @@ class Open(BaseModel, extra="allow"):
     rate: float = Field(1.0, exclude_if=lambda rate: rate == 1.0)
 
 
-def test_fields_that_a_model_took_in_count_and_those_it_leaves_out_do_not() -> None:
-    assert canonical(Open()) == {}
-    assert canonical(Open(rate=2.0, more=1)) == {"rate": 2.0, "more": 1}
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"b": (1, 2.5, None), "a": Kind.CHOSEN}, {"b": [1, 2.5, None], "a": "chosen"}),
+        (Path("a") / "b", "a/b"),
+        (date(2024, 5, 17), "2024-05-17"),
+        ([True, 0, "x", None], [True, 0, "x", None]),
+        ({"b", "a"}, ["a", "b"]),
+        (frozenset({10, 9}), [10, 9]),
+        (Open(), {}),  # what it leaves out does not count, what it took in does
+        (Open(rate=2.0, more=1), {"rate": 2.0, "more": 1}),
+    ],
+)
+def test_canonical_values(value: object, expected: object) -> None:
+    assert canonical(value) == expected
 
 
 def test_operational_fields_are_dropped_at_any_depth_where_they_are() -> None:
@@ -167,16 +162,6 @@ def test_operational_fields_are_dropped_at_any_depth_where_they_are() -> None:
     assert key(whole, operational=dropped) != key(kept, operational=dropped)
     absent = Outer(train=Train(launch=None))
     assert key(absent, operational=dropped) == key(absent, operational=frozenset())
-
-
-@pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), SecretStr("hush"), b"bytes", {1: 2}, object()]
-)
-def test_values_without_one_meaning_are_refused_by_name(value: object) -> None:
-    with pytest.raises(ConfigError) as caught:
-        canonical({"outer": {"inner": [0, value]}})
-    assert caught.value.field.startswith("config.outer.inner.1")
-    assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -209,16 +194,23 @@ class Weight(enum.Enum):
     UNKNOWN = float("nan")
 
 
+NOT_CANONICAL = [float("nan"), float("inf"), SecretStr("hush"), b"bytes", {1: 2}, object()]
+
+
 @pytest.mark.parametrize(
     ("value", "field"),
     [
+        *(({"outer": {"inner": [0, value]}}, "config.outer.inner.1") for value in NOT_CANONICAL),
         ({"a": Launch(timeout=float("nan"))}, "config.a.timeout"),
         ([{"b": [1.0, float("inf")]}], "config.0.b.1"),
         ({"a": {float("nan")}}, "config.a"),
         ({"a": Weight.UNKNOWN}, "config.a"),
     ],
 )
-def test_a_refused_value_is_named_by_its_whole_path(value: object, field: str) -> None:
+def test_a_refused_value_is_named_by_its_whole_path_and_no_secret_is_shown(
+    value: object, field: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         canonical(value)
     assert caught.value.field == field
+    assert "hush" not in str(caught.value)

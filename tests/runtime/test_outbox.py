@@ -14,6 +14,12 @@ def metric(step: int) -> dict[str, object]:
     return {"op": "metrics", "step": step, "time": 1, "values": {"loss": 1.0}}
 
 
+def adopted(box: Outbox) -> Outbox:
+    again = Outbox.adopt(box.path)
+    assert again is not None
+    return again
+
+
 def test_operations_come_back_in_order_and_offsets_survive(tmp_path: Path) -> None:
     box = Outbox.create(tmp_path, FIRST)
     for step in range(5):
@@ -25,11 +31,9 @@ def test_operations_come_back_in_order_and_offsets_survive(tmp_path: Path) -> No
     assert box.pending == 3
     box.close()
 
-    again = Outbox.adopt(box.path)
-    assert again is not None
+    again = adopted(box)
     assert again.sent.run == sent_run(box.path) == run
-    assert again.created.is_set()
-    assert again.pending == 3
+    assert again.created.is_set() and again.pending == 3
     assert [operation for operation, _ in again.unsent(10)] == [metric(2), metric(3), metric(4)]
     again.remove()
     assert list(tmp_path.iterdir()) == []
@@ -40,8 +44,7 @@ def test_torn_and_unreadable_lines_are_left_out(tmp_path: Path) -> None:
     box.close()
     with box.path.open("ab") as stream:
         stream.write(b"\x00\x00\n" + json.dumps(metric(1)).encode() + b'\n{"op": "met')
-    again = Outbox.adopt(box.path)
-    assert again is not None
+    again = adopted(box)
     assert again.pending == 3
     assert [operation for operation, _ in again.unsent(10)] == [FIRST, {}, metric(1)]
 
@@ -51,8 +54,7 @@ def test_unreadable_state_sends_all_again(tmp_path: Path) -> None:
     box.mark(Sent(10_000), operations=1)
     box.close()
     box.path.with_suffix(".state").write_text('{"offset": ')
-    again = Outbox.adopt(box.path)
-    assert again is not None
+    again = adopted(box)
     assert again.sent == Sent()
 
 
@@ -71,8 +73,7 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
     assert not other_process_gets_it()
     box.close()
     assert other_process_gets_it()
-    again = Outbox.adopt(box.path)  # the kernel has taken the lock back from the ended process
-    assert again is not None
+    again = adopted(box)  # the kernel has taken the lock back from the ended process
     again.remove()
     assert Outbox.adopt(box.path) is None
     assert first_operation(box.path) == {}

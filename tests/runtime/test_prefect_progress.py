@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from tasks.runtime.track.prefect_progress import (
     slug,
 )
 from tasks.runtime.track.progress import PlainLines, Progress
+from tests.flows.lab import until
 
 pytestmark = pytest.mark.services
 
@@ -70,19 +70,14 @@ def test_stage_in_a_flow_shows_progress_and_links(prefect_server: None) -> None:
     with tags("mine"):
         study()
 
-    found = artifacts(seen["id"])
-    assert set(found) == {"progress-base-world", "progress-sft", "progress-dpo", "mlflow-sft"}
-    assert (found["progress-sft"].data, found["progress-sft"].description) == (
-        25.0,
-        "sft: 50/200 loss 1.5 (failed)",
-    )
-    assert (found["progress-dpo"].data, found["progress-dpo"].description) == (
-        100.0,
-        "dpo: 7 (done)",
-    )
-    assert found["progress-base-world"].data == 100.0
-    assert found["progress-base-world"].description == "Base world: cached 3f2a"
-    assert CreatedRun.url in found["mlflow-sft"].data
+    published = artifacts(seen["id"])
+    link = published.pop("mlflow-sft")
+    assert {key: (item.data, item.description) for key, item in published.items()} == {
+        "progress-sft": (25.0, "sft: 50/200 loss 1.5 (failed)"),
+        "progress-dpo": (100.0, "dpo: 7 (done)"),
+        "progress-base-world": (100.0, "Base world: cached 3f2a"),
+    }
+    assert CreatedRun.url in link.data
     with get_client(sync_client=True) as client:
         assert set(client.read_flow_run(seen["id"]).tags) == {"mine", "mlflow:4af1"}
     assert seen["tags"]["prefect.flow_run_id"] == seen["id"]
@@ -93,15 +88,11 @@ def events_named(name: str) -> list[dict[str, Any]]:
     """Events that the server knows; it is told of them a moment after they are raised."""
     from prefect.client.orchestration import get_client
 
-    deadline = time.monotonic() + 30
+    wanted = {"filter": {"event": {"name": [name]}}}
     with get_client(sync_client=True) as client:
-        while True:
-            answer = client.request(
-                "POST", "/events/filter", json={"filter": {"event": {"name": [name]}}}
-            )
-            if (found := answer.json()["events"]) or time.monotonic() > deadline:
-                return found
-            time.sleep(0.2)
+        return until(
+            lambda: client.request("POST", "/events/filter", json=wanted).json()["events"], 30
+        )
 
 
 def test_an_event_leads_to_the_flow_run_that_raised_it(prefect_server: None) -> None:
@@ -121,7 +112,7 @@ def test_an_event_leads_to_the_flow_run_that_raised_it(prefect_server: None) -> 
     (event,) = events_named("dynolab.squeeze.alarm")
     assert event["resource"]["prefect.resource.id"] == "dynolab.preference/4f"
     assert event["payload"] == {"rise": 5.0}
-    related = {one["prefect.resource.id"] for one in event["related"]}
+    related = {resource["prefect.resource.id"] for resource in event["related"]}
     assert f"prefect.flow-run.{seen['id']}" in related
 
 

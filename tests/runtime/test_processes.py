@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from tasks.runtime.system.processes import (
     start_child,
     stop_group,
 )
+from tests.flows.lab import until
 
 HERE = Path(__file__).parent
 
@@ -47,8 +47,7 @@ def test_a_child_whose_parent_is_gone_ends_at_once() -> None:
     root = str(HERE.parents[1])
     command = [sys.executable, "-m", "tasks.runtime.system.child", str(os.getppid()), "this"]
     ended = subprocess.run(command, cwd=root, capture_output=True, timeout=20)
-    assert ended.returncode == 128 + signal.SIGKILL
-    assert ended.stdout == b""
+    assert (ended.returncode, ended.stdout) == (128 + signal.SIGKILL, b"")
 
 
 def test_stopping_goes_from_sigterm_to_sigkill(tmp_path: Path) -> None:
@@ -57,10 +56,7 @@ def test_stopping_goes_from_sigterm_to_sigkill(tmp_path: Path) -> None:
         "print('deaf', flush=True); time.sleep(100)"
     )
     child = _start(tmp_path, code)
-    deadline = time.monotonic() + 20
-    while last_lines(tmp_path / "log") != ["deaf"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: last_lines(tmp_path / "log") == ["deaf"], 20)
     stop_group(child, grace_seconds=0.1)
     assert child.returncode == -signal.SIGKILL
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from doubles import sleeper
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import TERMINAL_STATES, StateType
@@ -54,21 +54,15 @@ def test_only_processes_of_flow_runs_that_ended_are_killed(client: SyncPrefectCl
     ended = [run_in(client, state) for state in (Cancelled(), Completed(), Failed())]
     others = [run_in(client, state) for state in (Running(), Crashed())]
     unknown = ["00000000-0000-0000-0000-000000000000", "no id"]
-    started = {
-        run: subprocess.Popen(["sleep", "100"], env=os.environ | {FLOW_RUN_VARIABLE: run})
-        for run in [*ended, *others, *unknown]
-    }
-    try:
+    with ExitStack() as sleepers:
+        started = {
+            run: sleepers.enter_context(sleeper(**{FLOW_RUN_VARIABLE: run}))
+            for run in [*ended, *others, *unknown]
+        }
         assert not end_overdue(client) & set(ended)
         assert end_overdue(client, timedelta(0)) & set(started) == set(ended)
-        for run in ended:
-            assert started[run].wait(10) == -signal.SIGKILL
-        for run in [*others, *unknown]:
-            assert started[run].poll() is None
-    finally:
-        for process in started.values():
-            process.kill()
-            process.wait()
+        assert {started[run].wait(10) for run in ended} == {-signal.SIGKILL}
+        assert {started[run].poll() for run in [*others, *unknown]} == {None}
 
 
 def test_a_server_that_is_away_is_named(client: SyncPrefectClient, tmp_path: Path) -> None:
@@ -78,19 +72,13 @@ def test_a_server_that_is_away_is_named(client: SyncPrefectClient, tmp_path: Pat
         heal(settings, client)
     alone = settings.model_copy(update={"mlflow_tracking_uri": None})
     assert heal(alone, client).keys() == {"reaped", "ended"}
-    marked = subprocess.Popen(
-        ["sleep", "100"], env=os.environ | {FLOW_RUN_VARIABLE: run_in(client, Running())}
-    )
-    try:
+    with sleeper(**{FLOW_RUN_VARIABLE: run_in(client, Running())}) as marked:
         with (
             SyncPrefectClient(api=f"{away}/api") as nobody,
             pytest.raises(ConfigError, match="PREFECT_API_URL"),
         ):
             heal(alone, nobody)
         assert marked.poll() is None
-    finally:
-        marked.kill()
-        marked.wait()
 
 
 def test_silence_is_watched_once_however_often_it_is_registered(client: SyncPrefectClient) -> None:
@@ -98,8 +86,10 @@ def test_silence_is_watched_once_however_often_it_is_registered(client: SyncPref
         register_automations(client, timedelta(minutes=minutes))
     (known,) = client.read_automations_by_name(AUTOMATION)
     assert known.enabled
-    assert known.trigger.within == timedelta(minutes=15)
-    assert known.trigger.after == {"prefect.flow-run.heartbeat"}
-    assert known.trigger.for_each == {"prefect.resource.id"}
-    (action,) = known.actions
-    assert action.type == "change-flow-run-state" and action.state == StateType.CRASHED
+    trigger, (action,) = known.trigger, known.actions
+    assert (trigger.within, trigger.after, trigger.for_each) == (
+        timedelta(minutes=15),
+        {"prefect.flow-run.heartbeat"},
+        {"prefect.resource.id"},
+    )
+    assert (action.type, action.state) == ("change-flow-run-state", StateType.CRASHED)

@@ -38,6 +38,7 @@ from tasks.runtime.servers.services import (
 )
 from tasks.runtime.system.private import login_token
 from tasks.runtime.system.processes import listening_socket, port_in_use, start_child, stop_group
+from tests.flows.lab import until
 
 ROOT = Path(__file__).resolve().parents[2]
 UP = """
@@ -47,21 +48,26 @@ up(pathlib.Path(sys.argv[1]), lambda line: print(line, flush=True), prefect_port
 """
 
 
-def _port(address: Address) -> int:
-    return int(address.url.rpartition(":")[2])
-
-
 def _gone(address: Address) -> bool:
-    return not Path(f"/proc/{address.pid}").exists() and not port_in_use(_port(address))
+    port = int(address.url.rpartition(":")[2])
+    return not Path(f"/proc/{address.pid}").exists() and not port_in_use(port)
+
+
+def _program(code: str, home: Path) -> subprocess.Popen[str]:
+    """Another command on the home, under way."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(home)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.mark.services
 def test_standing_servers_serve_until_sigterm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = [sys.executable, "-c", UP, str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    process = _program(UP, tmp_path)
     assert process.stdout is not None
     try:
         lines = [process.stdout.readline(), process.stdout.readline()]
@@ -132,33 +138,28 @@ def test_servers_end_with_a_killed_command(tmp_path: Path) -> None:
         "s = start_services(pathlib.Path(sys.argv[1]), ['mlflow']);"
         "print(s.addresses['mlflow'].pid, flush=True); time.sleep(100)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    process = _program(code, tmp_path)
     assert process.stdout is not None
     server = Path("/proc") / process.stdout.readline().strip()
     assert server.exists()
     process.kill()
     process.wait()
     process.stdout.close()
-    deadline = time.monotonic() + 10
-    while server.exists() and "Z" not in (server / "stat").read_text().rpartition(")")[2]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(
+        lambda: not server.exists() or "Z" in (server / "stat").read_text().rpartition(")")[2],
+        10,
+    )
 
 
 @pytest.mark.services
 def test_an_interruption_while_servers_start_ends_them(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-c", UP, str(tmp_path)], env=environment)
-    log = tmp_path / "logs" / "mlflow.log"
-    deadline = time.monotonic() + 30
-    while not log.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    process = _program(UP, tmp_path)
+    assert process.stdout is not None
+    until((tmp_path / "logs" / "mlflow.log").exists, 30)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0
+    process.stdout.close()
     assert not (tmp_path / "services.json").exists()
 
 

@@ -17,10 +17,9 @@ def test_defaults_lie_under_the_home_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = Settings.from_environment({"DYNOLAB_STORE": "", "MLFLOW_TRACKING_URI": ""})
-    assert settings.home == tmp_path / ".dynolab"
-    assert settings.store == f"file://{tmp_path}/.dynolab/store"
-    assert settings.mlflow_tracking_uri is None
-    assert not settings.home.exists()
+    home = tmp_path / ".dynolab"
+    assert settings == Settings(home=home, store=f"file://{home}/store")
+    assert not home.exists()
 
 
 def test_everything_can_be_set(tmp_path: Path) -> None:
@@ -34,8 +33,13 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
             "AWS_SECRET_ACCESS_KEY": "hush",
         }
     )
-    assert settings.store == "s3://bucket/lab"
-    assert settings.store_endpoint == "http://127.0.0.1:9000"
+    assert settings == Settings(
+        home=tmp_path,
+        store="s3://bucket/lab",
+        store_endpoint="http://127.0.0.1:9000",
+        mlflow_tracking_uri="https://mlflow.example",
+        prefect_api_url="http://prefect:4200/api",
+    )
     assert "hush" not in settings.model_dump_json()
 
 

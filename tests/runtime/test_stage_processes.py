@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from dynolab.store import Claim, Store
 from tasks.runtime import stage as stage_module
 from tasks.runtime.stage import Stage, StageResult, run_stage
 from tasks.runtime.work import Work
+from tests.flows.lab import until
 
 DEADLINE_SECONDS = 60
 SPAWN = multiprocessing.get_context("spawn")
@@ -33,7 +33,7 @@ def slow(work: Work[Slow]) -> dict[str, float]:
     home = Path(work.config.home)
     (home / f"computes-{uuid4().hex}").write_text(str(os.getpid()))
     (work.output / "result.txt").write_text("done")
-    until(lambda: (home / "may-finish").exists())
+    until(lambda: (home / "may-finish").exists(), DEADLINE_SECONDS)
     return {"pid": float(os.getpid())}
 
 
@@ -53,13 +53,6 @@ def compute(home: Path, settings: dict[str, Any], fresh: bool = False) -> None:
     platform = memory_platform(home, Store(cache=home / "cache", **settings))
     result = run_stage(STAGE, Slow(home=str(home)), {}, platform, fresh=fresh)
     home.joinpath(f"result-{os.getpid()}").write_text(result.model_dump_json())
-
-
-def until(reached: Any) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not reached():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def start(*arguments: Any) -> BaseProcess:
@@ -89,7 +82,7 @@ def test_one_computes_and_the_other_takes_its_result(
     fresh: bool, home: Path, store_settings: dict[str, Any]
 ) -> None:
     both = [start(home, store_settings, fresh) for _ in range(2)]
-    until(lambda: len(list(home.glob("asked-*"))) == 2 and computing(home))
+    until(lambda: len(list(home.glob("asked-*"))) == 2 and computing(home), DEADLINE_SECONDS)
     (home / "may-finish").touch()
     one, other = (result_of(process, home) for process in both)
     assert len(computing(home)) == 1
@@ -102,9 +95,9 @@ def test_the_survivor_takes_the_place_of_the_killed(
     home: Path, store_settings: dict[str, Any]
 ) -> None:
     first = start(home, store_settings)
-    until(lambda: computing(home))
+    until(lambda: computing(home), DEADLINE_SECONDS)
     second = start(home, store_settings)
-    until(lambda: (home / f"asked-{second.pid}").exists())
+    until(lambda: (home / f"asked-{second.pid}").exists(), DEADLINE_SECONDS)
     assert first.pid is not None
     os.kill(first.pid, signal.SIGKILL)
     first.join()

@@ -56,8 +56,19 @@ class Training:
         with (self.output / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    def told(self) -> list[int]:
+    def logged(self) -> list[int]:
         return [step for step, _ in self.run.values]
+
+
+class HangingStore:
+    """Keeps a state only once it is healed."""
+
+    def __init__(self) -> None:
+        self.hangs, self.healed = threading.Event(), threading.Event()
+
+    def __call__(self, step: int) -> None:
+        self.hangs.set()
+        assert self.healed.wait(30)
 
 
 @pytest.fixture(autouse=True)
@@ -66,39 +77,29 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_store_that_hangs_holds_up_no_metrics(tmp_path: Path) -> None:
-    hanging, healed = threading.Event(), threading.Event()
-
-    def hang(step: int) -> None:
-        hanging.set()
-        assert healed.wait(30)
-
-    training = Training(tmp_path, hang)
+    store = HangingStore()
+    training = Training(tmp_path, store)
     with training.supervised() as supervisor:
         training.save(1)
-        assert hanging.wait(30)
+        assert store.hangs.wait(30)
         training.log(2)
-        until(lambda: training.told() == [2], 30)
+        until(lambda: training.logged() == [2], 30)
         supervisor.check()
         assert training.kept == []
-        healed.set()
+        store.healed.set()
     assert training.kept == [1]
     assert list(training.states.iterdir()) == []
 
 
 def test_of_several_states_the_newest_is_taken(tmp_path: Path) -> None:
-    first, healed = threading.Event(), threading.Event()
-
-    def hang(step: int) -> None:
-        first.set()
-        assert healed.wait(30)
-
-    training = Training(tmp_path, hang)
+    store = HangingStore()
+    training = Training(tmp_path, store)
     with training.supervised():
         training.save(1)
-        assert first.wait(30)
+        assert store.hangs.wait(30)
         training.save(2)
         training.save(3)
-        healed.set()
+        store.healed.set()
         until(lambda: len(training.kept) == 2, 30)
     assert training.kept == [1, 3]
 
@@ -118,7 +119,7 @@ def test_the_last_state_is_kept_where_training_failed_and_only_there(
     except RuntimeError:
         assert fails
     assert training.kept == ([4] if fails else [])
-    assert training.told() == [5]
+    assert training.logged() == [5]
 
 
 def test_what_ends_a_thread_ends_the_training(tmp_path: Path) -> None:

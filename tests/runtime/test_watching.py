@@ -17,10 +17,10 @@ def line(step: int, value: float) -> MetricLine:
 def test_a_watcher_ends_the_training_from_its_own_thread() -> None:
     seen: list[tuple[str, int]] = []
 
-    def watch(stage: str, one: MetricLine) -> None:
-        seen.append((stage, one.step))
-        if one.metrics["loss"] > 1:
-            raise Pruned(stage, one.step, "loss", one.metrics["loss"])
+    def watch(stage: str, row: MetricLine) -> None:
+        seen.append((stage, row.step))
+        if row.metrics["loss"] > 1:
+            raise Pruned(stage, row.step, "loss", row.metrics["loss"])
 
     with watched_by(watch):
         watched = Watched("sft")
@@ -42,6 +42,6 @@ def test_without_a_watcher_nothing_happens() -> None:
     watched = Watched("sft")
     watched(line(0, 9.0))
     watched.check()
-    with watched_by(lambda stage, one: None):
+    with watched_by(lambda stage, row: None):
         pass
     Watched("sft")(line(0, 9.0))
