@@ -51,7 +51,7 @@ def test_lenet_learns_real_digits_and_its_forces_tell_its_steps(mnist: ImageSpli
 
 def test_the_study_of_mnist_shows_what_the_small_digits_do_not() -> None:
     known = load_parameters(ClassificationParameters, FILE)
-    seeds = tuple(range(100, 105))
+    seeds = tuple(range(100, 110))  # of five, one alone widens the interval past the threshold
     images = load_images(known.data)
     found = study_forces(partial(build_classifier, "lenet"), "lenet", images, known.forces, seeds)
     rate = known.forces.training.learning_rate
