@@ -187,10 +187,10 @@ def test_ranks_that_measured_the_model_otherwise_all_end(
     measured: str, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits = ResponseLogits(trainer.policy)
-    heard: list[Any] = []
-    play(monkeypatch, 0, 2, lambda mine: heard.append(mine) or [mine, heard[0]])
+    sent: list[Any] = []
+    play(monkeypatch, 0, 2, lambda mine: sent.append(mine) or [mine, sent[0]])
     trainer._agree(logits)
-    assert heard == [(32, True)]
+    assert sent == [(32, True)]
     monkeypatch.setattr(loop, measured, lambda logits: None)
     message = (
         "^model = 'GPTNeoXForCausalLM': ranks differ on whether its responses can share prompts, "

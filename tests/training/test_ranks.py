@@ -138,9 +138,9 @@ def test_every_rank_keeps_a_shard_of_its_own_and_none_holds_code(
     shards = {f"engine/shard-{rank}.safetensors" for rank in range(2)}
     assert shards | {f"random-{rank}.safetensors" for rank in range(2)} <= files.keys()
     assert {Path(path).suffix for path in files} == {".safetensors", ".json", ".jsonl"}
-    one, other = (files[path] for path in sorted(shards))
-    assert one.sha256 != other.sha256
-    assert one.size == pytest.approx(other.size, rel=0.1)  # each holds its half
+    first, second = (files[path] for path in sorted(shards))
+    assert first.sha256 != second.sha256
+    assert first.size == pytest.approx(second.size, rel=0.1)  # each holds its half
 
 
 @pytest.mark.parametrize("name", [*CASES, "momentum-zero2", "momentum-zero3"])
@@ -152,12 +152,12 @@ def test_a_resumed_run_ends_with_the_same_bits(runs: Path, name: str) -> None:
     ).read_text()
     assert [line.step for line in logged(resumed)] == [line.step for line in logged(whole)]
     for step in (0, 1, 3):
-        one, other = step_record(whole, step), step_record(resumed, step)
-        assert one.facts == other.facts
-        assert distance(one.after, other.after) == 0.0
-        assert one.state.keys() == other.state.keys()
-        for parameter, tensors in one.state.items():
-            assert distance(tensors, other.state[parameter]) == 0.0
+        record, again = step_record(whole, step), step_record(resumed, step)
+        assert record.facts == again.facts
+        assert distance(record.after, again.after) == 0.0
+        assert record.state.keys() == again.state.keys()
+        for parameter, tensors in record.state.items():
+            assert distance(tensors, again.state[parameter]) == 0.0
 
 
 def test_an_alarm_ends_all_ranks_at_one_step_resumed_or_not(runs: Path) -> None:
