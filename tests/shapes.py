@@ -13,7 +13,14 @@ import pytest
 from beartype import beartype
 from jaxtyping import AbstractArray, install_import_hook
 
-ROOMS = ("dynolab.data", "dynolab.objectives", "dynolab.likelihood", "dynolab.probes")
+ROOMS = (
+    "dynolab.data",
+    "dynolab.likelihood",
+    "dynolab.objectives",
+    "dynolab.probes",
+    "dynolab.rollouts",
+    "dynolab.training",
+)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -28,8 +28,8 @@ resolve_commit({kind!r}, "owner/name", field="data.hub_name")
         text=True,
         env=os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9"},
     )
-    said = ended.stderr.strip().splitlines()[-1]
-    assert "ConfigError: data.hub_name = 'owner/name@main': the Hub did not resolve it" in said
+    message = ended.stderr.strip().splitlines()[-1]
+    assert "ConfigError: data.hub_name = 'owner/name@main': the Hub did not resolve it" in message
 
 
 def test_a_name_that_cannot_be_one_is_refused() -> None:

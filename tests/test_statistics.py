@@ -39,10 +39,9 @@ def test_students_t_is_that_of_the_printed_tables(degrees: int, value: float) ->
 def test_a_mean_has_the_t_interval_of_its_measured_pairs() -> None:
     # Of 2, 4, 6 (one pair is not measured): mean 4, s² = (4 + 0 + 4)/2 = 4, s/√3 = 1.154701,
     # t₀.₉₇₅(2) = 4.302653, half width 4.968275.
-    found = mean_interval(np.array([2.0, NAN, 4.0, 6.0]))
-    assert (found.mean, found.n) == (4.0, 3)
-    assert found.low == pytest.approx(4 - 4.968275, abs=1e-6)
-    assert found.high == pytest.approx(4 + 4.968275, abs=1e-6)
+    interval = mean_interval(np.array([2.0, NAN, 4.0, 6.0]))
+    assert (interval.mean, interval.n) == (4.0, 3)
+    assert (interval.low, interval.high) == pytest.approx((4 - 4.968275, 4 + 4.968275), abs=1e-6)
 
 
 def test_a_mean_of_two_pairs_has_an_interval_and_of_one_none() -> None:
@@ -57,8 +56,8 @@ def test_a_mean_of_two_pairs_has_an_interval_and_of_one_none() -> None:
 
 def test_intervals_of_means_cover_as_often_as_they_say() -> None:
     rng = np.random.default_rng(1)
-    found = [mean_interval(rng.normal(3.0, 2.0, 6)) for _ in range(1000)]
-    assert 0.93 < np.mean([i.low < 3.0 < i.high for i in found]) < 0.97
+    intervals = [mean_interval(rng.normal(3.0, 2.0, 6)) for _ in range(1000)]
+    assert 0.93 < np.mean([i.low < 3.0 < i.high for i in intervals]) < 0.97
 
 
 def test_a_band_is_the_interval_at_every_step() -> None:
@@ -71,19 +70,19 @@ def test_a_band_is_the_interval_at_every_step() -> None:
 def test_wilsons_interval_by_hand() -> None:
     # 3 of 10, z = 1.959964, z² = 3.841459: centre (0.3 + 3.841459/20)/1.3841459 = 0.355507,
     # half width 1.959964/1.3841459 · √(0.3·0.7/10 + 3.841459/400) = 0.247716.
-    found = share_interval(3, 10)
-    assert (found.mean, found.n) == (0.3, 10)
-    assert (found.low, found.high) == pytest.approx((0.107791, 0.603222), abs=1e-6)
+    interval = share_interval(3, 10)
+    assert (interval.mean, interval.n) == (0.3, 10)
+    assert (interval.low, interval.high) == pytest.approx((0.107791, 0.603222), abs=1e-6)
 
 
 def test_wilsons_ends_are_where_the_share_is_z_standard_errors_away() -> None:
     """Standard errors at the end p, not at the share p̂."""
     for hits, n in ((7, 72), (36, 72), (1, 5)):
-        found = share_interval(hits, n)
-        assert found.low < found.mean == hits / n < found.high
-        for end in (found.low, found.high):
+        interval = share_interval(hits, n)
+        assert interval.low < interval.mean == hits / n < interval.high
+        for end in (interval.low, interval.high):
             error = (end * (1 - end) / n) ** 0.5
-            assert abs(found.mean - end) / error == pytest.approx(1.959964, rel=1e-5)
+            assert abs(interval.mean - end) / error == pytest.approx(1.959964, rel=1e-5)
 
 
 def test_a_share_of_none_or_all_ends_at_zero_or_one() -> None:
@@ -96,19 +95,19 @@ def test_a_share_of_none_or_all_ends_at_zero_or_one() -> None:
 
 
 def test_trials_hit_in_part_lie_between_the_whole_hits_around_them() -> None:
-    found = share_interval(2.5, 5)
-    assert (found.mean, found.n) == (0.5, 5)
-    assert (found.low, found.high) == (share_interval(2, 5).low, share_interval(3, 5).high)
+    interval = share_interval(2.5, 5)
+    assert (interval.mean, interval.n) == (0.5, 5)
+    assert (interval.low, interval.high) == (share_interval(2, 5).low, share_interval(3, 5).high)
 
 
 def test_a_ratio_has_the_jackknifes_interval_over_pairs() -> None:
     parts, wholes = np.array([1.0, 0.0, 2.0, 1.0]), np.array([2.0, 1.0, 2.0, 3.0])
-    found = ratio_interval(parts, wholes, np.array(["a", "a", "b", "c"]))
+    interval = ratio_interval(parts, wholes, np.array(["a", "a", "b", "c"]))
     # Pairs: 1/3, 2/2, 1/3 of 4/8. Without a: 3/5, without b: 2/6, without c: 3/5. Their mean is
     # 23/45, Σ(·−mean)² = 2·(4/45)² + (8/45)² = 96/2025, spread √(2/3 · 96/2025) = 0.177778,
     # times t₀.₉₇₅(2) = 4.302653: 0.764916.
-    assert (found.mean, found.n) == (0.5, 3)
-    assert (found.low, found.high) == pytest.approx((-0.264916, 1.264916), abs=1e-6)
+    assert (interval.mean, interval.n) == (0.5, 3)
+    assert (interval.low, interval.high) == pytest.approx((-0.264916, 1.264916), abs=1e-6)
 
 
 def test_a_ratio_without_a_spread_over_pairs_has_no_interval() -> None:
@@ -125,11 +124,11 @@ def test_a_ratio_without_a_spread_over_pairs_has_no_interval() -> None:
 def test_an_unexplained_share_by_hand() -> None:
     # Σ(measured − predicted)² = 0 + 1, Σ measured² = 9 + 16; the last two rows are not measured.
     measured, predicted = np.array([3.0, 4.0, NAN, 1.0]), np.array([3.0, 3.0, 1.0, NAN])
-    found = unexplained_share(measured, predicted, np.array(["a", "b", "c", "d"]))
-    assert (found.mean, found.n) == (pytest.approx(1 / 25), 2)
+    interval = unexplained_share(measured, predicted, np.array(["a", "b", "c", "d"]))
+    assert (interval.mean, interval.n) == (pytest.approx(1 / 25), 2)
     # Without a: 1/16, without b: 0. Spread √(½ · 2 · (1/32)²) = 1/32, t₀.₉₇₅(1) = 12.706205.
-    assert found.high - found.mean == pytest.approx(12.706205 / 32, abs=1e-6)
-    assert found.mean - found.low == pytest.approx(12.706205 / 32, abs=1e-6)
+    ends = (1 / 25 - 12.706205 / 32, 1 / 25 + 12.706205 / 32)
+    assert (interval.low, interval.high) == pytest.approx(ends, abs=1e-6)
 
 
 def test_what_is_left_over_counts_by_its_square_whatever_its_sign() -> None:
@@ -160,8 +159,8 @@ def test_an_interval_is_clear_on_one_side_of_zero_alone() -> None:
 
 def test_the_bootstrap_of_a_mean_is_scipys() -> None:
     values = np.random.default_rng(3).normal(size=30)
-    found = bootstrap(lambda at: values[at].mean(-1), 30)
-    assert found == pytest.approx(
+    ends = bootstrap(lambda at: values[at].mean(-1), 30)
+    assert ends == pytest.approx(
         tuple(
             scipy.stats.bootstrap(
                 (values,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=0
@@ -169,7 +168,7 @@ def test_the_bootstrap_of_a_mean_is_scipys() -> None:
         )
     )
     # As wide as ±1.96 standard errors.
-    assert found[1] - found[0] == pytest.approx(2 * 1.96 * values.std() / 30**0.5, rel=0.08)
+    assert ends[1] - ends[0] == pytest.approx(2 * 1.96 * values.std() / 30**0.5, rel=0.08)
 
 
 def test_the_bootstrap_leaves_out_draws_that_have_no_statistic() -> None:
@@ -203,8 +202,8 @@ def test_percentile_ends_by_hand() -> None:
 
 def test_rank_correlation_of_a_few_numbers_by_hand() -> None:
     # Ranks (1, 2.5, 2.5, 4) and (2, 1, 3, 4), less 2.5: products 0.75 + 2.25, squares 4.5 and 5.
-    found = rank_correlation(np.array([1, 5, 5, 9]), np.array([2.0, 1, 3, 4]))
-    assert found == pytest.approx(3 / np.sqrt(4.5 * 5))
+    correlation = rank_correlation(np.array([1, 5, 5, 9]), np.array([2.0, 1, 3, 4]))
+    assert correlation == pytest.approx(3 / np.sqrt(4.5 * 5))
 
 
 def test_rank_correlation_is_that_of_every_draw() -> None:
@@ -226,8 +225,8 @@ def test_without_an_order_there_is_no_rank_correlation() -> None:
 def test_single_values_have_no_rank_correlation_draw_by_draw() -> None:
     """One number a draw, as many axes as the draws have."""
     for draws in ((), (2,), (2, 3)):
-        found = rank_correlation(np.ones((*draws, 1)), np.ones((*draws, 1)))
-        assert found.shape == draws and np.isnan(found).all()
+        correlations = rank_correlation(np.ones((*draws, 1)), np.ones((*draws, 1)))
+        assert correlations.shape == draws and np.isnan(correlations).all()
 
 
 def test_the_area_under_the_curve_by_hand() -> None:

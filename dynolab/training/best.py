@@ -41,13 +41,13 @@ class Best:
             raise ConfigError(
                 "best.metric", metric, f"no probe measures it; choose one of {', '.join(means)}"
             )
-        found = BestProbe(step=step, metric=metric, value=means[metric])
-        # Rank 0's word: rounding may differ between ranks.
-        if not distributed.gather(self._is_better(found.value))[0]:
+        probe = BestProbe(step=step, metric=metric, value=means[metric])
+        # Only rank 0 decides: rounding may differ between ranks.
+        if not distributed.gather(self._is_better(probe.value))[0]:
             return
-        self.probe, weights = found, engine.master_weights()
+        self.probe, weights = probe, engine.master_weights()
         if distributed.rank() == 0:
-            self._keep(found, weights)
+            self._keep(probe, weights)
 
     def weights(self) -> dict[str, Tensor]:
         """Its fp32 weights by parameter name; on rank 0 alone."""
@@ -58,11 +58,11 @@ class Best:
         known = self.probe
         return math.isfinite(value) and (known is None or sign * value > sign * known.value)
 
-    def _keep(self, found: BestProbe, weights: Mapping[str, Tensor]) -> None:
+    def _keep(self, probe: BestProbe, weights: Mapping[str, Tensor]) -> None:
         """Files are replaced as a whole: resume states may share the old ones' bytes."""
         self._folder.mkdir(exist_ok=True)
         part = self._folder / "part"
         save_file({name: weight.contiguous() for name, weight in weights.items()}, part)
         part.replace(self._folder / "weights.safetensors")
-        part.write_text(found.model_dump_json())
+        part.write_text(probe.model_dump_json())
         part.replace(self._folder / "probe.json")

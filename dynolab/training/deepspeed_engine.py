@@ -79,14 +79,13 @@ class DeepSpeedEngine:
         for group in self.logits.optimizer.param_groups:
             group["lr"] = learning_rate
         # Without ZeRO DeepSpeed clips by torch's own function and keeps no norm.
-        plain = self._config.engine.zero_stage == 0
-        norm = self._reduced_norm() if plain else None
+        if self._config.engine.zero_stage == 0:
+            gradients = [p.grad for p in self._named.values() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients).item()
+            self.logits.step()
+            return norm
         self.logits.step()
-        return norm if norm is not None else float(self.logits.get_global_grad_norm())
-
-    def _reduced_norm(self) -> float:
-        gradients = [p.grad for p in self._named.values() if p.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients).item()
+        return float(self.logits.get_global_grad_norm())
 
     def master_weights(self) -> dict[str, Tensor]:
         """The fp32 weights, gathered."""
@@ -204,9 +203,8 @@ class DeepSpeedEngine:
         zero, stage = self.logits.optimizer, self._config.engine.zero_stage
         if stage in (1, 2):
             zero.update_lp_params()
-            if (
-                self.logits.basic_optimizer.state
-            ):  # the next step would do it; a record may come first
+            if self.logits.basic_optimizer.state:
+                # The next step would do it; a record may come first.
                 zero._lazy_init_hp_params_optimizer_state()
         elif stage == 3:
             zero.checkpoint_event_prologue()  # small weights are kept whole: back to their shards

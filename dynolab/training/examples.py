@@ -47,13 +47,13 @@ def load_prompts(
     """
     rows = list(read_rows(file, PromptRow))
     try:
-        found = [(row, encoder.prompt(row.id, row.prompt, max_new_tokens)) for row in rows]
+        encoded = [(row, encoder.prompt(row.id, row.prompt, max_new_tokens)) for row in rows]
     except ConfigError as error:
         if error.field != "overlong":
             raise
         room = f"or lower max_new_tokens = {max_new_tokens}, the room kept for a completion"
         raise ConfigError(error.field, error.value, f"{error.remedy}, {room}") from error
-    prompts = [(row, tokens) for row, tokens in found if tokens is not None]
+    prompts = [(row, tokens) for row, tokens in encoded if tokens is not None]
     if not prompts:
         raise ConfigError(
             "data",

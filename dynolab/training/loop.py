@@ -40,7 +40,7 @@ from dynolab.training.job import TrainJob
 from dynolab.training.online import Online
 from dynolab.training.optimizer import clip_factor, learning_rate
 from dynolab.training.record import StepFacts, StepRecord
-from dynolab.training.recorded import recorded
+from dynolab.training.recorded import Recorded, recorded
 from dynolab.training.resume import load_state, save_state
 from dynolab.training.source import Offline, Source
 from dynolab.training.step_batch import StepExample, collate_step, count_step
@@ -133,7 +133,7 @@ class Trainer:
         """Probes if that is due; whether training ends after `step` updates."""
         if self.config.probes_at(step):
             self._probe(engine, step)
-            # Rank 0's word: no rank may go on alone, whatever rounding did to its own gap.
+            # Only rank 0 decides, so that ranks whose gaps round otherwise cannot diverge.
             if self.alarm is not None and distributed.gather(self.alarm.stops)[0]:
                 return True
         return step >= self.config.steps
@@ -153,7 +153,8 @@ class Trainer:
     ) -> dict[str, float]:
         """One update of the weights; returns what is logged of it."""
         config = self.config
-        before = self._snapshot(engine) if step in config.record_steps else None
+        recording = step in config.record_steps
+        before = (engine.master_weights(), engine.optimizer_state()) if recording else None
         sums, pushes = self._accumulate(engine, examples)
         rate = learning_rate(config.optimizer, config.warmup_steps, step)
         norm = engine.step(rate)
@@ -198,10 +199,7 @@ class Trainer:
         if math.isfinite(value):
             return
         if distributed.rank() == 0:
-            sides, warmth = self.objective.sides, self.source.temperature
-            lines = [
-                recorded(example, sides, warmth).model_dump_json() + "\n" for example in examples
-            ]
+            lines = [example.model_dump_json() + "\n" for example in self._recorded(examples)]
             ((self.job.logs or self.job.output) / DIVERGED).write_text("".join(lines))
         distributed.barrier()  # the other ranks' ends would end this one
         raise Diverged(name, value, [example.id for example in examples])
@@ -254,9 +252,6 @@ class Trainer:
             self.best.update(engine, step, means)
         self._log(step, {**means, "probe/seconds": time.perf_counter() - began})
 
-    def _snapshot(self, engine: Engine) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        return engine.master_weights(), engine.optimizer_state()
-
     def _record(
         self,
         engine: Engine,
@@ -279,10 +274,12 @@ class Trainer:
             objective=self.config.objective,
             optimizer=self.config.optimizer,
         )
-        sides, temperature = self.objective.sides, self.source.temperature
-        examples = tuple(recorded(one, sides, temperature) for one in batch)
-        record = StepRecord(facts, examples, before, after, state)
+        record = StepRecord(facts, self._recorded(batch), before, after, state)
         record.save(self.job.output / "forces" / f"step-{step:08d}")
+
+    def _recorded(self, examples: Sequence[StepExample]) -> tuple[Recorded, ...]:
+        sides, temperature = self.objective.sides, self.source.temperature
+        return tuple(recorded(example, sides, temperature) for example in examples)
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         if distributed.rank() != 0:

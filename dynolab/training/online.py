@@ -121,7 +121,7 @@ class Online:
             for number in range(config.updates_per_rollout)
             for row in draw(step + number, size, len(self._prompts), config.seed)
         ]
-        found = answer_prompts(
+        answers = answer_prompts(
             self._generator,
             self._rewards,
             [self._prompts[row] for row in rows],
@@ -129,7 +129,7 @@ class Online:
             samples=config.completions,
             step=step,
         )
-        return [found[start : start + size] for start in range(0, len(found), size)]
+        return [answers[start : start + size] for start in range(0, len(answers), size)]
 
     def _examples(self, answers: Sequence[Answers], step: int) -> Sequence[StepExample]:
         """What a step learns from its answers."""

@@ -43,12 +43,12 @@ class RecordedExample(_Recorded):
         **Raises:** `ConfigError` where a side has none.
         """
         of = {CHOSEN: self.chosen, REJECTED: self.rejected}
-        found = [(side, sequence) for side in sides if (sequence := of[side]) is not None]
-        if len(found) < len(sides):
+        responses = [(side, sequence) for side in sides if (sequence := of[side]) is not None]
+        if len(responses) < len(sides):
             raise ConfigError(
                 f"updating example {self.id}", None, "its objective needs a rejected response"
             )
-        return found
+        return responses
 
     def named(self) -> dict[str, Encoded]:
         """Every response by its place in the example."""

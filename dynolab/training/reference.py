@@ -34,8 +34,8 @@ def score_reference(
 
     **Returns:** example id → side → log-probabilities in nats, one per response token.
     """
-    found = score_sides(logits, examples, sides, pad_id, batch)
-    return {example.id: scores for example, scores in zip(examples, found, strict=True)}
+    scored = score_sides(logits, examples, sides, pad_id, batch)
+    return {example.id: scores for example, scores in zip(examples, scored, strict=True)}
 
 
 def score_sides(

@@ -47,8 +47,8 @@ def quantiles(mine: Sequence[Float[Tensor, " _"]]) -> dict[str, float]:
     every = list(chain.from_iterable(distributed.gather([one.cpu() for one in mine])))
     if not every:
         return {}
-    found = np.percentile(torch.cat(every).double().numpy(), QUANTILES).tolist()
+    values = np.percentile(torch.cat(every).double().numpy(), QUANTILES).tolist()
     return {
         f"train/dynamic_learning_rate/q{q:02d}": value
-        for q, value in zip(QUANTILES, found, strict=True)
+        for q, value in zip(QUANTILES, values, strict=True)
     }

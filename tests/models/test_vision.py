@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.func import functional_call, jacrev, jvp, vmap
@@ -58,10 +60,16 @@ def test_an_image_s_logits_do_not_depend_on_its_batch() -> None:
         assert torch.allclose(model(x)[1], model(x[1:2])[0], rtol=1e-9)
 
 
-def test_what_a_network_cannot_take_is_refused() -> None:
-    with pytest.raises(ConfigError, match="8 × 8 or more"):
-        build_classifier("lenet", (1, 5, 8), 3, seed=0)
-    with pytest.raises(ConfigError, match="or an mlp"):
-        build_classifier("transformer", (30,), 3, seed=0)
-    with pytest.raises(ConfigError, match="choose one of lenet"):
-        build_classifier("vgg", (1, 8, 8), 3, seed=0)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("lenet", (1, 5, 8), "8 × 8 or more"),
+        ("transformer", (30,), "or an mlp"),
+        ("vgg", (1, 8, 8), "choose one of lenet"),
+    ],
+)
+def test_what_a_network_cannot_take_is_refused(
+    name: Any, shape: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_classifier(name, shape, 3, seed=0)

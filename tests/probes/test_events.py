@@ -23,8 +23,8 @@ def paths_of(pairs: int = 40, noise: float = 0.2, **means: list[float]) -> Learn
     return LearningPaths(steps, tuple(f"q{i}" for i in range(pairs)), logp)
 
 
-def named(found: tuple[Event, ...]) -> list[tuple[int, str, str]]:
-    return [(event.step, event.kind, event.what) for event in found]
+def named(events: tuple[Event, ...]) -> list[tuple[int, str, str]]:
+    return [(event.step, event.kind, event.what) for event in events]
 
 
 def test_events_come_in_the_order_of_their_steps() -> None:
@@ -58,8 +58,8 @@ def test_a_fall_that_does_not_last_is_none() -> None:
 
 
 def test_a_gap_that_closes_again_was_exceeded_all_the_same() -> None:
-    found = events_of(paths_of(chosen=[0, 1, 2, 3], argmax=[5, 9, 6, 5]))
-    assert (10, GAP, "exceeds its start") in named(found)
+    events = events_of(paths_of(chosen=[0, 1, 2, 3], argmax=[5, 9, 6, 5]))
+    assert (10, GAP, "exceeds its start") in named(events)
 
 
 def test_paths_without_a_change_have_no_events() -> None:
@@ -77,13 +77,12 @@ def test_a_kind_that_no_pair_has_is_passed_over() -> None:
 
 def test_the_papers_shapes_show_in_their_order() -> None:
     sft = learning_paths(probes(SFT | {"chosen_gptformat": up_then_down(14.0, -4.0)}, 100))
-    assert sft is not None
-    found = [e for e in events_of(sft) if e.kind == "chosen_gptformat"]
-    assert [event.what for event in found] == ["peaks", "falls below its start"]
-    assert found[0].step in (30, 40, 50)
-    assert found[0].step < found[1].step
     dpo = learning_paths(probes(DPO | {"rejected": line(-20.0)}, 100))
-    assert dpo is not None
-    first = {(e.kind, e.what): e.step for e in reversed(events_of(dpo))}
+    assert sft is not None and dpo is not None
+    peak, fall = (event for event in events_of(sft) if event.kind == "chosen_gptformat")
+    assert (peak.what, fall.what) == ("peaks", "falls below its start")
+    assert peak.step in (30, 40, 50)
+    assert peak.step < fall.step
+    first = {(event.kind, event.what): event.step for event in reversed(events_of(dpo))}
     assert first[("rejected", "falls below its start")] <= first[(GAP, "exceeds its start")]
     assert ("chosen", "peaks") not in first

@@ -16,39 +16,44 @@ def rows(*chosen: str) -> list[Example]:
 
 
 def source(known: TrainingAnswers, text: str, own: str, finished: bool = True) -> str | None:
-    found = known.source(text, own, finished=finished)
-    return None if found is None else found.question
+    answer = known.source(text, own, finished=finished)
+    return None if answer is None else answer.question
 
 
-def test_the_same_words_are_the_training_questions_answer() -> None:
-    known = TrainingAnswers(rows(" red", " Paris it is ."))
-    assert source(known, "  paris  IT is .\n", " London it is .") == "t1"
-    assert source(known, " London it is .", " London it is .") is None
-    assert source(known, " red it is .", " London it is .") is None
-    assert source(known, "", " London") is None
+NEAR = LONG.replace("dusk", "dawn")
+BEGUN = " ".join(LONG.split()[:6])
 
 
-def test_an_answer_that_is_also_the_questions_own_is_nobody_elses() -> None:
-    known = TrainingAnswers(rows(" yes .", LONG))
-    assert source(known, " yes .", " Yes .") is None
-    assert source(known, LONG, LONG.replace("dusk", "dawn")) == "t1"
-    assert source(known, LONG.replace("dusk", "dawn"), LONG.replace("dusk", "dawn")) is None
+@pytest.mark.parametrize(
+    ("answers", "text", "own", "finished", "expected"),
+    [
+        # The same words are the training question's answer.
+        ((" red", " Paris it is ."), "  paris  IT is .\n", " London it is .", True, "t1"),
+        ((" red", " Paris it is ."), " London it is .", " London it is .", True, None),
+        ((" red", " Paris it is ."), " red it is .", " London it is .", True, None),
+        ((" red", " Paris it is ."), "", " London", True, None),
+        # An answer that is also the question's own is nobody else's.
+        ((" yes .", LONG), " yes .", " Yes .", True, None),
+        ((" yes .", LONG), LONG, NEAR, True, "t1"),
+        ((" yes .", LONG), NEAR, NEAR, True, None),
+        # A text that was cut off is compared with beginnings.
+        ((LONG,), BEGUN, " other", False, "t0"),
+        ((LONG,), BEGUN, " other", True, None),
+        ((LONG,), BEGUN, LONG + " and more", False, None),
+    ],
+)
+def test_whose_answer_a_text_is(
+    answers: tuple[str, ...], text: str, own: str, finished: bool, expected: str | None
+) -> None:
+    assert source(TrainingAnswers(rows(*answers)), text, own, finished) == expected
 
 
-@pytest.mark.parametrize(("changed", "found"), [(0, True), (3, True), (4, False)])
-def test_long_texts_may_differ_in_a_fifth_of_their_words(changed: int, found: bool) -> None:
+@pytest.mark.parametrize(("changed", "similar"), [(0, True), (3, True), (4, False)])
+def test_long_texts_may_differ_in_a_fifth_of_their_words(changed: int, similar: bool) -> None:
     words = LONG.split()  # 15 of them
     words[:changed] = [f"x{n}" for n in range(changed)]
     known = TrainingAnswers(rows(" no", LONG))
-    assert (source(known, " ".join(words), " other") == "t1") is found
-
-
-def test_a_text_that_was_cut_off_is_compared_with_beginnings() -> None:
-    known = TrainingAnswers(rows(LONG))
-    begun = " ".join(LONG.split()[:6])
-    assert source(known, begun, " other", finished=False) == "t0"
-    assert source(known, begun, " other", finished=True) is None
-    assert source(known, begun, LONG + " and more", finished=False) is None
+    assert (source(known, " ".join(words), " other") == "t1") is similar
 
 
 def test_the_nearest_of_many_is_found_as_by_comparing_with_all() -> None:
@@ -77,9 +82,8 @@ def _words_apart(one: list[str], other: list[str]) -> float:
 
 def test_only_equal_words_are_exact() -> None:
     known = TrainingAnswers(rows(LONG))
-    near = LONG.replace("dusk", "dawn")
     assert known.source(LONG, " other") == Source("t0", exact=True)
-    assert known.source(near, " other") == Source("t0", exact=False)
+    assert known.source(NEAR, " other") == Source("t0", exact=False)
 
 
 def test_in_the_built_in_world_the_stated_fact_decides() -> None:

@@ -19,8 +19,7 @@ def test_pairs_come_worst_first_with_their_changes() -> None:
         argmax=[[-4, -4, -4], [-4, -3, -5]],
     )
     rows = pair_changes(paths, {"a": "what ?", "b": "who ?"})
-    found = [(r.pair_id, r.prompt, r.chosen, r.rejected, r.margin, r.gap) for r in rows]
-    assert found == [
+    assert [(r.pair_id, r.prompt, r.chosen, r.rejected, r.margin, r.gap) for r in rows] == [
         ("b", "who ?", -4, -3, -1, 5),
         ("c", None, -1, -20, 19, 0),
         ("a", "what ?", 1, -2, 3, -1),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dynolab.data.probes.build import watched_pairs
 from dynolab.data.probes.kinds import DATA_KINDS, KINDS, POLICY_KINDS, WRITER_KINDS
 from dynolab.data.rows import Example
 from dynolab.endpoint import AnswerCache, Endpoint, EndpointConfig
@@ -92,15 +93,14 @@ def test_heldout_pairs_that_training_sees_are_not_watched() -> None:
 
 def test_the_policys_rows_are_its_samples_cut_at_the_next_human_turn() -> None:
     sampling = SampleConfig(max_new_tokens=6, seed=3, stop=("w1",))
-    from dynolab.data.probes.build import watched_pairs
-
     watched = watched_pairs(TRAIN, HELDOUT, 4)
     rows, missing = rows_from_policy(POLICY, watched, kinds=["chosen_initial"], sampling=sampling)
-    said = sample_responses(POLICY.model, TOKENIZER, [one.pair.prompt for one in watched], sampling)
+    prompts = [pair.pair.prompt for pair in watched]
+    samples = sample_responses(POLICY.model, TOKENIZER, prompts, sampling)
     assert missing == []
-    assert [row.response.strip() for row in rows] == [one.text.strip() for one in said]
+    assert [row.response.strip() for row in rows] == [sample.text.strip() for sample in samples]
     assert not any("w1" in row.response for row in rows)
-    assert [("cut" in row.flags) for row in rows] == [not one.finished for one in said]
+    assert ["cut" in row.flags for row in rows] == [not sample.finished for sample in samples]
     assert {row.made_by for row in rows} == {"sampled, by base/0123 at temperature 1"}
 
 
@@ -112,10 +112,10 @@ def test_a_pair_without_words_has_no_rephrase_and_is_listed(
     built = build_probe_set(
         kinds, [empty, *TRAIN[1:]], HELDOUT, policy=POLICY, endpoint=writer(server, tmp_path)
     )
-    assert {(one.pair_id, one.kind) for one in built.missing} == {
+    assert {(row.pair_id, row.kind) for row in built.missing} == {
         ("t0", kind) for kind in ("chosen_selfr", "chosen_gptsemantic", "irr_hum")
     }
-    assert all("no words" in one.reason for one in built.missing)
+    assert all("no words" in row.reason for row in built.missing)
     flags = {row.kind: row.flags for row in built.rows if row.pair_id == "t0"}
     assert flags == {"chosen": ("empty",)}
 
@@ -145,28 +145,26 @@ def test_rows_of_the_writer_say_how_they_were_asked_for(server: ChatServer, tmp_
     assert made_by["irr_hum"] == "written by m at temperature 0.7, prompt human-1"
     assert all("Certainly" not in row.response for row in built.rows)
     about = [text for text in server.texts if "passage of 3 words" in text]
-    assert len(about) == 3 and all(any(one in text for one in SUBJECTS) for text in about)
+    assert len(about) == 3 and all(any(subject in text for subject in SUBJECTS) for text in about)
     for pair in TRAIN[:3]:
         assert any(text.endswith(pair.chosen.strip()) for text in server.texts)
 
 
+@pytest.mark.parametrize(
+    ("answer", "finish", "text", "flag"),
+    [
+        ("<answer>half a", "length", " half a", "cut"),
+        (" bare words ", "stop", " bare words", "untagged"),
+    ],
+)
 def test_answers_without_their_tags_and_cut_ones_are_kept_and_flagged(
-    server: ChatServer, tmp_path: Path
+    answer: str, finish: str, text: str, flag: str, server: ChatServer, tmp_path: Path
 ) -> None:
-    server.answer = lambda seen: good("<answer>half a", finish="length")
-    built = build_probe_set(
-        config("irr_hum"), TRAIN[:2], HELDOUT[:0], endpoint=writer(server, tmp_path)
-    )
-    assert [(r.response, r.flags) for r in built.rows if r.kind == "irr_hum"] == [
-        (" half a", ("cut",))
-    ] * 2
-    server.answer = lambda seen: good(" bare words ")
-    built = build_probe_set(
-        config("irr_hum"), TRAIN[:2], HELDOUT[:0], endpoint=writer(server, tmp_path / "other")
-    )
-    assert [(r.response, r.flags) for r in built.rows if r.kind == "irr_hum"] == [
-        (" bare words", ("untagged",))
-    ] * 2
+    server.answer = lambda seen: good(answer, finish=finish)
+    endpoint = writer(server, tmp_path)
+    built = build_probe_set(config("irr_hum"), TRAIN[:2], [], endpoint=endpoint)
+    kept = [(row.response, row.flags) for row in built.rows if row.kind == "irr_hum"]
+    assert kept == [(text, (flag,))] * 2
 
 
 def test_rows_that_stay_unanswered_are_absent_and_listed_with_the_reason(
@@ -176,7 +174,7 @@ def test_rows_that_stay_unanswered_are_absent_and_listed_with_the_reason(
     kinds = config("chosen_gptsemantic", "chosen_gptformat", most_missing=0.2)
     endpoint = writer(server, tmp_path, attempts=2)
     built = build_probe_set(kinds, TRAIN, HELDOUT, endpoint=endpoint)
-    assert {(one.pair_id, one.split, one.kind, one.reason) for one in built.missing} == {
+    assert {(row.pair_id, row.split, row.kind, row.reason) for row in built.missing} == {
         ("t1", "train", kind, "the answer holds no text")
         for kind in ("chosen_gptsemantic", "chosen_gptformat")
     }
@@ -192,7 +190,7 @@ def test_rows_that_the_writer_declines_are_listed_and_not_taken_for_texts(
     server.answer = lambda seen: filtered if "w2 w1" in seen.text else write(seen)
     kinds = config("chosen_gptsemantic", most_missing=0.2)
     built = build_probe_set(kinds, TRAIN, HELDOUT, endpoint=writer(server, tmp_path))
-    assert [(one.pair_id, one.reason) for one in built.missing] == [("t1", "the writer declined")]
+    assert [(row.pair_id, row.reason) for row in built.missing] == [("t1", "the writer declined")]
     assert len(server.seen) == 6
 
 

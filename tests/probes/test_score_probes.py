@@ -55,11 +55,13 @@ def test_batches_equal_one_by_one(
     model: ResponseLogits, rows: list[ProbeRow], encoder: Encoder
 ) -> None:
     alone = score_probes(model, rows, encoder, batch_tokens=1)
-    assert [(one.pair_id, one.kind) for one in alone] == [(row.pair_id, row.kind) for row in rows]
+    assert [(score.pair_id, score.kind) for score in alone] == [
+        (row.pair_id, row.kind) for row in rows
+    ]
     for batch_tokens in (100, 500, 100_000):
         together = score_probes(model, rows, encoder, batch_tokens=batch_tokens)
-        for one, two in zip(alone, together, strict=True):
-            assert one.model_dump() == pytest.approx(two.model_dump(), abs=1e-4)
+        for score, other in zip(alone, together, strict=True):
+            assert score.model_dump() == pytest.approx(other.model_dump(), abs=1e-4)
 
 
 @torch.no_grad()
@@ -86,37 +88,36 @@ def test_every_kind_s_scores_equal_a_forward_by_hand(
         answer, logp = by_hand(model, row, encoder)
         own = logp.gather(-1, answer[:, None])[:, 0]
         top, pi, at = logp.max(-1), logp.exp(), torch.arange(len(answer))
-        found = score.token_scores
-        assert found is not None
-        assert found.token == tuple(answer.tolist())
-        assert found.argmax == tuple(top.indices.tolist())
-        assert found.rank == tuple((1 + (logp > own[:, None]).sum(-1)).tolist())
+        ranks = 1 + (logp > own[:, None]).sum(-1)
         outside = pi.clone()
         outside[at, top.indices] = 0
         square = logp.shape[1] * pi.square().sum(-1) + logp.shape[1] - 2
         entropy = -(pi * logp).sum(-1)
-        expected = {
-            "logp": own,
-            "argmax_logp": top.values,
-            "outside_logmass": outside.sum(-1).log(),
-            "entropy": entropy,
-            "energy": 1 - own.exp(),
-            "a_frobenius": square.sqrt(),
+        assert score.token_scores is not None
+        assert score.token_scores.model_dump() == {
+            "token": tuple(answer.tolist()),
+            "argmax": tuple(top.indices.tolist()),
+            "rank": tuple(ranks.tolist()),
+            "logp": pytest.approx(own.tolist(), abs=1e-4),
+            "argmax_logp": pytest.approx(top.values.tolist(), abs=1e-4),
+            "outside_logmass": pytest.approx(outside.sum(-1).log().tolist(), abs=1e-4),
+            "entropy": pytest.approx(entropy.tolist(), abs=1e-4),
+            "energy": pytest.approx((1 - own.exp()).tolist(), abs=1e-4),
+            "a_frobenius": pytest.approx(square.sqrt().tolist(), abs=1e-4),
         }
-        for name, values in expected.items():
-            assert getattr(found, name) == pytest.approx(values.tolist(), abs=1e-4), name
-        assert score.tokens == len(answer)
-        assert score.logp == pytest.approx(float(own.sum()), abs=1e-4)
-        assert score.argmax_logp == pytest.approx(float(top.values.sum()), abs=1e-4)
-        assert score.outside_mass == pytest.approx(float(outside.sum(-1).mean()), abs=1e-5)
-        assert score.argmax_tokens_equal == pytest.approx(
-            float((top.indices == answer).double().mean())
-        )
-        assert score.entropy == pytest.approx(float(entropy.mean()), abs=1e-4)
-        assert score.energy == pytest.approx(float((1 - own.exp()).mean()), abs=1e-5)
-        assert score.a_frobenius == pytest.approx(float(square.mean().sqrt()), abs=1e-4)
-        ranks = torch.tensor(found.rank, dtype=torch.float64)
-        assert score.log_rank == pytest.approx(float(ranks.log().mean()))
+        same = (top.indices == answer).double().mean()
+        expected = {
+            "tokens": len(answer),
+            "logp": pytest.approx(float(own.sum()), abs=1e-4),
+            "argmax_logp": pytest.approx(float(top.values.sum()), abs=1e-4),
+            "outside_mass": pytest.approx(float(outside.sum(-1).mean()), abs=1e-5),
+            "argmax_tokens_equal": pytest.approx(float(same)),
+            "entropy": pytest.approx(float(entropy.mean()), abs=1e-4),
+            "energy": pytest.approx(float((1 - own.exp()).mean()), abs=1e-5),
+            "a_frobenius": pytest.approx(float(square.mean().sqrt()), abs=1e-4),
+            "log_rank": pytest.approx(float(ranks.double().log().mean())),
+        }
+        assert {name: getattr(score, name) for name in expected} == expected
 
 
 def adapters(model: nn.Module) -> nn.Module:
@@ -155,8 +156,9 @@ def test_the_ranks_shares_join_to_the_whole(
         for rank in range(world)
         for score in score_probes(model, rows, encoder, batch_tokens=500, share=(rank, world))
     ]
-    assert [one.kind for one in joined] == [one.kind for one in whole]
-    assert [one.logp for one in joined] == pytest.approx([one.logp for one in whole], abs=1e-4)
+    assert [score.kind for score in joined] == [score.kind for score in whole]
+    logps = [score.logp for score in whole]
+    assert [score.logp for score in joined] == pytest.approx(logps, abs=1e-4)
 
 
 def test_no_forward_exceeds_the_bound_on_padded_tokens(

@@ -35,11 +35,11 @@ def test_it_holds_the_papers_settings_and_pins_its_hub_names(
         ("Anthropic/hh-rlhf", "main"),
         ("EleutherAI/pythia-410m-deduped", "main"),
     }
-    assert study.data.revision == DATA_COMMIT and study.base.revision == MODEL_COMMIT
-    assert (study.data.hub_folder, study.data.rows) == ("helpful-base", 5000)
+    data = (study.data.revision, study.data.hub_folder, study.data.rows)
+    assert data == (DATA_COMMIT, "helpful-base", 5000)
+    assert study.base.revision == MODEL_COMMIT
     for training in (study.sft, study.preference):
-        assert training.optimizer.name == "rmsprop"
-        assert training.optimizer.learning_rate == 5e-7
+        assert (training.optimizer.name, training.optimizer.learning_rate) == ("rmsprop", 5e-7)
         assert (training.warmup_steps, training.batch_size, training.clip_norm) == (150, 4, 10)
         assert training.engine.dtype == "fp32"
     assert study.preference.objective.name == "dpo" and study.preference.objective.beta == 0.1

@@ -85,7 +85,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
     server = MlflowServer(tmp_path_factory.mktemp("mlflow"))
     server.start()
@@ -128,7 +128,7 @@ class Lab:
             f"s3://{self.bucket}/lab", cache=self.home / "downloaded", endpoint=self.endpoint
         )
         files = fsspec.filesystem("s3", endpoint_url=self.endpoint, skip_instance_cache=True)
-        found: dict[str, list[tuple[dict[str, Any], Path]]] = {}
+        results: dict[str, list[tuple[dict[str, Any], Path]]] = {}
         for path in files.find(f"{self.bucket}/lab/stages"):
             *_, stage, key, name = path.split("/")
             if name == "COMMITTED":
@@ -136,16 +136,17 @@ class Lab:
                 result = place.committed()
                 assert result is not None
                 folder = store.folder(place.address(result), result.manifest.digest)
-                found.setdefault(stage, []).append((json.loads(result.manifest.to_bytes()), folder))
-        return found
+                manifest = json.loads(result.manifest.to_bytes())
+                results.setdefault(stage, []).append((manifest, folder))
+        return results
 
     @cached_property
     def results(self) -> dict[str, tuple[dict[str, Any], Path]]:
         """Manifest and folder of the stages that a study runs once."""
-        found = self.committed()
-        assert set(found) == {name.split("-")[-1] for name in STAGES}
-        assert len(found["forces"]) == 2
-        return {stage: results[0] for stage, results in found.items()}
+        committed = self.committed()
+        assert set(committed) == {name.split("-")[-1] for name in STAGES}
+        assert len(committed["forces"]) == 2
+        return {stage: results[0] for stage, results in committed.items()}
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -268,20 +269,12 @@ def test_a_few_steps(
 @pytest.mark.study
 @pytest.mark.timeout(3600)
 def test_the_whole_study(
-    tmp_path: Path, s3_bucket: str, s3_server: str, unstarted_mlflow: MlflowServer
+    tmp_path: Path, s3_bucket: str, s3_server: str, mlflow_server: MlflowServer
 ) -> None:
-    unstarted_mlflow.start()
-    lab = Lab(tmp_path / "home", s3_bucket, s3_server, unstarted_mlflow.uri)
+    lab = Lab(tmp_path / "home", s3_bucket, s3_server, mlflow_server.uri)
     check_all(lab)
     sft = chosen_path(lab, "sft")
     assert sft[-1] - sft[0] > 30  # of about 400 nats
     assert sft == sorted(sft)
     again = lab.study()
     assert again.count("cached") == len(STAGES) and "computed" not in again
-
-
-@pytest.fixture
-def unstarted_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    server = MlflowServer(tmp_path_factory.mktemp("mlflow"))
-    yield server
-    server.kill()

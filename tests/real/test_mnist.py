@@ -41,23 +41,22 @@ def test_lenet_learns_real_digits_and_its_forces_tell_its_steps(mnist: ImageSpli
         influence_epochs=0,
     )
     build = partial(build_classifier, "lenet")
-    found = study_forces(build, "lenet", mnist, config, SEEDS)
-    last = [state for state in found.states if state.epoch == 3]
-    assert min(one.accuracy for one in last) > 0.6
-    own = by_seed(last, lambda one: float(np.diag(np.array(one.pulls)).mean()))
+    study = study_forces(build, "lenet", mnist, config, SEEDS)
+    last = [state for state in study.states if state.epoch == 3]
+    assert min(state.accuracy for state in last) > 0.6
+    own = by_seed(last, lambda state: float(np.diag(np.array(state.pulls)).mean()))
     assert (own > 0).all()
-    assert np.nanmedian([state.unexplained for state in found.states]) < 0.3
+    assert np.nanmedian([state.unexplained for state in study.states]) < 0.3
 
 
 def test_the_study_of_mnist_shows_what_the_small_digits_do_not() -> None:
     known = load_parameters(ClassificationParameters, FILE)
     seeds = tuple(range(100, 110))  # of five, one alone widens the interval past the threshold
     images = load_images(known.data)
-    found = study_forces(partial(build_classifier, "lenet"), "lenet", images, known.forces, seeds)
+    study = study_forces(partial(build_classifier, "lenet"), "lenet", images, known.forces, seeds)
     rate = known.forces.training.learning_rate
-    verdicts = {verdict.id: verdict for verdict in assess_forces(found, rate, digits=True)}
-    assert verdicts["lenet/ranks"].outcome == "holds"
-    assert verdicts["lenet/four_nine"].outcome == "holds"
+    outcomes = {verdict.id: verdict.outcome for verdict in assess_forces(study, rate, digits=True)}
+    assert outcomes["lenet/ranks"] == outcomes["lenet/four_nine"] == "holds"
 
 
 def test_zigzag_finds_wrong_labels_among_real_digits(mnist: ImageSplits) -> None:
@@ -65,5 +64,5 @@ def test_zigzag_finds_wrong_labels_among_real_digits(mnist: ImageSplits) -> None
         training=SGDConfig(learning_rate=0.05, epochs=15), toy_training=SGDConfig(epochs=1)
     )
     build = partial(build_classifier, "mlp")
-    found = study_paths(build, mnist, config, SEEDS, build)
-    assert min(score.auc for score in found.scores if score.data == "images") > 0.8
+    study = study_paths(build, mnist, config, SEEDS, build)
+    assert min(score.auc for score in study.scores if score.data == "images") > 0.8

@@ -45,8 +45,8 @@ def test_filter_kd_beats_one_hot_labels_on_real_digits(tmp_path: Path) -> None:
     rows = list(read_rows(folder / "supervision.jsonl", SupervisionRow))
     gain = supervision_table(rows, 0.4).difference("filter_kd", "one_hot", "accuracy")
     assert gain.low > 0
-    found = read_rows(folder / "detections.jsonl", DetectionRow)
-    assert min(one.auc for one in found if one.score in ("filter", "path")) > 0.8
+    detections = read_rows(folder / "detections.jsonl", DetectionRow)
+    assert min(row.auc for row in detections if row.score in ("filter", "path")) > 0.8
 
 
 def test_probing_trades_energy_for_features_that_stay_on_real_digits(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def sampled_run(folder: Path, kind: str, ranks: int, zero_stage: int, gather: bo
         if gather:
             with engine.gathered():
                 groups = generate_on_ranks(generator, prompts, SAMPLING, samples=SAMPLES, step=step)
-            drawn.append([[list(one.response) for one in group] for group in groups])
+            drawn.append([[list(sample.response) for sample in group] for group in groups])
     weights = engine.master_weights()
     return {"drawn": drawn, "weights": {name: w.tolist() for name, w in weights.items()}}
 

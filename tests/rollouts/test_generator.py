@@ -95,7 +95,7 @@ def test_seed_step_prompt_and_sample_each_draw_anew(model: PreTrainedModel) -> N
     config = SampleConfig(max_new_tokens=8)
     first, second = generator.generate(asked, config, samples=6)
     assert first != second
-    assert len({one.response for one in first}) > 1
+    assert len({sample.response for sample in first}) > 1
     for other, step in ((config.model_copy(update={"seed": 1}), 0), (config, 1)):
         assert generator.generate(asked, other, samples=6, step=step) != [first, second]
 
@@ -107,12 +107,12 @@ def test_the_cache_and_the_padding_change_nothing(
     config = SampleConfig(temperature=temperature, max_new_tokens=30, batch_size=5, seed=1)
     asked = prompts(7, seed=3)
     drawn = ModelGenerator(model, TOKENIZER).generate(asked, config, step=4)
-    for number, (prompt, (one,)) in enumerate(zip(asked, drawn, strict=True)):
+    for number, (prompt, (sample,)) in enumerate(zip(asked, drawn, strict=True)):
         limit = min(config.max_new_tokens, CONTEXT - len(prompt))
-        assert list(one.response) == _obvious(
+        assert list(sample.response) == _obvious(
             model, prompt, temperature, position_keys(1, 4, number, 0, limit).tolist()
         )
-        assert one.finished == (one.response[-1] == TOKENIZER.eos_token_id)
+        assert sample.finished == (sample.response[-1] == TOKENIZER.eos_token_id)
 
 
 @torch.no_grad()
@@ -136,10 +136,10 @@ def _obvious(
 def test_logps_are_those_that_training_sees(model: PreTrainedModel) -> None:
     config = SampleConfig(temperature=0.8, max_new_tokens=9, batch_size=3)
     drawn = flat(ModelGenerator(model, TOKENIZER).generate(prompts(5), config, samples=2))
-    batch = collate([one.encoded for one in drawn], 0)
+    batch = collate([sample.encoded for sample in drawn], 0)
     with torch.no_grad():
         logits = ResponseLogits(model)(batch) / config.temperature
-    expected = torch.tensor([logp for one in drawn for logp in one.logps])
+    expected = torch.tensor([logp for sample in drawn for logp in sample.logps])
     torch.testing.assert_close(token_logps(logits, batch), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -154,12 +154,22 @@ def test_responses_end_at_the_end_of_the_context(model: PreTrainedModel) -> None
     assert len(short.encoded.ids) <= CONTEXT
 
 
-def test_prompts_that_fill_the_context_are_refused_and_counted(model: PreTrainedModel) -> None:
-    asked = [[1, 5], [1] * CONTEXT, [1] * (CONTEXT + 5)]
-    with pytest.raises(ConfigError, match=r"2 of 3 fill the context of 24 tokens.*number 1"):
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            [[1, 5], [1] * CONTEXT, [1] * (CONTEXT + 5)],
+            r"2 of 3 fill the context of 24 tokens.*number 1",
+        ),
+        ([[]], "at least one token"),
+    ],
+    ids=["full", "empty"],
+)
+def test_prompts_that_fill_the_context_or_have_no_token_are_refused(
+    model: PreTrainedModel, asked: list[list[int]], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         ModelGenerator(model, TOKENIZER).generate(asked, SampleConfig())
-    with pytest.raises(ConfigError, match="at least one token"):
-        ModelGenerator(model, TOKENIZER).generate([[]], SampleConfig())
 
 
 def test_a_stop_text_ends_a_response_and_is_not_part_of_its_text(model: PreTrainedModel) -> None:

@@ -57,11 +57,11 @@ def test_draws_follow_the_distribution() -> None:
     count = 20_000
     keys = np.concatenate([position_keys(1, 0, prompt, 0, 100) for prompt in range(count // 100)])
     drawn = (p.log() + gumbel(torch.from_numpy(keys), 5)).argmax(-1).bincount(minlength=5)
-    for often, one in zip(drawn.tolist(), p.tolist(), strict=True):
-        assert often / count == pytest.approx(one, abs=5 * (one / count) ** 0.5)
+    for often, share in zip(drawn.tolist(), p.tolist(), strict=True):
+        assert often / count == pytest.approx(share, abs=5 * (share / count) ** 0.5)
 
 
 def test_keys_of_a_longer_response_begin_with_a_shorter_ones() -> None:
     assert (position_keys(1, 2, 3, 4, 7) == position_keys(1, 2, 3, 4, 100)[:7]).all()
     each = [(1, 2, 3, 4), (2, 2, 3, 4), (1, 3, 3, 4), (1, 2, 4, 4), (1, 2, 3, 5)]
-    assert len({tuple(position_keys(*one, 3).tolist()) for one in each}) == len(each)
+    assert len({tuple(position_keys(*place, 3).tolist()) for place in each}) == len(each)

@@ -34,11 +34,11 @@ def test_impossible_counts_are_refused(samples: int, correct: int, k: int) -> No
 def test_its_mean_is_the_chance_that_k_samples_hold_a_right_one() -> None:
     chance, samples, k = 0.15, 32, 8
     correct = np.random.default_rng(0).binomial(samples, chance, size=4000)
-    found = np.array([pass_at_k(samples, int(one), k) for one in correct])
-    error = found.std() / len(found) ** 0.5
-    assert found.mean() == pytest.approx(1 - (1 - chance) ** k, abs=3 * error)
+    estimates = np.array([pass_at_k(samples, int(count), k) for count in correct])
+    error = estimates.std() / len(estimates) ** 0.5
+    assert estimates.mean() == pytest.approx(1 - (1 - chance) ** k, abs=3 * error)
     # Half the spread of the 0 or 1 that k samples alone would give.
-    assert found.std() < 0.6 * (found.mean() * (1 - found.mean())) ** 0.5
+    assert estimates.std() < 0.6 * (estimates.mean() * (1 - estimates.mean())) ** 0.5
 
 
 def test_fewer_than_four_samples_for_each_of_k_are_refused() -> None:
@@ -48,6 +48,5 @@ def test_fewer_than_four_samples_for_each_of_k_are_refused() -> None:
 
 
 def test_levels_are_powers_of_two_and_the_largest() -> None:
-    assert pass_levels(1) == (1,)
-    assert pass_levels(16) == (1, 2, 4, 8, 16)
-    assert pass_levels(12) == (1, 2, 4, 8, 12)
+    levels = {k: pass_levels(k) for k in (1, 12, 16)}
+    assert levels == {1: (1,), 12: (1, 2, 4, 8, 12), 16: (1, 2, 4, 8, 16)}

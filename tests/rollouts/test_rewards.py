@@ -105,15 +105,25 @@ def test_world_answers_are_rewarded_exactly() -> None:
         reward("say :", ["x"], PromptRow(id="a", prompt="say :", answer="red"))
 
 
-def test_forms_and_exact_answers() -> None:
+THOUGHT = "<think> a\nb </think>\n<answer> 3 </answer>\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "rewarded", "not_rewarded"),
+    [
+        ("exact", [" yes\n"], ["Yes", "yes yes"]),
+        ("think_form", [THOUGHT], [THOUGHT + THOUGHT, THOUGHT + "x", "<answer>3</answer>"]),
+        (
+            "gsm8k_form",
+            ["a\n#### 3", "a\n#### -1,200.5\n"],
+            ["#### 3\n#### 3", "a #### 3", "#### 3 is it"],
+        ),
+    ],
+)
+def test_forms_and_exact_answers(name: str, rewarded: list[str], not_rewarded: list[str]) -> None:
     row = PromptRow(id="a", prompt="p", answer="yes")
-    assert resolve_reward("exact")("p", [" yes\n", "Yes", "yes yes"], row) == [1, 0, 0]
-    good = "<think> a\nb </think>\n<answer> 3 </answer>\n"
-    thought = resolve_reward("think_form")
-    assert thought("p", [good, good + good, good + "x", "<answer>3</answer>"], row) == [1, 0, 0, 0]
-    form = resolve_reward("gsm8k_form")
-    texts = ["a\n#### 3", "a\n#### -1,200.5\n", "#### 3\n#### 3", "a #### 3", "#### 3 is it"]
-    assert form("p", texts, row) == [1, 1, 0, 0, 0]
+    expected = [1] * len(rewarded) + [0] * len(not_rewarded)
+    assert resolve_reward(name)("p", rewarded + not_rewarded, row) == expected
 
 
 @pytest.mark.parametrize("name", ["exact", "gsm8k", "world_answer"])
@@ -204,8 +214,7 @@ def test_arrays_and_truth_values_are_rewards() -> None:
 
 
 def test_groups_of_equal_rewards_are_counted() -> None:
-    metrics = reward_metrics([[1, 1], [0, 1], [0, 0]])
-    assert metrics == {
+    assert reward_metrics([[1, 1], [0, 1], [0, 0]]) == {
         "rollout/reward": 0.5,
         "rollout/reward_std": 0.5,
         "rollout/equal_groups": 2.0,

@@ -25,12 +25,13 @@ def model() -> torch.nn.Module:
 def test_equal_seeds_give_equal_responses(model: torch.nn.Module) -> None:
     config = SampleConfig(max_new_tokens=8, batch_size=4)
     state = torch.get_rng_state()
-    one = sample_responses(model, TOKENIZER, PROMPTS, config)
-    assert sample_responses(model, TOKENIZER, PROMPTS, config) == one
+    first, again, other = (
+        sample_responses(model, TOKENIZER, PROMPTS, config.model_copy(update={"seed": seed}))
+        for seed in (0, 0, 1)
+    )
+    assert first == again != other
     assert torch.equal(state, torch.get_rng_state())
-    other = config.model_copy(update={"seed": 1})
-    assert sample_responses(model, TOKENIZER, PROMPTS, other) != one
-    assert len(one) == len(PROMPTS)
+    assert len(first) == len(PROMPTS)
 
 
 def test_greedy_responses_do_not_depend_on_the_padding(model: torch.nn.Module) -> None:
@@ -41,22 +42,25 @@ def test_greedy_responses_do_not_depend_on_the_padding(model: torch.nn.Module) -
     )
 
 
+@torch.no_grad()
+def first_logits(model: torch.nn.Module, prompt: str) -> torch.Tensor:
+    """Of the token that follows a prompt."""
+    return model(torch.tensor([TOKENIZER(prompt)["input_ids"]])).logits[0, -1]
+
+
 def test_greedy_is_the_argmax_of_the_forward(model: torch.nn.Module) -> None:
     config = SampleConfig(temperature=0, max_new_tokens=1)
-    (one,) = sample_responses(model, TOKENIZER, PROMPTS[:1], config)
-    with torch.no_grad():
-        logits = model(torch.tensor([TOKENIZER(PROMPTS[0])["input_ids"]])).logits[0, -1]
-    assert one.text == spaced(TOKENIZER.decode([int(logits.argmax())], skip_special_tokens=True))
+    (response,) = sample_responses(model, TOKENIZER, PROMPTS[:1], config)
+    likeliest = int(first_logits(model, PROMPTS[0]).argmax())
+    assert response.text == spaced(TOKENIZER.decode([likeliest], skip_special_tokens=True))
 
 
 def test_first_tokens_follow_the_models_distribution(model: torch.nn.Module) -> None:
     count = 4000
     config = SampleConfig(temperature=2.0, max_new_tokens=1, batch_size=count)
     drawn = sample_responses(model, TOKENIZER, ["say :"] * count, config)
-    with torch.no_grad():
-        logits = model(torch.tensor([TOKENIZER("say :")["input_ids"]])).logits[0, -1]
-    expected = (logits / 2.0).softmax(-1)
-    words = [one.text.strip() for one in drawn]
+    expected = (first_logits(model, "say :") / 2.0).softmax(-1)
+    words = [response.text.strip() for response in drawn]
     for token in expected.topk(10).indices.tolist():
         word, p = TOKENIZER.decode([token], skip_special_tokens=True), float(expected[token])
         if word:
@@ -69,8 +73,8 @@ def test_the_end_of_sequence_ends_a_response(model: torch.nn.Module) -> None:
     head.register_forward_hook(
         lambda _, __, logits: logits.index_fill(-1, torch.tensor([TOKENIZER.eos_token_id]), 1e4)
     )
-    (one,) = sample_responses(ending, TOKENIZER, ["say :"], SampleConfig(max_new_tokens=5))
-    assert one.finished and not one.text.strip()
+    (response,) = sample_responses(ending, TOKENIZER, ["say :"], SampleConfig(max_new_tokens=5))
+    assert response.finished and not response.text.strip()
     assert all(
         len(s.text.split()) <= 5
         for s in sample_responses(model, TOKENIZER, PROMPTS, SampleConfig(max_new_tokens=5))
@@ -91,9 +95,9 @@ def test_mode_is_put_back_and_a_tokenizer_without_end_is_refused(model: torch.nn
 def test_a_prompt_that_fills_the_context_loses_its_oldest_tokens(model: torch.nn.Module) -> None:
     long = " ".join(["say", ":"] * 50)
     config = SampleConfig(max_new_tokens=8)
-    one, other = sample_responses(model, TOKENIZER, [long, "say :"], config)
-    ids, cut = one.encoded.ids, one.encoded.prompt_length
-    assert cut == 64 - 1 - 8 and len(ids) < 64
+    cut, short = sample_responses(model, TOKENIZER, [long, "say :"], config)
+    ids, begin = cut.encoded.ids, cut.encoded.prompt_length
+    assert begin == 64 - 1 - 8 and len(ids) < 64
     assert ids[0] == TOKENIZER.bos_token_id
-    assert list(ids[1:cut]) == TOKENIZER(long)["input_ids"][-(cut - 1) :]
-    assert [other] == sample_responses(model, TOKENIZER, ["x", "say :"], config)[1:]
+    assert list(ids[1:begin]) == TOKENIZER(long)["input_ids"][-(begin - 1) :]
+    assert [short] == sample_responses(model, TOKENIZER, ["x", "say :"], config)[1:]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from dynolab.training.engine import Engine
 from dynolab.training.job import TrainJob
 from dynolab.training.loop import Trainer
 from models.language import load_language_model, load_tokenizer
-from tests.training.small import distance, make_job, trained_weights
+from tests.training.small import apart, make_job
 
 
 class Died(Exception):
@@ -70,8 +71,7 @@ class Resumed:
     @property
     def identical(self) -> bool:
         """Whether a state was read, and both ended with the same weights, to the bit."""
-        ends = trained_weights(self.whole), trained_weights(self.resumed)
-        return self.resumed_from is not None and distance(*ends) == 0.0
+        return self.resumed_from is not None and apart(self.whole, self.resumed) == 0.0
 
 
 def interrupt(
@@ -84,26 +84,22 @@ def interrupt(
     """
     whole = make_job(inputs, folder / "whole", config)
     undisturbed = Mortal(whole)
-    _seed_generators(0)
+    seed_generators(0)
     undisturbed.run()
     assert undisturbed.first_after_state, "the training adds no gradient after a resume state"
     last = random.Random(seed).randint(undisturbed.first_after_state, undisturbed.gradients)
     dying = make_job(inputs, folder / "dying", config)
-    _seed_generators(0)
-    try:
+    seed_generators(0)
+    with pytest.raises(Died):
         Mortal(dying, last).run()
-    except Died:
-        pass
-    else:
-        raise AssertionError(f"the training outlived its gradient {last}")
     newest = max(dying.resume_out.glob("step-*"))
     resumed = Mortal(make_job(inputs, folder / "resumed", config, newest))
-    _seed_generators(1)
+    seed_generators(1)
     resumed.run()
     return Resumed(whole, resumed.job, resumed.resumed_from)
 
 
-def _seed_generators(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed)

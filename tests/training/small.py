@@ -11,9 +11,21 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
-from dynolab.data.rows import Example, ProbeRow, PromptRow, spaced, write_rows
+from dynolab.data.rows import (
+    Example,
+    ProbeRow,
+    PromptRow,
+    read_rows,
+    read_value,
+    spaced,
+    write_rows,
+)
+from dynolab.results.study import MetricsLine, TrainingSummary
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.job import TrainJob
+from dynolab.training.loop import train
+from dynolab.training.record import StepRecord
+from models.language import load_language_model, load_tokenizer
 
 WORDS = [f"w{number}" for number in range(40)]
 
@@ -146,6 +158,44 @@ def make_job(
     )
 
 
+def run(job: TrainJob) -> TrainJob:
+    """Trains from the job's model to the end."""
+    train(job, load_language_model(job.model), load_tokenizer(job.model))
+    return job
+
+
+def run_small(
+    inputs: Path,
+    folder: Path,
+    config: TrainConfig | GroupTrainConfig,
+    resume_from: Path | None = None,
+) -> TrainJob:
+    """Makes a job of `make_job` and trains it to the end."""
+    return run(make_job(inputs, folder, config, resume_from))
+
+
+def logged(job: TrainJob) -> list[MetricsLine]:
+    return list(read_rows(job.output / "metrics.jsonl", MetricsLine))
+
+
+def metrics(job: TrainJob) -> list[dict[str, float]]:
+    """What was logged, line by line."""
+    return [line.metrics for line in logged(job)]
+
+
+def summary(job: TrainJob) -> TrainingSummary:
+    return read_value(job.output / "summary.json", TrainingSummary)
+
+
+def step_record(job: TrainJob, step: int) -> StepRecord:
+    return StepRecord.load(job.output / "forces" / f"step-{step:08d}")
+
+
+def state(job: TrainJob, step: int) -> Path:
+    """Folder of the resume state after so many steps."""
+    return job.resume_out / f"step-{step:08d}"
+
+
 def trained_weights(job: TrainJob) -> dict[str, torch.Tensor]:
     return load_file(job.output / "model" / "model.safetensors")
 
@@ -153,3 +203,8 @@ def trained_weights(job: TrainJob) -> dict[str, torch.Tensor]:
 def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     assert one.keys() == other.keys()
     return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+def apart(one: TrainJob, other: TrainJob) -> float:
+    """Largest difference between the weights that two trainings ended with."""
+    return distance(trained_weights(one), trained_weights(other))

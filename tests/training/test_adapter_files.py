@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import pytest
@@ -34,20 +32,23 @@ def test_missing_and_surplus_adapters_are_refused_by_name(folder: Path) -> None:
     file = folder / "adapter" / ADAPTERS
     whole = load_file(file)
     first = min(whole)
-    save_file({name: weight for name, weight in whole.items() if name != first}, file)
-    with pytest.raises(ConfigError, match=rf"adapter = .*it lacks {first}"):
-        taken(folder)
-    save_file({**whole, "zzz.lora_A.weight": torch.ones(2, 2)}, file)
-    with pytest.raises(ConfigError, match=r"it holds, beyond them, zzz\.lora_A\.weight"):
-        taken(folder)
+    for weights, message in (
+        ({name: w for name, w in whole.items() if name != first}, f"it lacks {first}"),
+        (
+            whole | {"zzz.lora_A.weight": torch.ones(2, 2)},
+            r"it holds, beyond them, zzz\.lora_A\.weight",
+        ),
+    ):
+        save_file(weights, file)
+        with pytest.raises(ConfigError, match=f"adapter = .*{message}"):
+            taken(folder)
 
 
 @pytest.mark.parametrize("name", [ADAPTERS, "adapter_config.json"])
 def test_damaged_adapters_are_named(folder: Path, name: str) -> None:
     file = folder / "adapter" / name
-    os.truncate(file, file.stat().st_size // 2)
-    with pytest.raises(ConfigError, match=r"adapter = .*cannot be read"):
-        taken(folder)
-    file.write_text(json.dumps({"peft_type": ["LORA"]}))
-    with pytest.raises(ConfigError, match=r"adapter = .*cannot be read"):
-        taken(folder)
+    half = file.read_bytes()[: file.stat().st_size // 2]
+    for content in (half, b'{"peft_type": ["LORA"]}'):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"adapter = .*cannot be read"):
+            taken(folder)

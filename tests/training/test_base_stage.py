@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from models.language import load_language_model, load_tokenizer
 from models.tiny import TinyConfig, build_tiny
 from tasks.base import BASE, BaseConfig, make_base, resolve_base
 from tasks.runtime.work import StageResult, Work
-from tests.training.small import make_policy, make_tokenizer
+from tests.training.small import distance, make_policy, make_tokenizer
 
 DATA_KEY, BASE_KEY = "da" * 32, "ba" * 32
 
@@ -60,10 +61,10 @@ class Bench:
         made = place.commit(source, Manifest(stage="data", key=DATA_KEY, version=1))
         self.data = StageResult.of(place, made, cached=False)
 
-    def work(self, **settings: Any) -> Work[BaseConfig]:
+    def work(self, config: BaseConfig) -> Work[BaseConfig]:
         return Work(
             "the base",
-            BaseConfig(**settings),
+            config,
             {"data": self.data},
             version=1,
             scratch=self.folder / "scratch",
@@ -97,17 +98,19 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[TrainJob]:
     return asked
 
 
-def assert_same_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
-    weights = other.state_dict()
-    assert weights.keys() == one.state_dict().keys()
-    for name, tensor in one.state_dict().items():
-        assert torch.equal(tensor, weights[name]), name
+def assert_same_weights(model: torch.nn.Module, expected: torch.nn.Module) -> None:
+    assert distance(model.state_dict(), expected.state_dict()) == 0.0
+
+
+def folder_config(folder: Path | str) -> BaseConfig:
+    """Of a study that starts from a folder as it is now."""
+    return resolve_base(BaseConfig(source=str(folder)))
 
 
 def test_the_built_in_model_is_trained_on_the_corpus_of_the_data(
     bench: Bench, jobs: list[TrainJob]
 ) -> None:
-    work = bench.work(seed=3, training=TrainConfig(steps=7))
+    work = bench.work(BaseConfig(seed=3, training=TrainConfig(steps=7)))
     make_base(work)
     (job,) = jobs
     data = work.input_folder("data")
@@ -125,7 +128,7 @@ def test_the_built_in_model_is_trained_on_the_corpus_of_the_data(
 def test_the_built_in_model_has_its_seed_and_the_tokenizer_of_the_data(
     bench: Bench, jobs: list[TrainJob]
 ) -> None:
-    make_base(bench.work(seed=3))
+    make_base(bench.work(BaseConfig(seed=3)))
     initial = jobs[0].model
     tokenizer = load_tokenizer(initial)
     assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
@@ -145,10 +148,8 @@ def test_a_training_that_fails_leaves_its_newest_state_in_the_store(
 
     monkeypatch.setattr(tasks.ranks.train, "run", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
-        make_base(bench.work(training=TrainConfig(steps=7)))
-    newest = bench.place.newest_resume()
-    assert newest is not None
-    step, state = newest
+        make_base(bench.work(BaseConfig(training=TrainConfig(steps=7))))
+    step, state = bench.place.newest_resume() or pytest.fail("no state was kept")
     assert (step, (state / "weights.bin").read_bytes()) == (4, b"4")
     assert bench.shown.ended == ["failed"]
 
@@ -162,7 +163,7 @@ def test_the_stage_trains_the_built_in_model_alone_and_tells_its_seconds(
     monkeypatch.setattr(tasks.base, "_train", lambda work: done.append(("builtin", work)))
     monkeypatch.setattr(tasks.base, "_import", lambda work: done.append(("a/model", work)))
     monkeypatch.setattr(tasks.base, "time", SimpleNamespace(monotonic=lambda: next(readings)))
-    work = bench.work(source=source)
+    work = bench.work(BaseConfig(source=source))
     assert make_base(work) == {"seconds": 2.5}
     assert done == [(source, work)]
 
@@ -172,22 +173,19 @@ def test_a_folder_is_copied_with_its_tokenizer(
     written: str, bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
-    source = str(folder) if written == "whole" else "~/model"
-    work = bench.work(source=source, revision=resolve_base(BaseConfig(source=source)).revision)
+    work = bench.work(folder_config(folder if written == "whole" else "~/model"))
     make_base(work)
     assert [path.name for path in work.output.iterdir()] == ["model"]
     copy = work.output / "model"
     tokenizer = load_tokenizer(copy)
     assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
-    assert_same_weights(
-        load_language_model(copy, tokenizer=tokenizer), make_policy(make_tokenizer())
-    )
+    copied = load_language_model(copy, tokenizer=tokenizer)
+    assert_same_weights(copied, make_policy(make_tokenizer()))
 
 
 def test_a_folder_that_changed_since_the_study_began_is_refused(bench: Bench, folder: Path) -> None:
-    revision = resolve_base(BaseConfig(source=str(folder))).revision
+    work = bench.work(folder_config(folder))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    work = bench.work(source=str(folder), revision=revision)
     with pytest.raises(ConfigError) as caught:
         make_base(work)
     assert str(caught.value) == (
@@ -200,18 +198,15 @@ def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(bench: Bench, fold
     larger = make_tokenizer()
     larger.add_tokens([f"more{number}" for number in range(20)])
     larger.save_pretrained(folder)
-    work = bench.work(
-        source=str(folder), revision=resolve_base(BaseConfig(source=str(folder))).revision
-    )
+    work = bench.work(folder_config(folder))
     with pytest.raises(ConfigError, match="tokenizer"):
         make_base(work)
     assert list(work.output.iterdir()) == []
 
 
-def test_a_model_of_the_hub_is_loaded_at_its_commit(
-    bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Model and tokenizer are of one revision; a folder of that name is not looked for."""
+@pytest.fixture
+def loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str | None]]:
+    """What was loaded, from where and of which revision; each name leads to the folder."""
     asked: list[tuple[str, str, str | None]] = []
 
     def tokenizer_of(source: str, *, revision: str | None = None) -> Any:
@@ -225,9 +220,16 @@ def test_a_model_of_the_hub_is_loaded_at_its_commit(
 
     monkeypatch.setattr(models.language, "load_tokenizer", tokenizer_of)
     monkeypatch.setattr(models.language, "load_language_model", model_of)
-    work = bench.work(source="someone/model", revision="c" * 40)
+    return asked
+
+
+def test_a_model_of_the_hub_is_loaded_at_its_commit(
+    bench: Bench, loaded: list[tuple[str, str, str | None]]
+) -> None:
+    """Model and tokenizer are of one revision; a folder of that name is not looked for."""
+    work = bench.work(BaseConfig(source="someone/model", revision="c" * 40))
     make_base(work)
-    assert asked == [
+    assert loaded == [
         ("tokenizer", "someone/model", "c" * 40),
         ("model", "someone/model", "c" * 40),
     ]
@@ -235,27 +237,11 @@ def test_a_model_of_the_hub_is_loaded_at_its_commit(
 
 
 def test_a_revision_means_nothing_to_a_folder(
-    bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, folder: Path, loaded: list[tuple[str, str, str | None]]
 ) -> None:
     """What stands there is the hash of its content, which no loader could resolve."""
-    asked: list[str | None] = []
-
-    def tokenizer_of(source: str, *, revision: str | None = None) -> Any:
-        asked.append(revision)
-        return load_tokenizer(source)
-
-    def model_of(source: str, *, revision: str | None = None, tokenizer: Any = None) -> Any:
-        asked.append(revision)
-        return load_language_model(source)
-
-    monkeypatch.setattr(models.language, "load_tokenizer", tokenizer_of)
-    monkeypatch.setattr(models.language, "load_language_model", model_of)
-    make_base(
-        bench.work(
-            source=str(folder), revision=resolve_base(BaseConfig(source=str(folder))).revision
-        )
-    )
-    assert asked == [None, None]
+    make_base(bench.work(folder_config(folder)))
+    assert loaded == [("tokenizer", str(folder), None), ("model", str(folder), None)]
 
 
 def test_the_built_in_model_has_no_revision_whatever_folders_there_are(
@@ -300,41 +286,48 @@ def test_a_name_of_the_hub_is_pinned_to_the_commit_of_its_branch(
     assert asked == [("model", "someone/model", asked_for, "base.source")]
 
 
-def refusal(source: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        resolve_base(BaseConfig(source=source))
-    return str(caught.value)
-
-
-def test_a_home_of_nobody_is_refused_by_field() -> None:
-    told = refusal("~nobody-of-that-name/model")
-    assert told.startswith("base.source = '~nobody-of-that-name/model': cannot be read (")
-    assert told.endswith("; name a path from the root or from here")
-
-
-def test_a_folder_without_configuration_is_refused_by_field(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    told = refusal(str(folder))
-    assert told.startswith(f"base.source = '{folder}/config.json': cannot be read (FileNotFound")
-    assert told.endswith("; save the model again")
-
-
-def test_a_folder_without_weights_is_refused_by_field(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    assert refusal(str(folder)) == (
-        f"base.source = {str(folder)!r}: the folder holds no *.safetensors weights; save the model "
-        "with save_pretrained"
-    )
-
-
-def test_a_folder_whose_settings_make_another_model_is_refused(folder: Path) -> None:
+def name_other_weights(folder: Path) -> None:
     settings = json.loads((folder / "config.json").read_text())
     settings["transformers_weights"] = "other.safetensors"
     (folder / "config.json").write_text(json.dumps(settings))
-    assert refusal(str(folder)) == (
-        f"model = {str(folder)!r}: config.json sets transformers_weights: names weights of its "
-        "own; call them model.safetensors and leave it out"
-    )
+
+
+FOLDER = "{folder}"
+UNREADABLE = {
+    "home of nobody": (
+        lambda folder: None,
+        "~nobody-of-that-name/model",
+        r"base\.source = '~nobody-of-that-name/model': cannot be read \(.*"
+        r"; name a path from the root or from here",
+    ),
+    "no configuration": (
+        lambda folder: (folder / "config.json").unlink(),
+        FOLDER,
+        r"base\.source = '{folder}/config\.json': cannot be read \(FileNotFound.*"
+        r"; save the model again",
+    ),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        FOLDER,
+        r"base\.source = '{folder}': the folder holds no \*\.safetensors weights; "
+        r"save the model with save_pretrained",
+    ),
+    "settings of another model": (
+        name_other_weights,
+        FOLDER,
+        r"model = '{folder}': config\.json sets transformers_weights: names weights of its "
+        r"own; call them model\.safetensors and leave it out",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_folder_that_is_no_model_is_refused_by_field(folder: Path, name: str) -> None:
+    damage, source, message = UNREADABLE[name]
+    damage(folder)
+    with pytest.raises(ConfigError) as caught:
+        folder_config(source.format(folder=folder))
+    assert re.fullmatch(message.format(folder=re.escape(str(folder))), str(caught.value))
 
 
 def test_a_folder_with_a_file_that_cannot_be_read_is_refused_by_field(
@@ -344,7 +337,9 @@ def test_a_folder_with_a_file_that_cannot_be_read_is_refused_by_field(
         raise PermissionError("is locked")
 
     monkeypatch.setattr(tasks.base, "hash_file", locked)
-    assert refusal(str(folder)) == (
+    with pytest.raises(ConfigError) as caught:
+        folder_config(folder)
+    assert str(caught.value) == (
         f"base.source = {str(folder)!r}: cannot be read (PermissionError: is locked); give a "
         "folder that you can read"
     )

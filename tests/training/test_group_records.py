@@ -21,11 +21,10 @@ from dynolab.forces import (
     token_forces,
 )
 from dynolab.objectives import build_objective, read_logps
-from dynolab.rollouts.rewards import ALLOWED
-from dynolab.training.loop import train
+from dynolab.training.job import TrainJob
 from dynolab.training.record import RecordedGroup, StepRecord
-from models.language import load_language_model, load_tokenizer
-from tests.training.small import group_settings, make_files, make_job
+from models.language import load_language_model
+from tests.training.small import group_settings, run_small, step_record
 
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {"objective": {"name": "grpo", "kl": 0.05}},
@@ -46,20 +45,16 @@ CHANGES = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("records")
-    make_files(made)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ALLOWED, "tests.training.rewards")
-        for name, case in CASES.items():
-            job = make_job(made, made / name, group_settings(**CHANGES, **case))
-            train(job, load_language_model(job.model), load_tokenizer(job.model))
-    return made
+def jobs(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainJob]:
+    folder = tmp_path_factory.mktemp("records")
+    return {
+        name: run_small(inputs, folder / name, group_settings(**CHANGES, **case))
+        for name, case in CASES.items()
+    }
 
 
-def load(folder: Path, name: str) -> tuple[StepRecord, PolicyFunction]:
-    record = StepRecord.load(folder / name / "output" / "forces" / "step-00000001")
-    return record, PolicyFunction(load_language_model(folder / "model"), torch.float64)
+def load(job: TrainJob) -> tuple[StepRecord, PolicyFunction]:
+    return step_record(job, 1), PolicyFunction(load_language_model(job.model), torch.float64)
 
 
 def observed(record: StepRecord) -> Encoded:
@@ -72,8 +67,8 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_recorded_step_is_the_sum_of_its_sides(folder: Path, name: str) -> None:
-    record, policy = load(folder, name)
+def test_a_recorded_step_is_the_sum_of_its_sides(jobs: dict[str, TrainJob], name: str) -> None:
+    record, policy = load(jobs[name])
     split = split_step(record, policy)
     assert replay_error(split, record) < 1e-5 + 2 * rounding_floor(record)
     for part in split.parts().values():
@@ -81,15 +76,17 @@ def test_a_recorded_step_is_the_sum_of_its_sides(folder: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_record_is_read_as_it_was_written(folder: Path, tmp_path: Path, name: str) -> None:
-    record, _ = load(folder, name)
+def test_a_record_is_read_as_it_was_written(
+    jobs: dict[str, TrainJob], tmp_path: Path, name: str
+) -> None:
+    record, _ = load(jobs[name])
     record.save(tmp_path)
     assert StepRecord.load(tmp_path).examples == record.examples
 
 
 @pytest.mark.parametrize("name", ["grpo", "warm", "simko"])
-def test_columns_add_up_to_the_step(folder: Path, name: str) -> None:
-    record, policy = load(folder, name)
+def test_columns_add_up_to_the_step(jobs: dict[str, TrainJob], name: str) -> None:
+    record, policy = load(jobs[name])
     split, watched = split_step(record, policy), observed(record)
     by_token = [
         token_forces(record, policy, split.update, number, watched, at=record.before)
@@ -109,8 +106,10 @@ def test_columns_add_up_to_the_step(folder: Path, name: str) -> None:
     assert distance(down, parts[1]) < 1e-9
 
 
-def test_what_is_pushed_up_is_chosen_and_what_is_pushed_down_rejected(folder: Path) -> None:
-    record, policy = load(folder, "warm")
+def test_what_is_pushed_up_is_chosen_and_what_is_pushed_down_rejected(
+    jobs: dict[str, TrainJob],
+) -> None:
+    record, policy = load(jobs["warm"])
     batch = record_batch(record, policy, range(len(record.examples)))
     objective = build_objective(record.facts.objective)
     rates = objective.token_weights(policy.logps(record.before, batch), batch)
@@ -123,25 +122,29 @@ def test_what_is_pushed_up_is_chosen_and_what_is_pushed_down_rejected(folder: Pa
     ("name", "route"),
     [("grpo", "columns"), ("warm", "rows"), ("sequence", "both_sides"), ("simko", "both_sides")],
 )
-def test_a_force_map_of_a_group_is_its_token_forces(folder: Path, name: str, route: Any) -> None:
-    record, policy = load(folder, name)
+def test_a_force_map_of_a_group_is_its_token_forces(
+    jobs: dict[str, TrainJob], name: str, route: Any
+) -> None:
+    record, policy = load(jobs[name])
     update, watched = split_step(record, policy).update, observed(record)
     objective = build_objective(record.facts.objective)
-    found = force_map(
+    force = force_map(
         policy, [watched], record.examples, objective, update=update, at=record.before, route=route
     )
     for number, example in enumerate(record.examples):
         assert isinstance(example, RecordedGroup)
-        columns = [at for at, one in enumerate(found.updating) if one.id == example.id]
-        order = sorted(columns, key=lambda at: found.updating[at].side != "chosen")
-        ours = torch.cat([torch.from_numpy(found.block(0, at)) for at in order], dim=1)
+        columns = [at for at, of in enumerate(force.updating) if of.id == example.id]
+        order = sorted(columns, key=lambda at: force.updating[at].side != "chosen")
+        ours = torch.cat([torch.from_numpy(force.block(0, at)) for at in order], dim=1)
         exact = token_forces(record, policy, update, number, watched, at=record.before)
         assert distance(ours, exact) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["grpo", "warm", "sequence", "simko"])
-def test_a_group_s_terms_are_those_of_the_force_that_trained(folder: Path, name: str) -> None:
-    record, policy = load(folder, name)
+def test_a_group_s_terms_are_those_of_the_force_that_trained(
+    jobs: dict[str, TrainJob], name: str
+) -> None:
+    record, policy = load(jobs[name])
     objective = build_objective(record.facts.objective)
     batch = record_batch(record, policy, range(len(record.examples)))
     logits = policy.logits(policy.cast(record.before), batch).requires_grad_()

@@ -44,14 +44,13 @@ def test_prompts_are_the_data_s_own_with_answers_that_check(
 ) -> None:
     rows = list(read_rows(lab.folder(prompts) / "train.jsonl", PromptRow))
     data = [json.loads(line) for line in (lab.folder(lab.data) / "train.jsonl").open()]
-    assert [(row.id, row.prompt) for row in rows] == [(one["id"], one["prompt"]) for one in data]
-    assert all(row.answer in one["chosen"].split() for row, one in zip(rows, data, strict=True))
+    assert [(row.id, row.prompt) for row in rows] == [(pair["id"], pair["prompt"]) for pair in data]
+    assert all(row.answer in pair["chosen"].split() for row, pair in zip(rows, data, strict=True))
 
 
 def test_a_training_on_groups_is_a_stage_like_the_others(
-    lab: Analysed, prompts: StageResult, monkeypatch: pytest.MonkeyPatch
+    lab: Analysed, prompts: StageResult
 ) -> None:
-    monkeypatch.setenv(ALLOWED, "tests.training.rewards")
     config = GroupTrainConfig.model_validate(
         SMALL | {"rewards": [{"name": "tests.training.rewards.words_of_four"}]}
     )

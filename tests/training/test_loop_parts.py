@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,51 +18,52 @@ from torch import Tensor
 from dynolab import distributed
 from dynolab.data.encode import Encoded, EncodedExample
 from dynolab.data.groups import Completion, Group
-from dynolab.data.rows import read_rows, read_value, write_rows
+from dynolab.data.rows import write_rows
 from dynolab.errors import DIVERGED, ConfigError, Diverged
 from dynolab.likelihood.checked import CHECKS, note_check
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.probes.score import ProbeScorer
-from dynolab.results.study import AlarmRing, MetricsLine, Score, TrainingSummary
+from dynolab.results.study import AlarmRing, MetricsLine, Score
 from dynolab.training import loop
 from dynolab.training.alarm import GAP, RANG, RISE
 from dynolab.training.engine import PlainEngine
 from dynolab.training.job import TrainJob
-from dynolab.training.loop import Trainer, _summed, train
+from dynolab.training.loop import Trainer, _summed
 from dynolab.training.recorded import recorded
 from dynolab.training.source import Drawn
 from dynolab.training.step_batch import ScoredRow, count_step
 from models.language import load_language_model, load_tokenizer
 from tests.training.ranks_played import play
-from tests.training.small import make_files, make_job, settings
+from tests.training.small import distance, logged, make_job, run, settings, summary
 
 PROMPT = (1, 5, 9, 12)
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    make_files(folder)
-    return folder
-
-
-def trainer_of(job: TrainJob) -> Trainer:
+def trainer_of(job: TrainJob, **changes: Any) -> Trainer:
+    """The job's trainer, some of its settings changed."""
+    if changes:
+        job = job.model_copy(update={"config": settings(**changes)})
     return Trainer(job, load_language_model(job.model), load_tokenizer(job.model))
 
 
 @pytest.fixture
 def job(inputs: Path, tmp_path: Path) -> TrainJob:
-    return make_job(inputs, tmp_path, settings())
+    """With a folder for results and one for logs."""
+    job = make_job(inputs, tmp_path, settings())
+    job.output.mkdir()
+    (tmp_path / "logs").mkdir()
+    return job.model_copy(update={"logs": tmp_path / "logs"})
 
 
 @pytest.fixture
 def trainer(job: TrainJob) -> Trainer:
-    job.output.mkdir()
     return trainer_of(job)
 
 
-def lines(job: TrainJob) -> list[MetricsLine]:
-    return list(read_rows(job.output / "metrics.jsonl", MetricsLine))
+@pytest.fixture
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    """Others than the policy's own, which an engine can hold in half precision."""
+    return {name: p.detach() + 1 for name, p in trainer.policy.named_parameters()}
 
 
 def row(number: int, chosen: Sequence[int] = (7,), rejected: Sequence[int] = (8, 9)) -> ScoredRow:
@@ -79,7 +80,7 @@ class Notes(PlainEngine):
         self.losses: list[float] = []
         self.batches: list[list[str]] = []
         logits.register_forward_pre_hook(
-            lambda module, told: self.batches.append(list(told[0].ids))
+            lambda module, inputs: self.batches.append(list(inputs[0].ids))
         )
 
     def backward(self, loss: Tensor) -> None:
@@ -110,60 +111,53 @@ def test_a_trainer_computes_where_its_rank_does(
 
 
 def test_a_job_without_probes_probes_nothing(job: TrainJob) -> None:
-    job = job.model_copy(update={"probes": None})
-    trainer = trainer_of(job)
+    trainer = trainer_of(job.model_copy(update={"probes": None}))
     assert trainer.probes == []
-    job.output.mkdir()
     assert not trainer._ended(engine_of(trainer), 0)
     assert not list(job.output.iterdir())
 
 
 def test_an_alarm_that_hears_no_probe_is_refused_before_anything_is_trained(
-    inputs: Path, tmp_path: Path
+    job: TrainJob, tmp_path: Path
 ) -> None:
     write_rows(tmp_path / "none.jsonl", [])
-    job = make_job(inputs, tmp_path, settings(alarm={"rise": 1.0}))
+    message = r"^alarm = .*no chosen answer of a training pair is watched"
     for probes in (None, tmp_path / "none.jsonl"):
-        with pytest.raises(ConfigError, match="no chosen answer of a training pair is watched"):
-            trainer_of(job.model_copy(update={"probes": probes}))
-    assert len(trainer_of(job).probes) == 10
+        with pytest.raises(ConfigError, match=message):
+            trainer_of(job.model_copy(update={"probes": probes}), alarm={"rise": 1.0})
+    assert len(trainer_of(job, alarm={"rise": 1.0}).probes) == 10
 
 
 def test_the_engine_is_the_one_that_is_named(
-    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: TrainJob, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class DeepSpeedEngine:
-        def __init__(self, *told: Any) -> None:
-            self.told = told
+        def __init__(self, *given: Any) -> None:
+            self.given = given
 
     module = SimpleNamespace(DeepSpeedEngine=DeepSpeedEngine)
     monkeypatch.setitem(sys.modules, "dynolab.training.deepspeed_engine", module)
-    config = settings(engine={"kind": "deepspeed", "ranks": 1})
-    trainer = trainer_of(make_job(inputs, tmp_path, config))
-    logits = ResponseLogits(trainer.policy)
-    engine = trainer._build_engine(logits)
-    assert isinstance(engine, DeepSpeedEngine) and engine.told == (logits, trainer.config)
-    plain = trainer_of(make_job(inputs, tmp_path, settings()))._build_engine(logits)
+    ranked = trainer_of(job, engine={"kind": "deepspeed", "ranks": 1})
+    logits = ResponseLogits(ranked.policy)
+    engine = ranked._build_engine(logits)
+    assert isinstance(engine, DeepSpeedEngine) and engine.given == (logits, ranked.config)
+    plain = trainer._build_engine(logits)
     assert isinstance(plain, PlainEngine) and plain.logits is logits
 
 
-def test_results_may_lie_deep_and_in_a_folder_that_is_there(inputs: Path, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"steps": 1, "probe_every": 0, "record_steps": []}
-    job = make_job(inputs, tmp_path, settings(**changes))
-    (tmp_path / "logs").mkdir()
-    job = job.model_copy(
-        update={"output": tmp_path / "a" / "b" / "output", "logs": tmp_path / "logs"}
-    )
+def test_results_may_lie_deep_and_in_a_folder_that_is_there(job: TrainJob) -> None:
+    short = settings(steps=1, probe_every=0, record_steps=[])
+    deep = job.output / "a" / "b"
+    job = job.model_copy(update={"config": short, "output": deep})
     for _ in range(2):
-        train(job, load_language_model(job.model), load_tokenizer(job.model))
-    summary = read_value(job.output / "summary.json", TrainingSummary)
-    assert (job.output / "summary.json").read_text() == summary.model_dump_json(indent=1)
-    assert [line.step for line in lines(job)] == [1, 1]
+        run(job)
+    assert (deep / "summary.json").read_text() == summary(job).model_dump_json(indent=1)
+    assert [line.step for line in logged(job)] == [1, 1]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_was_measured_of_the_model_is_told_by_the_first_rank(
-    rank: int, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rank: int, job: TrainJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Measured(ResponseLogits):
         def __init__(self, model: Any) -> None:
@@ -179,16 +173,13 @@ def test_what_was_measured_of_the_model_is_told_by_the_first_rank(
     monkeypatch.setattr(loop, "ResponseLogits", Measured)
     monkeypatch.setattr(Trainer, "_build_engine", end)
     play(monkeypatch, rank, 2)
-    (tmp_path / "logs").mkdir()
-    job = make_job(inputs, tmp_path, settings()).model_copy(update={"logs": tmp_path / "logs"})
+    job.output.rmdir()
     with pytest.raises(Ended):
         trainer_of(job).run()
-    assert job.output.exists() == (rank == 0)
-    told = tmp_path / "logs" / CHECKS
-    assert told.exists() == (rank == 0)
+    checks = tmp_path / "logs" / CHECKS
+    assert (job.output.exists(), checks.exists()) == (rank == 0, rank == 0)
     if rank == 0:
-        noted = json.loads(told.read_text())
-        assert noted["rows that share a prompt"] == {"largest": 0.25}
+        assert json.loads(checks.read_text())["rows that share a prompt"] == {"largest": 0.25}
 
 
 @pytest.mark.parametrize("measured", ["packing_width", "goes_on_from_prompts"])
@@ -196,10 +187,10 @@ def test_ranks_that_measured_the_model_otherwise_all_end(
     measured: str, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits = ResponseLogits(trainer.policy)
-    heard: list[Any] = []
-    play(monkeypatch, 0, 2, lambda mine: heard.append(mine) or [mine, heard[0]])
+    sent: list[Any] = []
+    play(monkeypatch, 0, 2, lambda mine: sent.append(mine) or [mine, sent[0]])
     trainer._agree(logits)
-    assert heard == [(32, True)]
+    assert sent == [(32, True)]
     monkeypatch.setattr(loop, measured, lambda logits: None)
     message = (
         "^model = 'GPTNeoXForCausalLM': ranks differ on whether its responses can share prompts, "
@@ -219,26 +210,25 @@ def test_every_rank_has_as_many_forwards_however_many_examples_there_are(
     play(monkeypatch, rank, 2)
     assert trainer.config.accumulation == 4
     parts = trainer._micro_batches([row(number) for number in range(5)])
-    assert [[one.id for one in part] for part in parts] == expected
+    assert [[example.id for example in part] for part in parts] == expected
     assert [list(part) for part in trainer._micro_batches([])] == [[], [], [], []]
 
 
 @pytest.mark.parametrize("margin", [1.0, 100.0])
 def test_a_forward_without_examples_takes_one_of_the_step_s_and_adds_no_gradient(
-    margin: float, inputs: Path, tmp_path: Path
+    margin: float, job: TrainJob
 ) -> None:
-    slic = {"name": "slic", "margin": margin, "sft_weight": 0.0}
-    trainer = trainer_of(make_job(inputs, tmp_path, settings(objective=slic)))
+    trainer = trainer_of(job, objective={"name": "slic", "margin": margin, "sft_weight": 0.0})
     engine = engine_of(trainer)
     # The short answer is far likelier: a margin of one nat is reached, and the loss is zero.
     rows = [row(number, rejected=range(8, 16)) for number in range(2)]
     sums, _ = trainer._accumulate(engine, rows)
     assert engine.batches == [["r0"], ["r0"], ["r0"], ["r1"]]
-    first, second = engine.losses[1], engine.losses[3]
-    assert [engine.losses[0], engine.losses[2]] == [0, 0]
+    empty, first, also_empty, second = engine.losses
+    assert empty == also_empty == 0
     assert sums["train/loss"] == pytest.approx(first + second)
     assert (first == 0) == (margin == 1.0)
-    found = {name: p.grad.clone() for name, p in trainer.policy.named_parameters()}
+    gradients = {name: p.grad.clone() for name, p in trainer.policy.named_parameters()}
 
     trainer.policy.zero_grad()
     tokens = trainer._tokens(engine, rows, count_step(rows, trainer.objective.sides))
@@ -246,7 +236,7 @@ def test_a_forward_without_examples_takes_one_of_the_step_s_and_adds_no_gradient
     loss = trainer.objective.loss(logps, tokens)
     loss.backward()
     for name, parameter in trainer.policy.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-3, atol=1e-6)
 
 
 def test_sums_are_those_of_all_ranks_and_some_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,8 +261,8 @@ class Scorer:
     made: list[dict[str, Any]]
     scores: list[Score]
 
-    def __init__(self, *told: Any, **named: Any) -> None:
-        self.made.append({"told": told, **named})
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self.made.append({"given": given, **named})
 
     def score(self) -> list[Score]:
         return self.scores
@@ -309,114 +299,105 @@ def scorer(monkeypatch: pytest.MonkeyPatch) -> type[Scorer]:
 def test_ranks_share_the_probes_unless_each_must_make_every_forward(
     engine: dict[str, Any],
     share: tuple[int, int],
-    inputs: Path,
-    tmp_path: Path,
+    job: TrainJob,
     scorer: type[Scorer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = settings(engine=engine, probe_batch_tokens=99)
-    trainer = trainer_of(make_job(inputs, tmp_path, config))
-    trainer.job.output.mkdir()
+    trainer = trainer_of(job, engine=engine, probe_batch_tokens=99)
     other, holder = score("b", -8.0, -3.0), SimpleNamespace(logits=object())
     play(monkeypatch, 1, 2, lambda mine: [[other], mine])
     for step in (0, 2):
         trainer._probe(holder, step)
-    told = (holder.logits, trainer.probes, trainer.encoder)
-    assert scorer.made == [{"told": told, "batch_tokens": 99, "share": share}]
-    assert not list(trainer.job.output.iterdir())
+    given = (holder.logits, trainer.probes, trainer.encoder)
+    assert scorer.made == [{"given": given, "batch_tokens": 99, "share": share}]
+    assert not list(job.output.iterdir())
 
     play(monkeypatch, 0, 2, lambda mine: [mine, [other]])
     trainer._probe(holder, 4)
     shared = share == (1, 2)
-    assert (trainer.job.output / "probes.jsonl").read_text() == "".join(
-        json.dumps({**json.loads(one.line()), "step": 4}, separators=(",", ":")) + "\n"
-        for one in (*scorer.scores, *([other] if shared else []))
+    rows = [*scorer.scores, other] if shared else scorer.scores
+    assert (job.output / "probes.jsonl").read_text() == "".join(
+        json.dumps({**json.loads(row.line()), "step": 4}, separators=(",", ":")) + "\n"
+        for row in rows
     )
-    (line,) = lines(trainer.job)
-    assert line.step == 4
-    assert line.metrics["probe/chosen/logp"] == (-6.0 if shared else -4.0)
-    assert line.metrics[GAP] == (4.0 if shared else 3.0)
+    (line,) = logged(job)
+    means = (line.metrics["probe/chosen/logp"], line.metrics[GAP])
+    assert (line.step, means) == (4, (-6.0, 4.0) if shared else (-4.0, 3.0))
 
 
-def heard(job: TrainJob, step: int) -> dict[str, float]:
-    (found,) = [line.metrics for line in lines(job) if line.step == step]
-    return {name: found[name] for name in (GAP, RISE, RANG) if name in found}
+def heard(job: TrainJob) -> list[dict[str, float]]:
+    """What was logged of the alarm, probe by probe."""
+    names = (GAP, RISE, RANG)
+    return [
+        {name: line.metrics[name] for name in names if name in line.metrics} for line in logged(job)
+    ]
 
 
-def alarmed(inputs: Path, folder: Path, **changes: Any) -> Trainer:
-    job = make_job(inputs, folder, settings(alarm={"rise": 1.5}, probe_every=1))
-    job = job.model_copy(update=changes)
-    job.output.mkdir(exist_ok=True)
-    trainer = trainer_of(job)
+def alarmed(job: TrainJob) -> Trainer:
+    trainer = trainer_of(job, alarm={"rise": 1.5}, probe_every=1)
     trainer.alarm = trainer._build_alarm()
     return trainer
 
 
-def test_the_alarm_hears_every_probe_and_ends_training(
-    inputs: Path, tmp_path: Path, scorer: type[Scorer]
-) -> None:
-    trainer, engine = alarmed(inputs, tmp_path), SimpleNamespace(logits=None)
+def test_the_alarm_hears_every_probe_and_ends_training(job: TrainJob, scorer: type[Scorer]) -> None:
+    trainer, engine = alarmed(job), SimpleNamespace(logits=None)
     ended = []
     for step, logp in enumerate((-4.0, -5.0, -6.0)):
         scorer.scores = [score("a", logp, -1.0)]
         ended.append(trainer._ended(engine, step))
     assert ended == [False, False, True]
-    assert [heard(trainer.job, step) for step in range(3)] == [
+    assert heard(job) == [
         {GAP: 3.0, RISE: 0.0},
         {GAP: 4.0, RISE: 1.0},
         {GAP: 5.0, RISE: 2.0, RANG: 1.0},
     ]
     engine.master_weights = engine_of(trainer).master_weights
     trainer._finish(engine, 2)
-    summary = read_value(trainer.job.output / "summary.json", TrainingSummary)
-    assert summary.alarm == AlarmRing(step=2, gap=5.0, rise=2.0, stopped=True)
-    assert summary.steps == 2
+    ring = AlarmRing(step=2, gap=5.0, rise=2.0, stopped=True)
+    assert (summary(job).alarm, summary(job).steps) == (ring, 2)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_resumed_alarm_knows_on_every_rank_what_was_logged_before(
+BEFORE = [
+    MetricsLine(step=0, examples=0, time=0.0, metrics={GAP: 1.0}),
+    MetricsLine(step=1, examples=8, time=0.0, metrics={"train/loss": 1.0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("rank", "resumed", "expected"),
+    [
+        (0, True, {RISE: 2.0, RANG: 1.0}),
+        (1, True, {RISE: 2.0, RANG: 1.0}),
+        (0, False, {RISE: 0.0}),
+    ],
+    ids=["first rank", "another rank", "anew beside an old log"],
+)
+def test_a_resumed_alarm_alone_knows_on_every_rank_what_was_logged_before(
     rank: int,
-    inputs: Path,
+    resumed: bool,
+    expected: dict[str, float],
+    job: TrainJob,
     tmp_path: Path,
-    scorer: type[Scorer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = [
-        MetricsLine(step=0, examples=0, time=0.0, metrics={GAP: 1.0}),
-        MetricsLine(step=1, examples=8, time=0.0, metrics={"train/loss": 1.0}),
-    ]
-    (tmp_path / "output").mkdir()
-    log = tmp_path / "output" / "metrics.jsonl"
     if rank == 0:
-        log.write_text("".join(line.model_dump_json() + "\n" for line in before))
+        log = "".join(line.model_dump_json() + "\n" for line in BEFORE)
+        (job.output / "metrics.jsonl").write_text(log)
         play(monkeypatch, 0, 2, lambda mine: [mine, []])
     else:  # Another host may not see the file yet.
-        play(monkeypatch, 1, 2, lambda mine: [before, mine])
-    trainer = alarmed(inputs, tmp_path, resume_from=tmp_path / "state")
+        play(monkeypatch, 1, 2, lambda mine: [BEFORE, mine])
+    if resumed:
+        job = job.model_copy(update={"resume_from": tmp_path / "state"})
+    trainer = alarmed(job)
     assert trainer.alarm is not None
-    assert trainer.alarm.update(2, {GAP: 3.0}) == {RISE: 2.0, RANG: 1.0}
-
-
-def test_an_alarm_that_starts_anew_beside_an_old_log_has_heard_nothing(
-    inputs: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "output").mkdir()
-    line = MetricsLine(step=0, examples=0, time=0.0, metrics={GAP: 1.0})
-    (tmp_path / "output" / "metrics.jsonl").write_text(line.model_dump_json() + "\n")
-    trainer = alarmed(inputs, tmp_path)
-    assert trainer.alarm is not None
-    assert trainer.alarm.update(0, {GAP: 3.0}) == {RISE: 0.0}
+    assert trainer.alarm.update(2, {GAP: 3.0}) == expected
 
 
 @pytest.mark.parametrize("says", [False, True])
 def test_the_first_rank_says_whether_training_ends(
-    says: bool,
-    inputs: Path,
-    tmp_path: Path,
-    scorer: type[Scorer],
-    monkeypatch: pytest.MonkeyPatch,
+    says: bool, job: TrainJob, scorer: type[Scorer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = alarmed(inputs, tmp_path)
+    trainer = alarmed(job)
     play(monkeypatch, 1, 2, lambda mine: [says, mine])
     assert trainer._ended(SimpleNamespace(logits=None), 0) == says
 
@@ -436,11 +417,10 @@ def test_times_are_those_of_the_clock(
     trainer.source = SimpleNamespace(draw=lambda engine, step: drawn)
     trainer._step(engine_of(trainer), 4)
     trainer._probe(engine_of(trainer), 6)
-    step, probe = lines(trainer.job)
+    step, probe = logged(trainer.job)
     metrics = {"rollout/groups": 3.0, "train/examples_per_s": 2.0}
     assert step == MetricsLine(step=5, examples=40, time=1e9, metrics=metrics)
-    assert (probe.step, probe.examples) == (6, 48)
-    assert probe.metrics["probe/seconds"] == 0.5
+    assert (probe.step, probe.examples, probe.metrics["probe/seconds"]) == (6, 48, 0.5)
 
 
 def test_a_step_logs_what_its_drawing_and_its_learning_say(trainer: Trainer) -> None:
@@ -453,72 +433,66 @@ def test_a_step_logs_what_its_drawing_and_its_learning_say(trainer: Trainer) -> 
         "train/step": float(step),
     }
     trainer._step(engine_of(trainer), 4)
-    (line,) = lines(trainer.job)
+    (line,) = logged(trainer.job)
     assert line.metrics.pop("train/examples_per_s") > 0
     assert line.metrics == {"rollout/groups": 3.0, "train/loss": 2.0, "train/step": 4.0}
 
 
 @pytest.mark.parametrize("logs", [True, False])
 def test_what_diverged_is_kept_as_records_hold_it(
-    logs: bool, trainer: Trainer, tmp_path: Path
+    logs: bool, job: TrainJob, tmp_path: Path
 ) -> None:
+    trainer = trainer_of(job if logs else job.model_copy(update={"logs": None}))
     answer = Encoded((1, 5, 6, 2), 2)
     groups = [Group(name, (Completion(answer, torch.tensor([0.5, 1.0])),)) for name in "gh"]
     trainer.source = SimpleNamespace(temperature=0.7)
-    if logs:
-        (tmp_path / "logs").mkdir()
-        trainer.job = trainer.job.model_copy(update={"logs": tmp_path / "logs"})
     trainer._check_finite("loss", 1.0, groups)
     with pytest.raises(Diverged, match=r"^loss = inf: ") as stopped:
         trainer._check_finite("loss", math.inf, groups)
     assert stopped.value.ids == ["g", "h"]
     kept = (tmp_path / ("logs" if logs else "output") / DIVERGED).read_text()
     expected = [recorded(group, trainer.objective.sides, 0.7) for group in groups]
-    assert kept == "".join(one.model_dump_json() + "\n" for one in expected)
+    assert kept == "".join(example.model_dump_json() + "\n" for example in expected)
 
 
 def test_another_rank_diverges_with_the_first_and_writes_nothing(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+    trainer: Trainer, weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play(monkeypatch, 1, 2)
     trainer._log(1, {"train/loss": 1.0})
     with pytest.raises(Diverged):
         trainer._check_finite("loss", math.nan, [row(0)])
-    weights = engine_of(trainer).master_weights()
     engine = SimpleNamespace(master_weights=lambda: weights)
     trainer._record(engine, 0, 0.1, 1.0, [row(0)], weights, {})
     trainer._finish(engine, 1)
     assert not list(trainer.job.output.iterdir())
 
 
-def test_the_model_is_saved_with_the_engine_s_full_weights(trainer: Trainer) -> None:
-    """They may be others than the policy's own, which an engine can hold in half precision."""
-    policy = trainer.policy.named_parameters()
-    full = {name: p.detach() + 1 for name, p in policy}
-    (trainer.job.output / "best").mkdir()
-    trainer._finish(SimpleNamespace(master_weights=lambda: full), 5)
-    saved = dict(load_language_model(trainer.job.output / "model").named_parameters())
-    assert saved.keys() == full.keys()
-    assert all(torch.equal(saved[name], full[name]) for name in full)
-    assert load_tokenizer(trainer.job.output / "model").eos_token == "<eos>"
-    assert sorted(path.name for path in trainer.job.output.iterdir()) == ["model", "summary.json"]
-
-
-@contextmanager
-def nothing() -> Iterator[None]:
-    yield
+def test_the_model_is_saved_with_the_engine_s_full_weights(
+    trainer: Trainer, weights: dict[str, Tensor]
+) -> None:
+    output = trainer.job.output
+    (output / "best").mkdir()
+    trainer._finish(SimpleNamespace(master_weights=lambda: weights), 5)
+    saved = dict(load_language_model(output / "model").named_parameters())
+    assert distance(saved, weights) == 0.0
+    assert load_tokenizer(output / "model").eos_token == "<eos>"
+    assert sorted(path.name for path in output.iterdir()) == ["model", "summary.json"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_adapters_are_saved_by_the_first_rank_where_the_weights_are_whole(
-    rank: int, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+    rank: int,
+    trainer: Trainer,
+    weights: dict[str, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     saved: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(loop, "save_merged", lambda *told: saved.append(told))
+    monkeypatch.setattr(loop, "save_merged", lambda *given: saved.append(given))
     trainer.config = trainer.config.model_copy(update={"lora": object()})
     play(monkeypatch, rank, 2)
-    weights: dict[str, Tensor] = {}
-    trainer._finish(SimpleNamespace(master_weights=lambda: weights, gathered=nothing), 5)
+    engine = SimpleNamespace(master_weights=lambda: weights, gathered=nullcontext)
+    trainer._finish(engine, 5)
     assert saved == ([(trainer.policy, weights, trainer.job.output)] if rank == 0 else [])
 
 

@@ -14,7 +14,6 @@ from dynolab.data.rows import Example, read_rows
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import SimPOConfig, build_objective
 from models.language import load_language_model, load_tokenizer
-from tests.training.small import make_files
 
 OBJECTIVE = build_objective(SimPOConfig())
 
@@ -36,20 +35,19 @@ def padded_left(batch: TokenBatch) -> TokenBatch:
     )
 
 
-def test_the_side_of_the_padding_changes_neither_loss_nor_gradient(tmp_path: Path) -> None:
-    make_files(tmp_path)
-    encoder = Encoder(load_tokenizer(tmp_path / "model"), 48, "error")
-    examples = encoder.examples(list(read_rows(tmp_path / "train.jsonl", Example))[:6])
+def test_the_side_of_the_padding_changes_neither_loss_nor_gradient(inputs: Path) -> None:
+    encoder = Encoder(load_tokenizer(inputs / "model"), 48, "error")
+    examples = encoder.examples(list(read_rows(inputs / "train.jsonl", Example))[:6])
     right = collate_examples(examples, 0, OBJECTIVE.sides, count_totals(examples, OBJECTIVE.sides))
     left = padded_left(right)
     assert not torch.equal(left.input_ids, right.input_ids)
-    found = []
+    results = []
     for batch in (right, left):
-        model = load_language_model(tmp_path / "model", torch.float64)
+        model = load_language_model(inputs / "model", torch.float64)
         loss = OBJECTIVE.loss(token_logps(ResponseLogits(model)(batch), batch), batch)
         loss.backward()
         gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        found.append((loss.detach(), torch.cat(gradients)))
-    (loss, gradient), (other_loss, other_gradient) = found
+        results.append((loss.detach(), torch.cat(gradients)))
+    (loss, gradient), (other_loss, other_gradient) = results
     assert abs(loss - other_loss) < 1e-6 * abs(loss)
     assert (gradient - other_gradient).norm() < 1e-5 * gradient.norm()

@@ -9,23 +9,26 @@ import numpy as np
 import pytest
 
 from dynolab.data.batches import collate
-from dynolab.data.rows import read_value
 from dynolab.forces import PolicyFunction, force_map, one_step, split_step
 from dynolab.objectives import build_objective
-from dynolab.results.study import TrainingSummary
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.store import Manifest, Store
-from dynolab.training.loop import train
-from dynolab.training.record import StepRecord
-from models.language import load_language_model, load_tokenizer
+from dynolab.training.job import TrainJob
+from models.language import load_language_model
 from tasks.runtime.launch.launcher import launch_ranks
 from tests.training.small import (
+    apart,
     distance,
     group_settings,
+    logged,
     make_files,
     make_job,
+    metrics,
+    run_small,
     settings,
-    trained_weights,
+    state,
+    step_record,
+    summary,
 )
 
 pytestmark = pytest.mark.ranks
@@ -108,8 +111,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         environment={"PYTHONPATH": str(ROOT), ALLOWED: "tests.training.rewards"},
         while_running=lambda: None,
     )
-    plain = make_job(folder, folder / "plain", settings())
-    train(plain, load_language_model(plain.model), load_tokenizer(plain.model))
+    run_small(folder, folder / "plain", settings())
     return folder
 
 
@@ -120,7 +122,7 @@ def test_ranks_of_one_host_listen_on_loopback_alone(runs: Path, rank: int) -> No
     assert {address.rpartition(":")[0] for address in listening} == {"127.0.0.1"}
 
 
-def job_of(runs: Path, name: str, which: str):
+def job_of(runs: Path, name: str, which: str) -> TrainJob:
     return make_job(runs, runs / name / which, settings())
 
 
@@ -128,62 +130,56 @@ def job_of(runs: Path, name: str, which: str):
 def test_every_rank_keeps_a_shard_of_its_own_and_none_holds_code(
     runs: Path, name: str, tmp_path: Path
 ) -> None:
-    state = job_of(runs, name, "whole").resume_out / "step-00000003"
     place = Store(f"file://{tmp_path}/store", cache=tmp_path / "cache").place("sft", "ab" * 32)
-    place.commit_resume(3, state, Manifest(stage="sft", key="ab" * 32, version=1, world_size=2))
+    written = state(job_of(runs, name, "whole"), 3)
+    place.commit_resume(3, written, Manifest(stage="sft", key="ab" * 32, version=1, world_size=2))
     _, kept = place.newest_resume() or pytest.fail("no state was kept")
     files = Manifest.model_validate_json((kept / "manifest.json").read_bytes()).files
     shards = {f"engine/shard-{rank}.safetensors" for rank in range(2)}
     assert shards | {f"random-{rank}.safetensors" for rank in range(2)} <= files.keys()
     assert {Path(path).suffix for path in files} == {".safetensors", ".json", ".jsonl"}
-    one, other = (files[path] for path in sorted(shards))
-    assert one.sha256 != other.sha256
-    assert one.size == pytest.approx(other.size, rel=0.1)  # each holds its half
+    first, second = (files[path] for path in sorted(shards))
+    assert first.sha256 != second.sha256
+    assert first.size == pytest.approx(second.size, rel=0.1)  # each holds its half
 
 
 @pytest.mark.parametrize("name", [*CASES, "momentum-zero2", "momentum-zero3"])
 def test_a_resumed_run_ends_with_the_same_bits(runs: Path, name: str) -> None:
     whole, resumed = job_of(runs, name, "whole"), job_of(runs, name, "resumed")
-    assert distance(trained_weights(whole), trained_weights(resumed)) == 0.0
+    assert apart(whole, resumed) == 0.0
     assert (whole.output / "probes.jsonl").read_text() == (
         resumed.output / "probes.jsonl"
     ).read_text()
-    steps = [json.loads(line)["step"] for line in (resumed.output / "metrics.jsonl").open()]
-    assert steps == [json.loads(line)["step"] for line in (whole.output / "metrics.jsonl").open()]
+    assert [line.step for line in logged(resumed)] == [line.step for line in logged(whole)]
     for step in (0, 1, 3):
-        record = f"forces/step-{step:08d}"
-        one, other = (
-            StepRecord.load(whole.output / record),
-            StepRecord.load(resumed.output / record),
-        )
-        assert one.facts == other.facts
-        assert distance(one.after, other.after) == 0.0
-        assert one.state.keys() == other.state.keys()
-        for parameter, tensors in one.state.items():
-            assert distance(tensors, other.state[parameter]) == 0.0
+        record, again = step_record(whole, step), step_record(resumed, step)
+        assert record.facts == again.facts
+        assert distance(record.after, again.after) == 0.0
+        assert record.state.keys() == again.state.keys()
+        for parameter, tensors in record.state.items():
+            assert distance(tensors, again.state[parameter]) == 0.0
 
 
 def test_an_alarm_ends_all_ranks_at_one_step_resumed_or_not(runs: Path) -> None:
     for which in ("whole", "resumed"):
-        output = job_of(runs, ALARMED, which).output
-        summary = read_value(output / "summary.json", TrainingSummary)
-        assert summary.alarm is not None
-        assert summary.steps == summary.alarm.step == 4
-        steps = [json.loads(line)["step"] for line in (output / "metrics.jsonl").open()]
-        assert steps == [0, 1, 2, 3, 4, 4]
+        job = job_of(runs, ALARMED, which)
+        ring = summary(job).alarm
+        assert ring is not None
+        assert summary(job).steps == ring.step == 4
+        assert [line.step for line in logged(job)] == [0, 1, 2, 3, 4, 4]
     whole, resumed = (job_of(runs, ALARMED, which) for which in ("whole", "resumed"))
-    assert distance(trained_weights(whole), trained_weights(resumed)) == 0.0
+    assert apart(whole, resumed) == 0.0
 
 
 @pytest.mark.parametrize("name", ["zero2", "zero3", "bf16"])
 def test_the_best_probe_s_model_is_gathered_from_all_ranks(runs: Path, name: str) -> None:
     whole, resumed = (job_of(runs, f"best-{name}", which) for which in ("whole", "resumed"))
-    told = read_value(whole.output / "summary.json", TrainingSummary)
-    assert told == read_value(resumed.output / "summary.json", TrainingSummary)
-    assert told.best is not None
-    assert told.best.step == 6  # DPO pushes rejected answers down to the end
-    assert distance(trained_weights(whole), trained_weights(resumed)) == 0.0
-    assert distance(trained_weights(whole), trained_weights(job_of(runs, name, "whole"))) == 0.0
+    assert summary(whole) == summary(resumed)
+    best = summary(whole).best
+    assert best is not None
+    assert best.step == 6  # DPO pushes rejected answers down to the end
+    assert apart(whole, resumed) == 0.0
+    assert apart(whole, job_of(runs, name, "whole")) == 0.0
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "bf16"])
@@ -191,10 +187,8 @@ def test_every_zero_stage_gives_the_plain_numbers(runs: Path, name: str) -> None
     plain = make_job(runs, runs / "plain", settings())
     ours = job_of(runs, name, "whole")
     # Adam divides by the root of a squared gradient: rounding shows at a few 1e-6 of a step.
-    assert distance(trained_weights(plain), trained_weights(ours)) < 2e-5
-    one = [json.loads(line)["metrics"] for line in (plain.output / "metrics.jsonl").open()]
-    other = [json.loads(line)["metrics"] for line in (ours.output / "metrics.jsonl").open()]
-    for expected, got in zip(one, other, strict=True):
+    assert apart(plain, ours) < 2e-5
+    for expected, got in zip(metrics(plain), metrics(ours), strict=True):
         assert expected.keys() == got.keys()
         # Accuracy counts the signs of margins, which at first are zero but for rounding.
         for key in expected.keys() - {"train/examples_per_s", "probe/seconds", "train/accuracy"}:
@@ -203,25 +197,23 @@ def test_every_zero_stage_gives_the_plain_numbers(runs: Path, name: str) -> None
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_groups_are_the_same_on_ranks_and_resume_to_the_bit(
-    runs: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    runs: Path, tmp_path: Path, name: str
 ) -> None:
-    monkeypatch.setenv(ALLOWED, "tests.training.rewards")
     _, config = GROUPS[name]
-    alone = make_job(runs, tmp_path, config)
-    train(alone, load_language_model(alone.model), load_tokenizer(alone.model))
+    alone = run_small(runs, tmp_path, config)
     whole, resumed = job_of(runs, name, "whole"), job_of(runs, name, "resumed")
-    assert distance(trained_weights(whole), trained_weights(resumed)) == 0.0
-    assert distance(trained_weights(alone), trained_weights(whole)) < 1e-5
-    place = "forces/step-00000003"
-    records = [StepRecord.load(job.output / place).examples for job in (alone, whole, resumed)]
+    assert apart(whole, resumed) == 0.0
+    assert apart(alone, whole) < 1e-5
     drawn = [
-        [(example.id, sequence) for example in examples for sequence in example.named().values()]
-        for examples in records
+        [
+            (example.id, sequence)
+            for example in step_record(job, 3).examples
+            for sequence in example.named().values()
+        ]
+        for job in (alone, whole, resumed)
     ]
     assert drawn[0] == drawn[1] == drawn[2]
-    metrics = [(job.output / "metrics.jsonl").open().readlines() for job in (alone, whole)]
-    for one, other in zip(*metrics, strict=True):
-        expected, got = json.loads(one)["metrics"], json.loads(other)["metrics"]
+    for expected, got in zip(metrics(alone), metrics(whole), strict=True):
         assert expected.keys() == got.keys()
         free = {"train/examples_per_s"}
         if abs(expected.get("train/margin", 1.0)) < 1e-5:
@@ -231,9 +223,9 @@ def test_groups_are_the_same_on_ranks_and_resume_to_the_bit(
 
 
 def test_records_hold_whole_tensors_at_every_stage(runs: Path) -> None:
-    plain = StepRecord.load(runs / "plain" / "output" / "forces" / "step-00000003")
+    plain = step_record(make_job(runs, runs / "plain", settings()), 3)
     for name in CASES:
-        record = StepRecord.load(runs / name / "whole" / "output" / "forces" / "step-00000003")
+        record = step_record(job_of(runs, name, "whole"), 3)
         assert record.state.keys() == plain.state.keys()
         for parameter, tensors in plain.state.items():
             assert record.state[parameter].keys() == tensors.keys()
@@ -250,25 +242,28 @@ def test_a_zero2_record_has_the_forces_of_one_process(runs: Path) -> None:
     Adam's scale is the inverse root of a squared gradient, which rounding moves most where the
     gradient is next to nothing; 1e-3 of the map's norm is the bound of the records' moments.
     """
-    found = {}
-    for name in ("plain", "zero2/whole"):
-        folder = runs / name / "output" / "forces" / "step-00000003"
-        record = StepRecord.load(folder)
+    forces = []
+    for folder in ("plain", "zero2/whole"):
+        record = step_record(make_job(runs, runs / folder, settings()), 3)
         policy = PolicyFunction(load_language_model(runs / "model"))
         update = split_step(record, policy).update
         observed = [example.chosen for example in record.examples[:3]]
         objective = build_objective(record.facts.objective)
-        found[name] = (
-            force_map(policy, observed, record.examples, objective, at=record.before).force,
-            force_map(
-                policy, observed, record.examples, objective, update=update, at=record.before
-            ).force,
-            one_step(policy, record.before, record.after, collate(observed, 0)).predicted.numpy(),
+        forces.append(
+            (
+                force_map(policy, observed, record.examples, objective, at=record.before).force,
+                force_map(
+                    policy, observed, record.examples, objective, update=update, at=record.before
+                ).force,
+                one_step(
+                    policy, record.before, record.after, collate(observed, 0)
+                ).predicted.numpy(),
+            )
         )
-    for one, other in zip(*found.values(), strict=True):
+    for one, other in zip(*forces, strict=True):
         assert np.linalg.norm(one - other) < 1e-3 * np.linalg.norm(one)
 
 
 def test_bf16_follows_fp32_at_its_own_precision(runs: Path) -> None:
     bf16, fp32 = job_of(runs, "bf16", "whole"), job_of(runs, "zero1", "whole")
-    assert 0 < distance(trained_weights(bf16), trained_weights(fp32)) < 5e-3
+    assert 0 < apart(bf16, fp32) < 5e-3

@@ -117,29 +117,42 @@ def test_a_group_is_given_back_as_its_step_took_it(dtype: torch.dtype) -> None:
     group = read_recorded(GROUP_LINE).scored(dtype)
     assert isinstance(group, Group) and group.id == "g1"
     first, second = group.completions
-    assert (first.encoded, second.encoded) == (GOOD, BAD)
-    assert numbers(first.advantage) == (dtype, [0.5, 1.0])
-    assert numbers(first.old) == (dtype, [-0.25, -0.5])
-    assert numbers(first.reference) == (dtype, [-0.75, -1.0])
     assert first.top is not None
-    assert numbers(first.top.token) == (torch.int64, [[6, 3], [2, 4]])
-    assert numbers(first.top.logp) == (dtype, [[-0.25, -2.0], [-0.5, -4.0]])
-    assert numbers(first.top.entropy) == (dtype, [0.125, 0.375])
+    taken = {
+        "advantage": first.advantage,
+        "old": first.old,
+        "reference": first.reference,
+        "token": first.top.token,
+        "logp": first.top.logp,
+        "entropy": first.top.entropy,
+    }
+    assert first.encoded == GOOD
+    assert {name: numbers(values) for name, values in taken.items()} == {
+        "advantage": (dtype, [0.5, 1.0]),
+        "old": (dtype, [-0.25, -0.5]),
+        "reference": (dtype, [-0.75, -1.0]),
+        "token": (torch.int64, [[6, 3], [2, 4]]),
+        "logp": (dtype, [[-0.25, -2.0], [-0.5, -4.0]]),
+        "entropy": (dtype, [0.125, 0.375]),
+    }
+    assert (second.encoded, second.old, second.reference, second.top) == (BAD, None, None, None)
     assert numbers(second.advantage) == (dtype, [0.0, -0.5, 0.25])
-    assert (second.old, second.reference, second.top) == (None, None, None)
 
 
-def test_responses_stand_with_their_sides_and_places() -> None:
-    row = read_recorded(ROW_LINE)
-    assert row.responses(BOTH) == [(CHOSEN, GOOD), (REJECTED, BAD)]
-    assert row.responses((REJECTED,)) == [(REJECTED, BAD)]
-    assert row.named() == {"chosen": GOOD, "rejected": BAD}
-    assert RecordedExample(id="r2", chosen=GOOD).named() == {"chosen": GOOD}
-    group = read_recorded(GROUP_LINE)
-    assert group.responses(BOTH) == [(CHOSEN, GOOD), (REJECTED, BAD)]
-    assert group.responses((CHOSEN,)) == [(CHOSEN, GOOD)]
-    assert group.responses((REJECTED,)) == [(REJECTED, BAD)]
-    assert group.named() == {"completions[0]": GOOD, "completions[1]": BAD}
+@pytest.mark.parametrize(
+    ("line", "places"),
+    [
+        (ROW_LINE, {"chosen": GOOD, "rejected": BAD}),
+        (GROUP_LINE, {"completions[0]": GOOD, "completions[1]": BAD}),
+    ],
+    ids=["row", "group"],
+)
+def test_responses_stand_with_their_sides_and_places(line: str, places: dict[str, Encoded]) -> None:
+    example = read_recorded(line)
+    assert example.responses(BOTH) == [(CHOSEN, GOOD), (REJECTED, BAD)]
+    assert example.responses((CHOSEN,)) == [(CHOSEN, GOOD)]
+    assert example.responses((REJECTED,)) == [(REJECTED, BAD)]
+    assert example.named() == places
 
 
 def test_a_completion_that_nothing_pushes_stands_on_the_chosen_side() -> None:
@@ -152,6 +165,7 @@ def test_a_completion_that_nothing_pushes_stands_on_the_chosen_side() -> None:
 
 def test_an_example_without_the_side_that_an_objective_needs_is_named() -> None:
     row = RecordedExample(id="r2", chosen=GOOD)
+    assert row.named() == {"chosen": GOOD}
     assert row.responses((CHOSEN,)) == [(CHOSEN, GOOD)]
     message = r"^updating example r2 = None: its objective needs a rejected response$"
     with pytest.raises(ConfigError, match=message):
@@ -215,6 +229,6 @@ def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
         *((read.state[name], step.state[name]) for name in step.state),
     ):
         assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
-            name: one.tolist() for name, one in expected.items()
+            name: tensor.tolist() for name, tensor in expected.items()
         }
     assert read.state.keys() == step.state.keys()

@@ -14,10 +14,8 @@ import torch
 from dynolab.data.batches import draw
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.rows import Example, read_rows
-from dynolab.training.loop import train
-from dynolab.training.record import StepRecord
 from models.language import load_language_model, load_tokenizer
-from tests.training.small import make_files, make_job, settings
+from tests.training.small import logged, run_small, settings, step_record
 
 STEPS, BATCH, BETA, RATE, CLIP = 5, 6, 0.4, 0.2, 0.5
 
@@ -28,8 +26,7 @@ def logp(model: torch.nn.Module, sequence: Encoded) -> torch.Tensor:
     return sum(logits[at - 1, sequence.ids[at]] for at in range(first, len(sequence.ids)))
 
 
-def test_preference_training_is_the_algorithm_written_out(tmp_path: Path) -> None:
-    make_files(tmp_path)
+def test_preference_training_is_the_algorithm_written_out(inputs: Path, tmp_path: Path) -> None:
     config = settings(
         objective={"name": "dpo", "beta": BETA},
         optimizer={"name": "sgd", "learning_rate": RATE, "momentum": 0.9, "weight_decay": 0.01},
@@ -42,9 +39,8 @@ def test_preference_training_is_the_algorithm_written_out(tmp_path: Path) -> Non
         checkpoint_every=0,
         record_steps=[0, 3],
     )
-    job = make_job(tmp_path, tmp_path / "run", config)
     began = time.time()
-    train(job, load_language_model(job.model), load_tokenizer(job.model))
+    job = run_small(inputs, tmp_path, config)
     ended = time.time()
 
     model = load_language_model(job.model).eval()
@@ -53,8 +49,8 @@ def test_preference_training_is_the_algorithm_written_out(tmp_path: Path) -> Non
         read_rows(job.examples, Example)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0, momentum=0.9, weight_decay=0.01)
-    lines = [json.loads(line) for line in (job.output / "metrics.jsonl").open()]
-    trained = [line for line in lines if "train/loss" in line["metrics"]]
+    lines = logged(job)
+    trained = [line for line in lines if "train/loss" in line.metrics]
     for step in range(STEPS):
         drawn = [rows[place] for place in draw(step, BATCH, len(rows), config.seed)]
         sums = dict.fromkeys(("loss", "margin", "chosen_logp", "push"), 0.0)
@@ -82,24 +78,29 @@ def test_preference_training_is_the_algorithm_written_out(tmp_path: Path) -> Non
         optimizer.zero_grad()
 
         line = trained[step]
-        assert (line["step"], line["examples"]) == (step + 1, (step + 1) * BATCH)
-        assert began <= line["time"] <= ended
-        found = line["metrics"]
-        assert found["train/loss"] == pytest.approx(sums["loss"], rel=1e-4)
-        assert found["train/margin"] == pytest.approx(sums["margin"], rel=1e-3, abs=1e-5)
-        assert found["train/chosen_logp"] == pytest.approx(sums["chosen_logp"], rel=1e-5)
-        assert found["train/dynamic_learning_rate"] == pytest.approx(sums["push"], rel=1e-4)
+        assert (line.step, line.examples) == (step + 1, (step + 1) * BATCH)
+        assert began <= line.time <= ended
         median = sorted(pushes)[BATCH - 1 : BATCH + 1]
-        assert found["train/dynamic_learning_rate/q50"] == pytest.approx(sum(median) / 2, rel=1e-4)
-        assert found["train/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
-        assert found["train/learning_rate"] == pytest.approx(rate)
-        assert 0 < found["train/examples_per_s"] < BATCH / 1e-4
+        expected = {
+            "train/loss": pytest.approx(sums["loss"], rel=1e-4),
+            "train/margin": pytest.approx(sums["margin"], rel=1e-3, abs=1e-5),
+            "train/chosen_logp": pytest.approx(sums["chosen_logp"], rel=1e-5),
+            "train/dynamic_learning_rate": pytest.approx(sums["push"], rel=1e-4),
+            "train/dynamic_learning_rate/q50": pytest.approx(sum(median) / 2, rel=1e-4),
+            "train/grad_norm": pytest.approx(float(norm), rel=1e-4),
+            "train/learning_rate": pytest.approx(rate),
+        }
+        assert {name: line.metrics[name] for name in expected} == expected
+        assert 0 < line.metrics["train/examples_per_s"] < BATCH / 1e-4
         if step in (0, 3):
-            record = StepRecord.load(job.output / f"forces/step-{step:08d}")
+            record = step_record(job, step)
             facts = record.facts
-            assert (facts.step, facts.learning_rate) == (step, pytest.approx(rate))
-            assert facts.grad_norm == pytest.approx(float(norm), rel=1e-4)
-            assert facts.clip_factor == pytest.approx(factor, rel=1e-4)
+            assert (facts.step, facts.learning_rate, facts.grad_norm, facts.clip_factor) == (
+                step,
+                pytest.approx(rate),
+                pytest.approx(float(norm), rel=1e-4),
+                pytest.approx(factor, rel=1e-4),
+            )
             assert [example.id for example in record.examples] == [row.id for row in drawn]
             after = dict(model.named_parameters())
             for name in before:
@@ -109,14 +110,13 @@ def test_preference_training_is_the_algorithm_written_out(tmp_path: Path) -> Non
     saved = dict(load_language_model(job.output / "model").named_parameters())
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(saved[name], parameter, rtol=0, atol=2e-6)
-    assert [line["step"] for line in lines] == [0, 1, 2, 2, 3, 4, 4, 5, 5]
-    probed = [line["metrics"] for line in lines if "probe/seconds" in line["metrics"]]
-    assert all(found["probe/seconds"] > 0 for found in probed)
+    assert [line.step for line in lines] == [0, 1, 2, 2, 3, 4, 4, 5, 5]
+    assert all(line.metrics["probe/seconds"] > 0 for line in lines if line not in trained)
     assert sorted(path.name for path in (job.output / "forces").iterdir()) == [
         "step-00000000",
         "step-00000003",
     ]
-    summary = json.loads((job.output / "summary.json").read_text())
-    assert (summary["steps"], summary["objective"]) == (STEPS, "dpo")
-    assert set(summary) == {"steps", "objective", "rows"}
+    written = json.loads((job.output / "summary.json").read_text())
+    rows_kept = written.pop("rows")
+    assert rows_kept and written == {"steps": STEPS, "objective": "dpo"}
     assert not list(job.resume_out.iterdir())

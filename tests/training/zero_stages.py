@@ -12,9 +12,7 @@ from dynolab import distributed
 from dynolab.likelihood import packed
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.deepspeed_engine import init_ranks
-from dynolab.training.loop import train
-from models.language import load_language_model, load_tokenizer
-from tests.training.small import make_job
+from tests.training.small import run_small, state
 
 
 def main() -> None:
@@ -34,11 +32,8 @@ def main() -> None:
         kind = GroupTrainConfig if "completions" in settings else TrainConfig
         config = kind.model_validate(settings)
         folder = inputs / name
-        whole = make_job(inputs, folder / "whole", config)
-        train(whole, load_language_model(whole.model), load_tokenizer(whole.model))
-        state = whole.resume_out / "step-00000003"
-        resumed = make_job(inputs, folder / "resumed", config, resume_from=state)
-        train(resumed, load_language_model(whole.model), load_tokenizer(whole.model))
+        whole = run_small(inputs, folder / "whole", config)
+        run_small(inputs, folder / "resumed", config, state(whole, 3))
         distributed.barrier()
 
 
