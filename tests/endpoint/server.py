@@ -64,12 +64,10 @@ class ChatServer:
         return [request.text for request in self.seen]
 
 
-def good(text: Any, finish: str = "stop") -> Said:
-    choice = {
-        "index": 0,
-        "finish_reason": finish,
-        "message": {"role": "assistant", "content": text},
-    }
+def good(text: Any, finish: str = "stop", **more: str) -> Said:
+    """A completion; `more`: other fields of its message."""
+    message = {"role": "assistant", "content": text, **more}
+    choice = {"index": 0, "finish_reason": finish, "message": message}
     return said(
         200,
         {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]},

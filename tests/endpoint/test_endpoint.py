@@ -170,10 +170,8 @@ def test_an_answer_at_its_longest_says_so(server: ChatServer, tmp_path: Path) ->
 def test_what_the_model_declines_is_kept_and_not_asked_again(
     server: ChatServer, tmp_path: Path
 ) -> None:
-    declined = {"role": "assistant", "content": None, "refusal": "I must not"}
-    choice = {"index": 0, "finish_reason": "stop", "message": declined}
     answers = {
-        "a": said(200, {"choices": [choice]}),
+        "a": good(None, refusal="I must not"),
         "b": good(None, finish="content_filter"),
         "c": good("halfway", finish="content_filter"),
     }
