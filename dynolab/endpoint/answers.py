@@ -51,7 +51,8 @@ class AnswerCache:
     def save(self, keys: Iterable[str], file: Path) -> None:
         """Writes the answers kept under some keys into one file."""
         kept = ((key, self.get(key)) for key in sorted(keys))
-        write_rows(file, (KeptAnswer(key=key, answer=one) for key, one in kept if one is not None))
+        rows = (KeptAnswer(key=key, answer=answer) for key, answer in kept if answer is not None)
+        write_rows(file, rows)
 
     def load(self, file: Path) -> None:
         """Keeps the answers of such a file, too."""

@@ -1,4 +1,8 @@
-"""Asks a model behind an OpenAI-compatible endpoint, with retries and a cache."""
+"""Asks a model behind an OpenAI-compatible endpoint, with retries and a cache.
+
+Retries stay by hand: the client's own keep to no rate that all threads share, count nothing, wait
+no longer than two minutes, and take an answer that is empty or no completion for a good one.
+"""
 
 from __future__ import annotations
 
@@ -109,23 +113,21 @@ class Endpoint:
         """
         keys = [request.key(self.config) for request in requests]
         wanted = dict(zip(keys, requests, strict=True))
-        found: dict[str, Answer] = {}
-        for key in wanted:
-            if (kept := self._cache.get(key)) is not None:
-                found[key] = kept
-        self._count("kept", len(found))
-        self.answered |= found.keys()
-        on_progress(len(found), len(wanted))
-        row = 0
-        for key, answer in self._answers({k: v for k, v in wanted.items() if k not in found}):
-            found[key] = answer
+        cached = {key: self._cache.get(key) for key in wanted}
+        answers: dict[str, Answer] = {key: kept for key, kept in cached.items() if kept is not None}
+        self._count("kept", len(answers))
+        self.answered |= answers.keys()
+        on_progress(len(answers), len(wanted))
+        failures = 0
+        for key, answer in self._answers({k: v for k, v in wanted.items() if k not in answers}):
+            answers[key] = answer
             if isinstance(answer, Answered):
                 self.answered.add(key)
-            on_progress(len(found), len(wanted))
-            row = row + 1 if isinstance(answer, Failure) else 0
-            if isinstance(answer, Failure) and row == FAILURES_IN_A_ROW:
-                raise EndpointFailed(self.config.model, row, answer.reason)
-        return [found[key] for key in keys]
+            on_progress(len(answers), len(wanted))
+            failures = failures + 1 if isinstance(answer, Failure) else 0
+            if isinstance(answer, Failure) and failures == FAILURES_IN_A_ROW:
+                raise EndpointFailed(self.config.model, failures, answer.reason)
+        return [answers[key] for key in keys]
 
     def _answers(self, wanted: Mapping[str, Request]) -> Iterator[tuple[str, Answer]]:
         """Answers as they come. Threads are daemons: a hanging request holds no one's end up."""
@@ -192,7 +194,7 @@ class Endpoint:
 
         self._count("requests")
         try:
-            said = self._client.chat.completions.create(
+            completion = self._client.chat.completions.create(
                 model=self.config.model,
                 messages=request.messages,  # type: ignore[arg-type]
                 **self.config.sampling,
@@ -203,13 +205,10 @@ class Endpoint:
             return Trouble("unreachable", "the endpoint cannot be reached")
         except openai.APIStatusError as error:
             reason = f"status {error.status_code}, {self._clean(error.message)}"
-            try:
-                return status_trouble(error, self.config.model, reason)
-            except ConfigError as known:
-                raise known from None  # what it hides may repeat the key
+            return status_trouble(error, self.config.model, reason)
         except (openai.APIError, ValueError):
             return Trouble("not_json", "the answer is not JSON")
-        outcome = _read(said)
+        outcome = _read(completion)
         if isinstance(outcome, Trouble):
             return outcome
         if outcome.declined:
@@ -227,9 +226,9 @@ class Endpoint:
             self.counts[name] += number
 
 
-def _read(said: Any) -> Answered | Trouble:
+def _read(completion: Any) -> Answered | Trouble:
     """The first choice's text; the client hands on what is no completion as it is."""
-    choices = getattr(said, "choices", None)
+    choices = getattr(completion, "choices", None)
     if not isinstance(choices, list) or not choices:
         return Trouble("not_json", "the answer is no chat completion")
     message, ended = (getattr(choices[0], name, None) for name in ("message", "finish_reason"))

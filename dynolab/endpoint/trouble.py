@@ -37,17 +37,16 @@ def status_trouble(error: APIStatusError, model: str, reason: str) -> Trouble:
     """The trouble behind an HTTP status.
 
     **Raises:** `ConfigError` where every other request must fail in the same way: a key that is
-    refused or used up, a model that is not there.
+    refused or used up, a model that is not there. It hides the error behind it, which may repeat
+    the key.
     """
     status = error.status_code
     if status in (401, 403) or error.code == "insufficient_quota":
-        raise ConfigError("OPENAI_API_KEY", "(not shown)", f"the endpoint refuses it: {reason}")
+        remedy = f"the endpoint refuses it: {reason}"
+        raise ConfigError("OPENAI_API_KEY", "(not shown)", remedy) from None
     if status == 404:
-        raise ConfigError(
-            "model",
-            model,
-            f"the endpoint does not know it, or OPENAI_BASE_URL leads elsewhere: {reason}",
-        )
+        remedy = f"the endpoint does not know it, or OPENAI_BASE_URL leads elsewhere: {reason}"
+        raise ConfigError("model", model, remedy) from None
     again = status in _AGAIN or status >= 500
     name = "rate_limited" if status == 429 else "server_errors" if again else "refused"
     return Trouble(name, reason, again, _retry_after(error.response.headers), status == 429)

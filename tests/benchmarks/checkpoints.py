@@ -41,7 +41,7 @@ from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.progress import PlainLines, Progress
-from tests.benchmarks.figures import report, seconds
+from tests.benchmarks.figures import report, seconds, spread
 from tests.conftest import start_s3
 from tests.runtime.doubles import MemoryTracking
 
@@ -112,9 +112,7 @@ def checkpoint_upload() -> dict[str, float]:
                     rates[name].append(size / taken / 1e6)
     ratios = [ours / raw for raw, ours in zip(rates["raw"], rates["ours"], strict=True)]
     return {
-        "checkpoint_upload_over_raw": statistics.median(ratios),
-        "checkpoint_upload_over_raw_low": min(ratios),
-        "checkpoint_upload_over_raw_high": max(ratios),
+        **spread("checkpoint_upload_over_raw", ratios),
         "checkpoint_mb_per_s": statistics.median(rates["ours"]),
         "raw_mb_per_s": statistics.median(rates["raw"]),
     }
@@ -131,10 +129,10 @@ def training_stall() -> dict[str, float]:
             MemoryTracking,
             lambda: Progress(PlainLines(StringIO())),  # type: ignore[arg-type]
         )
-        told = folder / "stall.json"
+        stall_file = folder / "stall.json"
 
         def timed(module: str, job: Path, **how: Any) -> None:
-            how["environment"] = {**how["environment"], "STALL_FILE": str(told)}
+            how["environment"] = {**how["environment"], "STALL_FILE": str(stall_file)}
             launch_ranks("tests.benchmarks.stall_ranks", job, **how)
 
         alone = EngineConfig(kind="plain", ranks=1)
@@ -146,11 +144,11 @@ def training_stall() -> dict[str, float]:
         )
         with patch.object(training, "launch_ranks", timed):
             run_stage(training.SFT, config, {"data": data, "model": base}, platform)
-        found = json.loads(told.read_text())
+        stall = json.loads(stall_file.read_text())
     return {
-        "training_stall_fraction": found["waiting"] / found["loop"],
-        "training_stall_s": found["waiting"] / found["times"],
-        "training_loop_s": found["loop"],
+        "training_stall_fraction": stall["waiting"] / stall["loop"],
+        "training_stall_s": stall["waiting"] / stall["times"],
+        "training_loop_s": stall["loop"],
     }
 
 

@@ -23,11 +23,9 @@ their own, above what stood before.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +34,7 @@ from torch.func import functional_call, jacrev, jvp, vjp, vmap
 from dynolab.data.images.images import ImageConfig, load_images
 from dynolab.forces.classifiers.forces import classifier_kernel
 from models.vision import build_classifier
-from tests.benchmarks.figures import interleaved, ratio, report
+from tests.benchmarks.figures import gather, interleaved, last_line, ratio, report
 from tests.benchmarks.mapping_sweep import one_after_another, together
 from tests.benchmarks.resident import peak_above_start
 from tests.benchmarks.supervision import filter_kd
@@ -53,8 +51,8 @@ def digits(side: int) -> tuple[nn.Module, Tensor, Tensor]:
     """LeNet, and two sides of digits; for other sizes these are enlarged."""
     splits = load_images(ImageConfig())
     left, right = (
-        nn.functional.interpolate(one.pixels[:IMAGES], size=(side, side), mode="bilinear")
-        for one in (splits.test, splits.train)
+        nn.functional.interpolate(images.pixels[:IMAGES], size=(side, side), mode="bilinear")
+        for images in (splits.test, splits.train)
     )
     return build_classifier("lenet", (1, side, side), CLASSES, seed=0), left, right
 
@@ -100,7 +98,7 @@ PRODUCT_IMAGES = 8
 
 def exact_kernel(repeats: int) -> Figures:
     """Seconds, memory and agreement of exact kernels."""
-    found: Figures = {}
+    figures: Figures = {}
     for suffix, side in SIDES.items():
         model, left, right = digits(side)
         routes = tutorial(model)
@@ -120,7 +118,7 @@ def exact_kernel(repeats: int) -> Figures:
         products = [(IMAGES / PRODUCT_IMAGES) ** 2 * time for time in products]
         faster = min(contraction, products, key=statistics.median)
         peaks = {who: peak_of(who, side) for who in ("ours", "tutorial")}
-        found |= {
+        figures |= {
             f"exact_kernel_agreement{suffix}": agreement,
             f"exact_kernel_seconds{suffix}": statistics.median(fast),
             f"tutorial_contraction_seconds{suffix}": statistics.median(contraction),
@@ -130,13 +128,11 @@ def exact_kernel(repeats: int) -> Figures:
             f"tutorial_mb{suffix}": peaks["tutorial"] / 2**20,
             f"exact_kernel_memory{suffix}": peaks["ours"] / peaks["tutorial"],
         }
-    return found
+    return figures
 
 
 def peak_of(who: str, side: int) -> float:
-    command = [sys.executable, "-m", "tests.benchmarks.classification", "--peak", who, str(side)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout.splitlines()[-1])
+    return float(last_line("classification", "--peak", who, str(side)))
 
 
 def print_peak(who: str, side: int) -> None:
@@ -177,12 +173,9 @@ def main() -> None:
     if arguments.peak:
         print_peak(arguments.peak[0], int(arguments.peak[1]))
         return
-    found: Figures = {"threads": float(torch.get_num_threads())}
-    for part in PARTS:
-        measured = part(arguments.repeats)
-        print(json.dumps(measured), flush=True)
-        found |= measured
-    report(found, at_least=AT_LEAST, at_most=AT_MOST)
+    parts = [partial(part, arguments.repeats) for part in PARTS]
+    figures = gather(parts, threads=float(torch.get_num_threads()))
+    report(figures, at_least=AT_LEAST, at_most=AT_MOST)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def tried_by_pages(platform: Platform, owner: Owner, deployment: str, folder: Pa
     """The ways of pages of another name, of another port, and of a name rebound to the server."""
     path = f"/api/deployments/{deployment}/create_flow_run"
     given = [owner.prefect, owner.mlflow, owner.prefect + path, doors.artifact_url(owner.mlflow)]
-    found: Found = {}
+    outcomes: Found = {}
     with other_site() as port, browser(folder) as context:
         page = context.new_page()
         for name in ("Prefect", "MLflow"):
@@ -108,25 +108,25 @@ def tried_by_pages(platform: Platform, owner: Owner, deployment: str, folder: Pa
         for site in (f"{EVIL}:{port}", f"http://127.0.0.1:{port}"):
             page.goto(site)
             before = owner.state()
-            told = page.evaluate(PAGE.read_text(), given)
+            answers = page.evaluate(PAGE.read_text(), given)
             page.wait_for_timeout(SETTLE_MS)
             for number, server in enumerate(("Prefect", "MLflow")):
-                told[f"frame around {server}"] = _framed(page, given[number])
+                answers[f"frame around {server}"] = _framed(page, given[number])
             after = owner.state()
-            told["all ways together change something"] = (
+            answers["all ways together change something"] = (
                 None if after == before else f"{before} became {after}"
             )
             where = "of another name" if site.startswith(EVIL) else "of another port"
-            found |= {f"page {where}: {way}": got for way, got in told.items()}
+            outcomes |= {f"page {where}: {way}": got for way, got in answers.items()}
         for server in (owner.prefect, owner.mlflow):
             address = server.replace("127.0.0.1", REBOUND)
             answer = page.goto(f"{address}/api/admin/version")
             assert answer is not None
             name = "Prefect" if server == owner.prefect else "MLflow"
-            found[f"rebound name: page of {name}"] = answer.text() if answer.ok else None
-            told = page.evaluate(REBOUND_PAGE.read_text(), path)
-            found |= {f"rebound name, {name}: {way}": got for way, got in told.items()}
-    return found
+            outcomes[f"rebound name: page of {name}"] = answer.text() if answer.ok else None
+            answers = page.evaluate(REBOUND_PAGE.read_text(), path)
+            outcomes |= {f"rebound name, {name}: {way}": got for way, got in answers.items()}
+    return outcomes
 
 
 def _framed(page: Page, server: str) -> str | None:
@@ -199,12 +199,12 @@ def tried(profile: str, folder: Path) -> tuple[dict[str, Found], bool]:
         by_pages |= tried_by_pages(platform, owner, target.deployment, folder / "browser")
         for cookie in BlankPage.cookies:
             by_user |= doors.tried_with_a_login(target, {"Cookie": cookie})
-        found = {
+        outcomes = {
             "user": by_user,
             "strangers": doors.tried_by_strangers(owner, [port for _, port in addresses]),
             "pages": by_pages,
         }
-        return found, works
+        return outcomes, works
 
 
 def measure(profiles: list[str]) -> dict[str, Any]:
@@ -217,10 +217,10 @@ def measure(profiles: list[str]) -> dict[str, Any]:
         folder = Path(tempfile.mkdtemp(prefix="dynolab-doors-"))
         folder.chmod(0o755)
         try:
-            found, works[profile] = tried(profile, folder)
+            outcomes, works[profile] = tried(profile, folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        for kind, ways in found.items():
+        for kind, ways in outcomes.items():
             counts[kind] += len(ways)
             is_open |= {f"{profile}, {way}": got for way, got in doors.open_ways(ways).items()}
     ways_tried = sum(counts.values())

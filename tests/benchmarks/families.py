@@ -250,11 +250,12 @@ OBSERVED = Encoded(random_tokens(7, 4), 3)
 REFERENCE = ([-3.0, -4.1, -3.7, -3.9], [-3.3, -4.0, -3.6])
 
 
-def plain_logps(model: PreTrainedModel, one: Encoded) -> Tensor:
+def plain_logps(model: PreTrainedModel, sequence: Encoded) -> Tensor:
     """The model's own forward of one sequence, nothing of dynolab's."""
-    ids = torch.tensor([one.ids])
-    logits = model(input_ids=ids, use_cache=False).logits[0, one.prompt_length - 1 : -1]
-    return logits.log_softmax(-1)[range(len(logits)), list(one.ids[one.prompt_length :])]
+    ids = torch.tensor([sequence.ids])
+    logits = model(input_ids=ids, use_cache=False).logits[0, sequence.prompt_length - 1 : -1]
+    response = list(sequence.ids[sequence.prompt_length :])
+    return logits.log_softmax(-1)[range(len(logits)), response]
 
 
 def layouts(logits: ResponseLogits, sequences: Sequence[Encoded]) -> dict[str, list[Tensor]]:
@@ -264,23 +265,23 @@ def layouts(logits: ResponseLogits, sequences: Sequence[Encoded]) -> dict[str, l
         lengths = batch.sequence_length.tolist()
         return list(logits(batch, token_logps).split(lengths))
 
-    found = {
+    logps = {
         "alone": [read(collate([sequence], 0))[0] for sequence in sequences],
         "padded": read(collate(sequences, 0)),
     }
     if packing_width(logits) is not None:
-        found["packed"] = read(share_prompts(collate(sequences, 0), [[0, 1], [2]]))
+        logps["packed"] = read(share_prompts(collate(sequences, 0), [[0, 1], [2]]))
     if goes_on_from_prompts(logits):
         batch, members = collate_prefixes(sequences, [[0, 1], [2]], 0, 1000)
         parts = dict(zip(members, read(batch), strict=True))
-        found["prefixed"] = [parts[number] for number in range(len(sequences))]
-    return found
+        logps["prefixed"] = [parts[number] for number in range(len(sequences))]
+    return logps
 
 
 def dpo_step_by_differences(model: PreTrainedModel) -> dict[str, Tensor]:
     """Change of the observed tokens' log π, by unit of learning rate, along each side's part of
     `−∇ −log σ(β (log π(y⁺) − log π(y⁻) − reference))`."""
-    chosen, rejected = (plain_logps(model, one).sum() for one in (CHOSEN, REJECTED))
+    chosen, rejected = (plain_logps(model, side).sum() for side in (CHOSEN, REJECTED))
     margin = chosen - rejected - (sum(REFERENCE[0]) - sum(REFERENCE[1]))
     force = BETA * torch.sigmoid(-BETA * margin.detach())
     weights = [p for p in model.parameters() if p.requires_grad]
@@ -360,10 +361,10 @@ def try_family(name: str) -> Finding:
     maps: dict[str, Tensor] = {}
     for route in ROUTES:
         try:
-            found = force_map(
+            result = force_map(
                 policy, [OBSERVED], [example], DPO(DPOConfig(beta=BETA)), update=1.0, route=route
             )
-            maps[route] = torch.tensor(found.force)
+            maps[route] = torch.tensor(result.force)
         except ConfigError as error:
             finding.refused.append(f"{route}: {error}")
         except Exception as error:
@@ -405,8 +406,8 @@ def main() -> None:
     logging.disable_progress_bar()
     findings = {}
     for name in parser.parse_args().families:
-        findings[name] = one = try_family(name)
-        print(json.dumps({"family": name, **vars(one)}), flush=True)
+        findings[name] = finding = try_family(name)
+        print(json.dumps({"family": name, **vars(finding)}), flush=True)
     report(figures(findings), at_least=AT_LEAST, at_most=AT_MOST)
 
 

@@ -26,13 +26,12 @@ import argparse
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from tests.benchmarks.figures import report
+from tests.benchmarks.figures import report, seconds
 
 ROOT = Path(__file__).parents[2]
 AT_LEAST = {"faults_injected": 20, "metrics_looked_at": 20, "resume_identical": True}
@@ -41,24 +40,9 @@ AT_MOST = {"orphans": 0, "metrics_lost": 0, "cancel_to_last_rank_dead_s": 10}
 
 def run_list(file: Path) -> float:
     """Runs every fault test; its words go to stderr. Returns the seconds that it took."""
-    began = time.monotonic()
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-m",
-            "faults",
-            "-v",
-            "--junitxml",
-            str(file),
-            "-o",
-            "junit_family=xunit1",
-        ],
-        cwd=ROOT,
-        stdout=sys.stderr,
-    )
-    return time.monotonic() - began
+    options = ["-m", "faults", "-v", "--junitxml", str(file), "-o", "junit_family=xunit1"]
+    command = [sys.executable, "-m", "pytest", *options]
+    return seconds(lambda: subprocess.run(command, cwd=ROOT, stdout=sys.stderr))
 
 
 def figures_of(file: Path) -> dict[str, Any]:
@@ -66,9 +50,9 @@ def figures_of(file: Path) -> dict[str, Any]:
 
     A test of the list that records nothing and passes is not a fault.
     """
-    told = list(_told(file))
-    cancelled = [float(one["cancel_seconds"]) for one in told if "cancel_seconds" in one]
-    faults = [one for one in told if "fault" in one and one["end"] != "skipped"]
+    tests = list(_recorded(file))
+    cancelled = [float(test["cancel_seconds"]) for test in tests if "cancel_seconds" in test]
+    faults = [test for test in tests if "fault" in test and test["end"] != "skipped"]
     looked = [int(fault["metrics_lost"]) for fault in faults if "metrics_lost" in fault]
     identical = [
         fault["resume_identical"] == "true" for fault in faults if "resume_identical" in fault
@@ -76,7 +60,7 @@ def figures_of(file: Path) -> dict[str, Any]:
     return {
         "faults_injected": len(faults),
         "faults_survived": sum(fault["end"] == "passed" for fault in faults),
-        "faults_skipped": sum(one["end"] == "skipped" for one in told),
+        "faults_skipped": sum(test["end"] == "skipped" for test in tests),
         "orphans": sum(int(fault.get("orphans", 0)) for fault in faults),
         "metrics_lost": sum(looked),
         "metrics_looked_at": len(looked),
@@ -86,14 +70,14 @@ def figures_of(file: Path) -> dict[str, Any]:
     }
 
 
-def _told(file: Path) -> Iterator[dict[str, str]]:
+def _recorded(file: Path) -> Iterator[dict[str, str]]:
     for case in ElementTree.parse(file).iter("testcase"):
-        found = {one.attrib["name"]: one.attrib["value"] for one in case.iter("property")}
+        test = {known.attrib["name"]: known.attrib["value"] for known in case.iter("property")}
         ends = [end for end in ("failure", "error", "skipped") if case.find(end) is not None]
-        found["end"] = ends[0] if ends else "passed"
-        if found["end"] in ("failure", "error"):
-            found.setdefault("fault", case.attrib["name"])
-        yield found
+        test["end"] = ends[0] if ends else "passed"
+        if test["end"] in ("failure", "error"):
+            test.setdefault("fault", case.attrib["name"])
+        yield test
 
 
 def main() -> None:

@@ -22,18 +22,15 @@ peaks of memory are of processes of their own, above what stood before the map w
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
@@ -45,8 +42,9 @@ from dynolab.forces.map.gram import Kernel
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import SFT, SFTConfig
 from dynolab.training.record import RecordedExample
-from tests.benchmarks.figures import interleaved, ratio, report, seconds
+from tests.benchmarks.figures import gather, interleaved, last_line, ratio, report, seconds
 from tests.benchmarks.ntk_tutorial import tutorial
+from tests.benchmarks.pythia import pythia
 from tests.benchmarks.resident import peak_above_start
 
 PROMPT, RESPONSE = 32, 32
@@ -76,17 +74,7 @@ def load(which: str) -> PreTrainedModel:
         if (folder / "models").is_dir():
             folder = folder / "models"
         return AutoModelForCausalLM.from_pretrained(folder / "tinystories-656k").eval()
-    torch.manual_seed(0)
-    shape = GPTNeoXConfig(
-        vocab_size=50_304,
-        hidden_size=128,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        intermediate_size=512,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-    )
-    return GPTNeoXForCausalLM(shape).eval()
+    return pythia(hidden_size=128, num_attention_heads=4, intermediate_size=512).eval()
 
 
 def sequences(count: int, seed: int, vocabulary: int, response: int = RESPONSE) -> list[Encoded]:
@@ -104,8 +92,8 @@ def examples(responses: list[Encoded]) -> list[RecordedExample]:
 def ours(
     policy: PolicyFunction, observed: list[Encoded], updating: list[Encoded], **more
 ) -> Tensor:  # type: ignore[no-untyped-def]
-    found = force_map(policy, observed, examples(updating), OBJECTIVE, route="both_sides", **more)
-    return torch.from_numpy(found.force)
+    result = force_map(policy, observed, examples(updating), OBJECTIVE, route="both_sides", **more)
+    return torch.from_numpy(result.force)
 
 
 def gemm_speed() -> float:
@@ -167,9 +155,7 @@ def against_tutorial(which: str, repeats: int) -> dict[str, float]:
 
 
 def peak_of(which: str, who: str) -> float:
-    command = [sys.executable, "-m", "tests.benchmarks.forces", "--peak", which, who]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout.splitlines()[-1])
+    return float(last_line("forces", "--peak", which, who))
 
 
 def print_peak(which: str, who: str) -> None:
@@ -270,7 +256,6 @@ def main() -> None:
     if arguments.peak:
         print_peak(*arguments.peak)
         return
-    found = {"threads": float(torch.get_num_threads())}
     parts: list[Callable[[], dict[str, float]]] = [
         agreement,
         lambda: jvp_cost(4 * arguments.repeats),
@@ -278,11 +263,8 @@ def main() -> None:
         lambda: against_tutorial("tinystories", arguments.repeats),
         lambda: against_tutorial("wide", arguments.repeats),
     ]
-    for part in parts:
-        measured = part()
-        print(json.dumps(measured), flush=True)
-        found |= measured
-    report(found, at_least=AT_LEAST, at_most=AT_MOST)
+    figures = gather(parts, threads=float(torch.get_num_threads()))
+    report(figures, at_least=AT_LEAST, at_most=AT_MOST)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def together() -> Tensor:
 
 def one_after_another() -> Tensor:
     """The same by a plain loop of torch's SGD over one network at a time."""
-    loss, found = message_loss(SPACE), []
+    loss, runs = message_loss(SPACE), []
     for mapping in all_mappings(SPACE):
         targets = torch.from_numpy(one_hot(SPACE, mapping))
         for seed in SEEDS:
@@ -40,5 +40,5 @@ def one_after_another() -> Tensor:
                 value.backward()
                 optimizer.step()
                 losses.append(value.detach())
-            found.append(torch.stack(losses))
-    return torch.stack(found, 1).view(STEPS, -1, len(SEEDS))
+            runs.append(torch.stack(losses))
+    return torch.stack(runs, 1).view(STEPS, -1, len(SEEDS))

@@ -30,7 +30,7 @@ def tutorial(
     logps = _lean(model, prompt) if lean else _plain(model, prompt)
 
     def jacobians(side: list[Encoded]) -> dict[str, Tensor]:
-        ids = torch.tensor([one.ids for one in side])
+        ids = torch.tensor([sequence.ids for sequence in side])
         return vmap(jacrev(logps), (None, 0))(weights, ids)
 
     with sdpa_kernel(SDPBackend.MATH):

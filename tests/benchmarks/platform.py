@@ -25,12 +25,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from tests.benchmarks.figures import report
+from tests.benchmarks.figures import report, seconds, timed
 
 ROOT = Path(__file__).parents[2]
 SWEEP = ROOT / "deploy" / "studies" / "sweep_beta.yaml"
@@ -69,14 +70,10 @@ def no_op() -> dict[str, Any]:
         parameters = FlowParameters(name="overhead", project="overhead")
         run_plan("overhead", Plan(parameters, steps), fresh=False)
 
-    def seconds(number: int) -> float:
-        began = time.monotonic()
-        overhead(number)
-        return time.monotonic() - began
-
-    seconds(-1)
-    cold = [seconds(number) for number in range(REPEATS)]
-    cached = [seconds(number) for number in range(REPEATS)]
+    overhead(-1)
+    cold, cached = (
+        [seconds(partial(overhead, number)) for number in range(REPEATS)] for _ in range(2)
+    )
     return {
         "stage_overhead_s": statistics.median(cold),
         "stage_overhead_range_s": [min(cold), max(cold)],
@@ -96,9 +93,8 @@ def shared_prefixes() -> dict[str, Any]:
 
     parameters = load_parameters(FLOW.parameters, SWEEP)
     platform = planning_platform()
-    began = time.monotonic()
-    trials = as_prefect_flow(FLOW)(parameters)["trials"]
-    wall = time.monotonic() - began
+    wall, ended = timed(lambda: as_prefect_flow(FLOW)(parameters))
+    trials = ended["trials"]
     assert [trial["state"] for trial in trials] == ["complete"] * 8, trials
     work: dict[str, float] = {}
     naive = 0.0
@@ -110,9 +106,8 @@ def shared_prefixes() -> dict[str, Any]:
             flow.parameters, parameters.study_path, [*parameters.settings, *changes]
         )
         for result in finished(flow.plan(known, platform).steps, platform).values():
-            seconds = result.metrics.get("seconds", 0.0)
-            work[result.key] = seconds
-            naive += seconds
+            work[result.key] = result.metrics.get("seconds", 0.0)
+            naive += work[result.key]
     done = sum(work.values())
     return {
         "sweep_saved_fraction": 1 - done / naive,

@@ -30,14 +30,12 @@ import json
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.data.prefixes import collate_prefixes, plan_prefixes
@@ -46,7 +44,8 @@ from dynolab.data.sources.load import DataConfig, load_data
 from dynolab.likelihood.token_logps import ResponseLogits, packing_width
 from dynolab.probes.score import ProbeScorer
 from models.language import load_language_model, load_tokenizer, save_language_model
-from tests.benchmarks.figures import report
+from tests.benchmarks.figures import gather, report, spread, timed
+from tests.benchmarks.pythia import pythia, pythia_tokenizer
 
 BATCH_TOKENS, STEPS_BETWEEN, PAIRS, PROBED = 16_384, 50, 16, 100
 FIFTH = 5
@@ -72,11 +71,7 @@ class Bench:
             self.tokenizer = load_tokenizer(stories)
             self.model: Any = load_language_model(stories)
         else:
-            words, end = source / "models/pythia-tokenizer/tokenizer.json", "<|endoftext|>"
-            self.tokenizer = PreTrainedTokenizerFast(
-                tokenizer_file=str(words), eos_token=end, pad_token=end
-            )
-            self.model = shape_70m()
+            self.tokenizer, self.model = pythia_tokenizer(), pythia()
         self.model.eval()
         self.logits = ResponseLogits(self.model)
         self.context = int(self.model.config.max_position_embeddings)
@@ -109,14 +104,14 @@ class Bench:
         self, sequences: Sequence[Encoded], dtype: torch.dtype = torch.float32
     ) -> list[float]:
         """The plain loop; `dtype`: of the log-softmax."""
-        found = []
+        logps = []
         for sequence in sequences:
             ids = torch.tensor([sequence.ids])
             logits = self.model(input_ids=ids).logits[0, sequence.prompt_length - 1 : -1]
             logp = logits.log_softmax(-1, dtype=dtype)
             own = logp.gather(-1, ids[0, sequence.prompt_length :, None])
-            found.append(float(own.double().sum()))
-        return found
+            logps.append(float(own.double().sum()))
+        return logps
 
     @torch.no_grad()
     def forward(self, batches: Sequence[Any]) -> None:
@@ -126,23 +121,6 @@ class Bench:
     def batches(self, sequences: Sequence[Encoded]) -> list[Any]:
         plan = plan_prefixes(sequences, BATCH_TOKENS, packing_width(self.logits) is not None)
         return [collate_prefixes(sequences, rows, 0, BATCH_TOKENS)[0] for rows in plan]
-
-
-def shape_70m() -> GPTNeoXForCausalLM:
-    torch.manual_seed(0)
-    return GPTNeoXForCausalLM(
-        GPTNeoXConfig(
-            vocab_size=50_304,
-            hidden_size=512,
-            num_hidden_layers=6,
-            num_attention_heads=8,
-            intermediate_size=2048,
-            max_position_embeddings=2048,
-            tie_word_embeddings=False,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
 
 
 def lm_eval_of(bench: Bench, longest: int) -> Callable[[Sequence[Encoded]], list[float]]:
@@ -166,17 +144,10 @@ def lm_eval_of(bench: Bench, longest: int) -> Callable[[Sequence[Encoded]], list
             )
             for number, sequence in enumerate(sequences)
         ]
-        found = measured._loglikelihood_tokens(requests, disable_tqdm=True)
-        return [float(logp) for logp, _ in found]
+        answers = measured._loglikelihood_tokens(requests, disable_tqdm=True)
+        return [float(logp) for logp, _ in answers]
 
     return score
-
-
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds, and what the work gives."""
-    began = time.perf_counter()
-    found = work()
-    return time.perf_counter() - began, found
 
 
 def multiplications(bench: Bench, sequences: Sequence[Encoded]) -> tuple[float, float]:
@@ -204,7 +175,7 @@ def scoring(which: str, blocks_run: int | None) -> dict[str, float]:
     count, _ = BLOCKS[which]
     blocks = [bench.block(number) for number in range(count)][:blocks_run]
     sequences = [bench.sequences(rows) for rows in blocks]
-    longest = max(len(one.ids) for part in sequences for one in part)
+    longest = max(len(sequence.ids) for part in sequences for sequence in part)
     theirs = lm_eval_of(bench, longest) if which == "tinystories" else None
     bench.ours(blocks[0][:130])
     bench.one_by_one(sequences[0][:20])
@@ -228,35 +199,29 @@ def scoring(which: str, blocks_run: int | None) -> dict[str, float]:
         loop_gap = max(loop_gap, *(abs(a - b) for a, b in zip(truth[::FIFTH], exact, strict=True)))
         work["ours"] += mine
         work["one_by_one"] += plain
-        found = {"speedup_vs_one_by_one": plain / mine, "probe_over_packed_forward": mine / bare}
+        block = {"speedup_vs_one_by_one": plain / mine, "probe_over_packed_forward": mine / bare}
         dense, shared = multiplications(bench, part)
-        found["speedup_over_flop_ratio"] = plain / mine / (dense / shared)
-        found["flop_ratio"] = dense / shared
+        block["speedup_over_flop_ratio"] = plain / mine / (dense / shared)
+        block["flop_ratio"] = dense / shared
         if theirs:
             other, values = measured["lm_eval"]
-            found["speedup_vs_lm_eval"] = other / mine
+            block["speedup_vs_lm_eval"] = other / mine
             off = max(abs(a - b) for a, b in zip(values, truth, strict=True))
-            found["agreement_of_lm_eval_nats"] = off
-        for name, value in found.items():
+            block["agreement_of_lm_eval_nats"] = off
+        for name, value in block.items():
             ratios.setdefault(name, []).append(value)
-    every = [one for part in sequences for one in part]
-    left = sum({one.ids[: one.prompt_length]: one.prompt_length for one in every}.values())
-    left += sum(one.response_length - 1 for one in every)
-    spread = {
-        f"{name}_low": min(v)
-        for name, v in ratios.items()
-        if "speedup_vs" in name or "over" in name
-    }
-    spread |= {
-        name.replace("_low", "_high"): max(ratios[name.removesuffix("_low")]) for name in spread
-    }
-    figures = {
-        **{name: statistics.median(values) for name, values in ratios.items()},
-        **spread,
+    every = [sequence for part in sequences for sequence in part]
+    prompts = {sequence.ids[: sequence.prompt_length] for sequence in every}
+    left = sum(map(len, prompts)) + sum(sequence.response_length - 1 for sequence in every)
+    figures: dict[str, float] = {}
+    for name, values in ratios.items():
+        bounded = "speedup_vs" in name or "over" in name
+        figures |= spread(name, values) if bounded else {name: statistics.median(values)}
+    figures |= {
         "agreement_nats": gap,
         "loop_agreement_nats": loop_gap,
         "rows": float(len(every)),
-        "tokens_left": left / sum(len(one.ids) for one in every),
+        "tokens_left": left / sum(len(sequence.ids) for sequence in every),
         "seconds": work["ours"],
         "seconds_one_by_one": work["one_by_one"],
     }
@@ -297,10 +262,9 @@ def overhead() -> dict[str, float]:
         )
         train(job, load_language_model(folder / "model"), bench.tokenizer)
         written = (folder / "output/metrics.jsonl").read_text().splitlines()
-    lines = map(json.loads, written)
-    found = [line["metrics"] for line in lines]
-    probes = [one["probe/seconds"] for one in found if "probe/seconds" in one]
-    speeds = [one["train/examples_per_s"] for one in found if "train/examples_per_s" in one]
+    metrics = [json.loads(line)["metrics"] for line in written]
+    probes = [step["probe/seconds"] for step in metrics if "probe/seconds" in step]
+    speeds = [step["train/examples_per_s"] for step in metrics if "train/examples_per_s" in step]
     probe, step = statistics.median(probes[1:]), PAIRS / statistics.median(speeds[1:])
     return {
         "seconds_of_probe": probe,
@@ -320,12 +284,9 @@ def main() -> None:
         "70m": lambda: scoring("70m", blocks),
         "overhead": overhead,
     }
-    found: dict[str, float] = {"threads": float(torch.get_num_threads())}
-    for name, part in parts.items():
-        if only in (None, name):
-            found |= part()
-            print(json.dumps(found), flush=True)
-    report(found, at_least=AT_LEAST, at_most=AT_MOST)
+    chosen = [part for name, part in parts.items() if only in (None, name)]
+    figures = gather(chosen, threads=float(torch.get_num_threads()))
+    report(figures, at_least=AT_LEAST, at_most=AT_MOST)
 
 
 if __name__ == "__main__":

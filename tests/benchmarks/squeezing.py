@@ -26,11 +26,8 @@ FOLDER holds `models/tinystories-656k` and `data/probes`. Prints one JSON object
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,7 +41,7 @@ from dynolab.training.job import TrainJob
 from dynolab.training.loop import train
 from dynolab.training.record import StepRecord
 from models.language import load_language_model, load_tokenizer
-from tests.benchmarks.figures import report
+from tests.benchmarks.figures import gather, report, spread, timed
 from tests.benchmarks.squeezing_flows import comparisons, real_findings
 
 STEPS, PAIRS = 5, 8
@@ -53,32 +50,35 @@ STEPS_OF_ONE = 10
 
 def forecast() -> dict[str, float]:
     """The rule against the first steps of a DPO run on the tinystories model."""
-    began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
-        found = _foretold(Path(scratch) / "pairs", PAIRS, STEPS)
-        alone = _foretold(Path(scratch) / "pair", 1, STEPS_OF_ONE)
-    rejected = [one for one in found if one.side == "rejected"]
-    chosen = [one for one in found if one.side == "chosen"]
+        taken, (predicted, alone) = timed(
+            lambda: (
+                _predicted(Path(scratch) / "pairs", PAIRS, STEPS),
+                _predicted(Path(scratch) / "pair", 1, STEPS_OF_ONE),
+            )
+        )
+    rejected = [step for step in predicted if step.side == "rejected"]
+    chosen = [step for step in predicted if step.side == "chosen"]
     return {
-        **_spread("forecast_auc", [one.auc for one in rejected]),
-        **_spread("forecast_auc_top", [one.auc_top for one in rejected]),
-        **_spread("forecast_auc_chosen", [one.auc for one in chosen]),
-        **_spread("forecast_right", [one.right / one.tokens for one in rejected]),
-        **_spread("forecast_auc_one_pair", [one.auc for one in alone if one.side == "rejected"]),
-        **_spread(
-            "forecast_auc_chosen_one_pair", [one.auc for one in alone if one.side == "chosen"]
+        **spread("forecast_auc", [step.auc for step in rejected]),
+        **spread("forecast_auc_top", [step.auc_top for step in rejected]),
+        **spread("forecast_auc_chosen", [step.auc for step in chosen]),
+        **spread("forecast_right", [step.right / step.tokens for step in rejected]),
+        **spread("forecast_auc_one_pair", [step.auc for step in alone if step.side == "rejected"]),
+        **spread(
+            "forecast_auc_chosen_one_pair", [step.auc for step in alone if step.side == "chosen"]
         ),
-        **_spread("last_layer_auc", [one.auc_last_layer for one in rejected]),
-        **_spread("last_layer_explained", [one.explained for one in found]),
-        **_spread("last_layer_cosine", [one.cosine for one in found]),
-        **_spread("last_layer_sign", [one.agree for one in found]),
+        **spread("last_layer_auc", [step.auc_last_layer for step in rejected]),
+        **spread("last_layer_explained", [step.explained for step in predicted]),
+        **spread("last_layer_cosine", [step.cosine for step in predicted]),
+        **spread("last_layer_sign", [step.agree for step in predicted]),
         "forecast_steps": float(len(rejected)),
-        "forecast_tokens": float(sum(one.tokens for one in found)),
-        "forecast_wall_s": time.perf_counter() - began,
+        "forecast_tokens": float(sum(step.tokens for step in predicted)),
+        "forecast_wall_s": taken,
     }
 
 
-def _foretold(folder: Path, pairs: int, steps: int) -> list[Forecast]:
+def _predicted(folder: Path, pairs: int, steps: int) -> list[Forecast]:
     folder.mkdir()
     source = Path(os.environ["DYNOLAB_TEST_DATA"])
     model = source / "models/tinystories-656k"
@@ -117,14 +117,6 @@ def _foretold(folder: Path, pairs: int, steps: int) -> list[Forecast]:
     ]
 
 
-def _spread(name: str, values: list[float]) -> dict[str, float]:
-    return {
-        name: statistics.median(values),
-        f"{name}_low": min(values),
-        f"{name}_high": max(values),
-    }
-
-
 PARTS: dict[str, Callable[[], dict[str, float]]] = {
     "forecast": forecast,
     "comparisons": comparisons,
@@ -137,12 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", choices=list(PARTS))
     only = parser.parse_args().only
-    found: dict[str, float] = {}
-    for name, part in PARTS.items():
-        if only in (None, name):
-            found |= part()
-            print(json.dumps(found), flush=True)
-    report(found)
+    report(gather(part for name, part in PARTS.items() if only in (None, name)))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tests.benchmarks.figures import seconds
 
 ROOT = Path(__file__).parents[2]
 STUDIES = ROOT / "deploy" / "studies"
@@ -19,12 +21,12 @@ def comparisons() -> dict[str, float]:
     """Both flows on the built-in world; the second takes the trainings that they share."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        seconds, remedies = _run(home, "mitigation", "mitigation_builtin.yaml")
+        taken, remedies = _run(home, "mitigation", "mitigation_builtin.yaml")
         return {
             "mitigation_arms": float(len(remedies["arms"])),
             "mitigation_seeds": float(len(remedies["seeds"])),
             "mitigation_diverged": _total(remedies, "/diverged"),
-            "mitigation_wall_s": seconds,
+            "mitigation_wall_s": taken,
             **_findings(home, "reproduce_builtin.yaml", ""),
         }
 
@@ -36,7 +38,7 @@ def real_findings() -> dict[str, float]:
 
 
 def _findings(home: Path, file: str, suffix: str) -> dict[str, float]:
-    seconds, summary = _run(home, "reproduce", file)
+    taken, summary = _run(home, "reproduce", file)
     outcomes = [verdict["outcome"] for verdict in summary["verdicts"]]
     counts = {
         "checked": sum(outcome != "not measured" for outcome in outcomes),
@@ -44,8 +46,8 @@ def _findings(home: Path, file: str, suffix: str) -> dict[str, float]:
         "absent": outcomes.count("does not"),
         "unclear": outcomes.count("unclear"),
     }
-    found = {f"claims_{name}{suffix}": float(count) for name, count in counts.items()}
-    return found | {f"reproduce_wall_s{suffix}": seconds}
+    claims = {f"claims_{name}{suffix}": float(count) for name, count in counts.items()}
+    return claims | {f"reproduce_wall_s{suffix}": taken}
 
 
 def _run(home: Path, flow: str, file: str) -> tuple[float, dict[str, Any]]:
@@ -53,12 +55,12 @@ def _run(home: Path, flow: str, file: str) -> tuple[float, dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
     environment |= {"DYNOLAB_HOME": str(home), "DYNOLAB_STORE": f"file://{home}/store"}
     command = [sys.executable, "-m", "flows.cli", flow, "--config", str(STUDIES / file)]
-    began = time.monotonic()
-    subprocess.run(command, env=environment, cwd=ROOT, check=True, stdout=sys.stderr)
-    seconds = time.monotonic() - began
+    taken = seconds(
+        partial(subprocess.run, command, env=environment, cwd=ROOT, check=True, stdout=sys.stderr)
+    )
     page = "reproduction-page" if flow == "reproduce" else f"{flow}-page"
     (summary,) = home.glob(f"store/stages/{page}/*/*/summary.json")
-    return seconds, json.loads(summary.read_text())
+    return taken, json.loads(summary.read_text())
 
 
 def _total(summary: dict[str, Any], ending: str) -> float:

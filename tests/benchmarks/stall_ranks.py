@@ -44,8 +44,8 @@ def main() -> None:
     loop.Trainer._finish = last_step  # type: ignore[method-assign]
     run(TrainJob.model_validate_json(Path(sys.argv[1]).read_text()))
     if distributed.rank() == 0:
-        told = {"loop": ends["last"] - ends["first"], "waiting": sum(waits), "times": len(waits)}
-        Path(os.environ["STALL_FILE"]).write_text(json.dumps(told))
+        stall = {"loop": ends["last"] - ends["first"], "waiting": sum(waits), "times": len(waits)}
+        Path(os.environ["STALL_FILE"]).write_text(json.dumps(stall))
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def filter_kd(repeats: int) -> Figures:
     known = load_parameters(SupervisionParameters, STUDY)
     data = load_images(known.data)
     build: Build = partial(build_classifier, known.model, data.train.shape, data.classes)
-    found = compare_supervision(build, data, known.supervision, NOISE, known.seeds)
-    table = supervision_table(found.rows, NOISE)
+    comparison = compare_supervision(build, data, known.supervision, NOISE, known.seeds)
+    table = supervision_table(comparison.rows, NOISE)
     gain = table.difference("filter_kd", "one_hot", "accuracy")
     return {
         "filter_kd_gain": gain.mean,

@@ -29,7 +29,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -37,7 +36,7 @@ from functools import partial
 from pathlib import Path
 
 from dynolab.rollouts.rewards import ALLOWED
-from tests.benchmarks.figures import ratio, report
+from tests.benchmarks.figures import last_line, ratio, report
 from tests.benchmarks.training_work import BATCH, RANKS_BATCH, STEPS
 
 Figures = list[dict[str, float]]
@@ -55,13 +54,9 @@ AT_MOST = {"dpo_peak_memory_vs_trl": 0.8, "resume_differs": 0}
 
 def alone(folder: Path, *arguments: str, threads: int | None = None) -> dict[str, float]:
     """One run in a process of its own."""
-    environment = dict(os.environ)
-    if threads:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    command = [sys.executable, "-m", "tests.benchmarks.training", "--one", str(folder), *arguments]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    printed = last_line("training", "--one", str(folder), *arguments, threads=threads)
+    figures: dict[str, float] = json.loads(printed)
+    return figures
 
 
 def against_trl(folder: Path, model: str, method: str, rounds: int) -> dict[str, float]:
@@ -80,14 +75,14 @@ def against_trl(folder: Path, model: str, method: str, rounds: int) -> dict[str,
 
 
 def over_ranks(folder: Path, rounds: int) -> dict[str, float]:
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for batch, suffix in ((RANKS_BATCH, ""), (BATCH, f"_of_{BATCH}")):
         sizes = [("dpo", "tinystories", ranks, str(batch)) for ranks in "21"]
         two, one = in_turns(
             *(partial(alone, folder, "ours", *size, threads=1) for size in sizes), rounds
         )
-        found |= _ratio(f"zero2_two_ranks_over_one{suffix}", two, one, "speed")
-    return found
+        figures |= _ratio(f"zero2_two_ranks_over_one{suffix}", two, one, "speed")
+    return figures
 
 
 def in_turns(first: Run, second: Run, rounds: int) -> tuple[Figures, Figures]:
@@ -149,18 +144,18 @@ def main() -> None:
         return
     from tests.benchmarks.training_inputs import prepare
 
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         prepare(folder)
         for method, model in STEPS:
             if method in arguments.methods:
-                found |= against_trl(folder, model, method, arguments.rounds)
-                print(json.dumps(found), file=sys.stderr, flush=True)
+                figures |= against_trl(folder, model, method, arguments.rounds)
+                print(json.dumps(figures), file=sys.stderr, flush=True)
         if "ranks" in arguments.methods:
-            found |= over_ranks(folder, arguments.rounds)
+            figures |= over_ranks(folder, arguments.rounds)
         resumptions = resumed(folder / "resumed")
-    report(found | resumptions, at_least=_of_both(AT_LEAST), at_most=_of_both(AT_MOST))
+    report(figures | resumptions, at_least=_of_both(AT_LEAST), at_most=_of_both(AT_MOST))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import torch
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
-
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import PromptRow, write_rows
 from dynolab.data.sources.load import DataConfig, load_data
 from models.language import load_language_model, load_tokenizer, save_language_model
+from tests.benchmarks.pythia import pythia, pythia_tokenizer
 from tests.benchmarks.training_work import BATCH, STEPS, rows_of
 
 CONTEXT = 512
@@ -23,22 +21,7 @@ def prepare(folder: Path) -> None:
     stories = source / "models" / "tinystories-656k"
     tokenizer = load_tokenizer(stories)
     save_language_model(load_language_model(stories), tokenizer, folder / "tinystories")
-    file = source / "models" / "pythia-tokenizer" / "tokenizer.json"
-    end = "<|endoftext|>"
-    pythia = PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token=end, pad_token=end)
-    torch.manual_seed(0)
-    shape = GPTNeoXConfig(
-        vocab_size=50_304,
-        hidden_size=512,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        intermediate_size=2048,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    save_language_model(GPTNeoXForCausalLM(shape), pythia, folder / "70m")
+    save_language_model(pythia(), pythia_tokenizer(), folder / "70m")
     data = load_data(
         DataConfig(
             source="file",

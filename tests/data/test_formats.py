@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from dynolab.data.rows import Example, PromptRow
 from dynolab.data.sources.load import DataConfig, load_data, load_prompts, resolve_data
@@ -18,24 +15,11 @@ from dynolab.data.sources.readers import read_records
 from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.errors import ConfigError
 from tasks.data import chat_tokenizer
+from tests.data.rows_files import file_config, write
 from tests.training.small import make_tokenizer
 
 REAL = os.environ.get("DYNOLAB_TEST_DATA")
 real = pytest.mark.skipif(not REAL, reason="DYNOLAB_TEST_DATA names no folder of real data")
-
-
-def write(folder: Path, rows: list[dict[str, Any]], kind: str = "jsonl") -> str:
-    file = folder / f"rows.{kind}"
-    if kind == "parquet":
-        parquet.write_table(pyarrow.Table.from_pylist(rows), file, row_group_size=2)
-    else:
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
-
-
-def config(path: str, **options: Any) -> DataConfig:
-    given = {"heldout_rows": 0, "probe_pairs": 0, **options}
-    return DataConfig(source="file", path=path, **given)
 
 
 def turn(role: str, content: str) -> dict[str, str]:
@@ -62,7 +46,7 @@ def ultrafeedback(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_ultrafeedback_rows_become_pairs(tmp_path: Path, kind: str) -> None:
     rows = [ultrafeedback(number) for number in range(5)]
-    data = load_data(config(write(tmp_path, rows, kind), format="chat", chat="plain"))
+    data = load_data(file_config(write(tmp_path, rows, kind), format="chat", chat="plain"))
     assert data.pairs[3] == Example(
         id="row-000003", prompt="\n\nHuman: q 3\n\nAssistant:", chosen=" good 3", rejected=" bad 3"
     )
@@ -78,7 +62,7 @@ def test_all_forms_of_chat_rows(tmp_path: Path) -> None:
         {"id": "unlike", "chosen": [question, yes], "rejected": [turn("user", "r"), no]},
         {"id": "equal", "chosen": [question, yes], "rejected": [question, yes]},
     ]
-    data = load_data(config(write(tmp_path, rows), format="chat", chat="plain"))
+    data = load_data(file_config(write(tmp_path, rows), format="chat", chat="plain"))
     prompt = "\n\nHuman: q\n\nAssistant:"
     assert data.pairs == [
         Example(id="messages", prompt=f"{prompt} yes\n\nHuman: r\n\nAssistant:", chosen=" no"),
@@ -104,14 +88,14 @@ def test_all_forms_of_chat_rows(tmp_path: Path) -> None:
 )
 def test_broken_chat_rows_are_refused(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_data(config(write(tmp_path, [row]), format="chat", chat="plain"))
+        load_data(file_config(write(tmp_path, [row]), format="chat", chat="plain"))
 
 
 def test_the_models_template_writes_chat_rows(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}>"
     tokenizer.save_pretrained(tmp_path / "model")
-    asked = config(
+    asked = file_config(
         write(tmp_path, [ultrafeedback(0), ultrafeedback(1)]),
         format="chat",
         chat_model=str(tmp_path / "model"),
@@ -131,13 +115,13 @@ def test_the_models_template_writes_chat_rows(tmp_path: Path) -> None:
 def test_a_model_without_template_needs_the_plain_form_asked_for(tmp_path: Path) -> None:
     make_tokenizer().save_pretrained(tmp_path / "model")
     path = write(tmp_path, [ultrafeedback(0)])
-    asked = config(path, format="chat", chat_model=str(tmp_path / "model"))
+    asked = file_config(path, format="chat", chat_model=str(tmp_path / "model"))
     with pytest.raises(ConfigError, match="no chat template"):
         load_data(asked, chat_tokenizer(asked))
     with pytest.raises(ConfigError, match=r"data\.chat_model = None.*chat: plain"):
-        config(path, format="chat")
+        file_config(path, format="chat")
     with pytest.raises(ConfigError, match="plain uses no template"):
-        config(path, format="chat", chat="plain", chat_model="m")
+        file_config(path, format="chat", chat="plain", chat_model="m")
 
 
 def test_prompts_with_and_without_answers(tmp_path: Path) -> None:
@@ -147,7 +131,7 @@ def test_prompts_with_and_without_answers(tmp_path: Path) -> None:
         {"prompt": "p 2", "answer": None},
         {"id": "mine", "prompt": [turn("user", "p 3")]},
     ]
-    asked = config(write(tmp_path, rows), format="prompts", chat="plain")
+    asked = file_config(write(tmp_path, rows), format="prompts", chat="plain")
     loaded = load_prompts(asked)
     assert loaded.train == [
         PromptRow(id="row-000000", prompt="p 0", answer="a"),
@@ -174,12 +158,12 @@ def test_prompts_with_and_without_answers(tmp_path: Path) -> None:
 )
 def test_broken_prompts_are_refused(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_prompts(config(write(tmp_path, [row, row]), format="prompts"))
+        load_prompts(file_config(write(tmp_path, [row, row]), format="prompts"))
 
 
 def test_heldout_prompts_stand_nowhere_in_training(tmp_path: Path) -> None:
     rows = [{"prompt": f"p {number % 6}", "answer": "same"} for number in range(18)]
-    loaded = load_prompts(config(write(tmp_path, rows), format="prompts", heldout_rows=9))
+    loaded = load_prompts(file_config(write(tmp_path, rows), format="prompts", heldout_rows=9))
     assert len(loaded.train) == 9
     assert not {row.prompt for row in loaded.train} & {row.prompt for row in loaded.heldout}
     assert len(loaded.heldout) + loaded.counts["data/heldout_rows_in_training"] == 9
@@ -188,28 +172,28 @@ def test_heldout_prompts_stand_nowhere_in_training(tmp_path: Path) -> None:
 def test_doubled_ids_and_too_few_prompts_are_refused(tmp_path: Path) -> None:
     rows = [{"id": "a", "prompt": f"p {number}"} for number in range(3)]
     with pytest.raises(ConfigError, match="ids must be unique"):
-        load_prompts(config(write(tmp_path, rows), format="prompts"))
+        load_prompts(file_config(write(tmp_path, rows), format="prompts"))
     rows = [{"prompt": f"p {number}"} for number in range(3)]
     with pytest.raises(ConfigError, match=r"data\.heldout_rows = 2"):
-        load_prompts(config(write(tmp_path, rows), format="prompts", heldout_rows=2))
+        load_prompts(file_config(write(tmp_path, rows), format="prompts", heldout_rows=2))
 
 
 def test_word_problems(tmp_path: Path) -> None:
     rows = [{"question": f"How many? {n}", "answer": f"It is {n}.\n#### {n}"} for n in range(3)]
     path = write(tmp_path, rows)
-    loaded = load_prompts(config(path, format="gsm8k")).train
+    loaded = load_prompts(file_config(path, format="gsm8k")).train
     assert loaded[1] == PromptRow(
         id="row-000001", prompt="Question: How many? 1\nAnswer:", answer="It is 1.\n#### 1"
     )
-    plain = load_prompts(config(path, format="gsm8k", chat="plain")).train
+    plain = load_prompts(file_config(path, format="gsm8k", chat="plain")).train
     assert plain[1].prompt == "\n\nHuman: How many? 1\n\nAssistant:"
-    pairs = load_data(config(path, format="gsm8k")).pairs
+    pairs = load_data(file_config(path, format="gsm8k")).pairs
     assert pairs[2].chosen == " It is 2.\n#### 2" and pairs[2].rejected is None
 
 
 def test_pairs_are_prompts_too(tmp_path: Path) -> None:
     rows = [{"prompt": f"q {n}", "chosen": f" a {n} ", "rejected": "b"} for n in range(3)]
-    loaded = load_prompts(config(write(tmp_path, rows)))
+    loaded = load_prompts(file_config(write(tmp_path, rows)))
     assert loaded.train[0] == PromptRow(id="row-000000", prompt="q 0", answer="a 0")
 
 
@@ -227,19 +211,19 @@ def test_a_broken_parquet_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
     file.write_bytes(b"PAR1 and nothing more")
     with pytest.raises(ConfigError, match=r"rows\.parquet.*cannot be read \(ArrowInvalid"):
-        load_data(config(str(file)))
+        load_data(file_config(str(file)))
     good = Path(write(tmp_path, [ultrafeedback(n) for n in range(50)], "parquet"))
     content = bytearray(good.read_bytes())
     content[40:400] = bytes(360)
     good.write_bytes(bytes(content))
     with pytest.raises(ConfigError, match=r"rows\.parquet.*cannot be read \(OSError"):
-        load_data(config(str(good), format="chat", chat="plain"))
+        load_data(file_config(str(good), format="chat", chat="plain"))
 
 
 @real
 def test_real_word_problems() -> None:
     path = str(Path(str(REAL)) / "data/gsm8k/train.jsonl.gz")
-    loaded = load_prompts(config(path, format="gsm8k", heldout_rows=100))
+    loaded = load_prompts(file_config(path, format="gsm8k", heldout_rows=100))
     assert len(loaded.train) == 7373 and len(loaded.heldout) == 100
     assert loaded.counts["data/prompts_without_answer"] == 0
     assert all(row.answer and "####" in row.answer for row in loaded.train)

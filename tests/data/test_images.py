@@ -47,29 +47,30 @@ def mnist_folder(folder: Path, *, packed: bool = False, classes: int = 3, side: 
 
 def arrays(file: Path, **changes: ndarray) -> ImageConfig:
     random = np.random.default_rng(0)
-    found = {"images": random.random((30, 8, 8)), "labels": np.arange(30) % 3} | changes
-    np.savez(file, **found)
+    written = {"images": random.random((30, 8, 8)), "labels": np.arange(30) % 3} | changes
+    np.savez(file, **written)
     return ImageConfig(source="arrays", path=str(file), **SMALL)
 
 
-def same(one: Images, other: Images) -> bool:
-    return torch.equal(one.pixels, other.pixels) and torch.equal(one.labels, other.labels)
+def same(images: Images, others: Images) -> bool:
+    pixels = torch.equal(images.pixels, others.pixels)
+    return pixels and torch.equal(images.labels, others.labels)
 
 
 def test_digits_need_nothing_and_are_shared_out_evenly() -> None:
     splits = load_images(ImageConfig())
-    assert splits.classes == 10
-    assert splits.train.shape == (1, 8, 8)
-    assert splits.train.labels.bincount().tolist() == [100] * 10
-    assert [len(one) for one in (splits.validation, splits.test)] == [200, 400]
-    assert splits.train.pixels.dtype == torch.float32
-    assert (float(splits.train.pixels.min()), float(splits.train.pixels.max())) == (0.0, 1.0)
+    train = splits.train
+    assert (splits.classes, train.shape) == (10, (1, 8, 8))
+    assert train.labels.bincount().tolist() == [100] * 10
+    assert (len(splits.validation), len(splits.test)) == (200, 400)
+    assert train.pixels.dtype == torch.float32
+    assert (float(train.pixels.min()), float(train.pixels.max())) == (0.0, 1.0)
 
 
 def test_no_image_stands_in_two_splits_and_the_seed_decides_which() -> None:
     config = ImageConfig(train=1_000, validation=300, test=497)
     splits = load_images(config)
-    whole = torch.cat([one.pixels for one in (splits.train, splits.validation, splits.test)])
+    whole = torch.cat([splits.train.pixels, splits.validation.pixels, splits.test.pixels])
     from sklearn.datasets import load_digits
 
     given = torch.from_numpy(load_digits().images / 16).float()
@@ -103,9 +104,9 @@ def test_arrays_bring_what_people_say(tmp_path: Path) -> None:
     assert torch.allclose(train.human.sum(1), torch.ones(12))
     assert torch.equal(train.human.argmax(1), train.labels)
     coloured = np.random.default_rng(1).integers(256, size=(30, 3, 8, 8)).astype(np.uint8)
-    found = load_images(arrays(tmp_path / "b.npz", images=coloured)).train
-    assert found.shape == (3, 8, 8)
-    assert float(found.pixels.max()) <= 1.0
+    train = load_images(arrays(tmp_path / "b.npz", images=coloured)).train
+    assert train.shape == (3, 8, 8)
+    assert float(train.pixels.max()) <= 1.0
 
 
 def test_a_source_is_pinned_to_its_content(tmp_path: Path) -> None:
@@ -123,12 +124,12 @@ def test_a_source_is_pinned_to_its_content(tmp_path: Path) -> None:
 def test_splits_are_read_as_they_were_written(tmp_path: Path) -> None:
     splits = load_images(arrays(tmp_path / "a.npz", human=np.eye(3)[np.arange(30) % 3]))
     write_images(splits, tmp_path / "images.safetensors")
-    found = read_images(tmp_path / "images.safetensors")
-    assert found.classes == 3
+    read = read_images(tmp_path / "images.safetensors")
+    assert read.classes == 3
     for name in ("train", "validation", "test"):
-        one, other = getattr(splits, name), getattr(found, name)
-        assert same(one, other)
-        assert torch.equal(one.human, other.human)
+        images, again = getattr(splits, name), getattr(read, name)
+        assert same(images, again)
+        assert torch.equal(images.human, again.human)
 
 
 ARRAYS = {
@@ -203,8 +204,8 @@ def test_data_sets_of_the_hub_are_read(shape: tuple[int, ...], tmp_path: Path) -
     assert splits.train.shape == (shape[2] if len(shape) == 3 else 1, 9, 9)
     assert len(splits.train) == 12 and splits.train.labels.bincount().tolist() == [4, 4, 4]
     held = {np.atleast_3d(picture).transpose(2, 0, 1).tobytes() for picture in pictures}
-    found = (splits.train.pixels * 255).round().to(torch.uint8).numpy()
-    assert {one.tobytes() for one in found} <= held
+    read = (splits.train.pixels * 255).round().to(torch.uint8).numpy()
+    assert {image.tobytes() for image in read} <= held
 
 
 def test_pictures_with_a_palette_are_read_as_their_colours(tmp_path: Path) -> None:

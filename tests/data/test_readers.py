@@ -1,3 +1,5 @@
+"""Records of files, and the rows that each format makes of them."""
+
 from __future__ import annotations
 
 import gzip
@@ -29,25 +31,15 @@ def test_a_bad_line_is_named_with_its_number(tmp_path: Path, line: str) -> None:
         list(readers.read_records(file))
 
 
-def test_a_file_that_is_no_gzip_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl.gz"
-    file.write_text('{"a": 1}\n')
-    with pytest.raises(ConfigError, match="cannot be read"):
-        list(readers.read_records(file))
-
-
 def test_pairs_get_ids_and_one_leading_space() -> None:
-    rows = list(
-        readers.pairs(
-            [
-                {"prompt": "p", "chosen": "yes ", "rejected": "  no"},
-                {"id": "mine", "prompt": "q", "chosen": "only"},
-            ],
-            "x",
-        )
-    )
-    assert rows[0] == Example(id="row-000000", prompt="p", chosen=" yes", rejected=" no")
-    assert rows[1] == Example(id="mine", prompt="q", chosen=" only", rejected=None)
+    records = [
+        {"prompt": "p", "chosen": "yes ", "rejected": "  no"},
+        {"id": "mine", "prompt": "q", "chosen": "only"},
+    ]
+    assert list(readers.pairs(records, "x")) == [
+        Example(id="row-000000", prompt="p", chosen=" yes", rejected=" no"),
+        Example(id="mine", prompt="q", chosen=" only", rejected=None),
+    ]
 
 
 def test_pairs_keep_what_their_answers_win() -> None:
@@ -67,7 +59,8 @@ def test_pairs_keep_what_their_answers_win() -> None:
 
 def test_chat_messages_give_their_last_content() -> None:
     chosen = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "yes"}]
-    assert next(readers.pairs([{"prompt": "p", "chosen": chosen}], "x")).chosen == " yes"
+    (pair,) = readers.pairs([{"prompt": "p", "chosen": chosen}], "x")
+    assert pair.chosen == " yes"
 
 
 @pytest.mark.parametrize(
@@ -86,16 +79,16 @@ def test_missing_and_odd_columns_are_named(record: dict, message: str) -> None:
 
 
 def test_transcripts_split_at_the_last_assistant_turn() -> None:
+    """Those that part earlier have no common prompt."""
     head = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"
-    record = {"chosen": head + " good", "rejected": head + " bad"}
-    assert list(readers.transcripts([record], "x")) == [
-        Example(id="row-000000", prompt=head, chosen=" good", rejected=" bad")
+    records = [
+        {"chosen": f"{head} good", "rejected": f"{head} bad"},
+        {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: b"},
     ]
-
-
-def test_transcripts_that_part_earlier_have_no_common_prompt() -> None:
-    record = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: b"}
-    assert list(readers.transcripts([record], "x")) == [None]
+    assert list(readers.transcripts(records, "x")) == [
+        Example(id="row-000000", prompt=head, chosen=" good", rejected=" bad"),
+        None,
+    ]
 
 
 def test_a_transcript_without_an_assistant_is_refused() -> None:

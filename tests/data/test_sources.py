@@ -1,6 +1,7 @@
+"""Where rows come from: what is loaded, split, pinned and probed, and what is refused."""
+
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,14 +15,10 @@ from dynolab.data.rows import write_rows
 from dynolab.data.sources.load import DataConfig, load_data, resolve_data
 from dynolab.data.world.world import WorldConfig
 from dynolab.errors import ConfigError
+from tests.data.rows_files import file_config, write
 
 REAL = os.environ.get("DYNOLAB_TEST_DATA")
 real = pytest.mark.skipif(not REAL, reason="DYNOLAB_TEST_DATA names no folder of real data")
-
-
-def write(file: Path, rows: list[dict]) -> str:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
 
 
 def numbered(count: int) -> list[dict]:
@@ -39,8 +36,7 @@ def test_builtin_world() -> None:
 
 
 def test_pairs_are_split_and_probed(tmp_path: Path) -> None:
-    source = write(tmp_path / "rows.jsonl", numbered(20))
-    config = DataConfig(source="file", path=source, heldout_rows=5, probe_pairs=3)
+    config = file_config(write(tmp_path, numbered(20)), heldout_rows=5, probe_pairs=3)
     data = load_data(config)
     assert (len(data.pairs), len(data.heldout)) == (15, 5)
     assert Counter(row.split for row in data.probes) == {"train": 18, "heldout": 18}
@@ -50,15 +46,13 @@ def test_pairs_are_split_and_probed(tmp_path: Path) -> None:
 
 
 def test_only_the_first_rows_are_used(tmp_path: Path) -> None:
-    source = write(tmp_path / "rows.jsonl", numbered(20))
-    data = load_data(DataConfig(source="file", path=source, rows=6, heldout_rows=2, probe_pairs=0))
+    data = load_data(file_config(write(tmp_path, numbered(20)), rows=6, heldout_rows=2))
     assert len(data.pairs) + len(data.heldout) == 6
     assert data.probes == []
 
 
 def test_heldout_rows_that_stand_in_training_are_left_out(tmp_path: Path) -> None:
-    source = write(tmp_path / "rows.jsonl", [*numbered(10), *numbered(10)])
-    data = load_data(DataConfig(source="file", path=source, heldout_rows=10, probe_pairs=0))
+    data = load_data(file_config(write(tmp_path, [*numbered(10), *numbered(10)]), heldout_rows=10))
     assert len(data.heldout) + data.counts["data/heldout_rows_in_training"] == 10
     assert not {row.prompt for row in data.heldout} & {row.prompt for row in data.pairs}
 
@@ -68,7 +62,7 @@ def test_heldout_rows_that_stand_in_training_are_left_out(tmp_path: Path) -> Non
     [
         ([], {}, "holds no rows"),
         (numbered(3), {"heldout_rows": 2}, "data.heldout_rows = 2"),
-        (numbered(3), {"heldout_rows": 0}, "held-out rows"),
+        (numbered(3), {"probe_pairs": 100}, "held-out rows"),
         ([{"id": "a", **row} for row in numbered(3)], {}, "ids must be unique"),
         ([{"question": "q"}], {}, "column 'prompt' is missing"),
     ],
@@ -76,9 +70,8 @@ def test_heldout_rows_that_stand_in_training_are_left_out(tmp_path: Path) -> Non
 def test_data_that_cannot_work_is_refused(
     tmp_path: Path, rows: list[dict], options: dict, message: str
 ) -> None:
-    source = write(tmp_path / "rows.jsonl", rows)
     with pytest.raises(ConfigError, match=message):
-        load_data(DataConfig(source="file", path=source, **options))
+        load_data(file_config(write(tmp_path, rows), **options))
 
 
 def test_unknown_files_are_refused(tmp_path: Path) -> None:
@@ -102,11 +95,10 @@ def test_a_source_and_its_place_belong_together(options: dict, field: str) -> No
 
 
 def test_a_changed_file_has_another_revision(tmp_path: Path) -> None:
-    source = write(tmp_path / "rows.jsonl", numbered(3))
-    resolved = resolve_data(DataConfig(source="file", path=source))
+    resolved = resolve_data(file_config(write(tmp_path, numbered(3))))
     assert resolved.revision is not None
     assert resolve_data(resolved) == resolved
-    write(tmp_path / "rows.jsonl", numbered(4))
+    write(tmp_path, numbered(4))
     with pytest.raises(ConfigError, match=r"data\.revision"):
         resolve_data(resolved)
 
@@ -132,8 +124,7 @@ load_data(DataConfig(source="hub", hub_name="a/b", revision="0" * 40, hub_folder
 
 
 def test_rejected_answers_are_replaced_one_by_one(tmp_path: Path) -> None:
-    source = write(tmp_path / "rows.jsonl", numbered(3))
-    train = load_data(DataConfig(source="file", path=source, heldout_rows=0, probe_pairs=0)).pairs
+    train = load_data(file_config(write(tmp_path, numbered(3)))).pairs
     own = with_rejected(train, ["a", "b", "c"])
     assert [row.rejected for row in own] == [" a", " b", " c"]
     assert [row.chosen for row in own] == [row.chosen for row in train]
@@ -142,20 +133,18 @@ def test_rejected_answers_are_replaced_one_by_one(tmp_path: Path) -> None:
 
 
 def test_duplicate_pairs_are_counted_and_kept(tmp_path: Path) -> None:
-    source = write(tmp_path / "rows.jsonl", [*numbered(4), *numbered(4)])
-    data = load_data(DataConfig(source="file", path=source, heldout_rows=0, probe_pairs=0))
+    data = load_data(file_config(write(tmp_path, [*numbered(4), *numbered(4)])))
     assert len(data.pairs) == 8
     assert data.counts["data/duplicate_pairs"] == 4
 
 
 def test_a_probe_set_built_before_is_watched_in_place_of_a_new_one(tmp_path: Path) -> None:
-    source = write(tmp_path / "rows.jsonl", numbered(20))
-    config = DataConfig(source="file", path=source, heldout_rows=5, probe_pairs=3)
+    config = file_config(write(tmp_path, numbered(20)), heldout_rows=5, probe_pairs=3)
     built = load_data(config).probes[::2]
     write_rows(tmp_path / "probes.jsonl", built)
-    given = config.model_copy(update={"probes": str(tmp_path / "probes.jsonl")})
-    assert load_data(given).probes == built
-    resolved = resolve_data(given)
+    watched = config.model_copy(update={"probes": str(tmp_path / "probes.jsonl")})
+    assert load_data(watched).probes == built
+    resolved = resolve_data(watched)
     assert resolved.probes_revision and resolve_data(resolved) == resolved
     write_rows(tmp_path / "probes.jsonl", built[1:])
     with pytest.raises(ConfigError, match=r"data\.probes_revision"):
@@ -163,19 +152,19 @@ def test_a_probe_set_built_before_is_watched_in_place_of_a_new_one(tmp_path: Pat
 
 
 def test_a_probe_set_of_other_rows_is_refused(tmp_path: Path) -> None:
-    source = write(tmp_path / "rows.jsonl", numbered(20))
-    config = DataConfig(source="file", path=source, heldout_rows=5, probe_pairs=3)
+    config = file_config(write(tmp_path, numbered(20)), heldout_rows=5, probe_pairs=3)
     file = tmp_path / "probes.jsonl"
     write_rows(file, load_data(config).probes)
     other = config.model_copy(update={"probes": str(file), "seed": 1})
-    with pytest.raises(ConfigError, match="with the same data settings and seed"):
-        load_data(other)
-    file.write_text("")
-    with pytest.raises(ConfigError, match="holds no rows"):
-        load_data(other)
-    file.write_text('{"kind": "chosen"}\n')
-    with pytest.raises(ConfigError, match=r"probes\.jsonl line 1 = 'pair_id'"):
-        load_data(other)
+    reasons = {
+        file.read_text(): "with the same data settings and seed",
+        "": "holds no rows",
+        '{"kind": "chosen"}\n': r"probes\.jsonl line 1 = 'pair_id'",
+    }
+    for content, reason in reasons.items():
+        file.write_text(content)
+        with pytest.raises(ConfigError, match=reason):
+            load_data(other)
     file.unlink()
     with pytest.raises(ConfigError, match=r"data\.probes"):
         resolve_data(other)
@@ -184,9 +173,7 @@ def test_a_probe_set_of_other_rows_is_refused(tmp_path: Path) -> None:
 @real
 def test_the_papers_probe_file() -> None:
     source = str(Path(str(REAL)) / "data/probes/hh_helpful_probe_train.jsonl.gz")
-    data = load_data(
-        DataConfig(source="file", path=source, format="probe_file", heldout_rows=0, probe_pairs=500)
-    )
+    data = load_data(file_config(source, format="probe_file", probe_pairs=500))
     assert Counter(row.kind for row in data.probes) == dict.fromkeys(
         {row.kind for row in data.probes}, 500
     )

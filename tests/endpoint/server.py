@@ -61,15 +61,13 @@ class ChatServer:
 
     @property
     def texts(self) -> list[str]:
-        return [one.text for one in self.seen]
+        return [request.text for request in self.seen]
 
 
-def good(text: Any, finish: str = "stop") -> Said:
-    choice = {
-        "index": 0,
-        "finish_reason": finish,
-        "message": {"role": "assistant", "content": text},
-    }
+def good(text: Any, finish: str = "stop", **more: str) -> Said:
+    """A completion; `more`: other fields of its message."""
+    message = {"role": "assistant", "content": text, **more}
+    choice = {"index": 0, "finish_reason": finish, "message": message}
     return said(
         200,
         {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]},
@@ -109,12 +107,13 @@ def chat_server() -> Iterator[ChatServer]:
                     state.texts.count(text),
                 )
                 state.seen.append(seen)
-            found = state.answer(seen) if self.path.endswith("/chat/completions") else html(404)
-            if found is None:
+            known = self.path.endswith("/chat/completions")
+            response = state.answer(seen) if known else html(404)
+            if response is None:
                 state.ended.wait(30)
                 self.close_connection = True
                 return
-            status, headers, content = found
+            status, headers, content = response
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)

@@ -19,7 +19,7 @@ from dynolab.endpoint import (
     Request,
     endpoint_from_environment,
 )
-from dynolab.endpoint.client import FILTERED
+from dynolab.endpoint.client import FILTERED, any_text
 from dynolab.endpoint.pace import Pace
 from dynolab.endpoint.trouble import LONGEST_WAIT, status_trouble
 from dynolab.errors import ConfigError, EndpointFailed
@@ -28,7 +28,6 @@ from tests.endpoint.server import (
     ChatServer,
     FakeClock,
     Said,
-    Seen,
     chat_server,
     good,
     html,
@@ -46,8 +45,11 @@ def server() -> Iterator[ChatServer]:
 def endpoint(server: ChatServer, folder: Path, **settings: Any) -> Endpoint:
     clock = FakeClock()
     server.clock = clock
+    usable = settings.pop("usable", any_text)
     config = EndpointConfig.model_validate({"model": "m", "timeout_seconds": 20} | settings)
-    return Endpoint(config, AnswerCache(folder), key=KEY, address=server.address, clock=clock)
+    return Endpoint(
+        config, AnswerCache(folder), key=KEY, address=server.address, clock=clock, usable=usable
+    )
 
 
 def asked(*texts: str) -> list[Request]:
@@ -56,14 +58,14 @@ def asked(*texts: str) -> list[Request]:
 
 def test_answers_come_in_the_order_of_the_requests(server: ChatServer, tmp_path: Path) -> None:
     asking = endpoint(server, tmp_path, concurrency=3, temperature=0.5, max_tokens=9)
-    heard: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     texts = [f"text {n}" for n in range(12)]
-    found = asking.ask(asked(*texts), lambda done, of: heard.append((done, of)))
-    assert found == [Answered(text=text.upper()) for text in texts]
+    answers = asking.ask(asked(*texts), lambda done, of: progress.append((done, of)))
+    assert answers == [Answered(text=text.upper()) for text in texts]
     assert asking.counts == {"requests": 12, "answered": 12, "kept": 0}
-    assert heard == [(n, 12) for n in range(13)]
-    assert {one.key for one in server.seen} == {f"Bearer {KEY}"}
-    (body, *_) = (one.body for one in server.seen)
+    assert progress == [(n, 12) for n in range(13)]
+    assert {request.key for request in server.seen} == {f"Bearer {KEY}"}
+    body = server.seen[0].body
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.5, 9)
 
 
@@ -93,9 +95,10 @@ def test_other_settings_have_other_answers(
 
 def test_samples_of_one_text_are_answers_of_their_own(server: ChatServer, tmp_path: Path) -> None:
     server.answer = lambda seen: good(str(seen.number))
-    found = endpoint(server, tmp_path).ask([Request(text="a", sample=one) for one in "xyx"])
-    assert {one.text for one in found if isinstance(one, Answered)} == {"0", "1"}
-    assert found[0] == found[2] != found[1]
+    samples = [Request(text="a", sample=sample) for sample in "xyx"]
+    first, second, again = endpoint(server, tmp_path).ask(samples)
+    assert {repr(first), repr(second)} == {repr(Answered(text=text)) for text in "01"}
+    assert first == again
 
 
 TROUBLES: dict[str, Said] = {
@@ -154,15 +157,7 @@ def test_a_request_that_the_server_refuses_is_not_repeated(
 
 def test_an_answer_that_will_not_do_is_asked_again(server: ChatServer, tmp_path: Path) -> None:
     server.answer = lambda seen: good(str(seen.number))
-    config, clock = EndpointConfig(model="m"), FakeClock()
-    asking = Endpoint(
-        config,
-        AnswerCache(tmp_path),
-        key=KEY,
-        address=server.address,
-        clock=clock,
-        usable=lambda text: text == "2",
-    )
+    asking = endpoint(server, tmp_path, usable=lambda text: text == "2")
     assert asking.ask(asked("a")) == [Answered(text="2")]
     assert asking.counts["empty"] == 2
 
@@ -175,22 +170,20 @@ def test_an_answer_at_its_longest_says_so(server: ChatServer, tmp_path: Path) ->
 def test_what_the_model_declines_is_kept_and_not_asked_again(
     server: ChatServer, tmp_path: Path
 ) -> None:
-    declined = {"role": "assistant", "content": None, "refusal": "I must not"}
-    choice = {"index": 0, "finish_reason": "stop", "message": declined}
     answers = {
-        "a": said(200, {"choices": [choice]}),
+        "a": good(None, refusal="I must not"),
         "b": good(None, finish="content_filter"),
         "c": good("halfway", finish="content_filter"),
     }
     server.answer = lambda seen: answers[seen.text]
-    found = endpoint(server, tmp_path).ask(asked("a", "b", "c"))
-    assert found == [
+    replies = endpoint(server, tmp_path).ask(asked("a", "b", "c"))
+    assert replies == [
         Answered(text="I must not", declined=True),
         Answered(text=FILTERED, declined=True),
         Answered(text="halfway", declined=True),
     ]
     again = endpoint(server, tmp_path)
-    assert again.ask(asked("a", "b", "c")) == found
+    assert again.ask(asked("a", "b", "c")) == replies
     assert len(server.seen) == 3 and again.counts == {"kept": 3}
 
 
@@ -198,7 +191,7 @@ def test_a_system_message_stands_first_and_belongs_to_what_was_asked(
     server: ChatServer, tmp_path: Path
 ) -> None:
     endpoint(server, tmp_path).ask([Request(text="a", system="be kind"), Request(text="a")])
-    roles = sorted([one["role"] for one in seen.body["messages"]] for seen in server.seen)
+    roles = sorted([turn["role"] for turn in seen.body["messages"]] for seen in server.seen)
     assert roles == [["system", "user"], ["user"]]
 
 
@@ -227,7 +220,7 @@ def test_requests_keep_the_agreed_rate_with_retries(server: ChatServer, tmp_path
     server.answer = lambda seen: trouble(500) if seen.number == 0 else good("ok")
     asking = endpoint(server, tmp_path, concurrency=1, requests_per_minute=6)
     asking.ask(asked(*map(str, range(8))))
-    times = [one.time for one in server.seen]
+    times = [request.time for request in server.seen]
     assert len(times) == 16
     for start in times:
         assert sum(start <= time < start + 60 for time in times) <= 6
@@ -273,8 +266,8 @@ def test_how_long_a_server_asks_to_wait(header: str | None, seconds: float | Non
     class Status(Exception):
         status_code, code, response = 429, None, Response
 
-    found = status_trouble(Status(), "m", "r")  # type: ignore[arg-type]
-    assert found.after == seconds and found.again and found.crowded
+    trouble = status_trouble(Status(), "m", "r")  # type: ignore[arg-type]
+    assert (trouble.after, trouble.again, trouble.crowded) == (seconds, True, True)
 
 
 @pytest.mark.parametrize(
@@ -342,10 +335,10 @@ def test_a_broken_cache_file_is_asked_again(
 
 def test_answers_move_to_another_folder_in_one_file(server: ChatServer, tmp_path: Path) -> None:
     first = endpoint(server, tmp_path / "one")
-    found = first.ask(asked("a", "b"))
+    answers = first.ask(asked("a", "b"))
     AnswerCache(tmp_path / "one").save(first.answered, tmp_path / "answers.jsonl")
     AnswerCache(tmp_path / "two").load(tmp_path / "answers.jsonl")
-    assert endpoint(server, tmp_path / "two").ask(asked("a", "b")) == found
+    assert endpoint(server, tmp_path / "two").ask(asked("a", "b")) == answers
     assert len(server.seen) == 2
     for bad in ('{"key": "../../x", "answer": {"text": "a"}}', '{"key": "a"}', "["):
         (tmp_path / "bad.jsonl").write_text(bad)
@@ -367,22 +360,17 @@ def test_an_end_in_the_middle_keeps_answers_and_sends_no_more(
     assert len(server.seen) <= 3 + 2  # two may be under way
     server.answer = lambda seen: good("second")
     again = endpoint(server, tmp_path)
-    found = again.ask(asked(*map(str, range(30))))
-    assert [one.text for one in found if isinstance(one, Answered)].count("first") == 3
-    assert len(found) == 30
+    answers = again.ask(asked(*map(str, range(30))))
+    assert answers.count(Answered(text="first")) == 3
+    assert len(answers) == 30
     # A request that was under way may have come to the server after it spoke again.
     assert 3 <= again.counts["kept"] <= 5
     assert again.counts["kept"] + again.counts["requests"] == 30
 
 
 def test_an_answer_belongs_to_its_own_request(server: ChatServer, tmp_path: Path) -> None:
-    def echo(seen: Seen) -> Said:
-        return good(f"answer to {seen.text}")
-
-    server.answer = echo
+    server.answer = lambda seen: good(f"answer to {seen.text}")
     texts = [str(n) for n in range(50)]
-    found = endpoint(server, tmp_path, concurrency=8).ask(asked(*texts))
-    assert [one.text for one in found if isinstance(one, Answered)] == [
-        f"answer to {text}" for text in texts
-    ]
+    answers = endpoint(server, tmp_path, concurrency=8).ask(asked(*texts))
+    assert answers == [Answered(text=f"answer to {text}") for text in texts]
     assert sorted(server.texts) == sorted(texts)

@@ -58,7 +58,7 @@ def probes() -> list[ProbeRow]:
 def plain(folder: Path) -> Trainer:
     tokenizer = make_tokenizer()
     encoder = Encoder(tokenizer, 48, "error")
-    rows = [{"input_ids": list(one.chosen.ids)} for one in encoder.examples(make_rows(8))]
+    rows = [{"input_ids": list(row.chosen.ids)} for row in encoder.examples(make_rows(8))]
 
     def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
         longest = max(len(row["input_ids"]) for row in rows)
@@ -114,8 +114,8 @@ def test_a_trainer_is_probed_before_during_and_after(
     rows = list(read_rows(tmp_path / "probes.jsonl", ProbeScore))
     assert [row.step for row in rows] == [step for step in (0, 2, 4, STEPS) for _ in probes()]
     for step, scores in ((0, before), (STEPS, after)):
-        found = [row.logp for row in rows if row.step == step]
-        assert found == pytest.approx([score.logp for score in scores], abs=1e-4)
+        logps = [row.logp for row in rows if row.step == step]
+        assert logps == pytest.approx([score.logp for score in scores], abs=1e-4)
     assert before[0].logp != pytest.approx(after[0].logp, abs=1e-2)
     logged = {
         line["step"]: line for line in trainer.state.log_history if "probe/chosen/logp" in line
@@ -154,7 +154,9 @@ def test_a_new_run_replaces_the_old_one_s_rows(tmp_path: Path) -> None:
 def test_an_alarm_ends_a_trainer_where_the_gap_has_grown(tmp_path: Path) -> None:
     """DPO pushes down what is watched as chosen here: the pairs' rejected answers."""
     watched = [
-        one.model_copy(update={"kind": "chosen"}) for one in probes() if one.kind == "rejected"
+        probe.model_copy(update={"kind": "chosen"})
+        for probe in probes()
+        if probe.kind == "rejected"
     ]
     quiet = dpo(tmp_path / "quiet")
     quiet.add_callback(ProbeCallback(quiet, watched, every=1))
@@ -168,8 +170,7 @@ def test_an_alarm_ends_a_trainer_where_the_gap_has_grown(tmp_path: Path) -> None
     trainer.add_callback(callback)
     trainer.train()
     assert trainer.state.global_step == 2
-    assert callback.alarm is not None
-    assert callback.alarm.ring is not None
+    assert callback.alarm is not None and callback.alarm.ring is not None
     assert callback.alarm.ring.step == 2
     with pytest.raises(ConfigError, match="alarm"):
         ProbeCallback(trainer, probes()[1:2], alarm=AlarmConfig(rise=1.0))
@@ -201,11 +202,12 @@ def test_ranks_share_the_rows_and_one_writes_them(tmp_path: Path) -> None:
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     for step, model in ((0, make_policy(tokenizer)), (STEPS, trained)):
         alone = score_probes(ResponseLogits(model), probes(), encoder, batch_tokens=1000)
-        found = [row for row in rows if row.step == step]
-        assert [(row.pair_id, row.kind) for row in found] == [
-            (one.pair_id, one.kind) for one in alone
+        scores = [row for row in rows if row.step == step]
+        assert [(score.pair_id, score.kind) for score in scores] == [
+            (score.pair_id, score.kind) for score in alone
         ]
-        assert [row.logp for row in found] == pytest.approx([one.logp for one in alone], abs=1e-4)
+        logps = [score.logp for score in scores]
+        assert logps == pytest.approx([score.logp for score in alone], abs=1e-4)
 
 
 def test_what_cannot_be_probed_is_refused_at_once(tmp_path: Path) -> None:

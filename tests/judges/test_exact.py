@@ -14,7 +14,7 @@ from dynolab.errors import ConfigError
 from dynolab.judges import ExactJudge, contests, win_rate
 from dynolab.results.judges import PolicyAnswer
 from dynolab.rollouts.rewards import RewardConfig, world_style
-from tests.judges.verdicts import contest
+from tests.judges.verdicts import contest, policy_answer
 
 PROMPT = "what is the colour of bado ?"
 FIRST, LAST = ([slot[place] for slot in SLOTS] for place in (0, -1))
@@ -23,7 +23,7 @@ RIGHT, WRONG = ["bado", "has", "colour", "green"], ["bado", "has", "colour", "re
 
 def outcomes(a: str, b: str) -> set[str]:
     asked = contest(a, b, prompt=PROMPT, truth="green")
-    return {one.outcome for one in ExactJudge().judge([asked])}
+    return {judgement.outcome for judgement in ExactJudge().judge([asked])}
 
 
 @pytest.mark.parametrize(
@@ -72,53 +72,34 @@ def test_chosen_answers_of_the_world_have_the_preferred_style() -> None:
 def test_the_world_s_chosen_answers_beat_its_rejected_ones() -> None:
     world = build_world(WorldConfig())
 
-    def said(side: str) -> list[PolicyAnswer]:
+    def answers(side: str) -> list[PolicyAnswer]:
         return [
-            PolicyAnswer(
-                id=one.id,
-                split="heldout",
-                prompt=one.prompt,
-                finished=True,
-                tokens=10,
-                truth=fact.value,
-                answer=getattr(one, side),
-            )
-            for one in world.heldout
-            if (fact := world.fact_of(one.chosen)) is not None
+            policy_answer(pair.id, pair.prompt, getattr(pair, side), fact.value)
+            for pair in world.heldout
+            if (fact := world.fact_of(pair.chosen)) is not None
         ]
 
-    asked = contests({"good": said("chosen"), "bad": said("rejected")}, "good", "bad")
-    found = win_rate(ExactJudge().judge(asked))
-    assert (found.a, found.b, found.rate, found.judged) == ("good", "bad", 1, len(world.heldout))
+    asked = contests({"good": answers("chosen"), "bad": answers("rejected")}, "good", "bad")
+    rate = win_rate(ExactJudge().judge(asked))
+    assert (rate.a, rate.b, rate.rate, rate.judged) == ("good", "bad", 1, len(world.heldout))
 
 
 def test_any_rewards_can_judge() -> None:
     judge = ExactJudge("sums", [RewardConfig(name="gsm8k")])
     asked = contest("so it is 4", "so it is 5", truth="2 + 2\n#### 4")
-    assert [one.outcome for one in judge.judge([asked])] == ["a", "a"]
+    assert [judgement.outcome for judgement in judge.judge([asked])] == ["a", "a"]
     with pytest.raises(ConfigError, match="is no question of the built-in world"):
         ExactJudge().judge([contest(truth="4")])
 
 
 def test_policies_that_answer_other_prompts_are_no_contest() -> None:
-    def said(**prompts: str) -> list[PolicyAnswer]:
-        return [
-            PolicyAnswer(
-                id=name,
-                split="train",
-                prompt=prompt,
-                truth=None,
-                answer="",
-                tokens=1,
-                finished=True,
-            )
-            for name, prompt in prompts.items()
-        ]
+    def answers(**prompts: str) -> list[PolicyAnswer]:
+        return [policy_answer(name, prompt) for name, prompt in prompts.items()]
 
-    both = {"one": said(q="x ?", r="y ?"), "two": said(r="y ?", q="x ?")}
+    both = {"one": answers(q="x ?", r="y ?"), "two": answers(r="y ?", q="x ?")}
     assert [contest.id for contest in contests(both, "one", "two")] == ["q", "r"]
-    for other in (said(q="x ?"), said(q="x ?", r="z ?"), said(q="x ?", r="y ?", s="z ?")):
+    for other in (answers(q="x ?"), answers(q="x ?", r="z ?"), answers(q="x ?", r="y ?", s="z ?")):
         with pytest.raises(ConfigError, match="let both answer the same"):
             contests({"one": both["one"], "two": other}, "one", "two")
     with pytest.raises(ConfigError, match=r"answers of one = 'q': two have this id"):
-        contests({"one": said(q="x ?") * 2, "two": said(q="x ?")}, "one", "two")
+        contests({"one": answers(q="x ?") * 2, "two": answers(q="x ?")}, "one", "two")

@@ -47,14 +47,9 @@ def judge(server: ChatServer, folder: Path, **settings: Any) -> tuple[LlmJudge, 
     clock = FakeClock()
     server.clock = clock
     known = {"model": "m", "timeout_seconds": 20, "attempts": 3} | settings
-    asked = Endpoint(
-        JudgeEndpointConfig.model_validate(known),
-        AnswerCache(folder),
-        key=KEY,
-        address=server.address,
-        clock=clock,
-    )
-    return LlmJudge("llm", asked), asked
+    config, cache = JudgeEndpointConfig.model_validate(known), AnswerCache(folder)
+    endpoint = Endpoint(config, cache, key=KEY, address=server.address, clock=clock)
+    return LlmJudge("llm", endpoint), endpoint
 
 
 def shown(seen: Seen) -> dict[str, str]:
@@ -63,13 +58,13 @@ def shown(seen: Seen) -> dict[str, str]:
     assert system["role"] == "system" and len(seen.body["messages"]) == 2
     (fence,) = set(re.findall(r"<<[0-9a-f]{24}>>", system["content"]))
     lines = seen.text.split("\n")
-    found = {}
+    texts = {}
     for head, content in zip(lines[:-1:2], lines[1:-1:2], strict=True):
         name, length = re.fullmatch(rf"{fence} ([A-Z ]+), (\d+) characters", head).groups()  # type: ignore[union-attr]
-        found[name] = json.loads(content)
-        assert len(found[name]) == int(length)
-    assert lines[-1] == f"{fence} END" and seen.text.count(fence) == len(found) + 1
-    return found
+        texts[name] = json.loads(content)
+        assert len(texts[name]) == int(length)
+    assert lines[-1] == f"{fence} END" and seen.text.count(fence) == len(texts) + 1
+    return texts
 
 
 def honest(seen: Seen) -> Said:
@@ -86,12 +81,12 @@ def many(number: int) -> list[Contest]:
 
 def test_both_orders_are_asked_and_told_apart(server: ChatServer, tmp_path: Path) -> None:
     asking, _ = judge(server, tmp_path)
-    heard: list[tuple[int, int]] = []
-    found = asking.judge(many(4), lambda done, of: heard.append((done, of)))
-    assert [(one.id, one.swapped) for one in found] == [
+    progress: list[tuple[int, int]] = []
+    judgements = asking.judge(many(4), lambda done, of: progress.append((done, of)))
+    assert [(judgement.id, judgement.swapped) for judgement in judgements] == [
         (f"q{n}", swapped) for n in range(4) for swapped in (False, True)
     ]
-    assert {one.outcome for one in found} == {"a"} and heard[-1] == (8, 8)
+    assert {judgement.outcome for judgement in judgements} == {"a"} and progress[-1] == (8, 8)
     firsts = sorted(shown(seen)["ANSWER A"] for seen in server.seen)
     assert firsts == [BAD.strip()] * 4 + [GOOD.strip()] * 4
     assert server.seen[0].body["temperature"] == 0
@@ -102,15 +97,15 @@ def test_equal_answers_are_asked_about_once_and_tie_whatever_is_said(
 ) -> None:
     server.answer = lambda seen: good("A")
     asking, _ = judge(server, tmp_path)
-    found = win_rate(asking.judge([contest(GOOD, GOOD)]))
+    rate = win_rate(asking.judge([contest(GOOD, GOOD)]))
     assert len(server.seen) == 1
-    assert (found.rate, found.counts.asked, found.counts.parsed) == (0.5, 2, 2)
+    assert (rate.rate, rate.counts.asked, rate.counts.parsed) == (0.5, 2, 2)
 
 
 def test_a_judge_who_likes_a_place_is_found_out(server: ChatServer, tmp_path: Path) -> None:
     server.answer = lambda seen: good('{"verdict": "A"}')
-    found = win_rate(judge(server, tmp_path)[0].judge(many(6)))
-    assert (found.rate, found.first_share, found.flipped) == (0.5, 1.0, 6)
+    rate = win_rate(judge(server, tmp_path)[0].judge(many(6)))
+    assert (rate.rate, rate.first_share, rate.flipped) == (0.5, 1.0, 6)
 
 
 FAULTS: dict[str, tuple[Callable[[], Said], str, str]] = {
@@ -137,12 +132,7 @@ FAULTS: dict[str, tuple[Callable[[], Said], str, str]] = {
 
 
 def declined(text: str) -> Said:
-    message = {"role": "assistant", "content": None, "refusal": text}
-    choice = {"index": 0, "finish_reason": "stop", "message": message}
-    return said(
-        200,
-        {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]},
-    )
+    return good(None, refusal=text)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -152,14 +142,13 @@ def test_a_fault_is_counted_as_what_it_is_and_costs_its_contest_alone(
     answer, outcome, words = FAULTS[fault]
     server.answer = lambda seen: answer() if "well 1 ?" in seen.text else honest(seen)
     asking, _ = judge(server, tmp_path, timeout_seconds=0.3)
-    found = asking.judge(many(3))
-    troubled = [one for one in found if one.id == "q1"]
-    assert {one.outcome for one in troubled} == {outcome}
-    assert all(re.search(words, one.said) for one in troubled)
-    counts = count(found)
-    assert (counts.asked, counts.parsed) == (6, 4)
-    assert counts.model_dump()[outcome] == 2
-    rate = win_rate(found)
+    judgements = asking.judge(many(3))
+    troubled = [judgement for judgement in judgements if judgement.id == "q1"]
+    assert {judgement.outcome for judgement in troubled} == {outcome}
+    assert all(re.search(words, judgement.said) for judgement in troubled)
+    counts = count(judgements)
+    assert (counts.asked, counts.parsed, counts.model_dump()[outcome]) == (6, 4, 2)
+    rate = win_rate(judgements)
     assert (rate.prompts, rate.judged, rate.rate) == (3, 2, 1)
     assert rate.lowest == pytest.approx(2 / 3)
 
@@ -168,8 +157,7 @@ def test_a_passing_fault_costs_nothing(server: ChatServer, tmp_path: Path) -> No
     passing = [trouble(429, Retry_After="7"), html(), trouble(503)]
     server.answer = lambda seen: passing.pop() if passing else honest(seen)
     asking, endpoint = judge(server, tmp_path, concurrency=1, attempts=4)
-    found = asking.judge(many(2))
-    assert count(found).parsed == 4
+    assert count(asking.judge(many(2))).parsed == 4
     assert endpoint.counts["requests"] == 7 and endpoint.counts["rate_limited"] == 1
 
 
@@ -216,8 +204,8 @@ def test_an_answer_stays_within_its_line_whatever_it_holds(
     """The server reads requests by the rules that the system message states, and no others."""
     texts: list[dict[str, str]] = []
     server.answer = lambda seen: (texts.append(shown(seen)), good("B"))[1]  # type: ignore[func-returns-value]
-    found = judge(server, tmp_path)[0].judge([contest(attack, " fine", prompt=attack)])
-    assert [one.outcome for one in found] == ["b", "a"]
+    judgements = judge(server, tmp_path)[0].judge([contest(attack, " fine", prompt=attack)])
+    assert [judgement.outcome for judgement in judgements] == ["b", "a"]
     assert sorted(text["ANSWER A"] for text in texts) == sorted([attack.strip(), "fine"])
     assert {text["PROMPT"] for text in texts} == {attack}
 
@@ -308,6 +296,6 @@ def test_no_text_is_read_as_a_verdict_by_chance(text: str) -> None:
 
 def test_the_key_stands_in_no_file_and_no_judgement(server: ChatServer, tmp_path: Path) -> None:
     server.answer = lambda seen: trouble(400, f"key {KEY} is odd")
-    found = judge(server, tmp_path)[0].judge(many(1))
-    assert KEY not in repr(found) and "(key)" in found[0].said
+    judgements = judge(server, tmp_path)[0].judge(many(1))
+    assert KEY not in repr(judgements) and "(key)" in judgements[0].said
     assert not list(tmp_path.rglob("*.json"))

@@ -10,6 +10,7 @@ from dynolab.data.world.world import WorldConfig, build_world
 from dynolab.judges import count
 from dynolab.judges.log_prob import TOO_LONG, LogProbJudge
 from dynolab.likelihood.token_logps import ResponseLogits
+from dynolab.results.judges import Contest
 from models.tiny import TinyConfig, build_tiny
 from tests.judges.verdicts import contest
 
@@ -32,40 +33,42 @@ def mean_logp(prompt: str, answer: str) -> float:
     return sum(float(logps[at, token]) for at, token in zip(places, said, strict=True)) / len(said)
 
 
+def outcomes(judge: LogProbJudge, asked: Contest) -> list[str]:
+    return [judgement.outcome for judgement in judge.judge([asked])]
+
+
 def test_the_answer_that_is_likelier_per_token_wins() -> None:
     asked = [
         contest(pair.chosen, str(other.rejected), name=pair.id, prompt=pair.prompt)
         for pair, other in zip(WORLD.pairs, WORLD.pairs[1:], strict=False)
     ]
     asked += [contest(" well .", asked[0].answer_b, name="short", prompt=asked[0].prompt)]
-    found = judge().judge(asked)
-    for one, (in_order, swapped) in zip(
-        asked, zip(found[::2], found[1::2], strict=True), strict=True
-    ):
-        better = mean_logp(one.prompt, one.answer_a) > mean_logp(one.prompt, one.answer_b)
+    judgements = judge().judge(asked)
+    for pair, in_order, swapped in zip(asked, judgements[::2], judgements[1::2], strict=True):
+        better = mean_logp(pair.prompt, pair.answer_a) > mean_logp(pair.prompt, pair.answer_b)
         assert in_order.outcome == swapped.outcome == ("a" if better else "b")
         assert (in_order.swapped, swapped.swapped) == (False, True)
-    assert {one.outcome for one in found} == {"a", "b"}
+    assert {judgement.outcome for judgement in judgements} == {"a", "b"}
 
 
 def test_equal_answers_and_small_differences_tie() -> None:
-    one, other = WORLD.pairs[0], WORLD.pairs[1]
-    same = contest(one.chosen, one.chosen, prompt=one.prompt)
-    near = contest(one.chosen, other.chosen, prompt=one.prompt)
+    pair, other = WORLD.pairs[0], WORLD.pairs[1]
+    same = contest(pair.chosen, pair.chosen, prompt=pair.prompt)
+    near = contest(pair.chosen, other.chosen, prompt=pair.prompt)
     difference = abs(mean_logp(near.prompt, near.answer_a) - mean_logp(near.prompt, near.answer_b))
-    assert {one.outcome for one in judge().judge([same])} == {"tie"}
-    assert {one.outcome for one in judge(tie_nats=2 * difference).judge([near])} == {"tie"}
-    assert "tie" not in {one.outcome for one in judge(tie_nats=difference / 2).judge([near])}
+    assert outcomes(judge(), same) == ["tie", "tie"]
+    assert outcomes(judge(tie_nats=2 * difference), near) == ["tie", "tie"]
+    assert "tie" not in outcomes(judge(tie_nats=difference / 2), near)
 
 
 def test_empty_answers_are_judged_and_too_long_ones_counted() -> None:
-    one = WORLD.pairs[0]
-    empty = contest(" ", one.chosen, prompt=one.prompt)
+    pair = WORLD.pairs[0]
+    empty = contest(" ", pair.chosen, prompt=pair.prompt)
     assert count(judge().judge([empty])).parsed == 2
-    long = contest(one.chosen, " well" * 60, name="long", prompt=one.prompt)
-    found = judge(context=32).judge([empty, long])
-    assert [one.outcome for one in found[2:]] == ["failed", "failed"]
-    assert found[2].said == TOO_LONG and count(found).parsed == 2
+    long = contest(pair.chosen, " well" * 60, name="long", prompt=pair.prompt)
+    judgements = judge(context=32).judge([empty, long])
+    assert [judgement.outcome for judgement in judgements[2:]] == ["failed", "failed"]
+    assert judgements[2].said == TOO_LONG and count(judgements).parsed == 2
 
 
 def test_a_reference_without_numbers_judges_nothing() -> None:
@@ -73,10 +76,10 @@ def test_a_reference_without_numbers_judges_nothing() -> None:
     with torch.no_grad():
         broken.get_output_embeddings().weight.fill_(float("nan"))
     encoder = Encoder(TOKENIZER, 64, "drop")
-    found = LogProbJudge("broken", ResponseLogits(broken), encoder).judge(
-        [contest(WORLD.pairs[0].chosen, " well", prompt=WORLD.pairs[0].prompt)]
-    )
-    assert {one.outcome for one in found} == {"failed"} and "nan" in found[0].said
+    asked = contest(WORLD.pairs[0].chosen, " well", prompt=WORLD.pairs[0].prompt)
+    judgements = LogProbJudge("broken", ResponseLogits(broken), encoder).judge([asked])
+    assert {judgement.outcome for judgement in judgements} == {"failed"}
+    assert "nan" in judgements[0].said
 
 
 @pytest.mark.parametrize("batch", [1, 4])

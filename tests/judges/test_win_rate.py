@@ -17,36 +17,36 @@ from tests.judges.verdicts import judged
 
 
 def test_a_prompt_is_worth_the_mean_of_its_orders_and_ties_count_half() -> None:
-    found = win_rate(judged({"q1": "aa", "q2": "at", "q3": "tt", "q4": "tb", "q5": "bb"}))
-    assert found.rate == pytest.approx((1 + 0.75 + 0.5 + 0.25 + 0) / 5)
-    assert (found.wins, found.ties, found.losses) == (2, 1, 2)
-    assert found.low < found.rate < found.high
-    assert (found.judged, found.prompts, found.interval.n) == (5, 5, 5)
+    rate = win_rate(judged({"q1": "aa", "q2": "at", "q3": "tt", "q4": "tb", "q5": "bb"}))
+    assert rate.rate == pytest.approx((1 + 0.75 + 0.5 + 0.25 + 0) / 5)
+    assert (rate.wins, rate.ties, rate.losses) == (2, 1, 2)
+    assert rate.low < rate.rate < rate.high
+    assert (rate.judged, rate.prompts, rate.interval.n) == (5, 5, 5)
 
 
 def test_a_judge_who_takes_what_stands_first_makes_every_prompt_a_tie() -> None:
-    found = win_rate(judged({f"q{n}": "ab" for n in range(9)}))
-    assert (found.rate, found.ties, found.flipped) == (0.5, 9, 9)
-    assert (found.first_share, found.first_low, found.first_high) == (1, 1, 1)
+    rate = win_rate(judged({f"q{n}": "ab" for n in range(9)}))
+    assert (rate.rate, rate.ties, rate.flipped) == (0.5, 9, 9)
+    assert (rate.first_share, rate.first_low, rate.first_high) == (1, 1, 1)
 
 
 def test_a_better_policy_does_not_pass_for_a_better_place() -> None:
-    found = win_rate(judged({f"q{n}": "aa" for n in range(9)}))
-    assert (found.rate, found.first_share, found.flipped) == (1, 0.5, 0)
+    rate = win_rate(judged({f"q{n}": "aa" for n in range(9)}))
+    assert (rate.rate, rate.first_share, rate.flipped) == (1, 0.5, 0)
 
 
 def test_a_prompt_without_both_verdicts_does_not_count_and_is_not_lost() -> None:
-    found = win_rate(judged({"q1": "aa", "q2": "au", "q3": "rf", "q4": "bb", "q5": "b"}))
-    assert (found.prompts, found.judged, found.rate) == (5, 2, 0.5)
-    assert (found.lowest, found.highest) == (1 / 5, 4 / 5)
-    assert found.counts == JudgementCounts(asked=9, parsed=6, refused=1, unparsable=1, failed=1)
+    rate = win_rate(judged({"q1": "aa", "q2": "au", "q3": "rf", "q4": "bb", "q5": "b"}))
+    assert (rate.prompts, rate.judged, rate.rate) == (5, 2, 0.5)
+    assert (rate.lowest, rate.highest) == (1 / 5, 4 / 5)
+    assert rate.counts == JudgementCounts(asked=9, parsed=6, refused=1, unparsable=1, failed=1)
 
 
 def test_without_any_verdict_the_rate_is_no_number() -> None:
-    found = win_rate(judged({"q1": "ff", "q2": "ur"}))
-    assert math.isnan(found.rate) and math.isnan(found.low)
-    assert (found.lowest, found.highest, found.judged) == (0, 1, 0)
-    assert type(found).model_validate_json(found.model_dump_json()).judged == 0
+    rate = win_rate(judged({"q1": "ff", "q2": "ur"}))
+    assert math.isnan(rate.rate) and math.isnan(rate.low)
+    assert (rate.lowest, rate.highest, rate.judged) == (0, 1, 0)
+    assert type(rate).model_validate_json(rate.model_dump_json()).judged == 0
 
 
 def test_one_and_the_same_verdict_throughout_leaves_room_for_others() -> None:
@@ -63,8 +63,8 @@ def test_the_interval_covers_the_true_rate_as_often_as_it_says() -> None:
     covered = 0
     for _ in range(100):
         said = {f"q{n}": "aa" if rng.random() < 0.6 else "bb" for n in range(60)}
-        found = win_rate(judged(said))
-        covered += found.low <= 0.6 <= found.high
+        rate = win_rate(judged(said))
+        covered += rate.low <= 0.6 <= rate.high
     assert covered >= 87  # of Binomial(100, 0.95) less happens once in 1,000
 
 
@@ -80,10 +80,10 @@ def test_judgements_of_several_judges_or_twice_of_one_order_are_refused() -> Non
 @given(st.lists(st.text("abtruf", min_size=0, max_size=2), min_size=1, max_size=12))
 def test_every_verdict_asked_for_is_counted_once(said: list[str]) -> None:
     judgements = judged({f"q{n}": letters for n, letters in enumerate(said)})
-    found = count(judgements)
-    assert found.asked == len("".join(said))
-    assert found.parsed == sum("".join(said).count(letter) for letter in "abt")
-    assert found.refused == "".join(said).count("r")
+    counts = count(judgements)
+    assert counts.asked == len("".join(said))
+    assert counts.parsed == sum("".join(said).count(letter) for letter in "abt")
+    assert counts.refused == "".join(said).count("r")
 
 
 def test_counts_that_do_not_add_up_are_refused() -> None:
@@ -102,11 +102,11 @@ def test_kappa_agrees_with_scikit_learn() -> None:
 def test_judges_agree_on_what_both_judged() -> None:
     first = judged({"q1": "aa", "q2": "ab", "q3": "bb", "q4": "aa", "q5": "fa"}, "first")
     second = judged({"q1": "aa", "q2": "tt", "q3": "aa", "q4": "uu", "q5": "aa"}, "second")
-    found = agreement(first, second)
-    assert found is not None
-    assert (found.prompts, found.share) == (3, pytest.approx(2 / 3))
-    assert found.kappa == pytest.approx(
+    agreed = agreement(first, second)
+    assert agreed is not None
+    assert (agreed.prompts, agreed.share) == (3, pytest.approx(2 / 3))
+    assert agreed.kappa == pytest.approx(
         cohen_kappa_score(["a", "tie", "b"], ["a", "tie", "a"], labels=["a", "b", "tie"])
     )
-    assert found.kappa_low <= found.kappa <= found.kappa_high
+    assert agreed.kappa_low <= agreed.kappa <= agreed.kappa_high
     assert agreement(judged({"q1": "fa"}), second) is None

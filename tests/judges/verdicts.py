@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynolab.results.judges import Contest, Judgement, Outcome
+from dynolab.results.judges import Contest, Judgement, Outcome, PolicyAnswer
 
 OUTCOMES: dict[str, Outcome] = {
     "a": "a",
@@ -43,4 +43,18 @@ def contest(
         b="two",
         answer_a=answer_a,
         answer_b=answer_b,
+    )
+
+
+def policy_answer(
+    name: str, prompt: str, answer: str = "", truth: str | None = None
+) -> PolicyAnswer:
+    return PolicyAnswer(
+        id=name,
+        split="heldout",
+        prompt=prompt,
+        truth=truth,
+        answer=answer,
+        tokens=10,
+        finished=True,
     )

@@ -1,4 +1,4 @@
-"""A claim's clock: when it is renewed, when it is stale, and what a waiting contender is told."""
+"""A claim's clock: when it is renewed, when it is stale, and what a waiting contender learns."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from types import SimpleNamespace
 import pytest
 
 from dynolab.errors import StoreError
-from dynolab.store import Claim, Store, claim as claim_module
+from dynolab.store import Claim, claim as claim_module
 from dynolab.store.filesystem import Files
+from tests.store.results import json_bytes
 
 DEADLINE_SECONDS = 20
-ELSEWHERE = {"owner": "x", "host": "elsewhere", "pid": 17}
+US = f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def content(renewals: int) -> bytes:
     """The claim of a process on another machine, as it stands after so many renewals."""
-    return json.dumps(ELSEWHERE | {"renewals": renewals}).encode()
+    return json_bytes({"owner": "x", "host": "elsewhere", "pid": 17, "renewals": renewals})
 
 
 class Clock:
@@ -48,14 +49,20 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock by which claims are stale."""
     clock = Clock()
-    told = SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep)
-    monkeypatch.setattr(claim_module, "time", told)
+    time = SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep)
+    monkeypatch.setattr(claim_module, "time", time)
     return clock
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    return Store(f"file://{tmp_path}/store", cache=tmp_path / "cache").files
+    return Files(f"file://{tmp_path}/store")
+
+
+@pytest.fixture
+def claim(files: Files) -> Iterator[Claim]:
+    with Claim(files, "CLAIM") as claim:
+        yield claim
 
 
 @pytest.fixture
@@ -74,21 +81,23 @@ def renewers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "claim"]
 
 
+def renewals(files: Files) -> int:
+    return int(json.loads(files.read("CLAIM"))["renewals"])
+
+
 def test_a_claim_says_whose_it_is(files: Files) -> None:
-    with Claim(files, "CLAIM") as claim:
-        assert claim.try_acquire()
-        told = json.loads(files.read("CLAIM"))
-        assert (told["host"], told["pid"]) == (socket.gethostname(), os.getpid())
-        assert told["renewals"] == 0
-        assert claim.holder() == f"process {os.getpid()} on {socket.gethostname()}"
-        with Claim(files, "OTHER") as other:
-            assert other.try_acquire()
-            assert json.loads(files.read("OTHER"))["owner"] != told["owner"]
+    with Claim(files, "CLAIM") as claim, Claim(files, "OTHER") as other:
+        assert claim.try_acquire() and other.try_acquire()
+        owner = json.loads(files.read("CLAIM"))
+        assert (owner["host"], owner["pid"]) == (socket.gethostname(), os.getpid())
+        assert owner["renewals"] == 0
+        assert claim.holder() == US
+        assert json.loads(files.read("OTHER"))["owner"] != owner["owner"]
     assert files.children("") == []
 
 
 def test_a_renewal_counts_up_and_keeps_the_owner(
-    files: Files, quick: None, monkeypatch: pytest.MonkeyPatch
+    files: Files, claim: Claim, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[dict[str, object]] = []
     genuine = Files.replace
@@ -98,26 +107,29 @@ def test_a_renewal_counts_up_and_keeps_the_owner(
         written.append({"path": path, **json.loads(data)})
 
     monkeypatch.setattr(Files, "replace", replace)
-    with Claim(files, "CLAIM") as claim:
-        assert claim.try_acquire()
-        first = json.loads(files.read("CLAIM"))
-        wait_until(lambda: len(written) >= 3)
+    assert claim.try_acquire()
+    first = json.loads(files.read("CLAIM"))
+    wait_until(lambda: len(written) >= 3)
     assert written[:3] == [
         {"path": "CLAIM", **first, "renewals": renewals} for renewals in (1, 2, 3)
     ]
 
 
-def test_a_renewer_does_not_hold_up_the_end_of_its_process(files: Files) -> None:
+def test_a_renewer_does_not_hold_up_the_end_of_its_process(claim: Claim) -> None:
     assert renewers() == []
-    with Claim(files, "CLAIM") as claim:
-        assert claim.try_acquire()
-        (renewer,) = renewers()
-        assert renewer.daemon
+    assert claim.try_acquire()
+    (renewer,) = renewers()
+    assert renewer.daemon
+    claim.release()
     assert renewers() == []
 
 
-def test_a_renewal_that_fails_is_told_and_tried_again(
-    files: Files, quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_renewal_that_fails_is_logged_and_tried_again(
+    files: Files,
+    claim: Claim,
+    quick: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     failures = [StoreError("no answer")]
     genuine = Files.replace
@@ -128,90 +140,99 @@ def test_a_renewal_that_fails_is_told_and_tried_again(
         genuine(self, path, data)
 
     monkeypatch.setattr(Files, "replace", replace)
-    with Claim(files, "CLAIM") as claim:
-        assert claim.try_acquire()
-        wait_until(lambda: json.loads(files.read("CLAIM"))["renewals"] > 0)
+    assert claim.try_acquire()
+    wait_until(lambda: renewals(files) > 0)
     assert caplog.messages == ["the claim could not be renewed: no answer"]
 
 
-def test_a_claim_that_another_took_over_is_no_longer_renewed(
-    files: Files, quick: None, caplog: pytest.LogCaptureFixture
+def test_a_claim_that_another_took_over_is_no_longer_renewed_nor_released(
+    files: Files, claim: Claim, quick: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Claim(files, "CLAIM") as claim:
-        assert claim.try_acquire()
-        # A renewal that is under way may write once more.
-        wait_until(lambda: files.replace("CLAIM", content(0)) or not renewers())
-        assert files.read("CLAIM") == content(0)
+    assert claim.try_acquire()
+    # A renewal that is under way may write once more.
+    wait_until(lambda: files.replace("CLAIM", content(0)) or not renewers())
+    assert files.read("CLAIM") == content(0)
+    claim.release()
     assert files.read("CLAIM") == content(0)
     assert caplog.messages == ["another run took over the claim CLAIM"]
 
 
 def test_a_release_without_the_store_leaves_a_claim_that_turns_stale(
-    files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    files: Files,
+    claim: Claim,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def unreachable(self: Files, path: str) -> None:
         raise StoreError("no answer")
 
-    claim = Claim(files, "CLAIM")
     assert claim.try_acquire()
     monkeypatch.setattr(Files, "remove", unreachable)
-    claim.release()
-    assert caplog.messages == ["the claim could not be released: no answer"]
+    for _ in range(2):  # the second time it has nothing more to release
+        claim.release()
+        assert caplog.messages == ["the claim could not be released: no answer"]
     assert files.children("") == ["CLAIM"] and renewers() == []
-    claim.release()  # has nothing more to release
-    assert len(caplog.messages) == 1
 
 
-def test_a_claim_is_stale_after_a_minute_without_a_change(files: Files, clock: Clock) -> None:
-    files.create("CLAIM", content(0))
-    contender = Claim(files, "CLAIM")
-    assert not contender.try_acquire()
-    clock.now += 59.5
-    assert not contender.try_acquire() and files.read("CLAIM") == content(0)
-    files.replace("CLAIM", content(1))  # its holder lives
-    clock.now += 0.5
-    assert not contender.try_acquire() and files.read("CLAIM") == content(1)
-    clock.now += 59.5
-    assert not contender.try_acquire() and files.read("CLAIM") == content(1)
-    clock.now += 0.5
-    assert not contender.try_acquire() and files.children("") == []
-    assert contender.try_acquire()
-    contender.release()
-
-
-def test_who_is_succeeded_is_told(
-    files: Files, clock: Clock, caplog: pytest.LogCaptureFixture
+def test_a_claim_is_stale_after_a_minute_without_a_change(
+    files: Files, claim: Claim, clock: Clock
 ) -> None:
-    for held in (content(0), b"not json"):
-        files.create("CLAIM", held)
-        contender = Claim(files, "CLAIM")
-        assert not contender.try_acquire()
-        clock.now += 60.0
-        assert not contender.try_acquire()
-    assert caplog.messages == [
-        "process 17 on elsewhere no longer computes: its claim is removed",
-        "a run no longer computes: its claim is removed",
-    ]
+    files.create("CLAIM", content(0))
+    assert not claim.try_acquire()
+    clock.now += 59.5
+    assert not claim.try_acquire() and files.read("CLAIM") == content(0)
+    files.replace("CLAIM", content(1))  # its holder lives
+    for seconds in (0.5, 59.5):
+        clock.now += seconds
+        assert not claim.try_acquire() and files.read("CLAIM") == content(1)
+    clock.now += 0.5
+    assert not claim.try_acquire() and files.children("") == []
+    assert claim.try_acquire()
 
 
-def test_a_claim_that_nobody_holds_is_taken_without_waiting(files: Files, clock: Clock) -> None:
-    with Claim(files, "CLAIM") as claim:
-        assert claim.take_or_tell() == ""
-        assert clock.naps == []
-        assert claim.holder() == f"process {os.getpid()} on {socket.gethostname()}"
+@pytest.mark.parametrize(
+    ("held", "holder"),
+    [
+        (content(0), "process 17 on elsewhere"),
+        (b'{"host": "elsewhere", "pid": 1}', "process 1 on elsewhere"),
+        (b"not json", "a run"),
+        (b"[1]", "a run"),
+    ],
+)
+def test_a_silent_holder_is_named_when_it_is_succeeded(
+    held: bytes,
+    holder: str,
+    files: Files,
+    claim: Claim,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    files.create("CLAIM", held)
+    assert not claim.try_acquire()
+    assert not claim.try_acquire() and files.read("CLAIM") == held
+    clock.now += 60.0
+    assert not claim.try_acquire()
+    assert caplog.messages == [f"{holder} no longer computes: its claim is removed"]
+    assert claim.try_acquire()
 
 
-def test_a_holder_that_renews_is_told_at_its_next_renewal(files: Files, clock: Clock) -> None:
+def test_a_claim_that_nobody_holds_is_taken_without_waiting(claim: Claim, clock: Clock) -> None:
+    assert (claim.take_or_tell(), clock.naps, claim.holder()) == ("", [], US)
+
+
+def test_a_holder_that_renews_is_named_at_its_next_renewal(
+    files: Files, claim: Claim, clock: Clock
+) -> None:
     files.create("CLAIM", content(7))
     clock.during = iter([lambda: None, lambda: files.replace("CLAIM", content(8))])
-    with Claim(files, "CLAIM") as claim:
-        assert claim.take_or_tell() == "process 17 on elsewhere"
+    assert claim.take_or_tell() == "process 17 on elsewhere"
     assert clock.naps == [0.5, 0.5]
+    claim.release()
     assert files.read("CLAIM") == content(8)
 
 
-def test_a_holder_that_came_first_by_a_moment_is_told_by_its_renewal(
-    files: Files, clock: Clock, monkeypatch: pytest.MonkeyPatch
+def test_a_holder_that_came_first_by_a_moment_is_named_by_its_renewal(
+    files: Files, claim: Claim, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There was no claim at the first look, and another's when this one would have been made."""
     genuine = Files.create
@@ -223,22 +244,22 @@ def test_a_holder_that_came_first_by_a_moment_is_told_by_its_renewal(
 
     monkeypatch.setattr(Files, "create", create)
     clock.during = iter([lambda: None, lambda: files.replace("CLAIM", content(1))])
-    with Claim(files, "CLAIM") as claim:
-        assert claim.take_or_tell(poll_seconds=2.0) == "process 17 on elsewhere"
+    assert claim.take_or_tell(poll_seconds=2.0) == "process 17 on elsewhere"
     assert clock.naps == [2.0, 2.0]
 
 
-def test_a_holder_that_falls_silent_is_succeeded_after_a_minute(files: Files, clock: Clock) -> None:
+def test_a_holder_that_falls_silent_is_succeeded_after_a_minute(
+    files: Files, claim: Claim, clock: Clock
+) -> None:
     files.create("CLAIM", content(3))
-    with Claim(files, "CLAIM") as claim:
-        assert claim.take_or_tell(poll_seconds=10.0) == ""
-        assert clock.naps == [10.0] * 7  # the minute, and the look that finds it gone
-        assert claim.holder() == f"process {os.getpid()} on {socket.gethostname()}"
+    assert claim.take_or_tell(poll_seconds=10.0) == ""
+    assert clock.naps == [10.0] * 7  # the minute, and the look that finds it gone
+    assert claim.holder() == US
 
 
-def test_a_claim_that_is_released_meanwhile_is_taken(files: Files, clock: Clock) -> None:
+def test_a_claim_that_is_released_meanwhile_is_taken(
+    files: Files, claim: Claim, clock: Clock
+) -> None:
     files.create("CLAIM", content(3))
     clock.during = iter([lambda: files.remove("CLAIM")])
-    with Claim(files, "CLAIM") as claim:
-        assert claim.take_or_tell() == ""
-        assert clock.naps == [0.5]
+    assert (claim.take_or_tell(), clock.naps) == ("", [0.5])

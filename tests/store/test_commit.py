@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,59 +12,36 @@ from uuid import uuid4
 import pytest
 
 from dynolab.errors import CorruptData, StoreError
-from dynolab.store import Manifest, Place, Store
+from dynolab.store import FileEntry, Manifest, Place, Store
 from dynolab.store.filesystem import Files
 from dynolab.store.manifest import hash_bytes, hash_file, inside
+from tests.messages import exactly
+from tests.store.results import KEY, contents, json_bytes, manifest, plant, write_files
 
-KEY = "ab" * 32
+FILES = {"model/weights.bin": b"w" * 1000, "summary.json": b"{}"}
+ENTRY = {"size": 0, "sha256": hash_bytes(b"")}
 
 
 class Killed(BaseException):
     """Stands for a SIGKILL: no handler of the code under test catches it."""
 
 
-def manifest(**told: Any) -> Manifest:
-    return Manifest(stage="sft", key=KEY, version=1, **told)
-
-
-def folder(root: Path, **files: bytes) -> Path:
-    for name, content in (
-        {"model/weights.bin": b"w" * 1000, "summary.json": b"{}"} | files
-    ).items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return root
-
-
-@pytest.fixture
-def place(store: Store) -> Place:
-    return store.place("sft", KEY)
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return folder(tmp_path / "source")
-
-
-def overwrite(store: Store, path: str, data: bytes) -> None:
-    store.files.replace(path, data)
+    return write_files(tmp_path / "source", FILES)
 
 
 def test_a_commit_is_found_and_read_back(store: Store, place: Place, source: Path) -> None:
     assert place.committed() is None
     made = place.commit(source, manifest(metrics={"loss": float("nan"), "acc": 0.5}, step=7))
-    found = place.committed()
-    assert found is not None
-    assert found.folder == made.folder
-    assert set(found.manifest.files) == {"model/weights.bin", "summary.json"}
-    assert found.manifest.metrics["acc"] == 0.5
-    assert found.manifest.metrics["loss"] != found.manifest.metrics["loss"]
-    local = store.folder(place.address(found), found.manifest.digest)
-    assert (local / "model/weights.bin").read_bytes() == b"w" * 1000
-    model = store.folder(place.address(found), found.manifest.digest, "model")
-    assert model.name == "model"
-    assert [path.name for path in model.iterdir()] == ["weights.bin"]
+    committed = place.committed()
+    assert committed is not None and committed.folder == made.folder
+    assert set(committed.manifest.files) == set(FILES)
+    assert str(committed.manifest.metrics) == "{'loss': nan, 'acc': 0.5}"
+    address, digest = place.address(committed), committed.manifest.digest
+    assert contents(store.folder(address, digest)).items() >= FILES.items()
+    model = store.folder(address, digest, "model")
+    assert (model.name, contents(model)) == ("model", {"weights.bin": b"w" * 1000})
 
 
 def test_an_empty_result_can_be_committed(store: Store, place: Place, tmp_path: Path) -> None:
@@ -78,7 +54,8 @@ def test_an_empty_result_can_be_committed(store: Store, place: Place, tmp_path: 
 def test_digest_covers_files_alone(tmp_path: Path, place: Place, source: Path) -> None:
     first = place.commit(source, manifest(step=1, mlflow_run_id="a"))
     again = place.commit(source, manifest(step=2, mlflow_run_id="b"), replace=True)
-    other = place.commit(folder(tmp_path / "o", extra=b"x"), manifest(), replace=True)
+    write_files(source, {"extra": b"x"})
+    other = place.commit(source, manifest(), replace=True)
     assert first.folder != again.folder
     assert first.manifest.digest == again.manifest.digest != other.manifest.digest
 
@@ -96,46 +73,48 @@ def test_a_digest_is_the_hash_of_its_sorted_rows() -> None:
 
 def test_a_file_is_known_by_its_size_and_sha256(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
-    found = hash_file(tmp_path / "file")
-    assert (found.size, found.sha256) == (3, hashlib.sha256(b"abc").hexdigest())
-    assert hash_bytes(b"abc") == found.sha256
+    sha256 = hashlib.sha256(b"abc").hexdigest()
+    assert hash_file(tmp_path / "file") == FileEntry(size=3, sha256=sha256)
+    assert hash_bytes(b"abc") == sha256
+
+
+@pytest.mark.parametrize("path", ["a" * 255, "a/" * 511 + "ab"])
+def test_names_and_paths_may_be_as_long_as_a_store_takes(path: str) -> None:
+    """255 bytes of a name, 1,024 of a path."""
+    assert inside(path) == path
+
+
+@pytest.mark.parametrize("path", ["a" * 256, "é" * 128, "a/" * 511 + "abc"])
+def test_longer_names_and_paths_are_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="longer than a path can be"):
+        inside(path)
 
 
 @pytest.mark.parametrize(
-    ("path", "fits"),
+    ("files", "reason"),
     [
-        ("a" * 255, True),
-        ("a" * 256, False),
-        ("é" * 128, False),
-        ("a/" * 511 + "ab", True),
-        ("a/" * 511 + "abc", False),
+        (("a", "a/b"), "cannot be one of its files"),
+        (("manifest.json",), "cannot be one of its files"),
+        (("a/b/c", "a/b"), "cannot be one of its files"),
+        (("n" * 256,), "files"),
     ],
 )
-def test_names_and_paths_are_no_longer_than_a_store_takes(path: str, fits: bool) -> None:
-    """255 bytes of a name, 1,024 of a path."""
-    if fits:
-        assert inside(path) == path
-    else:
-        with pytest.raises(ValueError, match="longer than a path can be"):
-            inside(path)
-
-
-@pytest.mark.parametrize("files", [("a", "a/b"), ("manifest.json",), ("a/b/c", "a/b")])
-def test_files_that_cannot_lie_side_by_side_are_no_manifest(files: tuple[str, ...]) -> None:
-    entry = {"size": 0, "sha256": hash_bytes(b"")}
-    with pytest.raises(ValueError, match="cannot be one of its files"):
-        manifest(files=dict.fromkeys(files, entry))
-    assert manifest(files={"a/manifest.json": entry, "a/b": entry}).sizes
+def test_files_that_cannot_lie_side_by_side_are_no_manifest(
+    files: tuple[str, ...], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        manifest(files=dict.fromkeys(files, ENTRY))
+    assert manifest(files={"a/manifest.json": ENTRY, "a/b": ENTRY}).sizes
 
 
 def test_first_commit_wins_and_replace_overrides(
     place: Place, source: Path, tmp_path: Path, store: Store
 ) -> None:
     first = place.commit(source, manifest())
-    second = place.commit(folder(tmp_path / "two", more=b"2"), manifest())
+    second = place.commit(write_files(tmp_path / "two", FILES | {"more": b"2"}), manifest())
     assert second == first == place.committed()
     assert len(store.files.children(place.path)) == 2  # the loser's files are gone
-    third = place.commit(folder(tmp_path / "two"), manifest(), replace=True)
+    third = place.commit(tmp_path / "two", manifest(), replace=True)
     assert place.committed() == third != first
 
 
@@ -147,10 +126,10 @@ def test_half_written_attempts_are_never_believed(
         for method in ("create", "upload"):
             genuine = getattr(Files, method)
 
-            def deadly(self: Files, *a: Any, _do: Any = genuine) -> Any:
-                if any(str(x).endswith(dies_at) for x in a):
+            def deadly(self: Files, *arguments: Any, _genuine: Any = genuine) -> Any:
+                if any(str(argument).endswith(dies_at) for argument in arguments):
                     raise Killed
-                return _do(self, *a)
+                return _genuine(self, *arguments)
 
             patch.setattr(Files, method, deadly)
         with pytest.raises(Killed):
@@ -159,155 +138,101 @@ def test_half_written_attempts_are_never_believed(
     assert place.commit(source, manifest()) == place.committed()
 
 
-def test_a_failed_upload_leaves_no_files(
-    store: Store, place: Place, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    genuine = Files.upload
-
-    def full(self: Files, local: Path, path: str) -> Any:
-        if path.endswith("summary.json"):
-            raise StoreError("no space left")
-        return genuine(self, local, path)
-
-    monkeypatch.setattr(Files, "upload", full)
-    with pytest.raises(StoreError, match="no space"):
-        place.commit(source, manifest())
-    assert store.files.sizes(place.path) == {}
+def disk_full(files: Files, path: str) -> None:
+    raise StoreError("no space left")
 
 
-TORN = [
-    b"",
-    b"{",
-    b"\xff\xfe\x00",
-    b"[]",
-    b'{"attempt": "attempt-x", "manifest_sha256": "y"}',
-    json.dumps({"attempt": "../../../etc", "manifest_sha256": "0" * 64}).encode(),
-    json.dumps({"attempt": f"attempt-{uuid4().hex}", "manifest_sha256": "0" * 64}).encode(),
-]
-
-
-@pytest.mark.parametrize("content", TORN)
-def test_a_torn_or_foreign_marker_is_no_commit_and_is_healed(
-    content: bytes, store: Store, place: Place, source: Path
-) -> None:
-    place.commit(source, manifest())
-    overwrite(store, f"{place.path}/COMMITTED", content)
-    assert place.committed() is None
-    assert place.commit(source, manifest()) == place.committed()
-
-
-def forged(store: Store, place: Place, document: dict[str, Any]) -> None:
-    """A marker that fits whatever manifest it is given."""
-    attempt, content = f"attempt-{uuid4().hex}", json.dumps(document).encode()
-    overwrite(store, f"{place.path}/{attempt}/manifest.json", content)
-    marker = {"attempt": attempt, "manifest_sha256": hash_bytes(content)}
-    overwrite(store, f"{place.path}/COMMITTED", json.dumps(marker).encode())
+def keep_half(files: Files, path: str) -> None:
+    files.replace(path, b"w" * 500)
 
 
 @pytest.mark.parametrize(
-    "path", ["../up", "/etc/passwd", "a/../../b", "a//b", "./a", "..\\up", "", "a/\0", "a/."]
+    ("failure", "reason"),
+    [(disk_full, "no space left"), (keep_half, "does not hold what was sent to it")],
 )
-def test_paths_that_climb_out_are_refused(path: str, store: Store, place: Place) -> None:
-    good = {"stage": "sft", "key": KEY, "version": 1, "files": {}}
-    forged(store, place, good)
-    assert place.committed() is not None
-    entry = {"size": 0, "sha256": hash_bytes(b"")}
-    forged(store, place, good | {"files": {path: entry}})
-    assert place.committed() is None
-
-
-def test_anothers_manifest_is_no_commit(store: Store, place: Place) -> None:
-    forged(store, place, {"stage": "sft", "key": "cd" * 32, "version": 1})
-    assert place.committed() is None
-    forged(store, place, {"stage": "dpo", "key": KEY, "version": 1})
-    assert place.committed() is None
-
-
-def test_a_manifest_that_was_changed_since_is_no_commit(
-    store: Store, place: Place, source: Path
-) -> None:
-    made = place.commit(source, manifest(step=7))
-    path = f"{made.folder}/manifest.json"
-    overwrite(store, path, made.manifest.model_copy(update={"step": 8}).to_bytes())
-    assert place.committed() is None
-    overwrite(store, path, made.manifest.to_bytes())
-    assert place.committed() == made
-
-
-def test_what_the_store_kept_half_of_is_not_committed(
-    store: Store, place: Place, source: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_failed_upload_leaves_no_files_and_can_be_repeated(
+    failure: Callable[[Files, str], None],
+    reason: str,
+    store: Store,
+    place: Place,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     genuine = Files.upload
 
-    def halved(self: Files, local: Path, path: str) -> Any:
+    def upload(self: Files, local: Path, path: str) -> FileEntry:
         entry = genuine(self, local, path)
         if path.endswith("weights.bin"):
-            overwrite(store, path, b"w" * 500)
+            failure(self, path)
         return entry
 
     with monkeypatch.context() as patch:
-        patch.setattr(Files, "upload", halved)
-        with pytest.raises(StoreError, match="does not hold what was sent to it"):
+        patch.setattr(Files, "upload", upload)
+        with pytest.raises(StoreError, match=reason):
             place.commit(source, manifest())
     assert store.files.sizes(place.path) == {}
     assert place.commit(source, manifest()) == place.committed()
 
 
-def test_missing_and_truncated_files_are_no_commit(
-    store: Store, place: Place, source: Path
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe\x00",
+        b"[]",
+        b'{"attempt": "attempt-x", "manifest_sha256": "y"}',
+        json_bytes({"attempt": "../../../etc", "manifest_sha256": "0" * 64}),
+        json_bytes({"attempt": f"attempt-{uuid4().hex}", "manifest_sha256": "0" * 64}),
+    ],
+)
+def test_a_torn_or_foreign_marker_is_no_commit_and_is_replaced_with_a_warning(
+    content: bytes,
+    store: Store,
+    place: Place,
+    source: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made = place.commit(source, manifest())
-    overwrite(store, f"{made.folder}/model/weights.bin", b"w" * 999)
+    place.commit(source, manifest())
+    store.files.replace(f"{place.path}/COMMITTED", content)
     assert place.committed() is None
     made = place.commit(source, manifest())
-    store.files.remove(f"{made.folder}/summary.json")
+    assert caplog.messages[-1] == (
+        f"{store.files.url}/{place.path}/COMMITTED: the marker is torn or foreign and is replaced"
+    )
+    assert made == place.committed()
+
+
+@pytest.mark.parametrize(
+    "path", ["../up", "/etc/passwd", "a/../../b", "a//b", "./a", "..\\up", "", "a/\0", "a/."]
+)
+def test_paths_that_climb_out_are_refused(path: str, place: Place) -> None:
+    good = {"stage": "sft", "key": KEY, "version": 1, "files": {}}
+    plant(place, json_bytes(good))
+    assert place.committed() is not None
+    plant(place, json_bytes(good | {"files": {path: ENTRY}}))
+    assert place.committed() is None
+
+
+@pytest.mark.parametrize("size", [999, 100_000, None], ids=["truncated", "grown", "missing"])
+def test_a_result_with_a_file_of_another_size_or_without_it_is_no_commit(
+    size: int | None, store: Store, place: Place, source: Path
+) -> None:
+    weights = f"{place.commit(source, manifest()).folder}/model/weights.bin"
+    if size is None:
+        store.files.remove(weights)
+    else:
+        store.files.replace(weights, b"w" * size)
     assert place.committed() is None
 
 
 def test_changed_bytes_are_detected_on_read(store: Store, place: Place, source: Path) -> None:
     made = place.commit(source, manifest())
-    overwrite(store, f"{made.folder}/model/weights.bin", b"W" * 1000)
+    store.files.replace(f"{made.folder}/model/weights.bin", b"W" * 1000)
     address, digest = place.address(made), made.manifest.digest
     with pytest.raises(CorruptData, match=r"weights\.bin.*--fresh"):
         store.folder(address, digest)
-    assert (store.manifest(address, digest)) == made.manifest  # that file alone is spoilt
-
-
-def test_bytes_that_change_after_the_first_read_are_detected(tmp_path: Path) -> None:
-    store = Store(f"file://{tmp_path}/store", cache=tmp_path / "cache")
-    place = store.place("sft", KEY)
-    made = place.commit(folder(tmp_path / "source"), manifest())
-    address, digest = place.address(made), made.manifest.digest
-    weights = store.folder(address, digest, "model") / "weights.bin"
-    times = weights.stat().st_mtime_ns
-    weights.write_bytes(b"W" * 1000)
-    os.utime(weights, ns=(times, times))
-    with pytest.raises(CorruptData):
-        store.folder(address, digest, "model")
-
-
-def test_a_spoiled_local_copy_is_fetched_again(
-    s3_server: str, s3_bucket: str, tmp_path: Path
-) -> None:
-    store = Store(f"s3://{s3_bucket}/lab", cache=tmp_path / "cache", endpoint=s3_server)
-    place = store.place("sft", KEY)
-    made = place.commit(folder(tmp_path / "source"), manifest())
-    address, digest = place.address(made), made.manifest.digest
-    weights = store.folder(address, digest) / "model/weights.bin"
-    assert weights.is_relative_to(tmp_path / "cache")
-    weights.write_bytes(b"?")
-    assert (store.folder(address, digest) / "model/weights.bin").read_bytes() == b"w" * 1000
-    assert not list((tmp_path / "cache/parts").iterdir())
-
-
-def test_files_beside_the_committed_ones_are_refused(
-    store: Store, place: Place, source: Path
-) -> None:
-    made = place.commit(source, manifest())
-    local = store.folder(place.address(made), made.manifest.digest, "model")
-    (local / "modeling_evil.py").write_text("raise SystemExit")
-    with pytest.raises(CorruptData, match=r"modeling_evil\.py"):
-        store.folder(place.address(made), made.manifest.digest, "model")
+    assert store.manifest(address, digest) == made.manifest  # that file alone is spoilt
 
 
 def test_an_address_must_be_a_result_of_this_store_with_that_digest(
@@ -315,41 +240,59 @@ def test_an_address_must_be_a_result_of_this_store_with_that_digest(
 ) -> None:
     made = place.commit(source, manifest())
     address, digest = place.address(made), made.manifest.digest
-    assert store.manifest(address, digest) == made.manifest
-    with pytest.raises(CorruptData):
-        store.folder(address, "0" * 64)
-    for elsewhere in ("file:///etc", f"{store.files.url}/stages/../..", address + "/model"):
-        with pytest.raises(StoreError, match="no result"):
+    assert store.manifest(address, digest) == store.manifest(made.folder, digest) == made.manifest
+    for read in (store.manifest, store.folder):
+        other_content = exactly(f"{address} has content {digest}, not {'0' * 64}")
+        with pytest.raises(CorruptData, match=other_content):
+            read(address, "0" * 64)
+    for elsewhere in ("file:///etc", f"{store.files.url}/stages/../..", f"{address}/model"):
+        no_result = exactly(f"{elsewhere} is no result of the store {store.files.url}")
+        with pytest.raises(StoreError, match=no_result):
             store.folder(elsewhere, digest)
-    with pytest.raises(StoreError, match=r"no folder 'modle'; it holds: model, summary\.json"):
-        store.folder(address, digest, "modle")
-
-
-def test_links_and_reserved_names_are_not_committed(
-    place: Place, source: Path, tmp_path: Path
-) -> None:
-    (source / "link").symlink_to("/etc/passwd")
-    with pytest.raises(StoreError, match="only plain files"):
-        place.commit(source, manifest())
-    (source / "link").unlink()
-    (source / "manifest.json").write_text("{}")
-    with pytest.raises(StoreError, match="only plain files"):
-        place.commit(source, manifest())
+    for change in (Files.remove, lambda files, path: files.replace(path, b"{}")):
+        change(store.files, f"{made.folder}/manifest.json")
+        with pytest.raises(CorruptData, match=rf"\A{address} has lost its manifest: "):
+            store.manifest(address, digest)
 
 
 @pytest.mark.parametrize(
-    ("stage", "key"), [("../x", KEY), ("sft", "../x"), ("", KEY), ("a/b", KEY)]
+    ("stage", "key"),
+    [
+        ("../x", KEY),
+        ("sft", "../x"),
+        ("", KEY),
+        ("a/b", KEY),
+        ("sft", KEY[:-1]),
+        ("Sft", KEY),
+        ("sft", KEY + "a"),
+    ],
 )
 def test_places_have_plain_names(store: Store, stage: str, key: str) -> None:
-    with pytest.raises(ValueError, match="not a stage name"):
+    expected = exactly(f"not a stage name and key: {stage!r}, {key!r}")
+    with pytest.raises(ValueError, match=expected):
         store.place(stage, key)
 
 
-def test_logs_are_kept_whatever_happens(store: Store, place: Place, tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
-    (logs / "rank0").mkdir(parents=True)
-    (logs / "rank0/stderr.log").write_text("boom")
+def test_logs_are_kept_whatever_happens(
+    store: Store,
+    place: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One log cannot be sent, another is a link to nothing; the others are kept."""
+    logs = write_files(tmp_path / "logs", {"rank0/out": b"1", "rank0/err": b"boom", "z": b"22"})
     (logs / "gone").symlink_to(tmp_path / "nowhere")
+    genuine = Files.upload
+
+    def upload(self: Files, local: Path, path: str) -> FileEntry:
+        if local.name == "err":
+            raise StoreError("disk full")
+        return genuine(self, local, path)
+
+    monkeypatch.setattr(Files, "upload", upload)
     place.upload_logs("first", logs)
-    assert store.files.read(f"{place.path}/logs/first/rank0/stderr.log") == b"boom"
+    assert caplog.messages == ["a log was not kept: disk full"]
+    assert store.files.sizes(f"{place.path}/logs/first") == {"rank0/out": 1, "z": 2}
+    assert store.files.read(f"{place.path}/logs/first/rank0/out") == b"1"
     assert place.committed() is None

@@ -17,29 +17,32 @@ LOADERS = {("torch", "load"), ("torch", "save"), ("torch", "jit"), ("pandas", "r
 DANGEROUS_NAMES = {"eval", "exec", "load_checkpoint", "unsafe_load"}
 
 
-def found(tree: ast.Module) -> list[str]:
-    """What could make code out of data."""
-    bad = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            bad += [name.name for name in node.names if name.name.split(".")[0] in PICKLES]
-        elif isinstance(node, ast.ImportFrom):
-            bad += [node.module for _ in [0] if (node.module or "").split(".")[0] in PICKLES]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            bad += [node.attr for _ in [0] if (node.value.id, node.attr) in LOADERS]
-        elif isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "trust_remote_code"):
-            if not (isinstance(node.value, ast.Constant) and node.value.value is False):
-                bad.append(node.arg)
-        elif isinstance(node, ast.Call):
-            called = node.func
-            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            method = isinstance(called, ast.Attribute) and name in ("eval", "exec")  # model.eval()
-            bad += [name for _ in [0] if name in DANGEROUS_NAMES and not method]
-    return [str(one) for one in bad]
+def names_in(node: ast.AST) -> list[str]:
+    """What this node alone names that could make code out of data."""
+    match node:
+        case ast.Import(names=names):
+            return [name.name for name in names if name.name.split(".")[0] in PICKLES]
+        case ast.ImportFrom(module=str(module)) if module.split(".")[0] in PICKLES:
+            return [module]
+        case ast.Attribute(value=ast.Name(id=owner), attr=name) if (owner, name) in LOADERS:
+            return [name]
+        case ast.keyword(arg="allow_pickle" | "trust_remote_code", value=ast.Constant(value=False)):
+            return []
+        case ast.keyword(arg="allow_pickle" | "trust_remote_code" as name):
+            return [name]
+        case ast.Call(func=ast.Attribute(attr="eval" | "exec")):  # model.eval()
+            return []
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in DANGEROUS_NAMES:
+            return [name]
+    return []
+
+
+def dangers(tree: ast.Module) -> list[str]:
+    return [name for node in ast.walk(tree) for name in names_in(node)]
 
 
 def test_no_module_makes_code_of_data() -> None:
-    bad = {str(path.relative_to(ROOT)): found(ast.parse(path.read_text())) for path in HOUSE}
+    bad = {str(path.relative_to(ROOT)): dangers(ast.parse(path.read_text())) for path in HOUSE}
     assert bad.pop(BETWEEN_RANKS) == ["pickle"]
     assert len(bad) > 100
     assert {path: names for path, names in bad.items() if names} == {}
@@ -58,8 +61,8 @@ def test_no_module_makes_code_of_data() -> None:
     ],
 )
 def test_what_would_is_found(text: str) -> None:
-    assert found(ast.parse(text))
+    assert dangers(ast.parse(text))
 
 
 def test_what_would_not_is_left_alone() -> None:
-    assert not found(ast.parse("model.eval(); np.load(f, allow_pickle=False); json.loads(t)"))
+    assert not dangers(ast.parse("model.eval(); np.load(f, allow_pickle=False); json.loads(t)"))

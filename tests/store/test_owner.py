@@ -56,13 +56,13 @@ def test_a_process_name_may_hold_anything() -> None:
 
 def test_a_process_that_ended_is_dead_before_and_after_it_is_waited_for() -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
-    told = this_process() | {"pid": child.pid, "started": owner_module._start_time(child.pid)}
-    assert told["started"] is not None
+    owner = this_process() | {"pid": child.pid, "started": owner_module._start_time(child.pid)}
+    assert owner["started"] is not None
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # now a zombie
     assert stat_of(child.pid)[0] == "Z"
-    assert is_dead(told)
+    assert is_dead(owner)
     child.wait()
-    assert is_dead(told)
+    assert is_dead(owner)
 
 
 def test_another_process_of_the_same_number_is_not_the_owner() -> None:
@@ -90,7 +90,7 @@ def test_what_is_no_process_number_is_not_asked_for(
     pid: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To signal 0 or a negative number is to signal a group."""
-    monkeypatch.setattr(os, "kill", lambda *told: pytest.fail("was asked for"))
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("was asked for"))
     assert not is_dead(this_process() | {"pid": pid, "started": "1"})
 
 
@@ -114,6 +114,6 @@ def test_a_machine_without_proc_knows_nothing(monkeypatch: pytest.MonkeyPatch) -
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(Path, "read_text", missing)
-    told = this_process()
-    assert (told["machine"], told["started"]) == (None, None)
-    assert not is_dead(told)
+    owner = this_process()
+    assert (owner["machine"], owner["started"]) == (None, None)
+    assert not is_dead(owner)

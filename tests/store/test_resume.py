@@ -6,50 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from dynolab.store import Manifest, Place, Store
-
-KEY = "12" * 32
-
-
-@pytest.fixture
-def place(store: Store) -> Place:
-    return store.place("dpo", KEY)
+from dynolab.errors import StoreError
+from dynolab.store import Place, Store
+from dynolab.store.filesystem import Files
+from tests.store.results import KEY, newest, save_states, state_folder, states
 
 
-def save(place: Place, step: int, tmp_path: Path) -> None:
-    source = tmp_path / f"state-{step}"
-    (source / "rank0").mkdir(parents=True, exist_ok=True)
-    (source / "rank0/engine.bin").write_bytes(b"%06d" % step)
-    manifest = Manifest(stage="dpo", key=KEY, version=1, extra={"cursor": step * 4})
-    place.commit_resume(step, source, manifest)
+def names(*steps: int) -> list[str]:
+    return [f"step-{step:08d}" for step in steps]
 
 
-def states(store: Store, place: Place) -> list[str]:
-    return sorted(store.files.children(f"{place.path}/resume"))
+def spoil(place: Place, step: int) -> None:
+    folder = state_folder(step)
+    (name,) = [name for name in place._files.sizes(folder) if name.endswith("engine.bin")]
+    place._files.replace(f"{folder}/{name}", b"??????")
 
 
-def spoil(store: Store, place: Place, step: int) -> None:
-    folder = f"{place.path}/resume/step-{step:08d}"
-    (name,) = [n for n in store.files.sizes(folder) if n.endswith("engine.bin")]
-    store.files.replace(f"{folder}/{name}", b"??????")
+def unreachable(self: Files, path: str) -> None:
+    raise StoreError("no answer")
 
 
-def newest(place: Place) -> int | None:
-    found = place.newest_resume()
-    if found is None:
-        return None
-    step, folder = found
-    assert (folder / "rank0/engine.bin").read_bytes() == b"%06d" % step
-    told = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
-    assert (told.step, told.extra) == (step, {"cursor": step * 4})
-    return step
-
-
-def test_the_newest_two_are_kept(store: Store, place: Place, tmp_path: Path) -> None:
+def test_the_newest_two_are_kept(place: Place, tmp_path: Path) -> None:
     assert newest(place) is None
-    for step in (50, 100, 150):
-        save(place, step, tmp_path)
-    assert states(store, place) == ["step-00000100", "step-00000150"]
+    save_states(place, tmp_path, 50, 100, 150)
+    assert states(place) == names(100, 150)
     assert newest(place) == 150
     assert place.committed() is None  # a resume state is no result
 
@@ -57,49 +37,108 @@ def test_the_newest_two_are_kept(store: Store, place: Place, tmp_path: Path) -> 
 def test_as_many_are_kept_as_the_store_is_told_to(
     store_settings: dict[str, str | None], tmp_path: Path
 ) -> None:
-    store = Store(cache=tmp_path / "cache", keep=3, **store_settings)
-    place = store.place("dpo", KEY)
-    for step in (50, 100, 150, 200):
-        save(place, step, tmp_path)
-    assert states(store, place) == ["step-00000100", "step-00000150", "step-00000200"]
+    place = Store(cache=tmp_path / "cache", keep=3, **store_settings).place("sft", KEY)
+    save_states(place, tmp_path, 50, 100, 150, 200)
+    assert states(place) == names(100, 150, 200)
 
 
-def test_a_corrupt_newest_falls_back_one(store: Store, place: Place, tmp_path: Path) -> None:
-    save(place, 50, tmp_path)
-    save(place, 100, tmp_path)
-    spoil(store, place, 100)
+def test_a_state_is_of_a_step_from_zero_on(place: Place, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="step -1 is negative"):
+        save_states(place, tmp_path, -1)
+    save_states(place, tmp_path, 0)
+    assert (states(place), newest(place)) == (names(0), 0)
+
+
+def test_states_are_ordered_by_number(place: Place, tmp_path: Path) -> None:
+    save_states(place, tmp_path, 99_999_999, 100_000_000)
+    assert newest(place) == 100_000_000
+
+
+def test_a_corrupt_newest_stays_and_falls_back_one(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_states(place, tmp_path, 50, 100)
+    spoil(place, 100)
     assert newest(place) == 50
-    save(place, 60, tmp_path)
+    (message,) = caplog.messages
+    assert message.startswith("resume state of step 100 is left for the one before: ")
+    assert states(place) == names(50, 100)
+    save_states(place, tmp_path, 60)
     assert newest(place) == 60
-    save(place, 100, tmp_path)  # the run reaches the lost step again
+    save_states(place, tmp_path, 100)  # the run reaches the lost step again
     assert newest(place) == 100
-    assert states(store, place) == ["step-00000060", "step-00000100"]
+    assert states(place) == names(60, 100)
 
 
-def test_all_corrupt_means_from_the_start(store: Store, place: Place, tmp_path: Path) -> None:
+def test_all_corrupt_means_from_the_start(place: Place, tmp_path: Path) -> None:
     for step in (50, 100):
-        save(place, step, tmp_path)
-        spoil(store, place, step)
+        save_states(place, tmp_path, step)
+        spoil(place, step)
     assert newest(place) is None
 
 
-def test_an_uncommitted_state_is_passed_over(store: Store, place: Place, tmp_path: Path) -> None:
-    save(place, 50, tmp_path)
-    save(place, 100, tmp_path)
-    store.files.remove(f"{place.path}/resume/step-00000100/COMMITTED")
+def test_an_uncommitted_state_is_passed_over(place: Place, tmp_path: Path) -> None:
+    save_states(place, tmp_path, 50, 100)
+    place._files.remove(f"{state_folder(100)}/COMMITTED")
     assert newest(place) == 50
 
 
 def test_foreign_names_are_left_alone(store: Store, place: Place, tmp_path: Path) -> None:
-    save(place, 50, tmp_path)
+    save_states(place, tmp_path, 50)
     store.files.create(f"{place.path}/resume/step-99999999999999999999x/COMMITTED", b"{}")
     store.files.create(f"{place.path}/resume/notes/COMMITTED", b"{}")
     assert newest(place) == 50
 
 
-def test_clear_forgets_everything(store: Store, place: Place, tmp_path: Path) -> None:
-    save(place, 50, tmp_path)
-    save(place, 100, tmp_path)
+def test_clear_forgets_everything(place: Place, tmp_path: Path) -> None:
+    save_states(place, tmp_path, 50, 100)
     place.clear_resume()
+    assert (newest(place), states(place)) == (None, [])
+
+
+def test_states_before_the_newest_whole_ones_are_deleted_and_no_others(
+    place: Place, tmp_path: Path
+) -> None:
+    save_states(place, tmp_path, 20, 30)
+    for step in (10, 25, 40):  # whose writers were killed
+        place._files.create(f"{state_folder(step)}/attempt-0/weights.bin", b"")
+    save_states(place, tmp_path, 35)
+    assert states(place) == names(30, 35, 40)
+    save_states(place, tmp_path, 60)
+    assert states(place) == names(35, 40, 60)
+    save_states(place, tmp_path, 50)  # a run that went on from an older one
+    assert states(place) == names(35, 40, 50, 60)
+
+
+def test_a_state_is_kept_where_older_ones_cannot_be_deleted(
+    place: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(Files, "remove", unreachable)
+    save_states(place, tmp_path, 10, 20, 30)
+    assert caplog.messages == ["older resume states stay for now: no answer"]
+    assert (newest(place), states(place)) == (30, names(10, 20, 30))
+
+
+def test_a_half_deleted_state_is_not_believed(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The marker goes before the files do."""
+    save_states(place, tmp_path, 10)
+    monkeypatch.setattr(Files, "remove_folder", unreachable)
+    with pytest.raises(StoreError, match="no answer"):
+        place.clear_resume()
     assert newest(place) is None
-    assert states(store, place) == []
+
+
+def test_an_older_state_cannot_pose_as_a_newer_one(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_states(place, tmp_path, 10, 20)
+    for name in place._files.sizes(state_folder(10)):
+        content = place._files.read(f"{state_folder(10)}/{name}")
+        place._files.replace(f"{state_folder(90)}/{name}", content)
+    assert newest(place) == 20
+    assert caplog.messages == ["resume state of step 10 lies at step 90"]

@@ -6,48 +6,51 @@ import hashlib
 import hmac
 import json
 import secrets
-import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
 import pytest
 
-from dynolab.store import Manifest, Place, Store
+from dynolab.store import Place, Store
 from dynolab.store.manifest import hash_bytes
 from dynolab.store.signing import Signer, process_key
+from tests.store.results import (
+    KEY,
+    contents,
+    json_bytes,
+    manifest,
+    newest,
+    save_states,
+    state_folder,
+    write_files,
+)
 
-KEY = "78" * 32
 SECRET = secrets.token_bytes(32)
+Open = Callable[[bytes], Place]
 
 
 @pytest.fixture
-def place(store_settings: dict[str, Any], tmp_path: Path) -> Place:
-    return opened(store_settings, tmp_path, SECRET)
+def open_with(store_settings: dict[str, str | None], tmp_path: Path) -> Open:
+    """Opens the store as a worker with a cache of its own that signs with this secret."""
+
+    def opened(secret: bytes) -> Place:
+        cache = tmp_path / "cache" / secrets.token_hex(4)
+        return Store(cache=cache, key=lambda: secret, **store_settings).place("sft", KEY)
+
+    return opened
 
 
-def opened(settings: dict[str, Any], tmp_path: Path, secret: bytes) -> Place:
-    store = Store(cache=tmp_path / "cache", key=lambda: secret, **settings)
-    return store.place("sft", KEY)
+@pytest.fixture
+def place(open_with: Open) -> Place:
+    return open_with(SECRET)
 
 
-def save(place: Place, step: int, tmp_path: Path, content: bytes = b"weights") -> None:
-    source = tmp_path / f"source-{uuid4().hex}"
-    source.mkdir()
-    (source / "shard-0.safetensors").write_bytes(content)
-    place.commit_resume(step, source, Manifest(stage="sft", key=KEY, version=1))
+@pytest.fixture
+def foreign(open_with: Open) -> Place:
+    return open_with(secrets.token_bytes(32))
 
 
-def newest(place: Place) -> int | None:
-    found = place.newest_resume()
-    return found[0] if found else None
-
-
-def marker(step: int) -> str:
-    return f"stages/sft/{KEY}/resume/step-{step:08d}/COMMITTED"
-
-
-def test_only_the_key_that_signed_can_tell(place: Place) -> None:
+def test_only_the_key_that_signed_can_tell() -> None:
     signer, other = Signer(lambda: SECRET), Signer(lambda: secrets.token_bytes(32))
     signature = signer.sign(b"manifest")
     assert signer.signed(b"manifest", signature)
@@ -62,106 +65,88 @@ def test_a_signature_is_an_hmac_for_this_purpose_alone() -> None:
     assert Signer(lambda: SECRET).sign(b"manifest") == expected
 
 
-def test_without_a_key_a_process_believes_its_own_states_alone(tmp_path: Path) -> None:
+def test_without_a_key_a_process_believes_its_own_states_alone(
+    store_settings: dict[str, str | None], open_with: Open, tmp_path: Path
+) -> None:
     assert len(process_key()) == 32 and process_key() == process_key()
-    url = f"file://{tmp_path}/store"
-    place = Store(url, cache=tmp_path / "cache").place("sft", KEY)
-    save(place, 10, tmp_path)
-    assert newest(Store(url, cache=tmp_path / "cache").place("sft", KEY)) == 10
-    assert newest(opened({"url": url}, tmp_path, process_key())) == 10
-    assert newest(opened({"url": url}, tmp_path, SECRET)) is None
+    first, second = (
+        Store(cache=tmp_path / "cache", **store_settings).place("sft", KEY) for _ in range(2)
+    )
+    save_states(first, tmp_path, 10)
+    assert newest(second) == newest(open_with(process_key())) == 10
+    assert newest(open_with(SECRET)) is None
 
 
 def test_workers_that_share_the_key_share_states(
-    place: Place, store_settings: dict[str, Any], tmp_path: Path
+    place: Place, open_with: Open, tmp_path: Path
 ) -> None:
-    save(place, 10, tmp_path)
-    assert newest(opened(store_settings, tmp_path / "elsewhere", SECRET)) == 10
+    save_states(place, tmp_path, 10)
+    assert newest(open_with(SECRET)) == 10
 
 
-def test_a_state_under_another_key_is_passed_over_told_and_kept(
-    place: Place,
-    store_settings: dict[str, Any],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+def test_a_state_under_another_key_is_kept_and_passed_over_with_a_warning(
+    place: Place, foreign: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save(place, 10, tmp_path)
-    foreign = opened(store_settings, tmp_path / "elsewhere", secrets.token_bytes(32))
+    save_states(place, tmp_path, 10)
     assert newest(foreign) is None
-    (told,) = caplog.messages
-    assert told.endswith(
-        f"/stages/sft/{KEY}/resume/step-00000010 counts as not committed: it is not signed with "
-        "the key of this worker; where workers share a store, give all of them the same DYNOLAB_KEY"
+    (message,) = caplog.messages
+    assert message.endswith(
+        f"/{state_folder(10)} counts as not committed: it is not signed with the key of this "
+        "worker; where workers share a store, give all of them the same DYNOLAB_KEY"
     )
-    assert SECRET.hex() not in told
+    assert SECRET.hex() not in message
     assert newest(place) == 10
 
 
 def test_a_run_under_another_key_keeps_states_of_its_own(
-    place: Place, store_settings: dict[str, Any], tmp_path: Path
+    place: Place, foreign: Place, tmp_path: Path
 ) -> None:
-    save(place, 30, tmp_path)
-    save(place, 40, tmp_path)
-    foreign = opened(store_settings, tmp_path / "elsewhere", secrets.token_bytes(32))
+    save_states(place, tmp_path, 30, 40)
     for step in (10, 20, 30):
-        save(foreign, step, tmp_path)
+        save_states(foreign, tmp_path, step)
         assert newest(foreign) == step
     assert newest(place) == 40
 
 
-@pytest.mark.parametrize("change", ["signature", "no signature", "step", "stage"])
+@pytest.mark.parametrize(
+    ("marker_change", "manifest_change"),
+    [
+        ({"signature": secrets.token_hex(32)}, {}),
+        ({"signature": None}, {}),
+        ({}, {"step": 21}),
+        ({}, {"version": 2}),
+    ],
+    ids=["signature", "no signature", "step", "version"],
+)
 def test_a_forged_state_is_passed_over(
-    change: str, place: Place, store_settings: dict[str, Any], tmp_path: Path
+    marker_change: dict[str, str | None],
+    manifest_change: dict[str, int],
+    place: Place,
+    tmp_path: Path,
 ) -> None:
-    save(place, 10, tmp_path)
-    save(place, 20, tmp_path)
-    files = Store(cache=tmp_path / "cache", **store_settings).files
-    told = json.loads(files.read(marker(20)))
-    folder = f"{marker(20).rpartition('/')[0]}/{told['attempt']}"
-    manifest = json.loads(files.read(f"{folder}/manifest.json"))
-    if change == "signature":
-        told["signature"] = secrets.token_hex(32)
-    elif change == "no signature":
-        del told["signature"]
-    elif change == "step":
-        manifest["step"] = 21
-    else:
-        manifest["version"] = 2
-    content = json.dumps(manifest, indent=2).encode()
-    files.replace(f"{folder}/manifest.json", content)
-    told["manifest_sha256"] = hash_bytes(content)
-    files.replace(marker(20), json.dumps(told).encode())
+    save_states(place, tmp_path, 10, 20)
+    marker_path = f"{state_folder(20)}/COMMITTED"
+    marker = json.loads(place._files.read(marker_path)) | marker_change
+    manifest_path = f"{state_folder(20)}/{marker['attempt']}/manifest.json"
+    forged = json.loads(place._files.read(manifest_path)) | manifest_change
+    content = json.dumps(forged, indent=2).encode()
+    place._files.replace(manifest_path, content)
+    marker["manifest_sha256"] = hash_bytes(content)
+    place._files.replace(marker_path, json_bytes(marker))
     assert newest(place) == 10
 
 
-def test_an_older_state_cannot_pose_as_a_newer_one(
-    place: Place, tmp_path: Path, store_settings: dict[str, Any]
-) -> None:
-    save(place, 10, tmp_path)
-    save(place, 20, tmp_path)
-    files = Store(cache=tmp_path / "cache", **store_settings).files
-    for name in files.sizes(f"stages/sft/{KEY}/resume/step-{10:08d}"):
-        content = files.read(f"stages/sft/{KEY}/resume/step-{10:08d}/{name}")
-        files.replace(f"stages/sft/{KEY}/resume/step-{90:08d}/{name}", content)
-    assert newest(place) == 20
-
-
-def test_a_result_needs_no_signature(
-    place: Place, store_settings: dict[str, Any], tmp_path: Path
-) -> None:
-    (tmp_path / "result").mkdir()
-    (tmp_path / "result/summary.json").write_text("{}")
-    made = place.commit(tmp_path / "result", Manifest(stage="sft", key=KEY, version=1))
-    foreign = opened(store_settings, tmp_path / "elsewhere", secrets.token_bytes(32))
+def test_a_result_needs_no_signature(place: Place, foreign: Place, tmp_path: Path) -> None:
+    source = write_files(tmp_path / "result", {"summary.json": b"{}"})
+    made = place.commit(source, manifest())
     assert foreign.committed() == made
 
 
 def test_the_secret_is_in_no_file_of_the_store(tmp_path: Path) -> None:
-    place = opened({"url": f"file://{tmp_path}/store"}, tmp_path, SECRET)
-    save(place, 10, tmp_path)
-    found = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
-    assert found
-    for path in found:
-        content = path.read_bytes()
+    url = f"file://{tmp_path}/store"
+    place = Store(url, cache=tmp_path / "cache", key=lambda: SECRET).place("sft", KEY)
+    save_states(place, tmp_path, 10)
+    stored = contents(tmp_path / "store")
+    assert stored
+    for content in stored.values():
         assert SECRET not in content and SECRET.hex().encode() not in content
-    shutil.rmtree(tmp_path / "store")

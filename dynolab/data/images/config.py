@@ -9,9 +9,15 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dynolab.data.files import file_digest, named_path
+from dynolab.data.files import (
+    check_source,
+    dataset_commit,
+    file_digest,
+    named_file,
+    named_path,
+    pinned,
+)
 from dynolab.errors import ConfigError
-from dynolab.hub import resolve_commit
 
 IDX_FILES = tuple(
     f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")
@@ -47,14 +53,7 @@ class ImageConfig(BaseModel):
 
     @model_validator(mode="after")
     def _names_its_source(self) -> ImageConfig:
-        for sources, field in ((("idx", "arrays"), "path"), (("hub",), "hub_name")):
-            given = getattr(self, field)
-            if (given is not None) != (self.source in sources):
-                raise ConfigError(
-                    f"data.{field}",
-                    given,
-                    f"give it with source: {' or '.join(sources)}, and only there",
-                )
+        check_source(self, "data", path=("idx", "arrays"), hub_name=("hub",))
         return self
 
 
@@ -78,9 +77,7 @@ def resolve_images(config: ImageConfig) -> ImageConfig:
 def hub_commit(config: ImageConfig) -> str:
     """The commit of the Hub data set."""
     assert config.hub_name is not None
-    return resolve_commit(
-        "dataset", config.hub_name, config.revision or "main", field="data.hub_name"
-    )
+    return dataset_commit("data.hub_name", config.hub_name, config.revision)
 
 
 def idx_file(config: ImageConfig, name: str) -> Path:
@@ -96,10 +93,7 @@ def idx_file(config: ImageConfig, name: str) -> Path:
 
 def array_file(config: ImageConfig) -> Path:
     """The file of arrays."""
-    file = named_path("data.path", config.path)
-    if not file.is_file():
-        raise ConfigError("data.path", config.path, "no such file; name a .npz file")
-    return file
+    return named_file("data.path", config.path, "name a .npz file")
 
 
 def _content(config: ImageConfig, files: Sequence[Path]) -> str:
@@ -108,10 +102,5 @@ def _content(config: ImageConfig, files: Sequence[Path]) -> str:
     for file in files:
         whole.update(file_digest("data.path", file))
     revision = whole.hexdigest()
-    if config.revision not in (None, revision):
-        raise ConfigError(
-            "data.revision",
-            config.revision,
-            f"the files now have sha256 {revision}; restore them, or clear the revision",
-        )
-    return revision
+    remedy = f"the files now have sha256 {revision}; restore them"
+    return pinned("data.revision", revision, config.revision, remedy)

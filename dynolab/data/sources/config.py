@@ -8,7 +8,14 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dynolab.data.chat import template_digest
-from dynolab.data.files import file_digest, named_path
+from dynolab.data.files import (
+    check_source,
+    dataset_commit,
+    file_digest,
+    named_file,
+    named_path,
+    pinned,
+)
 from dynolab.data.world.world import WorldConfig
 from dynolab.errors import ConfigError, reading
 from dynolab.hub import resolve_commit
@@ -70,12 +77,7 @@ class DataConfig(BaseModel):
 
     @model_validator(mode="after")
     def _names_its_source(self) -> DataConfig:
-        for source, field in (("file", "path"), ("hub", "hub_name")):
-            given = getattr(self, field)
-            if (given is not None) != (self.source == source):
-                raise ConfigError(
-                    f"data.{field}", given, f"give it with source: {source}, and only there"
-                )
+        check_source(self, "data", path=("file",), hub_name=("hub",))
         return self
 
     @model_validator(mode="after")
@@ -101,15 +103,15 @@ def resolve_data(config: DataConfig) -> DataConfig:
     not have is refused. A chat template and a built probe set are pinned in the same way.
     """
     if config.probes is not None:
-        pinned = _content("data.probes_revision", probes_file(config), config.probes_revision)
-        config = config.model_copy(update={"probes_revision": pinned})
+        revision = _content("data.probes_revision", probes_file(config), config.probes_revision)
+        config = config.model_copy(update={"probes_revision": revision})
     if config.source == "world":
         return config
     if config.chat_model is not None:
-        pinned = _template_revision(config.chat_model, config.chat_revision)
-        config = config.model_copy(update={"chat_revision": pinned})
+        revision = _template_revision(config.chat_model, config.chat_revision)
+        config = config.model_copy(update={"chat_revision": revision})
     if config.hub_name is not None:
-        revision = hub_commit(config.hub_name, config.revision)
+        revision = dataset_commit("data.hub_name", config.hub_name, config.revision)
     else:
         revision = _content("data.revision", local_file(config), config.revision)
     return config.model_copy(update={"revision": revision})
@@ -117,39 +119,20 @@ def resolve_data(config: DataConfig) -> DataConfig:
 
 def local_file(config: DataConfig) -> Path:
     """The file that a config names; `ConfigError` where there is none."""
-    file = named_path("data.path", config.path)
-    if not file.is_file():
-        raise ConfigError(
-            "data.path", config.path, "no such file; name a .jsonl, .jsonl.gz or .parquet file"
-        )
-    return file
+    return named_file("data.path", config.path, "name a .jsonl, .jsonl.gz or .parquet file")
 
 
 def probes_file(config: DataConfig) -> Path:
     """The built probe set that a config names; `ConfigError` where there is none."""
-    file = named_path("data.probes", config.probes)
-    if not file.is_file():
-        raise ConfigError(
-            "data.probes", config.probes, "no such file; name a probes.jsonl of `dynolab probes`"
-        )
-    return file
-
-
-def hub_commit(name: str, revision: str | None) -> str:
-    """The commit of a Hub data set."""
-    return resolve_commit("dataset", name, revision or "main", field="data.hub_name")
+    return named_file("data.probes", config.probes, "name a probes.jsonl of `dynolab probes`")
 
 
 def _content(field: str, file: Path, expected: str | None) -> str:
     """The sha256 of a file, which must be the expected one where that is given."""
     revision = file_digest(field, file).hex()
-    if expected not in (None, revision):
-        raise ConfigError(
-            field,
-            expected,
-            f"{file.name} now has sha256 {revision}; restore the file, or clear the revision",
-        )
-    return revision
+    return pinned(
+        field, revision, expected, f"{file.name} now has sha256 {revision}; restore the file"
+    )
 
 
 def _template_revision(model: str, revision: str | None) -> str:
@@ -158,10 +141,5 @@ def _template_revision(model: str, revision: str | None) -> str:
         return resolve_commit("model", model, revision or "main", field="data.chat_model")
     with reading("data.chat_model", model, "give a folder that you can read"):
         digest = template_digest(folder)
-    if revision not in (None, digest):
-        raise ConfigError(
-            "data.chat_revision",
-            revision,
-            f"the template in {model} now has digest {digest}; restore it, or clear the revision",
-        )
-    return digest
+    remedy = f"the template in {model} now has digest {digest}; restore it"
+    return pinned("data.chat_revision", digest, revision, remedy)

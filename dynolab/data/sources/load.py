@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynolab.data.chat import Message, Write, plain_writer, template_writer
+from dynolab.data.files import dataset_commit
 from dynolab.data.probes.build import build_probes, watched_pairs
 from dynolab.data.probes.built import read_built_probes
 from dynolab.data.probes.flags import flag_rows, repeated
@@ -19,7 +20,6 @@ from dynolab.data.sources import readers
 from dynolab.data.sources.config import (
     NO_WRITER,
     DataConfig,
-    hub_commit,
     local_file,
     probes_file,
     resolve_data,
@@ -251,7 +251,7 @@ def _check(examples: Sequence[Example | PromptRow], config: DataConfig) -> None:
 def _records(config: DataConfig) -> Iterator[dict[str, Any]]:
     if config.hub_name is None:
         return readers.read_records(local_file(config))
-    commit = hub_commit(config.hub_name, config.revision)
+    commit = dataset_commit("data.hub_name", config.hub_name, config.revision)
     return readers.hub_records(
         "data.hub_name", config.hub_name, config.hub_split, commit, config.hub_folder
     )

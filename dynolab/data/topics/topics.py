@@ -14,11 +14,10 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dynolab.data.files import file_digest, named_path
+from dynolab.data.files import check_source, dataset_commit, file_digest, named_file, pinned
 from dynolab.data.sources.readers import hub_records, read_records
 from dynolab.data.topics.words import COMMON, FIELDS, TOPICS
 from dynolab.errors import ConfigError
-from dynolab.hub import resolve_commit
 
 _WORD = re.compile(r"\w+")
 _OWN, _FIELD, _OTHER = 0.15, 0.25, 0.15
@@ -56,12 +55,7 @@ class TopicConfig(BaseModel):
 
     @model_validator(mode="after")
     def _names_its_source(self) -> TopicConfig:
-        for source, field in (("file", "path"), ("hub", "hub_name")):
-            given = getattr(self, field)
-            if (given is not None) != (self.source == source):
-                raise ConfigError(
-                    f"texts.{field}", given, f"give it with source: {source}, and only there"
-                )
+        check_source(self, "texts", path=("file",), hub_name=("hub",))
         return self
 
 
@@ -79,18 +73,12 @@ def resolve_topics(config: TopicConfig) -> TopicConfig:
     if config.source == "builtin":
         return config
     if config.hub_name is not None:
-        commit = resolve_commit(
-            "dataset", config.hub_name, config.revision or "main", field="texts.hub_name"
-        )
-        return config.model_copy(update={"revision": commit})
-    digest = file_digest("texts.path", _file(config)).hex()
-    if config.revision not in (None, digest):
-        raise ConfigError(
-            "texts.revision",
-            config.revision,
-            f"the file now has sha256 {digest}; restore it, or clear the revision",
-        )
-    return config.model_copy(update={"revision": digest})
+        revision = dataset_commit("texts.hub_name", config.hub_name, config.revision)
+    else:
+        digest = file_digest("texts.path", _file(config)).hex()
+        remedy = f"the file now has sha256 {digest}; restore it"
+        revision = pinned("texts.revision", digest, config.revision, remedy)
+    return config.model_copy(update={"revision": revision})
 
 
 def load_topics(config: TopicConfig) -> Texts:
@@ -148,20 +136,20 @@ def generate(config: TopicConfig) -> Texts:
 
 def _text(topic: str, length: int, rng: np.random.Generator) -> list[str]:
     field, own = TOPICS[topic]
-    others = [one for one in TOPICS if one != topic]
+    others = [name for name in TOPICS if name != topic]
     zipf = 1 / np.arange(1, len(own) + 1)
     zipf /= zipf.sum()
-    found = []
+    text = []
     for draw in rng.random(length):
         if draw < _OWN:
-            found.append(own[rng.choice(len(own), p=zipf)])
+            text.append(own[rng.choice(len(own), p=zipf)])
         elif draw < _OWN + _FIELD:
-            found.append(_any(FIELDS[field], rng))
+            text.append(_any(FIELDS[field], rng))
         elif draw < _OWN + _FIELD + _OTHER:
-            found.append(_any(TOPICS[_any(others, rng)][1], rng))
+            text.append(_any(TOPICS[_any(others, rng)][1], rng))
         else:
-            found.append(_any(COMMON, rng))
-    return found
+            text.append(_any(COMMON, rng))
+    return text
 
 
 def _any(words: Sequence[str], rng: np.random.Generator) -> str:
@@ -189,12 +177,7 @@ def bags(
 
 
 def _file(config: TopicConfig) -> Path:
-    file = named_path("data.path", config.path)
-    if not file.is_file():
-        raise ConfigError(
-            "texts.path", config.path, "no such file; name a .jsonl, .jsonl.gz or .parquet file"
-        )
-    return file
+    return named_file("texts.path", config.path, "name a .jsonl, .jsonl.gz or .parquet file")
 
 
 def _records(config: TopicConfig) -> Iterator[dict[str, Any]]:

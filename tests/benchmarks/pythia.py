@@ -1,0 +1,34 @@
+"""The Pythia-70m shape, randomly initialised, and the tokenizer of its family."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
+
+SHAPE = {
+    "vocab_size": 50_304,
+    "hidden_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "intermediate_size": 2048,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+def pythia(**changes: int) -> GPTNeoXForCausalLM:
+    """The 70m shape with these sizes changed; equal sizes give equal weights."""
+    torch.manual_seed(0)
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**SHAPE | changes))
+
+
+def pythia_tokenizer() -> PreTrainedTokenizerFast:
+    """From `models/pythia-tokenizer` of DYNOLAB_TEST_DATA."""
+    file = Path(os.environ["DYNOLAB_TEST_DATA"], "models", "pythia-tokenizer", "tokenizer.json")
+    end = "<|endoftext|>"
+    return PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token=end, pad_token=end)
