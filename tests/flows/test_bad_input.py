@@ -193,8 +193,8 @@ def test_stores(tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatc
             ("MLFLOW_TRACKING_URI = 'somewhere': give an address",),
         ),
     ):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
+        with monkeypatch.context() as environment:
+            environment.setenv(name, value)
             answer = refused(*study())
         assert [message for message in messages if message not in answer] == []
 

@@ -114,7 +114,7 @@ def test_a_study_from_its_form_to_the_comparison_in_mlflow(
         until(lambda run=run: platform.state(run) == "Running", RUN_SECONDS)
         page.wait_for_timeout(10_000)  # a person watches bars grow
         person.look(f"{name}-runs")
-        assert until(lambda run=run: platform.end_of(run), RUN_SECONDS) == "Completed"
+        assert platform.awaited_end(run, RUN_SECONDS) == "Completed"
         page.reload()
         page.get_by_text("Completed", exact=True).first.wait_for()
         page.wait_for_timeout(3000)  # the time line is drawn
@@ -138,5 +138,5 @@ def test_a_study_from_its_form_to_the_comparison_in_mlflow(
     page.get_by_role("button", name="Compare").first.click()
     page.get_by_text("preference.objective.beta").first.wait_for()
     person.look("comparison")
-    told = page.inner_text("body")
-    assert {"gentle", "firm", "0.1", "0.5"} <= set(re.split(r"\s+", told))
+    words = re.split(r"\s+", page.inner_text("body"))
+    assert {"gentle", "firm", "0.1", "0.5"} <= set(words)
