@@ -24,7 +24,7 @@ from flows.sweep.sweep import alone, run_trials
 from flows.sweep.trial import run_trial
 from flows.sweep.trials import Started, _here as run_here, _settings as trial_settings
 from tasks.runtime.system.processes import listening_socket
-from tests.flows.lab import ROOT, SMALL, Lab, ended
+from tests.flows.lab import ROOT, SMALL, Lab, complaints, ended_well
 from tests.runtime.doubles import memory_platform
 
 BETA = "preference.objective.beta"
@@ -331,10 +331,7 @@ def test_the_page_tells_the_best_trial_and_escapes_names(tmp_path: Path) -> None
 def run_sweep(lab: Lab, file: Path, parameters: SweepParameters) -> str:
     """The command on a file with these parameters, to its good end: what it printed."""
     file.write_text(yaml.safe_dump(parameters.model_dump(mode="json", exclude_none=True)))
-    process = lab.start(config=file, flow="sweep")
-    printed, errors = ended(process)
-    assert process.returncode == 0, printed + errors
-    return printed
+    return ended_well(lab.start(config=file, flow="sweep"))
 
 
 def runs_of(uri: str, project: str) -> list[Any]:
@@ -445,8 +442,6 @@ def test_a_second_command_ends_with_a_message_and_begins_no_trial(
     lab = Lab(tmp_path / "lab", **servers, DYNOLAB_HOME=str(tmp_path))
     file = tmp_path / "tried.yaml"
     file.write_text(yaml.safe_dump(study.parameters.model_dump(mode="json", exclude_none=True)))
-    process = lab.start(config=file, flow="sweep")
-    said, complained = ended(process)
-    assert process.returncode == 2, said + complained
-    assert f"process {holder.pid} on {os.uname().nodename} runs this sweep now" in complained
+    errors = complaints(lab.start(config=file, flow="sweep"))
+    assert f"process {holder.pid} on {os.uname().nodename} runs this sweep now" in errors
     assert study.rows() == []
