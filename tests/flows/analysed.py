@@ -39,5 +39,4 @@ class Analysed(InProcess):
         text = json.dumps(settings)
         for word, result in (("DATA", self.data), ("BASE", self.base), ("SFT", self.sft)):
             text = text.replace(word, short(result))
-        filled: dict[str, Any] = json.loads(text)
-        return filled
+        return json.loads(text)

@@ -78,8 +78,7 @@ class InProcess:
 
     def summary(self, result: StageResult) -> dict[str, Any]:
         """The summary beside a page."""
-        content: dict[str, Any] = json.loads(self.text(result, "summary.json"))
-        return content
+        return json.loads(self.text(result, "summary.json"))
 
 
 def step_names(planned: Plan) -> list[str]:

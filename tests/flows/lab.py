@@ -91,10 +91,7 @@ class Lab:
         """Of the one committed result of a stage."""
         (marker,) = self.home.glob(f"store/stages/{stage}/*/COMMITTED")
         attempt = json.loads(marker.read_text())["attempt"]
-        manifest: dict[str, Any] = json.loads(
-            next(marker.parent.glob(f"*{attempt}*/manifest.json")).read_text()
-        )
-        return manifest
+        return json.loads(next(marker.parent.glob(f"*{attempt}*/manifest.json")).read_text())
 
     def history(self) -> History:
         """What MLflow has of this home's one training, whose project is `undisturbed`."""

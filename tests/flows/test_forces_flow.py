@@ -35,6 +35,7 @@ from tests.flows.analysed import Analysed
 from tests.flows.in_process import short, step_names
 
 SMALL = {"observed_pairs": 2, "updating_pairs": 3}
+SMALLER = {"observed_pairs": 1, "updating_pairs": 2}
 
 
 @pytest.fixture(scope="module")
@@ -197,8 +198,8 @@ def planned_forces(lab: Analysed, **changes: Any) -> Plan:
     settings = {
         "checkpoints": {"sft": {"result": "SFT"}},
         "data_result": "DATA",
-        "analysis": {"objective": {"name": "dpo"}, **SMALL},
-        "kernel": {"rank": 2, "probes": 2, **SMALL},
+        "analysis": {"objective": {"name": "dpo"}, **SMALLER},
+        "kernel": {"rank": 2, "probes": 2, **SMALLER},
     }
     return lab.plan(FLOW, lab.named(settings | changes))
 
@@ -231,7 +232,7 @@ def test_what_cannot_be_analysed_is_refused_first(
 def test_a_result_that_was_computed_again_is_refused_by_its_old_address(
     analysed: Analysed,
 ) -> None:
-    config = AnalysisJob(objective=SFTConfig(), learning_rate=0.3, **SMALL)
+    config = AnalysisJob(objective=SFTConfig(), learning_rate=0.3, **SMALLER)
     inputs = {"data": analysed.data, "model": analysed.base}
     old = run_stage(ANALYSIS, config, inputs, analysed.platform)
     new = run_stage(ANALYSIS, config, inputs, analysed.platform, fresh=True)

@@ -22,6 +22,9 @@ QUICK = [
     "preference.steps=2",
     "kernel.rank=1",
     "kernel.probes=2",
+    "data.probe_pairs=3",
+    "audit.heldout_pairs=2",
+    "squeezing.pairs=2",
 ]
 
 

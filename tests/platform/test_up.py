@@ -87,12 +87,11 @@ def test_a_sweep_by_the_clock_has_its_trials_run_by_the_training_worker(
 
 def runs_of(platform: Platform, deployment: str, *states: str) -> list[dict[str, Any]]:
     """A deployment's runs that are in one of the states."""
-    runs: list[dict[str, Any]] = platform.ask(
+    return platform.ask(
         "flow_runs/filter",
         deployments={"name": {"any_": [deployment]}},
         flow_runs={"state": {"type": {"any_": list(states)}}},
     )
-    return runs
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
