@@ -128,7 +128,7 @@ def _push(parameters: SqueezingParameters, existing: Collection[str]) -> list[St
     """Rows and model, where no result has them, and the pushes."""
     if parameters.push is None:
         return []
-    models = {} if parameters.model is None else {MODEL: parameters.model}
+    models = {MODEL: parameters.model} if parameters.model is not None else {}
     steps = import_steps(models, existing, data=parameters.data)
     if parameters.model is None:
         steps += [

@@ -25,6 +25,7 @@ QUICK = [
     "data.probe_pairs=3",
     "audit.heldout_pairs=2",
     "squeezing.pairs=2",
+    "forces.pairs=1",
 ]
 
 
