@@ -44,10 +44,7 @@ PLAIN = {"kind": "plain", "ranks": 1}
 SHARED: dict[str, Any] = {
     "name": "small",
     "seeds": [0, 1],
-    "data": {
-        "world": {"entities": 20, "train_pairs": 12, "heldout_pairs": 6, "corpus_rows": 64},
-        "probe_pairs": 3,
-    },
+    "data": {"world": {"entities": 20, "train_pairs": 12, "heldout_pairs": 6, "corpus_rows": 64}},
     "base": {"training": {"engine": PLAIN, "steps": 2, "batch_size": 4}},
     "sft": {"engine": PLAIN, "steps": 2, "batch_size": 4, "probe_every": 1},
     "training": {
@@ -58,7 +55,6 @@ SHARED: dict[str, Any] = {
         "overlong": "drop",
         "optimizer": {"name": "sgd", "learning_rate": 0.01},
     },
-    "audit": {"heldout_pairs": 2},
     "answers": {"samples": 2, "prompts": 3, "max_new_tokens": 6},
     # A model of two steps says nothing that the world's own rewards tell apart.
     "on_policy": {"rewards": [{"name": "tests.training.rewards.vowels"}], "max_new_tokens": 6},
