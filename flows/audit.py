@@ -8,10 +8,11 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from dynolab.data.sources.load import DataConfig, resolve_data
-from dynolab.errors import ConfigError
 from flows.checkpoints import (
     ModelConfig,
+    check_data_named_once,
     check_named,
+    import_steps,
     named_data,
     resolved_sources,
 )
@@ -20,8 +21,6 @@ from flows.parameters import as_change
 from flows.study import PREFERENCE_OBJECTIVES
 from tasks.audit import AUDIT, AuditJob
 from tasks.audit_page import AUDIT_PAGE, AuditPageConfig
-from tasks.base import BASE
-from tasks.data import DATA
 from tasks.foresight import FORESIGHT, ForesightConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
@@ -53,8 +52,7 @@ class AuditParameters(FlowParameters):
     def _fits_together(self) -> AuditParameters:
         for field, model in self.models.items():
             check_named(field, model)
-        if self.data_result is not None and "data" in self.model_fields_set:
-            raise ConfigError("data_result", self.data_result, "give data or data_result, not both")
+        check_data_named_once(self.data_result, self.model_fields_set)
         return self
 
     @property
@@ -109,11 +107,6 @@ def audit_steps(parameters: AuditParameters, existing: Collection[str]) -> list[
         objective=parameters.audit.objective.name,
         settings=parameters.as_yaml,
     )
-    imports = [
-        Step(field, BASE, model.base)
-        for field, model in parameters.models.items()
-        if field not in existing
-    ]
     judged, shown = [], {"data": "data", "audit": "audit"}
     if parameters.trained is not None:
         judged = [
@@ -126,8 +119,7 @@ def audit_steps(parameters: AuditParameters, existing: Collection[str]) -> list[
         ]
         shown["foresight"] = "foresight"
     return [
-        *([] if "data" in existing else [Step("data", DATA, parameters.data)]),
-        *imports,
+        *import_steps(parameters.models, existing, data=parameters.data),
         Step("audit", AUDIT, parameters.audit, {"data": "data", "model": MODEL}),
         *judged,
         Step("audit-page", AUDIT_PAGE, page, shown),

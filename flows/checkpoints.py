@@ -8,12 +8,14 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
-from tasks.base import BaseConfig, resolve_base
+from tasks.base import BASE, BaseConfig, resolve_base
+from tasks.data import DATA
 from tasks.runtime.existing_results import existing_result
-from tasks.runtime.pipeline import finished
+from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 
@@ -51,32 +53,32 @@ class CheckpointConfig(ModelConfig):
 AnyModel = TypeVar("AnyModel", bound=ModelConfig)
 
 
-def check_named(field: str, one: ModelConfig) -> None:
+def check_named(field: str, model: ModelConfig) -> None:
     """Refuses a model that is named twice, or not at all."""
-    if (one.result is None) == (one.model is None):
+    if (model.result is None) == (model.model is None):
         raise ConfigError(
             field,
-            one.result or "nothing",
+            model.result or "nothing",
             "give either result (of a stage) or model (a folder or Hub name)",
         )
 
 
 def resolved_model(
-    field: str, one: AnyModel, known: Mapping[str, StageResult], platform: Platform
+    field: str, model: AnyModel, known: Mapping[str, StageResult], platform: Platform
 ) -> tuple[AnyModel, StageResult | None]:
     """A model at the content that it has now, and the result that it is, if it is one.
 
     **Raises** `ConfigError` for what is no model, or no step that was recorded.
     """
-    if one.result is not None:
-        found = named_result(f"{field}.result", one.result, known, platform)
-        _check_result(field, one, found, platform)
-        return one, found
+    if model.result is not None:
+        result = named_result(f"{field}.result", model.result, known, platform)
+        _check_result(field, model, result, platform)
+        return model, result
     try:
-        commit = resolve_base(one.base).revision
+        commit = resolve_base(model.base).revision
     except ConfigError as error:
         raise ConfigError(f"{field}.model", error.value, error.remedy) from error
-    return one.model_copy(update={"revision": commit}), None
+    return model.model_copy(update={"revision": commit}), None
 
 
 def resolved_sources(
@@ -117,6 +119,24 @@ def named_data(
     return data_result
 
 
+def check_data_named_once(data_result: str | None, fields_set: Collection[str]) -> None:
+    """Refuses data that is given both as settings and as a result."""
+    if data_result is not None and "data" in fields_set:
+        raise ConfigError("data_result", data_result, "give data or data_result, not both")
+
+
+def import_steps(
+    models: Mapping[str, ModelConfig],
+    existing: Collection[str],
+    *,
+    data: DataConfig | None = None,
+) -> list[Step]:
+    """The stages that bring in data, if any is given, and models, by step; none for a result."""
+    steps = [] if data is None or "data" in existing else [Step("data", DATA, data)]
+    imported = [name for name in models if name not in existing]
+    return steps + [Step(name, BASE, models[name].base) for name in imported]
+
+
 def results_of(study: str | None, platform: Platform) -> dict[str, StageResult]:
     """The finished steps of a study file, by name."""
     if study is None:
@@ -139,30 +159,30 @@ def named_result(
 
 
 def check_files(
-    field: str, reference: str, found: StageResult, needed: Sequence[str], platform: Platform
+    field: str, reference: str, result: StageResult, needed: Sequence[str], platform: Platform
 ) -> None:
     """Refuses a result of data that lacks a file."""
-    files = platform.store.manifest(found.address, found.digest).files
+    files = platform.store.manifest(result.address, result.digest).files
     missing = [name for name in needed if name not in files]
     if missing:
         raise ConfigError(
             field,
             reference,
-            f"a result of stage {found.stage} holds no {missing[0]}; name a data stage's result",
+            f"a result of stage {result.stage} holds no {missing[0]}; name a data stage's result",
         )
 
 
-def _check_result(field: str, one: ModelConfig, found: StageResult, platform: Platform) -> None:
-    files = platform.store.manifest(found.address, found.digest).files
+def _check_result(field: str, model: ModelConfig, result: StageResult, platform: Platform) -> None:
+    files = platform.store.manifest(result.address, result.digest).files
     if not any(path.startswith("model/") for path in files):
         raise ConfigError(
             f"{field}.result",
-            one.result,
-            f"a result of stage {found.stage} holds no model; name a base or training result",
+            model.result,
+            f"a result of stage {result.stage} holds no model; name a base or training result",
         )
-    if not isinstance(one, CheckpointConfig) or one.step is None:
+    if not isinstance(model, CheckpointConfig) or model.step is None:
         return
     steps = {int(path.split("/")[1][5:]) for path in files if path.startswith("forces/step-")}
-    if one.step not in steps:
+    if model.step not in steps:
         there = ", ".join(map(str, sorted(steps))) or "none; set its record_steps"
-        raise ConfigError(f"{field}.step", one.step, f"was not recorded; recorded steps: {there}")
+        raise ConfigError(f"{field}.step", model.step, f"was not recorded; recorded steps: {there}")

@@ -7,6 +7,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field, StringConstraints, model_validator
 
+from dynolab.chapters.classifiers.seeds import Seeds
 from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig
@@ -17,10 +18,10 @@ from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import TrainConfig
 from flows.flow import FlowParameters, Name
-from flows.parameters import check_model_knows_data, seeded_base, seeded_data
+from flows.sources import base_step, check_model_knows_data, seeded_base, seeded_data
 from tasks.arm import ARM, ArmConfig, OnPolicyConfig
 from tasks.audit import AUDIT, AuditConfig, AuditJob
-from tasks.base import BASE, BaseConfig, resolve_base
+from tasks.base import BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.filter import FILTER
 from tasks.group import PROMPTS
@@ -32,16 +33,14 @@ from tasks.sampled_answers import SAMPLED_ANSWERS, SampledAnswersConfig
 from tasks.training import SFT
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
-Seed = Annotated[int, Field(ge=0)]
 
 
 class Comparison(FlowParameters):
     """Seeds, and what every seed starts from."""
 
     name: Name = Field(description="Name of the comparison: its run and its page's file.")
-    seeds: tuple[Seed, ...] = Field(
+    seeds: Seeds = Field(
         (0, 1, 2),
-        min_length=1,
         description="Each of weights, batches and samples alike, and of the built-in world. Rows "
         "of another source are the same for all.",
     )
@@ -49,9 +48,7 @@ class Comparison(FlowParameters):
     base: BaseConfig = BaseConfig()
 
     @model_validator(mode="after")
-    def _starts(self) -> Comparison:
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError("seeds", list(self.seeds), "name every seed once")
+    def _model_knows_data(self) -> Comparison:
         check_model_knows_data(self.base, self.data)
         return self
 
@@ -143,9 +140,11 @@ def shared_steps(
     parameters: PairComparison, arms: Mapping[str, ArmConfig], seed: int
 ) -> list[Step]:
     """From rows to the models and rows that a seed's arms need."""
-    data, base = f"data-{seed}", parameters.base_of(seed)
-    reads = {"data": data} if base.source == "builtin" else {}
-    steps = [Step(data, DATA, parameters.data_of(seed)), Step(f"base-{seed}", BASE, base, reads)]
+    data = f"data-{seed}"
+    steps = [
+        Step(data, DATA, parameters.data_of(seed)),
+        base_step(f"base-{seed}", parameters.base_of(seed), data=data),
+    ]
     if any(arm.pairs == "on_policy" for arm in arms.values()):
         steps.append(Step(f"prompts-{seed}", PROMPTS, parameters.data_of(seed)))
     starts = {arm.start for arm in arms.values()}

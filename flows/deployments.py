@@ -1,5 +1,6 @@
-"""The deployments in Prefect: every flow of the registry by its forms, trials, the reconciler.
+"""What Prefect can start: a deployment for every form of every flow, trials, the reconciler.
 
+`flows.register` tells a Prefect server of them.
 Prefect imports an entry by its dotted name, `flows.deployments.<name>`.
 """
 

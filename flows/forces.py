@@ -16,13 +16,13 @@ from dynolab.errors import ConfigError
 from dynolab.objectives import build_objective
 from flows.checkpoints import (
     CheckpointConfig,
+    check_data_named_once,
     check_named,
+    import_steps,
     named_data,
     resolved_sources,
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
-from tasks.base import BASE
-from tasks.data import DATA
 from tasks.force_map import ANALYSIS, AnalysisConfig, AnalysisJob
 from tasks.force_page import FORCE_PAGE, ForcePageConfig
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
@@ -74,8 +74,7 @@ class ForcesParameters(FlowParameters):
         if self.reference is not None and self.reference not in self.checkpoints:
             there = ", ".join(self.checkpoints)
             raise ConfigError("reference", self.reference, f"name a checkpoint: {there}")
-        if self.data_result is not None and "data" in self.model_fields_set:
-            raise ConfigError("data_result", self.data_result, "give data or data_result, not both")
+        check_data_named_once(self.data_result, self.model_fields_set)
         return self
 
     @property
@@ -149,11 +148,7 @@ def forces_steps(parameters: ForcesParameters, existing: Collection[str]) -> lis
     reference = {}
     if parameters.needs_reference:
         reference = {"reference": models[parameters.reference_label]}
-    imports = [
-        Step(models[label], BASE, checkpoint.base)
-        for label, checkpoint in parameters.checkpoints.items()
-        if models[label] not in existing
-    ]
+    checkpoints = {models[label]: parameters.checkpoints[label] for label in labels}
     analyses = [
         Step(
             f"analysis-{label}",
@@ -176,8 +171,7 @@ def forces_steps(parameters: ForcesParameters, existing: Collection[str]) -> lis
     )
     answers = {f"analysis_{label}": f"analysis-{label}" for label in labels}
     return [
-        *([] if "data" in existing else [Step("data", DATA, parameters.data)]),
-        *imports,
+        *import_steps(checkpoints, existing, data=parameters.data),
         *analyses,
         Step(
             "kernel",

@@ -14,8 +14,8 @@ from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from flows.comparison import Comparison, Label, resolved_comparison
 from flows.flow import Form, Name, Plan, StagedFlow
+from flows.sources import SOURCE_FIELDS, base_step
 from tasks.answering import AnsweringConfig
-from tasks.base import BASE
 from tasks.data import DATA
 from tasks.displacement import DISPLACEMENT, DisplacementConfig, DisplacementJob
 from tasks.evaluate import EVALUATE, EvaluationConfig, EvaluationJob
@@ -137,8 +137,7 @@ def _shared(parameters: GrpoParameters, seed: int) -> list[Step]:
     watched = bool(training.probe_every or training.record_steps)
     if parameters.sft is not None or base.source == "builtin" or watched:
         steps.append(Step(data, DATA, rows))
-    reads = {"data": data} if base.source == "builtin" else {}
-    steps.append(Step(f"base-{seed}", BASE, base, reads))
+    steps.append(base_step(f"base-{seed}", base, data=data))
     if parameters.sft is not None:
         sft = parameters.sft.model_copy(update={"seed": seed})
         steps.append(Step(f"sft-{seed}", SFT, sft, {"data": data, "model": f"base-{seed}"}))
@@ -207,11 +206,7 @@ FLOW = StagedFlow(
         "grpo": Form(
             "Training on groups of the model's own answers, arm by arm.",
             {
-                "model": "base.source",
-                "data_source": "data.source",
-                "data_path": "data.path",
-                "hub_name": "data.hub_name",
-                "data_format": "data.format",
+                **SOURCE_FIELDS,
                 "seeds": "seeds",
                 "objective": "arms.chosen.name",
                 "advantage_rule": "arms.chosen.advantage_rule.name",

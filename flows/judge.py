@@ -13,14 +13,15 @@ from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeCon
 from flows.checkpoints import (
     ModelConfig,
     check_named,
+    import_steps,
     resolved_sources,
 )
 from flows.comparison import Label
 from flows.flow import FlowParameters, Name, Plan, StagedFlow
-from flows.parameters import load_parameters, seeded_data
+from flows.parameters import load_parameters
+from flows.sources import seeded_data
 from flows.study import StudyParameters
 from tasks.answers import ANSWERS, AnswersConfig
-from tasks.base import BASE
 from tasks.group import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
 from tasks.judge_page import JUDGE_PAGE, JUDGED_BY, JudgePageConfig
@@ -131,11 +132,6 @@ def _data(parameters: JudgeParameters) -> DataConfig:
 def judge_steps(parameters: JudgeParameters, existing: Collection[str]) -> list[Step]:
     """The comparison's stages in order; `existing` are names of results that need no stage."""
     assert parameters.data is not None, "resolved parameters have data"
-    imports = [
-        Step(field, BASE, model.base)
-        for field, model in parameters.models.items()
-        if field not in existing
-    ]
     answers = [
         Step(
             f"answers-{name}",
@@ -145,8 +141,8 @@ def judge_steps(parameters: JudgeParameters, existing: Collection[str]) -> list[
         )
         for name in parameters.policies
     ]
-    said = {f"{ANSWERS_OF}{name}": f"answers-{name}" for name in parameters.policies}
-    judges = [_judge(parameters, name, said) for name in parameters.judges]
+    answered = {f"{ANSWERS_OF}{name}": f"answers-{name}" for name in parameters.policies}
+    judges = [_judge(parameters, name, answered) for name in parameters.judges]
     page = JudgePageConfig(
         name=parameters.name,
         baseline=parameters.baseline_label,
@@ -158,20 +154,20 @@ def judge_steps(parameters: JudgeParameters, existing: Collection[str]) -> list[
     judged = {f"{JUDGED_BY}{name}": f"judge-{name}" for name in parameters.judges}
     return [
         Step("prompts", PROMPTS, parameters.data),
-        *imports,
+        *import_steps(parameters.models, existing),
         *answers,
         *judges,
-        Step("judge-page", JUDGE_PAGE, page, {**said, **judged}),
+        Step("judge-page", JUDGE_PAGE, page, {**answered, **judged}),
     ]
 
 
-def _judge(parameters: JudgeParameters, name: str, said: dict[str, str]) -> Step:
+def _judge(parameters: JudgeParameters, name: str, answered: dict[str, str]) -> Step:
     judge = parameters.judges[name]
     job = JudgeJob(
         label=name, judge=judge, baseline=parameters.baseline_label, policies=parameters.others
     )
     reads = {REFERENCE: REFERENCE} if isinstance(judge, LogProbJudgeConfig) else {}
-    return Step(f"judge-{name}", JUDGE, job, {**said, **reads})
+    return Step(f"judge-{name}", JUDGE, job, {**answered, **reads})
 
 
 def plan(parameters: JudgeParameters, platform: Platform) -> Plan:

@@ -17,9 +17,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
-from tasks.base import BaseConfig
 from tasks.runtime.system.private import holds_secret
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
@@ -245,26 +243,3 @@ def _variable(match: re.Match[str], field: str) -> str:
             field, match[0], "holds a login or key, and parameters are kept; leave it out"
         )
     return found
-
-
-def seeded_data(data: DataConfig, seed: int) -> DataConfig:
-    """The data with one seed everywhere."""
-    world = data.world.model_copy(update={"seed": seed})
-    return data.model_copy(update={"seed": seed, "world": world})
-
-
-def seeded_base(base: BaseConfig, seed: int) -> BaseConfig:
-    """The base model with one seed of weights and of its training."""
-    training = base.training.model_copy(update={"seed": seed})
-    return base.model_copy(update={"seed": seed, "training": training})
-
-
-def check_model_knows_data(base: BaseConfig, data: DataConfig) -> None:
-    """Refuses the built-in model for rows of another source."""
-    if base.source == "builtin" and data.source != "world":
-        raise ConfigError(
-            "base.source",
-            base.source,
-            "the built-in model knows the words of the built-in world alone; with "
-            f"data.source = {data.source} name a model folder or a Hub name",
-        )

@@ -8,8 +8,14 @@ from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
-from flows.parameters import check_model_knows_data, seeded_base, seeded_data
-from tasks.base import BASE, BaseConfig, resolve_base
+from flows.sources import (
+    SOURCE_FIELDS,
+    base_step,
+    check_model_knows_data,
+    seeded_base,
+    seeded_data,
+)
+from tasks.base import BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.probe_set import PROBE_SET
 from tasks.runtime.pipeline import Step
@@ -65,7 +71,7 @@ def probes_steps(parameters: ProbesParameters) -> list[Step]:
     steps = [Step("data", DATA, parameters.data)]
     base = parameters.base
     if base is not None:
-        steps.append(Step("base", BASE, base, {"data": "data"} if base.source == "builtin" else {}))
+        steps.append(base_step("base", base, data="data"))
     return [
         *steps,
         probe_set_step(
@@ -97,11 +103,7 @@ FLOW = StagedFlow(
         "probes": Form(
             "The answers that a study watches.",
             {
-                "model": "base.source",
-                "data_source": "data.source",
-                "data_path": "data.path",
-                "hub_name": "data.hub_name",
-                "data_format": "data.format",
+                **SOURCE_FIELDS,
                 "seed": "seed",
                 "pairs": "probe_set.pairs",
                 "temperature": "probe_set.temperature",

@@ -90,15 +90,15 @@ def over(
     grace: timedelta = GRACE,
 ) -> set[str]:
     """Those flow runs that the server knows to be in one of the states, for longer than `grace`."""
-    latest, found = datetime.now(UTC) - grace, set()
-    ids = [one for one in map(_uuid, runs) if one is not None]
+    latest, ended = datetime.now(UTC) - grace, set()
+    ids = [uuid for uuid in map(_uuid, runs) if uuid is not None]
     for first in range(0, len(ids), _ASKED_AT_ONCE):
         asked = FlowRunFilter(id=FlowRunFilterId(any_=ids[first : first + _ASKED_AT_ONCE]))
         for run in client.read_flow_runs(flow_run_filter=asked, limit=_ASKED_AT_ONCE):
             state = run.state
             if state is not None and state.type in states and state.timestamp < latest:
-                found.add(str(run.id))
-    return found
+                ended.add(str(run.id))
+    return ended
 
 
 def _uuid(text: str) -> UUID | None:

@@ -1,4 +1,4 @@
-"""Registers work pools, deployments and automations with a Prefect server.
+"""The program that tells a Prefect server of our pools, deployments and automations.
 
     python -m flows.register [alone]    # alone: no worker is there yet
     python -m flows.register yaml       # writes deploy/prefect.yaml, for Prefect's own command

@@ -1,4 +1,4 @@
-"""The one list of flows. `flows/<name>.py` holds the flow of that name, as `FLOW`."""
+"""Which flows there are: name → what is said of it. `flows/<name>.py` holds it, as `FLOW`."""
 
 from __future__ import annotations
 

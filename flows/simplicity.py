@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field, model_validator
 
+from dynolab.chapters.classifiers.seeds import Seeds
 from dynolab.errors import ConfigError
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from tasks.chapter import ChapterPageConfig
@@ -25,9 +24,7 @@ class SimplicityParameters(FlowParameters):
     """What a person chooses when asking which mappings are learned fast."""
 
     name: Name = Field("simplicity", description="Name of the run and of its page's file.")
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        tuple(range(8)), min_length=1, description="Of the initial weights."
-    )
+    seeds: Seeds = Field(tuple(range(8)), description="Of the initial weights.")
     width: int = Field(32, ge=1, description="Units of the network's hidden layer.")
     spaces: tuple[SpaceConfig, ...] = Field(
         SPACES, min_length=1, description="Spaces of objects, each learned by itself."
@@ -35,8 +32,6 @@ class SimplicityParameters(FlowParameters):
 
     @model_validator(mode="after")
     def _tells_apart(self) -> SimplicityParameters:
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError("seeds", list(self.seeds), "name every seed once")
         labels = [space.space.label for space in self.spaces]
         if len(set(labels)) < len(labels):
             raise ConfigError("spaces", labels, "name every space once")

@@ -11,15 +11,16 @@ from dynolab.errors import ConfigError
 from dynolab.training.config import EngineConfig, TrainConfig
 from flows.checkpoints import (
     ModelConfig,
+    check_data_named_once,
     check_named,
+    import_steps,
     named_data,
     resolved_sources,
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
-from flows.parameters import seeded_base, seeded_data
-from tasks.base import BASE, BaseConfig
+from flows.sources import base_step, seeded_base, seeded_data
+from tasks.base import BaseConfig
 from tasks.chapter import ChapterPageConfig
-from tasks.data import DATA
 from tasks.push import PUSH, PushConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
@@ -69,8 +70,7 @@ class SqueezingParameters(FlowParameters):
             )
         elif self.base.source != "builtin":
             raise ConfigError("base.source", self.base.source, "name the model as model.model")
-        if self.data_result is not None and "data" in self.model_fields_set:
-            raise ConfigError("data_result", self.data_result, "give data or data_result, not both")
+        check_data_named_once(self.data_result, self.model_fields_set)
         return self
 
 
@@ -128,14 +128,13 @@ def _push(parameters: SqueezingParameters, existing: Collection[str]) -> list[St
     """Rows and model, where no result has them, and the pushes."""
     if parameters.push is None:
         return []
-    steps = [] if "data" in existing else [Step("data", DATA, parameters.data)]
+    models = {MODEL: parameters.model} if parameters.model is not None else {}
+    steps = import_steps(models, existing, data=parameters.data)
     if parameters.model is None:
         steps += [
-            Step("base", BASE, parameters.base, {"data": "data"}),
+            base_step("base", parameters.base, data="data"),
             Step(MODEL, SFT, parameters.sft, {"data": "data", "model": "base"}),
         ]
-    elif MODEL not in existing:
-        steps.append(Step(MODEL, BASE, parameters.model.base))
     return [*steps, Step("push", PUSH, parameters.push, {"data": "data", "model": MODEL})]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Literal
 
 from pydantic import (
     BaseModel,
@@ -18,31 +17,35 @@ from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.making.probe_set import ProbeSetConfig
-from dynolab.rollouts.sample import SampleConfig
 from dynolab.training.config import TrainConfig
 from flows.comparison import resolved_comparison
+from flows.contrasts import Contrast, contrast_steps
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from flows.mitigation import MitigationParameters, mitigation_steps
-from flows.parameters import check_model_knows_data, load_parameters, seeded_base, seeded_data
+from flows.parameters import load_parameters
 from flows.probes import probe_set_step
 from flows.reproduce import ReproduceParameters, reproduce_steps
+from flows.sources import (
+    SOURCE_FIELDS,
+    base_step,
+    check_model_knows_data,
+    seeded_base,
+    seeded_data,
+)
 from tasks.audit import AUDIT, AuditConfig, AuditJob
-from tasks.base import BASE, BaseConfig, resolve_base
+from tasks.base import BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.filter import FILTER, FilterConfig
 from tasks.foresight import FORESIGHT, ForesightConfig
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
 from tasks.probe import PROBE, ProbeConfig
 from tasks.report import REPORT, ReportConfig
-from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 from tasks.step_forces import FORCES, ForcesConfig
 from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
 from tasks.training import PREFERENCE, SFT
-
-Contrast = Literal["resampled", "flat_world"]
 
 
 class ComparisonFiles(BaseModel):
@@ -158,7 +161,7 @@ def study_steps(
     models = {"base": "base", "sft": "sft", "preference": "preference"}
     forces = {"sft_forces": "sft-forces", "preference_forces": "preference-forces"}
     kernel = KernelJob(**dict(parameters.kernel), labels=tuple(models))
-    contrasts = [_CONTRASTS[name](parameters) for name in parameters.contrasts]
+    contrasts = [contrast_steps(name, parameters) for name in parameters.contrasts]
     contrasted = {f"contrast_{steps[-1].name}": steps[-1].name for steps in contrasts}
     audits, foresights = _audit(parameters)
     trained_on = "filter" if parameters.preference_filter else "data"
@@ -208,7 +211,7 @@ def _rows_and_base(parameters: StudyParameters) -> list[Step]:
     """Rows and untrained policy; between what both give and later stages may lie a probe set."""
     built = parameters.probe_set
     rows = "data" if built is None else "rows"
-    steps = [Step(rows, DATA, parameters.data), _base_step("base", parameters, data=rows)]
+    steps = [Step(rows, DATA, parameters.data), base_step("base", parameters.base, data=rows)]
     if built is not None:
         steps.append(probe_set_step("data", built, data=rows, model="base"))
     return steps
@@ -238,54 +241,6 @@ def _squeezing_step(parameters: StudyParameters) -> Step:
     job = SqueezingJob(**dict(parameters.squeezing), trainings=started)
     reads = {name: name for name in ("data", "base", *started, "probe")}
     return Step("squeezing", SQUEEZING, job, reads)
-
-
-def _base_step(name: str, parameters: StudyParameters, *, data: str) -> Step:
-    builtin = parameters.base.source == "builtin"
-    return Step(name, BASE, parameters.base, {"data": data} if builtin else {})
-
-
-def _resampled(parameters: StudyParameters) -> list[Step]:
-    """Preference training on rejected answers that are sampled once from where it starts."""
-    sampling = SampleConfig(seed=parameters.seed)
-    return [
-        Step("resampled-data", RESAMPLED, sampling, {"data": "data", "model": "sft"}),
-        Step(
-            "resampled",
-            PREFERENCE,
-            _unrecorded(parameters.preference),
-            {"data": "resampled-data", "model": "sft"},
-        ),
-    ]
-
-
-def _flat_world(parameters: StudyParameters) -> list[Step]:
-    """The whole way through a world whose answers prefer no style: nothing is there to squeeze."""
-    flat = parameters.data.world.model_copy(update={"zipf": 0.0})
-    data = parameters.data.model_copy(update={"world": flat})
-    return [
-        Step("flat-data", DATA, data),
-        _base_step("flat-base", parameters, data="flat-data"),
-        Step(
-            "flat-sft",
-            SFT,
-            _unrecorded(parameters.sft),
-            {"data": "flat-data", "model": "flat-base"},
-        ),
-        Step(
-            "flat-world",
-            PREFERENCE,
-            _unrecorded(parameters.preference),
-            {"data": "flat-data", "model": "flat-sft"},
-        ),
-    ]
-
-
-def _unrecorded(config: TrainConfig) -> TrainConfig:
-    return config.model_copy(update={"record_steps": ()})
-
-
-_CONTRASTS = {"resampled": _resampled, "flat_world": _flat_world}
 
 
 def compared_results(parameters: StudyParameters, platform: Platform) -> dict[str, StageResult]:
@@ -337,18 +292,9 @@ PREFERENCE_OBJECTIVES = (
 )
 """Those that a form offers for preference training; `sft` is what SFT trains with."""
 
-SOURCE_FIELDS = {
-    "model": "base.source",
-    "data_source": "data.source",
-    "data_path": "data.path",
-    "hub_name": "data.hub_name",
-    "data_format": "data.format",
-    "seed": "seed",
-}
-"""Fields of a form: which model and which rows."""
-
 PREFERENCE_FIELDS = {
     **SOURCE_FIELDS,
+    "seed": "seed",
     "objective": "preference.objective.name",
     "beta": "preference.objective.beta",
     "label_smoothing": "preference.objective.label_smoothing",

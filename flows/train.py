@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import Field
 
 from flows.flow import Form, Plan, StagedFlow
+from flows.sources import SOURCE_FIELDS
 from flows.study import (
     PREFERENCE_FIELDS,
     PREFERENCE_OBJECTIVES,
-    SOURCE_FIELDS,
     StudyParameters,
     resolved,
     study_steps,
@@ -60,6 +60,7 @@ FLOW = StagedFlow(
             "Supervised finetuning.",
             {
                 **SOURCE_FIELDS,
+                "seed": "seed",
                 "objective": "sft.objective.name",
                 "normalise": "sft.objective.normalise",
                 "steps": "sft.steps",

@@ -47,7 +47,7 @@ class SweepStudy:
     def ask(self) -> int | None:
         """Begins the next trial; None where all are begun."""
         known = self._study.trials
-        begun = [one for one in known if one.state.name != "WAITING"]
+        begun = [trial for trial in known if trial.state.name != "WAITING"]
         if len(begun) >= self.parameters.total:
             return None
         # What a sweep queued and died before it asked comes first, and is not queued again.
@@ -147,7 +147,7 @@ def study_name(parameters: SweepParameters) -> str:
 def _grid(parameters: SweepParameters) -> list[dict[str, Scalar]]:
     """The whole grid; of a part of it, a draw."""
     axes = {name: dimension.values or () for name, dimension in parameters.space.items()}
-    grid = [dict(zip(axes, one, strict=True)) for one in itertools.product(*axes.values())]
+    grid = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     if parameters.total < len(grid):
         random.Random(parameters.seed).shuffle(grid)
     return grid
@@ -163,15 +163,15 @@ def _distributions(
     )
 
     made: dict[str, optuna.distributions.BaseDistribution] = {}
-    for name, one in parameters.space.items():
-        if one.values is not None:
-            made[name] = CategoricalDistribution(one.values)
+    for name, dimension in parameters.space.items():
+        if dimension.values is not None:
+            made[name] = CategoricalDistribution(dimension.values)
             continue
-        assert one.low is not None and one.high is not None
-        if one.integer:
-            made[name] = IntDistribution(int(one.low), int(one.high), log=one.log)
+        assert dimension.low is not None and dimension.high is not None
+        if dimension.integer:
+            made[name] = IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
         else:
-            made[name] = FloatDistribution(one.low, one.high, log=one.log)
+            made[name] = FloatDistribution(dimension.low, dimension.high, log=dimension.log)
     return made
 
 

@@ -16,7 +16,6 @@ from tasks.runtime.opening import open_platform
 from tasks.runtime.stage import Platform
 
 POLL_SECONDS = 2.0
-RUN_CREATION_SECONDS = 30.0
 
 
 def sweep(parameters: SweepParameters) -> dict[str, Any]:
@@ -28,8 +27,8 @@ def sweep(parameters: SweepParameters) -> dict[str, Any]:
     study = SweepStudy(parameters)
     params = parameters.model_dump(mode="json", exclude={"space"}) | {
         "space": {
-            name: one.model_dump(mode="json", exclude_none=True)
-            for name, one in parameters.space.items()
+            name: dimension.model_dump(mode="json", exclude_none=True)
+            for name, dimension in parameters.space.items()
         },
     }
     with (

@@ -130,9 +130,9 @@ def final_metrics(
     if step not in results:
         raise ConfigError("stage", step, f"the flow's steps are: {', '.join(results)}")
     result = results[step]
-    found = dict(result.metrics)
+    values = dict(result.metrics)
     if "metrics.jsonl" in platform.store.manifest(result.address, result.digest).files:
         folder: Path = platform.store.folder(result.address, result.digest)
         for line in read_rows(folder / "metrics.jsonl", MetricsLine):
-            found |= line.metrics
-    return found
+            values |= line.metrics
+    return values

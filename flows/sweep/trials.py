@@ -112,8 +112,8 @@ def _was_seen(study: SweepStudy, number: int, attempt: int) -> bool:
     key = _key(study, number, attempt)
     wanted = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[key]))
     with get_client(sync_client=True) as client:
-        found = client.read_flow_runs(flow_run_filter=wanted)
-    return bool(found) and all(one.state is None or one.state.is_final() for one in found)
+        runs = client.read_flow_runs(flow_run_filter=wanted)
+    return bool(runs) and all(run.state is None or run.state.is_final() for run in runs)
 
 
 def _key(study: SweepStudy, number: int, attempt: int) -> str:

@@ -42,9 +42,9 @@ def interpolated(text: str, environment: Mapping[str, str]) -> str:
     """A value with its variables filled in."""
 
     def fill(found: re.Match[str]) -> str:
-        (one,) = variables(found[0])
-        value = environment.get(one.name) or one.default
-        assert value is not None, f"{one.name} is not set"
+        (variable,) = variables(found[0])
+        value = environment.get(variable.name) or variable.default
+        assert value is not None, f"{variable.name} is not set"
         return value
 
     return _VARIABLE.sub(fill, text).replace("$$", "$")
@@ -53,8 +53,7 @@ def interpolated(text: str, environment: Mapping[str, str]) -> str:
 def services() -> dict[str, dict[str, Any]]:
     """Name → service, with what `<<` merges in."""
     content = yaml.safe_load(FILE.read_text())
-    found: dict[str, dict[str, Any]] = content["services"]
-    return found
+    return dict(content["services"])
 
 
 def one_shots() -> set[str]:

@@ -80,16 +80,16 @@ class Composed:
 
     def text(self, value: str) -> str:
         """A value of the file as a container of this machine would have it."""
-        found = interpolated(value, self.given)
+        filled = interpolated(value, self.given)
         for name, place in self.places.items():
-            found = found.replace(name, place)
-        return found
+            filled = filled.replace(name, place)
+        return filled
 
     def environment(self, name: str) -> dict[str, str]:
-        told: Mapping[str, str] = services()[name]["environment"]
+        written: Mapping[str, str] = services()[name]["environment"]
         passed = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
         return passed | {
-            **{key: self.text(value) for key, value in told.items()},
+            **{key: self.text(value) for key, value in written.items()},
             "DYNOLAB_HOME": str(self.folder / "home"),
             "PREFECT_HOME": str(self.folder / "prefect"),
             "PREFECT_WORKER_WEBSERVER_PORT": str(self.health),
@@ -171,8 +171,8 @@ def test_each_service_comes_up_by_its_own_command_and_passes_its_own_check(
             composed.begin(name)
         kept = requests.get(f"{api}/work_pools/training", headers=headers, timeout=30).json()
         assert (kept["type"], kept["base_job_template"]) == ("kubernetes", TEMPLATE)
-        one = requests.get(f"{api}/deployments/name/study/study", headers=headers, timeout=30)
-        assert one.ok and one.json()["entrypoint"] == "flows.deployments.study"
+        study = requests.get(f"{api}/deployments/name/study/study", headers=headers, timeout=30)
+        assert study.ok and study.json()["entrypoint"] == "flows.deployments.study"
 
         def workers() -> list[tuple[str, str]]:
             found = requests.post(

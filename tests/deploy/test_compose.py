@@ -22,6 +22,7 @@ from redis.retry import Retry
 from flows.register import POOLS
 from flows.up import worker_arguments
 from tasks.runtime.servers.backends import ADMIN, DATABASES, variables as backing_variables
+from tasks.runtime.servers.serve import _APPLICATIONS
 from tasks.runtime.servers.services import MLFLOW, PREFECT, Address, client_variables
 from tasks.runtime.system.private import TOKEN
 from tasks.runtime.system.processes import free_port
@@ -29,7 +30,7 @@ from tests.deploy.composed import FILE, interpolated, is_checked, one_shots, ser
 from tests.flows.lab import ROOT
 
 SERVICES = services()
-OURS = {name for name, one in SERVICES.items() if "build" in one}
+OURS = {name for name, service in SERVICES.items() if "build" in service}
 SECRET = re.compile(r"PASSWORD|SECRET|KEY|TOKEN|AUTH")
 HOME = "/home/dynolab/home"
 
@@ -58,9 +59,9 @@ def test_it_has_every_service_of_the_platform() -> None:
 
 def test_no_secret_has_a_default_or_stands_in_the_file() -> None:
     asked = variables(FILE.read_text())
-    secret = [one for one in asked if SECRET.search(one.name)]
-    assert {one.name for one in secret} >= {"POSTGRES_PASSWORD", "DYNOLAB_KEY", "DYNOLAB_TOKEN"}
-    assert all(one.required and one.default is None for one in secret)
+    secrets = {variable.name: variable for variable in asked if SECRET.search(variable.name)}
+    assert secrets.keys() >= {"POSTGRES_PASSWORD", "DYNOLAB_KEY", "DYNOLAB_TOKEN"}
+    assert all(secret.required and secret.default is None for secret in secrets.values())
     for name, service in SERVICES.items():
         for variable, value in service.get("environment", {}).items():
             if re.search(r"PASSWORD|SECRET|_KEY|AUTH_STRING|://[^/]*@", f"{variable}={value}"):
@@ -69,26 +70,22 @@ def test_no_secret_has_a_default_or_stands_in_the_file() -> None:
 
 def test_no_secret_is_an_argument_of_a_command() -> None:
     for service in SERVICES.values():
-        told = json.dumps([service.get("command", []), service.get("healthcheck", {})])
-        assert not variables(told), told
+        words = json.dumps([service.get("command", []), service.get("healthcheck", {})])
+        assert not variables(words), words
 
 
-def test_every_service_is_asked_for_its_health_or_ends() -> None:
-    for name, service in SERVICES.items():
-        assert is_checked(service) != (name in one_shots()), name
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_is_asked_for_its_health_and_started_again_or_ends(name: str) -> None:
+    ends = name in one_shots()
+    assert is_checked(SERVICES[name]) != ends
+    assert SERVICES[name]["restart"] == ("no" if ends else "unless-stopped")
 
 
 def test_services_wait_for_what_can_be_waited_for() -> None:
     for service in SERVICES.values():
         for name, wanted in service.get("depends_on", {}).items():
             if wanted["condition"] == "service_healthy":
-                assert is_checked(SERVICES[name])
-                assert "profiles" not in SERVICES[name]
-
-
-def test_one_shots_are_not_started_again_and_others_are() -> None:
-    for name, service in SERVICES.items():
-        assert service["restart"] == ("no" if name in one_shots() else "unless-stopped"), name
+                assert is_checked(SERVICES[name]) and "profiles" not in SERVICES[name], name
 
 
 def test_ports_are_open_to_this_machine_alone() -> None:
@@ -103,21 +100,24 @@ def test_images_of_others_have_versions() -> None:
             assert re.match(r"\d+\.\d+", tag), service["image"]
 
 
-def test_our_containers_have_an_init_and_no_more_rights_than_they_need() -> None:
-    for name in OURS:
-        service = SERVICES[name]
-        assert service["init"] is True
-        assert service["cap_drop"] == ["ALL"]
-        assert service["security_opt"] == ["no-new-privileges:true"]
-        assert (ROOT / service["build"]["dockerfile"]).exists()
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_our_containers_run_modules_with_an_init_and_no_more_rights_than_they_need(
+    name: str,
+) -> None:
+    service = SERVICES[name]
+    limits = {"init": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
+    assert {setting: service[setting] for setting in limits} == limits
+    assert (ROOT / service["build"]["dockerfile"]).exists()
+    python, option, module, *_ = service["command"]
+    assert (python, option) == ("python", "-m")
+    assert importlib.util.find_spec(module) is not None
 
 
 def test_workers_have_time_to_save_and_the_gpu_is_one_profiles_alone() -> None:
-    for name in ("worker-cpu", "worker-cpu-training", "worker-gpu"):
-        assert SERVICES[name]["stop_grace_period"] == "3m"
+    workers = ("worker-cpu", "worker-cpu-training", "worker-gpu")
+    assert {SERVICES[name]["stop_grace_period"] for name in workers} == {"3m"}
     gpu = SERVICES["worker-gpu"]
-    assert gpu["profiles"] == ["gpu"]
-    assert gpu["build"]["args"] == {"DEVICE": "gpu"}
+    assert (gpu["profiles"], gpu["build"]["args"]) == (["gpu"], {"DEVICE": "gpu"})
     (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
     assert device["capabilities"] == ["gpu"]
 
@@ -154,17 +154,7 @@ def test_servers_are_started_by_the_program_that_the_command_up_starts(
         f"0.0.0.0:{port}",
         "standing",
     ]
-    assert SERVICES[service]["command"] == wanted
-    from tasks.runtime.servers.serve import _APPLICATIONS
-
-    assert name in _APPLICATIONS
-
-
-def test_commands_are_modules_that_there_are() -> None:
-    for name in OURS:
-        python, option, module, *_ = SERVICES[name]["command"]
-        assert (python, option) == ("python", "-m")
-        assert importlib.util.find_spec(module) is not None
+    assert SERVICES[service]["command"] == wanted and name in _APPLICATIONS
 
 
 def test_registering_again_ends_no_run_of_workers_that_are_there() -> None:
@@ -172,7 +162,9 @@ def test_registering_again_ends_no_run_of_workers_that_are_there() -> None:
 
 
 def environment(*names: str) -> dict[str, Any]:
-    return {name: value for one in names for name, value in SERVICES[one]["environment"].items()}
+    return {
+        name: value for service in names for name, value in SERVICES[service]["environment"].items()
+    }
 
 
 def test_servers_and_clients_are_told_what_the_command_up_tells_them(tmp_path: Path) -> None:
@@ -206,21 +198,23 @@ def test_servers_and_clients_are_told_what_the_command_up_tells_them(tmp_path: P
 
 
 def test_prefects_processes_share_all_that_they_must() -> None:
-    told = [
-        SERVICES[one]["environment"]
-        for one in ("prefect-migrate", "prefect-server", "prefect-services")
-    ]
-    assert told[0] == told[1] == told[2]
-    assert told[0]["PREFECT_SERVER_DOCKET_URL"] == told[0]["PREFECT_REDIS_MESSAGING_URL"]
-    assert told[0]["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] == "false", "migrated once, before"
+    migrate, server, services = (
+        SERVICES[name]["environment"]
+        for name in ("prefect-migrate", "prefect-server", "prefect-services")
+    )
+    assert migrate == server == services
+    assert server["PREFECT_SERVER_DOCKET_URL"] == server["PREFECT_REDIS_MESSAGING_URL"]
+    assert server["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] == "false", "migrated once, before"
 
 
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
 def test_redis_takes_its_password_from_the_environment_and_keeps_it(tmp_path: Path) -> None:
-    port, told = free_port(), SERVICES["redis"]["environment"]
+    port, environment = free_port(), SERVICES["redis"]["environment"]
     command = [interpolated(word, {}) for word in SERVICES["redis"]["command"]]
     command[-1] = command[-1].replace("dir /data", f"dir {tmp_path}\nport {port}\nbind 127.0.0.1")
-    given = {name: interpolated(value, {"REDIS_PASSWORD": "word"}) for name, value in told.items()}
+    given = {
+        name: interpolated(value, {"REDIS_PASSWORD": "word"}) for name, value in environment.items()
+    }
     with subprocess.Popen(
         command, env=os.environ | given, stdout=subprocess.DEVNULL, cwd=tmp_path
     ) as process:

@@ -31,8 +31,8 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_the_linter_has_nothing_to_say(file: Path) -> None:
     program = Path(sysconfig.get_path("scripts")) / "hadolint"
-    said = subprocess.run([program, "--no-color", file], capture_output=True, text=True)
-    assert (said.returncode, said.stdout) == (0, "")
+    linted = subprocess.run([program, "--no-color", file], capture_output=True, text=True)
+    assert (linted.returncode, linted.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

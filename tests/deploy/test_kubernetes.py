@@ -55,8 +55,8 @@ def checked(job: dict[str, Any]) -> dict[str, Any]:
 
 def is_careful(pod: dict[str, Any]) -> None:
     """No root, memory for NCCL, a home that stays, time to save, secrets from a secret."""
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["runAsUser"] == 1000
+    user = pod["securityContext"]
+    assert (user["runAsNonRoot"], user["runAsUser"]) == (True, 1000)
     assert pod["automountServiceAccountToken"] is False
     assert pod["terminationGracePeriodSeconds"] >= 180
     (container,) = pod["containers"]
@@ -77,7 +77,7 @@ def test_every_variable_of_the_template_is_used_and_there() -> None:
     assert used == set(TEMPLATE["variables"]["properties"])
     jsonschema.Draft202012Validator.check_schema(TEMPLATE["variables"])
     properties = TEMPLATE["variables"]["properties"]
-    defaults = {name: one["default"] for name, one in properties.items()}
+    defaults = {name: known["default"] for name, known in properties.items()}
     jsonschema.validate(defaults, TEMPLATE["variables"])
 
 
@@ -85,11 +85,12 @@ def test_a_run_gets_a_valid_job_that_takes_care() -> None:
     job = made()
     is_careful(checked(job))
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["args"] == ["python", "-m", "tasks.runtime.engine"]
-    assert container["args"][1:] == COMMAND[1:]
+    assert container["args"] == ["python", *COMMAND[1:]] == ["python", "-m", "tasks.runtime.engine"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
-    told = {one["name"]: one["value"] for one in container["env"]}
-    assert told["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "reschedule", "an evicted run"
+    environment = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert environment["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "reschedule", (
+        "an evicted run"
+    )
 
 
 def test_a_deployments_variables_arrive_in_the_job() -> None:
@@ -140,28 +141,28 @@ def test_the_first_pods_command_ends_the_training_job() -> None:
 
 def test_all_hosts_meet_at_the_first_pod_and_there_are_as_many_as_pods() -> None:
     trainer = JOB["spec"]["trainer"]
-    told = {one["name"]: one["value"] for one in trainer["env"]}
-    settings = Settings.from_environment(told)
+    environment = {variable["name"]: variable["value"] for variable in trainer["env"]}
+    settings = Settings.from_environment(environment)
     assert settings.hosts == trainer["numNodes"]
     name = JOB["metadata"]["name"]
-    assert settings.rendezvous is not None
-    assert settings.rendezvous.startswith(f"{name}-node-0-0.{name}:")
+    assert str(settings.rendezvous).startswith(f"{name}-node-0-0.{name}:")
     gpus = trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] * settings.hosts
-    _, _, file, *changes = shlex.split(told["DYNOLAB_STUDY"])
-    study = load_parameters(StudyParameters, ROOT / file, [c for c in changes if c != "--set"])
-    assert study.preference.engine.ranks == gpus and study.sft.engine.ranks == gpus
+    _, _, file, *changes = shlex.split(environment["DYNOLAB_STUDY"])
+    study = load_parameters(
+        StudyParameters, ROOT / file, [change for change in changes if change != "--set"]
+    )
+    assert study.preference.engine.ranks == study.sft.engine.ranks == gpus
 
 
 @pytest.mark.parametrize("index", ["0", "1"])
 def test_pods_choose_their_part_by_their_number(index: str) -> None:
     *tini, script = JOB["spec"]["trainer"]["command"]
     assert tini == ["tini", "-s", "--", "sh", "-c"]
-    told = {"JOB_COMPLETION_INDEX": index, "DYNOLAB_STUDY": "study --plan"}
-    said = subprocess.run(
+    printed = subprocess.run(
         ["sh", "-c", script.replace("exec dynolab", "echo")],
-        env=told,
+        env={"JOB_COMPLETION_INDEX": index, "DYNOLAB_STUDY": "study --plan"},
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert said == ("study --plan\n" if index == "0" else "join\n")
+    assert printed == ("study --plan\n" if index == "0" else "join\n")

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from io import StringIO
+import json
 from pathlib import Path
+from typing import Any
 
 from dynolab.data.sources.load import DataConfig
 from dynolab.data.world.world import WorldConfig
-from dynolab.store import Store
 from dynolab.training.config import EngineConfig, TrainConfig
 from tasks.base import BASE, BaseConfig
 from tasks.data import DATA
-from tasks.runtime.stage import Platform, run_stage
-from tasks.runtime.system.settings import Settings
-from tasks.runtime.track.progress import PlainLines, Progress
+from tasks.runtime.stage import run_stage
 from tasks.runtime.work import StageResult
 from tasks.training import SFT
-from tests.runtime.doubles import MemoryTracking
+from tests.flows.in_process import InProcess, short
 
 PLAIN = EngineConfig(kind="plain", ranks=1)
 WORLD = WorldConfig(entities=20, train_pairs=12, heldout_pairs=6, corpus_rows=64)
 
 
-class Analysed:
+class Analysed(InProcess):
     """The platform, and the results `data`, `base` and `sft` on it."""
 
     def __init__(self, home: Path) -> None:
-        settings = Settings(home=home, store=f"file://{home}/store")
-        self.tracking = MemoryTracking()
-        self.platform = Platform(
-            settings,
-            Store(settings.store, cache=settings.cache),
-            lambda: self.tracking,
-            lambda: Progress(PlainLines(StringIO())),
-        )
+        super().__init__(home)
         training = TrainConfig(engine=PLAIN, steps=4, batch_size=4)
         self.data = self.run(DATA, DataConfig(world=WORLD))
         self.base = self.run(BASE, BaseConfig(training=training), data=self.data)
@@ -43,5 +34,9 @@ class Analysed:
     def run(self, stage, config, name: str | None = None, **inputs: StageResult) -> StageResult:  # type: ignore[no-untyped-def]
         return run_stage(stage, config, inputs, self.platform, name=name)
 
-    def folder(self, result: StageResult, subfolder: str | None = None) -> Path:
-        return self.platform.store.folder(result.address, result.digest, subfolder)
+    def named(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Settings with the names of the results for DATA, BASE and SFT."""
+        text = json.dumps(settings)
+        for word, result in (("DATA", self.data), ("BASE", self.base), ("SFT", self.sft)):
+            text = text.replace(word, short(result))
+        return json.loads(text)

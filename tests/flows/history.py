@@ -38,10 +38,10 @@ def lost(history: History, undisturbed: History, *, up_to: float = math.inf) -> 
 
     Of `OWN` metrics the steps alone are compared; steps beyond `up_to` are not.
     """
-    found, wanted = (Counter(_entries(one, up_to)) for one in (history, undisturbed))
+    kept, wanted = (Counter(_entries(run, up_to)) for run in (history, undisturbed))
     assert wanted
-    missing = [f"{entry} is missing" for entry in (wanted - found).elements()]
-    return missing + [f"{entry} is surplus" for entry in (found - wanted).elements()]
+    missing = [f"{entry} is missing" for entry in (wanted - kept).elements()]
+    return missing + [f"{entry} is surplus" for entry in (kept - wanted).elements()]
 
 
 def _entries(history: History, up_to: float) -> Iterator[str]:

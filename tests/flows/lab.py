@@ -27,10 +27,10 @@ DEADLINE_SECONDS = 240.0
 def until(reached: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> Any:
     """Waits for something true and gives it."""
     deadline = time.monotonic() + seconds
-    while not (found := reached()):
+    while not (answer := reached()):
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)
-    return found
+    return answer
 
 
 class Lab:
@@ -83,20 +83,15 @@ class Lab:
 
     def study(self, *changes: str, config: Path = SMALL, flow: str = "study") -> dict[str, str]:
         """Runs the study, or another flow, to its good end; stage → cached or computed."""
-        process = self.start(*changes, config=config, flow=flow)
-        said, complained = ended(process)
-        assert process.returncode == 0, said + complained
-        table = [line.split()[:2] for line in said.splitlines()]
+        printed = ended_well(self.start(*changes, config=config, flow=flow))
+        table = [line.split()[:2] for line in printed.splitlines()]
         return {row[0]: row[1] for row in table if row[1:] in (["cached"], ["computed"])}
 
     def manifest(self, stage: str) -> dict[str, Any]:
         """Of the one committed result of a stage."""
         (marker,) = self.home.glob(f"store/stages/{stage}/*/COMMITTED")
         attempt = json.loads(marker.read_text())["attempt"]
-        manifest: dict[str, Any] = json.loads(
-            next(marker.parent.glob(f"*{attempt}*/manifest.json")).read_text()
-        )
-        return manifest
+        return json.loads(next(marker.parent.glob(f"*{attempt}*/manifest.json")).read_text())
 
     def history(self) -> History:
         """What MLflow has of this home's one training, whose project is `undisturbed`."""
@@ -109,8 +104,8 @@ class Lab:
 
     def ranks(self) -> dict[int, int]:
         """The ranks that live now: number → process."""
-        found = {pid: _variable(pid, "RANK") for pid in self.processes()}
-        return {int(rank): pid for pid, rank in found.items() if rank is not None}
+        numbers = {pid: _variable(pid, "RANK") for pid in self.processes()}
+        return {int(rank): pid for pid, rank in numbers.items() if rank is not None}
 
     def pause_start(self) -> int:
         """Stops rank 1 of preference training before it can have done anything.
@@ -178,6 +173,21 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         raise
+
+
+def ended_well(process: subprocess.Popen[str]) -> str:
+    """What a command printed by its good end."""
+    printed, errors = ended(process)
+    assert process.returncode == 0, printed + errors
+    return printed
+
+
+def complaints(process: subprocess.Popen[str], code: int = 2) -> str:
+    """What a command said of its bad end, which was foreseen."""
+    printed, errors = ended(process)
+    assert process.returncode == code, printed + errors
+    assert "Traceback" not in errors
+    return errors
 
 
 def _variable(pid: int, name: str) -> str | None:

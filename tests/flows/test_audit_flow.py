@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,37 +17,33 @@ from dynolab.forces import PolicyFunction
 from dynolab.objectives import DPO, DPOConfig
 from dynolab.objectives.simpo import SimPOConfig
 from dynolab.results.audit import ChosenChange, FilteredPairs, Foresight, PairAudit
-from flows.audit import AuditParameters, audit_steps, named_on_command_line, resolved_audit
-from flows.parameters import load_parameters, validated
+from flows.audit import FLOW, AuditParameters, named_on_command_line
+from flows.flow import Plan
+from flows.parameters import load_parameters
 from flows.study import StudyParameters, study_steps
 from models.language import folder_context, load_language_model, load_tokenizer
 from tasks.audit import AUDIT, AuditJob
 from tasks.filter import FILTER, FilterConfig
 from tasks.foresight import FORESIGHT, ForesightConfig
-from tasks.runtime.pipeline import plan
 from tasks.runtime.stage import plan_key
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
+from tests.flows.in_process import step_names
 from tests.flows.lab import SMALL
 
 
 @pytest.fixture(scope="module")
-def lab(analysed: Analysed) -> Analysed:
-    return analysed
-
-
-@pytest.fixture(scope="module")
-def audited(lab: Analysed) -> StageResult:
+def audited(analysed: Analysed) -> StageResult:
     """Of what the base model thinks of the pairs."""
-    return lab.run(AUDIT, AuditJob(), data=lab.data, model=lab.base)
+    return analysed.run(AUDIT, AuditJob(), data=analysed.data, model=analysed.base)
 
 
-def rows(lab: Analysed, result: StageResult) -> list[PairAudit]:
-    return list(read_rows(lab.folder(result) / "audit.jsonl", PairAudit))
+def audits(lab: Analysed, result: StageResult) -> list[PairAudit]:
+    return lab.rows(result, "audit.jsonl", PairAudit)
 
 
-def test_the_stage_gives_the_library_s_rows(lab: Analysed, audited: StageResult) -> None:
-    folder, data = lab.folder(lab.base, "model"), lab.folder(lab.data)
+def test_the_stage_gives_the_library_s_rows(analysed: Analysed, audited: StageResult) -> None:
+    folder, data = analysed.folder(analysed.base, "model"), analysed.folder(analysed.data)
     encoder = Encoder(load_tokenizer(folder), folder_context(folder), "error")
     train, held = (
         encoder.examples(read_rows(data / f"{split}.jsonl", Example))
@@ -53,20 +51,20 @@ def test_the_stage_gives_the_library_s_rows(lab: Analysed, audited: StageResult)
     )
     policy = PolicyFunction(load_language_model(folder))
     expected = audit_pairs(policy, train, DPO(DPOConfig()), heldout=held)
-    found = rows(lab, audited)
-    assert [row.pair_id for row in found] == [row.pair_id for row in expected]
+    rows = audits(analysed, audited)
+    assert [row.pair_id for row in rows] == [row.pair_id for row in expected]
     numbers = {"pair_id", "split"} ^ set(PairAudit.model_fields)
-    for one, other in zip(found, expected, strict=True):
-        wanted = other.model_dump(include=numbers)
-        assert one.model_dump(include=numbers) == pytest.approx(wanted, rel=1e-4, abs=1e-4)
+    for row, expected_row in zip(rows, expected, strict=True):
+        wanted = expected_row.model_dump(include=numbers)
+        assert row.model_dump(include=numbers) == pytest.approx(wanted, rel=1e-4, abs=1e-4)
     assert audited.metrics["data/rows_dropped"] == 0
-    run = next(run for run in lab.tracking.runs if run.name == "audit")
+    run = next(run for run in analysed.tracking.runs if run.name == "audit")
     table = json.loads(run.artifacts["tables/audit.json"])
     assert table["columns"] == list(PairAudit.model_fields)
 
 
-def test_only_what_changes_the_numbers_changes_the_key(lab: Analysed) -> None:
-    inputs = {"data": lab.data, "model": lab.base}
+def test_only_what_changes_the_numbers_changes_the_key(analysed: Analysed) -> None:
+    inputs = {"data": analysed.data, "model": analysed.base}
     key = plan_key(AUDIT, AuditJob(), inputs)
     assert plan_key(AUDIT, AuditJob(batch_tokens=64), inputs) == key
     assert plan_key(AUDIT, AuditJob(objective=SimPOConfig()), inputs) != key
@@ -74,90 +72,72 @@ def test_only_what_changes_the_numbers_changes_the_key(lab: Analysed) -> None:
 
 
 def test_the_filter_drops_the_worst_and_keeps_the_rest_as_it_was(
-    lab: Analysed, audited: StageResult
+    analysed: Analysed, audited: StageResult
 ) -> None:
-    result = lab.run(FILTER, FilterConfig(by="ches", drop=0.25), data=lab.data, audit=audited)
-    folder, data = lab.folder(result), lab.folder(lab.data)
-    facts = read_value(folder / "filter.json", FilteredPairs)
-    own = sorted(
-        (row for row in rows(lab, audited) if row.split == "train"), key=lambda row: -row.ches
-    )
-    assert facts.dropped == tuple(row.pair_id for row in own[:3])
-    before = [
-        row for row in read_rows(data / "train.jsonl", Example) if row.id not in facts.dropped
-    ]
-    assert list(read_rows(folder / "train.jsonl", Example)) == before
+    filters = FilterConfig(by="ches", drop=0.25)
+    result = analysed.run(FILTER, filters, data=analysed.data, audit=audited)
+    folder, data = analysed.folder(result), analysed.folder(analysed.data)
+    dropped = read_value(folder / "filter.json", FilteredPairs).dropped
+    train = [row for row in audits(analysed, audited) if row.split == "train"]
+    assert dropped == tuple(row.pair_id for row in sorted(train, key=lambda row: -row.ches)[:3])
+    kept = [row for row in read_rows(data / "train.jsonl", Example) if row.id not in dropped]
+    assert list(read_rows(folder / "train.jsonl", Example)) == kept
     assert (folder / "probes.jsonl").read_bytes() == (data / "probes.jsonl").read_bytes()
     assert result.metrics == {"data/pairs_kept": 9.0, "data/pairs_filtered": 3.0}
 
 
 def test_foresight_measures_every_pair_that_was_trained_on_or_held_out(
-    lab: Analysed, audited: StageResult
+    analysed: Analysed, audited: StageResult
 ) -> None:
-    inputs = {"data": lab.data, "audit": audited, "model": lab.sft}
-    result = lab.run(FORESIGHT, ForesightConfig(), **inputs)
-    changes = list(read_rows(lab.folder(result) / "changes.jsonl", ChosenChange))
+    inputs = {"data": analysed.data, "audit": audited, "model": analysed.sft}
+    result = analysed.run(FORESIGHT, ForesightConfig(), **inputs)
+    changes = analysed.rows(result, "changes.jsonl", ChosenChange)
     assert [change.split for change in changes] == ["train"] * 12 + ["heldout"] * 6
-    again = lab.run(AUDIT, AuditJob(), data=lab.data, model=lab.sft)
-    for change, before, after in zip(changes, rows(lab, audited), rows(lab, again), strict=True):
+    again = analysed.run(AUDIT, AuditJob(), data=analysed.data, model=analysed.sft)
+    for change, before, after in zip(
+        changes, audits(analysed, audited), audits(analysed, again), strict=True
+    ):
         moved = after.chosen_logp - before.chosen_logp
         assert change.change == pytest.approx(moved, abs=1e-3)
-    found = list(read_rows(lab.folder(result) / "foresight.jsonl", Foresight))
-    assert {(one.split, one.pairs) for one in found} == {("train", 12), ("heldout", 6)}
-    assert result.metrics["foresight/train/from_all/spearman"] == found[0].spearman
-    dropping = lab.run(FILTER, FilterConfig(drop=0.5), data=lab.data, audit=audited)
-    fewer = lab.run(FORESIGHT, ForesightConfig(), **inputs, filter=dropping)
-    found = list(read_rows(lab.folder(fewer) / "foresight.jsonl", Foresight))
-    assert {(one.split, one.pairs) for one in found} == {("train", 6), ("heldout", 6)}
+    foreseen = analysed.rows(result, "foresight.jsonl", Foresight)
+    assert {(row.split, row.pairs) for row in foreseen} == {("train", 12), ("heldout", 6)}
+    assert result.metrics["foresight/train/from_all/spearman"] == foreseen[0].spearman
+    dropping = analysed.run(FILTER, FilterConfig(drop=0.5), data=analysed.data, audit=audited)
+    fewer = analysed.run(FORESIGHT, ForesightConfig(), **inputs, filter=dropping)
+    foreseen = analysed.rows(fewer, "foresight.jsonl", Foresight)
+    assert {(row.split, row.pairs) for row in foreseen} == {("train", 6), ("heldout", 6)}
 
 
-def short(result: StageResult) -> str:
-    return f"{result.stage}/{result.key[:12]}"
+def test_the_flow_s_stages_make_a_page(analysed: Analysed) -> None:
+    settings = {"model": {"result": "BASE"}, "trained": {"result": "SFT"}, "data_result": "DATA"}
+    planned = analysed.plan(FLOW, analysed.named(settings))
+    assert step_names(planned) == ["audit", "foresight", "audit-page"]
+    page = analysed.run_plan(planned)["audit-page"]
+    assert analysed.to_run(planned) == set()
+    text = analysed.text(page, "audit.html")
+    assert "Foreseen before training" in text
+    assert "Worst by the pair’s force on its own" in text
+    assert {"audit/pull_up", "foresight/train/from_all/spearman"} <= set(page.metrics)
 
 
-def test_the_flow_s_stages_make_a_page(lab: Analysed) -> None:
-    known, given = resolved_audit(
-        validated(
-            AuditParameters,
-            {
-                "model": {"result": short(lab.base)},
-                "trained": {"result": short(lab.sft)},
-                "data_result": short(lab.data),
-            },
-        ),
-        lab.platform,
-    )
-    steps = audit_steps(known, given)
-    assert [step.name for step in steps] == ["audit", "foresight", "audit-page"]
-    results = dict(given)
-    for step in steps:
-        results[step.name] = lab.run(step.stage, step.config, step.name, **step.sources(results))
-    assert {one.state for one in plan(steps, lab.platform, given)} == {"cached"}
-    page = (lab.folder(results["audit-page"]) / "audit.html").read_text()
-    assert "Foreseen before training" in page
-    assert "Worst by the pair’s force on its own" in page
-    metrics = results["audit-page"].metrics
-    assert {"audit/pull_up", "foresight/train/from_all/spearman"} <= set(metrics)
-
-
-def test_a_model_and_a_file_are_all_that_is_needed(lab: Analysed, tmp_path: Path) -> None:
-    file = tmp_path / "pairs.jsonl"
-    write_rows(file, read_rows(lab.folder(lab.data) / "train.jsonl", Example))
+def plan_of_file(lab: Analysed, file: Path) -> Plan:
+    """The audit of a file's pairs by the base model's folder, as the command line names both."""
     changes = named_on_command_line(str(lab.folder(lab.base, "model")), file, None)
-    parameters = load_parameters(AuditParameters, None, changes)
-    known, given = resolved_audit(parameters, lab.platform)
-    steps = audit_steps(known, given)
-    assert [step.name for step in steps] == ["data", "model", "audit", "audit-page"]
-    results = dict(given)
-    for step in steps:
-        results[step.name] = lab.run(step.stage, step.config, step.name, **step.sources(results))
-    found = rows(lab, results["audit"])
-    assert [row.split for row in found] == ["train"] * 12
-    page = (lab.folder(results["audit-page"]) / "audit.html").read_text()
+    return FLOW.plan(load_parameters(AuditParameters, None, changes), lab.platform)
+
+
+def test_a_model_and_a_file_are_all_that_is_needed(analysed: Analysed, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(analysed.text(analysed.data, "train.jsonl"))
+    planned = plan_of_file(analysed, file)
+    assert step_names(planned) == ["data", "model", "audit", "audit-page"]
+    results = analysed.run_plan(planned)
+    assert [row.split for row in audits(analysed, results["audit"])] == ["train"] * 12
+    page = analysed.text(results["audit-page"], "audit.html")
     assert "Foreseen before training" not in page
 
 
-REFUSED = [
+REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "model = 'nothing': give either result"),
     ({"model": {"result": "sft"}}, "is no finished step of the study"),
     ({"model": {"result": "DATA"}}, "of stage data holds no model"),
@@ -171,22 +151,20 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED)
-def test_what_cannot_be_audited_is_refused_first(lab: Analysed, settings, message: str) -> None:  # type: ignore[no-untyped-def]
-    text = json.dumps(settings).replace("DATA", short(lab.data)).replace("SFT", short(lab.sft))
-    with pytest.raises(ConfigError) as refused:
-        resolved_audit(validated(AuditParameters, json.loads(text)), lab.platform)
-    assert message in str(refused.value)
+def test_what_cannot_be_audited_is_refused_first(
+    analysed: Analysed, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        analysed.plan(FLOW, analysed.named(settings))
 
 
-def test_pairs_without_a_rejected_answer_are_refused(lab: Analysed, tmp_path: Path) -> None:
+def test_pairs_without_a_rejected_answer_are_refused(analysed: Analysed, tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     write_rows(file, [Example(id=f"r{n}", prompt=f"what {n} ?", chosen=f"{n}") for n in range(4)])
-    changes = named_on_command_line(str(lab.folder(lab.base, "model")), file, None)
-    known, given = resolved_audit(load_parameters(AuditParameters, None, changes), lab.platform)
-    data, model, audit, _ = audit_steps(known, given)
-    results = {step.name: lab.run(step.stage, step.config) for step in (data, model)}
+    planned = plan_of_file(analysed, file)
+    results = analysed.run_steps(planned.steps[:2])
     with pytest.raises(ConfigError, match="objective audit needs a rejected answer in every row"):
-        lab.run(audit.stage, audit.config, **audit.sources(results))
+        analysed.run_steps(planned.steps[2:3], results)
 
 
 def study_inputs(*changes: str) -> dict[str, dict[str, str]]:

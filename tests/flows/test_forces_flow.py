@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dynolab.data.encode import Encoder
-from dynolab.data.rows import Example, read_rows, read_value, write_rows
+from dynolab.data.rows import Example, read_value, write_rows
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.forces import ForceMap, PolicyFunction, force_map, split_step
@@ -20,104 +22,104 @@ from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, Res
 from dynolab.results.study import TokenMap
 from dynolab.training.record import StepRecord
 from dynolab.training.reference import score_reference
-from flows.forces import ForcesParameters, forces_steps, resolved_forces
+from flows.flow import Plan
+from flows.forces import FLOW, ForcesParameters
 from models.language import folder_context, load_language_model, load_tokenizer
 from tasks.data import DATA
 from tasks.force_map import ANALYSIS, AnalysisJob
-from tasks.force_page import FORCE_PAGE
 from tasks.kernel import KERNEL, KernelJob
-from tasks.runtime.pipeline import plan
 from tasks.runtime.stage import plan_key, run_stage
 from tasks.runtime.work import StageResult
 from tasks.selection import SelectionConfig, observed_answers, updating_rows
 from tests.flows.analysed import Analysed
+from tests.flows.in_process import short, step_names
 
 SMALL = {"observed_pairs": 2, "updating_pairs": 3}
+SMALLER = {"observed_pairs": 1, "updating_pairs": 2}
 
 
 @pytest.fixture(scope="module")
-def lab(analysed: Analysed) -> Analysed:
-    return analysed
-
-
-@pytest.fixture(scope="module")
-def dpo(lab: Analysed) -> StageResult:
+def dpo(analysed: Analysed) -> StageResult:
     """DPO's forces at the trained model, the base as reference."""
     config = AnalysisJob(objective=DPOConfig(), learning_rate=0.1, **SMALL)
-    return lab.run(ANALYSIS, config, data=lab.data, model=lab.sft, reference=lab.base)
+    return analysed.run(
+        ANALYSIS, config, data=analysed.data, model=analysed.sft, reference=analysed.base
+    )
 
 
-def question(lab: Analysed):  # type: ignore[no-untyped-def]
+def question(analysed: Analysed):  # type: ignore[no-untyped-def]
     """Policy, observed answers and updating pairs with the base's scores, by hand."""
-    folder, config = lab.folder(lab.sft, "model"), SelectionConfig(**SMALL)
+    folder, config = analysed.folder(analysed.sft, "model"), SelectionConfig(**SMALL)
     encoder = Encoder(load_tokenizer(folder), folder_context(folder), "error")
-    observed = [one for _, one in observed_answers(lab.folder(lab.data), config, encoder)]
-    pairs = encoder.examples(updating_rows(lab.folder(lab.data), config))
-    reference = ResponseLogits(load_language_model(lab.folder(lab.base, "model")))
+    observed = [
+        answer for _, answer in observed_answers(analysed.folder(analysed.data), config, encoder)
+    ]
+    pairs = encoder.examples(updating_rows(analysed.folder(analysed.data), config))
+    reference = ResponseLogits(load_language_model(analysed.folder(analysed.base, "model")))
     scored = score_reference(reference, pairs, (0, 1), pad_id=0, batch=1)
     return PolicyFunction(load_language_model(folder)), observed, recorded_examples(pairs, scored)
 
 
 def totals(lab: Analysed, result: StageResult) -> list[PairForce]:
-    return list(read_rows(lab.folder(result) / "totals.jsonl", PairForce))
+    return lab.rows(result, "totals.jsonl", PairForce)
 
 
-def test_the_stage_gives_the_library_s_map(lab: Analysed, dpo: StageResult) -> None:
-    policy, observed, updating = question(lab)
+def test_the_stage_gives_the_library_s_map(analysed: Analysed, dpo: StageResult) -> None:
+    policy, observed, updating = question(analysed)
     expected = force_map(policy, observed, updating, DPO(DPOConfig()), update=0.1).force
-    found = ForceMap.open(lab.folder(dpo, "map")).force
-    assert np.linalg.norm(found - expected) < 1e-5 * np.linalg.norm(expected)
+    force = ForceMap.open(analysed.folder(dpo, "map")).force
+    assert np.linalg.norm(force - expected) < 1e-5 * np.linalg.norm(expected)
 
 
-def test_totals_are_the_map_s_sums_by_side(lab: Analysed, dpo: StageResult) -> None:
-    found, rows = ForceMap.open(lab.folder(dpo, "map")), totals(lab, dpo)
+def test_totals_are_the_map_s_sums_by_side(analysed: Analysed, dpo: StageResult) -> None:
+    pushes, rows = ForceMap.open(analysed.folder(dpo, "map")), totals(analysed, dpo)
     assert len(rows) == 8 * 3  # two pairs of two splits in two kinds; three pairs update
     for number, row in enumerate(rows):
         answer, pair = divmod(number, 3)
-        sides = [found.block(answer, 2 * pair + side).sum(dtype=float) for side in (0, 1)]
+        sides = [pushes.block(answer, 2 * pair + side).sum(dtype=float) for side in (0, 1)]
         assert [row.from_chosen, row.from_rejected] == pytest.approx(sides, rel=1e-6, abs=1e-12)
-        assert found.updating[2 * pair].id == row.updating_id
+        assert pushes.updating[2 * pair].id == row.updating_id
         assert row.total == pytest.approx(sum(sides), abs=1e-12)
     assert {row.kind for row in rows} == {"chosen", "rejected"}
 
 
-def test_blocks_and_terms_fit_the_map(lab: Analysed, dpo: StageResult) -> None:
-    folder = lab.folder(dpo)
+def test_blocks_and_terms_fit_the_map(analysed: Analysed, dpo: StageResult) -> None:
+    folder = analysed.folder(dpo)
     facts = read_value(folder / "analysis.json", AnalysisFacts)
     assert sum(part.projection for part in facts.blocks) == pytest.approx(1, abs=1e-4)
     assert facts.block_error < 1e-5
     head = next(part.share for part in facts.blocks if part.block == "head")
     assert facts.last_layer.norm_ratio == pytest.approx(head)
-    terms = list(read_rows(folder / "terms.jsonl", ResponseTermsRow))
+    terms = analysed.rows(dpo, "terms.jsonl", ResponseTermsRow)
     assert [row.role for row in terms] == ["observed"] * 8 + ["updating"] * 6
     for row in terms:
         np.testing.assert_allclose(row.energy, 1 - np.exp(row.logp), atol=1e-6)
     signs = {row.kind: np.sign(row.learning_rate) for row in terms if row.role == "updating"}
-    assert (signs["chosen"] > 0).all()
-    assert (signs["rejected"] < 0).all()
+    assert (signs["chosen"] > 0).all() and (signs["rejected"] < 0).all()
 
 
 def test_token_maps_are_blocks_of_the_map_with_their_tokens(
-    lab: Analysed, dpo: StageResult
+    analysed: Analysed, dpo: StageResult
 ) -> None:
-    maps = list(read_rows(lab.folder(dpo) / "token_maps.jsonl", TokenMap))
+    maps = analysed.rows(dpo, "token_maps.jsonl", TokenMap)
     rows = {
-        (r.observed_id, r.kind, r.updating_id): r for r in totals(lab, dpo) if r.split == "train"
+        (row.observed_id, row.kind, row.updating_id): row
+        for row in totals(analysed, dpo)
+        if row.split == "train"
     }
     assert len(maps) == 4
-    for one in maps:
-        row = rows[one.observed_id, one.observed_kind, one.updating_id]
-        assert one.step is None
-        assert one.observed_id == one.updating_id
-        assert np.sum(one.force) == pytest.approx(row.total, rel=1e-5, abs=1e-10)
-        assert len(one.observed_tokens) == row.tokens
+    for token_map in maps:
+        row = rows[token_map.observed_id, token_map.observed_kind, token_map.updating_id]
+        assert token_map.step is None and token_map.observed_id == token_map.updating_id
+        assert np.sum(token_map.force) == pytest.approx(row.total, rel=1e-5, abs=1e-10)
+        assert len(token_map.observed_tokens) == row.tokens
 
 
-def test_a_recorded_step_brings_its_weights_and_its_metric(lab: Analysed) -> None:
+def test_a_recorded_step_brings_its_weights_and_its_metric(analysed: Analysed) -> None:
     config = AnalysisJob(objective=SFTConfig(), step=3, **SMALL)
-    result = lab.run(ANALYSIS, config, data=lab.data, model=lab.sft)
-    policy, observed, updating = question(lab)
-    record = StepRecord.load(lab.folder(lab.sft, "forces/step-00000003"))
+    result = analysed.run(ANALYSIS, config, data=analysed.data, model=analysed.sft)
+    policy, observed, updating = question(analysed)
+    record = StepRecord.load(analysed.folder(analysed.sft, "forces/step-00000003"))
     expected = force_map(
         policy,
         observed,
@@ -126,98 +128,83 @@ def test_a_recorded_step_brings_its_weights_and_its_metric(lab: Analysed) -> Non
         at=record.before,
         update=split_step(record, policy).update,
     ).force
-    found = ForceMap.open(lab.folder(result, "map"))
+    found = ForceMap.open(analysed.folder(result, "map"))
     assert found.facts.preconditioned
     assert np.linalg.norm(found.force - expected) < 1e-5 * np.linalg.norm(expected)
-    facts = read_value(lab.folder(result) / "analysis.json", AnalysisFacts)
+    facts = read_value(analysed.folder(result) / "analysis.json", AnalysisFacts)
     assert (facts.step, facts.learning_rate) == (3, record.facts.learning_rate)
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("step", [None, 3])
-def test_ranks_share_the_map_out(lab: Analysed, step: int | None) -> None:
+def test_ranks_share_the_map_out(analysed: Analysed, step: int | None) -> None:
     alone = AnalysisJob(objective=SFTConfig(), step=step, **SMALL)
-    inputs = {"data": lab.data, "model": lab.sft}
-    one = ForceMap.open(lab.folder(lab.run(ANALYSIS, alone, **inputs), "map"))
+    inputs = {"data": analysed.data, "model": analysed.sft}
+    one = ForceMap.open(analysed.folder(analysed.run(ANALYSIS, alone, **inputs), "map"))
     shared = alone.model_copy(update={"ranks": 2})
-    again = run_stage(ANALYSIS, shared, inputs, lab.platform, fresh=True)
-    two = ForceMap.open(lab.folder(again, "map"))
-    assert lab.platform.store.manifest(again.address, again.digest).world_size == 2
+    again = run_stage(ANALYSIS, shared, inputs, analysed.platform, fresh=True)
+    two = ForceMap.open(analysed.folder(again, "map"))
+    assert analysed.platform.store.manifest(again.address, again.digest).world_size == 2
     assert np.linalg.norm(two.force - one.force) < 1e-6 * np.linalg.norm(one.force)
 
 
-def test_what_does_not_change_the_numbers_does_not_change_the_key(lab: Analysed) -> None:
-    inputs = {"data": lab.data, "model": lab.sft}
+def test_what_does_not_change_the_numbers_does_not_change_the_key(analysed: Analysed) -> None:
+    inputs = {"data": analysed.data, "model": analysed.sft}
     config = AnalysisJob(**SMALL)
     key = plan_key(ANALYSIS, config, inputs)
     same = {"memory_bytes": 2**24, "batch_tokens": 64, "reference_batch": 1, "ranks": 2}
     assert plan_key(ANALYSIS, config.model_copy(update=same), inputs) == key
     assert plan_key(ANALYSIS, config.model_copy(update={"learning_rate": 0.5}), inputs) != key
-    assert plan_key(ANALYSIS, config, inputs | {"reference": lab.base}) != key
+    assert plan_key(ANALYSIS, config, inputs | {"reference": analysed.base}) != key
 
 
-def test_the_kernel_stage_compares_checkpoints_and_recorded_steps(lab: Analysed) -> None:
+def test_the_kernel_stage_compares_checkpoints_and_recorded_steps(analysed: Analysed) -> None:
     config = KernelJob(
         labels=("base", "start", "end"), steps={"start": 1, "end": None}, rank=2, probes=4, **SMALL
     )
-    models = {"model_base": lab.base, "model_start": lab.sft, "model_end": lab.sft}
-    result = lab.run(KERNEL, config, data=lab.data, **models)
-    found = read_value(lab.folder(result) / "kernel.json", KernelFindings)
+    models = {"model_base": analysed.base, "model_start": analysed.sft, "model_end": analysed.sft}
+    result = analysed.run(KERNEL, config, data=analysed.data, **models)
+    found = read_value(analysed.folder(result) / "kernel.json", KernelFindings)
     pairs = [(agreement.first, agreement.second) for agreement in found.agreements]
     assert pairs == [("base", "start"), ("base", "end"), ("start", "end")]
     assert result.metrics["kernel/rank_correlation"] == min(o.correlation for o in found.agreements)
-    sizes = [json.loads(line) for line in (lab.folder(result) / "sizes.jsonl").open()]
+    sizes = [json.loads(line) for line in (analysed.folder(result) / "sizes.jsonl").open()]
     assert len(sizes) == 3 * 4 * 3
     assert all(row["low"] < row["centred"] < row["high"] for row in sizes)
 
 
-def test_the_flow_s_stages_make_a_page_and_tell_mlflow(lab: Analysed) -> None:
-    parameters = analysis(
-        lab, checkpoints={"base": {"result": short(lab.base)}, "sft": {"result": lab.sft.address}}
-    )
-    known, given = resolved_forces(parameters, lab.platform)
-    steps = forces_steps(known, given)
-    assert [step.name for step in steps] == [
-        "analysis-base",
-        "analysis-sft",
-        "kernel",
-        "force-page",
-    ]
-    planned = {one.step: one.state for one in plan(steps, lab.platform, given)}
-    assert planned["force-page"] == "to run"
-    results = dict(given)
-    for step in steps:
-        results[step.name] = lab.run(step.stage, step.config, step.name, **step.sources(results))
-    assert {one.state for one in plan(steps, lab.platform, given)} == {"cached"}
-    page = (lab.folder(results["force-page"]) / "forces.html").read_text()
+def test_the_flow_s_stages_make_a_page_and_tell_mlflow(analysed: Analysed) -> None:
+    checkpoints = {"base": {"result": "BASE"}, "sft": {"result": analysed.sft.address}}
+    planned = planned_forces(analysed, checkpoints=checkpoints)
+    assert step_names(planned) == ["analysis-base", "analysis-sft", "kernel", "force-page"]
+    assert "force-page" in analysed.to_run(planned)
+    page = analysed.run_plan(planned)["force-page"]
+    assert analysed.to_run(planned) == set()
+    text = analysed.text(page, "forces.html")
     titles = "pair pushes which answer", "token pushes which", "parameters carry the force"
-    assert all(f"Which {title}" in page for title in titles)
-    assert "Do the same answers stay coupled?" in page
-    runs = {run.name: run for run in lab.tracking.runs}
+    assert all(f"Which {title}" in text for title in titles)
+    assert "Do the same answers stay coupled?" in text
+    runs = {run.name: run for run in analysed.tracking.runs}
     table = json.loads(runs["analysis-sft"].artifacts["tables/totals.json"])
     assert set(PairForce.model_fields) == set(table["columns"])
     assert "forces/manifest.json" in runs["analysis-sft"].artifacts
     assert "report/forces.html" in runs["force-page"].artifacts
-    assert "kernel/rank_correlation" in results["force-page"].metrics
+    assert "kernel/rank_correlation" in page.metrics
     values = {name for _, logged in runs["analysis-sft"].values for name in logged}
     assert {"force/chosen/from_rejected", "force/last_layer/cosine"} <= values
 
 
-def short(result: StageResult) -> str:
-    return f"{result.stage}/{result.key[:12]}"
-
-
-def analysis(lab: Analysed, **changes) -> ForcesParameters:  # type: ignore[no-untyped-def]
+def planned_forces(lab: Analysed, **changes: Any) -> Plan:
     settings = {
-        "checkpoints": {"sft": {"result": short(lab.sft)}},
-        "data_result": short(lab.data),
-        "analysis": {"objective": {"name": "dpo"}, **SMALL},
-        "kernel": {"rank": 2, "probes": 2, **SMALL},
+        "checkpoints": {"sft": {"result": "SFT"}},
+        "data_result": "DATA",
+        "analysis": {"objective": {"name": "dpo"}, **SMALLER},
+        "kernel": {"rank": 2, "probes": 2, **SMALLER},
     }
-    return ForcesParameters.model_validate(settings | changes)
+    return lab.plan(FLOW, lab.named(settings | changes))
 
 
-REFUSED = [
+REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"checkpoints": {"sft": {"result": "sft/0123456789ab"}}}, "has no such result"),
     ({"checkpoints": {"sft": {"result": "file:///nowhere/stages/sft"}}}, "is no result of the"),
     ({"checkpoints": {"sft": {"result": "sft"}}}, "is no finished step of the study"),
@@ -235,38 +222,37 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED)
-def test_what_cannot_be_analysed_is_refused_first(lab: Analysed, changes, message: str) -> None:  # type: ignore[no-untyped-def]
-    text = json.dumps(changes).replace("DATA", short(lab.data)).replace("SFT", short(lab.sft))
-    with pytest.raises(ConfigError) as refused:
-        resolved_forces(analysis(lab, **json.loads(text)), lab.platform)
-    assert message in str(refused.value)
+def test_what_cannot_be_analysed_is_refused_first(
+    analysed: Analysed, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        planned_forces(analysed, **changes)
 
 
 def test_a_result_that_was_computed_again_is_refused_by_its_old_address(
-    lab: Analysed,
+    analysed: Analysed,
 ) -> None:
-    config = AnalysisJob(objective=SFTConfig(), learning_rate=0.3, **SMALL)
-    inputs = {"data": lab.data, "model": lab.base}
-    old = run_stage(ANALYSIS, config, inputs, lab.platform)
-    new = run_stage(ANALYSIS, config, inputs, lab.platform, fresh=True)
+    config = AnalysisJob(objective=SFTConfig(), learning_rate=0.3, **SMALLER)
+    inputs = {"data": analysed.data, "model": analysed.base}
+    old = run_stage(ANALYSIS, config, inputs, analysed.platform)
+    new = run_stage(ANALYSIS, config, inputs, analysed.platform, fresh=True)
     with pytest.raises(ConfigError, match="was computed again since") as refused:
-        resolved_forces(analysis(lab, checkpoints={"a": {"result": old.address}}), lab.platform)
+        planned_forces(analysed, checkpoints={"a": {"result": old.address}})
     assert new.address in str(refused.value)
 
 
-def test_pairs_without_rejected_answers_are_refused_for_dpo(lab: Analysed, tmp_path: Path) -> None:
+def test_pairs_without_rejected_answers_are_refused_for_dpo(
+    analysed: Analysed, tmp_path: Path
+) -> None:
     rows = [Example(id=f"r{n}", prompt=f"what is {n} ?", chosen=f"it is {n} .") for n in range(8)]
     write_rows(tmp_path / "pairs.jsonl", rows)
     config = DataConfig(source="file", path=str(tmp_path / "pairs.jsonl"), heldout_rows=2)
-    bare = lab.run(DATA, config)
+    bare = analysed.run(DATA, config)
     changes = {"data_result": short(bare), "analysis": {"kinds": ["chosen"]}}
     with pytest.raises(ConfigError, match="objective dpo needs a rejected answer in every row"):
-        resolved_forces(analysis(lab, **changes), lab.platform)
-    known, given = resolved_forces(
-        analysis(
-            lab, **changes | {"analysis": {"kinds": ["chosen"], "objective": {"name": "sft"}}}
-        ),
-        lab.platform,
-    )
-    assert not known.needs_reference
-    assert FORCE_PAGE in [step.stage for step in forces_steps(known, given)]
+        planned_forces(analysed, **changes)
+    sft = changes | {"analysis": {"kinds": ["chosen"], "objective": {"name": "sft"}}}
+    planned = planned_forces(analysed, **sft)
+    assert isinstance(planned.parameters, ForcesParameters)
+    assert not planned.parameters.needs_reference
+    assert "force-page" in step_names(planned)

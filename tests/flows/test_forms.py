@@ -1,4 +1,4 @@
-"""Forms of deployments: flat, stable, and the same settings as a study file's."""
+"""Forms of deployments: flat, stable, the same settings as a study file's; their schedules."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import BaseModel
 
 from dynolab.errors import ConfigError
-from flows.deployments import PARAMETER, Deployment, deployments
+from flows.deployments import (
+    PARAMETER,
+    SCHEDULES,
+    Deployment,
+    deployment_specs,
+    deployments,
+    read_schedules,
+)
 from flows.form import STUDIES, FilledForm
 from flows.grpo import GrpoParameters
 from flows.parameters import load_parameters
+from flows.register import FILE, prefect_yaml
 from flows.registry import FLOWS
 from flows.study import StudyParameters
 
@@ -28,15 +36,11 @@ StudyForm, PreferenceForm, GrpoForm = (KNOWN[name].form for name in ("study", "p
 
 @pytest.fixture(params=list(KNOWN.values()), ids=list(KNOWN))
 def deployment(request: pytest.FixtureRequest) -> Deployment:
-    known: Deployment = request.param
-    return known
+    return request.param
 
 
 def fields_of(deployment: Deployment) -> dict[str, dict[str, Any]]:
-    fields: dict[str, dict[str, Any]] = deployment.schema["definitions"][deployment.form.__name__][
-        "properties"
-    ]
-    return fields
+    return dict(deployment.schema["definitions"][deployment.form.__name__]["properties"])
 
 
 def drawn(deployment: Deployment) -> dict[str, str]:
@@ -128,8 +132,7 @@ def test_fields_change_the_files_settings() -> None:
     )
     known = form.parameters(StudyParameters)
     assert (known.name, known.seed, known.sft.steps, known.contrasts) == ("mine", 7, 11, ())
-    assert known.preference.steps == 5
-    assert known.preference.optimizer.learning_rate == 1e-5
+    assert (known.preference.steps, known.preference.optimizer.learning_rate) == (5, 1e-5)
     assert known.preference.objective.model_dump() == {
         **load_parameters(StudyParameters, STUDIES / BUILTIN).preference.objective.model_dump(),
         "beta": 0.3,
@@ -195,6 +198,46 @@ def test_a_deployed_flow_is_imported_by_its_name() -> None:
         assert flow.name == deployment.flow.name
         form = flow.validate_parameters({PARAMETER: {"study_file": "any.yaml"}})[PARAMETER]
         assert isinstance(form, FilledForm) and form.study_file == "any.yaml"
+
+
+def test_the_built_in_schedules_can_be_read(tmp_path: Path) -> None:
+    assert read_schedules(SCHEDULES, KNOWN).keys() <= KNOWN.keys()
+    assert read_schedules(tmp_path / "none.yaml", KNOWN) == {}
+
+
+def test_the_file_for_prefects_own_command_is_current() -> None:
+    assert FILE.read_text() == prefect_yaml(deployment_specs()), "run python -m flows.register yaml"
+
+
+def test_a_schedule_runs_a_form_by_the_clock(tmp_path: Path) -> None:
+    file = tmp_path / "schedules.yaml"
+    file.write_text("sweep: [{name: nightly, cron: 0 3 * * *, settings: {trials: 3}}]\nstudy:\n")
+    schedules = read_schedules(file, KNOWN)
+    assert schedules["study"] == []
+    made = schedules["sweep"][0].create(KNOWN["sweep"])
+    assert made.slug == "nightly" and made.parameters is not None
+    assert made.parameters[PARAMETER]["study_file"] == "sweep_beta.yaml"
+    assert made.parameters[PARAMETER]["trials"] == 3
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("weep: []", "schedules = 'weep': name a deployment: study, "),
+        ("[1]", "must hold settings by name"),
+        ("sweep: {cron: 0 3 * * *}", "sweep = "),
+        ("sweep: [{timezone: UTC}]", r"sweep.0.cron = .*Field required"),
+        ("sweep: [{cron: 0 3 * * *, when: now}]", "sweep.0.when = 'now': there is no such"),
+        ("sweep: [{cron: at three}]", "cron = 'at three': "),
+        ("sweep: [{cron: 0 3 * * *, timezone: Moon}]", "timezone = 'Moon': "),
+        ("sweep: [{cron: 0 3 * * *, settings: {trials: few}}]", "trials = 'few': "),
+    ],
+)
+def test_what_is_no_schedule_is_named(written: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "schedules.yaml"
+    file.write_text(written)
+    with pytest.raises(ConfigError, match=message):
+        read_schedules(file, KNOWN)["sweep"][0].create(KNOWN["sweep"])
 
 
 if __name__ == "__main__":

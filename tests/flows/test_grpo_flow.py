@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from dynolab.data.rows import PromptRow, read_rows
+from dynolab.data.rows import PromptRow
 from dynolab.errors import ConfigError
 from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.results.groups import (
@@ -22,15 +23,16 @@ from dynolab.results.groups import (
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.statistics import mean_interval
 from dynolab.training.reference import score_responses
-from flows.grpo import GrpoParameters, grpo_steps
+from flows.flow import Plan
+from flows.grpo import FLOW, GrpoParameters, grpo_steps
 from flows.parameters import load_parameters, validated
 from models.language import load_language_model
 from tasks.displacement import DisplacementConfig
 from tasks.evaluate import EVALUATE
-from tasks.runtime.pipeline import plan
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
 from tests.flows.history import histories
+from tests.flows.in_process import InProcess
 from tests.flows.lab import ROOT, Lab, address_with_login
 
 PLAIN = {"kind": "plain", "ranks": 1}
@@ -65,30 +67,26 @@ def allowed() -> Any:
         yield
 
 
-def parameters(**changes: Any) -> GrpoParameters:
-    return validated(GrpoParameters, SMALL | changes)
+def planned(lab: InProcess, **changes: Any) -> Plan:
+    return lab.plan(FLOW, SMALL | changes)
 
 
 @pytest.fixture(scope="module")
 def results(analysed: Analysed) -> dict[str, StageResult]:
     """Every stage's result, by step."""
-    found: dict[str, StageResult] = {}
-    for step in grpo_steps(parameters()):
-        found[step.name] = analysed.run(step.stage, step.config, step.name, **step.sources(found))
-    return found
+    return analysed.run_plan(planned(analysed))
 
 
 def test_arms_share_their_start_and_nothing_is_computed_twice(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    steps = grpo_steps(parameters())
-    assert {one.state for one in plan(steps, analysed.platform)} == {"cached"}
-    reads = {step.name: dict(step.inputs) for step in steps}
+    plan = planned(analysed)
+    assert analysed.to_run(plan) == set()
+    reads = {step.name: dict(step.inputs) for step in plan.steps}
     for arm in SMALL["arms"]:
         assert reads[f"{arm}-1"] == {"prompts": "prompts-1", "model": "sft-1"}
-    more = grpo_steps(parameters(arms=SMALL["arms"] | {"simko": {"name": "simko"}}))
-    new = {one.step for one in plan(more, analysed.platform) if one.state == "to run"}
-    assert new == {
+    more = planned(analysed, arms=SMALL["arms"] | {"simko": {"name": "simko"}})
+    assert analysed.to_run(more) == {
         f"simko-{seed}{part}" for seed in (0, 1) for part in ("", "-evaluation", "-displacement")
     } | {"grpo-page"}
 
@@ -96,46 +94,42 @@ def test_arms_share_their_start_and_nothing_is_computed_twice(
 def test_an_evaluation_counts_what_a_reward_says(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    folder = analysed.folder(results["start-0"])
-    scores = list(read_rows(folder / "prompts.jsonl", PromptScore))
+    start = results["start-0"]
+    scores = analysed.rows(start, "prompts.jsonl", PromptScore)
     asked = [
         row.id
         for split in ("train", "heldout")
-        for row in list(
-            read_rows(analysed.folder(results["prompts-0"]) / f"{split}.jsonl", PromptRow)
-        )[:5]
+        for row in analysed.rows(results["prompts-0"], f"{split}.jsonl", PromptRow)[:5]
     ]
-    assert [score.id for score in scores] == asked
-    assert [score.samples for score in scores] == [8] * 10
-    right = list(read_rows(folder / "right.jsonl", RightAnswer))
-    assert len(right) == sum(score.right for score in scores) > 0
+    assert [(score.id, score.samples) for score in scores] == [(row, 8) for row in asked]
+    right = analysed.rows(start, "right.jsonl", RightAnswer)
+    assert len(asked) == 10 and len(right) == sum(score.right for score in scores) > 0
     shares = np.array([score.right / 8 for score in scores if score.split == "heldout"])
-    assert results["start-0"].metrics["heldout/pass_at_1"] == pytest.approx(shares.mean())
-    told = json.loads((folder / "figures.json").read_text())["heldout/pass_at_1"]
-    assert told == pytest.approx(mean_interval(shares).as_dict())
+    assert start.metrics["heldout/pass_at_1"] == pytest.approx(shares.mean())
+    figures = json.loads(analysed.text(start, "figures.json"))
+    assert figures["heldout/pass_at_1"] == pytest.approx(mean_interval(shares).as_dict())
 
 
 def test_right_answers_are_followed_into_the_trained_model(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    folder = analysed.folder(results["grpo-1-evaluation"])
-    right = list(read_rows(analysed.folder(results["start-1"]) / "right.jsonl", RightAnswer))
-    changes = list(read_rows(folder / "likelihood.jsonl", LikelihoodChange))
+    right = analysed.rows(results["start-1"], "right.jsonl", RightAnswer)
+    changes = analysed.rows(results["grpo-1-evaluation"], "likelihood.jsonl", LikelihoodChange)
     assert sum(change.answers for change in changes) == len(right)
-    models = [
-        load_language_model(analysed.folder(results[name], "model")) for name in ("sft-1", "grpo-1")
-    ]
     before, after = (
         [
-            float(score_response.sum())
-            for score_response in score_responses(
-                ResponseLogits(model), [one.encoded for one in right], 0, 1
+            float(logps.sum())
+            for logps in score_responses(
+                ResponseLogits(load_language_model(analysed.folder(results[name], "model"))),
+                [answer.encoded for answer in right],
+                0,
+                1,
             )
         ]
-        for model in models
+        for name in ("sft-1", "grpo-1")
     )
-    assert [one.logp for one in right] == pytest.approx(before, abs=1e-4)
-    first = [at for at, one in enumerate(right) if one.id == changes[0].id]
+    assert [answer.logp for answer in right] == pytest.approx(before, abs=1e-4)
+    first = [at for at, answer in enumerate(right) if answer.id == changes[0].id]
     assert changes[0].before == pytest.approx(np.mean([before[at] for at in first]), abs=1e-4)
     assert changes[0].after == pytest.approx(np.mean([after[at] for at in first]), abs=1e-4)
 
@@ -143,9 +137,7 @@ def test_right_answers_are_followed_into_the_trained_model(
 def test_the_model_itself_has_not_displaced_anything(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    step = next(
-        grpo_step for grpo_step in grpo_steps(parameters()) if grpo_step.name == "grpo-0-evaluation"
-    )
+    step = next(step for step in planned(analysed).steps if step.name == "grpo-0-evaluation")
     same = analysed.run(
         EVALUATE,
         step.config,
@@ -162,9 +154,7 @@ def test_displacement_is_tested_where_answers_are_partly_right(
 ) -> None:
     assert "pairs-0-displacement" not in results  # its objective is not one on groups
     for name in ("grpo-0-displacement", "nthr-1-displacement"):
-        rows = list(
-            read_rows(analysed.folder(results[name]) / "displacement.jsonl", QuestionDisplacement)
-        )
+        rows = analysed.rows(results[name], "displacement.jsonl", QuestionDisplacement)
         assert 0 < len(rows) <= 4
         assert all(0 < len(row.changes) < row.samples for row in rows)
         share = np.mean([row.mean <= 0 for row in rows])
@@ -192,12 +182,13 @@ def test_the_page_and_mlflow_have_every_arm(
 
 
 def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Path) -> None:
-    given = parameters(
-        data={"source": "file", "path": str(tmp_path / "rows.jsonl"), "format": "prompts"},
-        base={"source": str(tmp_path)},
-        sft=None,
-    )
-    steps = {step.name: step for step in grpo_steps(given)}
+    given = {
+        "data": {"source": "file", "path": str(tmp_path / "rows.jsonl"), "format": "prompts"},
+        "base": {"source": str(tmp_path)},
+        "sft": None,
+    }
+    parameters = validated(GrpoParameters, SMALL | given)
+    steps = {step.name: step for step in grpo_steps(parameters)}
     assert not [name for name in steps if name.startswith(("sft", "data"))]
     assert steps["prompts-0"].config == steps["prompts-1"].config
     assert steps["base-0"].config == steps["base-1"].config
@@ -235,9 +226,8 @@ def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused_first(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        parameters(**changes)
-    assert message in str(refused.value)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        validated(GrpoParameters, SMALL | changes)
 
 
 @pytest.mark.services
@@ -267,7 +257,6 @@ def test_the_command_leaves_a_page_and_runs_in_mlflow(
 def test_the_built_in_comparison_is_a_plan() -> None:
     known = load_parameters(GrpoParameters, ROOT / "deploy/studies/grpo_builtin.yaml")
     names = [step.name for step in grpo_steps(known)]
-    assert len(names) == len(set(names))
-    assert names[-1] == "grpo-page"
+    assert len(names) == len(set(names)) and names[-1] == "grpo-page"
     assert known.displacement.update(known.training.optimizer).learning_rate == 0.01
     assert DisplacementConfig().update(known.training.optimizer) == known.training.optimizer

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from dynolab.data.rows import PromptRow, read_rows
+from dynolab.data.rows import PromptRow
 from dynolab.errors import ConfigError, EndpointFailed
 from dynolab.judges import ExactJudge, contests, win_rate
 from dynolab.results.judges import Agreement, Judgement, PolicyAnswer, WinRate
-from flows.judge import JudgeParameters, judge_steps, resolved_judge
-from flows.parameters import load_parameters, validated
-from tasks.runtime.pipeline import Step, plan
+from flows.flow import Plan
+from flows.judge import FLOW, JudgeParameters
+from flows.parameters import load_parameters
 from tasks.runtime.work import StageResult
 from tests.endpoint.server import KEY, ChatServer, Said, Seen, chat_server, good, trouble
 from tests.flows.analysed import Analysed
@@ -38,37 +38,26 @@ def verdict(seen: Seen) -> Said:
     return good('{"verdict": "A"}')
 
 
-def settings(lab: Analysed, **changes: Any) -> dict[str, Any]:
-    def short(result: StageResult) -> dict[str, str]:
-        return {"result": f"{result.stage}/{result.key[:12]}"}
-
-    return {
-        "name": "small",
-        "policies": {"base": short(lab.base), "sft": short(lab.sft)},
-        "data": {"world": WORLD},
-        "answers": {"sampling": {"max_new_tokens": 12}},
-        "judges": {"exact": {"name": "exact"}, "likely": {"name": "log_prob"}},
-        "reference": short(lab.sft),
-    } | changes
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "policies": {"base": {"result": "BASE"}, "sft": {"result": "SFT"}},
+    "data": {"world": WORLD},
+    "answers": {"sampling": {"max_new_tokens": 12}},
+    "judges": {"exact": {"name": "exact"}, "likely": {"name": "log_prob"}},
+    "reference": {"result": "SFT"},
+}
 
 
-def planned(lab: Analysed, **changes: Any) -> tuple[list[Step], dict[str, StageResult]]:
-    parameters = validated(JudgeParameters, settings(lab, **changes))
-    known, given = resolved_judge(parameters, lab.platform)
-    return judge_steps(known, given), given
+def planned(lab: Analysed, **changes: Any) -> Plan:
+    return lab.plan(FLOW, lab.named(SMALL | changes))
 
 
 def run(lab: Analysed, **changes: Any) -> dict[str, StageResult]:
-    steps, given = planned(lab, **changes)
-    results = dict(given)
-    for step in steps:
-        results[step.name] = lab.run(step.stage, step.config, step.name, **step.sources(results))
-    return results
+    return lab.run_plan(planned(lab, **changes))
 
 
 def to_run(lab: Analysed, **changes: Any) -> set[str]:
-    steps, given = planned(lab, **changes)
-    return {one.step for one in plan(steps, lab.platform, given) if one.state == "to run"}
+    return lab.to_run(planned(lab, **changes))
 
 
 def only(**judges: Any) -> dict[str, Any]:
@@ -83,67 +72,62 @@ def results(analysed: Analysed) -> dict[str, StageResult]:
 def test_every_policy_answers_the_same_prompts(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    prompts = list(read_rows(analysed.folder(results["prompts"]) / "heldout.jsonl", PromptRow))
+    prompts = analysed.rows(results["prompts"], "heldout.jsonl", PromptRow)
     for name in ("base", "sft"):
-        folder = analysed.folder(results[f"answers-{name}"])
-        said = list(read_rows(folder / "answers.jsonl", PolicyAnswer))
-        assert [(one.id, one.prompt, one.truth) for one in said] == [
+        answers = answers_of(analysed, results, name)
+        assert [(answer.id, answer.prompt, answer.truth) for answer in answers] == [
             (prompt.id, prompt.prompt, prompt.answer) for prompt in prompts
         ]
-        assert all(one.answer.startswith(" ") and one.tokens <= 12 for one in said)
+        assert all(answer.answer.startswith(" ") and answer.tokens <= 12 for answer in answers)
     assert to_run(analysed) == set()
+
+
+def answers_of(lab: Analysed, results: dict[str, StageResult], policy: str) -> list[PolicyAnswer]:
+    return lab.rows(results[f"answers-{policy}"], "answers.jsonl", PolicyAnswer)
 
 
 def test_the_stage_gives_the_library_s_verdicts(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    said = {
-        name: list(
-            read_rows(analysed.folder(results[f"answers-{name}"]) / "answers.jsonl", PolicyAnswer)
-        )
-        for name in ("base", "sft")
-    }
-    expected = ExactJudge().judge(contests(said, "sft", "base"))
-    folder = analysed.folder(results["judge-exact"])
-    assert list(read_rows(folder / "judgements.jsonl", Judgement)) == expected
-    (rate,) = read_rows(folder / "win_rates.jsonl", WinRate)
+    answers = {name: answers_of(analysed, results, name) for name in ("base", "sft")}
+    expected = ExactJudge().judge(contests(answers, "sft", "base"))
+    judged = results["judge-exact"]
+    assert analysed.rows(judged, "judgements.jsonl", Judgement) == expected
+    (rate,) = analysed.rows(judged, "win_rates.jsonl", WinRate)
     assert rate.model_dump_json() == win_rate(expected).model_dump_json()
-    metrics = results["judge-exact"].metrics
-    assert metrics["judge/sft/win_rate"] == rate.rate
-    assert (metrics["judge/asked"], metrics["judge/parsed"]) == (12, 12)
+    assert judged.metrics["judge/sft/win_rate"] == rate.rate
+    assert (judged.metrics["judge/asked"], judged.metrics["judge/parsed"]) == (12, 12)
 
 
 def test_the_page_holds_rates_agreement_and_answers(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    folder = analysed.folder(results["judge-page"])
-    page = (folder / "judge.html").read_text()
+    page = results["judge-page"]
+    text = analysed.text(page, "judge.html")
     for words in ("Win rates over base", "Whether judges agree", "Who judges"):
-        assert words in page
-    (agreed,) = read_rows(folder / "agreements.jsonl", Agreement)
+        assert words in text
+    (agreed,) = analysed.rows(page, "agreements.jsonl", Agreement)
     assert (agreed.first, agreed.second, agreed.prompts) == ("exact", "likely", 6)
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["metrics"] == results["judge-page"].metrics
-    assert summary["metrics"]["agreement/sft/exact-likely"] == agreed.share
-    assert summary["metrics"]["verdicts/asked"] == 24
+    metrics = analysed.summary(page)["metrics"]
+    assert metrics == page.metrics
+    assert metrics["agreement/sft/exact-likely"] == agreed.share
+    assert metrics["verdicts/asked"] == 24
 
 
 def test_another_judge_leaves_answers_and_other_judges_as_they_are(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    more = settings(analysed)["judges"] | {
-        "style": {"name": "exact", "rewards": [{"name": "world_style"}]}
-    }
+    style = {"name": "exact", "rewards": [{"name": "world_style"}]}
+    more = SMALL["judges"] | {"style": style}
     assert to_run(analysed, judges=more) == {"judge-style", "judge-page"}
-    turned = to_run(analysed, baseline="sft")
-    assert turned == {"judge-exact", "judge-likely", "judge-page"}
+    assert to_run(analysed, baseline="sft") == {"judge-exact", "judge-likely", "judge-page"}
 
 
 def test_a_model_judges_and_what_it_said_is_not_asked_again(
     analysed: Analysed, server: ChatServer
 ) -> None:
     found = run(analysed, **only(**LLM))
-    rate = next(read_rows(analysed.folder(found["judge-llm"]) / "win_rates.jsonl", WinRate))
+    rate = analysed.rows(found["judge-llm"], "win_rates.jsonl", WinRate)[0]
     assert (rate.rate, rate.first_share, rate.counts.asked) == (0.5, 1, 12)
     asked = len(server.seen)
     assert found["judge-llm"].metrics["endpoint/answered"] == asked == len(set(server.texts))
@@ -176,7 +160,7 @@ def test_replies_without_a_verdict_are_counted_and_shown(
     assert [
         metrics[f"judge/{name}"] for name in ("asked", "parsed", "refused", "unparsable", "failed")
     ] == [12, 4, 4, 4, 0]
-    page = (analysed.folder(found["judge-page"]) / "judge.html").read_text()
+    page = analysed.text(found["judge-page"], "judge.html")
     assert "12 verdicts were asked for, 4 came" in page
     assert "&lt;b&gt;neither&lt;/b&gt;" in page and "<b>neither" not in page
 
@@ -224,20 +208,17 @@ def test_a_judge_that_is_gone_goes_on_on_another_machine(
             {"policies": {"one": {"result": "sft", "model": "y"}, "two": {"model": "x"}}},
             "policies.one = 'sft': give either result",
         ),
+        (
+            {"policies": SMALL["policies"] | {"lost": {"result": "sft/0000"}}},
+            "policies.lost.result = 'sft/0000'",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused_first(
     analysed: Analysed, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError) as raised:
-        validated(JudgeParameters, settings(analysed, **changes))
-    assert message in str(raised.value)
-
-
-def test_a_policy_that_is_not_there_is_named(analysed: Analysed) -> None:
-    policies = settings(analysed)["policies"] | {"lost": {"result": "sft/0000"}}
-    with pytest.raises(ConfigError, match=r"policies\.lost\.result = 'sft/0000'"):
-        planned(analysed, policies=policies)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        planned(analysed, **changes)
 
 
 def test_without_a_key_the_variable_is_named(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from dynolab.data.encode import Encoder
-from dynolab.data.rows import read_rows, read_value
+from dynolab.data.rows import read_value
 from dynolab.data.sources.load import DataConfig
 from dynolab.errors import DIVERGED, ConfigError, Diverged
 from dynolab.forces import ForceMap, split_step
@@ -19,9 +20,7 @@ from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.record import StepRecord
 from dynolab.training.recorded import read_recorded
-from flows.forces import ForcesParameters, forces_steps, resolved_forces
-from flows.grpo import GrpoParameters, grpo_steps
-from flows.parameters import validated
+from flows import forces, grpo
 from models.language import folder_context, load_tokenizer
 from tasks.force_map import ANALYSIS, AnalysisJob
 from tasks.group import GROUP, PROMPTS
@@ -33,6 +32,7 @@ from tasks.selection import SelectionConfig, observed_answers
 from tasks.step_forces import FORCES, ForcesConfig
 from tasks.training import SFT
 from tests.flows.analysed import PLAIN, WORLD, Analysed
+from tests.flows.in_process import step_names
 
 STEP = 1  # the second step: adapters have moved, momentum has a past
 MOMENTUM = {"name": "sgd", "learning_rate": 0.01, "momentum": 0.5}
@@ -58,7 +58,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "simko": SAMPLED | {"objective": {"name": "simko", "share": 0.2}},
     "online pairs": SAMPLED | {"objective": {"name": "dpo"}},
 }
-SMALL = {"observed_pairs": 2, "updating_pairs": 3}
+SMALL = {"observed_pairs": 1, "updating_pairs": 2}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,15 +71,15 @@ def allowed() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def trained(analysed: Analysed) -> dict[str, StageResult]:
     prompts = analysed.run(PROMPTS, DataConfig(world=WORLD))
-    found = {}
+    results = {}
     for name, settings in KINDS.items():
         inputs = {"data": analysed.data, "model": analysed.sft}
         if "completions" in settings:
             config: Any = GroupTrainConfig.model_validate(settings)
-            found[name] = analysed.run(GROUP, config, prompts=prompts, **inputs)
+            results[name] = analysed.run(GROUP, config, prompts=prompts, **inputs)
         else:
-            found[name] = analysed.run(SFT, TrainConfig.model_validate(settings), **inputs)
-    return found
+            results[name] = analysed.run(SFT, TrainConfig.model_validate(settings), **inputs)
+    return results
 
 
 def run_analysis(lab: Analysed, model: StageResult, **changes: Any) -> StageResult:
@@ -97,16 +97,15 @@ def test_forces_predict_what_the_step_did(
 ) -> None:
     result = analysed.run(FORCES, ForcesConfig(pairs=2), data=analysed.data, trained=trained[kind])
     assert result.metrics["recorded_steps"] == 1
-    assert result.metrics["largest_replay_error"] < 1e-4
-    assert result.metrics["largest_closure_error"] < 1e-4
-    folder = analysed.folder(result)
-    rows = list(read_rows(folder / "forces.jsonl", ForceRow))
+    errors = ("largest_replay_error", "largest_closure_error")
+    assert max(result.metrics[name] for name in errors) < 1e-4
+    rows = analysed.rows(result, "forces.jsonl", ForceRow)
     assert {row.stage for row in rows} == {KINDS[kind]["objective"]["name"]}
     measured, predicted = (
         np.array([getattr(row, name) for row in rows]) for name in ("measured", "predicted")
     )
     assert gap(predicted, measured) < 0.02
-    pushes = read_value(folder / "token_map.json", TokenMap)
+    pushes = read_value(analysed.folder(result) / "token_map.json", TokenMap)
     assert np.isfinite(pushes.force).all()
 
 
@@ -136,19 +135,18 @@ def totals_gap(lab: Analysed, result: StageResult, model: StageResult) -> float:
     split = split_step(record, policy)
     encoder = Encoder(load_tokenizer(folder), folder_context(folder), "error")
     observed = observed_answers(lab.folder(lab.data), SelectionConfig(**SMALL), encoder)
-    batch, lengths = policy.batch([one for _, one in observed])
+    batch, lengths = policy.batch([answer for _, answer in observed])
     sides = [split.from_chosen, split.from_rejected]
     along = policy.change_along(record.before, sides, batch).sum(0).split(lengths)
-    found: dict[tuple[str, str], float] = {}
-    for row in read_rows(lab.folder(result) / "totals.jsonl", PairForce):
-        answer = row.observed_id, row.kind
-        found[answer] = found.get(answer, 0.0) + row.total
+    totals: dict[tuple[str, str], float] = defaultdict(float)
+    for row in lab.rows(result, "totals.jsonl", PairForce):
+        totals[row.observed_id, row.kind] += row.total
     expected = {
-        (row.pair_id, row.kind): float(one.sum())
-        for (row, _), one in zip(observed, along, strict=True)
+        (row.pair_id, row.kind): float(change.sum())
+        for (row, _), change in zip(observed, along, strict=True)
     }
-    assert found.keys() == expected.keys()
-    return gap(np.array(list(found.values())), np.array([expected[one] for one in found]))
+    assert totals.keys() == expected.keys()
+    return gap(np.array(list(totals.values())), np.array([expected[answer] for answer in totals]))
 
 
 @pytest.mark.parametrize(
@@ -163,16 +161,14 @@ def test_what_a_step_sampled_is_what_pushes(
     assert facts.objective == KINDS[kind]["objective"]["name"]
     assert facts.grouped == (kind != "online pairs")
     assert totals_gap(analysed, result, trained[kind]) < 1e-4
-    found = ForceMap.open(folder / "map")
-    terms = list(read_rows(folder / "terms.jsonl", ResponseTermsRow))
+    terms = analysed.rows(result, "terms.jsonl", ResponseTermsRow)
     updating = [row for row in terms if row.role == "updating"]
-    assert [(row.id, row.kind) for row in updating] == [
-        (one.id, one.side) for one in found.updating
-    ]
+    pushing = ForceMap.open(folder / "map").updating
+    assert [(row.id, row.kind) for row in updating] == [(side.id, side.side) for side in pushing]
     for row in updating:
         sign = 1 if row.kind == "chosen" else -1
         assert min(sign * rate for rate in row.learning_rate) >= 0
-    for pushes in read_rows(folder / "token_maps.jsonl", TokenMap):
+    for pushes in analysed.rows(result, "token_maps.jsonl", TokenMap):
         assert pushes.chosen_tokens and pushes.rejected_tokens
 
 
@@ -208,60 +204,48 @@ def test_the_kernel_at_a_step_of_adapters_is_theirs(
     assert result.metrics["kernel/size/step"] < result.metrics["kernel/size/end"]
 
 
-def forces_of(lab: Analysed, trained: StageResult, **analysis: Any) -> list[str]:
-    """Steps of the flow that analyses a training's recorded step."""
-    parameters = ForcesParameters.model_validate(
-        {
-            "checkpoints": {"policy": {"result": trained.address, "step": STEP}},
-            "data_result": lab.data.address,
-            "analysis": SMALL | analysis,
-            "kernel": SMALL,
-        }
-    )
-    return [step.name for step in forces_steps(*resolved_forces(parameters, lab.platform))]
-
-
 def test_the_flow_maps_the_recorded_batch_of_every_kind_of_training(
     analysed: Analysed, trained: dict[str, StageResult]
 ) -> None:
+    recorded = {"updating": "recorded"}
     for kind in ("groups", "simko", "warm groups"):
-        names = forces_of(analysed, trained[kind], updating="recorded")
+        settings = {
+            "checkpoints": {"policy": {"result": trained[kind].address, "step": STEP}},
+            "data_result": analysed.data.address,
+            "analysis": SMALL | recorded,
+            "kernel": SMALL,
+        }
+        names = step_names(analysed.plan(forces.FLOW, settings))
         assert names == ["analysis-policy", "kernel", "force-page"]
     with pytest.raises(ConfigError, match=r"policy\.step = None.*name the step"):
-        ForcesParameters.model_validate(
-            {"checkpoints": {"policy": {"result": "a/0123"}}, "analysis": {"updating": "recorded"}}
+        forces.ForcesParameters.model_validate(
+            {"checkpoints": {"policy": {"result": "a/0123"}}, "analysis": recorded}
         )
 
 
 def test_a_comparison_measures_the_steps_that_it_records(analysed: Analysed) -> None:
-    parameters = validated(
-        GrpoParameters,
-        {
-            "seeds": [0],
-            "data": {"world": WORLD.model_dump()},
-            "sft": None,
-            "base": {"training": {"engine": PLAIN.model_dump(), "steps": 4, "batch_size": 4}},
-            "training": {name: value for name, value in SAMPLED.items() if name != "engine"}
-            | {"engine": PLAIN.model_dump()},
-            "arms": {"grpo": {"name": "grpo"}},
-            "forces": {"pairs": 2},
-        },
-    )
-    steps = {step.name: step for step in grpo_steps(parameters)}
-    assert "grpo-0-forces" not in steps["grpo-page"].inputs
-    found: dict[str, StageResult] = {}
-    others = len(analysed.tracking.runs)
-    for name in ("prompts-0", "data-0", "base-0", "grpo-0", "grpo-0-forces"):
-        step = steps[name]
-        found[name] = analysed.run(step.stage, step.config, name, **step.sources(found))
-    assert found["grpo-0-forces"].metrics["recorded_steps"] == 1
-    assert found["grpo-0-forces"].metrics["largest_replay_error"] < 1e-4
-    told = {
-        run.name: {name for _, values in run.values for name in values}
-        for run in analysed.tracking.runs[others:]
+    settings = {
+        "seeds": [0],
+        "data": {"world": WORLD.model_dump()},
+        "sft": None,
+        "base": {"training": {"engine": PLAIN.model_dump(), "steps": 4, "batch_size": 4}},
+        "training": SAMPLED | {"engine": PLAIN.model_dump()},
+        "arms": {"grpo": {"name": "grpo"}},
+        "forces": {"pairs": 2},
     }
-    assert any("predicted" in name for name in told["grpo-0-forces"])
-    assert "result/data/rows_dropped" in told["grpo-0"]
+    steps = {step.name: step for step in analysed.plan(grpo.FLOW, settings).steps}
+    assert "grpo-0-forces" not in steps["grpo-page"].inputs
+    runs_before = len(analysed.tracking.runs)
+    names = ("prompts-0", "data-0", "base-0", "grpo-0", "grpo-0-forces")
+    results = analysed.run_steps([steps[name] for name in names])
+    assert results["grpo-0-forces"].metrics["recorded_steps"] == 1
+    assert results["grpo-0-forces"].metrics["largest_replay_error"] < 1e-4
+    logged = {
+        run.name: {name for _, values in run.values for name in values}
+        for run in analysed.tracking.runs[runs_before:]
+    }
+    assert any("predicted" in name for name in logged["grpo-0-forces"])
+    assert "result/data/rows_dropped" in logged["grpo-0"]
 
 
 def test_a_batch_that_diverged_lies_among_the_logs_in_the_store(analysed: Analysed) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
+from huggingface_hub import HfApi
 
 from dynolab.data.batches import draw
 from dynolab.data.encode import encode_prompt
-from dynolab.data.rows import PromptRow, read_rows, read_value
+from dynolab.data.rows import PromptRow, read_value
 from dynolab.errors import DIVERGED, ConfigError
 from dynolab.objectives import build_objective
 from dynolab.objectives.sft import SFTExtendedConfig
+from dynolab.report.inputs.study import Compared, read_compared
 from dynolab.results.arms import Divergence
 from dynolab.results.judges import Judgement, PolicyAnswer
 from dynolab.results.study import TrainingSummary
@@ -23,13 +28,16 @@ from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.rewards import ALLOWED, Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.record import StepRecord
-from flows.mitigation import MitigationParameters, mitigation_steps
+from flows import mitigation, reproduce, study
+from flows.comparison import resolved_comparison
+from flows.flow import Plan, StagedFlow
+from flows.mitigation import MitigationParameters
 from flows.parameters import load_parameters, validated
-from flows.reproduce import ReproduceParameters, reproduce_steps
+from flows.reproduce import ReproduceParameters
 from models.language import load_language_model, load_tokenizer
-from tasks.runtime.pipeline import plan
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
+from tests.flows.in_process import InProcess
 from tests.flows.lab import ROOT
 
 PLAIN = {"kind": "plain", "ranks": 1}
@@ -77,39 +85,35 @@ def allowed() -> Any:
         yield
 
 
-def parameters(**changes: Any) -> MitigationParameters:
-    return validated(MitigationParameters, SMALL | changes)
-
-
-def run_all(analysed: Analysed, steps: Any) -> dict[str, StageResult]:
-    found: dict[str, StageResult] = {}
-    for step in steps:
-        found[step.name] = analysed.run(step.stage, step.config, step.name, **step.sources(found))
-    return found
+def planned(lab: InProcess, flow: StagedFlow[Any] = mitigation.FLOW, **changes: Any) -> Plan:
+    return lab.plan(flow, (SMALL if flow is mitigation.FLOW else SHARED) | changes)
 
 
 @pytest.fixture(scope="module")
 def results(analysed: Analysed) -> dict[str, StageResult]:
     """Every stage's result, by step."""
-    return run_all(analysed, mitigation_steps(parameters()))
+    return analysed.run_plan(planned(analysed))
 
 
 def test_arms_share_their_start_and_nothing_is_computed_twice(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    steps = mitigation_steps(parameters())
-    assert {one.state for one in plan(steps, analysed.platform)} == {"cached"}
-    reads = {step.name: dict(step.inputs) for step in steps}
-    assert reads["dpo-1"] == {"data": "data-1", "model": "sft-1"}
-    assert reads["extended-1"] == {"data": "data-1", "model": "sft-extended-1"}
-    assert reads["extended-half-1"] == {"data": "data-1", "model": "sft-extended-half-1"}
-    assert reads["resampled-1"] == {"data": "sampled-sft-1", "model": "sft-1"}
+    plan = planned(analysed)
+    assert analysed.to_run(plan) == set()
+    reads = {step.name: dict(step.inputs) for step in plan.steps}
     own = {"data": "data-1", "prompts": "prompts-1", "model": "sft-1"}
-    assert reads["on-policy-1"] == reads["on-policy-ipo-1"] == own
-    assert reads["filter-1"] == {"data": "filter-1-filter", "model": "sft-1"}
-    reproduction = reproduce_steps(validated(ReproduceParameters, SHARED))
-    known = {one.step for one in plan(reproduction, analysed.platform) if one.state == "cached"}
-    assert {
+    wanted = {
+        "dpo-1": {"data": "data-1", "model": "sft-1"},
+        "extended-1": {"data": "data-1", "model": "sft-extended-1"},
+        "extended-half-1": {"data": "data-1", "model": "sft-extended-half-1"},
+        "resampled-1": {"data": "sampled-sft-1", "model": "sft-1"},
+        "on-policy-1": own,
+        "on-policy-ipo-1": own,
+        "filter-1": {"data": "filter-1-filter", "model": "sft-1"},
+    }
+    assert {name: reads[name] for name in wanted} == wanted
+    reproduction = analysed.states(planned(analysed, reproduce.FLOW))
+    assert {step for step, state in reproduction.items() if state == "cached"} >= {
         "sft-0",
         "sft-extended-1",
         "sft-extended-half-0",
@@ -119,22 +123,22 @@ def test_arms_share_their_start_and_nothing_is_computed_twice(
         "on-policy-0",
         "on-policy-ipo-1",
         "dpo-1-said",
-    } <= known
+    }
 
 
 def test_an_arm_that_diverges_is_a_result_and_the_others_go_on(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
     wild = analysed.folder(results["wild-0"])
-    found = read_value(wild / "divergence.json", Divergence)
-    assert "diverged on the batch" in found.reason and found.step in (0, 1, 2)
+    divergence = read_value(wild / "divergence.json", Divergence)
+    assert "diverged on the batch" in divergence.reason and divergence.step in (0, 1, 2)
     assert not (wild / "model").exists()
     assert results["wild-0"].metrics["diverged"] == 1.0
     assert list(analysed.platform.settings.home.glob(f"store/stages/arm/*/logs/*/{DIVERGED}"))
-    assert not (analysed.folder(results["wild-0-said"]) / "answers.jsonl").read_text()
-    judged = read_rows(analysed.folder(results["judge-0"]) / "judgements.jsonl", Judgement)
-    assert {one.a for one in judged} == set(ARMS) - {"dpo", "wild"}
-    summary = json.loads((analysed.folder(results["mitigation-page"]) / "summary.json").read_text())
+    assert analysed.text(results["wild-0-said"], "answers.jsonl") == ""
+    judgements = analysed.rows(results["judge-0"], "judgements.jsonl", Judgement)
+    assert {judgement.a for judgement in judgements} == set(ARMS) - {"dpo", "wild"}
+    summary = analysed.summary(results["mitigation-page"])
     assert "diverged" in summary["ends"]["wild"]
     assert summary["metrics"]["wild/diverged"] == 2.0
     assert "dpo/train/gap" in summary["metrics"] and "wild/train/gap" not in summary["metrics"]
@@ -148,23 +152,19 @@ def test_the_alarm_ends_an_arm_early(analysed: Analysed, results: dict[str, Stag
 def test_filtered_pairs_are_not_trained_on(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    kept = (analysed.folder(results["filter-0-filter"]) / "train.jsonl").read_text().splitlines()
-    assert len(kept) == 6
+    assert len(analysed.text(results["filter-0-filter"], "train.jsonl").splitlines()) == 6
 
 
 def test_answers_are_drawn_alike_and_judged_prompt_by_prompt(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    answers = {
-        arm: list(
-            read_rows(analysed.folder(results[f"{arm}-0-said"]) / "answers.jsonl", PolicyAnswer)
-        )
+    dpo, extended = (
+        analysed.rows(results[f"{arm}-0-said"], "answers.jsonl", PolicyAnswer)
         for arm in ("dpo", "extended")
-    }
-    assert [one.id for one in answers["dpo"]] == [one.id for one in answers["extended"]]
-    assert len(answers["dpo"]) == 2 * 2 * 3
-    assert all(one.truth for one in answers["dpo"])
-    figures = json.loads((analysed.folder(results["dpo-0-said"]) / "figures.json").read_text())
+    )
+    assert [answer.id for answer in dpo] == [answer.id for answer in extended]
+    assert len(dpo) == 2 * 2 * 3 and all(answer.truth for answer in dpo)
+    figures = json.loads(analysed.text(results["dpo-0-said"], "figures.json"))
     assert figures["heldout/entropy"]["n"] == 3
     page = results["mitigation-page"].metrics
     assert 0 <= page["extended/heldout/won"] <= 1
@@ -176,11 +176,11 @@ def test_on_policy_arms_learn_from_ranked_answers_of_the_model_as_it_is(
 ) -> None:
     recorded = SHARED["training"] | {"steps": 3, "record_steps": [0, 1, 2]}
     arms = {"on-policy": ARMS["on-policy"]}
-    steps = mitigation_steps(parameters(seeds=[0], arms=arms, training=recorded))
-    training = next(step.config for step in steps if step.name == "on-policy-0")
+    plan = planned(analysed, seeds=[0], arms=arms, training=recorded)
+    training = next(step.config for step in plan.steps if step.name == "on-policy-0")
     assert isinstance(training, GroupTrainConfig) and training.completions == 2
-    trained = analysed.folder(run_all(analysed, steps)["on-policy-0"])
-    prompts = list(read_rows(analysed.folder(results["prompts-0"]) / "train.jsonl", PromptRow))
+    trained = analysed.folder(analysed.run_plan(plan)["on-policy-0"])
+    prompts = analysed.rows(results["prompts-0"], "train.jsonl", PromptRow)
     model = load_language_model(trained / "model")
     tokenizer, rewards = load_tokenizer(trained / "model"), Rewards(training.rewards)
     generator = ModelGenerator(model, tokenizer, 64)
@@ -193,7 +193,7 @@ def test_on_policy_arms_learn_from_ranked_answers_of_the_model_as_it_is(
         drawn = generator.generate(asked, training.sampling, samples=2, step=step)
         expected = {}
         for row, both in zip(rows, drawn, strict=True):
-            worth = rewards(row.prompt, [one.text for one in both], row)
+            worth = rewards(row.prompt, [answer.text for answer in both], row)
             if worth[0] != worth[1]:
                 worse, better = (both[at].encoded for at in sorted((0, 1), key=worth.__getitem__))
                 expected[row.id] = {"chosen": better, "rejected": worse}
@@ -206,23 +206,22 @@ def test_a_model_can_judge_where_nobody_knows_what_is_right(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
     arms = {label: ARMS[label] for label in ("dpo", "extended")}
-    steps = mitigation_steps(parameters(judge={"name": "log_prob"}, seeds=[0], arms=arms))
-    (judge,) = [step for step in steps if step.name == "judge-0"]
+    plan = planned(analysed, judge={"name": "log_prob"}, seeds=[0], arms=arms)
+    (judge,) = [step for step in plan.steps if step.name == "judge-0"]
     assert judge.inputs["reference"] == "base-0"
-    found = run_all(analysed, steps)
-    assert 0 <= found["mitigation-page"].metrics["extended/heldout/won"] <= 1
-    assert found["judge-0"].metrics["judge/failed"] == 0
+    judged = analysed.run_plan(plan)
+    assert 0 <= judged["mitigation-page"].metrics["extended/heldout/won"] <= 1
+    assert judged["judge-0"].metrics["judge/failed"] == 0
 
 
 def test_the_reproduction_measures_every_finding_of_the_world(
     analysed: Analysed, results: dict[str, StageResult]
 ) -> None:
-    found = run_all(analysed, reproduce_steps(validated(ReproduceParameters, SHARED)))
-    folder = analysed.folder(found["reproduction-page"])
-    summary = json.loads((folder / "summary.json").read_text())
-    assert "not measured" not in {one["outcome"] for one in summary["verdicts"]}
-    assert (folder / "reproduction.html").exists()
-    assert found["reproduction-page"].metrics["sft/chosen"] > 0
+    page = analysed.run_plan(planned(analysed, reproduce.FLOW))["reproduction-page"]
+    outcomes = {verdict["outcome"] for verdict in analysed.summary(page)["verdicts"]}
+    assert "not measured" not in outcomes
+    assert (analysed.folder(page) / "reproduction.html").exists()
+    assert page.metrics["sft/chosen"] > 0
 
 
 @pytest.mark.parametrize(
@@ -281,19 +280,18 @@ def test_the_reproduction_measures_every_finding_of_the_world(
 def test_what_cannot_work_is_refused_before_anything_runs(
     changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError) as refused:
-        mitigation_steps(parameters(**changes))
-    assert message in str(refused.value)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        mitigation.mitigation_steps(validated(MitigationParameters, SMALL | changes))
 
 
 def weights_of_chosen(config: TrainConfig, rows: int) -> dict[int, Fraction]:
     """By training row what its chosen answer weighs in all steps together, in 1/batch_size."""
-    seen: dict[int, Fraction] = defaultdict(Fraction)
+    weights: dict[int, Fraction] = defaultdict(Fraction)
     sides = len(build_objective(config.objective).sides)
     for step in range(config.steps):
         for row in draw(step, config.batch_size, rows, config.seed):
-            seen[row] += Fraction(1, config.batch_size * sides)
-    return seen
+            weights[row] += Fraction(1, config.batch_size * sides)
+    return weights
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -309,13 +307,13 @@ def test_extension_leaves_a_chosen_answer_the_weight_that_it_has_in_sft(ranks: i
         "objective": {"name": "sft"},
     }
     arms = {label: ARMS[label] for label in ("dpo", "extended", "extended-half")}
-    known = {step.name: step.config for step in mitigation_steps(parameters(sft=sft, arms=arms))}
+    parameters = validated(MitigationParameters, SMALL | {"sft": sft, "arms": arms})
+    known = {step.name: step.config for step in mitigation.mitigation_steps(parameters)}
     plain, both, half = (known[name] for name in ("sft-0", "sft-extended-0", "sft-extended-half-0"))
     assert both.objective == half.objective == SFTExtendedConfig()
-    assert weights_of_chosen(both, 12) == weights_of_chosen(plain, 12)
-    assert (
-        sum(weights_of_chosen(half, 12).values()) == sum(weights_of_chosen(plain, 12).values()) / 2
-    )
+    weights = weights_of_chosen(plain, 12)
+    assert weights_of_chosen(both, 12) == weights
+    assert sum(weights_of_chosen(half, 12).values()) == sum(weights.values()) / 2
     assert (both.steps, both.batch_size, both.micro_examples) == (18, 4, 2)
     assert both.accumulation == plain.accumulation
     assert (both.probe_every, both.warmup_steps, both.optimizer) == (6, 2, plain.optimizer)
@@ -331,17 +329,97 @@ def test_the_harmless_domain_is_a_plan() -> None:
         MitigationParameters, ROOT / "deploy" / "studies" / "mitigation_harmless.yaml"
     )
     assert known.data_of(2).world.domain == "harmless" and known.data_of(2).world.seed == 2
-    assert mitigation_steps(known)[-1].name == "mitigation-page"
+    assert mitigation.mitigation_steps(known)[-1].name == "mitigation-page"
 
 
 @pytest.mark.parametrize("name", ["builtin", "tinystories"])
 def test_study_files_are_plans(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DYNOLAB_TEST_DATA", str(tmp_path))
     for kind, steps, file in (
-        (MitigationParameters, mitigation_steps, f"mitigation_{name}.yaml"),
-        (ReproduceParameters, reproduce_steps, f"reproduce_{name}.yaml"),
+        (MitigationParameters, mitigation.mitigation_steps, f"mitigation_{name}.yaml"),
+        (ReproduceParameters, reproduce.reproduce_steps, f"reproduce_{name}.yaml"),
     ):
         known: Any = load_parameters(kind, ROOT / "deploy" / "studies" / file)
         names = [step.name for step in steps(known)]
         assert len(names) == len(set(names))
         assert len(known.seeds) >= 3
+
+
+MODEL_COMMIT, DATA_COMMIT = "a" * 40, "b" * 40
+MODELS = {
+    "reproduce_pythia410m.yaml": "EleutherAI/pythia-410m-deduped",
+    "reproduce_pythia2.8b.yaml": "EleutherAI/pythia-2.8b-deduped",
+    "reproduce_qwen1.8b.yaml": "Qwen/Qwen1.5-1.8B",
+}
+
+
+@pytest.mark.parametrize("file", MODELS)
+def test_a_file_for_gpus_holds_the_papers_settings_and_pins_its_hub_names(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def hub(commit: str) -> Any:
+        def info(api: HfApi, name: str, *, revision: str) -> SimpleNamespace:
+            asked.append(name)
+            return SimpleNamespace(sha=commit)
+
+        return info
+
+    monkeypatch.setattr(HfApi, "model_info", hub(MODEL_COMMIT))
+    monkeypatch.setattr(HfApi, "dataset_info", hub(DATA_COMMIT))
+    known = resolved_comparison(
+        load_parameters(ReproduceParameters, ROOT / "deploy/studies" / file)
+    )
+
+    assert set(asked) == {"Anthropic/hh-rlhf", MODELS[file]}
+    assert known.data.revision == DATA_COMMIT and known.base.revision == MODEL_COMMIT
+    assert (known.data.hub_folder, known.data.rows) == ("helpful-base", 5000)
+    for training in (known.sft, known.training):
+        optimizer = training.optimizer
+        assert (optimizer.name, optimizer.learning_rate) == ("rmsprop", 5e-7)
+        assert (training.warmup_steps, training.batch_size, training.clip_norm) == (150, 4, 10)
+        assert training.engine.dtype == "fp32"
+    names = [step.name for step in reproduce.reproduce_steps(known)]
+    assert names[:4] == ["data-0", "base-0", "sft-0", "sft-extended-0"]
+    assert {"from-base-0", "dpo-0", "extended-0", "resampled-0", "judge-0"} <= set(names)
+    assert names[-1] == "reproduction-page"
+    # Nothing here ranks the policy's own answers.
+    assert not {name for name in names if name.startswith(("on-policy", "ipo", "prompts"))}
+
+
+TWO: dict[str, Any] = {"dpo": {}, "dose": {"objective": {"name": "dpo", "negative_dose": 0.0}}}
+
+
+def test_finished_comparisons_are_the_inputs_of_a_study_s_report(
+    analysed: Analysed, tmp_path: Path
+) -> None:
+    files = {name: tmp_path / f"{name}.yaml" for name in ("mitigation", "reproduction")}
+    shared = SHARED | {"seeds": [7]}
+    files["mitigation"].write_text(yaml.safe_dump(shared | {"arms": TWO}, sort_keys=False))
+    files["reproduction"].write_text(yaml.safe_dump(shared, sort_keys=False))
+    named = {"comparisons": {name: str(file) for name, file in files.items()}}
+    before = analysed.plan(study.FLOW, named)
+    missing = report_of(before).config.missing
+    assert before.existing == {} and set(missing) == set(files)
+    assert missing["reproduction"].startswith("dynolab reproduce --config ")
+
+    made = analysed.run_plan(planned(analysed, arms=TWO, seeds=[7]))["mitigation-page"]
+    after = analysed.plan(study.FLOW, named)
+    assert after.existing == {"mitigation": made.model_copy(update={"cached": True})}
+    assert report_of(after).inputs["mitigation"] == "mitigation"
+    assert set(report_of(after).config.missing) == {"reproduction"}
+
+    compared = read_compared(analysed.folder(made), None, missing={})
+    assert compared.remedies is not None and list(compared.remedies.arms) == list(TWO)
+    assert compared.findings == ()
+
+
+def test_a_study_that_names_no_comparison_has_none(analysed: Analysed) -> None:
+    plan = analysed.plan(study.FLOW, {})
+    assert plan.existing == {} and report_of(plan).config.missing == {}
+    assert read_compared(None, None, missing={}) == Compared()
+
+
+def report_of(plan: Plan) -> Any:
+    return plan.steps[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import get_args
 
 import pytest
@@ -10,13 +9,12 @@ import pytest
 from dynolab.errors import ConfigError
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowConfig
 from flows.parameters import load_parameters
-from flows.study import StudyParameters, resolved, study_steps
-from tasks.runtime.work import StageResult
+from flows.study import FLOW, StudyParameters, resolved, study_steps
 from tests.flows.analysed import Analysed
 from tests.flows.lab import ROOT, SMALL
 from tests.report.parsed import Parsed
 
-OBJECTIVES = [one.model_fields["name"].default for one in get_args(RowConfig)]
+OBJECTIVES = [config.model_fields["name"].default for config in get_args(RowConfig)]
 PLAIN = [f"{stage}.engine={{kind: plain, ranks: 1}}" for stage in ("sft", "preference")]
 QUICK = [
     "base.training.steps=2",
@@ -24,6 +22,10 @@ QUICK = [
     "preference.steps=2",
     "kernel.rank=1",
     "kernel.probes=2",
+    "data.probe_pairs=3",
+    "audit.heldout_pairs=2",
+    "squeezing.pairs=2",
+    "forces.pairs=1",
 ]
 
 
@@ -66,23 +68,19 @@ def test_all_preference_objectives_are_here() -> None:
 @pytest.mark.parametrize(
     ("objective", "called"),
     [
-        pytest.param(*one, marks=[] if one[0] in FAST else pytest.mark.study)
-        for one in CALLED.items()
+        pytest.param(name, label, marks=[] if name in FAST else pytest.mark.study)
+        for name, label in CALLED.items()
     ],
 )
 def test_it_runs_to_its_report(analysed: Analysed, objective: str, called: str) -> None:
     changes = [*PLAIN, *QUICK, f"preference.objective={{name: {objective}}}"]
-    results: dict[str, StageResult] = {}
-    for step in study_steps(resolved(load_parameters(StudyParameters, SMALL, changes))):
-        results[step.name] = analysed.run(
-            step.stage, step.config, step.name, **step.sources(results)
-        )
-    folder = analysed.folder(results["report"])
-    summary = json.loads((folder / "summary.json").read_text())
+    plan = FLOW.plan(load_parameters(StudyParameters, SMALL, changes), analysed.platform)
+    report = analysed.run_plan(plan)["report"]
+    summary = analysed.summary(report)
     stages = {verdict["id"].split("/")[0] for verdict in summary["verdicts"]}
     assert stages == {"sft", objective}
-    assert "not measured" not in {one["outcome"] for one in summary["verdicts"]}
-    words = Parsed((folder / "report.html").read_text()).words
+    assert "not measured" not in {verdict["outcome"] for verdict in summary["verdicts"]}
+    words = Parsed(analysed.text(report, "report.html")).words
     headed = {word.partition(": chosen")[0].strip() for word in words if ": chosen" in word}
     assert called in headed
     assert not headed & (set(CALLED.values()) - {called})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -15,16 +16,17 @@ import yaml
 
 from dynolab.data.probes.kinds import KINDS
 from dynolab.data.probes.missing import Missing
-from dynolab.data.rows import ProbeRow, read_rows
+from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError, EndpointFailed
+from flows.flow import Plan
 from flows.parameters import load_parameters, validated
-from flows.probes import ProbesParameters, probes_steps, resolved_probes
+from flows.probes import FLOW, ProbesParameters, probes_steps
 from flows.study import StudyParameters, resolved, study_steps
 from tasks.data import DATA
-from tasks.runtime.pipeline import plan
 from tasks.runtime.work import StageResult
 from tests.endpoint.server import KEY, ChatServer, Said, Seen, chat_server, good, html, trouble
 from tests.flows.analysed import Analysed
+from tests.flows.in_process import short
 from tests.flows.lab import ROOT, Lab, ended, until
 
 PATIENT = {"model": "m", "requests_per_minute": 60_000, "attempts": 3, "timeout_seconds": 20}
@@ -63,17 +65,12 @@ def write(seen: Seen) -> Said:
     return good(f"<answer>other words for {seen.text.split()[-2]}</answer>")
 
 
-def parameters(**changes: Any) -> ProbesParameters:
-    return resolved_probes(validated(ProbesParameters, SMALL | changes))
+def planned(lab: Analysed, **changes: Any) -> Plan:
+    return lab.plan(FLOW, SMALL | changes)
 
 
-def run(analysed: Analysed, known: ProbesParameters) -> dict[str, StageResult]:
-    results: dict[str, StageResult] = {}
-    for step in probes_steps(known):
-        results[step.name] = analysed.run(
-            step.stage, step.config, step.name, **step.sources(results)
-        )
-    return results
+def run(lab: Analysed, **changes: Any) -> dict[str, StageResult]:
+    return lab.run_plan(planned(lab, **changes))
 
 
 def everything_written(analysed: Analysed) -> bytes:
@@ -83,66 +80,52 @@ def everything_written(analysed: Analysed) -> bytes:
 
 
 def test_a_probe_set_is_data_that_other_stages_read(analysed: Analysed, server: ChatServer) -> None:
-    results = run(analysed, parameters())
-    folder, data = (analysed.folder(results[name]) for name in ("probe-set", "data"))
-    rows = list(read_rows(folder / "probes.jsonl", ProbeRow))
+    results = run(analysed)
+    built, data = results["probe-set"], results["data"]
+    rows = analysed.rows(built, "probes.jsonl", ProbeRow)
     assert Counter(row.kind for row in rows) == dict.fromkeys(SMALL["probe_set"]["kinds"], 8)
-    assert list(read_rows(folder / "missing.jsonl", Missing)) == []
+    assert analysed.text(built, "missing.jsonl") == ""
     for name in ("train.jsonl", "heldout.jsonl"):
-        assert (folder / name).read_bytes() == (data / name).read_bytes()
+        assert analysed.text(built, name) == analysed.text(data, name)
     made_by = {row.kind: row.made_by for row in rows}
-    base = results["base"]
-    assert f"by base/{base.key[:12]} at temperature 1" in made_by["chosen_initial"]
+    assert f"by {short(results['base'])} at temperature 1" in made_by["chosen_initial"]
     assert made_by["irr_hum"] == "a tale of the base corpus's grammar"
-    metrics = results["probe-set"].metrics
-    assert metrics["probes/rows"] == 48 and metrics["writer/answered"] == 8
-    assert {one.state for one in plan(probes_steps(parameters()), analysed.platform)} == {"cached"}
+    assert (built.metrics["probes/rows"], built.metrics["writer/answered"]) == (48, 8)
+    assert analysed.to_run(planned(analysed)) == set()
     assert KEY.encode() not in everything_written(analysed)
 
 
 def test_patience_does_not_change_the_key_and_the_model_does(
     analysed: Analysed, server: ChatServer
 ) -> None:
-    run(analysed, parameters())
+    run(analysed)
     asked = len(server.seen)
 
     def states(**writer: Any) -> set[str]:
         changed = SMALL["probe_set"] | {"writer": PATIENT | writer}
-        steps = probes_steps(parameters(probe_set=changed))
-        return {one.state for one in plan(steps, analysed.platform)}
+        return set(analysed.states(planned(analysed, probe_set=changed)).values())
 
     assert states(concurrency=1, requests_per_minute=1, timeout_seconds=1) == {"cached"}
     assert states(model="other") == states(temperature=0) == {"cached", "to run"}
     assert len(server.seen) == asked
 
 
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "on another machine"])
 def test_a_build_that_ended_goes_on_where_it_stopped(
-    analysed: Analysed, server: ChatServer
+    elsewhere: bool, analysed: Analysed, server: ChatServer
 ) -> None:
-    known = parameters(seed=1, probe_set=ONE_BY_ONE)
+    seed = 7 if elsewhere else 1
     server.answer = lambda seen: write(seen) if seen.place < 3 else trouble(401, KEY)
     with pytest.raises(ConfigError, match="OPENAI_API_KEY = '\\(not shown\\)'"):
-        run(analysed, known)
+        run(analysed, seed=seed, probe_set=ONE_BY_ONE)
     server.answer = write
-    done = run(analysed, known)["probe-set"]
+    if elsewhere:
+        answers = analysed.platform.settings.cache / "answers"
+        answers.rename(answers.with_name("lost-answers"))
+    done = run(analysed, seed=seed, probe_set=ONE_BY_ONE)["probe-set"]
     assert (done.metrics["writer/kept"], done.metrics["writer/requests"]) == (3, 5)
+    assert analysed.platform.store.place(done.stage, done.key).newest_resume() is None
     assert KEY.encode() not in everything_written(analysed)
-
-
-def test_a_build_that_ended_goes_on_on_another_machine(
-    analysed: Analysed, server: ChatServer
-) -> None:
-    known = parameters(seed=7, probe_set=ONE_BY_ONE)
-    server.answer = lambda seen: write(seen) if seen.place < 3 else trouble(401)
-    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
-        run(analysed, known)
-    server.answer = write
-    answers = analysed.platform.settings.cache / "answers"
-    answers.rename(answers.with_name("lost-answers"))
-    done = run(analysed, known)["probe-set"]
-    assert (done.metrics["writer/kept"], done.metrics["writer/requests"]) == (3, 5)
-    left = analysed.platform.store.place(done.stage, done.key).newest_resume()
-    assert left is None
 
 
 def test_troubles_are_told_and_what_stays_missing_is_listed(
@@ -154,16 +137,15 @@ def test_troubles_are_told_and_what_stays_missing_is_listed(
         return bad[seen.number] if first else write(seen)
 
     server.answer = moody
-    changed = SMALL["probe_set"] | {"most_missing": 0.2, "writer": PATIENT | {"concurrency": 1}}
-    done = run(analysed, parameters(seed=2, probe_set=changed))["probe-set"]
-    told = {
+    done = run(analysed, seed=2, probe_set=ONE_BY_ONE | {"most_missing": 0.2})["probe-set"]
+    counts = {
         name: done.metrics[f"writer/{name}"]
         for name in ("rate_limited", "not_json", "empty", "given_up", "answered")
     }
-    assert told == {"rate_limited": 1, "not_json": 1, "empty": 1, "given_up": 1, "answered": 7}
-    (missing,) = read_rows(analysed.folder(done) / "missing.jsonl", Missing)
+    assert counts == {"rate_limited": 1, "not_json": 1, "empty": 1, "given_up": 1, "answered": 7}
+    (missing,) = analysed.rows(done, "missing.jsonl", Missing)
     assert missing.kind == "chosen_gptsemantic" and missing.reason == "the answer is empty"
-    assert done.metrics["probes/missing"] == 1 and done.metrics["probes/rows"] == 47
+    assert (done.metrics["probes/missing"], done.metrics["probes/rows"]) == (1, 47)
     logged = analysed.tracking.runs[-1].artifacts["tables/missing.json"]
     assert missing.pair_id in str(logged)
 
@@ -172,15 +154,16 @@ def test_an_endpoint_that_is_gone_commits_nothing(analysed: Analysed, server: Ch
     server.answer = lambda seen: html(503)
     many = SMALL["probe_set"] | {"pairs": 6, "writer": PATIENT | {"attempts": 1}}
     with pytest.raises(EndpointFailed, match="its answers so far are kept"):
-        run(analysed, parameters(seed=3, probe_set=many))
+        run(analysed, seed=3, probe_set=many)
 
 
 def test_a_study_watches_a_set_that_was_built(analysed: Analysed, server: ChatServer) -> None:
-    built = run(analysed, parameters())["probe-set"]
+    built = run(analysed)["probe-set"]
     file = analysed.folder(built) / "probes.jsonl"
-    study = resolved(validated(StudyParameters, {"data": SMALL["data"] | {"probes": str(file)}}))
-    data = analysed.run(DATA, study.data)
-    assert (analysed.folder(data) / "probes.jsonl").read_bytes() == file.read_bytes()
+    data = SMALL["data"] | {"probes": str(file)}
+    study = resolved(validated(StudyParameters, {"data": data}))
+    watched = analysed.run(DATA, study.data)
+    assert (analysed.folder(watched) / "probes.jsonl").read_bytes() == file.read_bytes()
     other = study.data.model_copy(update={"world": study.data.world.model_copy(update={"seed": 4})})
     with pytest.raises(ConfigError, match="with the same data settings and seed"):
         analysed.run(DATA, other)
@@ -191,14 +174,10 @@ def test_a_study_builds_its_own_set(analysed: Analysed, server: ChatServer) -> N
     steps = study_steps(resolved(validated(StudyParameters, parts | {"seed": 6})))
     assert [step.name for step in steps][:4] == ["rows", "base", "data", "sft"]
     assert all(step.inputs.get("data") != "rows" for step in steps[3:])
-    results: dict[str, StageResult] = {}
-    for step in steps[:3]:
-        results[step.name] = analysed.run(
-            step.stage, step.config, step.name, **step.sources(results)
-        )
-    alone = probes_steps(parameters(seed=6))[-1]
-    assert results["data"].stage == alone.stage.name and steps[2].config == alone.config
-    rows = list(read_rows(analysed.folder(results["data"]) / "probes.jsonl", ProbeRow))
+    data = analysed.run_steps(steps[:3])["data"]
+    alone = planned(analysed, seed=6).steps[-1]
+    assert data.stage == alone.stage.name and steps[2].config == alone.config
+    rows = analysed.rows(data, "probes.jsonl", ProbeRow)
     assert {row.kind for row in rows} == set(SMALL["probe_set"]["kinds"])
 
 
@@ -213,9 +192,8 @@ def test_a_study_builds_its_own_set(analysed: Analysed, server: ChatServer) -> N
     ],
 )
 def test_what_cannot_be_built_is_refused_first(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError, match=re.escape(message)):
         validated(ProbesParameters, SMALL | changes)
-    assert message in str(raised.value)
 
 
 def test_a_study_names_the_part_of_a_set_that_cannot_be_built() -> None:
@@ -228,7 +206,7 @@ def test_without_a_key_the_stage_names_the_variable(
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
-        run(analysed, parameters(seed=5))
+        run(analysed, seed=5)
 
 
 def test_the_files_of_the_repository_are_plans() -> None:

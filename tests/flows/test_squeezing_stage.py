@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dynolab.data.rows import Example, read_rows, read_value, write_rows
+from dynolab.data.rows import Example, read_value, write_rows
 from dynolab.data.sources.config import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.results.squeezing import Forecast, Generation, RisenMass
@@ -20,6 +19,7 @@ from flows.study import StudyParameters, study_steps
 from tasks.data import DATA
 from tasks.probe import PROBE, ProbeConfig
 from tasks.runtime.alarm import TAG
+from tasks.runtime.work import StageResult
 from tasks.study_squeezing import SQUEEZING, SqueezingJob
 from tasks.training import PREFERENCE, SFT
 from tests.flows.analysed import PLAIN, Analysed
@@ -37,24 +37,23 @@ SMALL = TrainConfig.model_validate(
 
 
 @pytest.fixture(scope="module")
-def measured(analysed: Analysed) -> dict[str, Any]:
-    """The stage on an SFT, a DPO and one of adapters, with its folder."""
+def measured(analysed: Analysed) -> StageResult:
+    """The stage on an SFT, a DPO and one of adapters."""
     trained = analysed.run(PREFERENCE, SMALL, data=analysed.data, model=analysed.sft)
     adapted = SMALL.model_copy(update={"lora": LoraConfig(rank=2)})
     adapters = analysed.run(PREFERENCE, adapted, data=analysed.data, model=analysed.sft)
     models = {"base": analysed.base, "sft": analysed.sft, "preference": trained}
-    probe = analysed.run(
-        PROBE, ProbeConfig(answers=1, answer_tokens=4), data=analysed.data, **models
-    )
+    asked = ProbeConfig(answers=1, answer_tokens=4)
+    probe = analysed.run(PROBE, asked, data=analysed.data, **models)
     job = SqueezingJob(pairs=3, trainings={"sft": "base", "preference": "sft", "adapters": "sft"})
-    done = analysed.run(
-        SQUEEZING, job, data=analysed.data, probe=probe, adapters=adapters, **models
-    )
-    return {"result": done, "folder": analysed.folder(done), "run": analysed.tracking.runs[-1]}
+    inputs = {"data": analysed.data, "probe": probe, "adapters": adapters, **models}
+    return analysed.run(SQUEEZING, job, "measured", **inputs)
 
 
-def test_every_state_of_every_training_has_its_risen_mass(measured: dict[str, Any]) -> None:
-    rows = list(read_rows(measured["folder"] / "risen.jsonl", RisenMass))
+def test_every_state_of_every_training_has_its_risen_mass(
+    analysed: Analysed, measured: StageResult
+) -> None:
+    rows = analysed.rows(measured, "risen.jsonl", RisenMass)
     states = {(row.training, row.step) for row in rows}
     assert states == {
         ("sft", 1),
@@ -71,9 +70,8 @@ def test_every_state_of_every_training_has_its_risen_mass(measured: dict[str, An
     assert min(row.risen for row in rows if row.training == "sft") > 0
 
 
-def test_recorded_steps_are_foretold(measured: dict[str, Any]) -> None:
-    found = list(read_rows(measured["folder"] / "forecasts.jsonl", Forecast))
-    known = [(one.training, one.step, one.side) for one in found]
+def test_recorded_steps_are_foretold(analysed: Analysed, measured: StageResult) -> None:
+    forecasts = analysed.rows(measured, "forecasts.jsonl", Forecast)
     sft = [("sft", step, "chosen") for step in (1, 3)]
     pairs = [
         (name, step, side)
@@ -81,65 +79,65 @@ def test_recorded_steps_are_foretold(measured: dict[str, Any]) -> None:
         for step in (0, 2)
         for side in ("chosen", "rejected")
     ]
-    assert known == sft + pairs
-    for one in found:
-        assert 0 <= one.auc <= 1
-        assert one.right <= one.tokens
-        if one.training == "adapters":  # they leave the head where it is
-            assert one.explained == 0
-    explained = [one.explained for one in found if one.training == "preference"]
-    assert all(0 < one < 1.5 for one in explained)
+    assert [(row.training, row.step, row.side) for row in forecasts] == sft + pairs
+    for row in forecasts:
+        assert 0 <= row.auc <= 1 and row.right <= row.tokens
+        if row.training == "adapters":  # they leave the head where it is
+            assert row.explained == 0
+        elif row.training == "preference":
+            assert 0 < row.explained < 1.5
 
 
-def test_the_numbers_have_the_names_of_the_measures(measured: dict[str, Any]) -> None:
-    metrics = measured["result"].metrics
-    for name in (
+def test_the_numbers_have_the_names_of_the_measures(
+    analysed: Analysed, measured: StageResult
+) -> None:
+    numbers = (
         "squeeze/index",
         "squeeze/index/sft",
         "squeeze/index/adapters",
         "squeeze/forecast_auc",
         "squeeze/forecast_auc_top",
-    ):
-        assert 0 <= metrics[name] <= 1
-    assert {f"squeeze/repeaters/{name}" for name in ("base", "sft", "preference")} <= set(metrics)
-    logged = [(step, name) for step, values in measured["run"].values for name in values]
-    assert [step for step, name in logged if name == "squeeze/index"] == [2, 3]
-    assert "tables/forecasts.json" in measured["run"].artifacts
-    generations = list(read_rows(measured["folder"] / "generations.jsonl", Generation))
-    assert {generation.model for generation in generations} == {"base", "sft", "preference"}
+    )
+    assert all(0 <= measured.metrics[name] <= 1 for name in numbers)
+    models = {"base", "sft", "preference"}
+    assert {f"squeeze/repeaters/{name}" for name in models} <= set(measured.metrics)
+    (run,) = (run for run in analysed.tracking.runs if run.name == "measured")
+    assert "tables/forecasts.json" in run.artifacts
+    assert [step for step, values in run.values if "squeeze/index" in values] == [2, 3]
+    generations = analysed.rows(measured, "generations.jsonl", Generation)
+    assert {generation.model for generation in generations} == models
 
 
 def test_an_alarm_ends_the_stage_and_is_told(analysed: Analysed) -> None:
     """Any growth of the gap is too much here."""
     config = SMALL.model_copy(
         update={
-            "steps": 40,
+            "steps": 10,
             "probe_every": 1,
             "record_steps": (),
-            "optimizer": OptimizerConfig(name="sgd", learning_rate=3e-2),
+            "optimizer": OptimizerConfig(name="sgd", learning_rate=0.1),
         }
     )
     quiet = analysed.run(PREFERENCE, config, data=analysed.data, model=analysed.sft)
     assert "stopped_at" not in quiet.metrics
     gaps = gaps_of(analysed, quiet)
-    step = next(step for step, gap in gaps.items() if gap - gaps[0] > 0.01)
-    alarmed = config.model_copy(update={"alarm": AlarmConfig(rise=0.01)})
+    step = next(step for step, gap in gaps.items() if gap - gaps[0] > 0.002)
+    alarmed = config.model_copy(update={"alarm": AlarmConfig(rise=0.002)})
     done = analysed.run(PREFERENCE, alarmed, data=analysed.data, model=analysed.sft)
     run = analysed.tracking.runs[-1]
     summary = read_value(analysed.folder(done) / "summary.json", TrainingSummary)
-    assert done.metrics["stopped_at"] == summary.steps == step < 40
+    assert done.metrics["stopped_at"] == summary.steps == step < 10
     assert isinstance(summary.alarm, AlarmRing)
     assert run.tagged[TAG].startswith(f"step {step}: the gap")
     assert [at for at, values in run.values if RANG in values] == [step]
 
 
-def gaps_of(analysed: Analysed, result: Any) -> dict[int, float]:
-    rows = read_rows(analysed.folder(result) / "probes.jsonl", ProbeScore)
-    found: dict[int, list[float]] = {}
-    for row in rows:
+def gaps_of(lab: Analysed, result: StageResult) -> dict[int, float]:
+    gaps: dict[int, list[float]] = {}
+    for row in lab.rows(result, "probes.jsonl", ProbeScore):
         if (row.split, row.kind) == ("train", "chosen") and row.argmax_logp is not None:
-            found.setdefault(row.step, []).append(row.argmax_logp - row.logp)
-    return {step: sum(each) / len(each) for step, each in found.items()}
+            gaps.setdefault(row.step, []).append(row.argmax_logp - row.logp)
+    return {step: sum(each) / len(each) for step, each in gaps.items()}
 
 
 def test_an_alarm_without_watched_answers_is_refused_before_training(
@@ -147,12 +145,8 @@ def test_an_alarm_without_watched_answers_is_refused_before_training(
 ) -> None:
     pairs = [Example(id=f"p{n}", prompt="q", chosen="a b", rejected="c") for n in range(8)]
     write_rows(tmp_path / "pairs.jsonl", pairs)
-    blind = analysed.run(
-        DATA,
-        DataConfig(
-            source="file", path=str(tmp_path / "pairs.jsonl"), heldout_rows=2, probe_pairs=0
-        ),
-    )
+    file = str(tmp_path / "pairs.jsonl")
+    blind = analysed.run(DATA, DataConfig(source="file", path=file, heldout_rows=2, probe_pairs=0))
     config = SMALL.model_copy(update={"probe_every": 1, "alarm": AlarmConfig(rise=1.0)})
     with pytest.raises(ConfigError, match="no chosen answer of a training pair is watched"):
         analysed.run(SFT, config, data=blind, model=analysed.base)

@@ -1,7 +1,11 @@
-"""Sweeps: what is tried, what is shared, what is pruned, and how one goes on."""
+"""Sweeps: what is tried, shared and pruned, how one goes on, and that two are not one."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,18 +16,30 @@ import yaml
 from dynolab.errors import ConfigError
 from dynolab.report.sweep import write_sweep_page
 from dynolab.results.sweep import TrialRow
+from dynolab.store import Store
 from flows.parameters import load_parameters, validated
 from flows.sweep.memory import SweepStudy, study_name
 from flows.sweep.parameters import SweepParameters, check_sweep
+from flows.sweep.sweep import alone, run_trials
 from flows.sweep.trial import run_trial
 from flows.sweep.trials import Started, _here as run_here, _settings as trial_settings
 from tasks.runtime.system.processes import listening_socket
-from tests.flows.lab import SMALL, Lab, ended
+from tests.flows.lab import ROOT, SMALL, Lab, complaints, ended_well
 from tests.runtime.doubles import memory_platform
 
-ROOT = Path(__file__).resolve().parents[2]
 BETA = "preference.objective.beta"
 PLAIN = ("preference.engine={kind: plain, ranks: 1}",)
+HOLDER = """
+import sys, time
+from dynolab.store import Claim, Store
+from dynolab.store import claim as module
+module.RENEW_SECONDS = 0.1
+url, cache, name = sys.argv[1:]
+claim = Claim(Store(url, cache=cache).files, f"sweeps/{name}/CLAIM")
+assert claim.try_acquire()
+print("held", flush=True)
+time.sleep(120)
+"""
 
 
 def a_sweep(**changes: Any) -> SweepParameters:
@@ -31,6 +47,12 @@ def a_sweep(**changes: Any) -> SweepParameters:
     return validated(
         SweepParameters, {"name": "tried", "study": str(SMALL), "space": space} | changes
     )
+
+
+def next_trial(study: SweepStudy) -> int:
+    number = study.ask()
+    assert number is not None
+    return number
 
 
 @pytest.fixture(autouse=True)
@@ -42,18 +64,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_grid_is_tried_whole_and_once() -> None:
     study = SweepStudy(a_sweep(space={"a": {"values": [1, 2]}, "b": {"values": ["x", "y", "z"]}}))
-    numbers = [study.ask() for _ in range(6)]
+    tried = {tuple(study.settings(next_trial(study)).values()) for _ in range(6)}
     assert study.ask() is None
-    tried = {tuple(study.settings(number).values()) for number in numbers if number is not None}
     assert tried == {(a, b) for a in (1, 2) for b in "xyz"}
 
 
 def test_a_sweep_that_died_between_queueing_and_asking_leaves_no_point_out() -> None:
     study = SweepStudy(a_sweep(space={"a": {"values": [1, 2, 3]}}))
     study._study.enqueue_trial({"a": 1})
-    numbers = [study.ask() for _ in range(3)]
+    assert [study.settings(next_trial(study))["a"] for _ in range(3)] == [1, 2, 3]
     assert study.ask() is None
-    assert [study.settings(number)["a"] for number in numbers if number is not None] == [1, 2, 3]
 
 
 def test_the_memory_is_kept_in_whatever_database_is_named(
@@ -81,8 +101,7 @@ def test_draws_stay_in_their_ranges_and_go_on_after_a_crash(sampler: str) -> Non
     for _ in range(6):
         study = SweepStudy(parameters)  # each time as after a crash
         for _ in range(2):
-            number = study.ask()
-            assert number is not None
+            number = next_trial(study)
             study.complete(number, float(study.settings(number)["a"]))
     rows = SweepStudy(parameters).rows()
     assert SweepStudy(parameters).ask() is None and len(rows) == 12
@@ -93,13 +112,11 @@ def test_draws_stay_in_their_ranges_and_go_on_after_a_crash(sampler: str) -> Non
 
 def test_a_trial_that_died_is_found_again_and_an_ended_one_keeps_its_end() -> None:
     study = SweepStudy(a_sweep())
-    first, second = study.ask(), study.ask()
-    assert first is not None and second is not None
+    first, second = next_trial(study), next_trial(study)
     assert study.started(first) == 1
     study.complete(first, 0.5)
     again = SweepStudy(a_sweep())
-    assert again.unfinished() == [second]
-    assert again.attempts(first) == 1
+    assert (again.unfinished(), again.attempts(first)) == ([second], 1)
     again.fail(first)
     assert again.rows()[first].state == "complete"
     again.prune(second)
@@ -116,12 +133,10 @@ def test_another_sweep_has_another_memory() -> None:
 def test_a_trial_below_the_median_is_hopeless() -> None:
     study = SweepStudy(a_sweep(prune={"after_trials": 2}, space={"a": {"values": [1, 2, 3]}}))
     for value in (1.0, 2.0):
-        number = study.ask()
-        assert number is not None
+        number = next_trial(study)
         assert not study.is_hopeless(number, 10, value)
         study.complete(number, value)
-    number = study.ask()
-    assert number is not None
+    number = next_trial(study)
     assert study.is_hopeless(number, 10, 0.5)
     assert study.rows()[number].value == 0.5
 
@@ -161,20 +176,14 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_trial_whose_process_died_runs_again_and_then_counts_as_failed(no_pause: None) -> None:
-    from flows.sweep.sweep import run_trials
-
-    study, workers = (
-        SweepStudy(a_sweep(retries=1, concurrency=1)),
-        Workers("died", "died", "complete"),
-    )
+    study = SweepStudy(a_sweep(retries=1, concurrency=1))
+    workers = Workers("died", "died", "complete")
     run_trials(study, workers)
     assert workers.started == [0, 0, 1]
     assert [row.state for row in study.rows()] == ["failed", "complete"]
 
 
 def test_no_more_trials_run_at_once_than_may(no_pause: None) -> None:
-    from flows.sweep.sweep import run_trials
-
     space = {"a": {"values": list(range(7))}}
     study, workers = SweepStudy(a_sweep(space=space, concurrency=3)), Workers(*["complete"] * 7)
     run_trials(study, workers)
@@ -183,8 +192,6 @@ def test_no_more_trials_run_at_once_than_may(no_pause: None) -> None:
 
 
 def test_a_trial_that_cannot_be_ended_keeps_no_other_from_its_end(no_pause: None) -> None:
-    from flows.sweep.sweep import run_trials
-
     ended = list[int]()
 
     def launch(study: SweepStudy, number: int) -> Started:
@@ -203,8 +210,6 @@ def test_a_trial_that_cannot_be_ended_keeps_no_other_from_its_end(no_pause: None
 
 
 def test_an_interrupted_sweep_ends_its_trials_and_takes_them_up_later(no_pause: None) -> None:
-    from flows.sweep.sweep import run_trials
-
     workers = Workers("interrupted")
     with pytest.raises(KeyboardInterrupt):
         run_trials(SweepStudy(a_sweep(concurrency=2)), workers)
@@ -224,8 +229,7 @@ def test_a_combination_that_cannot_work_is_that_trials_failure(tmp_path: Path) -
     )
     check_sweep(parameters)
     study = SweepStudy(parameters)
-    numbers = [study.ask() for _ in range(4)]
-    assert numbers[-1] == 3
+    assert [study.ask() for _ in range(4)] == [0, 1, 2, 3]
     assert run_here(memory_platform(tmp_path))(study, 3).ended()
     assert study.unfinished() == [0, 1, 2] and study.rows()[3].state == "failed"
 
@@ -242,8 +246,7 @@ def test_what_breaks_a_trial_ends_it_alone_and_an_interruption_ends_the_sweep(
 
     monkeypatch.setattr("flows.sweep.trials.run_trial", broken)
     platform, study = memory_platform(tmp_path), SweepStudy(a_sweep())
-    number = study.ask()
-    assert number is not None
+    number = next_trial(study)
     with suppress(KeyboardInterrupt):
         run_here(platform)(study, number)
     tracking: Any = platform.tracking
@@ -255,9 +258,7 @@ def test_a_trial_of_a_study_file_that_has_changed_is_refused(tmp_path: Path) -> 
     file = tmp_path / "study.yaml"
     file.write_text(SMALL.read_text())
     study = SweepStudy(a_sweep(study=str(file)))
-    number = study.ask()
-    assert number is not None
-    settings = trial_settings(study, number)
+    settings = trial_settings(study, next_trial(study))
     file.write_text(SMALL.read_text() + "seed: 5\n")
     with pytest.raises(ConfigError, match=r"study = .*study.yaml.: has changed since"):
         run_trial(settings, memory_platform(tmp_path))
@@ -296,8 +297,9 @@ def test_a_sweep_that_cannot_be_drawn_is_refused(changes: dict[str, Any], messag
 def test_settings_that_cannot_work_are_refused_before_any_trial(
     changes: dict[str, Any], message: str
 ) -> None:
+    parameters = a_sweep(**changes)
     with pytest.raises(ConfigError, match=message):
-        check_sweep(a_sweep(**changes))
+        check_sweep(parameters)
 
 
 def test_the_built_in_sweep_can_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,46 +319,60 @@ def test_the_page_tells_the_best_trial_and_escapes_names(tmp_path: Path) -> None
         )
         for n in range(3)
     ]
-    write_sweep_page(
-        tmp_path / "s.html", name="<i>s</i>", metric="m", direction="minimize", rows=rows
-    )
-    page = (tmp_path / "s.html").read_text()
+    file = tmp_path / "s.html"
+    write_sweep_page(file, name="<i>s</i>", metric="m", direction="minimize", rows=rows)
+    page = file.read_text()
     assert "Trial 1 is best" in page and "2 complete, 1 pruned" in page
     assert "<i>s</i>" not in page and "<b>x</b>" not in page
-    write_sweep_page(tmp_path / "none.html", name="none", metric="m", direction="minimize", rows=[])
-    assert "0 trials" in (tmp_path / "none.html").read_text()
+    write_sweep_page(file, name="none", metric="m", direction="minimize", rows=[])
+    assert "0 trials" in file.read_text()
+
+
+def run_sweep(lab: Lab, file: Path, parameters: SweepParameters) -> str:
+    """The command on a file with these parameters, to its good end: what it printed."""
+    file.write_text(yaml.safe_dump(parameters.model_dump(mode="json", exclude_none=True)))
+    return ended_well(lab.start(config=file, flow="sweep"))
+
+
+def runs_of(uri: str, project: str) -> list[Any]:
+    """What MLflow has of a project."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name(project)
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id], max_results=100))
 
 
 @pytest.mark.services
 def test_trials_share_what_comes_before_and_a_sweep_goes_on_where_it_died(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "tried.yaml"
     parameters = a_sweep(settings=PLAIN, project="swept", metric="train/loss", direction="minimize")
-    file.write_text(yaml.safe_dump(parameters.model_dump(mode="json", exclude_none=True)))
     monkeypatch.setenv("DYNOLAB_HOME", str(lab.home))
     died = SweepStudy(parameters)
     assert died.ask() == 0
-    process = lab.start(config=file, flow="sweep")
-    said, complained = ended(process)
-    assert process.returncode == 0, said + complained
-    assert said.count(" complete ") == 2
+    assert run_sweep(lab, tmp_path / "tried.yaml", parameters).count(" complete ") == 2
     assert died.attempts(0) == 1 and died.ask() is None
     stages = lab.home / "store" / "stages"
     computed = {path.name: len(list(path.glob("*/COMMITTED"))) for path in stages.iterdir()}
     assert computed["preference"] == 2
     assert computed["data"] == computed["base"] == computed["sft"] == 1
     assert "Trial " in (lab.home / "reports" / "tried.html").read_text()
-    _in_mlflow(lab.mlflow)
+    runs = runs_of(lab.mlflow, "swept")
+    parents = {run.info.run_id: run for run in runs if run.data.tags.get("flow") == "sweep"}
+    trials = [run for run in runs if run.data.tags.get("flow") == "trial"]
+    assert {run.data.params[BETA] for run in trials} == {"0.1", "1.0"}
+    (parent,) = {run.data.tags["mlflow.parentRunId"] for run in trials}
+    values = [run.data.metrics["train/loss"] for run in trials]
+    assert parents[parent].data.metrics["train/loss"] == min(values)
+    assert {run.info.status for run in runs} == {"FINISHED"}
 
 
 @pytest.mark.services
 @pytest.mark.ranks
 @pytest.mark.study
 def test_a_hopeless_trial_is_ended_while_its_ranks_train(lab: Lab, tmp_path: Path) -> None:
-    from mlflow.tracking import MlflowClient
-
-    file = tmp_path / "pruned.yaml"
     parameters = a_sweep(
         space={BETA: {"values": [1.0, 0.01]}},
         metric="train/loss",
@@ -365,15 +381,9 @@ def test_a_hopeless_trial_is_ended_while_its_ranks_train(lab: Lab, tmp_path: Pat
         project="pruned",
         settings=["preference.engine={ranks: 1}", "preference.steps=2000"],
     )
-    file.write_text(yaml.safe_dump(parameters.model_dump(mode="json", exclude_none=True)))
-    process = lab.start(config=file, flow="sweep")
-    said, complained = ended(process)
-    assert process.returncode == 0, said + complained
-    assert said.count(" complete ") == said.count(" pruned ") == 1
-    client = MlflowClient(lab.mlflow)
-    experiment = client.get_experiment_by_name("pruned")
-    assert experiment is not None
-    runs = client.search_runs([experiment.experiment_id], max_results=100)
+    printed = run_sweep(lab, tmp_path / "pruned.yaml", parameters)
+    assert printed.count(" complete ") == printed.count(" pruned ") == 1
+    runs = runs_of(lab.mlflow, "pruned")
     (pruned,) = (run for run in runs if run.data.tags.get("trial.state") == "pruned")
     assert pruned.info.status == "FINISHED", "pruned is not failed"
     stopped = [run for run in runs if run.info.status == "KILLED"]
@@ -381,17 +391,57 @@ def test_a_hopeless_trial_is_ended_while_its_ranks_train(lab: Lab, tmp_path: Pat
     assert not any(run.info.status == "FAILED" for run in runs)
 
 
-def _in_mlflow(uri: str) -> None:
-    from mlflow.tracking import MlflowClient
+@pytest.fixture
+def study() -> SweepStudy:
+    return SweepStudy(a_sweep())
 
-    client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("swept")
-    assert experiment is not None
-    runs = client.search_runs([experiment.experiment_id], max_results=100)
-    parents = {run.info.run_id: run for run in runs if run.data.tags.get("flow") == "sweep"}
-    trials = [run for run in runs if run.data.tags.get("flow") == "trial"]
-    assert {run.data.params[BETA] for run in trials} == {"0.1", "1.0"}
-    (parent,) = {run.data.tags["mlflow.parentRunId"] for run in trials}
-    values = [run.data.metrics["train/loss"] for run in trials]
-    assert parents[parent].data.metrics["train/loss"] == min(values)
-    assert {run.info.status for run in runs} == {"FINISHED"}
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(f"file://{tmp_path}/store", cache=tmp_path / "cache")
+
+
+@pytest.fixture
+def holder(study: SweepStudy, store: Store, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", HOLDER, store.files.url, str(tmp_path / "cache"), study.name]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_the_second_of_two_sweeps_is_told_who_the_first_is(
+    study: SweepStudy, store: Store, holder: subprocess.Popen[str]
+) -> None:
+    with (
+        pytest.raises(ConfigError, match=rf"name = 'tried': process {holder.pid} on .* runs this"),
+        alone(study, store),
+    ):
+        pass
+
+
+def test_a_killed_first_sweep_is_succeeded_and_nothing_stays(
+    study: SweepStudy, store: Store, holder: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    holder.kill()
+    holder.wait()
+    with alone(study, store):
+        assert list(tmp_path.glob("store/sweeps/*/CLAIM"))
+    assert not list(tmp_path.glob("store/sweeps/*/CLAIM"))
+
+
+@pytest.mark.services
+def test_a_second_command_ends_with_a_message_and_begins_no_trial(
+    tmp_path: Path,
+    servers: dict[str, str],
+    study: SweepStudy,
+    store: Store,
+    holder: subprocess.Popen[str],
+) -> None:
+    lab = Lab(tmp_path / "lab", **servers, DYNOLAB_HOME=str(tmp_path))
+    file = tmp_path / "tried.yaml"
+    file.write_text(yaml.safe_dump(study.parameters.model_dump(mode="json", exclude_none=True)))
+    errors = complaints(lab.start(config=file, flow="sweep"))
+    assert f"process {holder.pid} on {os.uname().nodename} runs this sweep now" in errors
+    assert study.rows() == []

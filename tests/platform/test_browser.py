@@ -116,7 +116,7 @@ def test_a_study_from_its_form_to_the_comparison_in_mlflow(
         person.look(f"{name}-runs")
         running = page.url
         page.goto("about:blank")  # the moving page, drawn in software, takes most of a core
-        assert until(lambda run=run: platform.end_of(run), RUN_SECONDS) == "Completed"
+        assert platform.awaited_end(run, RUN_SECONDS) == "Completed"
         page.goto(running)
         page.get_by_text("Completed", exact=True).first.wait_for()
         page.wait_for_timeout(3000)  # the time line is drawn

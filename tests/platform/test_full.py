@@ -10,19 +10,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 import redis
-import requests
 
 from dynolab.errors import ConfigError
 from flows.sweep.memory import SweepStudy
 from flows.sweep.parameters import Dimension, SweepParameters
 from tasks.runtime.servers import backends as backing_module
 from tasks.runtime.servers.backends import backing_services, missing_programs, write_environment
-from tests.flows.lab import SMALL, Lab, until
+from tests.flows.lab import SMALL, Lab
 from tests.platform.conftest import Platform, platform_of
 
 MISSING = missing_programs()
@@ -66,8 +64,8 @@ def test_the_servers_keep_everything_in_postgres_and_tell_no_password(full: Plat
     address = known["DYNOLAB_SWEEPS"].replace("+psycopg", "")
     for name, table in (("prefect", "deployment"), ("mlflow", "experiments")):
         with psycopg.connect(address.rpartition("/")[0] + f"/{name}") as connection:
-            found = connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone()
-        assert found and found[0] > 0
+            count = connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone()
+        assert count and count[0] > 0
     assert not list(home.rglob("*.db")), "nothing is left to SQLite"
     for file in home.glob("logs/*.log"):
         assert not any(secret in file.read_text(errors="replace") for secret in secrets), file
@@ -95,28 +93,12 @@ def test_sweeps_are_kept_in_postgres(full: Platform, monkeypatch: pytest.MonkeyP
 def test_a_run_brings_no_secret_into_what_is_kept(
     full: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known, me = variables(full), full.login
+    known = variables(full)
     monkeypatch.setenv("DYNOLAB_SWEEPS", known["DYNOLAB_SWEEPS"])
-    assert (
-        SweepStudy(SweepParameters(name="quiet", space={"a": Dimension(values=(1, 2))})).ask() == 0
-    )
-    one = requests.get(
-        f"{full.prefect}/api/deployments/name/train/sft", headers=me, timeout=30
-    ).json()
-    form = {"study_file": "builtin.yaml", "study_text": SMALL.read_text(), "name": "full"}
-    run = requests.post(
-        f"{full.prefect}/api/deployments/{one['id']}/create_flow_run",
-        headers=me,
-        timeout=30,
-        json={"parameters": {"settings": form}},
-    ).json()
-
-    def seen() -> dict[str, Any]:
-        got = requests.get(f"{full.prefect}/api/flow_runs/{run['id']}", headers=me, timeout=30)
-        return dict(got.json())
-
-    until(lambda: seen()["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED"), 300)
-    assert seen()["state"]["name"] == "Completed"
+    quiet = SweepParameters(name="quiet", space={"a": Dimension(values=(1, 2))})
+    assert SweepStudy(quiet).ask() == 0
+    run = full.start("train/sft", study_text=SMALL.read_text(), name="full")
+    assert full.awaited_end(run) == "Completed"
     home = full.lab.home / "full"
     secrets = {name: (home / name).read_text().strip() for name in ("password", "token", "key")}
     secrets |= {name: known[name] for name in known if name in SECRET_VARIABLES}
@@ -180,7 +162,7 @@ def test_a_file_with_passwords_is_its_owners_alone(tmp_path: Path) -> None:
         write_environment(file, {"B": "two words", "A": f"it's $(touch {tmp_path}/ran)"})
     finally:
         os.umask(before)
-    said = subprocess.run(["sh", "-c", f'. {file}; echo "$A,$B"'], capture_output=True, text=True)
-    assert said.stdout == f"it's $(touch {tmp_path}/ran),two words\n"
+    shown = subprocess.run(["sh", "-c", f'. {file}; echo "$A,$B"'], capture_output=True, text=True)
+    assert shown.stdout == f"it's $(touch {tmp_path}/ran),two words\n"
     assert not (tmp_path / "ran").exists()
     assert file.stat().st_mode & 0o777 == 0o600
