@@ -13,7 +13,13 @@ import pytest
 from beartype import beartype
 from jaxtyping import AbstractArray, install_import_hook
 
-ROOMS = ("dynolab.data", "dynolab.objectives", "dynolab.likelihood", "dynolab.probes")
+ROOMS = (
+    "dynolab.data",
+    "dynolab.objectives",
+    "dynolab.forces",
+    "dynolab.likelihood",
+    "dynolab.probes",
+)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
@@ -153,6 +153,7 @@ MARGINS = st.floats(-2000, 2000)
 
 
 @pytest.mark.parametrize("config", PAIRED, ids=lambda config: repr(config))
+@settings(deadline=None)
 @given(scores=st.lists(st.tuples(MARGINS, MARGINS), min_size=1, max_size=8))
 def test_weights_of_pairs_are_the_gradient_however_wide_the_margin(config, scores):
     objective = build_objective(config)
