@@ -15,6 +15,7 @@ from jaxtyping import AbstractArray, install_import_hook
 
 ROOMS = (
     "dynolab.data",
+    "dynolab.forces",
     "dynolab.likelihood",
     "dynolab.objectives",
     "dynolab.probes",

@@ -177,7 +177,7 @@ def dpo_columns_by_differences(
     engine's routes.
     """
     start = policy.weights if at is None else at
-    rates = _dpo_rates(policy, start, example) / pairs
+    rates = dpo_rates(policy, start, example) / pairs
     batch = collate([observed], 0)
     gradients = [
         gradient
@@ -210,10 +210,10 @@ def dpo_rows_by_differences(
         central_difference(policy, policy.weights, gradient, batch)
         for gradient in _token_gradients(policy, policy.weights, observed)
     ]
-    return ETA * torch.stack(rows) * _dpo_rates(policy, policy.weights, example)
+    return ETA * torch.stack(rows) * dpo_rates(policy, policy.weights, example)
 
 
-def _dpo_rates(policy: PolicyFunction, at: Weights, example: RecordedExample) -> Tensor:
+def dpo_rates(policy: PolicyFunction, at: Weights, example: RecordedExample) -> Tensor:
     """`+β(1 − σ)` on chosen and `−β(1 − σ)` on rejected tokens."""
     with torch.no_grad():
         chosen, rejected = (

@@ -13,6 +13,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaFo
 
 from dynolab.data.batches import CHOSEN, collate, collate_examples, count_totals
 from dynolab.data.encode import Encoded
+from dynolab.data.rows import ProbeRow
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import DPOConfig, ObjectiveConfig, build_objective
 from dynolab.training.config import EngineConfig, OptimizerConfig, TrainConfig
@@ -201,3 +202,26 @@ def every_objective() -> list[BaseModel]:
                 others = [0.2]
             configs += [kind(**fixed, **{name: other}) for other in others]
     return configs
+
+
+class Letters:
+    """A tokenizer in which token n reads as t<n>."""
+
+    all_special_ids: tuple[int, ...] = ()
+
+    def decode(self, ids: list[int]) -> str:
+        return f"t{ids[0]}"
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return f"t{token}"
+
+
+def read(sequence: Encoded) -> list[str]:
+    """A response's tokens as `Letters` reads them."""
+    return [f"t{token}" for token in sequence.ids[sequence.prompt_length :]]
+
+
+def probe(pair_id: str, kind: str, prompt: str = "p", response: str = "r") -> ProbeRow:
+    return ProbeRow(
+        pair_id=pair_id, split="train", kind=kind, prompt=prompt, response=response, made_by="test"
+    )

@@ -10,16 +10,23 @@ import pytest
 import torch
 
 from dynolab.data.encode import Encoded
-from dynolab.data.rows import ProbeRow
 from dynolab.forces import PolicyFunction, breakdown, force_map, split_step
 from dynolab.forces.map.analysis import Analysis, Question, analyse, recorded_examples
 from dynolab.forces.map.job import MapJob, fill_map
-from dynolab.forces.map.token_maps import MOST_CELLS, token_maps
 from dynolab.objectives import DPOConfig, GRPOConfig, build_objective
 from tests.forces import small_models
 from tests.forces.families import case
 from tests.forces.lora import adapted
-from tests.forces.small_models import VOCABULARY, encoded, neox, pairs, with_reference
+from tests.forces.small_models import (
+    VOCABULARY,
+    Letters,
+    encoded,
+    neox,
+    pairs,
+    probe,
+    read,
+    with_reference,
+)
 
 BETA, RATE = 0.5, 0.3
 OBSERVED = [
@@ -33,36 +40,11 @@ OBSERVED = [
 ]
 
 
-class Letters:
-    """Token n reads as t<n>."""
-
-    all_special_ids = ()
-
-    def decode(self, ids: list[int]) -> str:
-        return f"t{ids[0]}"
-
-    def convert_ids_to_tokens(self, token: int) -> str:
-        return f"t{token}"
-
-
-def read(ids: tuple[int, ...]) -> list[str]:
-    return [f"t{token}" for token in ids]
-
-
-def response(sequence: Encoded) -> tuple[int, ...]:
-    return sequence.ids[sequence.prompt_length :]
-
-
 @pytest.fixture(scope="module")
 def question() -> Question:
     model = neox()
     observed = [
-        (
-            ProbeRow(
-                pair_id=pair, split=split, kind=kind, prompt="p", response="r", made_by="test"
-            ),
-            sequence,
-        )
+        (probe(pair, kind).model_copy(update={"split": split}), sequence)
         for kind, pair, split, sequence in OBSERVED
     ]
     return Question(
@@ -86,8 +68,8 @@ def force_of(question: Question, found: np.ndarray, observed: int, pair: int, si
     """Sum of the map's entries of one observed answer and one side of a pair, counted out."""
     rows = [sequence.response_length for _, sequence in question.observed]
     columns = [
-        (one.id, name, one.named()[name].response_length)
-        for one in question.updating
+        (example.id, name, example.named()[name].response_length)
+        for example in question.updating
         for name in ("chosen", "rejected")
     ]
     total, first = 0.0, 0
@@ -108,13 +90,13 @@ def test_totals_are_sums_of_the_map_by_answer_pair_and_side(
     parts = breakdown(question.policy, sequences, question.updating, objective, update=RATE)
     np.testing.assert_allclose(answer.force_map.force, whole.force, rtol=1e-6)
     rows = iter(answer.totals)
-    for number, (probe, sequence) in enumerate(question.observed):
+    for number, (watched, sequence) in enumerate(question.observed):
         for pair, example in enumerate(question.updating):
             row = next(rows)
             assert (row.observed_id, row.split, row.kind) == (
-                probe.pair_id,
-                probe.split,
-                probe.kind,
+                watched.pair_id,
+                watched.split,
+                watched.kind,
             )
             assert (row.tokens, row.updating_id) == (sequence.response_length, example.id)
             for side in ("chosen", "rejected"):
@@ -167,7 +149,7 @@ def test_terms_are_those_of_plain_softmaxes(question: Question, answer: Analysis
             logits = model(torch.tensor([sequence.ids])).logits[0, sequence.prompt_length - 1 : -1]
         policy = logits.softmax(-1)
         logp, norm, energy, size = [], [], [], []
-        for pi, token in zip(policy, response(sequence), strict=True):
+        for pi, token in zip(policy, sequence.ids[sequence.prompt_length :], strict=True):
             own = torch.eye(VOCABULARY, dtype=pi.dtype)[token]
             logp.append(float(pi[token].log()))
             norm.append(float((torch.eye(VOCABULARY) - torch.ones(VOCABULARY, 1) * pi).norm()))
@@ -176,8 +158,8 @@ def test_terms_are_those_of_plain_softmaxes(question: Question, answer: Analysis
         return logp, norm, energy, size
 
     expected = [
-        ("observed", probe.pair_id, probe.kind, sequence, 1.0)
-        for probe, sequence in question.observed
+        ("observed", watched.pair_id, watched.kind, sequence, 1.0)
+        for watched, sequence in question.observed
     ]
     for example in question.updating:
         scores = {
@@ -192,7 +174,7 @@ def test_terms_are_those_of_plain_softmaxes(question: Question, answer: Analysis
         ]
     for row, (role, name, kind, sequence, rate) in zip(answer.terms, expected, strict=True):
         assert (row.role, row.id, row.kind) == (role, name, kind)
-        assert row.tokens == read(response(sequence))
+        assert row.tokens == read(sequence)
         logp, norm, energy, size = plain(sequence)
         assert row.logp == pytest.approx(logp)
         assert row.a_norm == pytest.approx(norm)
@@ -268,25 +250,18 @@ def test_a_step_s_question_is_asked_at_its_weights_and_by_its_update(
         assert (tmp_path / name / "manifest.json").exists()
 
 
-def test_facts_tell_of_adapters(question: Question, tmp_path: Path) -> None:
+def test_facts_tell_of_adapters_and_of_groups(question: Question, tmp_path: Path) -> None:
     model = adapted("llama_tied").eval()
-    asked = replace(
-        question,
-        policy=PolicyFunction(model, torch.float64),
-        updating=with_reference(model, pairs(2)),
-    )
-    assert analyse(asked, tmp_path).facts.adapters
-
-
-def test_facts_tell_of_groups(question: Question, tmp_path: Path) -> None:
-    here = case("gpt_neox")
-    objective = GRPOConfig()
+    policy, examples = PolicyFunction(model, torch.float64), with_reference(model, pairs(2))
+    asked = replace(question, policy=policy, updating=examples)
+    assert analyse(asked, tmp_path / "adapters").facts.adapters
+    here, objective = case("gpt_neox"), GRPOConfig()
     groups = here.updating(build_objective(objective))
     asked = replace(question, policy=here.policy, updating=groups, objective=objective)
-    found = analyse(asked, tmp_path)
-    assert found.facts.grouped
-    assert (found.facts.objective, found.facts.updating_pairs) == ("grpo", len(groups))
-    assert found.facts.objective_settings == objective.model_dump(exclude={"name"})
+    facts = analyse(asked, tmp_path / "groups").facts
+    assert facts.grouped
+    assert (facts.objective, facts.updating_pairs) == ("grpo", len(groups))
+    assert facts.objective_settings == objective.model_dump(exclude={"name"})
 
 
 def test_examples_are_recorded_with_the_references_that_there_are() -> None:
@@ -301,29 +276,3 @@ def test_examples_are_recorded_with_the_references_that_there_are() -> None:
     assert (first.chosen_reference, first.rejected_reference) == ([1.0, 2.0], [3.0])
     assert (second.chosen_reference, second.rejected_reference) == (None, None)
     assert [one.chosen_reference for one in recorded_examples(examples)] == [None, None]
-
-
-def test_token_maps_show_own_answers_first_then_the_smallest(
-    question: Question, answer: Analysis
-) -> None:
-    found = token_maps(question, answer.force_map, 4)
-    sizes = [sum(one.response_length for one in x.named().values()) for x in question.updating]
-    assert sizes[0] < sizes[1]
-    asked = [(one.observed_id, one.observed_kind, one.updating_id) for one in found]
-    assert asked == [
-        ("pair-0", "chosen", "pair-0"),
-        ("pair-1", "chosen", "pair-1"),
-        ("pair-1", "rejected", "pair-1"),
-        ("pair-1", "chosen", "pair-0"),
-    ]
-    third, example = found[2], question.updating[1]
-    assert (third.stage, third.step, third.learning_rate) == ("dpo", None, RATE)
-    assert third.observed_tokens == read(response(OBSERVED[2][3]))
-    assert third.chosen_tokens == read(response(example.chosen))
-    assert third.rejected_tokens == read(response(example.rejected))
-    columns = answer.force_map.updating_offsets
-    block = np.array(answer.force_map.force)[5:9, columns[2] : columns[4]]
-    np.testing.assert_allclose(third.force, block)
-    long = encoded(9, 4, MOST_CELLS // sizes[0] + 1)
-    unread = replace(question, observed=[(question.observed[0][0], long)])
-    assert token_maps(unread, answer.force_map, 4) == []

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded
@@ -20,11 +21,18 @@ from dynolab.forces import (
     split_step,
     token_forces,
 )
+from dynolab.forces.function.checks import (
+    check_batch,
+    check_finite,
+    check_model,
+    check_record,
+    check_response,
+)
 from dynolab.objectives import SFT, SFTConfig
-from dynolab.training.config import OptimizerConfig, TrainConfig
 from models.language import load_language_model
 from tests.forces.families import build
-from tests.forces.small_models import encoded, pair, pairs, relative, train_steps
+from tests.forces.linear_softmax import LinearSoftmax
+from tests.forces.small_models import VOCABULARY, encoded, neox, pair, recorded, relative
 
 SFT_STEP = SFT(SFTConfig())
 BAD = [
@@ -36,48 +44,44 @@ BAD = [
 
 
 @pytest.fixture(scope="module")
-def policy():
+def llama_policy():
     return PolicyFunction(build("llama_untied", torch.float32))
 
 
 @pytest.fixture(scope="module")
 def record():
-    config = TrainConfig(
-        objective=SFTConfig(),
-        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3),
-        engine={"kind": "plain", "ranks": 1},
-    )
-    examples = [pair.model_copy(update={"rejected": None}) for pair in pairs(2)]
-    model = build("llama_untied", torch.float32)
-    return train_steps(model, config, examples, steps=2).records[-1]
+    """A step of SFT on examples that have a chosen answer alone."""
+    whole = recorded(build("llama_untied", torch.float32), objective=SFTConfig())
+    alone = [example.model_copy(update={"rejected": None}) for example in whole.examples]
+    return replace(whole, examples=tuple(alone))
 
 
 @pytest.mark.parametrize(("bad", "message"), BAD)
-def test_observed_responses_are_checked_wherever_they_enter(policy, record, bad, message):
+def test_observed_responses_are_checked_wherever_they_enter(llama_policy, record, bad, message):
     batch = collate([encoded(2), bad], 0)
     before, after = record.before, record.after
     step = {"model.norm.weight": torch.ones(32)}
     for ask in (
-        lambda: one_step(policy, before, after, batch),
-        lambda: measured_change(policy, before, after, batch),
-        lambda: central_difference(policy, before, step, batch),
-        lambda: policy.change_along(before, [step], batch),
+        lambda: one_step(llama_policy, before, after, batch),
+        lambda: measured_change(llama_policy, before, after, batch),
+        lambda: central_difference(llama_policy, before, step, batch),
+        lambda: llama_policy.change_along(before, [step], batch),
     ):
         with pytest.raises(ConfigError, match=rf"batch sequence 1 = .*{message}"):
             ask()
     with pytest.raises(ConfigError, match=message):
-        token_forces(record, policy, split_step(record, policy).update, 0, bad)
+        token_forces(record, llama_policy, split_step(record, llama_policy).update, 0, bad)
     with pytest.raises(ConfigError, match=rf"observed\[1\] = .*{message}"):
-        force_map(policy, [encoded(2), bad], [pair(1)], SFT_STEP)
+        force_map(llama_policy, [encoded(2), bad], [pair(1)], SFT_STEP)
 
 
 @pytest.mark.parametrize(("bad", "message"), BAD)
-def test_updating_responses_are_checked_wherever_they_enter(policy, record, bad, message):
+def test_updating_responses_are_checked_wherever_they_enter(llama_policy, record, bad, message):
     example = pair(1).model_copy(update={"chosen": bad})
     with pytest.raises(ConfigError, match=rf"updating\[0\] = .*{message}"):
-        force_map(policy, [encoded(2)], [example], SFT_STEP)
+        force_map(llama_policy, [encoded(2)], [example], SFT_STEP)
     with pytest.raises(ConfigError, match=rf"record example pair-1\.chosen = .*{message}"):
-        split_step(replace(record, examples=(example,)), policy)
+        split_step(replace(record, examples=(example,)), llama_policy)
 
 
 def poisoned(weights, value=float("nan")):
@@ -95,17 +99,19 @@ def test_a_diverged_model_is_refused_by_the_name_of_the_parameter():
         PolicyFunction(model)
 
 
-def test_diverged_states_are_refused_wherever_they_enter(policy, record):
+def test_diverged_states_are_refused_wherever_they_enter(llama_policy, record):
     batch, good, bad = collate([encoded(2)], 0), record.before, poisoned(record.before)
     for ask in (
-        lambda: one_step(policy, bad, record.after, batch),
-        lambda: one_step(policy, good, poisoned(record.after), batch),
-        lambda: policy.change_along(bad, [good], batch),
-        lambda: force_map(policy, [encoded(2)], [pair(1)], SFT_STEP, at=bad),
-        lambda: split_step(replace(record, before=bad), policy),
-        lambda: split_step(replace(record, after=poisoned(record.after, float("inf"))), policy),
+        lambda: one_step(llama_policy, bad, record.after, batch),
+        lambda: one_step(llama_policy, good, poisoned(record.after), batch),
+        lambda: llama_policy.change_along(bad, [good], batch),
+        lambda: force_map(llama_policy, [encoded(2)], [pair(1)], SFT_STEP, at=bad),
+        lambda: split_step(replace(record, before=bad), llama_policy),
         lambda: split_step(
-            replace(record, state={n: poisoned(s) for n, s in record.state.items()}), policy
+            replace(record, after=poisoned(record.after, float("inf"))), llama_policy
+        ),
+        lambda: split_step(
+            replace(record, state={n: poisoned(s) for n, s in record.state.items()}), llama_policy
         ),
     ):
         with pytest.raises(ConfigError, match=r"= 'nan or inf': training diverged"):
@@ -129,7 +135,7 @@ def test_offloaded_weights_are_refused(offloaded):
 
 def test_what_is_no_causal_language_model_is_refused_with_where_to_get_one():
     headless = build("gpt2", torch.float32).transformer
-    for model, name in ((torch.nn.Linear(2, 2), "Linear"), (headless, "GPT2Model")):
+    for model, name in ((nn.Linear(2, 2), "Linear"), (headless, "GPT2Model")):
         with pytest.raises(ConfigError, match=rf"model = '{name}'.*AutoModelForCausalLM"):
             PolicyFunction(model)
 
@@ -137,7 +143,7 @@ def test_what_is_no_causal_language_model_is_refused_with_where_to_get_one():
 def test_quantised_weights_are_refused():
     model = build("gpt2", torch.float32)
     layer = model.transformer.h[0].mlp.c_fc
-    layer.weight = torch.nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
+    layer.weight = nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
     with pytest.raises(ConfigError, match=r"int8.*dequantise"):
         PolicyFunction(model)
 
@@ -167,7 +173,9 @@ def test_16_bits_are_refused_where_their_rounding_hides_the_result(record):
     ):
         with pytest.raises(ConfigError, match=r"bfloat16.*12 to 80 %.*use float32 or float64"):
             ask()
-    with pytest.raises(ConfigError, match=r"no sign; use float32"):
+    with pytest.raises(
+        ConfigError, match=r"gradients of 8 significant bits have no sign; use float32"
+    ):
         force_map(policy, [encoded(2)], [pair(1)], SFT_STEP)
     assert policy.change_along(record.before, [record.after], batch).isfinite().all()
 
@@ -208,3 +216,114 @@ def test_a_model_whose_own_forward_fails_is_refused():
         ConfigError, match=r"its own forward fails \(NotImplementedError: no such k"
     ):
         PolicyFunction(model, torch.float64)
+
+
+CONTEXT = 32
+DIVERGED = "'nan or inf': training diverged; give a checkpoint from before divergence"
+
+
+@pytest.mark.parametrize(
+    "sequence",
+    [
+        Encoded((0, VOCABULARY - 1), 1),
+        Encoded((5, 5), 1),
+        Encoded(tuple(range(CONTEXT)), 1),
+        Encoded(tuple(range(CONTEXT)), CONTEXT - 1),
+    ],
+    ids=["first and last token", "one token twice", "long response", "long prompt"],
+)
+def test_responses_up_to_the_bounds_are_scored(policy: PolicyFunction, sequence: Encoded) -> None:
+    check_response("observed", sequence, policy.causal)
+    check_batch(collate([sequence, Encoded((1, 2, 3, 4), 2)], 0), policy.causal)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "message"),
+    [
+        (Encoded((3, VOCABULARY), 1), "observed = 50: the model's vocabulary has 50 tokens; "),
+        (Encoded((3, -1), 1), "observed = 3: the model's vocabulary has 50 tokens; "),
+        (Encoded((3,) * (CONTEXT + 1), 1), "observed = '33 tokens': the context holds 32; "),
+        (Encoded((3, 4), 2), "observed = (3, 4): has no response tokens; "),
+        (Encoded((3, 4), 0), "observed = (3, 4): has no prompt token "),
+    ],
+)
+def test_responses_past_the_bounds_are_refused(
+    policy: PolicyFunction, sequence: Encoded, message: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_response("observed", sequence, policy.causal)
+    assert str(refused.value).startswith(message)
+
+
+def test_a_model_that_names_no_context_takes_any_length() -> None:
+    policy = PolicyFunction(LinearSoftmax())
+    check_response("observed", Encoded((7,) * 500, 1), policy.causal)
+
+
+def test_tensors_are_finite_however_large_their_sum() -> None:
+    check_finite("weights", {"large": torch.full((4,), 3e38), "none": torch.zeros(0)})
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(ConfigError) as refused:
+            check_finite("weights", {"fine": torch.ones(2), "bad": torch.tensor([1.0, bad])})
+        assert str(refused.value) == f"weights[bad] = {DIVERGED}"
+
+
+def test_a_plain_module_is_fit_down_to_parameters_of_one_number() -> None:
+    check_model(nn.Sequential(nn.Linear(1, 1), nn.Tanh()))
+
+
+class OtherAdapter:
+    """A kind of adapter that is no plain LoRA."""
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        (
+            "merged_adapters",
+            ["default"],
+            "inner = \"adapters ['default'] are merged\": call unmerge_adapter(), or "
+            "merge_and_unload() to move the merged weights",
+        ),
+        (
+            "_disable_adapters",
+            True,
+            "inner = 'adapters are switched off': switch them on, or unload them",
+        ),
+        (
+            "lora_variant",
+            {"default": OtherAdapter(), "second": OtherAdapter()},
+            "inner = ['OtherAdapter']: only plain LoRA has forces: DoRA's gradient holds its norm "
+            "constant, so it is no derivative; call merge_and_unload() to move the merged weights",
+        ),
+    ],
+)
+def test_adapters_without_forces_are_refused(attribute: str, value: object, message: str) -> None:
+    model = nn.Sequential()
+    model.add_module("inner", nn.Linear(2, 2))
+    for fit in ([], {}, None, False):
+        setattr(model.inner, attribute, fit)
+        check_model(model)
+    setattr(model.inner, attribute, value)
+    with pytest.raises(ConfigError) as refused:
+        check_model(model)
+    assert str(refused.value) == message
+
+
+def test_a_record_s_spoilt_tensors_are_refused_by_name(policy: PolicyFunction) -> None:
+    record = recorded(neox())
+    check_record(record, policy.causal)
+    name = next(iter(record.before))
+    spoilt = {name: torch.full_like(record.before[name], float("nan"))}
+    (kind, state), *_ = record.state.items()
+    cases = {
+        f"record.before[{name}]": replace(record, before=record.before | spoilt),
+        f"record.after[{name}]": replace(record, after=record.after | spoilt),
+        f"record.state[{kind}][{name}]": replace(
+            record, state=record.state | {kind: {**state, name: spoilt[name]}}
+        ),
+    }
+    for field, bad in cases.items():
+        with pytest.raises(ConfigError) as refused:
+            check_record(bad, policy.causal)
+        assert str(refused.value) == f"{field} = {DIVERGED}"

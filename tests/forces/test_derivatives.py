@@ -40,20 +40,24 @@ def samples(policy: Any, count: int = 40) -> list[Encoded]:
     return [_sample(policy.causal, torch.Generator().manual_seed(seed)) for seed in range(count)]
 
 
-def test_a_sample_is_a_prompt_of_three_tokens_and_a_response_of_five() -> None:
-    for policy in (
-        policy_of(9),
-        policy_of(9, max_position_embeddings=None),
-        policy_of(9, max_position_embeddings=64),
-    ):
-        for sample in samples(policy):
-            assert (len(sample.ids), sample.prompt_length) == (8, 3)
-
-
-@pytest.mark.parametrize(("context", "prompt"), [(7, 2), (6, 1), (4, 1), (2, 1)])
-def test_a_sample_fits_into_a_short_context(context: int, prompt: int) -> None:
-    (sample,) = samples(policy_of(9, max_position_embeddings=context), 1)
-    assert (len(sample.ids), sample.prompt_length) == (context, prompt)
+@pytest.mark.parametrize(
+    ("context", "tokens", "prompt"),
+    [
+        ({}, 8, 3),
+        ({"max_position_embeddings": None}, 8, 3),
+        ({"max_position_embeddings": 64}, 8, 3),
+        ({"max_position_embeddings": 7}, 7, 2),
+        ({"max_position_embeddings": 6}, 6, 1),
+        ({"max_position_embeddings": 4}, 4, 1),
+        ({"max_position_embeddings": 2}, 2, 1),
+    ],
+    ids=str,
+)
+def test_a_sample_is_three_and_five_tokens_or_as_many_as_the_context_holds(
+    context: dict[str, int | None], tokens: int, prompt: int
+) -> None:
+    for sample in samples(policy_of(9, **context)):
+        assert (len(sample.ids), sample.prompt_length) == (tokens, prompt)
 
 
 @pytest.mark.parametrize("padding", [0, 1, 3])

@@ -20,7 +20,7 @@ from dynolab.forces import (
 )
 from dynolab.forces.step.split import objective_batch
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, SimKOConfig, build_objective
-from dynolab.training.config import OptimizerConfig, TrainConfig
+from dynolab.training.config import OptimizerConfig
 from tests.forces import families
 from tests.forces.families import FAMILIES, build, case
 from tests.forces.lora import adapted
@@ -30,8 +30,8 @@ from tests.forces.small_models import (
     neox,
     pair,
     pairs,
+    recorded,
     relative,
-    train_steps,
     weights,
     with_reference,
 )
@@ -69,6 +69,18 @@ def parts(family):
     return policy, with_reference(model, pairs(3)), policy.batch(OBSERVED)[0]
 
 
+def difference(policy, step, batch, layer):
+    """A central difference of the features along a step of the weights."""
+    size = 1e-3
+    forth, back = (
+        hidden_states(
+            policy, {n: w + sign * size * step[n] for n, w in policy.weights.items()}, batch, layer
+        )
+        for sign in (1, -1)
+    )
+    return (forth - back) / (2 * size)
+
+
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_a_layer_is_transformers_own_hidden_state(family):
     """Its last entry is the state after the final norm, so it is compared up to there."""
@@ -104,36 +116,18 @@ def test_the_formula_is_the_derivative_along_the_loss_gradient(family, layer):
     policy, examples, batch = parts(family)
     change = feature_change(policy, batch, examples, DPO, layer, update=ETA)
     d = step_along(loss_gradient(policy, examples))
-    h = 1e-3
-    forth, back = (
-        hidden_states(
-            policy, {n: w + s * h * d[n] for n, w in policy.weights.items()}, batch, layer
-        )
-        for s in (1, -1)
-    )
-    assert relative(change.total, (forth - back) / (2 * h)) < 1e-6
+    assert relative(change.total, difference(policy, d, batch, layer)) < 1e-6
     assert change.by_example.shape == (len(examples), len(batch.token), 32)
-    tied = policy.model.config.tie_word_embeddings
-    assert bool(change.shared.any()) == tied
+    assert bool(change.shared.any()) == policy.model.config.tie_word_embeddings
 
 
 @pytest.mark.parametrize("config", [GRPOConfig(), SimKOConfig(share=0.4)], ids=repr)
 def test_groups_sampled_at_a_temperature_move_features_too(config):
     here, objective, layer = case("llama_tied"), build_objective(config), 1
-    batch = here.policy.batch(OBSERVED)[0]
-    examples = here.updating(objective, 0.7)
+    batch, examples = here.policy.batch(OBSERVED)[0], here.updating(objective, 0.7)
     change = feature_change(here.policy, batch, examples, objective, layer, update=families.ETA)
-    step = here.descent(objective, 0.7)
-    forth, back = (
-        hidden_states(
-            here.policy,
-            {n: w + s * 1e-3 * step[n] for n, w in here.policy.weights.items()},
-            batch,
-            layer,
-        )
-        for s in (1, -1)
-    )
-    assert relative(change.total, (forth - back) / 2e-3) < 1e-6
+    moved = difference(here.policy, here.descent(objective, 0.7), batch, layer)
+    assert relative(change.total, moved) < 1e-6
     forces = feature_forces(here.policy, examples, objective, layer)
     assert [force.id for force in forces] == [example.id for example in examples]
 
@@ -213,13 +207,7 @@ def test_examples_add_up_to_the_batch():
 def test_a_recorded_step_s_examples_add_up_to_its_gradient_part():
     """Under a preconditioner P: the frozen map of a real AdamW step."""
     model = neox()
-    examples = with_reference(model, pairs(3))
-    config = TrainConfig(
-        objective=DPOConfig(),
-        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3),
-        engine={"kind": "plain", "ranks": 1},
-    )
-    record = train_steps(model, config, examples, steps=2).records[-1]
+    record = recorded(model, OptimizerConfig(name="adamw", learning_rate=1e-3), count=3)
     policy = PolicyFunction(model, torch.float64)
     split = split_step(record, policy)
     batch, _ = policy.batch(OBSERVED)
@@ -330,17 +318,16 @@ def test_padding_and_later_positions_feel_no_force():
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_adapters_alone_move_the_features(layer):
     """Under LoRA, K is the adapters' own; no block lies below layer 0, so nothing moves there."""
-    model = adapted("llama_tied")
-    policy = PolicyFunction(model, torch.float64)
+    policy = PolicyFunction(adapted("llama_tied"), torch.float64)
     batch, _ = policy.batch(OBSERVED)
     examples = [pair.model_copy(update=REFERENCES[pair.id]) for pair in pairs(2)]
     change = feature_change(policy, batch, examples, DPO, layer, update=ETA)
     if layer == 0:
         assert not change.total.any()
         return
-    gradient = loss_gradient(policy, examples)
-    d = {name: w for name, w in step_along(gradient).items() if "lora" in name}
-    (along,) = feature_change_along(policy, {}, [d], batch, layer)
+    d = step_along(loss_gradient(policy, examples))
+    adapters = {name: w for name, w in d.items() if "lora" in name}
+    (along,) = feature_change_along(policy, {}, [adapters], batch, layer)
     assert relative(change.total, along) < 1e-11
     assert not change.shared.any()
 
@@ -360,24 +347,28 @@ def test_the_model_and_its_hooks_are_left_as_they_were():
     policy, examples, batch = parts("gpt_neox")
     start = weights(policy.model)
     feature_change(policy, batch, examples, DPO, 1)
-    for module in policy.model.modules():
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
+    hooks = [(*m._forward_hooks, *m._forward_pre_hooks) for m in policy.model.modules()]
+    assert not any(hooks)
     assert all(torch.equal(w, start[name]) for name, w in weights(policy.model).items())
     assert all(p.grad is None for p in policy.model.parameters())
 
 
-def test_consistency_of_one_direction_of_none_and_of_opposites():
-    one = torch.tensor([3.0, 4.0])
-    same = consistency(torch.stack([one, 10 * one, 0.1 * one]))
-    assert same.resultant == pytest.approx(1)
-    assert same.mean_cosine == pytest.approx(1)
-    apart = consistency(torch.eye(4))
-    assert apart.resultant == pytest.approx(0.5)
-    assert apart.mean_cosine == pytest.approx(0)
-    against = consistency(torch.stack([one, -one]))
-    assert against.resultant == pytest.approx(0, abs=1e-9)
-    assert against.mean_cosine == pytest.approx(-1)
+ONE = torch.tensor([3.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("forces", "resultant", "mean_cosine"),
+    [
+        (torch.stack([ONE, 10 * ONE, 0.1 * ONE]), 1, 1),
+        (torch.eye(4), 0.5, 0),
+        (torch.stack([ONE, -ONE]), 0, -1),
+    ],
+    ids=["one direction", "unrelated", "opposites"],
+)
+def test_consistency_of_directions_by_hand(forces, resultant, mean_cosine):
+    made = consistency(forces)
+    assert made.resultant == pytest.approx(resultant, abs=1e-9)
+    assert made.mean_cosine == pytest.approx(mean_cosine)
 
 
 def test_consistency_is_the_mean_over_pairs_and_leaves_out_what_does_not_pull():
@@ -389,12 +380,14 @@ def test_consistency_is_the_mean_over_pairs_and_leaves_out_what_does_not_pull():
     assert made.examples == 6
 
 
-def test_what_cannot_be_is_refused():
-    policy, _, batch = parts("gpt_neox")
-    for layer in (BLOCKS + 1, -BLOCKS - 2):
-        with pytest.raises(ConfigError, match="layer"):
-            hidden_states(policy, {}, batch, layer)
+@pytest.mark.parametrize("layer", [BLOCKS + 1, -BLOCKS - 2])
+def test_a_layer_that_is_not_there_is_refused(policy, layer):
+    with pytest.raises(ConfigError, match="layer"):
+        hidden_states(policy, {}, policy.batch(OBSERVED)[0], layer)
+
+
+def test_forces_of_nothing_are_refused(policy):
     with pytest.raises(ConfigError, match="examples"):
-        feature_change(policy, batch, [], DPO, 1)
+        feature_change(policy, policy.batch(OBSERVED)[0], [], DPO, 1)
     with pytest.raises(ConfigError, match="at least two"):
         consistency(torch.zeros(3, 4))

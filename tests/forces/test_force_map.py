@@ -1,4 +1,8 @@
+"""A force map: its question, its metric, what moves, by which route, and its parts by block."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -7,18 +11,23 @@ from torch import nn
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import (
+    Breakdown,
     ForceMap,
     FrozenUpdate,
     PolicyFunction,
+    breakdown,
     force_map,
     split_step,
     token_forces,
 )
 from dynolab.forces.function.rules import find_rules, subspace
+from dynolab.forces.map import problem as problem_module
+from dynolab.forces.map.breakdown import block_by_name
 from dynolab.forces.map.costs import choose_route, kernel_flops, route_flops
 from dynolab.forces.map.gram import Kernel
-from dynolab.objectives import SFT, SFTConfig
-from tests.forces.families import DPO_LOSS, ETA, OBSERVED, build
+from dynolab.forces.map.problem import Problem, Updating, pose
+from dynolab.objectives import SFTConfig, build_objective
+from tests.forces.families import DPO_LOSS, ETA, FAMILIES, OBSERVED, ROUTES, build, case
 from tests.forces.small_models import (
     encoded,
     pair,
@@ -27,6 +36,8 @@ from tests.forces.small_models import (
     relative,
     with_reference,
 )
+
+SFT = build_objective(SFTConfig())
 
 
 def tensor(found: ForceMap) -> torch.Tensor:
@@ -40,8 +51,12 @@ def test_an_optimizer_s_scale_is_the_metric(family):
     record = recorded(model)
     policy = PolicyFunction(model, torch.float64)
     update = split_step(record, policy).update
-    made = {
-        route: force_map(
+    truths = [
+        token_forces(record, policy, update, number, OBSERVED[0], at=record.before)
+        for number in range(len(record.examples))
+    ]
+    for route in ROUTES:
+        made = force_map(
             policy,
             OBSERVED[:1],
             record.examples,
@@ -49,15 +64,12 @@ def test_an_optimizer_s_scale_is_the_metric(family):
             update=update,
             at=record.before,
             route=route,
-            memory_bytes=memory,
+            memory_bytes=2**30,
         )
-        for route, memory in (("both_sides", 2**30), ("rows", 2**30), ("columns", 2**30))
-    }
-    for number in range(len(record.examples)):
-        truth = token_forces(record, policy, update, number, OBSERVED[0], at=record.before)
-        for found in made.values():
-            both = [torch.tensor(found.block(0, 2 * number + side)) for side in (0, 1)]
-            assert relative(torch.cat(both, dim=1), truth) < 1e-10
+        assert made.facts.preconditioned
+        blocks = tensor(made).split([truth.shape[1] for truth in truths], dim=1)
+        for block, truth in zip(blocks, truths, strict=True):
+            assert relative(block, truth) < 1e-10
 
 
 class Scaled(nn.Module):
@@ -72,49 +84,41 @@ class Scaled(nn.Module):
         return self.inner(x) * self.gain + 0.1 * (x @ self.inner.weight.T)
 
 
+def generic_of_agreeing_routes(model: nn.Module) -> frozenset[str]:
+    """Parameters that have no rule, of a model whose map is the same by columns and both sides."""
+    policy = PolicyFunction(model, torch.float64)
+    generic = Kernel.build(policy, None, subspace(policy), None, OBSERVED[0]).generic
+    examples = with_reference(model, pairs(1))
+    columns, both = (
+        tensor(force_map(policy, OBSERVED, examples, DPO_LOSS, route=route))
+        for route in ("columns", "both_sides")
+    )
+    assert relative(both, columns) < 1e-10
+    return generic
+
+
 def test_parameters_of_unknown_modules_are_kept_by_the_generic_route():
     """A new parameter, and one that is used beside its own module where no hook sees it."""
     model = build("llama_tied")
     attention = model.model.layers[0].self_attn
     attention.o_proj = Scaled(attention.o_proj, 32)
-    policy = PolicyFunction(model, torch.float64)
-    kernel = Kernel.build(policy, None, subspace(policy), None, OBSERVED[0])
     place = "model.layers.0.self_attn.o_proj"
-    assert kernel.generic == {f"{place}.gain", f"{place}.inner.weight"}
-    examples = with_reference(model, pairs(1))
-    columns, both = (
-        tensor(force_map(policy, OBSERVED, examples, DPO_LOSS, route=route))
-        for route in ("columns", "both_sides")
-    )
-    assert relative(both, columns) < 1e-10
+    assert generic_of_agreeing_routes(model) == {f"{place}.gain", f"{place}.inner.weight"}
 
 
 def test_a_module_called_twice_counts_twice():
     model = build("llama_untied")
     model.model.layers[1].mlp = model.model.layers[0].mlp
-    policy = PolicyFunction(model, torch.float64)
-    examples = with_reference(model, pairs(1))
-    assert not Kernel.build(policy, None, subspace(policy), None, OBSERVED[0]).generic
-    columns, both = (
-        tensor(force_map(policy, OBSERVED, examples, DPO_LOSS, route=route))
-        for route in ("columns", "both_sides")
-    )
-    assert relative(both, columns) < 1e-10
+    assert not generic_of_agreeing_routes(model)
 
 
 def test_only_parameters_that_train_move_and_the_map_says_so():
     model = build("gpt_neox").requires_grad_(False)
     trained = "gpt_neox.layers.0.mlp.dense_h_to_4h.weight"
-    dict(model.named_parameters())[trained].requires_grad_()
-    policy = PolicyFunction(model, torch.float64)
-    examples = with_reference(model, pairs(1))
-    columns, both = (
-        force_map(policy, OBSERVED, examples, DPO_LOSS, route=route)
-        for route in ("columns", "both_sides")
-    )
-    assert not Kernel.build(policy, None, subspace(policy), None, OBSERVED[0]).generic
-    assert both.facts.subspace == [trained]
-    assert relative(tensor(both), tensor(columns)) < 1e-10
+    model.get_parameter(trained).requires_grad_()
+    assert not generic_of_agreeing_routes(model)
+    policy, examples = PolicyFunction(model, torch.float64), with_reference(model, pairs(1))
+    assert force_map(policy, OBSERVED, examples, DPO_LOSS).facts.subspace == [trained]
 
 
 def test_the_route_is_the_one_with_the_fewest_operations():
@@ -129,44 +133,189 @@ def test_the_route_is_the_one_with_the_fewest_operations():
     assert kernel_flops([(4, 8)], [(4, 8)], 4096, 64) < 2 * 4096 * 64 * 4 * 4
 
 
-@pytest.mark.parametrize(
-    ("observed", "message"),
-    [
-        ([], "at least one response"),
-        ([Encoded((3, 4, 5), 3)], "no response tokens"),
-        ([Encoded((3, 4, 5), 0)], "no prompt token"),
-        ([encoded(1, 20, 20)], "context holds 32"),
-        ([Encoded((3, 4, 5000), 2)], "vocabulary has 50"),
-    ],
-)
-def test_impossible_responses_are_refused(observed, message):
-    policy = PolicyFunction(build("gpt2", torch.float32))
-    with pytest.raises(ConfigError, match=message):
-        force_map(policy, observed, [pair(1)], SFT(SFTConfig()))
-
-
-def test_weights_that_are_no_numbers_and_16_bits_are_refused():
-    model = build("gpt2", torch.float32)
-    with pytest.raises(ConfigError, match="no sign"):
-        force_map(PolicyFunction(model, torch.bfloat16), OBSERVED, [pair(1)], SFT(SFTConfig()))
-    with torch.no_grad():
-        model.transformer.ln_f.weight[0] = float("nan")
-    with pytest.raises(ConfigError, match=r"ln_f\.weight.*divergence"):
-        force_map(PolicyFunction(model), OBSERVED, [pair(1)], SFT(SFTConfig()))
-
-
 def test_a_budget_that_holds_no_token_is_refused_with_what_it_takes():
     policy = PolicyFunction(build("gpt2", torch.float32))
     with pytest.raises(ConfigError, match=r"memory_bytes = 1000: .* give at least"):
-        force_map(policy, OBSERVED, [pair(1)], SFT(SFTConfig()), memory_bytes=1000)
+        force_map(policy, OBSERVED, [pair(1)], SFT, memory_bytes=1000)
 
 
-def test_a_frozen_scale_of_ones_is_plain_descent():
-    model = build("qwen2")
-    policy = PolicyFunction(model, torch.float64)
-    examples = with_reference(model, pairs(1))
-    ones = FrozenUpdate({name: torch.full_like(w, ETA) for name, w in policy.weights.items()}, {})
-    scaled = force_map(policy, OBSERVED, examples, DPO_LOSS, update=ones)
-    plain = force_map(policy, OBSERVED, examples, DPO_LOSS, update=ETA)
-    assert scaled.facts.preconditioned
-    assert relative(tensor(scaled), tensor(plain)) < 1e-10
+def posed(policy: PolicyFunction, **changed: Any) -> Problem:
+    arguments: dict[str, Any] = {
+        "observed": [encoded(1, 4, 6)],
+        "updating": with_reference(policy.model, pairs(2)),
+        "objective": DPO_LOSS,
+        "update": 0.25,
+        "at": None,
+        "observed_temperature": 1.0,
+        **changed,
+    }
+    return pose(policy, **arguments)
+
+
+def test_updating_responses_are_named_by_example_side_and_tokens(policy: PolicyFunction) -> None:
+    found = posed(policy)
+    sides = [(pair, side) for pair in pairs(2) for side in ("chosen", "rejected")]
+    sequences = [getattr(pair, side) for pair, side in sides]
+    assert found.labels == [
+        Updating(pair.id, side, sequence.ids[sequence.prompt_length :])
+        for (pair, side), sequence in zip(sides, sequences, strict=True)
+    ]
+    assert [response.sequence for response in found.updating] == sequences
+    assert found.columns == sum(len(label.tokens) for label in found.labels)
+    assert (found.rate, found.kernel.scale) == (0.25, None)
+    chosen = posed(policy, objective=SFT)
+    assert [label.side for label in chosen.labels] == ["chosen", "chosen"]
+
+
+def test_observed_tokens_are_read_at_the_temperature_that_is_asked_for(
+    policy: PolicyFunction,
+) -> None:
+    found = posed(policy, observed=[encoded(1), encoded(2)], observed_temperature=0.5)
+    assert [(one.sequence, one.temperature) for one in found.observed] == [
+        (encoded(1), 0.5),
+        (encoded(2), 0.5),
+    ]
+    assert [one.temperature for one in found.updating] == [1.0] * 4
+
+
+def test_what_moves_how_far_and_where_is_named_by_parameter(policy: PolicyFunction) -> None:
+    name = "gpt_neox.final_layer_norm.weight"
+    halves = {name: torch.full_like(policy.weights[name], 0.5)}
+    kernel = posed(policy, at=halves).kernel
+    assert torch.equal(kernel.at[name], halves[name])
+    frozen = posed(policy, update=FrozenUpdate(halves, {}))
+    assert frozen.kernel.wanted == {name} and frozen.rate == 1
+    assert frozen.kernel.scale is not None
+    assert torch.equal(frozen.kernel.scale[name], halves[name])
+
+
+def test_rules_are_tried_on_the_first_responses_first_four_tokens(
+    policy: PolicyFunction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Encoded] = []
+    build = Kernel.build
+
+    def watched(*arguments: Any) -> Kernel:
+        tried.append(arguments[-1])
+        return build(*arguments)
+
+    monkeypatch.setattr(problem_module.Kernel, "build", watched)
+    first = encoded(1, 4, 6)
+    posed(policy, observed=[first, encoded(2)])
+    assert tried == [Encoded(first.ids[:8], 4)]
+
+
+BAD = Encoded((3, 4, 5000), 2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"observed": []}, r"^observed = \[\]: give at least one response"),
+        ({"updating": []}, r"^updating = \[\]: give at least one response"),
+        ({"observed": [encoded(1), BAD]}, r"^observed\[1\] = .*vocabulary has 50"),
+        (
+            {"updating": [pair(0), pair(1).model_copy(update={"rejected": BAD})]},
+            r"^updating\[3\] = .*vocabulary has 50",
+        ),
+    ],
+    ids=["nothing observed", "nothing updating", "observed token", "updating token"],
+)
+def test_a_wrong_side_is_refused_by_its_name_and_number(
+    policy: PolicyFunction, changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        posed(policy, **changed)
+
+
+SEPARATE = {"attention.q", "attention.k", "attention.v", "attention.o", "mlp", "norms"}
+FUSED = {"attention.qkv", "attention.o", "mlp", "norms"}
+BLOCKS = {
+    "gpt_neox": {*FUSED, "embedding", "head"},
+    "gpt2": {*FUSED, "embedding", "head", "tied"},
+    "llama_tied": {*SEPARATE, "embedding", "head", "tied"},
+    "llama_untied": {*SEPARATE, "embedding", "head"},
+    "qwen2": {*SEPARATE, "embedding", "head", "tied"},
+    "mistral": {*SEPARATE, "embedding", "head"},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_part_has_its_name(family):
+    here = case(family)
+    found = breakdown(here.policy, OBSERVED, here.examples, DPO_LOSS)
+    assert set(found.parts) == BLOCKS[family]
+
+
+@pytest.mark.parametrize(
+    ("block", "names"),
+    [
+        (
+            "attention.qkv",
+            [
+                "attention.query_key_value.weight",
+                "attn.c_attn.bias",
+                "qkv_proj.weight",
+                "Wqkv.bias",
+            ],
+        ),
+        ("attention.q", ["self_attn.q_proj.weight"]),
+        ("attention.k", ["self_attn.k_proj.weight"]),
+        ("attention.v", ["self_attn.v_proj.bias"]),
+        (
+            "attention.o",
+            [
+                "self_attn.o_proj.weight",
+                "attention.dense.bias",
+                "attn.c_proj.weight",
+                "attn.out_proj.weight",
+            ],
+        ),
+        (
+            "mlp",
+            ["mlp.c_proj.weight", "feed_forward.w1", "ffn.w2", "layers.0.fc1.bias", "fc2.weight"],
+        ),
+        ("head", ["lm_head.bias", "embed_out.bias"]),
+        ("other", ["gain", "layers.0.scale"]),
+    ],
+)
+def test_a_parameter_s_block_is_told_by_its_name(block: str, names: list[str]) -> None:
+    assert {block_by_name(f"model.{name}", embedding=False) for name in names} == {block}
+    assert {block_by_name(f"model.{name}", embedding=True) for name in names} == {"embedding"}
+
+
+def test_shares_projections_and_the_last_layer_by_hand() -> None:
+    """Two parts of a map of two tokens: (3, 0) + (0, 4) has the length 5."""
+    found = Breakdown({"head": torch.tensor([[3.0, 0.0]]), "mlp": torch.tensor([[0.0, 4.0]])})
+    assert found.force.tolist() == [[3, 4]]
+    assert found.shares() == pytest.approx({"head": 0.6, "mlp": 0.8})
+    assert found.projections() == pytest.approx({"head": 0.36, "mlp": 0.64})
+    last = found.last_layer()
+    assert (last.cosine, last.norm_ratio) == pytest.approx((0.6, 0.6))
+    assert last.sign_agreement == 0.5
+    assert not Breakdown({"mlp": torch.ones(1, 2)}).head.any()
+
+
+def test_a_breakdown_is_of_the_force_map_that_was_asked_for() -> None:
+    here = case("gpt_neox")
+    moved = {name: 1.1 * weight for name, weight in here.policy.weights.items()}
+    for more in ({}, {"update": ETA, "at": moved, "observed_temperature": 0.7}):
+        found = breakdown(here.policy, OBSERVED, here.examples, DPO_LOSS, **more)
+        own = {"update": 1.0, **more}
+        assert relative(found.force, here.map(**own)) < 1e-10
+        assert list(found.parts) == sorted(found.parts)
+
+
+def test_a_small_memory_changes_no_part() -> None:
+    here = case("llama_tied")
+    plain = breakdown(here.policy, OBSERVED, here.examples, DPO_LOSS, update=ETA)
+    ones = {name: torch.full_like(weight, ETA) for name, weight in here.policy.weights.items()}
+    for update in (ETA, FrozenUpdate(ones, {})):
+        small = breakdown(
+            here.policy, OBSERVED, here.examples, DPO_LOSS, update=update, memory_bytes=2**20
+        )
+        assert set(small.parts) == set(plain.parts)
+        for name, part in plain.parts.items():
+            assert relative(small.parts[name], part) < 1e-10
+        map_of = here.map(update=update, memory_bytes=2**20)
+        assert relative(map_of, plain.force) < 1e-10

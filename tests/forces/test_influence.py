@@ -46,43 +46,43 @@ def probe(step: int, logp: float, kind: str = "chosen") -> ProbeScore:
 def test_forces_add_up_over_steps_in_their_order():
     (made,) = accumulated_influence([row(8), row(0), row(4)])
     assert made.steps == (0, 4, 8)
-    assert made.sums["from_chosen"] == [1, 6, 15]
-    assert made.sums["from_rejected"] == [0, -2, -6]
-    assert made.sums["from_history"] == [0.25, 0.5, 0.75]
-    for t in range(3):
-        parts = sum(made.sums[name][t] for name in ("from_chosen", "from_rejected", "from_history"))
-        assert made.sums["predicted"][t] == parts
-        assert made.sums["measured"][t] == parts + made.sums["residual"][t]
+    assert made.sums == {
+        "from_chosen": [1, 6, 15],
+        "from_rejected": [0, -2, -6],
+        "from_history": [0.25, 0.5, 0.75],
+        "predicted": [1.25, 4.5, 9.75],
+        "measured": [1.375, 4.75, 10.125],
+        "residual": [0.125, 0.25, 0.375],
+    }
     assert made.run_change is made.change_covered is made.steps_covered is None
 
 
 def test_the_share_of_the_run_that_was_recorded_is_said():
     path = [probe(10, -20.0), probe(0, -40.0), probe(5, -35.0)]
     (made,) = accumulated_influence([row(0), row(4), row(10)], path)
-    assert made.run_steps == 10
-    assert made.run_change == 20
+    assert (made.run_steps, made.run_change) == (10, 20)
     # Step 10 came after the last probe.
-    assert made.steps_covered == pytest.approx(0.2)
-    assert made.change_covered == pytest.approx((1.375 + 3.375) / 20)
+    covered = pytest.approx((0.2, (1.375 + 3.375) / 20))
+    assert (made.steps_covered, made.change_covered) == covered
 
 
 def test_every_step_recorded_covers_the_run():
     rows = [row(step) for step in range(3)]
     path = [probe(0, -9.0), probe(3, -9.0 + sum(row.measured for row in rows))]
     (made,) = accumulated_influence(rows, path)
-    assert made.steps_covered == pytest.approx(1)
-    assert made.change_covered == pytest.approx(1)
+    assert (made.steps_covered, made.change_covered) == pytest.approx((1, 1))
 
 
 def test_answers_stand_apart_and_the_argmax_has_no_change_of_its_own():
-    rows = [row(0), row(0, "argmax"), row(0, pair_id="b")]
+    heldout = row(0).model_copy(update={"split": "heldout"})
+    rows = [row(0), row(0, "argmax"), row(0, pair_id="b"), heldout]
     made = accumulated_influence(rows, [probe(0, -2.0), probe(1, -1.0)])
-    assert [(one.pair_id, one.kind) for one in made] == [
-        ("a", "chosen"),
-        ("a", "argmax"),
-        ("b", "chosen"),
+    assert [(one.pair_id, one.kind, one.split, one.run_change) for one in made] == [
+        ("a", "chosen", "train", 1.0),
+        ("a", "argmax", "train", None),
+        ("b", "chosen", "train", None),
+        ("a", "chosen", "heldout", None),
     ]
-    assert [one.run_change for one in made] == [1.0, None, None]
 
 
 def test_a_run_without_change_or_length_has_no_share():
@@ -93,7 +93,7 @@ def test_a_run_without_change_or_length_has_no_share():
     assert single.steps_covered is None
 
 
-def test_two_probes_of_one_step_are_no_run() -> None:
+def test_two_probes_of_one_step_are_no_run():
     (once,) = accumulated_influence([row(0)], [probe(0, -2.0), probe(0, -2.0)])
     assert (once.run_steps, once.run_change, once.steps_in_run) == (None, None, 0)
     assert once.measured_in_run == 0
@@ -102,24 +102,16 @@ def test_two_probes_of_one_step_are_no_run() -> None:
     assert repeated.measured_in_run == row(0).measured
 
 
-def test_a_step_before_the_first_probe_is_not_of_the_run() -> None:
+def test_a_step_before_the_first_probe_is_not_of_the_run():
     (made,) = accumulated_influence([row(1), row(2)], [probe(2, -3.0), probe(4, -1.0)])
     assert (made.steps, made.run_steps, made.steps_in_run) == ((1, 2), 2, 1)
     assert made.measured_in_run == row(2).measured
 
 
-def test_answers_of_one_pair_in_two_splits_stand_apart() -> None:
-    heldout = row(0).model_copy(update={"split": "heldout"})
-    train, other = accumulated_influence([row(0), heldout], [probe(0, -2.0), probe(1, -1.0)])
-    assert (train.split, train.run_change) == ("train", 1.0)
-    assert (other.split, other.run_change) == ("heldout", None)
-
-
-def test_rows_of_two_runs_are_refused():
-    with pytest.raises(ConfigError, match="stage"):
-        accumulated_influence([row(0), row(0, stage="sft")])
-    with pytest.raises(ConfigError, match="twice"):
-        accumulated_influence([row(0), row(0)])
+@pytest.mark.parametrize(("second", "message"), [(row(0, stage="sft"), "stage"), (row(0), "twice")])
+def test_rows_of_two_runs_are_refused(second, message):
+    with pytest.raises(ConfigError, match=message):
+        accumulated_influence([row(0), second])
 
 
 def jacobian(policy, sequence):

@@ -24,6 +24,8 @@ UPDATING = [encoded(3, 4, 3), encoded(4, 3, 2)]
 HEAD = "lm_head.weight"
 REAL = os.environ.get("DYNOLAB_TEST_DATA")
 
+SEEN, TAUGHT = encoded(1, 4, 2), encoded(2, 2, 3)
+
 
 class Classifier(nn.Module):
     """With what must not matter: dropout, running statistics, and a bias common to all classes."""
@@ -79,11 +81,6 @@ def exact_norms(function, observed, updating) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def policy() -> PolicyFunction:
-    return PolicyFunction(neox(), torch.float64)
-
-
-@pytest.fixture(scope="module")
 def truth(policy) -> dict[str, np.ndarray]:
     return exact_norms(policy, OBSERVED, UPDATING)
 
@@ -93,18 +90,16 @@ def truth(policy) -> dict[str, np.ndarray]:
 def test_blocks_are_products_of_autograd_s_jacobians(build, preconditioned):
     function = PolicyFunction(build(dtype=torch.float64), torch.float64)
     scale = random_scale(function) if preconditioned else None
-    o, u = encoded(1, 4, 2), encoded(2, 2, 3)
-    found = kernel_blocks(function, o, u, scale=scale)
+    found = kernel_blocks(function, SEEN, TAUGHT, scale=scale)
     assert found.shape == (2, 3, VOCABULARY, VOCABULARY)
-    assert relative(found, dense(function, o, u, scale)) < 1e-12
+    assert relative(found, dense(function, SEEN, TAUGHT, scale)) < 1e-12
 
 
 def test_a_scale_s_names_are_the_parameters_that_move(policy):
     everything = random_scale(policy)
     head = {name: s for name, s in everything.items() if name == HEAD}
     rest = {name: s for name, s in everything.items() if name not in head}
-    o, u = encoded(1, 4, 2), encoded(2, 2, 3)
-    whole, *parts = (kernel_blocks(policy, o, u, scale=s) for s in (everything, head, rest))
+    whole, *parts = (kernel_blocks(policy, SEEN, TAUGHT, scale=s) for s in (everything, head, rest))
     assert relative(parts[0] + parts[1], whole) < 1e-12
     assert min(float(part.norm()) for part in parts) > 0.01 * float(whole.norm())
 
@@ -113,11 +108,15 @@ def test_frozen_parameters_carry_nothing():
     model = neox()
     model.requires_grad_(False).lm_head.weight.requires_grad_()
     function = PolicyFunction(model, torch.float64)
-    o, u = encoded(1, 4, 2), encoded(2, 2, 3)
     head = {HEAD: torch.ones_like(function.weights[HEAD])}
-    assert relative(kernel_blocks(function, o, u), kernel_blocks(function, o, u, scale=head)) == 0
+    assert (
+        relative(
+            kernel_blocks(function, SEEN, TAUGHT), kernel_blocks(function, SEEN, TAUGHT, scale=head)
+        )
+        == 0
+    )
     # The head's block is (h_o · h_u) I: it has no entry off the diagonal.
-    blocks = kernel_blocks(function, o, u)
+    blocks = kernel_blocks(function, SEEN, TAUGHT)
     assert (blocks - torch.diag_embed(blocks.diagonal(dim1=-2, dim2=-1))).abs().max() < 1e-12
 
 
@@ -125,8 +124,7 @@ def test_the_linear_softmax_model_s_blocks_are_the_paper_s():
     model = LinearSoftmax().double()
     function = PolicyFunction(model, torch.float64)
     o, u = encoded(4, 3, 6), encoded(5, 4, 7)
-    one_hot = torch.eye(VOCABULARY, dtype=torch.float64)
-    columns = [model.kernel_times(o, u, e.expand(7, -1)) for e in one_hot]
+    columns = [model.kernel_times(o, u, e.expand(7, -1)) for e in torch.eye(VOCABULARY).double()]
     assert relative(kernel_blocks(function, o, u), torch.stack(columns, dim=-1)) < 1e-12
 
 
@@ -194,19 +192,14 @@ def test_deflation_makes_the_error_smaller(policy):
 
 
 def test_vectors_depend_on_the_seed_and_not_on_weights_or_precision(policy):
-    sizes = [
-        kernel_sizes(function, OBSERVED, UPDATING, seed=seed)
-        for function, seed in (
-            (policy, 0),
-            (PolicyFunction(neox(), torch.float32), 0),
-            (policy, 1),
-        )
-    ]
-    np.testing.assert_allclose(sizes[0].centred, sizes[1].centred, rtol=1e-4)
-    assert np.abs(sizes[0].centred / sizes[2].centred - 1).max() > 1e-3
+    own = kernel_sizes(policy, OBSERVED, UPDATING, seed=0)
+    narrow = kernel_sizes(PolicyFunction(neox(), torch.float32), OBSERVED, UPDATING, seed=0)
+    np.testing.assert_allclose(own.centred, narrow.centred, rtol=1e-4)
+    other = kernel_sizes(policy, OBSERVED, UPDATING, seed=1)
+    assert np.abs(own.centred / other.centred - 1).max() > 1e-3
     twice = {name: 2 * torch.ones_like(w) for name, w in policy.weights.items()}
     doubled = kernel_sizes(policy, OBSERVED, UPDATING, scale=twice)
-    np.testing.assert_allclose(doubled.centred, 2 * sizes[0].centred, rtol=1e-8)
+    np.testing.assert_allclose(doubled.centred, 2 * own.centred, rtol=1e-8)
 
 
 def test_the_company_of_other_responses_and_the_memory_change_nothing(policy):
@@ -292,24 +285,32 @@ def test_what_does_not_fit_says_how_many_bytes_it_takes(policy):
         kernel_sizes(policy, OBSERVED[:1], OBSERVED, memory_bytes=needed - 4)
 
 
-def test_bad_questions_are_refused(policy):
-    with pytest.raises(ConfigError, match="probes"):
-        kernel_sizes(policy, OBSERVED, UPDATING, probes=1)
-    with pytest.raises(ConfigError, match="updating"):
-        kernel_sizes(policy, OBSERVED, [])
-    with pytest.raises(ConfigError, match=r"observed\[1\]"):
-        kernel_sizes(policy, [OBSERVED[0], Encoded((3, 4), 2)], UPDATING)
-    with pytest.raises(ConfigError, match="no such parameter"):
-        kernel_sizes(policy, OBSERVED, UPDATING, scale={"other": torch.ones(1)})
-    with pytest.raises(ConfigError, match="float32 or float64"):
-        kernel_sizes(PolicyFunction(neox(), torch.bfloat16), OBSERVED, UPDATING)
-    with pytest.raises(ConfigError, match="scale"):
-        kernel_sizes(policy, OBSERVED, UPDATING, scale={})
-    with pytest.raises(ConfigError, match="no parameters"):
-        ModuleFunction(nn.Tanh())
-    flat = nn.Sequential(nn.Linear(3, 4), nn.Flatten(0))
-    with pytest.raises(ConfigError, match="examples × classes"):
-        kernel_sizes(ModuleFunction(flat, torch.float64), features(3), features(2))
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"probes": 1}, "probes"),
+        ({"updating": []}, "updating"),
+        ({"observed": [OBSERVED[0], Encoded((3, 4), 2)]}, r"observed\[1\]"),
+        ({"scale": {"other": torch.ones(1)}}, "no such parameter"),
+        ({"scale": {}}, "scale"),
+        ({"function": PolicyFunction(neox(), torch.bfloat16)}, "float32 or float64"),
+        (
+            {
+                "function": ModuleFunction(
+                    nn.Sequential(nn.Linear(3, 4), nn.Flatten(0)), torch.float64
+                ),
+                "observed": features(3),
+                "updating": features(2),
+            },
+            "examples × classes",
+        ),
+    ],
+    ids=["probes", "updating", "observed", "name", "scale", "precision", "output"],
+)
+def test_bad_questions_are_refused(policy, changed, message):
+    question = {"function": policy, "observed": OBSERVED, "updating": UPDATING}
+    with pytest.raises(ConfigError, match=message):
+        kernel_sizes(**{**question, **changed})
 
 
 @pytest.mark.skipif(not REAL, reason="DYNOLAB_TEST_DATA names no folder of real models")

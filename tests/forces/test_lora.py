@@ -7,6 +7,7 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model, inject_adapter_
 from dynolab.data.encode import Encoder
 from dynolab.errors import ConfigError
 from dynolab.forces import (
+    ForceMap,
     PolicyFunction,
     breakdown,
     central_difference,
@@ -19,26 +20,27 @@ from dynolab.forces import (
 from dynolab.forces.function.rules import subspace
 from dynolab.forces.map.gram import Kernel
 from dynolab.forces.map.weighted import WeightedResponse
-from dynolab.objectives import DPO, DPOConfig
-from dynolab.training.config import OptimizerConfig, TrainConfig
-from tests.forces.families import build, dense_logps
-from tests.forces.lora import TARGETS, adapted, fill_b
-from tests.forces.small_models import encoded, pairs, relative, train_steps, with_reference
+from dynolab.training.config import OptimizerConfig
+from tests.forces.families import DPO_LOSS, ETA, OBSERVED, ROUTES, build, dense_logps, dpo_rates
+from tests.forces.lora import TARGETS, adapted
+from tests.forces.small_models import pairs, recorded, relative, with_reference
 from tests.forces.test_observe import PROBES, Numbers
-
-OBSERVED = [encoded(1, 4, 6), encoded(2, 5, 3)]
-OBJECTIVE = DPO(DPOConfig())
-ETA = 0.1
-ROUTES = ("columns", "rows", "both_sides")
 
 
 def maps(model, routes=ROUTES, dtype=torch.float64):
     policy = PolicyFunction(model, dtype)
     examples = with_reference(model.eval(), pairs(2))
     return [
-        force_map(policy, OBSERVED, examples, OBJECTIVE, update=ETA, route=route)
-        for route in routes
+        force_map(policy, OBSERVED, examples, DPO_LOSS, update=ETA, route=route) for route in routes
     ]
+
+
+def agreeing(model) -> ForceMap:
+    """The map by both sides, which the other routes meet."""
+    columns, rows, both = maps(model)
+    assert relative(matrix(rows), matrix(columns)) < 1e-10
+    assert relative(matrix(both), matrix(columns)) < 1e-10
+    return both
 
 
 def matrix(found):
@@ -48,11 +50,8 @@ def matrix(found):
 @pytest.mark.parametrize("family", TARGETS)
 def test_three_routes_agree_on_adapters(family):
     model = adapted(family)
-    columns, rows, both = maps(model)
-    assert relative(matrix(rows), matrix(columns)) < 1e-10
-    assert relative(matrix(both), matrix(columns)) < 1e-10
     trained = sorted(name for name, p in model.named_parameters() if p.requires_grad)
-    assert both.facts.subspace == trained
+    assert agreeing(model).facts.subspace == trained
     assert all("lora_" in name for name in trained)
 
 
@@ -62,21 +61,14 @@ def test_a_step_of_the_adapters_on_one_token_is_its_column(family):
     (found,) = maps(model, ["both_sides"])
     policy = PolicyFunction(model, torch.float64)
     example = with_reference(model, pairs(2))[0]
-    margin = sum(
-        sign * 0.1 * (dense_logps(policy, {}, one).sum() - sum(reference))
-        for sign, one, reference in (
-            (1, example.chosen, example.chosen_reference),
-            (-1, example.rejected, example.rejected_reference),
-        )
-    )
-    rate = 0.1 * (1 - torch.sigmoid(margin)) / 2
+    rates = dpo_rates(policy, {}, example) / 2
     names = sorted(subspace(policy))
     leaves = {name: policy.weights[name].clone().requires_grad_() for name in names}
     batch, _ = policy.batch(OBSERVED[:1])
     block = torch.tensor(found.block(0, 1))
     for token, logp in enumerate(dense_logps(policy, leaves, example.rejected)):
         gradient = torch.autograd.grad(logp, list(leaves.values()), retain_graph=True)
-        step = {name: -ETA * rate * g for name, g in zip(names, gradient, strict=True)}
+        step = {name: ETA * rates[-1] * g for name, g in zip(names, gradient, strict=True)}
         truth = central_difference(policy, policy.weights, step, batch)
         assert relative(block[:, token], truth) < 1e-6
 
@@ -126,17 +118,11 @@ def test_injected_adapters_are_adapters():
 def test_a_recorded_step_of_adapters_is_replayed_and_split():
     """Records hold the adapters alone; rows, parts and token map are of their step."""
     model = adapted("gpt_neox").eval()
-    config = TrainConfig(
-        objective=DPOConfig(),
-        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3),
-        engine={"kind": "plain", "ranks": 1},
-    )
-    record = train_steps(model, config, with_reference(model, pairs(2)), steps=2).records[-1]
+    record = recorded(model, OptimizerConfig(name="adamw", learning_rate=1e-3))
     assert all("lora_" in name for name in record.before)
     policy = PolicyFunction(model, torch.float64)
     made = step_forces(record, policy, PROBES, Encoder(Numbers(), 32, "drop"), stage="dpo")
-    assert made.replay.replay_error < 1e-9
-    assert made.replay.closure_error < 1e-9
+    assert max(made.replay.replay_error, made.replay.closure_error) < 1e-9
     for row in made.rows:
         assert row.residual == pytest.approx(0, abs=1e-3 * abs(row.measured) + 1e-7)
     update = split_step(record, policy).update
@@ -146,7 +132,7 @@ def test_a_recorded_step_of_adapters_is_replayed_and_split():
             policy,
             OBSERVED[:1],
             record.examples,
-            OBJECTIVE,
+            DPO_LOSS,
             update=update,
             at=record.before,
             route=route,
@@ -164,7 +150,7 @@ def test_blocks_of_adapters_add_up(family):
     (whole,) = maps(model, ["columns"])
     examples = with_reference(model, pairs(2))
     parts = breakdown(
-        PolicyFunction(model, torch.float64), OBSERVED, examples, OBJECTIVE, update=ETA
+        PolicyFunction(model, torch.float64), OBSERVED, examples, DPO_LOSS, update=ETA
     )
     assert relative(parts.force, matrix(whole)) < 1e-10
     assert set(parts.parts) <= {"attention.q", "attention.v", "attention.qkv", "attention.o", "mlp"}
@@ -179,7 +165,7 @@ def test_dropout_of_adapters_is_off_and_modes_are_put_back():
     policy = PolicyFunction(model, torch.float64)
     examples = with_reference(adapted("llama_tied").eval(), pairs(2))
     for truth, route in zip(still, ROUTES, strict=True):
-        found = force_map(policy, OBSERVED, examples, OBJECTIVE, update=ETA, route=route)
+        found = force_map(policy, OBSERVED, examples, DPO_LOSS, update=ETA, route=route)
         assert relative(matrix(found), truth) < 1e-12
     assert [module.training for module in model.modules()] == modes
 
@@ -198,9 +184,7 @@ def test_dropout_of_adapters_is_off_and_modes_are_put_back():
 )
 def test_heads_and_tables_beside_adapters(changes):
     """A head or embedding trained whole, or adapted itself, of a model that tied both."""
-    columns, rows, both = maps(adapted("llama_tied", **changes))
-    assert relative(matrix(rows), matrix(columns)) < 1e-10
-    assert relative(matrix(both), matrix(columns)) < 1e-10
+    agreeing(adapted("llama_tied", **changes))
 
 
 def test_a_head_trained_whole_has_rank_one_factors():
@@ -242,4 +226,3 @@ def test_attention_under_adapters_is_switched_and_put_back(attention):
     (found,) = maps(model, ["rows"])
     assert relative(matrix(found), truth) < 1e-7  # references alone: eager scores in float32
     assert inner.config._attn_implementation == attention
-    fill_b(model)

@@ -1,19 +1,23 @@
+"""A step's watched answers: their rows, how they are shared out, in which forwards scored."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
 from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded, Encoder
-from dynolab.data.rows import ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, step_forces
+from dynolab.forces.step import observe
+from dynolab.forces.step.observe import StepForces
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
-from dynolab.objectives import DPOConfig, SFTConfig
-from dynolab.training.config import OptimizerConfig, TrainConfig
-from tests.forces.small_models import neox, pairs, train_steps, with_reference
-
-SGD = OptimizerConfig(name="sgd", learning_rate=1e-2, momentum=0.9)
+from dynolab.objectives import SFTConfig
+from dynolab.training.config import OptimizerConfig
+from dynolab.training.record import StepRecord
+from tests.forces.small_models import neox, probe, recorded
 
 
 class Numbers:
@@ -29,12 +33,6 @@ class Numbers:
         return {"input_ids": [int(word) for word in text.split()]}
 
 
-def probe(pair_id: str, kind: str, prompt: str, response: str) -> ProbeRow:
-    return ProbeRow(
-        pair_id=pair_id, split="train", kind=kind, prompt=prompt, response=response, made_by="test"
-    )
-
-
 PROBES = [
     probe("pair-0", "chosen", "5 6 7", " 8 9"),
     probe("pair-0", "rejected", "5 6 7", " 8 10 11 12"),
@@ -43,48 +41,44 @@ PROBES = [
 ]
 
 
-def run(objective, batch_tokens=4096, stage="dpo", optimizer=SGD):
-    model = neox()
-    examples = with_reference(model, pairs(3))
-    config = TrainConfig(
-        objective=objective, optimizer=optimizer, engine={"kind": "plain", "ranks": 1}
-    )
-    record = train_steps(model, config, examples, steps=2).records[-1]
-    policy = PolicyFunction(model, torch.float64)
-    encoder = Encoder(Numbers(), 32, "drop")
-    made = step_forces(record, policy, PROBES, encoder, stage=stage, batch_tokens=batch_tokens)
+@pytest.fixture(scope="module")
+def record() -> StepRecord:
+    momentum = OptimizerConfig(name="sgd", learning_rate=1e-2, momentum=0.9)
+    return recorded(neox(), momentum, count=3)
+
+
+def forces(record: StepRecord, stage: str = "dpo", **more: Any) -> StepForces:
+    encoder, policy = Encoder(Numbers(), 32, "drop"), PolicyFunction(neox(), torch.float64)
+    made = step_forces(record, policy, PROBES, encoder, stage=stage, **more)
     assert encoder.counts.kept == 0
-    return record, made
+    return made
 
 
-def test_rows_follow_the_probes_and_add_up():
-    record, made = run(DPOConfig())
-    assert [(row.pair_id, row.kind) for row in made.rows] == [
-        ("pair-0", "chosen"),
-        ("pair-0", "argmax"),
-        ("pair-0", "rejected"),
-        ("pair-9", "chosen"),
-        ("pair-9", "argmax"),
-        ("pair-9", "irr_test"),
+def test_rows_follow_the_probes_and_add_up(record):
+    made = forces(record)
+    assert [(row.pair_id, row.kind, row.tokens, row.in_batch) for row in made.rows] == [
+        ("pair-0", "chosen", 3, True),
+        ("pair-0", "argmax", 3, True),
+        ("pair-0", "rejected", 5, True),
+        ("pair-9", "chosen", 4, False),
+        ("pair-9", "argmax", 4, False),
+        ("pair-9", "irr_test", 2, False),
     ]
-    assert [row.in_batch for row in made.rows] == [True] * 3 + [False] * 3
-    assert [row.tokens for row in made.rows] == [3, 3, 5, 4, 4, 2]
+    assert {(row.stage, row.step, row.split) for row in made.rows} == {("dpo", 1, "train")}
     for row in made.rows:
         parts = row.from_chosen + row.from_rejected + row.from_history
         assert row.predicted == pytest.approx(parts, rel=1e-6, abs=1e-12)
         assert row.residual == pytest.approx(row.measured - row.predicted, abs=1e-15)
         assert abs(row.residual) < 1e-3 * abs(row.measured) + 1e-7
         assert row.from_history != 0
-    assert made.replay.replay_error < 1e-9
-    assert made.replay.closure_error < 1e-9
-    assert made.replay.step == record.facts.step == 1
-    assert made.replay.clip_factor == record.facts.clip_factor
+    replay = made.replay
+    assert max(replay.replay_error, replay.closure_error) < 1e-9
+    assert (replay.step, replay.clip_factor) == (1, record.facts.clip_factor)
 
 
-def test_measured_changes_are_those_of_the_weights_by_themselves():
-    record, made = run(DPOConfig())
+def test_measured_changes_are_those_of_the_weights_by_themselves(record):
     sequences = [Encoded((5, 6, 7, 8, 9, 2), 3), Encoded((5, 6, 7, 8, 10, 11, 12, 2), 3)]
-    chosen, argmax, rejected = made.rows[:3]
+    chosen, argmax, rejected = forces(record).rows[:3]
     values, best = {}, None
     for name, state in (("before", record.before), ("after", record.after)):
         model = neox(seed=9)
@@ -103,31 +97,73 @@ def test_measured_changes_are_those_of_the_weights_by_themselves():
         assert row.measured == pytest.approx(change, abs=1e-12)
 
 
-def test_batching_changes_nothing():
-    _, together = run(DPOConfig())
-    _, alone = run(DPOConfig(), batch_tokens=1)
-    for row, other in zip(together.rows, alone.rows, strict=True):
-        assert row.measured == pytest.approx(other.measured, abs=1e-12)
-        assert row.predicted == pytest.approx(other.predicted, abs=1e-12)
+def test_batching_changes_nothing(record):
+    together, alone = (forces(record, batch_tokens=tokens).rows for tokens in (4096, 1))
+    for row, other in zip(together, alone, strict=True):
         assert row.kind == other.kind
+        expected = pytest.approx((other.measured, other.predicted), abs=1e-12)
+        assert (row.measured, row.predicted) == expected
 
 
 def test_sft_has_no_rejected_part():
     plain = OptimizerConfig(name="sgd", learning_rate=1e-2)
-    _, made = run(SFTConfig(), stage="sft", optimizer=plain)
+    made = forces(recorded(neox(), plain, SFTConfig(), count=3), stage="sft")
     for row in made.rows:
-        assert row.stage == "sft"
-        assert row.from_rejected == 0
-        assert row.from_history == 0
+        assert (row.stage, row.from_rejected, row.from_history) == ("sft", 0, 0)
         assert row.predicted == pytest.approx(row.from_chosen, rel=1e-6, abs=1e-12)
 
 
-def test_nothing_left_to_watch_is_refused():
-    model = neox()
-    config = TrainConfig(objective=SFTConfig(), optimizer=SGD, engine={"kind": "plain", "ranks": 1})
-    record = train_steps(model, config, pairs(2), steps=1).records[0]
+def test_without_a_row_that_fits_there_is_nothing_to_watch(record):
     long = [probe("pair-0", "chosen", "5", " 6" * 40)]
-    with pytest.raises(ConfigError, match="probes"):
-        step_forces(
-            record, PolicyFunction(model), long, Encoder(Numbers(), 32, "drop"), stage="sft"
-        )
+    policy = PolicyFunction(neox(), torch.float64)
+    with pytest.raises(
+        ConfigError, match="probes = 0: no probe row is left to watch; give rows that fit"
+    ):
+        step_forces(record, policy, long, Encoder(Numbers(), 32, "drop"), stage="dpo")
+
+
+def test_the_step_and_its_answers_are_scored_in_forwards_of_the_asked_size(
+    record: StepRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    split, by_length = observe.split_step, observe.by_length
+
+    def split_watched(*arguments: Any, batch_tokens: int) -> Any:
+        asked.append(batch_tokens)
+        return split(*arguments, batch_tokens=batch_tokens)
+
+    def lengths_watched(sequences: Any, batch_tokens: int) -> Any:
+        asked.append(batch_tokens)
+        return by_length(sequences, batch_tokens)
+
+    monkeypatch.setattr(observe, "split_step", split_watched)
+    monkeypatch.setattr(observe, "by_length", lengths_watched)
+    forces(record, batch_tokens=12)
+    assert asked == [12, 12]
+
+
+def test_a_rank_watches_its_share_and_has_all_ranks_rows(
+    record: StepRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = forces(record).rows
+    seen: list[Any] = []
+
+    def share_of(lengths: list[int]) -> slice:
+        seen.append(lengths)
+        return slice(0, 1)
+
+    def gather(rows: list[Any]) -> list[list[Any]]:
+        seen.append(len(rows))
+        return [rows, [["another rank's"]]]
+
+    monkeypatch.setattr(observe.distributed, "share_of", share_of)
+    monkeypatch.setattr(observe.distributed, "gather", gather)
+    monkeypatch.setattr(observe, "_replay", lambda *arguments: arguments[-1])
+    shared = forces(record, over_ranks=True).rows
+    # Tokens of the probes with the end that closes each; one of the four is this rank's.
+    assert seen == [[6, 8, 6, 4], 1]
+    assert shared[-1] == "another rank's"
+    for own, expected in zip(shared[:-1], whole, strict=False):
+        assert (own.pair_id, own.kind) == (expected.pair_id, expected.kind)
+        assert own.predicted == pytest.approx(expected.predicted, rel=1e-9)
+    assert [row.kind for row in shared[:-1]] == ["chosen", "argmax"]

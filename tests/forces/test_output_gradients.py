@@ -1,4 +1,5 @@
-"""Signals of single tokens against autograd, and where a transformer stops mixing positions."""
+"""Signals of single tokens against autograd, where a transformer stops mixing positions, and tokens
+that stand for weighted sums of log-probabilities."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from dynolab.data.encode import Encoded
 from dynolab.forces import PolicyFunction
 from dynolab.forces.function.rules import Rule, find_rules, subspace
 from dynolab.forces.map.output_gradients import Signal, Tail, find_tail, token_signals
-from dynolab.forces.map.weighted import WeightedResponse, weighted_batch
+from dynolab.forces.map.weighted import WeightedResponse, scores_along, weighted_batch
 from tests.forces.families import build
-from tests.forces.small_models import encoded, relative
+from tests.forces.small_models import direction, encoded, relative
 
 FAMILIES = ["llama_tied", "llama_untied", "gpt2", "gpt_neox"]
 SEQUENCE = encoded(5, prompt=3, response=4)
@@ -35,43 +36,52 @@ def names(policy: PolicyFunction, rules: list[Rule] | tuple[Rule, ...]) -> list[
     return [paths[id(rule.module)].removeprefix("model.") for rule in rules]
 
 
-def test_a_llamas_tail_begins_behind_its_last_attention() -> None:
-    policy = PolicyFunction(build("llama_untied"), torch.float64)
+@pytest.mark.parametrize(
+    ("family", "norm", "readers", "merge", "local"),
+    [
+        (
+            "llama_untied",
+            "layers.1.input_layernorm",
+            [f"layers.1.self_attn.{name}_proj" for name in "qkv"],
+            "layers.1.self_attn.o_proj",
+            # Queries act at their own position alone; keys and values are read by later ones.
+            [
+                "layers.1.self_attn.q_proj",
+                "layers.1.self_attn.o_proj",
+                "layers.1.post_attention_layernorm",
+                *(f"layers.1.mlp.{name}_proj" for name in ("gate", "up", "down")),
+                "norm",
+                "lm_head",
+            ],
+        ),
+        (
+            "gpt2",
+            "transformer.h.1.ln_1",
+            ["transformer.h.1.attn.c_attn"],
+            "transformer.h.1.attn.c_proj",
+            [
+                "transformer.h.1.attn.c_proj",
+                "transformer.h.1.ln_2",
+                "transformer.h.1.mlp.c_fc",
+                "transformer.h.1.mlp.c_proj",
+                "transformer.ln_f",
+                "lm_head",
+            ],
+        ),
+    ],
+    ids=["llama", "gpt2"],
+)
+def test_a_tail_begins_behind_the_last_attention(
+    family: str, norm: str, readers: list[str], merge: str, local: list[str]
+) -> None:
+    policy = PolicyFunction(build(family), torch.float64)
     plain, rules, tail = ask(policy)
     assert tail is not None
-    assert names(policy, [tail.norm]) == ["layers.1.input_layernorm"]
-    assert names(policy, tail.readers) == [f"layers.1.self_attn.{one}_proj" for one in "qkv"]
-    assert names(policy, [tail.merge]) == ["layers.1.self_attn.o_proj"]
+    parts = names(policy, [tail.norm]), names(policy, tail.readers), names(policy, [tail.merge])
+    assert parts == ([norm], readers, [merge])
     assert names(policy, rules) == names(policy, plain)
-    # Queries act at their own position alone; keys and values are read by later ones.
-    assert sorted(names(policy, [rule for rule in rules if rule.local])) == sorted(
-        [
-            "layers.1.self_attn.q_proj",
-            "layers.1.self_attn.o_proj",
-            "layers.1.post_attention_layernorm",
-            *(f"layers.1.mlp.{one}_proj" for one in ("gate", "up", "down")),
-            "norm",
-            "lm_head",
-        ]
-    )
-    assert {id(one) for one in (tail.norm, tail.merge, *tail.readers)} <= set(map(id, rules))
-
-
-def test_a_gpt_2s_tail_begins_behind_its_last_attention() -> None:
-    policy = PolicyFunction(build("gpt2"), torch.float64)
-    _, rules, tail = ask(policy)
-    assert tail is not None
-    assert names(policy, [tail.norm]) == ["transformer.h.1.ln_1"]
-    assert names(policy, tail.readers) == ["transformer.h.1.attn.c_attn"]
-    assert names(policy, [tail.merge]) == ["transformer.h.1.attn.c_proj"]
-    assert names(policy, [rule for rule in rules if rule.local]) == [
-        "transformer.h.1.attn.c_proj",
-        "transformer.h.1.ln_2",
-        "transformer.h.1.mlp.c_fc",
-        "transformer.h.1.mlp.c_proj",
-        "transformer.ln_f",
-        "lm_head",
-    ]
+    assert sorted(names(policy, [rule for rule in rules if rule.local])) == sorted(local)
+    assert {id(rule) for rule in (tail.norm, tail.merge, *tail.readers)} <= set(map(id, rules))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -166,3 +176,76 @@ def test_a_signal_is_summed_over_the_positions_that_it_has() -> None:
     local = Signal(Rule(linear, "linear", "w", None, local=True), torch.zeros(2, 2), delta[0])
     assert local.summed().tolist() == [[1.0, 2.0], [3.0, 4.0]]
     assert local.summed(torch.tensor(2.0)).tolist() == [[2.0, 4.0], [6.0, 8.0]]
+
+
+WEIGHTED = encoded(3, prompt=4, response=3)
+
+
+def two_targets(sequence: Encoded, temperature: float) -> WeightedResponse:
+    generator = torch.Generator().manual_seed(sequence.ids[0])
+    shape = (sequence.response_length, 2)
+    return WeightedResponse(
+        sequence,
+        torch.randint(3, 50, shape, generator=generator),
+        torch.randn(shape, generator=generator, dtype=torch.float64),
+        temperature,
+    )
+
+
+def test_a_response_of_its_own_stands_for_each_tokens_log_probability(
+    policy: PolicyFunction,
+) -> None:
+    own = WeightedResponse.own(WEIGHTED, policy)
+    assert (own.sequence, own.temperature) == (WEIGHTED, 1.0)
+    assert own.targets.tolist() == [[token] for token in WEIGHTED.ids[4:]]
+    assert own.weights.tolist() == [[1.0]] * 3 and own.weights.dtype == torch.float64
+    assert WeightedResponse.own(WEIGHTED, policy, 0.5).temperature == 0.5
+
+
+def test_a_span_takes_what_precedes_it_for_prompt() -> None:
+    whole = two_targets(WEIGHTED, 0.7)
+    middle = whole.span(1, 2)
+    assert middle.sequence == Encoded(WEIGHTED.ids[:6], 5)
+    assert torch.equal(middle.targets, whole.targets[1:2])
+    assert torch.equal(middle.weights, whole.weights[1:2])
+    assert middle.temperature == 0.7
+    assert whole.span(0, 3).sequence == WEIGHTED
+
+
+def test_scores_are_weighted_sums_at_the_responses_temperature(policy: PolicyFunction) -> None:
+    one = two_targets(WEIGHTED, 0.5)
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([WEIGHTED.ids])).logits[0, 3:6]
+    logps = torch.log_softmax(logits / 0.5, dim=-1)
+    expected = [
+        sum(
+            float(w * logps[row, t])
+            for w, t in zip(one.weights[row], one.targets[row], strict=True)
+        )
+        for row in range(3)
+    ]
+    assert one.scores(policy, policy.weights).tolist() == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_batch_has_its_responses_temperature_and_order(policy: PolicyFunction) -> None:
+    responses = [two_targets(WEIGHTED, 0.5), two_targets(encoded(4, 2, 5), 0.5)]
+    batch = weighted_batch(responses, policy)
+    assert batch.temperature == 0.5
+    assert batch.token.tolist() == [*WEIGHTED.ids[4:], *encoded(4, 2, 5).ids[2:]]
+
+
+def test_scores_along_directions_are_derivatives_of_the_scores(policy: PolicyFunction) -> None:
+    responses = [two_targets(WEIGHTED, 0.5), two_targets(encoded(4, 2, 5), 0.5)]
+    directions = [direction(policy.model, 1e-3, seed) for seed in (1, 2)]
+    found = scores_along(policy, policy.weights, directions, responses)
+    assert found.shape == (2, 8)
+    leaves = {name: w.clone().requires_grad_() for name, w in policy.weights.items()}
+    scores = torch.cat([response.scores(policy, leaves) for response in responses])
+    for row, change in zip(found, directions, strict=True):
+        truth = []
+        for score in scores:
+            gradients = torch.autograd.grad(score, list(leaves.values()), retain_graph=True)
+            truth.append(
+                sum((g * d).sum() for g, d in zip(gradients, change.values(), strict=True))
+            )
+        assert relative(row, torch.stack(truth)) < 1e-10

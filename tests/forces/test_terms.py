@@ -7,7 +7,6 @@ import torch
 
 from dynolab.data.batches import collate
 from dynolab.forces import (
-    PolicyFunction,
     response_terms,
     step_terms,
     token_terms,
@@ -15,8 +14,8 @@ from dynolab.forces import (
 from dynolab.forces.step.split import record_batch
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from dynolab.objectives.base import force
-from dynolab.training.config import OptimizerConfig, TrainConfig
-from tests.forces.small_models import VOCABULARY, encoded, neox, pairs, train_steps, with_reference
+from dynolab.training.config import OptimizerConfig
+from tests.forces.small_models import VOCABULARY, encoded, neox, recorded
 
 V = 7
 
@@ -51,14 +50,6 @@ def test_terms_are_those_of_the_dense_matrices(temperature):
             assert got == pytest.approx(float(value), rel=1e-9, abs=1e-13), name
 
 
-def test_a_is_the_derivative_of_log_softmax_and_a_projection():
-    logits, _ = some_logits()
-    pi = logits[0].softmax(-1)
-    dense = torch.autograd.functional.jacobian(lambda z: z.log_softmax(-1), logits[0])
-    assert torch.allclose(dense, torch.eye(V) - pi[None].expand(V, V), atol=1e-14)
-    assert torch.allclose(dense @ dense, dense, atol=1e-14)
-
-
 def test_a_spectral_norm_is_one_for_the_uniform_policy_alone():
     terms = token_terms(torch.zeros(1, V), torch.zeros(1, dtype=torch.long))
     assert float(terms.a_spectral) == pytest.approx(1)
@@ -74,22 +65,18 @@ def test_a_nearly_certain_token_keeps_its_digits_in_float32():
     terms = token_terms(logits, torch.tensor([0]))
     small = (V - 1) * math.exp(-30)
     assert terms.energy.dtype == torch.float32
-    assert float(terms.energy) == pytest.approx(small, rel=1e-5)
-    size = small * math.sqrt(1 + 1 / (V - 1))
-    assert float(terms.force_size) == pytest.approx(size, rel=1e-5)
-    assert float(terms.entropy) == pytest.approx(small * (30 + 1), rel=1e-5)
+    expected = small, small * math.sqrt(1 + 1 / (V - 1)), small * (30 + 1)
+    for value, truth in zip((terms.energy, terms.force_size, terms.entropy), expected, strict=True):
+        assert float(value) == pytest.approx(truth, rel=1e-5, abs=0)
 
 
 def test_an_impossible_token_is_no_nan():
-    logits = torch.tensor([[0.0, 0.0, float("-inf")]])
-    terms = token_terms(logits, torch.tensor([2]))
-    assert float(terms.energy) == pytest.approx(1)
-    assert float(terms.entropy) == pytest.approx(math.log(2))
-    assert float(terms.force_size) == pytest.approx(math.sqrt(1.5))
+    terms = token_terms(torch.tensor([[0.0, 0.0, float("-inf")]]), torch.tensor([2]))
+    values = [float(value) for value in (terms.energy, terms.entropy, terms.force_size)]
+    assert values == pytest.approx([1, math.log(2), math.sqrt(1.5)])
 
 
-def test_responses_terms_know_neither_batch_nor_padding():
-    policy = PolicyFunction(neox(), torch.float64)
+def test_responses_terms_know_neither_batch_nor_padding(policy):
     sequences = [encoded(1), encoded(2, 6, 3), encoded(3, 1, 1), encoded(4, 2, 7)]
     together = response_terms(policy, sequences)
     alone = response_terms(policy, sequences, batch_tokens=1)
@@ -103,21 +90,9 @@ def test_responses_terms_know_neither_batch_nor_padding():
         assert torch.all(one.learning_rate == 1)
 
 
-def record_of(model, objective):
-    examples = with_reference(model, pairs(4))
-    config = TrainConfig(
-        objective=objective,
-        optimizer=OptimizerConfig(name="sgd", learning_rate=1e-2),
-        engine={"kind": "plain", "ranks": 1},
-    )
-    return train_steps(model, config, examples, steps=2).records[-1]
-
-
 @pytest.mark.parametrize("objective", [DPOConfig(), SFTConfig()], ids=["dpo", "sft"])
-def test_a_step_s_terms_are_those_of_the_force_that_trained(objective):
-    model = neox()
-    record = record_of(model, objective)
-    policy = PolicyFunction(model, torch.float64)
+def test_a_step_s_terms_are_those_of_the_force_that_trained(policy, objective):
+    record = recorded(neox(), OptimizerConfig(name="sgd", learning_rate=1e-2), objective, count=4)
     made = step_terms(record, policy)
     built = build_objective(record.facts.objective)
     batch = record_batch(record, policy, range(len(record.examples)))
@@ -141,11 +116,9 @@ def test_a_step_s_terms_are_those_of_the_force_that_trained(objective):
         assert float(one.terms.a_frobenius.max()) <= math.sqrt(2 * VOCABULARY - 2)
 
 
-def test_a_step_s_terms_know_no_micro_batches():
-    model = neox()
-    record = record_of(model, DPOConfig())
-    policy = PolicyFunction(model, torch.float64)
+def test_a_step_s_terms_know_no_micro_batches(policy):
+    record = recorded(neox(), count=4)
     whole, small = step_terms(record, policy), step_terms(record, policy, batch_tokens=1)
-    assert [one.updating for one in whole] == [one.updating for one in small]
+    assert [terms.updating for terms in whole] == [terms.updating for terms in small]
     for one, other in zip(whole, small, strict=True):
         assert torch.allclose(one.terms.g_norm, other.terms.g_norm, atol=1e-14)

@@ -1,4 +1,4 @@
-"""A force map in tiles: what goes together into the memory, and what is computed for it."""
+"""A force map in tiles: what goes together into the memory, what is computed, at what cost."""
 
 from __future__ import annotations
 
@@ -12,12 +12,25 @@ from torch import nn
 from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces.function.logit_function import ModuleFunction
+from dynolab.forces.function.rules import Rule
 from dynolab.forces.kernel.operator import TangentKernel, response_token
-from dynolab.forces.kernel.size import Squares, _groups, kernel_sizes
+from dynolab.forces.kernel.size import _groups, kernel_sizes
+from dynolab.forces.map.costs import (
+    cheapest_order,
+    choose_route,
+    contraction_flops,
+    factor_bytes,
+    formed_flops,
+    kernel_flops,
+    matrix_flops,
+    route_flops,
+    shapes_of,
+    slice_width,
+    split_to_fit,
+)
 from dynolab.forces.map.factors import _table_rows
 from dynolab.forces.map.gram import Side, factor_tiles, plan_tiles
 from dynolab.forces.map.weighted import WeightedResponse
-from dynolab.statistics import student_975
 
 TEN_BYTES_A_TOKEN = SimpleNamespace(bytes_of=lambda sequence: 10 * sequence.response_length)
 
@@ -175,20 +188,6 @@ def test_an_item_that_does_not_fit_says_what_it_takes() -> None:
     )
 
 
-def test_a_norm_s_error_and_interval_by_hand() -> None:
-    """Exact 7, rest 9 of variance 4.5: 36 degrees, a spread of 2/(9·36) = 1/162."""
-    squares = Squares(*(torch.tensor([[value]]).double().numpy() for value in (7.0, 9.0, 4.5)))
-    assert squares.norm.item() == 4
-    assert squares.error.item() == pytest.approx(4.5**0.5 / 8)
-    assert squares.degrees.item() == 36
-    side = student_975(7) * (1 / 162) ** 0.5
-    for end, sign in zip(squares.interval(8), (1, -1), strict=True):
-        quantile = (1 - 1 / 162 + sign * side) ** 3
-        assert end.item() == pytest.approx((7 + 9 / quantile) ** 0.5)
-    doubled = squares + squares
-    assert (doubled.exact.item(), doubled.rest.item(), doubled.variance.item()) == (14, 18, 9)
-
-
 def test_sizes_tell_how_they_were_estimated() -> None:
     items = [torch.ones(3), torch.zeros(3)]
     sizes = kernel_sizes(classifier(), items, items[:1], rank=1, probes=3, seed=5)
@@ -199,3 +198,97 @@ def test_sizes_tell_how_they_were_estimated() -> None:
     assert sizes.centred.ravel().tolist() == pytest.approx([4 * 3**0.5, 3**0.5], rel=1e-6)
     with pytest.raises(ConfigError, match=r"^rank, probes = \(-1, 2\): .*two probes or more"):
         kernel_sizes(classifier(), items, items, rank=-1, probes=2)
+
+
+# Tokens and positions: M = 3, ΣT_o = 7, ΣM T_o = 10, and L = 4, ΣT_u = 5, ΣL T_u = 20.
+FEW_OBSERVED, FEW_UPDATING = [(2, 3), (1, 4)], [(4, 5)]
+
+
+def linear(d_in: int, d_out: int, bias: str | None = None, **facts: bool) -> Rule:
+    return Rule(nn.Linear(d_in, d_out), "linear", "weight", bias, **facts)
+
+
+def test_operations_of_one_matrix_by_hand() -> None:
+    # Forming 2·7·11·(10 + 20), then 2·7·11·3·4.
+    assert formed_flops(FEW_OBSERVED, FEW_UPDATING, 7, 11) == 154 * 30 + 154 * 12
+    # C = a_o a_uᵀ takes 2·7·5·7, E 2·11·7·20, the product with the observed signals 2·11·10·4.
+    assert kernel_flops(FEW_OBSERVED, FEW_UPDATING, 7, 11) == 490 + 22 * 140 + 22 * 40
+    assert kernel_flops(FEW_UPDATING, FEW_OBSERVED, 7, 11) == 490 + 22 * 5 * 10 + 22 * 20 * 3
+
+
+def test_the_order_is_the_cheapest_where_kernels_count_twice() -> None:
+    # 6468 formed; 4450 as a kernel, 2910 with the sides exchanged.
+    assert cheapest_order(FEW_OBSERVED, FEW_UPDATING, 7, 11) == "kernel_swapped"
+    assert cheapest_order(FEW_UPDATING, FEW_OBSERVED, 7, 11) == "kernel"
+    assert matrix_flops(FEW_OBSERVED, FEW_UPDATING, 7, 11) == 2910
+    # 5544 formed is less than twice 2840.
+    assert cheapest_order(FEW_OBSERVED, FEW_UPDATING, 6, 11) == "formed"
+    assert matrix_flops(FEW_OBSERVED, FEW_UPDATING, 6, 11) == 5544
+
+
+def test_operations_of_a_contraction_are_those_of_its_parameters() -> None:
+    by_rule = {
+        2910 + 2 * 12 * 11: linear(7, 11, "bias"),
+        2 * 12 * 18: linear(7, 11, local=True),
+        2 * 12 * 11: Rule(nn.Linear(7, 11), "linear", None, "bias"),
+        2 * 2 * 12 * 7: Rule(nn.LayerNorm(7), "norm", "weight", "bias"),
+        2 * 12 * 7: Rule(nn.LayerNorm(7), "norm", "weight", None),
+        0: Rule(nn.Embedding(20, 7), "embedding", "weight", None),
+    }
+    for count, rule in by_rule.items():
+        assert contraction_flops([rule], FEW_OBSERVED, FEW_UPDATING) == count
+    assert contraction_flops(list(by_rule.values()), FEW_OBSERVED, FEW_UPDATING) == sum(by_rule)
+
+
+def test_operations_of_the_routes_by_hand() -> None:
+    # N = 77 + 10 parameters, 10 of them in a local matrix; the head makes no signal.
+    rules = [linear(7, 11), linear(5, 2, local=True), linear(7, 20, local=True, head=True)]
+    found = route_flops(rules, FEW_OBSERVED, FEW_UPDATING)
+    assert found == {
+        "columns": 87 * (4 * 20 + 6 * 4 * 7),
+        "rows": 87 * (4 * 10 + 6 * 3 * 5),
+        "both_sides": 2 * 77 * 30 + 2 * 10 * 12 + 2910 + 2 * 12 * 7 + 2 * 12 * 27,
+    }
+    assert choose_route(rules, FEW_OBSERVED, FEW_UPDATING) == "both_sides"
+    assert choose_route(rules, [(1, 1)], [(30, 60)]) == "rows"
+    assert choose_route(rules, [(30, 60)], [(1, 1)]) == "columns"
+
+
+def test_bytes_of_factors_by_hand() -> None:
+    # Three tokens on four positions; eight bytes a number.
+    numbers = {
+        3 * 18: linear(7, 11, local=True),
+        4 * 7 + 3 * 4 * 11: linear(7, 11),
+        4 * 7 + 3 * 4 * 11 + 3 * 11: linear(7, 11, "bias"),
+        3 * 4 * 7: Rule(nn.Embedding(20, 7), "embedding", "weight", None),
+        3 * 7: Rule(nn.LayerNorm(7), "norm", "weight", None),
+        2 * 3 * 7: Rule(nn.LayerNorm(7), "norm", "weight", "bias"),
+    }
+    for count, rule in numbers.items():
+        assert factor_bytes([rule], (3, 4), 8) == 8 * count
+    assert factor_bytes(list(numbers.values()), (3, 4), 8) == 8 * sum(numbers)
+
+
+def test_a_slice_is_as_wide_as_fits_and_never_empty() -> None:
+    widths = [slice_width(100, 30, most) for most in (8, 2)]
+    assert [*widths, slice_width(10, 30, 8), slice_width(90, 30, 8)] == [3, 2, 1, 3]
+
+
+def test_a_sequence_is_halved_until_its_spans_fit() -> None:
+    sequence = Encoded(tuple(range(10)), 3)
+    assert shapes_of([sequence, Encoded((5, 6), 1)]) == [(7, 9), (1, 1)]
+    tokens = torch.tensor(sequence.ids[3:])
+    whole = WeightedResponse(sequence, tokens[:, None], 0.1 * tokens[:, None], temperature=0.7)
+    spans = split_to_fit(lambda span: 10 * span.response_length, whole, 30)
+    assert [span.sequence for span in spans] == [
+        Encoded(sequence.ids[:end], start) for start, end in ((3, 6), (6, 8), (8, 10))
+    ]
+    for one in spans:  # each token keeps its own target and weight
+        own = torch.tensor(one.sequence.ids[one.sequence.prompt_length :])[:, None]
+        assert torch.equal(one.targets, own)
+        assert torch.equal(one.weights, 0.1 * own)
+        assert one.temperature == 0.7
+    (one,) = split_to_fit(lambda span: 70, whole, 70)
+    assert one.sequence == sequence
+    with pytest.raises(ConfigError, match=r"memory_bytes = 72: .*10 bytes; give at least 80"):
+        split_to_fit(lambda span: 10 * span.response_length, whole, 9)

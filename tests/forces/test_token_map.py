@@ -17,13 +17,17 @@ from dynolab.forces import (
     split_step,
     token_forces,
 )
+from dynolab.forces.step.split import UpdateSplit
 from dynolab.forces.step.token_map import token_strings
 from dynolab.objectives import GRPOConfig
-from dynolab.training.record import RecordedGroup
+from dynolab.results.study import TokenMap
+from dynolab.training.record import RecordedGroup, StepRecord
 from dynolab.training.recorded import RecordedCompletion
 from tests.forces.small_models import (
+    Letters,
     encoded,
     neox,
+    read,
     recorded,
     relative,
 )
@@ -31,85 +35,66 @@ from tests.forces.small_models import (
 OBSERVED = encoded(77, prompt=4, response=6)
 
 
-def test_columns_add_up_to_the_example_s_share_of_the_step():
-    """Over a batch of one example, to from_chosen and from_rejected themselves."""
-    model = neox()
-    whole = recorded(model, count=3)
-    policy = PolicyFunction(model, torch.float64)
-    update = split_step(whole, policy).update
-    alone = dataclasses.replace(whole, examples=whole.examples[1:2])
-    split = split_step(alone, policy)
-    chosen_part, rejected_part = policy.change_along(
-        midpoint(alone.before, alone.after),
+@pytest.fixture(scope="module")
+def record() -> StepRecord:
+    return recorded(neox(), count=3)
+
+
+def written(record: StepRecord, policy: PolicyFunction, updating_id: str) -> TokenMap:
+    return build_token_map(
+        record,
+        policy,
+        Letters(),
+        stage=record.facts.objective.name,
+        updating_id=updating_id,
+        observed_id="other",
+        observed=OBSERVED,
+    )
+
+
+def along_parts(record: StepRecord, policy: PolicyFunction, split: UpdateSplit) -> torch.Tensor:
+    """First-order change of the observed answer through chosen and through rejected answers."""
+    return policy.change_along(
+        midpoint(record.before, record.after),
         [split.from_chosen, split.from_rejected],
         collate([OBSERVED], 0),
     )
+
+
+def test_columns_add_up_to_the_example_s_share_of_the_step(record, policy):
+    """Over a batch of one example, to from_chosen and from_rejected themselves."""
+    alone = dataclasses.replace(record, examples=record.examples[1:2])
+    split = split_step(alone, policy)
+    chosen_part, rejected_part = along_parts(alone, policy, split)
     force = token_forces(alone, policy, split.update, 0, OBSERVED)
     border = alone.examples[0].chosen.response_length
     assert relative(force[:, :border].sum(1), chosen_part) < 1e-10
     assert relative(force[:, border:].sum(1), rejected_part) < 1e-10
 
-    by_example = [token_forces(whole, policy, update, n, OBSERVED) for n in range(3)]
-    step = split_step(whole, policy)
-    both = policy.change_along(
-        midpoint(whole.before, whole.after),
-        [step.from_chosen, step.from_rejected],
-        collate([OBSERVED], 0),
-    ).sum(0)
-    assert relative(sum(map_.sum(1) for map_ in by_example), both) < 1e-10
+    step = split_step(record, policy)
+    by_example = [token_forces(record, policy, step.update, n, OBSERVED) for n in range(3)]
+    both = along_parts(record, policy, step).sum(0)
+    assert relative(sum(force.sum(1) for force in by_example), both) < 1e-10
 
 
-class Letters:
-    """Knows token n as <n>."""
-
-    all_special_ids: tuple[int, ...] = ()
-
-    def decode(self, ids: list[int]) -> str:
-        return f"<{ids[0]}>"
-
-    def convert_ids_to_tokens(self, token: int) -> str:
-        return f"<{token}>"
-
-
-def read(sequence: Encoded) -> list[str]:
-    return [f"<{token}>" for token in sequence.ids[sequence.prompt_length :]]
-
-
-def test_the_written_map_names_its_tokens():
-    model = neox()
-    record = recorded(model, count=3)
-    policy = PolicyFunction(model, torch.float64)
-    one = record.examples[2]
-    made = build_token_map(
-        record,
-        policy,
-        Letters(),
-        stage="dpo",
-        updating_id=one.id,
-        observed_id="other",
-        observed=OBSERVED,
-    )
-    assert made.observed_tokens == [f"<{token}>" for token in OBSERVED.ids[4:]]
-    assert made.chosen_tokens == read(one.chosen)
-    assert made.rejected_tokens == read(one.rejected)
-    assert (made.stage, made.step) == ("dpo", record.facts.step)
-    assert (made.observed_id, made.updating_id) == ("other", one.id)
-    assert made.learning_rate == record.facts.learning_rate
+def test_the_written_map_names_its_tokens(record, policy):
+    example = record.examples[2]
     force = token_forces(record, policy, split_step(record, policy).update, 2, OBSERVED)
-    assert made.force == force.tolist()
-    assert len(made.force) == 6
-    assert all(len(row) == len(made.chosen_tokens + made.rejected_tokens) for row in made.force)
+    assert force.shape == (6, example.chosen.response_length + example.rejected.response_length)
+    assert written(record, policy, example.id) == TokenMap(
+        stage="dpo",
+        step=record.facts.step,
+        observed_id="other",
+        updating_id=example.id,
+        learning_rate=record.facts.learning_rate,
+        observed_tokens=read(OBSERVED),
+        chosen_tokens=read(example.chosen),
+        rejected_tokens=read(example.rejected),
+        force=force.tolist(),
+    )
     named = r"updating_id = 'nobody': name an example of the step: \['pair-0', 'pair-1', 'pair-2'\]"
     with pytest.raises(ConfigError, match=named):
-        build_token_map(
-            record,
-            policy,
-            Letters(),
-            stage="dpo",
-            updating_id="nobody",
-            observed_id="other",
-            observed=OBSERVED,
-        )
+        written(record, policy, "nobody")
 
 
 def test_tokens_are_shown_with_the_spaces_and_bytes_that_decoding_loses() -> None:
@@ -135,9 +120,8 @@ def test_a_space_that_decoding_keeps_is_shown_once() -> None:
     assert token_strings(Encoded((0, 1), 0), tokenizer) == [" a", "b"]
 
 
-def test_a_groups_map_lists_all_completions_that_were_pushed_up_first() -> None:
-    record = recorded(neox(), count=2)
-    first, second = record.examples
+def test_a_groups_map_lists_all_completions_that_were_pushed_up_first(record, policy) -> None:
+    first, second, _ = record.examples
     group = RecordedGroup(
         id="group",
         completions=tuple(
@@ -156,32 +140,21 @@ def test_a_groups_map_lists_all_completions_that_were_pushed_up_first() -> None:
     )
     facts = record.facts.model_copy(update={"objective": GRPOConfig()})
     grouped = dataclasses.replace(record, facts=facts, examples=(group,))
-    policy = PolicyFunction(neox(), torch.float64)
-    made = build_token_map(
-        grouped,
-        policy,
-        Letters(),
-        stage="grpo",
-        updating_id="group",
-        observed_id="other",
-        observed=OBSERVED,
-    )
+    made = written(grouped, policy, "group")
     assert made.chosen_tokens == read(first.chosen) + read(second.chosen)
     assert made.rejected_tokens == read(first.rejected) + read(second.rejected)
     assert all(len(row) == len(made.chosen_tokens + made.rejected_tokens) for row in made.force)
 
 
-def test_a_parameter_that_a_response_does_not_reach_does_not_move() -> None:
+def test_a_parameter_that_a_response_does_not_reach_does_not_move(record, policy) -> None:
     model = neox()
-    record = recorded(model, count=2)
     idle = {"idle": torch.ones(2, dtype=torch.float64)}
     model.register_parameter("idle", torch.nn.Parameter(idle["idle"].clone()))
     wider = dataclasses.replace(
         record, before={**record.before, **idle}, after={**record.after, **idle}
     )
-    policy = PolicyFunction(model, torch.float64)
-    split = split_step(wider, policy)
+    idling = PolicyFunction(model, torch.float64)
+    split = split_step(wider, idling)
     assert split.from_chosen["idle"].tolist() == split.from_rejected["idle"].tolist() == [0, 0]
-    plain = PolicyFunction(neox(), torch.float64)
-    expected = token_forces(record, plain, split_step(record, plain).update, 1, OBSERVED)
-    assert relative(token_forces(wider, policy, split.update, 1, OBSERVED), expected) < 1e-12
+    expected = token_forces(record, policy, split_step(record, policy).update, 1, OBSERVED)
+    assert relative(token_forces(wider, idling, split.update, 1, OBSERVED), expected) < 1e-12

@@ -120,10 +120,9 @@ def test_packed_rows_equal_one_sequence_at_a_time(
         truth = one_by_one(model, sequences)
         logps = ResponseLogits(model)(batch, token_logps)
         torch.testing.assert_close(logps, truth, atol=1e-10, rtol=0)
-        for one, two in zip(
-            weighted_gradient(model, logps), weighted_gradient(model, truth), strict=True
-        ):
-            torch.testing.assert_close(one, two, atol=1e-10, rtol=1e-9)
+        torch.testing.assert_close(
+            weighted_gradient(model, logps), weighted_gradient(model, truth), atol=1e-10, rtol=1e-9
+        )
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -135,10 +134,9 @@ def test_packed_rows_equal_one_sequence_at_a_time_in_float32(family: str, attent
     truth = one_by_one(model, sequences)
     logps = ResponseLogits(model)(batch, token_logps)
     torch.testing.assert_close(logps, truth, atol=1e-4, rtol=0)
-    for one, two in zip(
-        weighted_gradient(model, logps), weighted_gradient(model, truth), strict=True
-    ):
-        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(
+        weighted_gradient(model, logps), weighted_gradient(model, truth), atol=1e-4, rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("family", WINDOWED)
@@ -178,8 +176,7 @@ def test_reading_in_parts_changes_neither_values_nor_gradients(
         parts = logits(batch, token_logps)
         gradient = weighted_gradient(model, parts)
     torch.testing.assert_close(parts, whole, atol=1e-12, rtol=0)
-    for one, two in zip(gradient, weighted_gradient(model, whole), strict=True):
-        torch.testing.assert_close(one, two, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(gradient, weighted_gradient(model, whole), atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -235,14 +232,14 @@ def test_forward_mode_goes_through_packed_rows_and_parts(
     torch.testing.assert_close(forward, backward, atol=1e-9, rtol=1e-9)
 
 
-def test_bf16_weights_give_float32_log_probabilities() -> None:
-    for attention in ("sdpa", "eager"):
-        model = model_of("llama_tied", torch.bfloat16)
-        model.set_attn_implementation(attention)
-        sequences, batch = packed("several prompts")
-        logps = ResponseLogits(model)(batch, token_logps)
-        assert logps.dtype == torch.float32
-        torch.testing.assert_close(logps, one_by_one(model, sequences).float(), atol=0.15, rtol=0)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_bf16_weights_give_float32_log_probabilities(attention: str) -> None:
+    model = model_of("llama_tied", torch.bfloat16)
+    model.set_attn_implementation(attention)
+    sequences, batch = packed("several prompts")
+    logps = ResponseLogits(model)(batch, token_logps)
+    assert logps.dtype == torch.float32
+    torch.testing.assert_close(logps, one_by_one(model, sequences).float(), atol=0.15, rtol=0)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])

@@ -26,7 +26,7 @@ def model(seed: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def gradient(one: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:
-    one.zero_grad()
+def gradient(policy: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:
+    policy.zero_grad()
     loss.backward()
-    return torch.cat([p.grad.flatten() for p in one.parameters() if p.grad is not None])
+    return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch, collate_examples, count_totals
 from dynolab.data.encode import Encoded, EncodedExample
@@ -28,6 +27,7 @@ from dynolab.objectives import (
 )
 from dynolab.objectives.base import force
 from dynolab.objectives.pairs import PairObjective
+from tests.objectives.small_llama import gradient, model
 
 BY_NAME = {
     "sft": SFTConfig(),
@@ -96,8 +96,8 @@ def random_logits(batch: TokenBatch, scale: float = 2.0) -> Tensor:
 def test_closed_form_learning_rates_are_minus_the_loss_s_gradient(config):
     objective, batch = build_objective(config), batch_of(config)
     logps = token_logps(random_logits(batch), batch).detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(objective.loss(logps, batch), logps)
-    torch.testing.assert_close(objective.token_weights(logps.detach(), batch), -gradient)
+    (slope,) = torch.autograd.grad(objective.loss(logps, batch), logps)
+    torch.testing.assert_close(objective.token_weights(logps.detach(), batch), -slope)
 
 
 @pytest.mark.parametrize("scale", [2.0, 40.0], ids=["spread", "nearly-certain"])
@@ -153,13 +153,14 @@ MARGINS = st.floats(-2000, 2000)
 
 
 @pytest.mark.parametrize("config", PAIRED, ids=lambda config: repr(config))
+@settings(deadline=None)
 @given(scores=st.lists(st.tuples(MARGINS, MARGINS), min_size=1, max_size=8))
 def test_weights_of_pairs_are_the_gradient_however_wide_the_margin(config, scores):
     objective = build_objective(config)
     pairs = torch.tensor(scores, dtype=torch.float64).T.requires_grad_()
-    (gradient,) = torch.autograd.grad(objective.pair_loss(*pairs).sum(), pairs)
+    (slope,) = torch.autograd.grad(objective.pair_loss(*pairs).sum(), pairs)
     up, down = objective.pair_rates(*pairs.detach())
-    torch.testing.assert_close(torch.stack([-up, down]), gradient, rtol=1e-9, atol=1e-300)
+    torch.testing.assert_close(torch.stack([-up, down]), slope, rtol=1e-9, atol=1e-300)
 
 
 @pytest.mark.parametrize("config", PAIRED, ids=lambda config: repr(config))
@@ -190,59 +191,13 @@ def test_smoothed_dpo_turns_its_force_where_the_label_is_surer_than_it_may_be():
     assert float(objective.pair_rates(turn + 0.1, zero)[0]) < 0
 
 
-def test_extended_sft_is_sft_on_two_rows_per_pair():
-    pairs = batch_of(SFTExtendedConfig())
-    rows = [
-        EncodedExample(f"{one.id}{side}", answer, None)
-        for one in EXAMPLES
-        for side, answer in (("+", one.chosen), ("-", one.rejected))
-    ]
-    single = collate_examples(rows, 0, (CHOSEN,), count_totals(rows, (CHOSEN,)))
-    logps = token_logps(random_logits(pairs), pairs)
-    for normalise in ("sequence_sum", "token_mean"):
-        both = build_objective(SFTExtendedConfig(normalise=normalise)).loss(logps, pairs)
-        one = build_objective(SFTConfig(normalise=normalise)).loss(logps, single)
-        torch.testing.assert_close(both, one, rtol=1e-12, atol=0)
-
-
-def test_dpo_pushes_both_sides_alike_with_opposite_signs():
-    config = DPOConfig(beta=0.5)
-    objective, batch = build_objective(config), batch_of(config)
-    logps = token_logps(random_logits(batch), batch).detach()
-    assert batch.reference is not None
-    rates = objective.token_weights(logps, batch)
-    for number in range(len(EXAMPLES)):
-        mine = batch.example[batch.sequence] == number
-        sides = [mine & (batch.token_side == side) for side in (CHOSEN, REJECTED)]
-        chosen, rejected = (logps[side].sum() - batch.reference[side].sum() for side in sides)
-        size = 0.5 * (1 - torch.sigmoid(0.5 * (chosen - rejected))) / len(EXAMPLES)
-        torch.testing.assert_close(rates[sides[0]], size.expand(int(sides[0].sum())))
-        torch.testing.assert_close(rates[sides[1]], -size.expand(int(sides[1].sum())))
-
-
-def small_model() -> GPTNeoXForCausalLM:
-    torch.manual_seed(0)
-    config = GPTNeoXConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=32,
-        initializer_range=0.2,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    return GPTNeoXForCausalLM(config).double().eval()
-
-
-def gradient_of(model, batches: Sequence[TokenBatch], config) -> Tensor:
-    model.zero_grad()
+def gradient_of(policy, batches: Sequence[TokenBatch], config) -> Tensor:
     objective = build_objective(config)
-    for batch in batches:
-        logps = token_logps(ResponseLogits(model)(batch), batch)
-        objective.loss(logps, batch).backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
+    losses = [
+        objective.loss(token_logps(ResponseLogits(policy)(batch), batch), batch)
+        for batch in batches
+    ]
+    return gradient(policy, sum(losses))
 
 
 def padded(batch: TokenBatch, more: int) -> TokenBatch:
@@ -261,10 +216,10 @@ def padded(batch: TokenBatch, more: int) -> TokenBatch:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
 def test_the_gradient_knows_neither_micro_batches_nor_padding(config):
-    model = small_model()
-    whole = gradient_of(model, [batch_of(config)], config)
+    policy = model(0).double()
+    whole = gradient_of(policy, [batch_of(config)], config)
     assert whole.norm() > 1e-3
     for size in (1, 2, 4):
         parts = [batch_of(config, EXAMPLES[n : n + size]) for n in range(0, 6, size)]
-        torch.testing.assert_close(gradient_of(model, parts, config), whole)
-    torch.testing.assert_close(gradient_of(model, [padded(batch_of(config), 4)], config), whole)
+        torch.testing.assert_close(gradient_of(policy, parts, config), whole)
+    torch.testing.assert_close(gradient_of(policy, [padded(batch_of(config), 4)], config), whole)

@@ -1,4 +1,4 @@
-"""Group relative policy optimisation: its force, its clipping and its denominators."""
+"""Policy gradients on groups: their forces, clipping and denominators, and what SimKO shares."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
 from dynolab.data.batches import CHOSEN, REJECTED, TokenBatch
 from dynolab.data.groups import Group, collate_groups, count_group_totals
 from dynolab.errors import ConfigError
-from dynolab.likelihood.token_logps import ResponseLogits, token_logps
+from dynolab.likelihood.token_logps import ResponseLogits, target_logps, token_logps
 from dynolab.objectives import (
     GRPOConfig,
     SimKOConfig,
     build_objective,
-    group_advantages,
+    force,
     read_logps,
 )
-from dynolab.objectives.base import force
 from dynolab.objectives.clipping import clipped, live
 from dynolab.training.config import TrainConfig
-from tests.objectives.sampled import GROUPS, VOCABULARY, batch_of
+from tests.objectives.sampled import GROUPS, RANKS, VOCABULARY, batch_of
 from tests.objectives.small_llama import gradient, model
 
 CONFIGS = [
@@ -34,6 +33,11 @@ CONFIGS = [
     GRPOConfig(aggregation="dapo", clip_high=0.28),
     GRPOConfig(aggregation="bnpo", kl=0.05),
     GRPOConfig(aggregation="dr_grpo", max_tokens=9, kl=2.0),
+]
+SIMKO_CONFIGS = [
+    SimKOConfig(),
+    SimKOConfig(share=0.4, gate_quantile=0.3, aggregation="grpo", kl=0.2),
+    SimKOConfig(share=1.0, gate_quantile=0.0, penalty=2.0, aggregation="dr_grpo", max_tokens=7),
 ]
 
 
@@ -62,6 +66,7 @@ LOG_RATIO = st.floats(-30, 30)
 
 
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
+@settings(deadline=None)
 @given(
     drift=st.lists(LOG_RATIO, min_size=3, max_size=3),
     advantage=st.lists(st.floats(-5, 5), min_size=3, max_size=3),
@@ -101,21 +106,21 @@ def test_the_very_edge_of_the_clip_has_autograd_s_slope(edge, dtype, sign):
     torch.testing.assert_close(slope, advantage * live(config, ratio, advantage))
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=label)
+@pytest.mark.parametrize("config", [*CONFIGS, *SIMKO_CONFIGS], ids=repr)
 def test_micro_batches_of_groups_add_up(config):
     objective = build_objective(config)
-    batch, logits = batch_of()
-    whole = objective.loss(token_logps(logits, batch), batch)
-    names = objective.metrics(token_logps(logits, batch), batch)
-    parts, sums = [], dict.fromkeys(names, 0.0)
-    for size in ([GROUPS[0]], GROUPS[1:]):
-        part, part_logits = batch_of(size)
-        logps = token_logps(part_logits, part)
-        parts.append(objective.loss(logps, part))
-        for name, value in objective.metrics(logps, part).items():
-            sums[name] += float(value)
-    torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=0)
-    assert sums == pytest.approx({name: float(value) for name, value in names.items()})
+
+    def terms_of(groups: Sequence[Group]) -> dict[str, Tensor]:
+        batch, logits = batch_of(groups)
+        logps = read_logps(objective, logits, batch)
+        return {"loss": objective.loss(logps, batch), **objective.metrics(logps, batch)}
+
+    whole = terms_of(GROUPS)
+    parts = [terms_of(groups) for groups in (GROUPS[:1], GROUPS[1:3], GROUPS[3:])]
+    for name, value in whole.items():
+        bound = 1e-12 if name == "loss" else 1e-6
+        total = sum(part[name].double() for part in parts)
+        torch.testing.assert_close(total, value.double(), rtol=bound, atol=0)
 
 
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[1], SimKOConfig(share=0.3)], ids=repr)
@@ -181,25 +186,12 @@ def test_groups_without_a_reference_are_collated_without_one():
     assert batch.reference is None and batch.old is None and batch.top is None
 
 
-def test_advantages_of_known_rewards():
-    got = group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64))
-    size = 0.5 / (3**-0.5 + 1e-4)  # Bessel's deviation of half ones is 1/√3
-    torch.testing.assert_close(got, size * torch.tensor([1.0, -1, -1, 1], dtype=torch.float64))
-    raw = group_advantages(torch.tensor([1.0, 0.0]), scale_by_std=False)
-    assert raw.tolist() == [0.5, -0.5]
-    assert group_advantages(torch.full((4,), 0.7)).abs().max() < 1e-3
-
-
 def test_training_on_rows_refuses_objectives_of_groups_when_it_is_configured():
     with pytest.raises(ValidationError, match=r"expected tags.*'sft'"):
         TrainConfig.model_validate({"objective": {"name": "grpo"}})
 
 
-def test_bad_settings_are_named():
-    with pytest.raises(ConfigError, match="max_tokens"):
-        GRPOConfig(aggregation="dr_grpo")
-    with pytest.raises(ConfigError, match="group size"):
-        group_advantages(torch.tensor([1.0]))
+def test_a_loss_on_groups_needs_their_advantages():
     batch, logits = batch_of()
     with pytest.raises(ConfigError, match="sampled groups"):
         build_objective(GRPOConfig()).loss(
@@ -207,22 +199,78 @@ def test_bad_settings_are_named():
         )
 
 
-def test_by_default_a_loss_is_the_mean_over_completions_of_their_tokens_means():
-    """arXiv 2402.03300, eq. 3: 1/G Σ_i 1/|y_i| Σ_t, written out."""
+def simko_label(config: SimKOConfig) -> str:
+    return f"{config.aggregation}-{config.share}"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("drift", [0.0, 0.3, 5.0])
+@pytest.mark.parametrize("config", SIMKO_CONFIGS, ids=simko_label)
+def test_the_force_reaches_the_likeliest_tokens_too(config, drift, temperature):
+    objective = build_objective(config)
+    batch, logits = batch_of(drift=drift, temperature=temperature)
+    logps = read_logps(objective, logits, batch)
+    by_logps, by_logits = torch.autograd.grad(objective.loss(logps, batch), (logps, logits))
+    rates = objective.token_weights(logps.detach(), batch)
+    assert rates.shape == (len(batch.token), 1 + RANKS)
+    torch.testing.assert_close(rates, -by_logps, rtol=1e-9, atol=1e-15)
+    closed = force(rates, logits.detach(), batch)
+    torch.testing.assert_close(closed, by_logits, rtol=1e-9, atol=1e-13)
+    assert closed.sum(-1).abs().max() <= VOCABULARY * 2**-50 * closed.abs().max()
+
+
+def test_before_the_policy_moves_a_correct_token_shares_its_gradient_with_the_likeliest():
+    """G = Âr(π − [(1 − αw) e_y + (αw/K) Σ e_k]) with r = 1."""
+    config = SimKOConfig(share=0.4, gate_quantile=0.5)
+    batch, logits = batch_of(drift=0.0)
+    logps = target_logps(logits, batch).detach()
+    pushed = force(build_objective(config).token_weights(logps, batch), logits.detach(), batch)
+    policy = torch.softmax(logits.detach(), -1)
+    shared = 0
+    for n in torch.nonzero(batch.advantage > 0).squeeze(1).tolist():
+        mine = batch.top.entropy[batch.sequence == batch.sequence[n]]
+        gate = float(batch.top.entropy[n] > mine.quantile(0.5))
+        shared += gate
+        target = torch.zeros(VOCABULARY, dtype=torch.float64)
+        target[batch.token[n]] += 1 - 0.4 * gate
+        target[batch.top.token[n]] += 0.4 * gate / RANKS
+        weight = 1 / (len(batch.side) * len(mine))
+        expected = weight * batch.advantage[n] * (policy[n] - target)
+        torch.testing.assert_close(pushed[n], expected, rtol=1e-6, atol=1e-9)
+    assert shared > 0
+
+
+def test_only_gated_likeliest_tokens_of_wrong_responses_are_pushed_harder():
+    config = SimKOConfig(gate_quantile=0.3, penalty=1.5)
+    batch, logits = batch_of(drift=0.0)
+    likeliest = torch.arange(len(batch.token)) % 2 == 0
+    own = torch.where(likeliest, batch.top.token[:, 0], batch.top.token[:, 1])
+    batch = replace(batch, token=own, old=None)
+    batch = replace(batch, old=token_logps(logits, batch).detach())
+    plain = build_objective(GRPOConfig()).token_weights(batch.old, batch)
+    simko = build_objective(config).token_weights(target_logps(logits, batch).detach(), batch)
+    wrong = batch.advantage < 0
+    factor = (simko[:, 0] / plain)[wrong]
+    assert set(factor.round(decimals=9).tolist()) == {1.0, 1.5}
+    assert bool((factor[~likeliest[wrong]] == 1).all())
+    assert bool((simko[wrong][:, 1:] == 0).all())
+
+
+def test_without_a_share_or_a_penalty_it_is_grpo():
     batch, logits = batch_of()
-    logps = token_logps(logits, batch).detach()
-    means = []
-    for number in range(len(batch.side)):
-        own = batch.sequence == number
-        terms = [
-            min(r * a, min(max(r, 0.8), 1.2) * a)
-            for r, a in zip(
-                (logps[own] - batch.old[own]).exp().tolist(),
-                batch.advantage[own].tolist(),
-                strict=True,
-            )
-        ]
-        means.append(sum(terms) / len(terms))
-    expected = -sum(means) / len(means)
-    assert float(build_objective(GRPOConfig()).loss(logps, batch)) == pytest.approx(expected)
-    assert len({int(n) for n in batch.sequence_length}) > 2
+    plain, same = GRPOConfig(kl=0.1), SimKOConfig(kl=0.1, share=0.0, penalty=1.0)
+    torch.testing.assert_close(
+        build_objective(same).loss(target_logps(logits, batch), batch),
+        build_objective(plain).loss(token_logps(logits, batch), batch),
+        rtol=1e-12,
+        atol=0,
+    )
+
+
+def test_a_batch_with_other_ranks_is_refused():
+    objective = build_objective(SimKOConfig(ranks=2))
+    batch, logits = batch_of()
+    with pytest.raises(ConfigError, match="3 likeliest"):
+        objective.loss(target_logps(logits, batch), batch)
+    with pytest.raises(ConfigError, match="0 likeliest"):
+        objective.loss(token_logps(logits, batch)[:, None], replace(batch, top=None))

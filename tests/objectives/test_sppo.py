@@ -63,14 +63,6 @@ def test_loss_and_force_are_the_plain_writing_s(labels):
     torch.testing.assert_close(rates, -gradient, rtol=1e-12, atol=1e-14)
 
 
-def test_certain_preferences_are_hard_labels():
-    batch, logps = scored([replace(example, wins=(1.0, 0.0)) for example in examples()])
-    hard, soft = (SPPO(SPPOConfig(beta=BETA, labels=which)) for which in ("hard", "soft"))
-    assert torch.equal(hard.loss(logps, batch), soft.loss(logps, batch))
-    logged = [one.metrics(logps, batch) for one in (hard, soft)]
-    assert logged[0] == logged[1]
-
-
 def test_an_answer_that_wins_as_often_as_it_loses_is_kept_where_it_was():
     batch, logps = scored([replace(example, wins=(0.5, 0.5)) for example in examples()])
     objective = SPPO(SPPOConfig(beta=BETA, labels="soft"))

@@ -177,11 +177,13 @@ def test_the_divergence_s_rate_is_its_slope():
 
 @pytest.mark.parametrize("aggregation", ["grpo", "dapo", "bnpo", "dr_grpo"])
 def test_a_policy_gradient_s_loss_is_its_tokens_over_their_denominator(aggregation):
+    """The first by default, arXiv 2402.03300, eq. 3: 1/G Σ_i 1/|y_i| Σ_t."""
     limits = {"max_tokens": 9} if aggregation == "dr_grpo" else {}
     config = GRPOConfig(aggregation=aggregation, clip_low=0.1, clip_high=0.3, kl=0.2, **limits)
     batch, logits = batch_of()
     logps = token_logps(logits, batch).detach()
     sequences, tokens = len(batch.side), len(batch.token)
+    assert len(set(batch.sequence_length.tolist())) > 2
     loss = 0.0
     for n in range(tokens):
         ratio = math.exp(float(logps[n] - batch.old[n]))
@@ -198,6 +200,7 @@ def test_a_policy_gradient_s_loss_is_its_tokens_over_their_denominator(aggregati
 def test_the_defaults_are_the_papers():
     plain = ClippedConfig()
     assert (plain.clip_low, plain.clip_high, plain.kl, plain.scale_by_std) == (0.2, 0.2, 0.0, True)
+    assert GRPOConfig().aggregation == "grpo"
     simko = SimKOConfig()
     assert (simko.share, simko.ranks, simko.gate_quantile, simko.penalty) == (0.01, 3, 0.8, 1.1)
     beta = {"dpo": 0.1, "robust_dpo": 0.1, "ipo": 0.1, "hinge": 0.1, "spin": 0.1, "sppo": 0.001}

@@ -65,23 +65,16 @@ def test_the_rule_is_exact_where_one_token_pushes_through_the_head_alone() -> No
     record = one_token_step()
     policy = policy_of(record)
     pushed = split_step(record, policy).from_rejected
-    (rejected,) = [
-        one
-        for one in forecasts(moved_alone(record, pushed, HEAD), policy, training="x")
-        if one.side == "rejected"
-    ]
+    rows = forecasts(moved_alone(record, pushed, HEAD), policy, training="x")
+    (rejected,) = [row for row in rows if row.side == "rejected"]
     assert (rejected.positions, rejected.tokens) == (1, VOCABULARY - 1)
     assert rejected.auc == rejected.auc_top == rejected.auc_last_layer == 1.0
-    assert rejected.right == rejected.tokens
-    assert rejected.foretold == rejected.rose
+    assert (rejected.right, rejected.agree) == (rejected.tokens, 1.0)
     assert rejected.explained == pytest.approx(1, abs=1e-9)
     assert rejected.cosine == pytest.approx(1)
-    assert rejected.agree == 1.0
-    sequence = record.examples[0].rejected
-    assert sequence is not None
-    batch = collate([sequence], 0)
+    batch = collate([record.examples[0].encoded().rejected], 0)
     logp = policy.logits(policy.cast(record.before), batch).log_softmax(-1)
-    assert rejected.foretold == int(rises(logp, batch.token).sum())
+    assert rejected.foretold == rejected.rose == int(rises(logp, batch.token).sum())
 
 
 def test_a_head_that_stands_still_explains_nothing() -> None:

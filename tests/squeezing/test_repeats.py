@@ -50,11 +50,18 @@ def test_entropy_is_that_of_token_frequencies() -> None:
     assert frequency_entropy([[1, 1], [2, 2]]) == pytest.approx(math.log(2))
 
 
-def test_short_and_plain_answers_are_no_repeaters() -> None:
-    assert not repetition([]).repeater
-    assert not repetition([5, 5, 5, 5]).repeater
-    assert not repetition(list(range(20))).repeater
-    assert repetition([]).tokens == 0
-    twice = repetition([1, 2, 3, 4, 1, 2, 3, 4])
-    assert (twice.longest_repeat, twice.repeater) == (4, True)
-    assert not repetition([1, 2, 3, 4, 5, 1, 2]).repeater
+@pytest.mark.parametrize(
+    ("tokens", "repeater"),
+    [
+        ([], False),
+        ([5, 5, 5, 5], False),
+        (list(range(20)), False),
+        ([1, 2, 3, 4, 1, 2, 3, 4], True),
+        ([1, 2, 3, 4, 5, 1, 2], False),
+    ],
+    ids=["empty", "short", "plain", "twice", "a part twice"],
+)
+def test_short_and_plain_answers_are_no_repeaters(tokens: list[int], repeater: bool) -> None:
+    found = repetition(tokens)
+    assert (found.tokens, found.repeater) == (len(tokens), repeater)
+    assert found.longest_repeat == longest_repeat(tokens)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -84,7 +84,7 @@ class ModuleFunction:
         return together, [1] * len(items)
 
     def logits(
-        self, weights: Weights, batch: Float[Tensor, "examples ..."]
+        self, weights: Weights, batch: Shaped[Tensor, "examples ..."]
     ) -> Float[Tensor, "examples classes"]:
         """Logits of every example at the given weights."""
         buffers = {name: self._in_place(buffer) for name, buffer in self.model.named_buffers()}

@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 
 def log_softmax(
-    logits: Float[Tensor, "tokens vocabulary"],
-) -> Float[Tensor, "tokens vocabulary"]:
+    logits: Float[Tensor, "*positions vocabulary"],
+) -> Float[Tensor, "*positions vocabulary"]:
     """`log π`, in nats, the likeliest token's as `log σ(z_v − log Σ_{u≠v} e^{z_u})`.
 
     torch's derivative `e_v − π` takes its own entry as 1 − π_v: where π_v nears one that entry,

@@ -32,9 +32,9 @@ class Squares:
     rest · χ²_ν/ν, being a mean of quadratic forms of Gaussian vectors.
     """
 
-    exact: Float[ndarray, "observed updating"]
-    rest: Float[ndarray, "observed updating"]
-    variance: Float[ndarray, "observed updating"]
+    exact: Float[ndarray, "*pairs"]
+    rest: Float[ndarray, "*pairs"]
+    variance: Float[ndarray, "*pairs"]
 
     def __add__(self, other: Squares) -> Squares:
         return Squares(
@@ -42,18 +42,18 @@ class Squares:
         )
 
     @property
-    def norm(self) -> Float[ndarray, "observed updating"]:
+    def norm(self) -> Float[ndarray, "*pairs"]:
         """‖K‖_F."""
         return np.sqrt(self.exact + self.rest)
 
     @property
-    def error(self) -> Float[ndarray, "observed updating"]:
+    def error(self) -> Float[ndarray, "*pairs"]:
         """Standard error of the norm, `√variance / 2‖K‖`; 0 where K is known exactly."""
         norm = self.norm
         return np.divide(np.sqrt(self.variance), 2 * norm, out=np.zeros_like(norm), where=norm > 0)
 
     @property
-    def degrees(self) -> Float[ndarray, "observed updating"]:
+    def degrees(self) -> Float[ndarray, "*pairs"]:
         """Degrees of freedom of the estimated rest; infinite where K is known exactly."""
         endless = np.full_like(self.rest, np.inf)
         return np.divide(2 * self.rest**2, self.variance, out=endless, where=self.variance > 0)
