@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from markupsafe import Markup
 
-from dynolab.claims.verdict import APPEARS, Figure, Outcome, Verdict
+from dynolab.claims.verdict import APPEARS, Measurement, Outcome, Verdict
 from dynolab.report.page import Section, section, table
 from dynolab.report.style import objective_name
 from dynolab.report.text import number, with_interval
@@ -99,7 +99,7 @@ def _figures(verdict: Verdict) -> Markup:
     return Markup("").join(line.format(f.name, _measured(f)) for f in verdict.measured)
 
 
-def _measured(figure: Figure) -> str:
+def _measured(figure: Measurement) -> str:
     if figure.violations is not None:
         return f"{figure.violations:,} of {figure.n:,} [≤ {number(100 * figure.high, 2)}%]"
     return f"{with_interval(figure.interval, sign=bool(figure.unit))} {figure.unit}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from dynolab.claims.verdict import Figure as Measurement, Verdict, above, never
+from dynolab.claims.verdict import Measurement, Verdict, above, never
 from dynolab.data.rows import read_rows
 from dynolab.report.chapters.page import Chapter, write_chapter
 from dynolab.report.figure import Figure, base_layout
