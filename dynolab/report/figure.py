@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,15 +94,20 @@ def subplots(
     *,
     space: float = 0.08,
     shared_y: bool = False,
+    x: Mapping[str, Any] | None = None,
+    y: Mapping[str, Any] | None = None,
+    y_title: str | None = None,
     **layout: Any,
 ) -> go.Figure:
     """Panels side by side, each under its title; a trace says its panel by `row=1, col=…`.
 
     **Arguments:** `titles`: text that is escaped for plotly; `space`: between panels, of a width
-    of one; `layout`: of the whole figure.
+    of one; `x`, `y`: what all panels' axes share; `y_title`: of the first panel alone; `layout`: of
+    the whole figure.
     """
     plot = make_subplots(cols=len(titles), horizontal_spacing=space, shared_yaxes=shared_y)
     plot.update_layout(base_layout(height, **layout))
+    plot.update_xaxes(x).update_yaxes(y).update_yaxes(title_text=y_title, col=1)
     for col, title in enumerate(titles, start=1):
         heading = panel_title(title, 0, 1.02, xref="x domain", yref="y domain")
         plot.add_annotation(heading, row=1, col=col)

@@ -48,14 +48,13 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
     seeds = trainings_of(inputs)
     verdicts = assess_reproduction(seeds, _won(inputs))
     changes = changes_of(seeds)
-    figure = path_figure(seeds)
     page = Page(
         name=inputs.name,
         lead=_lead(inputs, seeds),
         tiles=_tiles(changes, verdicts),
         content=[
             reproduction_section(verdicts, inputs.unit),
-            *([figure] if figure else []),
+            path_figure(seeds),
             _change_section(inputs, changes),
         ],
         settings=inputs.settings,
@@ -137,6 +136,8 @@ def path_figure(seeds: Sequence[Trainings]) -> Figure | None:
         space=0.05,
         margin={"l": 64, "r": 24, "t": 90, "b": 52},
         legend={"orientation": "h", "x": 0, "y": 1.12, "yanchor": "bottom"},
+        x={"tickformat": ".0%", "title_text": "part of training", "nticks": 4},
+        y_title="log π (nats)",
     )
     for col, kind in enumerate(_SHOWN, start=1):
         for place, training in enumerate(trainings):
@@ -159,8 +160,6 @@ def path_figure(seeds: Sequence[Trainings]) -> Figure | None:
                 hovertemplate="%{fullData.name}, step %{customdata}: %{y:.2f} nats<extra></extra>",
                 **where,
             )
-    plot.update_xaxes(tickformat=".0%", title_text="part of training", nticks=4)
-    plot.update_yaxes(title_text="log π (nats)", col=1)
     return Figure(
         "paths",
         "The paths of every training",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from markupsafe import Markup
 
 from dynolab.claims.verdict import APPEARS, Measurement, Outcome, Verdict
-from dynolab.report.page import Section, section, table
+from dynolab.report.page import Section, Tile, section, table
 from dynolab.report.style import objective_name
 from dynolab.report.text import number, with_interval
 
@@ -71,6 +71,16 @@ def verdict_section(verdicts: Sequence[Verdict], note: str) -> Section:
         verdict_table("stage", verdicts, named=objective_name),
         note=note,
     )
+
+
+def claims_tile(what: str, verdicts: Sequence[Verdict], words: Mapping[Outcome, str]) -> Tile:
+    """How many of the claims that were measured hold, and how the others end."""
+    judged = [verdict for verdict in verdicts if verdict.outcome != "not measured"]
+    others = [verdict for verdict in judged if verdict.outcome != "holds"]
+    detail = counts_of(others, words) or (
+        "all that were measured" if judged else "none was measured"
+    )
+    return Tile(what, f"{len(judged) - len(others)} of {len(judged)}", detail)
 
 
 def outcome_counts(

@@ -33,16 +33,15 @@ _COOPERATION = (
 
 def _panels(spaces: Sequence[Rows], across: str, up: str) -> go.Figure:
     """Panels side by side, one a space."""
-    plot = subplots(
+    return subplots(
         [f"{rows[0].space.label}: {rows[0].space.objects} objects" for rows in spaces],
         400,
         space=0.07,
         margin={"l": 64, "r": 24, "t": 60, "b": 56},
         legend=LEGEND_OVER_TITLES,
+        x={"title_text": across},
+        y_title=up,
     )
-    plot.update_xaxes(title_text=across)
-    plot.update_yaxes(title_text=up, col=1)
-    return plot
 
 
 def groups_of(rows: Rows) -> dict[str, list[LearnedMapping]]:

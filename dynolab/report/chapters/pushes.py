@@ -83,6 +83,13 @@ def rank_figure(ranks: Sequence[RankChange]) -> Figure:
         space=0.09,
         margin={"l": 64, "r": 24, "t": 56, "b": 56},
         legend=LEGEND_BELOW,
+        x={
+            "type": "category",
+            "showgrid": False,
+            "title_text": "rank before the push, among all other tokens",
+        },
+        y={"zeroline": True},
+        y_title="Δ log π (nats)",
     )
     for col, answer in enumerate(answers, start=1):
         own = [row for row in ranks if row.answer == answer]
@@ -107,11 +114,6 @@ def rank_figure(ranks: Sequence[RankChange]) -> Figure:
                 row=1,
                 col=col,
             )
-    plot.update_xaxes(
-        type="category", showgrid=False, title_text="rank before the push, among all other tokens"
-    )
-    plot.update_yaxes(zeroline=True)
-    plot.update_yaxes(title_text="Δ log π (nats)", col=1)
     return Figure(
         "ranks",
         "Who rises when an answer is pushed down",

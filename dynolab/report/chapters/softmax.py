@@ -157,6 +157,7 @@ def shape_figure(points: Sequence[ShapePoint]) -> Figure:
         space=0.09,
         margin={"l": 64, "r": 24, "t": 56, "b": 56},
         legend=LEGEND_OVER_TITLES,
+        x={"type": "log", "dtick": 1, "tickformat": "~g"},
     )
     sizes = sorted({point.classes for point in points})
     for col, (shape, measured, _, across, up) in enumerate(_SHAPES, start=1):
@@ -187,7 +188,6 @@ def shape_figure(points: Sequence[ShapePoint]) -> Figure:
         plot.update_xaxes(title_text=across, col=col)
         tickformat = ".0%" if measured == "fall" else ""
         plot.update_yaxes(title_text=up, tickformat=tickformat, col=col)
-    plot.update_xaxes(type="log", dtick=1, tickformat="~g")
     return Figure(
         "shapes",
         "Shape decides who falls",

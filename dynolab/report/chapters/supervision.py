@@ -51,19 +51,18 @@ _PANELS: dict[Contrast, tuple[str, tuple[str, str]]] = {
 
 def supervision_chapter(rows: SupervisionRows) -> Chapter:
     """The chapter; its name, settings and stages are for the stage to fill in."""
-    content: tuple[Figure | Section | None, ...] = (
-        accuracy_figure(rows.arms),
-        belief_figure(rows.arms),
-        detection_figure(rows.detections),
-        speed_figure(rows.speeds),
-        speed_section(rows.speeds),
-        adaptation_figure(rows.adaptations),
-    )
     return Chapter(
         title="What to teach when labels are wrong",
         lead=_lead(rows.arms),
         verdicts=assess_supervision(rows.arms, rows.detections, rows.speeds, rows.adaptations),
-        content=[part for part in content if part is not None],
+        content=[
+            accuracy_figure(rows.arms),
+            belief_figure(rows.arms),
+            detection_figure(rows.detections),
+            speed_figure(rows.speeds),
+            speed_section(rows.speeds),
+            adaptation_figure(rows.adaptations),
+        ],
         tiles=_tiles(rows.arms),
         source=_SOURCE,
     )

@@ -42,6 +42,8 @@ def kernel_size_figure(kernel: Kernel) -> Figure:
                 "ticktext": [*map(number, marks)],
             },
         },
+        x={"tickangle": -55, "title_text": "updating chosen answer", **TICKS},
+        y=TICKS,
     )
     for col, rows in enumerate(by_label.values(), start=1):
         answers = answers_of(rows)
@@ -70,8 +72,6 @@ def kernel_size_figure(kernel: Kernel) -> Figure:
             showticklabels=col == 1,
             col=col,
         )
-    plot.update_xaxes(tickangle=-55, title_text="updating chosen answer", **TICKS)
-    plot.update_yaxes(**TICKS)
     adapters = join(kernel.findings.adapters)
     return Figure(
         "kernel-sizes",

@@ -24,21 +24,20 @@ def write_force_page(inputs: ForcePageInputs, folder: Path) -> None:
     maps = [
         (checkpoint.label, map_) for checkpoint in checkpoints for map_ in checkpoint.token_maps
     ]
-    content = (
-        pair_matrix_figure(checkpoints),
-        token_map_choice_figure(maps),
-        block_figure(checkpoints),
-        last_layer_figure(checkpoints),
-        terms_figure(checkpoints),
-        kernel_size_figure(inputs.kernel),
-        stability_figure(inputs.kernel),
-        _facts_section(checkpoints),
-    )
     page = Page(
         name=inputs.name,
         lead=_lead(inputs),
         tiles=_tiles(inputs),
-        content=[part for part in content if part is not None],
+        content=[
+            pair_matrix_figure(checkpoints),
+            token_map_choice_figure(maps),
+            block_figure(checkpoints),
+            last_layer_figure(checkpoints),
+            terms_figure(checkpoints),
+            kernel_size_figure(inputs.kernel),
+            stability_figure(inputs.kernel),
+            _facts_section(checkpoints),
+        ],
         settings=inputs.settings,
         stages=inputs.stages,
     )

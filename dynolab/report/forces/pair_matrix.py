@@ -65,6 +65,8 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
             "cmax": limits["whole pair"],
             "colorbar": {"title": {"text": "nats", "side": "top"}, "thickness": 12, "nticks": 7},
         },
+        x={"tickangle": -55, "title_text": "updating pair", **TICKS},
+        y=TICKS,
     )
     for col, checkpoint in enumerate(checkpoints, start=1):
         names = [*map(answer_name, answers_of(checkpoint.totals))]
@@ -85,8 +87,6 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
         plot.update_xaxes(tickvals=x, ticktext=pairs, range=[-0.6, len(pairs) - 0.4], col=col)
         plot.update_yaxes(tickvals=y, ticktext=names, range=[len(names) - 0.4, -0.6], col=col)
         plot.update_yaxes(showticklabels=col == 1, col=col)
-    plot.update_xaxes(tickangle=-55, title_text="updating pair", **TICKS)
-    plot.update_yaxes(**TICKS)
     if any(row.from_rejected for checkpoint in checkpoints for row in checkpoint.totals):
         choices = [
             (

@@ -30,8 +30,12 @@ def curve_figure(inputs: GroupPageInputs) -> Figure | None:
     """pass@1 and entropy of the rollouts of every arm, means over seeds with 95% bands."""
     if not any(curve(inputs.of_arm(arm), ACCURACY)[0].size for arm in inputs.arms):
         return None
-    titles = [title for _, title, _, _ in _PANELS]
-    plot = subplots(titles, 420, margin={"l": 64, "r": 24, "t": 56, "b": 52})
+    plot = subplots(
+        [title for _, title, _, _ in _PANELS],
+        420,
+        margin={"l": 64, "r": 24, "t": 56, "b": 52},
+        x={"title_text": "step"},
+    )
     for col, (name, _, unit, form) in enumerate(_PANELS, start=1):
         for place, arm in enumerate(inputs.arms):
             steps, values = _smooth(inputs, arm, name)
@@ -51,7 +55,6 @@ def curve_figure(inputs: GroupPageInputs) -> Figure | None:
                 **where,
             )
         plot.update_yaxes(title_text=unit, tickformat=form, col=col)
-    plot.update_xaxes(title_text="step")
     return Figure(
         "accuracy",
         "What training does to the answers",
@@ -91,8 +94,14 @@ def pass_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | None:
     splits = splits_of(figures.names)
     if not splits:
         return None
-    titles = [f"{SPLITS[split]} prompts" for split in splits]
-    plot = subplots(titles, 460, margin={"l": 64, "r": 24, "t": 56, "b": 52})
+    plot = subplots(
+        [f"{SPLITS[split]} prompts" for split in splits],
+        460,
+        margin={"l": 64, "r": 24, "t": 56, "b": 52},
+        x={"type": "log", "title_text": "k"},
+        y={"tickformat": ".0%"},
+        y_title="pass@k",
+    )
     for col, split in enumerate(splits, start=1):
         names = pass_names(figures.names, split)
         ks = [*map(_k, names)]
@@ -115,9 +124,6 @@ def pass_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | None:
                 col=col,
             )
         plot.update_xaxes(tickvals=ks, ticktext=[*map(str, ks)], col=col)
-    plot.update_xaxes(type="log", title_text="k")
-    plot.update_yaxes(tickformat=".0%")
-    plot.update_yaxes(title_text="pass@k", col=1)
     return Figure(
         "pass-at-k",
         "What k samples solve",

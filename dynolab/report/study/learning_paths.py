@@ -64,6 +64,8 @@ def learning_path_figure(paths: Paths) -> Figure | None:
         [stage_title(stage) for stage in stages],
         560,
         margin={"l": 64, "r": 24, "t": 92, "b": 52},
+        x={"title_text": "step"},
+        y_title=_Y_TITLES["change"],
     )
     in_legend = set[str]()
     for col, stage in enumerate(stages, start=1):
@@ -77,8 +79,6 @@ def learning_path_figure(paths: Paths) -> Figure | None:
     _head_groups(plot)
     for trace, data in zip(plot.data, views["change", splits[0]], strict=True):
         trace.update(data)
-    plot.update_xaxes(title_text="step")
-    plot.update_yaxes(title_text=_Y_TITLES["change"], col=1)
     plot.update_layout(updatemenus=[buttons([*map(_button, views, views.values())], 1.085)])
     return Figure(
         "paths",

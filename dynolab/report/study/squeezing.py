@@ -44,12 +44,12 @@ def squeezing_figure(squeezing: Squeezing, titles: Mapping[str, str]) -> Figure 
         shared_y=True,
         margin={"l": 64, "r": 24, "t": 84, "b": 52},
         legend=LEGEND_OVER_TITLES | {"x": 1},
+        x={"title_text": "step", "rangemode": "tozero"},
+        y={"range": [0, 1], "tickformat": ".0%"},
+        y_title="share of the risen probability",
     )
     for col, steps in enumerate(shown.values(), start=1):
         _add_shares(plot, steps, col)
-    plot.update_xaxes(title_text="step", rangemode="tozero")
-    plot.update_yaxes(range=[0, 1], tickformat=".0%")
-    plot.update_yaxes(title_text="share of the risen probability", col=1)
     return Figure(
         "squeezing",
         "Who took the probability that rose",

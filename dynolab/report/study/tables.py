@@ -18,7 +18,7 @@ from dynolab.report.page import Section, Tile, section, table
 from dynolab.report.study.learning_paths import Paths
 from dynolab.report.style import in_order, objective_name, rank_of, style_of
 from dynolab.report.text import excerpt, join, mean_and_ends, number, with_interval
-from dynolab.report.verdicts import PLURAL, counts_of
+from dynolab.report.verdicts import PLURAL, claims_tile
 from dynolab.results.study import ARGMAX, PairChange, ReplayFacts
 from dynolab.statistics import Interval, mean_interval
 
@@ -44,11 +44,7 @@ def headline_tiles(
         for stage in stages
         for kind in (("chosen", "gap") if stage.startswith("sft") else _HEADLINES)
     ]
-    judged = [v for v in verdicts if v.outcome != "not measured"]
-    appear = sum(v.outcome == "holds" for v in judged)
-    others = counts_of([v for v in judged if v.outcome != "holds"], PLURAL)
-    detail = others or ("all that were measured" if judged else "none was measured")
-    claims = Tile("Claims that appear", f"{appear} of {len(judged)}", detail)
+    claims = claims_tile("Claims that appear", verdicts, PLURAL)
     return [*tiles, _force_tile(stages, summary["metrics"]), claims]
 
 
