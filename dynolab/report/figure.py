@@ -94,20 +94,33 @@ def subplots(
     *,
     space: float = 0.08,
     shared_y: bool = False,
+    row_heights: Sequence[float] = (1,),
+    row_space: float = 0.1,
     x: Mapping[str, Any] | None = None,
     y: Mapping[str, Any] | None = None,
-    y_title: str | None = None,
+    y_title: str = "",
     **layout: Any,
 ) -> go.Figure:
-    """Panels side by side, each under its title; a trace says its panel by `row=1, col=…`.
+    """Panels side by side, each under its title; a trace says its panel by `row=…, col=…`.
 
     **Arguments:** `titles`: text that is escaped for plotly; `space`: between panels, of a width
-    of one; `x`, `y`: what all panels' axes share; `y_title`: of the first panel alone; `layout`: of
+    of one; `row_heights`: of panels that share their x below each other, with `row_space` between
+    them; `x`, `y`: what all panels' axes share; `y_title`: of the first panel alone; `layout`: of
     the whole figure.
     """
-    plot = make_subplots(cols=len(titles), horizontal_spacing=space, shared_yaxes=shared_y)
+    plot = make_subplots(
+        rows=len(row_heights),
+        cols=len(titles),
+        row_heights=list(row_heights),
+        horizontal_spacing=space,
+        vertical_spacing=row_space,
+        shared_xaxes=len(row_heights) > 1,
+        shared_yaxes=shared_y,
+    )
     plot.update_layout(base_layout(height, **layout))
-    plot.update_xaxes(x).update_yaxes(y).update_yaxes(title_text=y_title, col=1)
+    plot.update_xaxes(x).update_yaxes(y)
+    if y_title:
+        plot.update_yaxes(title_text=y_title, row=1, col=1)
     for col, title in enumerate(titles, start=1):
         heading = panel_title(title, 0, 1.02, xref="x domain", yref="y domain")
         plot.add_annotation(heading, row=1, col=col)
@@ -178,6 +191,16 @@ def add_diagonal(plot: go.Figure, ends: Sequence[float], slope: int = 1, **where
         showlegend=False,
         line={"color": ZERO, "dash": "dash", "width": 1.5},
         **where,
+    )
+
+
+def correlation_plot(height: int, **cells: Any) -> go.Figure:
+    """A heat map of named rows by named columns with its numbers in the cells."""
+    ticks = {**CELLS, "type": "category"}
+    layout = base_layout(height, xaxis=ticks, yaxis={**ticks, "autorange": "reversed"})
+    hover = "%{x} and %{y}: %{z:.3f}<extra></extra>"
+    return go.Figure(layout=layout).add_heatmap(
+        xgap=2, ygap=2, texttemplate="%{text}", hovertemplate=hover, **cells
     )
 
 

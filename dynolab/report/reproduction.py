@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from dynolab.claims.claim import Trainings
+from dynolab.claims.claim import Trainings, over_units
 from dynolab.claims.reproduction import (
     AFTER_EXTENDED,
     AFTER_SFT,
@@ -116,8 +116,7 @@ def changes_of(seeds: Sequence[Trainings]) -> dict[str, Interval]:
         for name in _SHOWN:
             each = [change(known) for own in paths if (known := _values(own, name)) is not None]
             if len(each) == len(paths):
-                means = np.array([mean_interval(moved).mean for moved in each])
-                changes[f"{training}/{name}"] = mean_interval(each[0] if len(each) == 1 else means)
+                changes[f"{training}/{name}"] = over_units(each)
     return changes
 
 
@@ -205,12 +204,11 @@ def _change_section(inputs: ReproductionInputs, changes: Mapping[str, Interval])
         for training, title in TITLES.items()
         if any((training, seed) in inputs.runs for seed in inputs.seeds)
     ]
-    head = ("training", *(f"Δ {name}" for name in _SHOWN.values()), "runs")
     return section(
         "changes",
         "What every training moves",
         f"Changes of log π in nats from its first to its last probe [95% over {inputs.unit}].",
-        table(head, rows, "snnnns"),
+        table(("training", *(f"Δ {name}" for name in _SHOWN.values()), "runs"), rows, "snnnns"),
     )
 
 

@@ -130,10 +130,13 @@ def _trials(rows: Sequence[TrialRow], metric: str, best: TrialRow | None) -> Sec
         )
         for row in rows
     ]
-    head = ("trial", "ended", *settings, metric, "MLflow run")
     return section(
         "trials",
         "Every trial",
         f"{len(rows)} trials in the order they were asked for.",
-        table(head, lines, "nl" + "n" * len(settings) + "nl"),
+        table(
+            ("trial", "ended", *settings, metric, "MLflow run"),
+            lines,
+            "nl" + "n" * len(settings) + "nl",
+        ),
     )

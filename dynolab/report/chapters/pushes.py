@@ -30,7 +30,15 @@ _ANSWERS: dict[Answer, str] = {
 
 def explained_figure(left: Sequence[LeftOver]) -> Figure:
     """`R² = 1 −` the share left over, by picture and answer."""
-    plot = go.Figure()
+    plot = go.Figure(
+        layout=base_layout(
+            380,
+            barmode="group",
+            bargap=0.4,
+            yaxis={"title": {"text": "explained, R²"}, "tickformat": ".0%", "zeroline": True},
+            legend=LEGEND_ABOVE,
+        )
+    )
     for answer, color in zip(_ANSWERS, (REJECTED, CHOSEN), strict=True):
         own = [row for row in left if row.answer == answer]
         plot.add_bar(
@@ -46,15 +54,6 @@ def explained_figure(left: Sequence[LeftOver]) -> Figure:
             },
             hovertemplate="%{x}: %{y:.1%}<extra>%{fullData.name}</extra>",
         )
-    plot.update_layout(
-        base_layout(
-            380,
-            barmode="group",
-            bargap=0.4,
-            yaxis={"title": {"text": "explained, R²"}, "tickformat": ".0%", "zeroline": True},
-            legend=LEGEND_ABOVE,
-        )
-    )
     explained = [
         true_minus(f"{PICTURE_NAMES[row.picture]} {1 - row.left:.0%}")
         for row in left

@@ -296,20 +296,23 @@ def speed_section(speeds: Sequence[SpeedRow]) -> Section | None:
                 rows.append((title, kind, *ends))
     if not rows:
         return None
-    head = (
-        "comparison",
-        "kind",
-        "itself",
-        "others of its kind",
-        "the other kind",
-        "together",
-        "measured",
-    )
     return section(
         "sources",
         "Who teaches whom",
         "Whose steps move an example’s own label, and which way: below zero they lower it.",
-        table(head, rows, "ssnnnnn"),
+        table(
+            (
+                "comparison",
+                "kind",
+                "itself",
+                "others of its kind",
+                "the other kind",
+                "together",
+                "measured",
+            ),
+            rows,
+            "ssnnnnn",
+        ),
         note="Accumulated first-order influence on log p of the given label after the last step, "
         "nats, means over examples, then over seeds [95% t-interval].",
     )

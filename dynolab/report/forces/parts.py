@@ -44,7 +44,16 @@ _TERMS = (
 
 def block_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
     """Bars: what of the map a block brings; ticks: how large its part is."""
-    plot = go.Figure()
+    plot = go.Figure(
+        layout=base_layout(
+            400,
+            barmode="group",
+            scattermode="group",
+            bargap=0.3,
+            yaxis={"tickformat": ".0%", "title": {"text": "part of the map"}},
+            legend=LEGEND_ABOVE,
+        )
+    )
     blocks = [part.block for part in checkpoints[-1].facts.blocks]
     for place, checkpoint in enumerate(checkpoints):
         by_block = {part.block: part for part in checkpoint.facts.blocks}
@@ -71,16 +80,6 @@ def block_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
             marker={"symbol": "line-ew", "size": 14, "line": {"color": INK, "width": 2}},
             **shared,
         )
-    plot.update_layout(
-        base_layout(
-            400,
-            barmode="group",
-            scattermode="group",
-            bargap=0.3,
-            yaxis={"tickformat": ".0%", "title": {"text": "part of the map"}},
-            legend=LEGEND_ABOVE,
-        )
-    )
     return Figure(
         "blocks",
         "Which parameters carry the force",

@@ -116,24 +116,27 @@ def forecast_section(forecasts: Sequence[Forecast], titles: Mapping[str, str]) -
         )
         for row in forecasts
     ]
-    head = (
-        "training",
-        "step",
-        "answers",
-        "foretold up, %",
-        "rose, %",
-        "right, %",
-        "AUC",
-        "AUC, top 20",
-        "last layer: AUC",
-        "R²",
-        "sign, %",
-    )
     return section(
         name,
         title,
         _foretold(forecasts, titles),
-        table(head, rows, "snsnnnnnnnn"),
+        table(
+            (
+                "training",
+                "step",
+                "answers",
+                "foretold up, %",
+                "rose, %",
+                "right, %",
+                "AUC",
+                "AUC, top 20",
+                "last layer: AUC",
+                "R²",
+                "sign, %",
+            ),
+            rows,
+            "snsnnnnnnnn",
+        ),
         note="A push on token y of strength c is foretold to change log π of every token i ≠ y by "
         "c (Σ π² − π_y − π_i): a push down raises i exactly where π_i + π_y > Σ π². The rule sees "
         "one position alone; the step moves features, too, and every example pushes. AUC: how "
@@ -188,23 +191,26 @@ def repeater_section(generations: Sequence[Generation], titles: Mapping[str, str
         f"{_title(model, titles)} {repeaters[model]} of {len(own)}"
         for model, own in by_model.items()
     ]
-    head = (
-        "model",
-        "answers",
-        "repeaters, % [95%]",
-        "tokens",
-        "distinct-1",
-        "distinct-2",
-        "distinct-3",
-        "longest repeat",
-        "entropy, nats",
-        "finished, %",
-    )
     return section(
         name,
         title,
         f"Greedy answers that repeat themselves: {join(counts)}.",
-        table(head, rows, "snnnnnnnnn"),
+        table(
+            (
+                "model",
+                "answers",
+                "repeaters, % [95%]",
+                "tokens",
+                "distinct-1",
+                "distinct-2",
+                "distinct-3",
+                "longest repeat",
+                "entropy, nats",
+                "finished, %",
+            ),
+            rows,
+            "snnnnnnnnn",
+        ),
         note="Means over answers. A repeater has a run of tokens that stands in it twice and is a "
         "third of it or more. Distinct-n: different n-grams over all n-grams of an answer; "
         "entropy: of its token frequencies.",
