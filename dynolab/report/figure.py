@@ -13,7 +13,7 @@ from numpy import ndarray
 from plotly.subplots import make_subplots
 
 from dynolab.report.style import FONT, GRID, INK, MUTED, PAPER, ZERO
-from dynolab.statistics import Interval
+from dynolab.statistics import Interval, band
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,36 @@ def add_band(
         showlegend=False,
         **where,
     )
+
+
+def band_of_change(
+    values: Float[ndarray, "steps seeds"],
+) -> tuple[Float[ndarray, " steps"], Float[ndarray, " steps"], Float[ndarray, " steps"]]:
+    """Means over seeds with the interval of the change since the start.
+
+    Seeds start from different models; what a band is for is the change.
+    """
+    return band(values - values[:1] + values[:1].mean(axis=1, keepdims=True))
+
+
+def add_line(
+    plot: go.Figure,
+    x: Sequence[float] | ndarray,
+    path: tuple[Float[ndarray, " x"], Float[ndarray, " x"], Float[ndarray, " x"]],
+    line: Mapping[str, Any],
+    *,
+    where: Mapping[str, Any],
+    opacity: float = 0.1,
+    **trace: Any,
+) -> None:
+    """A line in its band.
+
+    **Arguments:** `path`: mean, lower and upper end at every x; `line`: plotly's, with its colour;
+    `where`: the panel and group in the legend of both; `trace`: what else the line has.
+    """
+    mean, low, high = path
+    add_band(plot, x, low, high, line["color"], opacity=opacity, **where)
+    plot.add_scatter(x=x, y=mean.round(6), line=line, **{"mode": "lines", **trace}, **where)
 
 
 def add_diagonal(plot: go.Figure, ends: Sequence[float], slope: int = 1, **where: Any) -> None:

@@ -21,7 +21,7 @@ from dynolab.claims.reproduction import (
 from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import write_rows
 from dynolab.probes.paths import LearningPaths, change, learning_paths
-from dynolab.report.figure import Figure, add_band, subplots
+from dynolab.report.figure import Figure, add_line, band_of_change, subplots
 from dynolab.report.inputs.arms import ReproductionInputs
 from dynolab.report.page import Page, Section, Tile, section, table, write_page, write_summary
 from dynolab.report.style import arm_style
@@ -33,7 +33,7 @@ from dynolab.report.verdicts import (
     verdict_table,
 )
 from dynolab.results.study import ARGMAX
-from dynolab.statistics import Interval, band, mean_interval
+from dynolab.statistics import Interval, mean_interval
 
 _SHOWN = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "gap": "gap y* − y⁺"}
 
@@ -145,19 +145,16 @@ def path_figure(seeds: Sequence[Trainings]) -> Figure | None:
                 continue
             steps, values = means
             color, dash = arm_style(place)
-            mean, low, high = band(values - values[:1] + values[:1].mean(axis=1, keepdims=True))
-            where: dict[str, Any] = {"legendgroup": training, "row": 1, "col": col}
-            add_band(plot, steps / steps[-1], low, high, color, **where)
-            plot.add_scatter(
-                x=(steps / steps[-1]).round(4),
-                y=mean.round(4),
-                mode="lines",
+            add_line(
+                plot,
+                (steps / steps[-1]).round(4),
+                band_of_change(values),
+                {"color": color, "dash": dash, "width": 2.5},
+                where={"legendgroup": training, "row": 1, "col": col},
                 name=TITLES[training],
                 showlegend=col == 1,
-                line={"color": color, "dash": dash, "width": 2.5},
                 customdata=steps,
                 hovertemplate="%{fullData.name}, step %{customdata}: %{y:.2f} nats<extra></extra>",
-                **where,
             )
     return Figure(
         "paths",

@@ -16,7 +16,7 @@ from tests.report.parsed import CANARY, check_figure, check_figures, obeys_no_te
 
 def inputs(found: Audit, name: str = "pairs") -> AuditPageInputs:
     stages = (StageFacts(stage="audit", key="4f0c" * 16, seconds=3.0),)
-    return AuditPageInputs(name, "dpo", found, settings=f"name: {name}", stages=stages)
+    return AuditPageInputs("dpo", found, name=name, settings=f"name: {name}", stages=stages)
 
 
 @pytest.mark.parametrize("trained", [True, False])

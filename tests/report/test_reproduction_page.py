@@ -45,7 +45,9 @@ def reproduction(word: str = "", seeds: tuple[int, ...] = (0, 1, 2)) -> Reproduc
     lost = {
         (FROM_BASE, seed): PairRun((), diverged=Divergence(step=7, reason=word)) for seed in seeds
     }
-    return ReproductionInputs("papers" + word, seeds, {**runs, **lost}, settings=f"name: {word}")
+    return ReproductionInputs(
+        seeds=seeds, runs={**runs, **lost}, name="papers" + word, settings=f"name: {word}"
+    )
 
 
 @pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])

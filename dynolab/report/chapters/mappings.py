@@ -10,7 +10,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.claims.simplicity import correlation, difference, per_seed
-from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, add_band, error_bars, subplots
+from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, add_line, error_bars, subplots
 from dynolab.report.style import CHOSEN, HISTORY, PAPER, REJECTED
 from dynolab.report.text import join, number, with_interval
 from dynolab.results.simplicity import KindPath, LearnedMapping, MappingKind, Paths
@@ -157,19 +157,17 @@ def cooperation_figure(paths: Sequence[Sequence[KindPath]], spaces: Sequence[Row
 
 
 def _add_path(plot: go.Figure, col: int, kind: MappingKind, paths: Paths, unit: str) -> None:
-    mean, low, high = band(np.array(paths).T)
-    steps = np.arange(len(mean))
-    where = {"legendgroup": kind, "row": 1, "col": col}
-    add_band(plot, steps, low, high, KINDS[kind], opacity=0.15, **where)
-    plot.add_scatter(
-        x=steps,
-        y=mean.round(5),
-        mode="lines",
+    values = np.array(paths).T
+    add_line(
+        plot,
+        np.arange(len(values)),
+        band(values),
+        {"color": KINDS[kind], "width": 2.5},
+        where={"legendgroup": kind, "row": 1, "col": col},
+        opacity=0.15,
         name=kind,
         showlegend=col == 1,
-        line={"color": KINDS[kind], "width": 2.5},
         hovertemplate=f"{kind}, step %{{x}}: %{{y:.3f}}{unit}<extra></extra>",
-        **where,
     )
 
 

@@ -15,7 +15,7 @@ from dynolab.probes.paths import LearningPaths, change, learning_paths, peak_cha
 from dynolab.report.figure import (
     LEGEND_ABOVE,
     Figure,
-    add_band,
+    add_line,
     buttons,
     outline,
     subplots,
@@ -240,17 +240,15 @@ def _add_gap(plot: go.Figure, paths: LearningPaths, col: int) -> None:
             row=1,
             col=col,
         )
-    mean, low, high = band(paths.gap)
-    add_band(plot, paths.steps, low, high, INK, opacity=0.12, row=2, col=col)
-    plot.add_scatter(
-        x=paths.steps,
-        y=mean.round(4),
-        mode="lines",
-        line={"color": INK, "width": 2.5},
+    add_line(
+        plot,
+        paths.steps,
+        band(paths.gap),
+        {"color": INK, "width": 2.5},
+        where={"row": 2, "col": col},
+        opacity=0.12,
         hovertemplate="step %{x}: gap %{y:.2f} nats<extra></extra>",
         showlegend=False,
-        row=2,
-        col=col,
     )
 
 
