@@ -166,8 +166,11 @@ def percentile_ends(draws: Float[ndarray, " draws"]) -> tuple[float, float]:
 
 def rank_correlation(
     x: Shaped[ndarray, "*draws values"], y: Shaped[ndarray, "*draws values"]
-) -> Float[ndarray, "*draws"]:
-    """Spearman's ρ of every draw, ties at their mean rank; NaN where x or y is constant."""
+) -> Float[ndarray, "*draws"] | np.float64:
+    """Spearman's ρ of every draw, ties at their mean rank; NaN where x or y is constant.
+
+    Without draws it is a scalar.
+    """
     if x.shape[-1] < 2:
         return np.full(x.shape[:-1], np.nan)
     with warnings.catch_warnings():

@@ -71,7 +71,9 @@ def _judged(
     ranking: Ranking, rows: Sequence[PairAudit], change: Float[ndarray, " pairs"]
 ) -> Foresight:
     risks, fell = risk(rows, ranking), change < 0
-    low, high = bootstrap(lambda at: rank_correlation(risks[at], -change[at]), len(rows))
+    low, high = bootstrap(
+        lambda at: np.asarray(rank_correlation(risks[at], -change[at])), len(rows)
+    )
     auc_low, auc_high = bootstrap(lambda at: auc(risks[at], fell[at]), len(rows))
     return Foresight(
         ranking=ranking,

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.chapters.classification.force_study import ForceFindings
-from dynolab.claims.verdict import Figure, Verdict, above, below, explains
+from dynolab.claims.verdict import Measurement, Verdict, above, below, explains
 from dynolab.forces.kernel.stability import THRESHOLD
 from dynolab.results.classification import ClassifierState, Grid
 from dynolab.statistics import mean_interval, rank_correlation
@@ -98,10 +98,10 @@ def window(epochs: Sequence[int]) -> tuple[int, int]:
 
 
 def _pairing(network: str, states: Sequence[ClassifierState], digits: bool) -> Iterator[Verdict]:
-    def verdict(name: str, claim: str, expected: str, *figures: Figure) -> Verdict:
+    def verdict(name: str, claim: str, expected: str, *figures: Measurement) -> Verdict:
         return Verdict.of(f"{network}/{name}", NETWORKS[network], claim, expected, *figures)
 
-    def positive(name: str, value: Callable[[ClassifierState], float]) -> Figure:
+    def positive(name: str, value: Callable[[ClassifierState], float]) -> Measurement:
         return above(name, mean_interval(by_seed(states, value)), unit="")
 
     yield verdict(
@@ -138,7 +138,7 @@ def _pairing(network: str, states: Sequence[ClassifierState], digits: bool) -> I
         )
 
 
-def _four_nine_ranks(states: Sequence[ClassifierState]) -> Iterator[Figure]:
+def _four_nine_ranks(states: Sequence[ClassifierState]) -> Iterator[Measurement]:
     for epoch in sorted({state.epoch for state in states} - {1}):
         ranks = by_seed([state for state in states if state.epoch == epoch], _four_nine_rank)
         yield below(f"rank after epoch {epoch}", mean_interval(ranks), STRONGEST, unit="")

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.chapters.classification.path_study import PathFindings
-from dynolab.claims.verdict import Figure, Verdict, above, below
+from dynolab.claims.verdict import Measurement, Verdict, above, below
 from dynolab.results.classification import Difficulty, EpochInfluence, PathData, PathScores
 from dynolab.statistics import Interval, mean_interval
 
@@ -36,7 +36,7 @@ def _of(data: PathData, findings: PathFindings) -> Iterator[Verdict]:
     def over_seeds(value: Callable[[PathScores], float]) -> Interval:
         return mean_interval(np.array([value(row) for row in scores]))
 
-    def verdict(name: str, claim: str, expected: str, *figures: Figure) -> Verdict:
+    def verdict(name: str, claim: str, expected: str, *figures: Measurement) -> Verdict:
         return Verdict.of(f"{data}/{name}", TITLES[data], claim, expected, *figures)
 
     yield verdict(
@@ -97,7 +97,7 @@ def curves(
     }
 
 
-def _detour(truth: Float[ndarray, "seeds epochs"]) -> tuple[Figure, ...]:
+def _detour(truth: Float[ndarray, "seeds epochs"]) -> tuple[Measurement, ...]:
     """Rise to the peak and fall after it; a seed's peak is the epoch where the other seeds have
     theirs, so that noise makes no peak."""
     rise, fall = [], []

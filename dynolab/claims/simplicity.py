@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.claims.verdict import Figure, Verdict, above, below
+from dynolab.claims.verdict import Measurement, Verdict, above, below
 from dynolab.results.simplicity import LearnedMapping, MappingKind
 from dynolab.statistics import Interval, mean_interval, rank_correlation
 
@@ -48,7 +48,7 @@ def mapping_verdicts(rows: Sequence[LearnedMapping]) -> Iterator[Verdict]:
     space = rows[0].space.label
     bijections = [row for row in rows if row.kind != "degenerate"]
 
-    def verdict(name: str, claim: str, expected: str, figure: Figure) -> Verdict:
+    def verdict(name: str, claim: str, expected: str, figure: Measurement) -> Verdict:
         return Verdict.of(f"{space}/{name}", f"{space} objects", claim, expected, figure)
 
     yield verdict(

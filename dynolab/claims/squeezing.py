@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dynolab.claims.verdict import Figure, Verdict, above, below, never
+from dynolab.claims.verdict import Measurement, Verdict, above, below, never
 from dynolab.results.pushes import Answer, LeftOver, PairPush, Picture
 from dynolab.results.softmax import CaseCount
 from dynolab.statistics import Interval, mean_interval, share_interval
@@ -69,11 +69,11 @@ def softmax_verdicts(counts: Sequence[CaseCount]) -> Iterator[Verdict]:
         yield Verdict.of(f"softmax/{statement}", SOFTMAX, claim, expected, *figures)
 
 
-def _exact(count: CaseCount) -> Figure:
+def _exact(count: CaseCount) -> Measurement:
     return never(f"V = {count.classes:,}: violations", int(count.violations), count.cases)
 
 
-def _trend(count: CaseCount) -> Figure:
+def _trend(count: CaseCount) -> Measurement:
     percent = share_interval(count.violations, count.cases).times(100)
     return below(f"V = {count.classes:,}: other way, %", percent, 100 * HALF, unit="")
 

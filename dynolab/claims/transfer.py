@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.claims.verdict import Figure, Sign, Verdict, above, below, on_side
+from dynolab.claims.verdict import Measurement, Sign, Verdict, above, below, on_side
 from dynolab.results.transfer import Strategy, TransferRow
 from dynolab.statistics import mean_interval, rank_correlation
 
@@ -105,7 +105,7 @@ def assess_transfer(rows: Sequence[TransferRow]) -> tuple[Verdict, ...]:
 
 
 def _of_energy(task: str, linear: Sweep) -> Iterator[Verdict]:
-    def verdict(name: str, claim: str, expected: str, *figures: Figure) -> Verdict:
+    def verdict(name: str, claim: str, expected: str, *figures: Measurement) -> Verdict:
         return Verdict.of(f"{task}/{name}", task, claim, expected, *figures)
 
     energy = linear.values("energy")
@@ -120,7 +120,7 @@ def _of_energy(task: str, linear: Sweep) -> Iterator[Verdict]:
         ("cosine", -1, "to a smaller cosine with where they were"),
     )
     for name, sign, where in moves:
-        spearman = mean_interval(rank_correlation(energy.T, linear.values(name).T))
+        spearman = mean_interval(np.asarray(rank_correlation(energy.T, linear.values(name).T)))
         yield verdict(
             name,
             f"More energy moves features {where}",
@@ -195,6 +195,6 @@ def _of_smoothed(task: str, linear: Sweep, smoothed: Sweep) -> Iterator[Verdict]
         )
 
 
-def _points(name: str, gain: Float[ndarray, " seeds"]) -> Figure:
+def _points(name: str, gain: Float[ndarray, " seeds"]) -> Measurement:
     """A gain in accuracy, in points of a hundred, expected above zero."""
     return above(name, mean_interval(gain).times(100), unit="points")

@@ -30,7 +30,7 @@ UNEXPLAINED_SHARE = 0.1
 """Below this `1 − R²` forces explain a change."""
 
 
-class Figure(Measured):
+class Measurement(Measured):
     """One measured number of a claim with its 95% interval over `n` seeds, pairs or cases.
 
     `violations` counts the cases against a claim that is made of all of them; there the mean is
@@ -64,11 +64,11 @@ class Verdict(Measured):
     topic: str
     claim: str
     expected: str
-    measured: tuple[Figure, ...]
+    measured: tuple[Measurement, ...]
     outcome: Outcome = Field(alias="verdict")
 
     @classmethod
-    def of(cls, id_: str, topic: str, claim: str, expected: str, *figures: Figure) -> Verdict:
+    def of(cls, id_: str, topic: str, claim: str, expected: str, *figures: Measurement) -> Verdict:
         """The verdict on a claim by its figures; without any it was not measured."""
         outcomes = {figure.outcome for figure in figures}
         worst: tuple[Outcome, ...] = ("not measured", "fails", "unclear")
@@ -95,7 +95,7 @@ class Verdict(Measured):
 
 def on_side(
     sign: Sign, name: str, interval: Interval, bound: float = 0.0, *, unit: str = "nats"
-) -> Figure:
+) -> Measurement:
     """A figure that is expected above (1) or below (−1) its bound."""
     ends = (interval.low, interval.high)
     worst, best = sorted(sign * (end - bound) for end in ends)
@@ -104,27 +104,27 @@ def on_side(
         outcome = "holds"
     if interval.n == 0:
         outcome = "not measured"
-    return Figure(name=name, **vars(interval), unit=unit, outcome=outcome)
+    return Measurement(name=name, **vars(interval), unit=unit, outcome=outcome)
 
 
-def above(name: str, interval: Interval, bound: float = 0.0, *, unit: str = "nats") -> Figure:
+def above(name: str, interval: Interval, bound: float = 0.0, *, unit: str = "nats") -> Measurement:
     """A figure that is expected above its bound."""
     return on_side(1, name, interval, bound, unit=unit)
 
 
-def below(name: str, interval: Interval, bound: float = 0.0, *, unit: str = "nats") -> Figure:
+def below(name: str, interval: Interval, bound: float = 0.0, *, unit: str = "nats") -> Measurement:
     """A figure that is expected below its bound."""
     return on_side(-1, name, interval, bound, unit=unit)
 
 
-def never(name: str, violations: int, cases: int) -> Figure:
+def never(name: str, violations: int, cases: int) -> Measurement:
     """What is said of every case, tried on random ones: the share of violations with its interval.
 
     A single violation refutes it.
     """
     share = share_interval(violations, cases)
     outcome: Outcome = "fails" if violations else "holds"
-    return Figure(
+    return Measurement(
         name=name,
         **vars(share),
         violations=violations,

@@ -36,11 +36,14 @@ def dot_plot(figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel])
         400,
         scattermode="group",
         margin={"l": 64, "r": 24, "t": 56, "b": 48},
+        x={
+            "type": "category",
+            "showgrid": False,
+            "categoryorder": "array",
+            "categoryarray": _names(arms),
+        },
     )
     _add_panels(plot, figures, arms, panels, across=False)
-    plot.update_xaxes(
-        type="category", showgrid=False, categoryorder="array", categoryarray=_names(arms)
-    )
     for col, panel in enumerate(panels, start=1):
         plot.update_yaxes(_value_axis(figures, arms, panel), col=col)
     return plot
@@ -65,15 +68,15 @@ def forest_plot(
             "yanchor": "top",
             "yref": "container",
         },
+        y={
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": _names(arms)[::-1],
+            "range": [-0.5, len(arms) - 0.5],
+        },
     )
     plot.update_annotations(y=1.005, font={"size": 13})
     _add_panels(plot, figures, arms, panels, across=True)
-    plot.update_yaxes(
-        type="category",
-        categoryorder="array",
-        categoryarray=_names(arms)[::-1],
-        range=[-0.5, len(arms) - 0.5],
-    )
     line = {"color": ZERO, "dash": "dot", "width": 1.5}
     for col, panel in enumerate(panels, start=1):
         plot.update_xaxes(_value_axis(figures, arms, panel), nticks=5, tickangle=0, col=col)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy import ndarray
 from plotly.subplots import make_subplots
 
 from dynolab.report.style import FONT, GRID, INK, MUTED, PAPER, ZERO
-from dynolab.statistics import Interval
+from dynolab.statistics import Interval, band
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,33 @@ def subplots(
     *,
     space: float = 0.08,
     shared_y: bool = False,
+    row_heights: Sequence[float] = (1,),
+    row_space: float = 0.1,
+    x: Mapping[str, Any] | None = None,
+    y: Mapping[str, Any] | None = None,
+    y_title: str = "",
     **layout: Any,
 ) -> go.Figure:
-    """Panels side by side, each under its title; a trace says its panel by `row=1, col=…`.
+    """Panels side by side, each under its title; a trace says its panel by `row=…, col=…`.
 
     **Arguments:** `titles`: text that is escaped for plotly; `space`: between panels, of a width
-    of one; `layout`: of the whole figure.
+    of one; `row_heights`: of panels that share their x below each other, with `row_space` between
+    them; `x`, `y`: what all panels' axes share; `y_title`: of the first panel alone; `layout`: of
+    the whole figure.
     """
-    plot = make_subplots(cols=len(titles), horizontal_spacing=space, shared_yaxes=shared_y)
+    plot = make_subplots(
+        rows=len(row_heights),
+        cols=len(titles),
+        row_heights=list(row_heights),
+        horizontal_spacing=space,
+        vertical_spacing=row_space,
+        shared_xaxes=len(row_heights) > 1,
+        shared_yaxes=shared_y,
+    )
     plot.update_layout(base_layout(height, **layout))
+    plot.update_xaxes(x).update_yaxes(y)
+    if y_title:
+        plot.update_yaxes(title_text=y_title, row=1, col=1)
     for col, title in enumerate(titles, start=1):
         heading = panel_title(title, 0, 1.02, xref="x domain", yref="y domain")
         plot.add_annotation(heading, row=1, col=col)
@@ -163,6 +181,36 @@ def add_band(
     )
 
 
+def band_of_change(
+    values: Float[ndarray, "steps seeds"],
+) -> tuple[Float[ndarray, " steps"], Float[ndarray, " steps"], Float[ndarray, " steps"]]:
+    """Means over seeds with the interval of the change since the start.
+
+    Seeds start from different models; what a band is for is the change.
+    """
+    return band(values - values[:1] + values[:1].mean(axis=1, keepdims=True))
+
+
+def add_line(
+    plot: go.Figure,
+    x: Sequence[float] | ndarray,
+    path: tuple[Float[ndarray, " x"], Float[ndarray, " x"], Float[ndarray, " x"]],
+    line: Mapping[str, Any],
+    *,
+    where: Mapping[str, Any],
+    opacity: float = 0.1,
+    **trace: Any,
+) -> None:
+    """A line in its band.
+
+    **Arguments:** `path`: mean, lower and upper end at every x; `line`: plotly's, with its colour;
+    `where`: the panel and group in the legend of both; `trace`: what else the line has.
+    """
+    mean, low, high = path
+    add_band(plot, x, low, high, line["color"], opacity=opacity, **where)
+    plot.add_scatter(x=x, y=mean.round(6), line=line, **{"mode": "lines", **trace}, **where)
+
+
 def add_diagonal(plot: go.Figure, ends: Sequence[float], slope: int = 1, **where: Any) -> None:
     """A dashed line on which y is `slope` times x."""
     plot.add_scatter(
@@ -173,6 +221,16 @@ def add_diagonal(plot: go.Figure, ends: Sequence[float], slope: int = 1, **where
         showlegend=False,
         line={"color": ZERO, "dash": "dash", "width": 1.5},
         **where,
+    )
+
+
+def correlation_plot(height: int, **cells: Any) -> go.Figure:
+    """A heat map of named rows by named columns with its numbers in the cells."""
+    ticks = {**CELLS, "type": "category"}
+    layout = base_layout(height, xaxis=ticks, yaxis={**ticks, "autorange": "reversed"})
+    hover = "%{x} and %{y}: %{z:.3f}<extra></extra>"
+    return go.Figure(layout=layout).add_heatmap(
+        xgap=2, ygap=2, texttemplate="%{text}", hovertemplate=hover, **cells
     )
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from dynolab.report.figure import LEGEND_BELOW, add_band, subplots
+from dynolab.report.figure import LEGEND_BELOW, add_line, subplots
 from dynolab.report.style import arm_style
 from dynolab.report.text import plotly_text, with_interval
 from dynolab.statistics import Interval
@@ -86,24 +85,23 @@ def _add(
     color, dash = arm_style(place)
     x = np.array(line.x, dtype=float)
     mean, low, high = np.array([[i.mean, i.low, i.high] for i in line.intervals]).T
-    where: dict[str, Any] = {"legendgroup": line.name, "row": 1, "col": col}
-    add_band(plot, x, low, high, color, **where)
     at = [panel.ticks[int(value)] if panel.ticks else f"{value:g}" for value in x]
-    plot.add_scatter(
-        x=x,
-        y=mean.round(6),
-        name=label,
-        mode="lines+markers" if len(x) <= 12 else "lines",
-        showlegend=legend and not line.dotted,
-        line={
+    add_line(
+        plot,
+        x,
+        (mean, low, high),
+        {
             "color": color,
             "dash": "dot" if line.dotted else dash,
             "width": 1.5 if line.dotted else 2.5,
         },
+        where={"legendgroup": line.name, "row": 1, "col": col},
+        name=label,
+        mode="lines+markers" if len(x) <= 12 else "lines",
+        showlegend=legend and not line.dotted,
         customdata=[
             f"{tick}: {with_interval(interval, sign=False)}"
             for tick, interval in zip(at, line.intervals, strict=True)
         ],
         hovertemplate=f"{label}, {plotly_text(panel.x_title, 40)} %{{customdata}}<extra></extra>",
-        **where,
     )

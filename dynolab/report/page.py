@@ -80,13 +80,14 @@ class Section:
 class Page:
     """All of a page.
 
-    `name` stands in the browser's title, and above the page where it has no `heading`; `settings`
-    and `stages` say what it was made from, where it is a stage's result.
+    `name` stands in the browser's title, and above the page where it has no `heading`; parts of
+    `content` that are None were not measured; `settings` and `stages` say what the page was made
+    from, where it is a stage's result.
     """
 
     name: str
     lead: str
-    content: Sequence[Figure | Section]
+    content: Sequence[Figure | Section | None]
     tiles: Sequence[Tile] = ()
     heading: str = ""
     settings: str | None = None
@@ -136,7 +137,11 @@ def stage_section(stages: Sequence[StageFacts]) -> Section:
 
 def page_html(page: Page) -> str:
     """A page that stands alone: plotly.js inside, nothing loaded, only two known scripts run."""
-    sections = [*map(_as_section, page.content)]
+    sections = [
+        figure_section(part) if isinstance(part, Figure) else part
+        for part in page.content
+        if part is not None
+    ]
     if page.stages is not None:
         sections.append(stage_section(page.stages))
     return _html(f"Dynolab: {page.name}", sections, page, (Markup(get_plotlyjs()), _SCRIPT))
@@ -169,10 +174,6 @@ def write_summary(summary: dict[str, Any], folder: Path) -> dict[str, float]:
     write_text(folder / "summary.json", content + "\n")
     metrics: dict[str, float] = summary["metrics"]
     return metrics
-
-
-def _as_section(part: Figure | Section) -> Section:
-    return figure_section(part) if isinstance(part, Figure) else part
 
 
 def _html(

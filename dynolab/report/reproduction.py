@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from dynolab.claims.claim import Trainings
+from dynolab.claims.claim import Trainings, over_units
 from dynolab.claims.reproduction import (
     AFTER_EXTENDED,
     AFTER_SFT,
@@ -21,7 +21,7 @@ from dynolab.claims.reproduction import (
 from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import write_rows
 from dynolab.probes.paths import LearningPaths, change, learning_paths
-from dynolab.report.figure import Figure, add_band, subplots
+from dynolab.report.figure import Figure, add_line, band_of_change, subplots
 from dynolab.report.inputs.arms import ReproductionInputs
 from dynolab.report.page import Page, Section, Tile, section, table, write_page, write_summary
 from dynolab.report.style import arm_style
@@ -33,7 +33,7 @@ from dynolab.report.verdicts import (
     verdict_table,
 )
 from dynolab.results.study import ARGMAX
-from dynolab.statistics import Interval, band, mean_interval
+from dynolab.statistics import Interval, mean_interval
 
 _SHOWN = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "gap": "gap y* − y⁺"}
 
@@ -48,14 +48,13 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
     seeds = trainings_of(inputs)
     verdicts = assess_reproduction(seeds, _won(inputs))
     changes = changes_of(seeds)
-    figure = path_figure(seeds)
     page = Page(
         name=inputs.name,
         lead=_lead(inputs, seeds),
         tiles=_tiles(changes, verdicts),
         content=[
             reproduction_section(verdicts, inputs.unit),
-            *([figure] if figure else []),
+            path_figure(seeds),
             _change_section(inputs, changes),
         ],
         settings=inputs.settings,
@@ -117,8 +116,7 @@ def changes_of(seeds: Sequence[Trainings]) -> dict[str, Interval]:
         for name in _SHOWN:
             each = [change(known) for own in paths if (known := _values(own, name)) is not None]
             if len(each) == len(paths):
-                means = np.array([mean_interval(moved).mean for moved in each])
-                changes[f"{training}/{name}"] = mean_interval(each[0] if len(each) == 1 else means)
+                changes[f"{training}/{name}"] = over_units(each)
     return changes
 
 
@@ -137,6 +135,8 @@ def path_figure(seeds: Sequence[Trainings]) -> Figure | None:
         space=0.05,
         margin={"l": 64, "r": 24, "t": 90, "b": 52},
         legend={"orientation": "h", "x": 0, "y": 1.12, "yanchor": "bottom"},
+        x={"tickformat": ".0%", "title_text": "part of training", "nticks": 4},
+        y_title="log π (nats)",
     )
     for col, kind in enumerate(_SHOWN, start=1):
         for place, training in enumerate(trainings):
@@ -145,22 +145,17 @@ def path_figure(seeds: Sequence[Trainings]) -> Figure | None:
                 continue
             steps, values = means
             color, dash = arm_style(place)
-            mean, low, high = band(values - values[:1] + values[:1].mean(axis=1, keepdims=True))
-            where: dict[str, Any] = {"legendgroup": training, "row": 1, "col": col}
-            add_band(plot, steps / steps[-1], low, high, color, **where)
-            plot.add_scatter(
-                x=(steps / steps[-1]).round(4),
-                y=mean.round(4),
-                mode="lines",
+            add_line(
+                plot,
+                (steps / steps[-1]).round(4),
+                band_of_change(values),
+                {"color": color, "dash": dash, "width": 2.5},
+                where={"legendgroup": training, "row": 1, "col": col},
                 name=TITLES[training],
                 showlegend=col == 1,
-                line={"color": color, "dash": dash, "width": 2.5},
                 customdata=steps,
                 hovertemplate="%{fullData.name}, step %{customdata}: %{y:.2f} nats<extra></extra>",
-                **where,
             )
-    plot.update_xaxes(tickformat=".0%", title_text="part of training", nticks=4)
-    plot.update_yaxes(title_text="log π (nats)", col=1)
     return Figure(
         "paths",
         "The paths of every training",
@@ -206,12 +201,11 @@ def _change_section(inputs: ReproductionInputs, changes: Mapping[str, Interval])
         for training, title in TITLES.items()
         if any((training, seed) in inputs.runs for seed in inputs.seeds)
     ]
-    head = ("training", *(f"Δ {name}" for name in _SHOWN.values()), "runs")
     return section(
         "changes",
         "What every training moves",
         f"Changes of log π in nats from its first to its last probe [95% over {inputs.unit}].",
-        table(head, rows, "snnnns"),
+        table(("training", *(f"Δ {name}" for name in _SHOWN.values()), "runs"), rows, "snnnns"),
     )
 
 

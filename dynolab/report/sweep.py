@@ -21,12 +21,11 @@ def write_sweep_page(
 ) -> None:
     """Writes a page that stands alone: best trial, figure, table."""
     best = best_of(rows, direction)
-    figure = sweep_figure(rows, metric, best)
     page = Page(
         name=name,
         lead=_lead(rows, metric, direction),
         tiles=_tiles(rows, metric, best),
-        content=[*([figure] if figure else []), _trials(rows, metric, best)],
+        content=[sweep_figure(rows, metric, best), _trials(rows, metric, best)],
     )
     write_text(file, page_html(page))
 
@@ -49,7 +48,12 @@ def sweep_figure(rows: Sequence[TrialRow], metric: str, best: TrialRow | None) -
         ("pruned", [row for row in known if row.state == "pruned"], _marker(INK, "x")),
         ("best", [best] if best else [], _marker(BEST, "circle-open", size=18, line={"width": 3})),
     )
-    plot = subplots([""] * len(settings), 360, margin={"l": 72, "r": 24, "t": 32, "b": 84})
+    plot = subplots(
+        [""] * len(settings),
+        360,
+        margin={"l": 72, "r": 24, "t": 32, "b": 84},
+        y_title=plotly_text(metric),
+    )
     for col, name in enumerate(settings, start=1):
         for group, trials, marker in groups:
             shown = [row for row in trials if name in row.settings]
@@ -67,7 +71,6 @@ def sweep_figure(rows: Sequence[TrialRow], metric: str, best: TrialRow | None) -
                 col=col,
             )
         plot.update_xaxes(title_text=plotly_text(name), type=_scale(known, name), col=col)
-    plot.update_yaxes(title_text=plotly_text(metric), col=1)
     message = f"{len(known)} trials by what they were given."
     if best is not None:
         message = f"Trial {best.number} is best: {_settings(best)} gives {number(best.value)}."
@@ -127,10 +130,13 @@ def _trials(rows: Sequence[TrialRow], metric: str, best: TrialRow | None) -> Sec
         )
         for row in rows
     ]
-    head = ("trial", "ended", *settings, metric, "MLflow run")
     return section(
         "trials",
         "Every trial",
         f"{len(rows)} trials in the order they were asked for.",
-        table(head, lines, "nl" + "n" * len(settings) + "nl"),
+        table(
+            ("trial", "ended", *settings, metric, "MLflow run"),
+            lines,
+            "nl" + "n" * len(settings) + "nl",
+        ),
     )

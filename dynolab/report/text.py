@@ -80,9 +80,7 @@ def with_interval(interval: Interval, sign: bool = True) -> str:
 
 def points(share: Interval, sign: bool = True) -> str:
     """`mean [low, high]` of a share in parts of a hundred."""
-    return with_interval(
-        Interval(100 * share.mean, 100 * share.low, 100 * share.high, share.n), sign
-    )
+    return with_interval(share.times(100), sign)
 
 
 def join(parts: Sequence[str]) -> str:

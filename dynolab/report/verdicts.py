@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from markupsafe import Markup
 
-from dynolab.claims.verdict import APPEARS, Figure, Outcome, Verdict
-from dynolab.report.page import Section, section, table
+from dynolab.claims.verdict import APPEARS, Measurement, Outcome, Verdict
+from dynolab.report.page import Section, Tile, section, table
 from dynolab.report.style import objective_name
 from dynolab.report.text import number, with_interval
 
@@ -73,6 +73,16 @@ def verdict_section(verdicts: Sequence[Verdict], note: str) -> Section:
     )
 
 
+def claims_tile(what: str, verdicts: Sequence[Verdict], words: Mapping[Outcome, str]) -> Tile:
+    """How many of the claims that were measured hold, and how the others end."""
+    judged = [verdict for verdict in verdicts if verdict.outcome != "not measured"]
+    others = [verdict for verdict in judged if verdict.outcome != "holds"]
+    detail = counts_of(others, words) or (
+        "all that were measured" if judged else "none was measured"
+    )
+    return Tile(what, f"{len(judged) - len(others)} of {len(judged)}", detail)
+
+
 def outcome_counts(
     verdicts: Sequence[Verdict], words: Mapping[Outcome, str] = APPEARS
 ) -> dict[str, float]:
@@ -99,7 +109,7 @@ def _figures(verdict: Verdict) -> Markup:
     return Markup("").join(line.format(f.name, _measured(f)) for f in verdict.measured)
 
 
-def _measured(figure: Figure) -> str:
+def _measured(figure: Measurement) -> str:
     if figure.violations is not None:
         return f"{figure.violations:,} of {figure.n:,} [≤ {number(100 * figure.high, 2)}%]"
     return f"{with_interval(figure.interval, sign=bool(figure.unit))} {figure.unit}"

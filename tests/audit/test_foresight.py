@@ -37,12 +37,12 @@ def changes(values: Sequence[float], split: str = "train") -> list[ChosenChange]
 
 def test_a_ranking_in_the_order_of_the_falls_foresees_all() -> None:
     moved = np.linspace(-2, 1, 30)
-    found = foresight(rows(moved**3), changes(moved))
-    assert [one.ranking for one in found] == list(RISKY)
-    for one in found:
-        assert (one.pairs, one.fallen) == (30, 20)
-        assert (one.spearman, one.spearman_high) == (pytest.approx(1), pytest.approx(1))
-        assert one.auc == one.auc_low == 1
+    judged = foresight(rows(moved**3), changes(moved))
+    assert [row.ranking for row in judged] == list(RISKY)
+    for row in judged:
+        assert (row.pairs, row.fallen) == (30, 20)
+        assert (row.spearman, row.spearman_high) == (pytest.approx(1), pytest.approx(1))
+        assert row.auc == row.auc_low == 1
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:

@@ -1,4 +1,4 @@
-"""The obvious way to train a network: torch's SGD in a plain loop, one network at a time."""
+"""Random numbers, and the obvious way to train: torch's SGD in a loop, one network at a time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from dynolab.chapters.classifiers.many import Loss, SGDConfig
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    """Normal numbers in float64."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def train(

@@ -46,13 +46,14 @@ def test_one_step_s_influences_are_the_products_of_all_pairs_gradients() -> None
 
 
 def test_small_steps_accumulate_to_what_training_did() -> None:
-    *_, found = small(400, 0.01)
-    assert found.measured.shape == (401, 8)
-    error = (found.total[-1] - found.measured[-1]).norm() / found.measured[-1].norm()
-    assert error < 0.01
-    *_, larger = small(100, 0.04)
-    coarse = (larger.total[-1] - larger.measured[-1]).norm() / larger.measured[-1].norm()
-    assert 3 < coarse / error < 5  # the error is of first order in the step's size
+    errors = []
+    for steps, learning_rate in ((400, 0.01), (100, 0.04)):
+        *_, influence = small(steps, learning_rate)
+        assert influence.measured.shape == (steps + 1, 8)
+        measured = influence.measured[-1]
+        errors.append((influence.total[-1] - measured).norm() / measured.norm())
+    assert errors[0] < 0.01
+    assert 3 < errors[1] / errors[0] < 5  # the error is of first order in the step's size
 
 
 def test_speed_is_the_mean_height_of_the_path_after_its_start() -> None:
@@ -76,18 +77,11 @@ def test_the_comparisons_give_every_kind_and_seed_and_sums_that_add_up() -> None
         return build_classifier("mlp", shape, classes, seed)
 
     rows = compare_speeds(build, data.train, 10, config, (0, 1))
-    kinds = {(row.contrast, row.kind) for row in rows}
-    assert len(kinds) == 4
-    assert len(rows) == 8
+    assert (len(rows), len({(row.contrast, row.kind) for row in rows})) == (8, 4)
     for row in rows:
         assert row.steps == (0, 3, 6)
-        parts = zip(row.own, row.from_alike, row.from_others, strict=True)
-        assert torch.allclose(
-            torch.tensor([sum(one) for one in parts]), torch.tensor(row.influence), atol=1e-5
-        )
-    assert not any(
-        row.contrast == "clean-noisy"
-        for row in compare_speeds(
-            build, data.train, 10, config.model_copy(update={"noise": 0.0}), (0,)
-        )
-    )
+        parts = torch.tensor([row.own, row.from_alike, row.from_others])
+        assert torch.allclose(parts.sum(0), torch.tensor(row.influence), atol=1e-5)
+    clean = config.model_copy(update={"noise": 0.0})
+    contrasts = {row.contrast for row in compare_speeds(build, data.train, 10, clean, (0,))}
+    assert "clean-noisy" not in contrasts

@@ -64,17 +64,15 @@ def test_a_step_tells_what_was_before_it_and_after() -> None:
     start = many.weights
     order = batch_order(10, CONFIG, seed=0)
     steps = list(train_many(many, X, targets(0), order, CONFIG))
-    assert [one.number for one in steps] == list(range(1, 5))
-    assert steps[0].before is start
-    assert steps[-1].after is many.weights
-    for one in steps:
-        assert torch.equal(one.rows, order[one.number - 1])
-        logits = many.logits(X[one.rows], one.before)
-        assert torch.allclose(one.logits, logits)
-        for n in range(3):
-            assert torch.allclose(one.losses[n], cross_entropy(logits[n], targets(0)[one.rows]))
-    for one, next_one in pairwise(steps):
-        assert one.after is next_one.before
+    assert [step.number for step in steps] == list(range(1, 5))
+    assert steps[0].before is start and steps[-1].after is many.weights
+    assert all(step.after is following.before for step, following in pairwise(steps))
+    for step in steps:
+        assert torch.equal(step.rows, order[step.number - 1])
+        logits = many.logits(X[step.rows], step.before)
+        assert torch.allclose(step.logits, logits)
+        losses = [cross_entropy(own, targets(0)[step.rows]) for own in logits]
+        assert torch.allclose(step.losses, torch.stack(losses))
     assert not any(w.requires_grad for w in many.weights.values())
     assert torch.allclose(models()[1](X), many.logits(X, start)[1])
 
@@ -93,8 +91,7 @@ def test_training_may_end_early() -> None:
 def test_every_epoch_has_each_example_once_but_for_a_rest() -> None:
     order = batch_order(10, CONFIG, seed=1)
     assert order.shape == (4, 4)
-    for epoch in order.view(2, 8):
-        assert len(set(epoch.tolist())) == 8
+    assert [len(set(epoch.tolist())) for epoch in order.view(2, 8)] == [8, 8]
     assert not torch.equal(order[:2], order[2:])
     assert not torch.equal(order, batch_order(10, CONFIG, seed=2))
 

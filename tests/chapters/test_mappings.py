@@ -9,9 +9,11 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from dynolab.chapters.classifiers.many import SGDConfig
 from dynolab.chapters.simplicity.mappings import (
+    Messages,
     all_mappings,
     coding_length,
     composed,
@@ -80,11 +82,10 @@ def test_objects_are_one_hot_blocks_of_their_attributes() -> None:
 
 def test_sampled_bijections_are_half_compositional_and_all_different() -> None:
     space = SpaceName(attributes=2, values=3)
-    found = sampled_bijections(space, 20, seed=1)
-    assert found == sampled_bijections(space, 20, seed=1) != sampled_bijections(space, 20, seed=2)
-    assert len(set(found)) == 40
-    kinds = Counter(kind_of(space, one) for one in found)
-    assert kinds == {"compositional": 20, "holistic": 20}
+    first, again, other = (sampled_bijections(space, 20, seed) for seed in (1, 1, 2))
+    assert first == again != other
+    kinds = Counter(kind_of(space, mapping) for mapping in set(first))
+    assert kinds == {"compositional": 20, "holistic": 20} and len(first) == 40
 
 
 def test_impossible_samples_are_refused() -> None:
@@ -109,6 +110,16 @@ def test_together_every_mapping_and_seed_learns_as_it_would_alone() -> None:
             torch.testing.assert_close(losses[:, index, place], expected, rtol=1e-4, atol=1e-5)
 
 
+def products_of(space: SpaceName, network: nn.Module, mapping: Messages) -> Tensor:
+    """The letter products of one network on one mapping, by place and pair of objects."""
+    weights = {name: w.detach()[None] for name, w in network.named_parameters()}
+    x, target = (
+        torch.from_numpy(one_hot(space, messages)).to(next(network.parameters()))
+        for messages in (range(space.objects), mapping)
+    )
+    return letter_products(space, weights, x, target[None])[0]
+
+
 @pytest.mark.parametrize(("values", "mapping"), [(2, HOLISTIC), (3, (0, 4, 8, 2, 3, 7, 1, 5, 6))])
 def test_letter_products_are_those_of_autograd_s_gradients(
     values: int, mapping: tuple[int, ...]
@@ -119,8 +130,7 @@ def test_letter_products_are_those_of_autograd_s_gradients(
         torch.from_numpy(one_hot(space, messages)).double()
         for messages in (range(space.objects), mapping)
     )
-    weights = {name: w.detach()[None] for name, w in network.named_parameters()}
-    products = letter_products(space, weights, x, target[None])
+    products = products_of(space, network, mapping)
     for place in range(2):
         letter = slice(place * values, (place + 1) * values)
         gradients = []
@@ -129,18 +139,15 @@ def test_letter_products_are_those_of_autograd_s_gradients(
             parts = torch.autograd.grad(loss, list(network.parameters()))
             gradients.append(torch.cat([part.flatten() for part in parts]))
         stacked = torch.stack(gradients)
-        torch.testing.assert_close(products[0, place], stacked @ stacked.T)
+        torch.testing.assert_close(products[place], stacked @ stacked.T)
 
 
 def test_cooperation_is_the_mean_over_pairs_that_share_an_attribute() -> None:
     measured = sweep(SMALL, [IDENTITY, HOLISTIC], [4], width=8, learning_rate=0.5, steps=2)
-    network, x = message_network(SMALL, 8, 4), torch.from_numpy(one_hot(SMALL, range(4)))
-    weights = {name: w.detach()[None] for name, w in network.named_parameters()}
+    # Objects 00, 01, 10, 11: only 00 with 11 and 01 with 10 share nothing.
+    sharing = [(o, u) for o in range(4) for u in range(4) if o != u and o + u != 3]
     for index, mapping in enumerate((IDENTITY, HOLISTIC)):
-        target = torch.from_numpy(one_hot(SMALL, mapping))[None]
-        products = letter_products(SMALL, weights, x, target)[0]
-        # Objects 00, 01, 10, 11: only 00 with 11 and 01 with 10 share nothing.
-        sharing = [(o, u) for o in range(4) for u in range(4) if o != u and o + u != 3]
+        products = products_of(SMALL, message_network(SMALL, 8, 4), mapping)
         expected = torch.stack([products[:, o, u] for o, u in sharing]).mean()
         torch.testing.assert_close(measured.cooperation[0, index, 0], expected)
 
@@ -151,36 +158,33 @@ def test_compositional_mappings_cooperate_though_all_pairs_together_do_not() -> 
     measured = sweep(space, mappings, seeds, width=16, learning_rate=0.5, steps=2)
     rows = learned(space, mappings, measured)
     outcomes = {verdict.id: verdict.outcome for verdict in mapping_verdicts(rows)}
-    assert outcomes["2×3/cooperation"] == outcomes["2×3/start"] == "holds"
-    assert outcomes["2×3/contradiction"] == "holds"
+    claims = [outcomes[f"2×3/{claim}"] for claim in ("cooperation", "start", "contradiction")]
+    assert claims == ["holds"] * 3
     # The same products over all pairs: the part of the kernel that all pairs share drags them down.
-    x, network = torch.from_numpy(one_hot(space, range(9))), message_network(space, 16, 100)
-    weights = {name: w.detach()[None] for name, w in network.named_parameters()}
-    target = torch.from_numpy(one_hot(space, mappings[0]))[None]
-    products = letter_products(space, weights, x, target)[0]
+    products = products_of(space, message_network(space, 16, 100), mappings[0])
     assert kind_of(space, mappings[0]) == "compositional"
     assert products[:, ~torch.eye(9, dtype=torch.bool)].mean() < 0
 
 
 def test_rows_and_claims_of_a_sweep() -> None:
     mappings = [*all_mappings(SMALL)[::17], IDENTITY, HOLISTIC]
-    found = sweep(SMALL, mappings, (0, 1), width=8, learning_rate=0.5, steps=30)
-    rows = learned(SMALL, mappings, found)
+    measured = sweep(SMALL, mappings, (0, 1), width=8, learning_rate=0.5, steps=30)
+    rows = learned(SMALL, mappings, measured)
     assert rows[-2].kind == "compositional"
-    assert rows[-1].area == pytest.approx(found.losses[:, -1].mean(0).tolist())
+    assert rows[-1].area == pytest.approx(measured.losses[:, -1].mean(0).tolist())
     expected = np.mean(np.array(rows[-2].area) - np.array(rows[-1].area))
-    only = [row for row in rows if row.messages in (IDENTITY, HOLISTIC)]
-    assert difference(only, "area").mean == pytest.approx(expected)
-    assert difference(only, "area").n == 2
+    gain = difference([row for row in rows if row.messages in (IDENTITY, HOLISTIC)], "area")
+    assert (gain.mean, gain.n) == (pytest.approx(expected), 2)
     assert -1 <= correlation(rows, "start_cooperation").mean <= 1
     assert len({one.id for one in mapping_verdicts(rows)}) == 7
-    paths = {path.kind: path for path in kind_paths(rows, found)}
-    assert set(paths) == {"compositional", "holistic", "degenerate"}
-    assert np.shape(paths["holistic"].losses) == (2, 31)
-    assert np.shape(paths["holistic"].cooperation) == (2, 30)
+    shapes = {
+        path.kind: (np.shape(path.losses), np.shape(path.cooperation))
+        for path in kind_paths(rows, measured)
+    }
+    assert shapes == dict.fromkeys(("compositional", "holistic", "degenerate"), ((2, 31), (2, 30)))
 
 
 def test_what_is_not_there_is_not_measured() -> None:
-    found = sweep(SMALL, [CONSTANT], (0, 1), width=4, learning_rate=0.5, steps=2)
-    rows = learned(SMALL, [CONSTANT], found)
-    assert {one.outcome for one in mapping_verdicts(rows)} == {"not measured"}
+    measured = sweep(SMALL, [CONSTANT], (0, 1), width=4, learning_rate=0.5, steps=2)
+    verdicts = mapping_verdicts(learned(SMALL, [CONSTANT], measured))
+    assert {verdict.outcome for verdict in verdicts} == {"not measured"}

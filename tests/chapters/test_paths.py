@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -41,8 +41,7 @@ def test_a_straight_path_scores_nothing_wherever_it_stops() -> None:
 
 
 def test_a_detour_scores_its_length() -> None:
-    to_corner = math.dist(MIDDLE, FIRST)
-    over = to_corner + math.dist(SECOND, FIRST) - to_corner
+    over = math.dist(SECOND, FIRST)  # on both ways there is the way to a corner, too
     assert score(way(MIDDLE, SECOND, FIRST), 0) == pytest.approx(over)
     # A label that was never learned scores as one that was learned late.
     assert score(way(MIDDLE, SECOND), 0) == pytest.approx(over)
@@ -69,8 +68,7 @@ def test_the_filter_is_an_average_that_leaves_out_what_is_unknown() -> None:
 def test_unknown_times_leave_a_path_as_it_was() -> None:
     path = way(MIDDLE, SECOND, FIRST)
     holes = path.clone()
-    holes[:5] = math.nan
-    holes[50:60] = math.nan
+    holes[[*range(5), *range(50, 60)]] = math.nan
     assert score(holes, 0) == pytest.approx(score(path[5:], 0))
 
 
@@ -78,21 +76,19 @@ def test_an_own_change_is_what_a_step_on_the_example_alone_does() -> None:
     many = ManyModels([BUILD((6,), 3, seed).double() for seed in range(2)])
     x = torch.rand(2, 4, 6, dtype=torch.float64)
     labels = torch.tensor([[0, 1, 2, 0], [2, 2, 1, 0]])
-    rate = 0.5
-    found = own_changes(many, many.weights, x, labels, rate)
-    for n in range(2):
+    changes = own_changes(many, many.weights, x, labels, 0.5)
+    for n, i in product(range(2), range(4)):
         model: nn.Module = many.model(n)
-        for i in range(4):
-            weights = {k: p.detach().requires_grad_() for k, p in model.named_parameters()}
-            loss = nn.functional.cross_entropy(
-                functional_call(model, weights, (x[n, i : i + 1],)), labels[n, i : i + 1]
-            )
-            gradients = torch.autograd.grad(loss, list(weights.values()))
-            after = {k: w - rate * g for (k, w), g in zip(weights.items(), gradients, strict=True)}
-            moved = loss - nn.functional.cross_entropy(
-                functional_call(model, after, (x[n, i : i + 1],)), labels[n, i : i + 1]
-            )
-            assert float(found[n, i]) == pytest.approx(moved.item(), rel=1e-9)
+        weights = {k: p.detach().requires_grad_() for k, p in model.named_parameters()}
+        loss = nn.functional.cross_entropy(
+            functional_call(model, weights, (x[n, i : i + 1],)), labels[n, i : i + 1]
+        )
+        gradients = torch.autograd.grad(loss, list(weights.values()))
+        after = {k: w - 0.5 * g for (k, w), g in zip(weights.items(), gradients, strict=True)}
+        moved = loss - nn.functional.cross_entropy(
+            functional_call(model, after, (x[n, i : i + 1],)), labels[n, i : i + 1]
+        )
+        assert float(changes[n, i]) == pytest.approx(moved.item(), rel=1e-9)
 
 
 def test_the_toy_s_truth_is_bayes_rule() -> None:

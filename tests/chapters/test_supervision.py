@@ -83,9 +83,8 @@ def test_every_score_is_higher_where_a_label_is_wrong() -> None:
 
 def test_a_seed_s_rows_do_not_depend_on_the_seeds_beside_it(found) -> None:  # type: ignore[no-untyped-def]
     alone = compare_supervision(build, DATA, CONFIG, 0.4, (3,))
-    together = {row.arm: row for row in found.rows if row.seed == 3}
-    for row in alone.rows:
-        assert row.accuracy == pytest.approx(together[row.arm].accuracy, abs=0.011)
+    together = {row.arm: row.accuracy for row in found.rows if row.seed == 3}
+    assert {row.arm: row.accuracy for row in alone.rows} == pytest.approx(together, abs=0.011)
 
 
 def test_the_teacher_keeps_its_best_weights_and_its_path() -> None:
@@ -96,13 +95,12 @@ def test_the_teacher_keeps_its_best_weights_and_its_path() -> None:
     teacher = train_teacher(
         many, DATA.train.pixels, hard, orders, CONFIG, DATA.validation.pixels, checks
     )
-    best = -1.0
-    again = ManyModels([build(0)])
-    for one in train_many(again, DATA.train.pixels, hard, orders, CONFIG.training):
-        if one.number % 3 == 0:
+    again, states = ManyModels([build(0)]), []
+    for step in train_many(again, DATA.train.pixels, hard, orders, CONFIG.training):
+        if step.number % 3 == 0:
             right = again.logits(DATA.validation.pixels).argmax(-1)[0] == checks[0]
-            if float(right.float().mean()) > best:
-                best, kept = float(right.float().mean()), dict(again.weights)
+            states.append((float(right.float().mean()), dict(again.weights)))
+    _, kept = max(states, key=lambda state: state[0])
     for name, w in kept.items():
         torch.testing.assert_close(teacher.early_weights[name], w)
     assert teacher.path.shape == (4, 1, 120, 10)
@@ -111,15 +109,14 @@ def test_the_teacher_keeps_its_best_weights_and_its_path() -> None:
 
 
 def test_without_noise_there_is_nothing_to_detect() -> None:
-    one = compare_supervision(build, DATA, CONFIG, 0.0, (0,))
-    assert one.detections == []
-    assert all(row.believed_wrong is None for row in one.rows)
+    clean = compare_supervision(build, DATA, CONFIG, 0.0, (0,))
+    assert clean.detections == []
+    assert all(row.believed_wrong is None for row in clean.rows)
 
 
 def test_claims_of_one_seed_are_unclear_and_none_is_lost(found) -> None:  # type: ignore[no-untyped-def]
-    rows = [row for row in found.rows if row.seed == 3]
-    verdicts = assess_supervision(rows, [], [], [])
-    assert {one.outcome for one in verdicts if one.measured} == {"unclear"}
+    verdicts = assess_supervision([row for row in found.rows if row.seed == 3], [], [], [])
+    assert {verdict.outcome for verdict in verdicts if verdict.measured} == {"unclear"}
     assert verdicts[0].id == "supervision/0.4/filter_kd_over_one_hot"
 
 

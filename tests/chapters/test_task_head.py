@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import permutations
 
 import pytest
 import torch
@@ -15,11 +16,7 @@ from dynolab.chapters.transfer.task_head import (
     feature_forces,
     mismatch,
 )
-
-
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
+from tests.chapters.plain import drawn
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 0])
 
@@ -50,27 +47,21 @@ def test_forces_are_minus_the_loss_s_gradient_on_features(deep: bool) -> None:
 def test_consistency_is_the_mean_cosine_of_different_examples_of_a_class() -> None:
     forces = drawn(6, 4)
     means = []
-    for c in range(3):
-        own = forces[c == LABELS]
-        cosines = [
-            float(functional.cosine_similarity(own[i], own[j], dim=0))
-            for i in range(len(own))
-            for j in range(len(own))
-            if i != j
-        ]
-        if cosines:
-            means.append(sum(cosines) / len(cosines))
-    found = direction_consistency(forces, LABELS, 3)
-    assert float(found) == pytest.approx(sum(means) / len(means))
+    for own in (forces[LABELS == 0], forces[LABELS == 1]):  # of the third there is one alone
+        pairs = list(permutations(own, 2))
+        cosines = [float(functional.cosine_similarity(a, b, dim=0)) for a, b in pairs]
+        means.append(sum(cosines) / len(cosines))
+    consistency = direction_consistency(forces, LABELS, 3)
+    assert float(consistency) == pytest.approx(sum(means) / len(means))
 
 
 def test_mismatch_is_the_spread_within_classes_of_the_forces() -> None:
     forces = drawn(6, 4)
-    within = sum(
-        float((forces[c == LABELS] - forces[c == LABELS].mean(0)).square().sum()) for c in range(3)
+    classes = [forces[label == LABELS] for label in range(3)]
+    within = sum(float((own - own.mean(0)).square().sum()) for own in classes)
+    assert float(mismatch(forces, LABELS, 3)) == pytest.approx(
+        within / float(forces.square().sum())
     )
-    expected = within / float(forces.square().sum())
-    assert float(mismatch(forces, LABELS, 3)) == pytest.approx(expected)
     alike = functional.one_hot(LABELS, 3).double()
     assert float(mismatch(alike, LABELS, 3)) == pytest.approx(0, abs=1e-12)
     assert float(direction_consistency(alike, LABELS, 3)) == pytest.approx(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,7 @@ from dynolab.claims.transfer import (
 from dynolab.data.images.images import ImageConfig, load_images
 from dynolab.data.topics.topics import TopicConfig
 from dynolab.errors import ConfigError
+from dynolab.results.transfer import TransferRow
 from models.vision import build_classifier
 from tests.chapters.plain import train
 
@@ -44,11 +47,11 @@ def build(shape, classes, seed):  # type: ignore[no-untyped-def]
 
 
 @pytest.fixture(scope="module")
-def rows():  # type: ignore[no-untyped-def]
+def rows() -> list[TransferRow]:
     return compare_heads(build, TASK, CONFIG, (0, 5))
 
 
-def test_one_network_carried_over_by_hand_ends_the_same(rows) -> None:  # type: ignore[no-untyped-def]
+def test_one_network_carried_over_by_hand_ends_the_same(rows: list[TransferRow]) -> None:
     seed = 5
     network = build((1, 8, 8), 5, seed)
     order = batch_order(len(TASK.first.labels), CONFIG.pretraining, seed)
@@ -62,23 +65,22 @@ def test_one_network_carried_over_by_hand_ends_the_same(rows) -> None:  # type: 
     # Two epochs of the longest schedule's order, which shorter probing shares.
     schedule = CONFIG.probing.schedule(6)
     train(second.head, features, labels, batch_order(40, schedule, seed)[:4], schedule)
-    row = next(r for r in rows if (r.strategy, r.tau, r.seed) == ("linear", 2, seed))
     with torch.no_grad():
         gap = one_hot(labels, 5) - second(inputs).softmax(-1)
-    assert row.energy == pytest.approx(float(gap.norm(dim=1).mean()), abs=1e-4)
     train(second, inputs, labels, batch_order(40, CONFIG.finetuning, seed), CONFIG.finetuning)
     with torch.no_grad():
         moved = (second.features(inputs) - features).norm(dim=1).mean()
         right = second(TASK.test.inputs).argmax(-1) == TASK.test.labels
+    row = next(r for r in rows if (r.strategy, r.tau, r.seed) == ("linear", 2, seed))
+    assert row.energy == pytest.approx(float(gap.norm(dim=1).mean()), abs=1e-4)
     assert row.distance == pytest.approx(float(moved), rel=1e-3)
     assert row.accuracy == pytest.approx(float(right.float().mean()), abs=0.011)
 
 
-def test_every_strategy_tau_and_seed_has_its_row(rows) -> None:  # type: ignore[no-untyped-def]
-    keys = {(row.strategy, row.tau, row.seed) for row in rows}
-    assert len(rows) == len(keys) == 4 * 3 * 2
-    assert all(set(row.elsewhere) == {"shifted", "rotated", "noisy"} for row in rows)
+def test_every_strategy_tau_and_seed_has_its_row(rows: list[TransferRow]) -> None:
     by_key = {(row.strategy, row.tau, row.seed): row for row in rows}
+    assert len(rows) == len(by_key) == 4 * 3 * 2
+    assert all(set(row.elsewhere) == {"shifted", "rotated", "noisy"} for row in rows)
     # Before any probing, what the head is probed with has done nothing yet.
     assert by_key["smoothed", 0, 0] == by_key["linear", 0, 0].model_copy(
         update={"strategy": "smoothed"}
@@ -87,15 +89,15 @@ def test_every_strategy_tau_and_seed_has_its_row(rows) -> None:  # type: ignore[
     assert by_key["reinitialised", 0, 0].distance != by_key["linear", 0, 0].distance
 
 
-def test_a_sweep_reads_its_rows_by_tau_and_seed(rows) -> None:  # type: ignore[no-untyped-def]
+def test_a_sweep_reads_its_rows_by_tau_and_seed(rows: list[TransferRow]) -> None:
     linear = sweeps(rows)[0]
     assert (linear.strategy, linear.taus, linear.seeds) == ("linear", [0, 2, 6], [0, 5])
-    elsewhere = linear.accuracy("elsewhere")
     each = np.mean([linear.accuracy(test) for test in linear.tests[1:]], axis=0)
-    np.testing.assert_allclose(elsewhere, each)
+    np.testing.assert_allclose(linear.accuracy("elsewhere"), each)
     verdicts = assess_transfer(rows)
-    assert len({one.id for one in verdicts}) == len(verdicts)
-    assert next(v for v in verdicts if v.id == "digits/energy").outcome != "not measured"
+    outcomes = {verdict.id: verdict.outcome for verdict in verdicts}
+    assert len(outcomes) == len(verdicts)
+    assert outcomes["digits/energy"] != "not measured"
 
 
 def test_a_tau_is_picked_on_the_other_seeds() -> None:
@@ -109,17 +111,15 @@ def test_the_second_task_s_classes_are_counted_anew_and_none_of_the_first_is_in_
     task = image_task(DATA, (9, 0), seed=0)
     assert (task.first_classes, task.classes) == (2, 8)
     assert set(task.first.labels.tolist()) == {0, 1}
-    nines = DATA.train.pixels[DATA.train.labels == 9]
-    torch.testing.assert_close(task.first.inputs[task.first.labels == 0], nines)
-    eights = DATA.train.pixels[DATA.train.labels == 8]
-    torch.testing.assert_close(task.pool.inputs[task.pool.labels == 7], eights)
+    for digit, own, label in ((9, task.first, 0), (8, task.pool, 7)):
+        of_digit = DATA.train.pixels[DATA.train.labels == digit]
+        torch.testing.assert_close(own.inputs[own.labels == label], of_digit)
 
 
 def test_images_elsewhere_are_moved_as_said() -> None:
     image = torch.zeros(1, 1, 8, 8)
     image[0, 0, 2, 3] = 1
-    assert shifted(image)[0, 0, 3, 4] == 1
-    assert shifted(image).sum() == 1
+    assert shifted(image).nonzero().tolist() == [[0, 0, 3, 4]] and shifted(image).sum() == 1
     torch.testing.assert_close(rotated(image, 0.0), image)
     quarter = rotated(image, 90.0)
     assert quarter.max() == pytest.approx(1, abs=1e-4)
@@ -130,10 +130,11 @@ def test_topics_make_a_task_whose_test_texts_are_not_in_training() -> None:
     task = topic_task(TopicConfig(texts=600), (0, 3, 6, 9))
     assert (task.first_classes, task.classes) == (4, 8)
     assert set(task.elsewhere) == {"shortened", "mixed"}
-    for changed in task.elsewhere.values():
-        assert changed.shape == task.test.inputs.shape
-    known = {tuple(one.tolist()) for one in task.pool.inputs}
-    assert not any(tuple(one.tolist()) in known for one in task.test.inputs)
+    assert all(changed.shape == task.test.inputs.shape for changed in task.elsewhere.values())
+    known, tested = (
+        {tuple(text.tolist()) for text in own.inputs} for own in (task.pool, task.test)
+    )
+    assert not known & tested
     assert (task.elsewhere["shortened"] > 0).sum() < (task.test.inputs > 0).sum()
 
 
@@ -152,16 +153,29 @@ def test_classes_that_make_no_two_tasks_are_refused(first, message: str) -> None
         check_classes(first, 10, "first_digits")
 
 
-def test_too_few_examples_and_classes_without_one_are_refused() -> None:
-    with pytest.raises(ConfigError, match="examples = 1000: the second task of digits has"):
-        TASK.draw(1000, 0)
-    with pytest.raises(ConfigError, match="no example of class"):
-        TASK.draw(4, 0)
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        (1000, "examples = 1000: the second task of digits has"),
+        (4, "no example of class"),
+    ],
+)
+def test_too_few_examples_and_classes_without_one_are_refused(examples: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TASK.draw(examples, 0)
 
 
-@pytest.mark.parametrize("taus", [(4, 1), (-1, 2), (1, 1)])
-def test_taus_that_do_not_rise_are_refused(taus) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ConfigError, match="taus"):
-        TransferConfig(taus=taus)
-    with pytest.raises(ConfigError, match="strategies"):
-        TransferConfig(strategies=("smoothed",))
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"taus": (4, 1)}, "taus"),
+        ({"taus": (-1, 2)}, "taus"),
+        ({"taus": (1, 1)}, "taus"),
+        ({"strategies": ("smoothed",)}, "strategies"),
+    ],
+)
+def test_taus_that_do_not_rise_and_strategies_without_the_linear_one_are_refused(
+    settings: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ConfigError, match=field):
+        TransferConfig(**settings)

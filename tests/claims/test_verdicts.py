@@ -55,11 +55,10 @@ def test_a_path_of_the_wrong_shape_does_not_appear(claim: str, shapes: dict) -> 
 
 
 def test_a_steady_rise_is_no_fall() -> None:
-    found = verdicts_of(probes(SFT | {"rejected": lambda t: 20.0 * t}, 100))["sft/rejected"]
-    rise, fall = found.measured
+    verdict = verdicts_of(probes(SFT | {"rejected": lambda t: 20.0 * t}, 100))["sft/rejected"]
+    rise, fall = verdict.measured
     assert rise.outcome == "holds"
-    assert fall.outcome != "holds"
-    assert found.outcome != "holds"
+    assert "holds" not in (fall.outcome, verdict.outcome)
 
 
 def test_a_change_as_large_as_its_spread_is_unclear() -> None:
@@ -88,10 +87,9 @@ def test_claims_without_their_kinds_are_not_measured() -> None:
         for row in probes(SFT, 100)
         if row.kind == "chosen"
     )
-    found = verdicts_of(only_chosen)
-    assert found["sft/chosen"].outcome == "holds"
-    others = {v.outcome for name, v in found.items() if name != "sft/chosen"}
-    assert others == {"not measured"}
+    outcomes = {name: verdict.outcome for name, verdict in verdicts_of(only_chosen).items()}
+    assert outcomes.pop("sft/chosen") == "holds"
+    assert set(outcomes.values()) == {"not measured"}
 
 
 def test_a_pair_that_lacks_a_kind_is_left_out() -> None:
@@ -120,16 +118,13 @@ def test_held_out_prompts_do_not_decide() -> None:
 def test_wandering_paths_show_no_peak() -> None:
     """The peak taken from the same pairs would rise above every start."""
     rng = np.random.default_rng(0)
-    ours, same, claims = [], [], 0
-    for _ in range(200):
-        noise = rng.normal(size=(12, 30))
-        rise, fall = peak_change(noise)
-        claims += mean_interval(rise).low > 0 and mean_interval(fall).high < 0
-        ours.append(rise.mean())
-        same.append(noise.mean(axis=1).max() - noise[0].mean())
+    walks = [rng.normal(size=(12, 30)) for _ in range(200)]
+    moved = [peak_change(walk) for walk in walks]
+    same = [walk.mean(axis=1).max() - walk[0].mean() for walk in walks]
     assert np.mean(same) > 0.25
-    assert abs(np.mean(ours)) < 0.05
-    assert claims <= 4
+    assert abs(np.mean([rise.mean() for rise, _ in moved])) < 0.05
+    peaks = [mean_interval(rise).low > 0 and mean_interval(fall).high < 0 for rise, fall in moved]
+    assert sum(peaks) <= 4
 
 
 def test_peak_change_finds_the_peak() -> None:
@@ -160,11 +155,10 @@ def force(measured: float, predicted: float, pair: str, stage: str = "dpo") -> F
 def test_exact_predictions_explain_and_empty_ones_do_not() -> None:
     exact = [force(0.1 * i, 0.1 * i, f"q{i}") for i in range(1, 9)]
     nothing = [force(0.1 * i, 0.0, f"q{i}", "sft") for i in range(1, 9)]
-    found = verdicts_of(forces=[*exact, *nothing])
-    assert found["dpo/forces"].outcome == "holds"
-    assert found["sft/forces"].outcome == "fails"
-    assert found["dpo/forces"].measured[0].mean == 0.0
-    assert found["sft/forces"].measured[0].mean == 1.0
+    verdicts = verdicts_of(forces=[*exact, *nothing])
+    for stage, outcome, left in (("dpo", "holds", 0.0), ("sft", "fails", 1.0)):
+        verdict = verdicts[f"{stage}/forces"]
+        assert (verdict.outcome, verdict.measured[0].mean) == (outcome, left)
 
 
 KEPT = (

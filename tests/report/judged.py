@@ -46,7 +46,16 @@ def comparison(
         for judge, share in (("exact", 0.8), ("gpt", 0.6))
     }
     stages = (StageFacts(stage="judge", key="4f0c" * 16, seconds=3.0),)
-    return JudgePageInputs(name, "sft", judges, 1.0, said, judged, f"name: {name}", stages)
+    return JudgePageInputs(
+        name=name,
+        baseline="sft",
+        judges=judges,
+        temperature=1.0,
+        answers=said,
+        judged=judged,
+        settings=f"name: {name}",
+        stages=stages,
+    )
 
 
 def _judged(judge: str, prompts: int, share: float, silent: bool, text: str) -> Judged:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
+
+from dynolab.report.figure import Figure
+from dynolab.report.style import DARK
 
 CANARY = "<script>window.canary=1</script><img src=x onerror=canary()>"
 """Text that would be a script and an image, were it markup."""
@@ -43,6 +48,36 @@ class Parsed(HTMLParser):
             for tag, a in self.elements
             if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"
         )
+
+
+def words_of(page: Path, between: str = "") -> str:
+    """What a page says, without its markup."""
+    return between.join(Parsed(page.read_text()).words)
+
+
+def check_plot(plot: str, name: str) -> None:
+    """Checks that a plot is JSON in colours that have a dark partner; others stay light."""
+    assert json.loads(plot), name
+    assert set(re.findall(r"#[0-9a-f]{6}", plot)) <= set(DARK), name
+
+
+def check_figure(figure: Figure | None) -> Figure:
+    """Checks that there is a figure, that it says something, and how it is read."""
+    assert figure is not None
+    assert figure.message.endswith(".") and figure.note.endswith("."), figure.name
+    assert "nan" not in figure.message
+    check_plot(figure.plot.to_json(), figure.name)
+    return figure
+
+
+def check_figures(folder: Path, page: str) -> int:
+    """Checks the figures' files and what the page holds of them. Returns how many it holds."""
+    for file in (folder / "figures").glob("*.json"):
+        check_plot(file.read_text(), file.name)
+    scripts = Parsed((folder / page).read_text()).scripts
+    blocks = [text for a, text in scripts if a.get("type") == "application/json"]
+    assert all(json.loads(block) for block in blocks)
+    return len(blocks)
 
 
 def obeys_no_text(folder: Path, page: str) -> Parsed:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -11,14 +10,13 @@ from dynolab.report.audit.page import write_audit_page
 from dynolab.report.audit.pairs import agreement_figure, pull_figure, worst_section
 from dynolab.report.inputs.audit import Audit, AuditPageInputs
 from dynolab.report.inputs.files import StageFacts
-from dynolab.report.style import DARK
 from tests.report.audits import audit
-from tests.report.parsed import CANARY, Parsed, obeys_no_text
+from tests.report.parsed import CANARY, check_figure, check_figures, obeys_no_text, words_of
 
 
 def inputs(found: Audit, name: str = "pairs") -> AuditPageInputs:
     stages = (StageFacts(stage="audit", key="4f0c" * 16, seconds=3.0),)
-    return AuditPageInputs(name, "dpo", found, settings=f"name: {name}", stages=stages)
+    return AuditPageInputs("dpo", found, name=name, settings=f"name: {name}", stages=stages)
 
 
 @pytest.mark.parametrize("trained", [True, False])
@@ -31,10 +29,7 @@ def test_the_page_says_what_was_found(trained: bool, tmp_path: Path) -> None:
     assert ("What was foreseen, and what came" in page) == trained
     outweighed = sum(row.force < 0 for row in found.rows if row.split == "train")
     assert f"in {outweighed} that outweighs the pull up" in page
-    blocks = [text for a, text in Parsed(page).scripts if a.get("type") == "application/json"]
-    assert all(json.loads(block) for block in blocks)
-    for file in (tmp_path / "figures").glob("*.json"):
-        assert set(re.findall(r"#[0-9a-f]{6}", file.read_text())) <= set(DARK), file.name
+    check_figures(tmp_path, "audit.html")
 
 
 def test_the_worst_pairs_come_first_with_their_texts() -> None:
@@ -57,12 +52,10 @@ def test_the_foresight_table_holds_both_splits_and_says_what_foresees() -> None:
 
 def test_few_pairs_and_no_falls_leave_gaps_and_no_errors(tmp_path: Path) -> None:
     few = audit(train=2, held=0)
-    rose = [one.model_copy(update={"change": 1.0}) for one in few.changes]
-    found = Audit(few.rows, few.texts, tuple(rose), few.foresight)
-    assert agreement_figure(found.rows) is None
-    write_audit_page(inputs(found), tmp_path)
-    page = Parsed((tmp_path / "audit.html").read_text())
-    assert not re.search(r"\bnan\b", " ".join(page.words))
+    rose = [change.model_copy(update={"change": 1.0}) for change in few.changes]
+    assert agreement_figure(few.rows) is None
+    write_audit_page(inputs(Audit(few.rows, few.texts, tuple(rose), few.foresight)), tmp_path)
+    assert not re.search(r"\bnan\b", words_of(tmp_path / "audit.html", " "))
 
 
 def test_text_of_data_is_shown_and_never_obeyed(tmp_path: Path) -> None:
@@ -75,6 +68,4 @@ def test_text_of_data_is_shown_and_never_obeyed(tmp_path: Path) -> None:
 def test_every_figure_says_how_it_is_read() -> None:
     found = audit()
     for figure in (pull_figure(found), agreement_figure(found.rows), foreseen_figure(found)):
-        assert figure is not None
-        assert figure.message.endswith(".")
-        assert figure.note.endswith(".")
+        check_figure(figure)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +23,10 @@ from dynolab.report.groups.curves import curve_figure, pass_figure
 from dynolab.report.groups.page import write_group_page
 from dynolab.report.groups.tables import arm_list
 from dynolab.report.inputs.arms import Evaluated, GroupPageInputs, curve
-from dynolab.report.style import DARK
 from dynolab.rollouts.passes import pass_at_k
 from dynolab.statistics import mean_interval
 from tests.report.groups import SAMPLES, comparison
-from tests.report.parsed import CANARY, Parsed, obeys_no_text
+from tests.report.parsed import CANARY, Parsed, check_figure, obeys_no_text, words_of
 
 
 def figures(inputs: GroupPageInputs) -> list[Figure | None]:
@@ -46,29 +44,21 @@ def figures(inputs: GroupPageInputs) -> list[Figure | None]:
 @pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])
 def test_every_figure_says_something_and_how_it_is_read(seeds: tuple[int, ...]) -> None:
     for figure in figures(comparison(seeds=seeds)):
-        assert figure is not None
-        assert figure.message.endswith(".")
-        assert figure.note.endswith(".")
-        assert "nan" not in figure.message
-        colours = set(re.findall(r"#[0-9a-f]{6}", json.dumps(json.loads(figure.plot.to_json()))))
-        assert colours <= set(DARK)
+        check_figure(figure)
+
+
+def passed(inputs: GroupPageInputs, seed: int, split: str) -> np.ndarray:
+    """pass@4 of every prompt of a split after SimKO with a seed."""
+    prompts = inputs.runs["simko", seed].evaluated.prompts
+    return np.array([pass_at_k(SAMPLES, row.right, 4) for row in prompts if row.split == split])
 
 
 def test_figures_are_means_over_prompts_then_over_seeds() -> None:
     inputs = comparison()
     table = inputs.table()
-    per_seed = [
-        np.mean(
-            [
-                pass_at_k(SAMPLES, one.right, 4)
-                for one in inputs.runs["simko", seed].evaluated.prompts
-                if one.split == "heldout"
-            ]
-        )
-        for seed in inputs.seeds
-    ]
+    per_seed = [passed(inputs, seed, "heldout").mean() for seed in inputs.seeds]
     assert table.mean("simko", "heldout/pass_at_4") == mean_interval(np.array(per_seed))
-    before = [one.figures(4)["heldout/pass_at_4"].mean for one in inputs.starts.values()]
+    before = [start.figures(4)["heldout/pass_at_4"].mean for start in inputs.starts.values()]
     assert table.difference("simko", START, "heldout/pass_at_4") == mean_interval(
         np.array(per_seed) - np.array(before)
     )
@@ -77,12 +67,9 @@ def test_figures_are_means_over_prompts_then_over_seeds() -> None:
 def test_of_one_seed_a_figure_has_its_interval_over_prompts_and_a_difference_none() -> None:
     inputs = comparison(seeds=(0,))
     table = inputs.table()
-    scores = inputs.runs["simko", 0].evaluated.prompts
-    passed = [pass_at_k(SAMPLES, one.right, 4) for one in scores if one.split == "train"]
-    assert table.mean("simko", "train/pass_at_4") == mean_interval(np.array(passed))
+    assert table.mean("simko", "train/pass_at_4") == mean_interval(passed(inputs, 0, "train"))
     assert np.isnan(table.difference("simko", "grpo", "train/pass_at_4").low)
-    figure = pass_figure(inputs, table)
-    assert figure is not None and "95% t-intervals over prompts" in figure.note
+    assert "95% t-intervals over prompts" in check_figure(pass_figure(inputs, table)).note
 
 
 def test_differences_to_an_arm_are_taken_seed_by_seed() -> None:
@@ -100,15 +87,13 @@ def test_differences_to_an_arm_are_taken_seed_by_seed() -> None:
 
 
 def test_the_page_says_which_arms_can_be_told_from_the_baseline() -> None:
-    inputs = comparison()
-    figure = against_figure(inputs, inputs.table())
-    assert figure is not None
-    told = next(one for one in figure.message.split(". ") if one.startswith("Questions displaced"))
-    assert "nthr −40" in told and "random" not in told
-    alone = comparison(seeds=(0,))
-    unsure = against_figure(alone, alone.table())
-    assert unsure is not None
-    assert unsure.message.count("no arm can be told from grpo") == 3
+    several, alone = (
+        check_figure(against_figure(inputs, inputs.table())).message
+        for inputs in (comparison(), comparison(seeds=(0,)))
+    )
+    displaced = several.partition("Questions displaced")[2]
+    assert "nthr −40" in displaced and "random" not in displaced
+    assert alone.count("no arm can be told from grpo") == 3
 
 
 def test_every_arm_is_told_with_its_source_and_what_is_not_the_default() -> None:
@@ -132,22 +117,23 @@ def test_curves_take_the_steps_that_all_seeds_have() -> None:
     assert curve(runs, "rollout/none")[1].shape == (0, 3)
 
 
+def outcomes(inputs: GroupPageInputs) -> dict[str, str]:
+    """The claims' outcomes by their ids."""
+    verdicts = assess_arms(inputs.arms, "grpo", inputs.table())
+    return {verdict.id: verdict.outcome for verdict in verdicts}
+
+
 def test_claims_appear_where_they_hold_and_not_where_they_do_not() -> None:
     inputs = comparison()
-    found = {one.id: one.outcome for one in assess_arms(inputs.arms, "grpo", inputs.table())}
-    assert set(found.values()) == {"holds"}
-    assert len(found) == 11
+    assert list(outcomes(inputs).values()) == ["holds"] * 11
     swapped = replace(
         inputs,
         runs=inputs.runs
         | {("nthr", seed): inputs.runs["grpo", seed] for seed in inputs.seeds}
         | {("grpo", seed): inputs.runs["nthr", seed] for seed in inputs.seeds},
     )
-    found = {one.id: one.outcome for one in assess_arms(inputs.arms, "grpo", swapped.table())}
-    assert found["nthr/displaces_fewer_than_grpo"] == "fails"
-    single = comparison(seeds=(0,))
-    found = {one.id: one.outcome for one in assess_arms(single.arms, "grpo", single.table())}
-    assert set(found.values()) == {"unclear"}
+    assert outcomes(swapped)["nthr/displaces_fewer_than_grpo"] == "fails"
+    assert set(outcomes(comparison(seeds=(0,))).values()) == {"unclear"}
 
 
 def test_the_page_has_every_arm_and_its_difference_to_the_baseline(tmp_path: Path) -> None:
@@ -157,7 +143,7 @@ def test_the_page_has_every_arm_and_its_difference_to_the_baseline(tmp_path: Pat
     assert metrics["claims/appears"] == 11
     assert metrics["grpo/train/pass_at_1"] == summary["means"]["grpo/train/pass_at_1"]["mean"]
     assert "nthr/displaced/share" in summary["differences"]
-    words = " ".join(Parsed((tmp_path / "grpo.html").read_text()).words)
+    words = words_of(tmp_path / "grpo.html", " ")
     assert "4 arms with 3 seeds" in words
     assert "One update displaces fewer questions than under random" in words
 
@@ -170,7 +156,7 @@ def test_what_was_not_measured_leaves_the_others(tmp_path: Path) -> None:
             displaced=None,
             metrics=(),
             evaluated=Evaluated(
-                tuple(one for one in run.evaluated.prompts if one.split == "train")
+                tuple(row for row in run.evaluated.prompts if row.split == "train")
             ),
         )
         for at, run in inputs.runs.items()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -8,25 +7,23 @@ import pytest
 
 from dynolab.report.judges.page import rate_figure, write_judge_page
 from dynolab.report.judges.tables import SHOWN, prompt_section
-from dynolab.report.style import DARK
 from tests.report.judged import comparison
-from tests.report.parsed import CANARY, Parsed, obeys_no_text
+from tests.report.parsed import CANARY, check_figure, check_figures, obeys_no_text, words_of
 
 
 def test_the_page_says_who_is_preferred_and_how_surely(tmp_path: Path) -> None:
     inputs = comparison()
     metrics = write_judge_page(inputs, tmp_path)
-    page = (tmp_path / "judge.html").read_text()
-    assert "Whose answers to 40 held-out prompts are better: dpo and resampled against sft" in page
-    rate = inputs.rates[0]
-    assert metrics["win_rate/dpo/exact"] == rate.rate
-    assert f"dpo wins {100 * rate.rate:.1f} [" in page
-    assert "320 verdicts were asked for, 320 came" in page
-    assert "No judge shows a liking for a place" in page
-    blocks = [text for a, text in Parsed(page).scripts if a.get("type") == "application/json"]
-    assert all(json.loads(block) for block in blocks)
-    for file in (tmp_path / "figures").glob("*.json"):
-        assert set(re.findall(r"#[0-9a-f]{6}", file.read_text())) <= set(DARK), file.name
+    page, rate = (tmp_path / "judge.html").read_text(), inputs.rates[0].rate
+    assert metrics["win_rate/dpo/exact"] == rate
+    for said in (
+        "Whose answers to 40 held-out prompts are better: dpo and resampled against sft",
+        f"dpo wins {100 * rate:.1f} [",
+        "320 verdicts were asked for, 320 came",
+        "No judge shows a liking for a place",
+    ):
+        assert said in page
+    check_figures(tmp_path, "judge.html")
 
 
 def test_prompts_on_which_judges_contradict_each_other_come_first() -> None:
@@ -40,8 +37,7 @@ def test_prompts_on_which_judges_contradict_each_other_come_first() -> None:
 @pytest.mark.parametrize("prompts", [1, 3])
 def test_a_judge_without_verdicts_leaves_gaps_and_no_errors(prompts: int, tmp_path: Path) -> None:
     metrics = write_judge_page(comparison(prompts=prompts, silent=True), tmp_path)
-    page = Parsed((tmp_path / "judge.html").read_text())
-    words = " ".join(page.words)
+    words = words_of(tmp_path / "judge.html", " ")
     assert not re.search(r"\bnan\b", words)
     assert f"{8 * prompts} verdicts were asked for, {4 * prompts} came" in words
     assert "No prompt was judged by two judges" in words
@@ -56,5 +52,4 @@ def test_text_of_policies_and_judges_is_shown_and_never_obeyed(tmp_path: Path) -
 
 
 def test_the_figure_says_how_it_is_read() -> None:
-    figure = rate_figure(comparison())
-    assert figure.message.endswith(".") and figure.note.endswith(".")
+    check_figure(rate_figure(comparison()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -13,21 +12,16 @@ from dynolab.data.rows import read_value
 from dynolab.report.inputs.arms import arm_table_of
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.mitigation.page import remedy_figure, write_mitigation_page
-from dynolab.report.style import DARK
 from dynolab.results.arms import ComparedArms
 from dynolab.statistics import mean_interval
 from tests.report.pairs import ARMS, mitigation
-from tests.report.parsed import CANARY, Parsed, obeys_no_text
+from tests.report.parsed import CANARY, check_figure, obeys_no_text, words_of
 
 
 @pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])
 def test_the_figure_says_what_each_arm_does_to_the_gap(seeds: tuple[int, ...]) -> None:
     compared = mitigation(seeds=seeds)
-    figure = remedy_figure(compared, arm_table_of(compared))
-    assert figure is not None
-    assert "nan" not in figure.message and figure.message.endswith(".")
-    colours = set(re.findall(r"#[0-9a-f]{6}", json.dumps(json.loads(figure.plot.to_json()))))
-    assert colours <= set(DARK)
+    figure = check_figure(remedy_figure(compared, arm_table_of(compared)))
     if len(seeds) > 1:
         less, more = figure.message.split(" By the nat")[0].split("It grows more under")
         assert "extended" in less and "dose" in less and "simpo" in more
@@ -45,16 +39,24 @@ def test_differences_are_paired_by_seed() -> None:
 
 def test_a_run_that_diverged_is_told_and_its_arm_stays(tmp_path: Path) -> None:
     metrics = write_mitigation_page(mitigation(lost="simpo"), tmp_path)
-    assert metrics["simpo/diverged"] == 1.0
-    assert metrics["dpo/diverged"] == 0.0
+    assert (metrics["simpo/diverged"], metrics["dpo/diverged"]) == (1.0, 0.0)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["ends"]["simpo"] == "seed 0 diverged after 31 steps"
     assert summary["means"]["simpo/train/gap"]["n"] == 2
     assert summary["differences"]["simpo/train/gap"]["n"] == 2
-    words = " ".join(Parsed((tmp_path / "mitigation.html").read_text()).words)
-    assert "seed 0 diverged after 31 steps" in words
-    assert "1 of 18 runs diverged" in words
-    assert "3 of 3 ended by the alarm at step 40" in words
+    words = words_of(tmp_path / "mitigation.html", " ")
+    for said in (
+        "seed 0 diverged after 31 steps",
+        "1 of 18 runs diverged",
+        "3 of 3 ended by the alarm at step 40",
+    ):
+        assert said in words
+
+
+def outcomes_in(folder: Path) -> dict[str, str]:
+    """What became of every hope, by its id."""
+    summary = json.loads((folder / "summary.json").read_text())
+    return {verdict["id"]: verdict["outcome"] for verdict in summary["verdicts"]}
 
 
 def test_an_arm_of_which_nothing_is_left_is_still_in_the_table(tmp_path: Path) -> None:
@@ -62,14 +64,12 @@ def test_an_arm_of_which_nothing_is_left_is_still_in_the_table(tmp_path: Path) -
     assert "simpo/train/gap" not in metrics
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["arms"] == list(ARMS)
-    outcomes = {one["id"]: one["outcome"] for one in summary["verdicts"]}
-    assert outcomes["simpo/gap"] == "not measured"
+    assert outcomes_in(tmp_path)["simpo/gap"] == "not measured"
 
 
 def test_hopes_are_judged_against_the_baseline(tmp_path: Path) -> None:
     write_mitigation_page(mitigation(), tmp_path)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    outcomes = {one["id"]: one["outcome"] for one in summary["verdicts"]}
+    outcomes = outcomes_in(tmp_path)
     assert len(outcomes) == 4 * (len(ARMS) - 1)
     assert outcomes["extended/gap"] == outcomes["dose/chosen"] == outcomes["dose/won"] == "appears"
     assert outcomes["dose/gap_by_margin"] == "appears"

@@ -11,7 +11,7 @@ from dynolab.claims.study import claims_of
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.report.study.page import write_report
 from dynolab.report.style import objective_name, stage_title
-from tests.report.parsed import Parsed
+from tests.report.parsed import words_of
 from tests.report.synthetic import study, training
 
 
@@ -29,11 +29,11 @@ def test_a_loss_on_pairs_is_judged_as_dpo_under_its_own_name(
     summary = write_report(
         replace(study(), trainings=(study().trainings[0], own), contrasts=()), tmp_path
     )
-    found = {one["id"]: one["outcome"] for one in summary["verdicts"]}
+    outcomes = {verdict["id"]: verdict["outcome"] for verdict in summary["verdicts"]}
     for claim in ("rejected", "chosen", "argmax", "gap", "forces"):
-        assert found[f"{objective}/{claim}"] == "appears"
-    assert not [name for name in found if name.startswith("dpo/")]
-    words = " ".join(Parsed((tmp_path / "report.html").read_text()).words)
+        assert outcomes[f"{objective}/{claim}"] == "appears"
+    assert not [name for name in outcomes if name.startswith("dpo/")]
+    words = words_of(tmp_path / "report.html", " ")
     assert f"{objective_name(objective)} widens the gap" in words
     assert f"Who pushed: forces of single {objective_name(objective)} steps" in words
     if objective != "robust_dpo":

@@ -20,7 +20,7 @@ from dynolab.results.arms import Divergence
 from dynolab.results.study import TrainingSummary
 from dynolab.statistics import Interval
 from tests.report.pairs import mitigation
-from tests.report.parsed import CANARY, Parsed, obeys_no_text
+from tests.report.parsed import CANARY, check_figure, obeys_no_text, words_of
 from tests.report.synthetic import DPO, SFT as SFT_SHAPES, line, probes, study
 
 PATHS = {
@@ -45,7 +45,9 @@ def reproduction(word: str = "", seeds: tuple[int, ...] = (0, 1, 2)) -> Reproduc
     lost = {
         (FROM_BASE, seed): PairRun((), diverged=Divergence(step=7, reason=word)) for seed in seeds
     }
-    return ReproductionInputs("papers" + word, seeds, {**runs, **lost}, settings=f"name: {word}")
+    return ReproductionInputs(
+        seeds=seeds, runs={**runs, **lost}, name="papers" + word, settings=f"name: {word}"
+    )
 
 
 @pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])
@@ -54,22 +56,24 @@ def test_every_finding_is_on_the_page_with_its_verdict(
 ) -> None:
     metrics = write_reproduction_page(reproduction(seeds=seeds), tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    found = {one["id"]: one["outcome"] for one in summary["verdicts"]}
-    assert len(found) == len(CLAIMS) + 1
-    assert found["dpo/gap"] == found["extended/chosen"] == found["extended/won"] == "appears"
-    assert found["from-base/gap"] == "not measured"
-    assert sum(v for k, v in metrics.items() if k.startswith("claims/")) == len(found)
-    words = " ".join(Parsed((tmp_path / "reproduction.html").read_text()).words)
-    assert "−152 → −92 (Pythia-410m)" in words
-    assert "seed" in words and "diverged after 7 steps" in words
-    assert f"95% intervals over {'seeds' if len(seeds) > 1 else 'prompts'}" in words
+    outcomes = {verdict["id"]: verdict["outcome"] for verdict in summary["verdicts"]}
+    assert len(outcomes) == len(CLAIMS) + 1
+    appear = [outcomes[name] for name in ("dpo/gap", "extended/chosen", "extended/won")]
+    assert appear == ["appears"] * 3 and outcomes["from-base/gap"] == "not measured"
+    assert sum(v for k, v in metrics.items() if k.startswith("claims/")) == len(outcomes)
+    words = words_of(tmp_path / "reproduction.html", " ")
+    for said in (
+        "−152 → −92 (Pythia-410m)",
+        "seed",
+        "diverged after 7 steps",
+        f"95% intervals over {'seeds' if len(seeds) > 1 else 'prompts'}",
+    ):
+        assert said in words
 
 
 def test_the_paths_figure_says_where_the_gap_goes() -> None:
-    figure = path_figure(trainings_of(reproduction()))
-    assert figure is not None
-    assert "under SFT" in figure.message and "nan" not in figure.message
-    assert "from the base" not in figure.message
+    message = check_figure(path_figure(trainings_of(reproduction()))).message
+    assert "under SFT" in message and "from the base" not in message
 
 
 def test_text_of_others_is_shown_and_never_obeyed(tmp_path: Path) -> None:
@@ -86,9 +90,8 @@ def test_a_study_s_report_shows_findings_and_remedies_of_runs_beside_it(tmp_path
     )
     report = tmp_path / "report"
     write_report(replace(study(), compared=compared), report)
-    content = (report / "report.html").read_text()
-    words = " ".join(Parsed(content).words)
-    assert CANARY not in content
+    words = words_of(report / "report.html", " ")
+    assert CANARY not in (report / "report.html").read_text()
     for said in (
         "The papers' findings on finetuning",
         "What each remedy does to squeezing",

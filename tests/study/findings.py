@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dynolab.claims.study import CLAIMS, unexplained
-from dynolab.claims.verdict import Figure, on_side
+from dynolab.claims.verdict import Measurement, on_side
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.forces import PolicyFunction, step_forces
@@ -59,7 +59,7 @@ class Finding:
     bound: float = 0.0
 
     @property
-    def figure(self) -> Figure:
+    def figure(self) -> Measurement:
         """The mean with its 95% t-interval over seeds."""
         interval = mean_interval(np.array(self.values))
         return on_side(self.sign or 1, self.name, interval, self.bound)

@@ -114,6 +114,9 @@ def foreseen_figure(audit: Audit) -> Figure | None:
         space=0.05,
         margin={"l": 64, "r": 24, "t": 72, "b": 56},
         legend=LEGEND_OVER_TITLES,
+        x={"nticks": 6, "title_text": "before training"},
+        y={"zerolinecolor": ZERO},
+        y_title="Δ log π(y⁺) by training (nats)",
     )
     for col, ranking in enumerate(_DRAWN, start=1):
         for split, color in _COLORS.items():
@@ -131,9 +134,6 @@ def foreseen_figure(audit: Audit) -> Figure | None:
                 row=1,
                 col=col,
             )
-    plot.update_xaxes(nticks=6, title_text="before training")
-    plot.update_yaxes(zerolinecolor=ZERO)
-    plot.update_yaxes(title_text="Δ log π(y⁺) by training (nats)", col=1)
     fell = sum(moved[row.split, row.pair_id] < 0 for row in rows)
     correlations = [
         f"{LABELS[ranking]} {_correlation(row)}"

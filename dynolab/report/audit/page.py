@@ -15,19 +15,18 @@ from dynolab.report.text import number
 def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
     """Writes `audit.html`, which stands alone, and every figure as a file in `figures/`."""
     audit = inputs.audit
-    content = (
-        foresight_section(audit.foresight) if audit.foresight else None,
-        pull_figure(audit),
-        agreement_figure(audit.rows),
-        foreseen_figure(audit),
-        worst_section(audit, "force"),
-        worst_section(audit, "from_all"),
-    )
     page = Page(
         name=inputs.name,
         lead=_lead(inputs),
         tiles=_tiles(inputs),
-        content=[part for part in content if part is not None],
+        content=[
+            foresight_section(audit.foresight) if audit.foresight else None,
+            pull_figure(audit),
+            agreement_figure(audit.rows),
+            foreseen_figure(audit),
+            worst_section(audit, "force"),
+            worst_section(audit, "from_all"),
+        ],
         settings=inputs.settings,
         stages=inputs.stages,
     )

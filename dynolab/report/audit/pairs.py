@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from dynolab.audit.foresight import RISKY, Ranking, risk, worst_first
 from dynolab.report.audit.foresight import LABELS
-from dynolab.report.figure import CELLS, Figure, add_diagonal, base_layout
+from dynolab.report.figure import Figure, add_diagonal, base_layout, correlation_plot
 from dynolab.report.inputs.audit import Audit
 from dynolab.report.page import Section, section, table
 from dynolab.report.style import CHOSEN, DIVERGING, DOWN, PAPER, SPLITS, UP
@@ -29,7 +29,13 @@ def pull_figure(audit: Audit) -> Figure:
         "rose in training": (UP, [row for row in rows if moved.get(row.pair_id, -1) >= 0]),
         "fell in training": (DOWN, [row for row in rows if moved.get(row.pair_id, 0) < 0]),
     }
-    plot = go.Figure()
+    plot = go.Figure(
+        layout=base_layout(
+            440,
+            xaxis={"title": {"text": "pull up, through y⁺ (nats)"}},
+            yaxis={"title": {"text": "push down, through y⁻ (nats)"}},
+        )
+    )
     low = min(0.0, *(row.push_down for row in rows))
     cancel = min(max(row.pull_up for row in rows), -low)
     add_diagonal(plot, (0, cancel), slope=-1)
@@ -46,13 +52,6 @@ def pull_figure(audit: Audit) -> Figure:
                 hovertemplate="%{text}: up %{x:.3g}, down %{y:+.3g}, together "
                 "%{customdata:+.3g} nats<extra></extra>",
             )
-    plot.update_layout(
-        base_layout(
-            440,
-            xaxis={"title": {"text": "pull up, through y⁺ (nats)"}},
-            yaxis={"title": {"text": "push down, through y⁻ (nats)"}},
-        )
-    )
     pushed, fall = sum(row.push_down < 0 for row in rows), sum(row.force < 0 for row in rows)
     return Figure(
         "pulls",
@@ -73,30 +72,18 @@ def agreement_figure(rows: Sequence[PairAudit]) -> Figure | None:
     risks = {ranking: risk(own, ranking) for ranking in RISKY}
     names = [LABELS[ranking] for ranking in risks]
     grid = np.array([[rank_correlation(a, b) for b in risks.values()] for a in risks.values()])
-    plot = go.Figure()
-    plot.add_heatmap(
+    plot = correlation_plot(
+        520,
         z=grid,
         x=names,
         y=names,
         zmin=-1,
         zmax=1,
         colorscale=DIVERGING,
-        xgap=2,
-        ygap=2,
         text=[[number(value, 2) for value in line] for line in grid],
-        texttemplate="%{text}",
-        hovertemplate="%{x} and %{y}: %{z:.3f}<extra></extra>",
         colorbar={"thickness": 12, "nticks": 5},
     )
-    ticks = {**CELLS, "type": "category"}
-    plot.update_layout(
-        base_layout(
-            520,
-            xaxis={**ticks, "tickangle": -35},
-            yaxis={**ticks, "autorange": "reversed"},
-            margin={"l": 190, "r": 24, "t": 24, "b": 130},
-        )
-    )
+    plot.update_layout(margin={"l": 190, "r": 24, "t": 24, "b": 130}, xaxis_tickangle=-35)
     with_ches = number(grid[names.index(LABELS["force"]), names.index(LABELS["ches"])], 2)
     return Figure(
         "rankings",
@@ -130,21 +117,24 @@ def worst_section(audit: Audit, ranking: Ranking) -> Section:
         for row in worst
         for pair in (audit.texts[row.split, row.pair_id],)
     ]
-    head = (
-        "pair",
-        "prompt",
-        "chosen y⁺",
-        "rejected y⁻",
-        "pull up",
-        "push down",
-        "from all",
-        "on all",
-        "CHES",
-        "Δ by training",
-    )
     return section(
         f"worst-{ranking}",
         f"Worst by the {LABELS[ranking]}",
         f"The {len(worst)} of {len(own)} {SPLITS['train']} pairs that this ranking puts first.",
-        table(head, rows, "ssssnnnnnn"),
+        table(
+            (
+                "pair",
+                "prompt",
+                "chosen y⁺",
+                "rejected y⁻",
+                "pull up",
+                "push down",
+                "from all",
+                "on all",
+                "CHES",
+                "Δ by training",
+            ),
+            rows,
+            "ssssnnnnnn",
+        ),
     )

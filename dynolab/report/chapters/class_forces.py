@@ -53,11 +53,11 @@ def pull_figure(states: Sequence[ClassifierState]) -> Figure:
         460,
         space=0.14,
         margin={"l": 64, "r": 24, "t": 56, "b": 60},
+        y_title="class",
     )
     predictions = _mean(states, lambda row: row.predictions).T
     _add_cells(plot, 1, pulls, "images of class", "class", "+.2e", diverging=True)
     _add_cells(plot, 2, predictions, "images of class", "class", ".2f")
-    plot.update_yaxes(title_text="class", col=1)
     order = np.argsort(beside(pulls))[::-1][:_PAIRS]
     names = [divmod(int(place), len(pulls) - 1) for place in order]
     pairs = [f"a {u} lifts “{u}” on {o + (o >= u)}s" for u, o in names]
@@ -85,12 +85,12 @@ def kernel_figure(states: Sequence[ClassifierState], ranks: Sequence[KernelRanks
         460,
         space=0.05,
         margin={"l": 64, "r": 24, "t": 56, "b": 60},
+        y_title="images of class",
     )
     for col, epoch in enumerate(shown, start=1):
         sizes = np.log10(_mean([s for s in states if s.epoch == epoch], lambda row: row.kernel))
         _add_cells(plot, col, sizes, "images of class", "images of class", ".2f")
     plot.update_traces(showscale=False)
-    plot.update_yaxes(title_text="images of class", col=1)
     first, last = window(epochs)
     rows = [row for row in ranks if (row.first, row.second) == (first, last)]
     growth = float(np.mean([row.growth for row in rows]))
@@ -225,10 +225,10 @@ def influence_figure(influences: Sequence[ClassInfluence]) -> Figure:
         margin={"l": 64, "r": 24, "t": 56, "b": 60},
         barmode="group",
         legend={"x": 0.58, "y": 1.12, "orientation": "h"},
+        y_title="training images of class",
     )
     cells = "images of class", "training images of class"
     _add_cells(plot, 1, total, *cells, "+.2f", diverging=True)
-    plot.update_yaxes(title_text="training images of class", col=1)
     for name, values, color in (
         ("forces, summed", total.sum(0), CHOSEN),
         ("measured", measured, DIVERGING[0][1]),

@@ -130,6 +130,8 @@ def zigzag_figure(scores: Sequence[PathScores]) -> Figure:
         400,
         margin={"l": 64, "r": 24, "t": 56, "b": 84},
         legend=LEGEND_BELOW,
+        x={"title_text": "base difficulty ‖e_y − p*‖₂"},
+        y={"title_text": "zig-zag"},
     )
     areas = []
     for col, data in enumerate(known, start=1):
@@ -154,8 +156,6 @@ def zigzag_figure(scores: Sequence[PathScores]) -> Figure:
             )
         area = mean_interval(np.array([row.auc for row in rows]))
         areas.append(f"{with_interval(area, sign=False)} ({TITLES[data]})")
-    plot.update_xaxes(title_text="base difficulty ‖e_y − p*‖₂")
-    plot.update_yaxes(title_text="zig-zag")
     return Figure(
         "zigzag",
         "Zig-zag finds what is hard or wrong",

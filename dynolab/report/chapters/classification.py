@@ -79,14 +79,11 @@ def _judged(figure: Figure, verdicts: Sequence[Verdict | None]) -> Figure:
     return replace(figure, message=" ".join([figure.message, *outcomes]))
 
 
-def _path_figures(paths: PathFindings) -> Iterator[Figure]:
+def _path_figures(paths: PathFindings) -> Iterator[Figure | None]:
     known = list(dict.fromkeys(row.data for row in paths.scores))
-    figures = (
-        *(simplex_figure(paths.paths, data) for data in known),
-        zigzag_figure(paths.scores),
-        *(epoch_figure(paths.epochs, data) for data in known),
-    )
-    yield from (figure for figure in figures if figure is not None)
+    yield from (simplex_figure(paths.paths, data) for data in known)
+    yield zigzag_figure(paths.scores)
+    yield from (epoch_figure(paths.epochs, data) for data in known)
 
 
 def _tiles(forces: ForceFindings, rate: float) -> Iterator[Tile]:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from dynolab.claims.simplicity import correlation, difference, per_seed
-from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, add_band, error_bars, subplots
+from dynolab.report.figure import LEGEND_OVER_TITLES, Figure, add_line, error_bars, subplots
 from dynolab.report.style import CHOSEN, HISTORY, PAPER, REJECTED
 from dynolab.report.text import join, number, with_interval
 from dynolab.results.simplicity import KindPath, LearnedMapping, MappingKind, Paths
@@ -33,16 +33,15 @@ _COOPERATION = (
 
 def _panels(spaces: Sequence[Rows], across: str, up: str) -> go.Figure:
     """Panels side by side, one a space."""
-    plot = subplots(
+    return subplots(
         [f"{rows[0].space.label}: {rows[0].space.objects} objects" for rows in spaces],
         400,
         space=0.07,
         margin={"l": 64, "r": 24, "t": 60, "b": 56},
         legend=LEGEND_OVER_TITLES,
+        x={"title_text": across},
+        y_title=up,
     )
-    plot.update_xaxes(title_text=across)
-    plot.update_yaxes(title_text=up, col=1)
-    return plot
 
 
 def groups_of(rows: Rows) -> dict[str, list[LearnedMapping]]:
@@ -158,19 +157,17 @@ def cooperation_figure(paths: Sequence[Sequence[KindPath]], spaces: Sequence[Row
 
 
 def _add_path(plot: go.Figure, col: int, kind: MappingKind, paths: Paths, unit: str) -> None:
-    mean, low, high = band(np.array(paths).T)
-    steps = np.arange(len(mean))
-    where = {"legendgroup": kind, "row": 1, "col": col}
-    add_band(plot, steps, low, high, KINDS[kind], opacity=0.15, **where)
-    plot.add_scatter(
-        x=steps,
-        y=mean.round(5),
-        mode="lines",
+    values = np.array(paths).T
+    add_line(
+        plot,
+        np.arange(len(values)),
+        band(values),
+        {"color": KINDS[kind], "width": 2.5},
+        where={"legendgroup": kind, "row": 1, "col": col},
+        opacity=0.15,
         name=kind,
         showlegend=col == 1,
-        line={"color": KINDS[kind], "width": 2.5},
         hovertemplate=f"{kind}, step %{{x}}: %{{y:.3f}}{unit}<extra></extra>",
-        **where,
     )
 
 

@@ -11,7 +11,7 @@ from dynolab.data.rows import write_rows
 from dynolab.report.figure import Figure
 from dynolab.report.inputs.files import StageFacts
 from dynolab.report.page import Page, Section, Tile, section, write_page
-from dynolab.report.verdicts import counts_of, outcome_counts, verdict_table
+from dynolab.report.verdicts import claims_tile, counts_of, outcome_counts, verdict_table
 
 _COUNTED: Mapping[Outcome, str] = {"holds": "hold", "fails": "fail"}
 _HOW_JUDGED = (
@@ -31,7 +31,7 @@ class Chapter:
     title: str
     lead: str
     verdicts: Sequence[Verdict]
-    content: Sequence[Figure | Section]
+    content: Sequence[Figure | Section | None]
     tiles: Sequence[Tile] = ()
     source: str = ""
     name: str = ""
@@ -48,7 +48,7 @@ def write_chapter(chapter: Chapter, folder: Path, file: str) -> dict[str, float]
         name=chapter.name,
         heading=chapter.title,
         lead=chapter.lead,
-        tiles=[*chapter.tiles, _claims_tile(chapter.verdicts)],
+        tiles=[*chapter.tiles, claims_tile("Claims that hold", chapter.verdicts, _COUNTED)],
         content=[claim_section(chapter), *chapter.content],
         settings=chapter.settings,
         stages=chapter.stages,
@@ -68,15 +68,4 @@ def claim_section(chapter: Chapter) -> Section:
         f"Of {len(verdicts)} claims {counts}." if verdicts else "Nothing is claimed here.",
         verdict_table("of", verdicts, words={}),
         note=f"{chapter.source} {_HOW_JUDGED}".strip(),
-    )
-
-
-def _claims_tile(verdicts: Sequence[Verdict]) -> Tile:
-    judged = [verdict for verdict in verdicts if verdict.outcome != "not measured"]
-    hold = sum(verdict.outcome == "holds" for verdict in judged)
-    rest = [verdict for verdict in judged if verdict.outcome != "holds"]
-    return Tile(
-        "Claims that hold",
-        f"{hold} of {len(judged)}",
-        counts_of(rest, _COUNTED) or ("all that were measured" if judged else "none was measured"),
     )

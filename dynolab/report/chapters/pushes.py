@@ -30,7 +30,15 @@ _ANSWERS: dict[Answer, str] = {
 
 def explained_figure(left: Sequence[LeftOver]) -> Figure:
     """`R² = 1 −` the share left over, by picture and answer."""
-    plot = go.Figure()
+    plot = go.Figure(
+        layout=base_layout(
+            380,
+            barmode="group",
+            bargap=0.4,
+            yaxis={"title": {"text": "explained, R²"}, "tickformat": ".0%", "zeroline": True},
+            legend=LEGEND_ABOVE,
+        )
+    )
     for answer, color in zip(_ANSWERS, (REJECTED, CHOSEN), strict=True):
         own = [row for row in left if row.answer == answer]
         plot.add_bar(
@@ -46,15 +54,6 @@ def explained_figure(left: Sequence[LeftOver]) -> Figure:
             },
             hovertemplate="%{x}: %{y:.1%}<extra>%{fullData.name}</extra>",
         )
-    plot.update_layout(
-        base_layout(
-            380,
-            barmode="group",
-            bargap=0.4,
-            yaxis={"title": {"text": "explained, R²"}, "tickformat": ".0%", "zeroline": True},
-            legend=LEGEND_ABOVE,
-        )
-    )
     explained = [
         true_minus(f"{PICTURE_NAMES[row.picture]} {1 - row.left:.0%}")
         for row in left
@@ -83,6 +82,13 @@ def rank_figure(ranks: Sequence[RankChange]) -> Figure:
         space=0.09,
         margin={"l": 64, "r": 24, "t": 56, "b": 56},
         legend=LEGEND_BELOW,
+        x={
+            "type": "category",
+            "showgrid": False,
+            "title_text": "rank before the push, among all other tokens",
+        },
+        y={"zeroline": True},
+        y_title="Δ log π (nats)",
     )
     for col, answer in enumerate(answers, start=1):
         own = [row for row in ranks if row.answer == answer]
@@ -107,11 +113,6 @@ def rank_figure(ranks: Sequence[RankChange]) -> Figure:
                 row=1,
                 col=col,
             )
-    plot.update_xaxes(
-        type="category", showgrid=False, title_text="rank before the push, among all other tokens"
-    )
-    plot.update_yaxes(zeroline=True)
-    plot.update_yaxes(title_text="Δ log π (nats)", col=1)
     return Figure(
         "ranks",
         "Who rises when an answer is pushed down",

@@ -8,13 +8,11 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 from numpy import ndarray
-from plotly.subplots import make_subplots
 
 from dynolab.report.figure import (
     LEGEND_OVER_TITLES,
     Figure,
     base_layout,
-    panel_title,
     subplots,
 )
 from dynolab.report.style import BEST, CHOSEN, DOWN, HISTORY, INK, PAPER, REJECTED, UP
@@ -30,31 +28,23 @@ _BY_CLASSES = (CHOSEN, BEST, REJECTED, HISTORY)
 def panel_figure(panels: Sequence[Panel]) -> Figure:
     """Probabilities before and after, and Δ log p, by rank before: one column a panel."""
     classes = panels[0].classes
-    plot = make_subplots(
-        rows=2,
-        cols=len(panels),
-        row_heights=[0.55, 0.45],
-        vertical_spacing=0.1,
-        horizontal_spacing=0.035,
-        shared_xaxes=True,
+    plot = subplots(
+        [plotly_text(panel.name) for panel in panels],
+        520,
+        space=0.035,
+        row_heights=(0.55, 0.45),
+        x={"type": "linear"} if classes <= _FEW else {"type": "log", "dtick": 1},
+        y_title="probability",
+        margin={"l": 64, "r": 24, "t": 56, "b": 56},
+        bargap=0.1,
+        legend=LEGEND_OVER_TITLES,
     )
-    plot.update_layout(
-        base_layout(
-            520,
-            margin={"l": 64, "r": 24, "t": 56, "b": 56},
-            bargap=0.1,
-            legend=LEGEND_OVER_TITLES,
-        )
-    )
+    plot.update_annotations(y=1.04)
     for col, panel in enumerate(panels, start=1):
         _add_panel(plot, panel, col)
         plot.update_yaxes(range=_range_of_others(panel), row=2, col=col)
-        heading = panel_title(plotly_text(panel.name), 0, 1.04, xref="x domain", yref="y domain")
-        plot.add_annotation(heading, row=1, col=col)
-    plot.update_xaxes({"type": "linear"} if classes <= _FEW else {"type": "log", "dtick": 1})
     plot.update_xaxes(title_text="rank before", row=2)
     plot.update_yaxes(rangemode="tozero", nticks=4, row=1)
-    plot.update_yaxes(title_text="probability", row=1, col=1)
     plot.update_yaxes(zeroline=True, nticks=5, row=2)
     plot.update_yaxes(title_text="Δ log p (nats)", row=2, col=1)
     first = panels[0]
@@ -157,6 +147,7 @@ def shape_figure(points: Sequence[ShapePoint]) -> Figure:
         space=0.09,
         margin={"l": 64, "r": 24, "t": 56, "b": 56},
         legend=LEGEND_OVER_TITLES,
+        x={"type": "log", "dtick": 1, "tickformat": "~g"},
     )
     sizes = sorted({point.classes for point in points})
     for col, (shape, measured, _, across, up) in enumerate(_SHAPES, start=1):
@@ -187,7 +178,6 @@ def shape_figure(points: Sequence[ShapePoint]) -> Figure:
         plot.update_xaxes(title_text=across, col=col)
         tickformat = ".0%" if measured == "fall" else ""
         plot.update_yaxes(title_text=up, tickformat=tickformat, col=col)
-    plot.update_xaxes(type="log", dtick=1, tickformat="~g")
     return Figure(
         "shapes",
         "Shape decides who falls",
@@ -213,8 +203,18 @@ def _shape_message(points: Sequence[ShapePoint]) -> str:
 
 def step_figure(paths: Sequence[StepPath]) -> Figure:
     """Δ log p of some classes by the size of the step."""
-    plot = go.Figure()
     known = {"pushed": REJECTED, "likeliest other": UP}
+    others = [path for path in paths if path.role not in known]
+    low = min(min(path.change) for path in others)
+    gain = max(max(path.change) for path in paths)
+    room = 0.1 * (gain - low)
+    plot = go.Figure(
+        layout=base_layout(
+            380,
+            xaxis={"title": {"text": "size of the step η"}},
+            yaxis={"title": {"text": "Δ log p (nats)"}, "range": [low - room, gain + room]},
+        )
+    )
     for path in paths:
         plot.add_scatter(
             x=path.steps,
@@ -229,18 +229,7 @@ def step_figure(paths: Sequence[StepPath]) -> Figure:
             hovertemplate=f"{plotly_text(path.role)} (p = {path.probability:.3g}), η = %{{x:g}}: "
             "%{y:+.3g} nats<extra></extra>",
         )
-    others = [path for path in paths if path.role not in known]
-    low = min(min(path.change) for path in others)
-    gain = max(max(path.change) for path in paths)
-    room = 0.1 * (gain - low)
     plot.add_hline(y=0, line={"color": INK, "width": 1})
-    plot.update_layout(
-        base_layout(
-            380,
-            xaxis={"title": {"text": "size of the step η"}},
-            yaxis={"title": {"text": "Δ log p (nats)"}, "range": [low - room, gain + room]},
-        )
-    )
     turned = sum(path.change[1] > 0 > path.change[-1] for path in others)
     return Figure(
         "step-paths",

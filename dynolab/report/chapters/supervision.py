@@ -51,19 +51,18 @@ _PANELS: dict[Contrast, tuple[str, tuple[str, str]]] = {
 
 def supervision_chapter(rows: SupervisionRows) -> Chapter:
     """The chapter; its name, settings and stages are for the stage to fill in."""
-    content: tuple[Figure | Section | None, ...] = (
-        accuracy_figure(rows.arms),
-        belief_figure(rows.arms),
-        detection_figure(rows.detections),
-        speed_figure(rows.speeds),
-        speed_section(rows.speeds),
-        adaptation_figure(rows.adaptations),
-    )
     return Chapter(
         title="What to teach when labels are wrong",
         lead=_lead(rows.arms),
         verdicts=assess_supervision(rows.arms, rows.detections, rows.speeds, rows.adaptations),
-        content=[part for part in content if part is not None],
+        content=[
+            accuracy_figure(rows.arms),
+            belief_figure(rows.arms),
+            detection_figure(rows.detections),
+            speed_figure(rows.speeds),
+            speed_section(rows.speeds),
+            adaptation_figure(rows.adaptations),
+        ],
         tiles=_tiles(rows.arms),
         source=_SOURCE,
     )
@@ -297,20 +296,23 @@ def speed_section(speeds: Sequence[SpeedRow]) -> Section | None:
                 rows.append((title, kind, *ends))
     if not rows:
         return None
-    head = (
-        "comparison",
-        "kind",
-        "itself",
-        "others of its kind",
-        "the other kind",
-        "together",
-        "measured",
-    )
     return section(
         "sources",
         "Who teaches whom",
         "Whose steps move an example’s own label, and which way: below zero they lower it.",
-        table(head, rows, "ssnnnnn"),
+        table(
+            (
+                "comparison",
+                "kind",
+                "itself",
+                "others of its kind",
+                "the other kind",
+                "together",
+                "measured",
+            ),
+            rows,
+            "ssnnnnn",
+        ),
         note="Accumulated first-order influence on log p of the given label after the last step, "
         "nats, means over examples, then over seeds [95% t-interval].",
     )

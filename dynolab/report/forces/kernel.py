@@ -6,10 +6,15 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import plotly.graph_objects as go
 
-from dynolab.report.figure import CELLS, Figure, base_layout, subplots
-from dynolab.report.forces.pair_matrix import TICKS, answer_name, answer_of, answers_of
+from dynolab.report.figure import Figure, correlation_plot, subplots
+from dynolab.report.forces.pair_matrix import (
+    TICKS,
+    add_answer_cells,
+    answer_name,
+    answer_of,
+    answers_of,
+)
 from dynolab.report.inputs.study import Kernel
 from dynolab.report.style import SEQUENTIAL
 from dynolab.report.text import join, number, plotly_text, true_minus
@@ -42,36 +47,23 @@ def kernel_size_figure(kernel: Kernel) -> Figure:
                 "ticktext": [*map(number, marks)],
             },
         },
+        x={"tickangle": -55, "title_text": "updating chosen answer", **TICKS},
+        y=TICKS,
     )
     for col, rows in enumerate(by_label.values(), start=1):
         answers = answers_of(rows)
         pairs = list(dict.fromkeys(row.updating_id for row in rows))
         by_cell = {(answer_of(row), row.updating_id): row for row in rows}
         grid = [[by_cell[answer, pair] for pair in pairs] for answer in answers]
-        x, y = np.arange(len(pairs)), np.arange(len(answers))
-        plot.add_heatmap(
+        add_answer_cells(
+            plot,
+            col,
+            [*map(answer_name, answers)],
+            [plotly_text(pair, 12) for pair in pairs],
             z=np.log10([[row.centred for row in line] for line in grid]),
-            x=x,
-            y=y,
-            coloraxis="coloraxis",
-            xgap=1,
-            ygap=1,
             text=[[_size(row) for row in line] for line in grid],
             hovertemplate="%{text}<extra></extra>",
-            row=1,
-            col=col,
         )
-        names = [plotly_text(pair, 12) for pair in pairs]
-        plot.update_xaxes(tickvals=x, ticktext=names, range=[-0.6, len(pairs) - 0.4], col=col)
-        plot.update_yaxes(
-            tickvals=y,
-            ticktext=[*map(answer_name, answers)],
-            range=[len(answers) - 0.4, -0.6],
-            showticklabels=col == 1,
-            col=col,
-        )
-    plot.update_xaxes(tickangle=-55, title_text="updating chosen answer", **TICKS)
-    plot.update_yaxes(**TICKS)
     adapters = join(kernel.findings.adapters)
     return Figure(
         "kernel-sizes",
@@ -103,27 +95,17 @@ def stability_figure(kernel: Kernel) -> Figure | None:
             f"<b>{number(agreement.correlation, 2)}</b> {_ends(agreement)}"
             f"<br>{_MARKS[agreement.verdict]} {agreement.verdict}"
         )
-    plot = go.Figure()
-    plot.add_heatmap(
+    plot = correlation_plot(
+        130 + 80 * (len(labels) - 1),
         z=grid[1:, :-1],
         x=labels[:-1],
         y=labels[1:],
         text=words[1:, :-1].tolist(),
-        texttemplate="%{text}",
         colorscale=SEQUENTIAL,
         zmin=0,
         zmax=1.6,
-        xgap=2,
-        ygap=2,
         showscale=False,
         hoverongaps=False,
-        hovertemplate="%{x} and %{y}: %{z:.3f}<extra></extra>",
-    )
-    ticks = {**CELLS, "type": "category"}
-    plot.update_layout(
-        base_layout(
-            130 + 80 * (len(labels) - 1), xaxis=ticks, yaxis={**ticks, "autorange": "reversed"}
-        )
     )
     return Figure(
         "kernel-stability",

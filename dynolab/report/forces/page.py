@@ -24,21 +24,20 @@ def write_force_page(inputs: ForcePageInputs, folder: Path) -> None:
     maps = [
         (checkpoint.label, map_) for checkpoint in checkpoints for map_ in checkpoint.token_maps
     ]
-    content = (
-        pair_matrix_figure(checkpoints),
-        token_map_choice_figure(maps),
-        block_figure(checkpoints),
-        last_layer_figure(checkpoints),
-        terms_figure(checkpoints),
-        kernel_size_figure(inputs.kernel),
-        stability_figure(inputs.kernel),
-        _facts_section(checkpoints),
-    )
     page = Page(
         name=inputs.name,
         lead=_lead(inputs),
         tiles=_tiles(inputs),
-        content=[part for part in content if part is not None],
+        content=[
+            pair_matrix_figure(checkpoints),
+            token_map_choice_figure(maps),
+            block_figure(checkpoints),
+            last_layer_figure(checkpoints),
+            terms_figure(checkpoints),
+            kernel_size_figure(inputs.kernel),
+            stability_figure(inputs.kernel),
+            _facts_section(checkpoints),
+        ],
         settings=inputs.settings,
         stages=inputs.stages,
     )
@@ -129,24 +128,27 @@ def _facts_section(checkpoints: Sequence[CheckpointForces]) -> Section:
         for facts, fit in ((checkpoint.facts, checkpoint.facts.last_layer),)
     ]
     worst = max(checkpoint.facts.block_error for checkpoint in checkpoints)
-    head = (
-        "checkpoint",
-        "objective",
-        "learning rate",
-        "recorded step",
-        "tokens",
-        "route",
-        "block error",
-        "cosine",
-        "size",
-        "signs",
-    )
     return section(
         "maps",
         "How it was computed",
         f"Each map was computed twice, as a whole and block by block; the two differ by at most "
         f"{number(worst, 2)}, relative.",
-        table(head, rows, "ssnnnsnnnn"),
+        table(
+            (
+                "checkpoint",
+                "objective",
+                "learning rate",
+                "recorded step",
+                "tokens",
+                "route",
+                "block error",
+                "cosine",
+                "size",
+                "signs",
+            ),
+            rows,
+            "ssnnnsnnnn",
+        ),
         note="The maps lie in the store, with their manifest, in the folder map of each analysis: "
         "ForceMap.open reads them. The last three columns are the last layer's map against the "
         "whole: cosine, ratio of norms, share of equal signs.",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 from numpy import ndarray
 
 from dynolab.report.figure import CELLS, Figure, buttons, subplots
@@ -65,28 +67,21 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
             "cmax": limits["whole pair"],
             "colorbar": {"title": {"text": "nats", "side": "top"}, "thickness": 12, "nticks": 7},
         },
+        x={"tickangle": -55, "title_text": "updating pair", **TICKS},
+        y=TICKS,
     )
     for col, checkpoint in enumerate(checkpoints, start=1):
         names = [*map(answer_name, answers_of(checkpoint.totals))]
         pairs = [plotly_text(pair, 12) for pair in _pairs(checkpoint.totals)]
-        x, y = np.arange(len(pairs)), np.arange(len(names))
-        plot.add_heatmap(
+        add_answer_cells(
+            plot,
+            col,
+            names,
+            pairs,
             z=grids["whole pair"][col - 1],
-            x=x,
-            y=y,
-            coloraxis="coloraxis",
-            xgap=1,
-            ygap=1,
             text=[[f"“{pair}” on {name}" for pair in pairs] for name in names],
             hovertemplate="%{text}: %{z:+.3g} nats<extra></extra>",
-            row=1,
-            col=col,
         )
-        plot.update_xaxes(tickvals=x, ticktext=pairs, range=[-0.6, len(pairs) - 0.4], col=col)
-        plot.update_yaxes(tickvals=y, ticktext=names, range=[len(names) - 0.4, -0.6], col=col)
-        plot.update_yaxes(showticklabels=col == 1, col=col)
-    plot.update_xaxes(tickangle=-55, title_text="updating pair", **TICKS)
-    plot.update_yaxes(**TICKS)
     if any(row.from_rejected for checkpoint in checkpoints for row in checkpoint.totals):
         choices = [
             (
@@ -109,6 +104,23 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
         "Rows add up to what the whole step does. Held-out answers are marked °. Colours end at "
         "the 98th percentile.",
         plot,
+    )
+
+
+def add_answer_cells(
+    plot: go.Figure, col: int, answers: Sequence[str], pairs: Sequence[str], **cells: Any
+) -> None:
+    """A panel of observed answers by updating pairs, under their names in text for plotly."""
+    x, y = np.arange(len(pairs)), np.arange(len(answers))
+    where: dict[str, Any] = {"row": 1, "col": col}
+    plot.add_heatmap(x=x, y=y, coloraxis="coloraxis", xgap=1, ygap=1, **cells, **where)
+    plot.update_xaxes(tickvals=x, ticktext=pairs, range=[-0.6, len(pairs) - 0.4], **where)
+    plot.update_yaxes(
+        tickvals=y,
+        ticktext=answers,
+        range=[len(answers) - 0.4, -0.6],
+        showticklabels=col == 1,
+        **where,
     )
 
 

@@ -44,7 +44,16 @@ _TERMS = (
 
 def block_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
     """Bars: what of the map a block brings; ticks: how large its part is."""
-    plot = go.Figure()
+    plot = go.Figure(
+        layout=base_layout(
+            400,
+            barmode="group",
+            scattermode="group",
+            bargap=0.3,
+            yaxis={"tickformat": ".0%", "title": {"text": "part of the map"}},
+            legend=LEGEND_ABOVE,
+        )
+    )
     blocks = [part.block for part in checkpoints[-1].facts.blocks]
     for place, checkpoint in enumerate(checkpoints):
         by_block = {part.block: part for part in checkpoint.facts.blocks}
@@ -71,16 +80,6 @@ def block_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
             marker={"symbol": "line-ew", "size": 14, "line": {"color": INK, "width": 2}},
             **shared,
         )
-    plot.update_layout(
-        base_layout(
-            400,
-            barmode="group",
-            scattermode="group",
-            bargap=0.3,
-            yaxis={"tickformat": ".0%", "title": {"text": "part of the map"}},
-            legend=LEGEND_ABOVE,
-        )
-    )
     return Figure(
         "blocks",
         "Which parameters carry the force",
@@ -117,6 +116,9 @@ def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
         space=0.06,
         margin={"l": 64, "r": 24, "t": 72, "b": 56},
         legend=LEGEND_OVER_TITLES,
+        x={"nticks": 5, "title_text": "whole network (nats)"},
+        y={"nticks": 6},
+        y_title="last layer alone (nats)",
     )
     for col, checkpoint in enumerate(moving, start=1):
         rows = checkpoint.totals[:: -(-len(checkpoint.totals) // _POINTS)]
@@ -141,9 +143,6 @@ def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
                 row=1,
                 col=col,
             )
-    plot.update_xaxes(nticks=5, title_text="whole network (nats)")
-    plot.update_yaxes(nticks=6)
-    plot.update_yaxes(title_text="last layer alone (nats)", col=1)
     fits = [
         f"{fit.cosine:.3f} at {checkpoint.label} ({fit.norm_ratio:.0%} of its size, "
         f"{fit.sign_agreement:.0%} of its signs)"
@@ -172,6 +171,7 @@ def terms_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
         boxgap=0.25,
         margin={"l": 64, "r": 24, "t": 76, "b": 48},
         legend=LEGEND_OVER_TITLES,
+        y={"nticks": 6},
     )
     in_legend = set[str]()
     for col, (role, _, term) in enumerate(_TERMS, start=1):
@@ -201,7 +201,6 @@ def terms_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
                 col=col,
             )
             in_legend.add(kind)
-    plot.update_yaxes(nticks=6)
     return Figure(
         "terms",
         "What the tokens bring: A and G",

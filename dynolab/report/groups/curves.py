@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -11,13 +10,13 @@ from numpy import ndarray
 
 from dynolab.comparisons.arm_table import START, ArmTable, pass_names, splits_of
 from dynolab.data.rows import Split
-from dynolab.report.figure import Figure, add_band, error_bars, subplots
+from dynolab.report.figure import Figure, add_line, band_of_change, error_bars, subplots
 from dynolab.report.inputs.arms import GroupPageInputs, curve
 from dynolab.report.study.training_curves import WINDOW, running_mean
 from dynolab.report.style import INK, SPLITS, arm_style
 from dynolab.report.text import join, number, plotly_text, points, with_interval
 from dynolab.rollouts.passes import SAMPLES_PER_K
-from dynolab.statistics import Interval, band, clear
+from dynolab.statistics import Interval, clear
 
 ACCURACY, ENTROPY = "rollout/pass_at_1", "rollout/entropy"
 _PANELS = (
@@ -30,28 +29,27 @@ def curve_figure(inputs: GroupPageInputs) -> Figure | None:
     """pass@1 and entropy of the rollouts of every arm, means over seeds with 95% bands."""
     if not any(curve(inputs.of_arm(arm), ACCURACY)[0].size for arm in inputs.arms):
         return None
-    titles = [title for _, title, _, _ in _PANELS]
-    plot = subplots(titles, 420, margin={"l": 64, "r": 24, "t": 56, "b": 52})
+    plot = subplots(
+        [title for _, title, _, _ in _PANELS],
+        420,
+        margin={"l": 64, "r": 24, "t": 56, "b": 52},
+        x={"title_text": "step"},
+    )
     for col, (name, _, unit, form) in enumerate(_PANELS, start=1):
         for place, arm in enumerate(inputs.arms):
             steps, values = _smooth(inputs, arm, name)
-            # Seeds start from different models; what a band is for is the change.
-            mean, low, high = band(values - values[:1] + values[:1].mean(axis=1, keepdims=True))
             color, dash = arm_style(place)
-            where: dict[str, Any] = {"legendgroup": arm, "row": 1, "col": col}
-            add_band(plot, steps, low, high, color, **where)
-            plot.add_scatter(
-                x=steps,
-                y=mean.round(5),
-                mode="lines",
+            add_line(
+                plot,
+                steps,
+                band_of_change(values),
+                {"color": color, "dash": dash, "width": 2.5},
+                where={"legendgroup": arm, "row": 1, "col": col},
                 name=plotly_text(arm, 32),
                 showlegend=col == 1,
-                line={"color": color, "dash": dash, "width": 2.5},
                 hovertemplate=f"%{{fullData.name}}, step %{{x}}: %{{y:{form}}}<extra></extra>",
-                **where,
             )
         plot.update_yaxes(title_text=unit, tickformat=form, col=col)
-    plot.update_xaxes(title_text="step")
     return Figure(
         "accuracy",
         "What training does to the answers",
@@ -91,8 +89,14 @@ def pass_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | None:
     splits = splits_of(figures.names)
     if not splits:
         return None
-    titles = [f"{SPLITS[split]} prompts" for split in splits]
-    plot = subplots(titles, 460, margin={"l": 64, "r": 24, "t": 56, "b": 52})
+    plot = subplots(
+        [f"{SPLITS[split]} prompts" for split in splits],
+        460,
+        margin={"l": 64, "r": 24, "t": 56, "b": 52},
+        x={"type": "log", "title_text": "k"},
+        y={"tickformat": ".0%"},
+        y_title="pass@k",
+    )
     for col, split in enumerate(splits, start=1):
         names = pass_names(figures.names, split)
         ks = [*map(_k, names)]
@@ -115,9 +119,6 @@ def pass_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | None:
                 col=col,
             )
         plot.update_xaxes(tickvals=ks, ticktext=[*map(str, ks)], col=col)
-    plot.update_xaxes(type="log", title_text="k")
-    plot.update_yaxes(tickformat=".0%")
-    plot.update_yaxes(title_text="pass@k", col=1)
     return Figure(
         "pass-at-k",
         "What k samples solve",

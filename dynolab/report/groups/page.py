@@ -39,22 +39,21 @@ def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
     """
     table = inputs.table()
     verdicts = assess_arms(inputs.arms, inputs.baseline, table)
-    content = (
-        arm_list(inputs),
-        curve_figure(inputs),
-        pass_figure(inputs, table),
-        against_figure(inputs, table),
-        displacement_figure(inputs, table),
-        likelihood_figure(inputs, table),
-        diversity_figure(inputs, table),
-        arm_table(inputs, table),
-        verdict_section(verdicts, _CLAIMS),
-    )
     page = Page(
         name=inputs.name,
         lead=_lead(inputs),
         tiles=_tiles(inputs, table, verdicts),
-        content=[part for part in content if part is not None],
+        content=[
+            arm_list(inputs),
+            curve_figure(inputs),
+            pass_figure(inputs, table),
+            against_figure(inputs, table),
+            displacement_figure(inputs, table),
+            likelihood_figure(inputs, table),
+            diversity_figure(inputs, table),
+            arm_table(inputs, table),
+            verdict_section(verdicts, _CLAIMS),
+        ],
         settings=inputs.settings,
         stages=inputs.stages,
     )

@@ -18,7 +18,7 @@ from dynolab.comparisons.arm_table import START, ArmTable, displacement_figures,
 from dynolab.comparisons.pair_arms import gap_by_margin, path_figures, win_figures
 from dynolab.data.rows import read_value
 from dynolab.objectives.registry import AnyConfig
-from dynolab.report.inputs.files import StageFacts, rows
+from dynolab.report.inputs.files import PageInputs, rows
 from dynolab.results.arms import ComparedArms, Divergence, RunFigures
 from dynolab.results.groups import LikelihoodChange, PromptScore, QuestionDisplacement
 from dynolab.results.judges import Judgement, PolicyAnswer
@@ -53,7 +53,7 @@ class GroupRun:
 
 
 @dataclass(frozen=True)
-class GroupPageInputs:
+class GroupPageInputs(PageInputs):
     """All that the page shows.
 
     `arms` are objectives by label, `baseline` one of the labels; `epsilon` and `update` the bound
@@ -61,7 +61,6 @@ class GroupPageInputs:
     of the models that each seed's arms start from; `runs` every arm with every seed.
     """
 
-    name: str
     arms: Mapping[str, AnyConfig]
     baseline: str
     epsilon: float
@@ -69,8 +68,6 @@ class GroupPageInputs:
     k: int
     starts: Mapping[int, Evaluated]
     runs: Mapping[tuple[str, int], GroupRun]
-    settings: str = ""
-    stages: tuple[StageFacts, ...] = ()
 
     @property
     def seeds(self) -> list[int]:
@@ -136,18 +133,15 @@ class PairRun:
 
 
 @dataclass(frozen=True)
-class ReproductionInputs:
+class ReproductionInputs(PageInputs):
     """All that the page of the papers' findings shows.
 
     `runs` are trainings by the names of `claims.reproduction.TITLES`, with every seed.
     """
 
-    name: str
     seeds: tuple[int, ...]
     runs: Mapping[tuple[str, int], PairRun]
     judge: str = "exact"
-    settings: str = ""
-    stages: tuple[StageFacts, ...] = ()
 
     @property
     def unit(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynolab.data.rows import Example
-from dynolab.report.inputs.files import StageFacts, rows
+from dynolab.report.inputs.files import PageInputs, rows
 from dynolab.results.audit import ChosenChange, Foresight, PairAudit
 
 
@@ -22,14 +22,11 @@ class Audit:
 
 
 @dataclass(frozen=True)
-class AuditPageInputs:
+class AuditPageInputs(PageInputs):
     """All that the page shows."""
 
-    name: str
     objective: str
     audit: Audit
-    settings: str = ""
-    stages: tuple[StageFacts, ...] = ()
 
 
 def read_audit(data: Path, audit: Path, foresight: Path | None = None) -> Audit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +18,15 @@ class StageFacts(Row):
     key: str
     seconds: float | None = None
     mlflow_run_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageInputs:
+    """What every page says of its run: the name, the settings as text, and the stages."""
+
+    name: str
+    settings: str = ""
+    stages: tuple[StageFacts, ...] = ()
 
 
 def rows(

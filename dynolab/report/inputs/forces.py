@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynolab.data.rows import read_value
-from dynolab.report.inputs.files import StageFacts, rows
+from dynolab.report.inputs.files import PageInputs, rows
 from dynolab.report.inputs.study import Kernel
 from dynolab.results.forces import AnalysisFacts, PairForce, ResponseTermsRow
 from dynolab.results.study import TokenMap
@@ -24,15 +24,12 @@ class CheckpointForces:
 
 
 @dataclass(frozen=True)
-class ForcePageInputs:
+class ForcePageInputs(PageInputs):
     """All that the page shows; `reference` is the checkpoint that the objective compares with."""
 
-    name: str
     checkpoints: tuple[CheckpointForces, ...]
     kernel: Kernel
     reference: str | None = None
-    settings: str = ""
-    stages: tuple[StageFacts, ...] = ()
 
 
 def read_checkpoint(label: str, folder: Path) -> CheckpointForces:

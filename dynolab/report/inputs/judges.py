@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dynolab.judges.agreement import agreement
 from dynolab.judges.config import JudgeConfig
-from dynolab.report.inputs.files import StageFacts, rows
+from dynolab.report.inputs.files import PageInputs, rows
 from dynolab.results.judges import Agreement, Judgement, PolicyAnswer, WinRate
 
 
@@ -23,17 +23,14 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class JudgePageInputs:
+class JudgePageInputs(PageInputs):
     """All that the page shows; `answers` by policy, the baseline last, `judged` by judge."""
 
-    name: str
     baseline: str
     judges: Mapping[str, JudgeConfig]
     temperature: float
     answers: Mapping[str, tuple[PolicyAnswer, ...]]
     judged: Mapping[str, Judged]
-    settings: str = ""
-    stages: tuple[StageFacts, ...] = ()
 
     @property
     def policies(self) -> list[str]:

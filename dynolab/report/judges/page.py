@@ -52,7 +52,27 @@ def write_judge_page(inputs: JudgePageInputs, folder: Path) -> dict[str, float]:
 
 def rate_figure(inputs: JudgePageInputs) -> Figure:
     """Win rates with intervals: a line for each policy, a mark for each judge."""
-    plot = go.Figure()
+    lines = len(inputs.policies) * max(1, len(inputs.judged) / 2)
+    plot = go.Figure(
+        layout=base_layout(
+            int(_MARGIN + _ROW * lines),
+            scattermode="group",
+            showlegend=True,
+            margin={"l": 130, "r": 24, "t": 40, "b": 54},
+            xaxis={
+                "range": [-0.02, 1.02],
+                "tickformat": ".0%",
+                "title": {"text": plotly_text(f"win rate over {inputs.baseline}", 60)},
+            },
+            yaxis={
+                "type": "category",
+                "categoryorder": "array",
+                "autorange": "reversed",
+                "categoryarray": [plotly_text(policy, 32) for policy in inputs.policies],
+            },
+            legend=LEGEND_ABOVE,
+        )
+    )
     for place, (judge, judged) in enumerate(inputs.judged.items()):
         rates = [rate for rate in judged.rates if rate.judged]
         color, _ = arm_style(place)
@@ -76,27 +96,6 @@ def rate_figure(inputs: JudgePageInputs) -> Figure:
             hovertemplate="%{y}, %{fullData.name}: %{customdata} %<extra></extra>",
         )
     plot.add_vline(x=0.5, layer="below", line={"color": ZERO, "dash": "dash", "width": 1.5})
-    lines = len(inputs.policies) * max(1, len(inputs.judged) / 2)
-    plot.update_layout(
-        base_layout(
-            int(_MARGIN + _ROW * lines),
-            scattermode="group",
-            showlegend=True,
-            margin={"l": 130, "r": 24, "t": 40, "b": 54},
-            xaxis={
-                "range": [-0.02, 1.02],
-                "tickformat": ".0%",
-                "title": {"text": plotly_text(f"win rate over {inputs.baseline}", 60)},
-            },
-            yaxis={
-                "type": "category",
-                "categoryorder": "array",
-                "autorange": "reversed",
-                "categoryarray": [plotly_text(policy, 32) for policy in inputs.policies],
-            },
-            legend=LEGEND_ABOVE,
-        )
-    )
     return Figure(
         "win-rates",
         f"Preferred to {inputs.baseline}",

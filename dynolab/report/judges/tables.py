@@ -39,21 +39,24 @@ def rate_section(inputs: JudgePageInputs) -> Section:
         )
         for rate in inputs.rates
     ]
-    head = (
-        "policy",
-        "judge",
-        "win rate, % [95%]",
-        "won",
-        "tied",
-        "lost",
-        "prompts judged",
-        "whatever the rest, %",
-    )
     return section(
         "rates",
         f"Win rates over {inputs.baseline}",
         "Ties count half; 50% is as good as the baseline.",
-        table(head, rows, "ssnnnnnn"),
+        table(
+            (
+                "policy",
+                "judge",
+                "win rate, % [95%]",
+                "won",
+                "tied",
+                "lost",
+                "prompts judged",
+                "whatever the rest, %",
+            ),
+            rows,
+            "ssnnnnnn",
+        ),
         note="Every contest is judged in both orders, and a prompt counts where both have a "
         "verdict: it is worth the mean of the two, so that a liking for what stands first cancels. "
         "Won, tied, lost: prompts. Brackets: 95% bootstrap over prompts; Wilson’s interval where "
@@ -81,22 +84,25 @@ def count_section(inputs: JudgePageInputs) -> Section:
     asked, parsed = (
         sum(getattr(rate.counts, what) for rate in inputs.rates) for what in ("asked", "parsed")
     )
-    head = (
-        "judge",
-        "policy",
-        "asked",
-        "parsed",
-        "refused",
-        "unparsable",
-        "failed",
-        "for the first shown, % [95%]",
-        "flipped",
-    )
     return section(
         "verdicts",
         "What became of every verdict",
         f"{asked} verdicts were asked for, {parsed} came. {_bias(inputs.rates)}",
-        table(head, rows, "ssnnnnnnn"),
+        table(
+            (
+                "judge",
+                "policy",
+                "asked",
+                "parsed",
+                "refused",
+                "unparsable",
+                "failed",
+                "for the first shown, % [95%]",
+                "flipped",
+            ),
+            rows,
+            "ssnnnnnnn",
+        ),
         *_silences(inputs),
         note="Asked = parsed + refused + unparsable + failed. Failed: the endpoint gave nothing, "
         "or an answer has no score. For the first shown: share of verdicts, ties aside, for the "

@@ -69,13 +69,12 @@ def write_mitigation_page(
     """
     figures = arm_table_of(compared)
     verdicts = assess_remedies(list(compared.arms), compared.baseline, figures)
-    figure = remedy_figure(compared, figures)
     page = Page(
         name=compared.name,
         lead=_lead(compared),
         tiles=_tiles(compared, figures, verdicts),
         content=[
-            *([figure] if figure else []),
+            remedy_figure(compared, figures),
             mitigation_table(compared, figures),
             mitigation_list(compared),
             _verdict_section(verdicts),

@@ -163,9 +163,7 @@ def _mean_and_ends(value: Interval, column: Column, *, sign: bool) -> tuple[str,
     """Mean and interval of a figure; a share in parts of a hundred."""
     if not value.n:
         return "–", ""
-    scale = 100 if column.share else 1
-    scaled = Interval(scale * value.mean, scale * value.low, scale * value.high, value.n)
-    mean, low, high = mean_and_ends(scaled, sign)
+    mean, low, high = mean_and_ends(value.times(100) if column.share else value, sign)
     return mean, f"[{low}, {high}]"
 
 

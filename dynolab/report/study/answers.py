@@ -129,13 +129,6 @@ def hallucination_section(
         for model, own in taken.items()
         for answer, source in own[:_EXAMPLES]
     ]
-    head = (
-        "model",
-        "held-out question",
-        "its answer",
-        "answers the training question",
-        "chosen y⁺",
-    )
     counts = [f"{model} {len(taken[model])} of {len(own)}" for model, own in by_model.items()]
     return section(
         name,
@@ -143,7 +136,22 @@ def hallucination_section(
         "Held-out questions that were answered with what answers another training question: "
         f"{join(counts)}.",
         table(("model", "asked", "another’s answer, % [95%]", "all of it, % [95%]"), rows, "snnn"),
-        *([table(head, examples)] if examples else []),
+        *(
+            [
+                table(
+                    (
+                        "model",
+                        "held-out question",
+                        "its answer",
+                        "answers the training question",
+                        "chosen y⁺",
+                    ),
+                    examples,
+                )
+            ]
+            if examples
+            else []
+        ),
         note="Greedy answers. In the built-in world an answer is another training question’s if "
         "the one fact that it states is what that question asks for, and all of it if the value is "
         "that question’s too. In other data it is if its words, whitespace and case aside, are "

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from dynolab.data.rows import Split, read_rows
 from dynolab.errors import ConfigError
@@ -16,11 +15,9 @@ from dynolab.probes.paths import LearningPaths, change, learning_paths, peak_cha
 from dynolab.report.figure import (
     LEGEND_ABOVE,
     Figure,
-    add_band,
-    base_layout,
+    add_line,
     buttons,
     outline,
-    panel_title,
     subplots,
 )
 from dynolab.report.style import (
@@ -64,6 +61,8 @@ def learning_path_figure(paths: Paths) -> Figure | None:
         [stage_title(stage) for stage in stages],
         560,
         margin={"l": 64, "r": 24, "t": 92, "b": 52},
+        x={"title_text": "step"},
+        y_title=_Y_TITLES["change"],
     )
     in_legend = set[str]()
     for col, stage in enumerate(stages, start=1):
@@ -77,8 +76,6 @@ def learning_path_figure(paths: Paths) -> Figure | None:
     _head_groups(plot)
     for trace, data in zip(plot.data, views["change", splits[0]], strict=True):
         trace.update(data)
-    plot.update_xaxes(title_text="step")
-    plot.update_yaxes(title_text=_Y_TITLES["change"], col=1)
     plot.update_layout(updatemenus=[buttons([*map(_button, views, views.values())], 1.085)])
     return Figure(
         "paths",
@@ -192,30 +189,27 @@ def _moved(paths: LearningPaths, kind: str) -> str:
 
 def gap_figure(paths: Paths) -> Figure | None:
     """y* and the chosen answer since step 0, the widening between them, and the gap itself."""
-    own = {stage: paths.get((stage, "train")) for stage in stages_of(paths)}
-    with_gap = {stage: found for stage, found in own.items() if found and found.gap is not None}
+    trained = {stage: own for (stage, split), own in paths.items() if split == "train"}
+    with_gap = {stage: own for stage, own in trained.items() if own.gap is not None}
     if not with_gap:
         return None
-    plot = make_subplots(
-        rows=2,
-        cols=len(with_gap),
-        row_heights=[0.64, 0.36],
-        vertical_spacing=0.12,
-        horizontal_spacing=0.06,
-        shared_xaxes=True,
+    plot = subplots(
+        [*map(stage_title, with_gap)],
+        520,
+        space=0.06,
+        row_heights=(0.64, 0.36),
+        row_space=0.12,
+        y_title="Δ log π since step 0",
+        margin={"l": 64, "r": 24, "t": 64, "b": 52},
+        legend=LEGEND_ABOVE | {"x": 1, "y": 1.03},
     )
-    plot.update_layout(base_layout(520, margin={"l": 64, "r": 24, "t": 64, "b": 52}))
-    for col, (stage, found) in enumerate(with_gap.items(), start=1):
-        _add_gap(plot, found, col)
-        heading = panel_title(stage_title(stage), 0, 1.02, xref="x domain", yref="y domain")
-        plot.add_annotation(heading, row=1, col=col)
+    for col, own in enumerate(with_gap.values(), start=1):
+        _add_gap(plot, own, col)
         if col > 1:
             first = f"y{len(with_gap) + 1}"
             plot.update_yaxes(matches=first, showticklabels=False, row=2, col=col)
     plot.update_xaxes(title_text="step", row=2)
-    plot.update_yaxes(title_text="Δ log π since step 0", row=1, col=1)
     plot.update_yaxes(title_text="gap y* − y⁺ (nats)", row=2, col=1)
-    plot.update_layout(legend=LEGEND_ABOVE | {"x": 1, "y": 1.03})
     return Figure(
         "gap",
         "The squeezing gap: from the chosen answer up to what the model prefers",
@@ -246,17 +240,15 @@ def _add_gap(plot: go.Figure, paths: LearningPaths, col: int) -> None:
             row=1,
             col=col,
         )
-    mean, low, high = band(paths.gap)
-    add_band(plot, paths.steps, low, high, INK, opacity=0.12, row=2, col=col)
-    plot.add_scatter(
-        x=paths.steps,
-        y=mean.round(4),
-        mode="lines",
-        line={"color": INK, "width": 2.5},
+    add_line(
+        plot,
+        paths.steps,
+        band(paths.gap),
+        {"color": INK, "width": 2.5},
+        where={"row": 2, "col": col},
+        opacity=0.12,
         hovertemplate="step %{x}: gap %{y:.2f} nats<extra></extra>",
         showlegend=False,
-        row=2,
-        col=col,
     )
 
 

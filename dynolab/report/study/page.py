@@ -96,29 +96,28 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
     titles = {training.name: objective_name(training.stage) for training in trainings}
     prompts = {row.pair_id: row.prompt for row in inputs.watched if row.split == "train"}
     pairs = _pairs(inputs, paths, prompts)
-    content: list[Figure | Section | None] = [
-        learning_path_figure(paths),
-        gap_figure(paths),
-        squeezing_figure(squeezing, titles) if squeezing else None,
-        event_section(events),
-        contrast_section(trainings[-1], inputs.contrasts) if inputs.contrasts else None,
-        *_compared_sections(inputs.compared),
-        answer_section(inputs.answers, titles),
-        hallucination_section(inputs.answers, titles, prompts),
-        repeater_section(squeezing.generations, titles) if squeezing else None,
-        foresight_section(inputs.audit.foresight) if inputs.audit else None,
-        pair_section(pairs, trainings[-1].stage, facts.map_command) if pairs else None,
-        *_force_figures(inputs),
-        forecast_section(squeezing.forecasts, titles) if squeezing else None,
-        verdict_section(verdicts, _CLAIMS),
-        replay_section([row for training in trainings for row in training.replay]),
-        kind_section(paths, inputs.watched),
-    ]
     page = Page(
         name=facts.name,
         lead=_lead(inputs, paths),
         tiles=headline_tiles([t.stage for t in trainings], changes, summary, verdicts),
-        content=[part for part in content if part is not None],
+        content=[
+            learning_path_figure(paths),
+            gap_figure(paths),
+            squeezing_figure(squeezing, titles) if squeezing else None,
+            event_section(events),
+            contrast_section(trainings[-1], inputs.contrasts) if inputs.contrasts else None,
+            *_compared_sections(inputs.compared),
+            answer_section(inputs.answers, titles),
+            hallucination_section(inputs.answers, titles, prompts),
+            repeater_section(squeezing.generations, titles) if squeezing else None,
+            foresight_section(inputs.audit.foresight) if inputs.audit else None,
+            pair_section(pairs, trainings[-1].stage, facts.map_command) if pairs else None,
+            *_force_figures(inputs),
+            forecast_section(squeezing.forecasts, titles) if squeezing else None,
+            verdict_section(verdicts, _CLAIMS),
+            replay_section([row for training in trainings for row in training.replay]),
+            kind_section(paths, inputs.watched),
+        ],
         settings=facts.config_text,
         stages=facts.stages,
     )

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from dynolab.probes.paths import LearningPaths
-from dynolab.report.study.learning_paths import Paths, stages_of
+from dynolab.report.figure import outline
+from dynolab.report.study.learning_paths import Paths
 from dynolab.report.style import objective_name
 from dynolab.report.text import true_minus
 from dynolab.results.study import ARGMAX
@@ -39,17 +40,16 @@ text { fill: #e8ecf1; } .tick { fill: #a3adb8; }
 def paths_svg(paths: Paths) -> str | None:
     """Δ log π of chosen, rejected and y* over each training with 95% bands, training prompts."""
     panels = [
-        (objective_name(stage), found)
-        for stage in stages_of(paths)
-        if (found := paths.get((stage, "train"))) is not None
+        (objective_name(stage), own)
+        for (stage, split), own in paths.items()
+        if split == "train" and any(kind in own.logp for kind in _CLASSES)
     ]
-    panels = [(name, found) for name, found in panels if any(k in found.logp for k in _CLASSES)]
     if not panels:
         return None
     width = len(panels) * (_PANEL_WIDTH + _LEFT + _SPACE)
     parts = [
-        _panel(title, found, _LEFT + i * (_PANEL_WIDTH + _LEFT + _SPACE))
-        for i, (title, found) in enumerate(panels)
+        _panel(title, own, _LEFT + i * (_PANEL_WIDTH + _LEFT + _SPACE))
+        for i, (title, own) in enumerate(panels)
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT}" role="img" '
@@ -59,8 +59,8 @@ def paths_svg(paths: Paths) -> str | None:
 
 
 def _panel(title: str, paths: LearningPaths, left: float) -> str:
-    found = {k: band(paths.since_start(k)) for k in _CLASSES if k in paths.logp}
-    ends = np.concatenate([np.concatenate(each) for each in found.values()])
+    bands = {k: band(paths.since_start(k)) for k in _CLASSES if k in paths.logp}
+    ends = np.concatenate([np.concatenate(each) for each in bands.values()])
     low, high = min(float(np.nanmin(ends)), 0.0), max(float(np.nanmax(ends)), 0.0)
     span = (high - low) or 1.0
     first, last = float(paths.steps[0]), float(paths.steps[-1])
@@ -91,17 +91,14 @@ def _panel(title: str, paths: LearningPaths, left: float) -> str:
         f'<text class="tick" text-anchor="middle" x="{left + _PANEL_WIDTH / 2}" '
         f'y="{_HEIGHT - 6}">step</text>'
     )
-    for kind, (mean, lower, upper) in found.items():
-        steps, ok = paths.steps, np.isfinite(lower)
-        around = [*zip(steps[ok], upper[ok], strict=True), *zip(steps[ok], lower[ok], strict=True)]
-        half = len(around) // 2
-        outline = around[:half] + around[half:][::-1]
-        marks.append(f'<polygon class="band {kind}" points="{_points(outline, x, y)}"/>')
-        marks.append(
-            f'<polyline class="line {kind}" '
-            f'points="{_points(zip(steps, mean, strict=True), x, y)}"/>'
-        )
-    ends_at = _spread({k: y(float(m[-1])) for k, (m, _, _) in found.items()}, 15)
+    for kind, (mean, lower, upper) in bands.items():
+        around = zip(*outline(paths.steps, lower, upper), strict=True)
+        middle = zip(paths.steps, mean, strict=True)
+        marks += [
+            f'<polygon class="band {kind}" points="{_points(around, x, y)}"/>',
+            f'<polyline class="line {kind}" points="{_points(middle, x, y)}"/>',
+        ]
+    ends_at = _spread({k: y(float(m[-1])) for k, (m, _, _) in bands.items()}, 15)
     marks += [
         f'<text class="{kind}" x="{left + _PANEL_WIDTH + 6}" y="{at + 4:.1f}">'
         f"{_CLASSES[kind]}</text>"

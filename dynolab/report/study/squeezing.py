@@ -44,12 +44,12 @@ def squeezing_figure(squeezing: Squeezing, titles: Mapping[str, str]) -> Figure 
         shared_y=True,
         margin={"l": 64, "r": 24, "t": 84, "b": 52},
         legend=LEGEND_OVER_TITLES | {"x": 1},
+        x={"title_text": "step", "rangemode": "tozero"},
+        y={"range": [0, 1], "tickformat": ".0%"},
+        y_title="share of the risen probability",
     )
     for col, steps in enumerate(shown.values(), start=1):
         _add_shares(plot, steps, col)
-    plot.update_xaxes(title_text="step", rangemode="tozero")
-    plot.update_yaxes(range=[0, 1], tickformat=".0%")
-    plot.update_yaxes(title_text="share of the risen probability", col=1)
     return Figure(
         "squeezing",
         "Who took the probability that rose",
@@ -116,24 +116,27 @@ def forecast_section(forecasts: Sequence[Forecast], titles: Mapping[str, str]) -
         )
         for row in forecasts
     ]
-    head = (
-        "training",
-        "step",
-        "answers",
-        "foretold up, %",
-        "rose, %",
-        "right, %",
-        "AUC",
-        "AUC, top 20",
-        "last layer: AUC",
-        "R²",
-        "sign, %",
-    )
     return section(
         name,
         title,
         _foretold(forecasts, titles),
-        table(head, rows, "snsnnnnnnnn"),
+        table(
+            (
+                "training",
+                "step",
+                "answers",
+                "foretold up, %",
+                "rose, %",
+                "right, %",
+                "AUC",
+                "AUC, top 20",
+                "last layer: AUC",
+                "R²",
+                "sign, %",
+            ),
+            rows,
+            "snsnnnnnnnn",
+        ),
         note="A push on token y of strength c is foretold to change log π of every token i ≠ y by "
         "c (Σ π² − π_y − π_i): a push down raises i exactly where π_i + π_y > Σ π². The rule sees "
         "one position alone; the step moves features, too, and every example pushes. AUC: how "
@@ -188,23 +191,26 @@ def repeater_section(generations: Sequence[Generation], titles: Mapping[str, str
         f"{_title(model, titles)} {repeaters[model]} of {len(own)}"
         for model, own in by_model.items()
     ]
-    head = (
-        "model",
-        "answers",
-        "repeaters, % [95%]",
-        "tokens",
-        "distinct-1",
-        "distinct-2",
-        "distinct-3",
-        "longest repeat",
-        "entropy, nats",
-        "finished, %",
-    )
     return section(
         name,
         title,
         f"Greedy answers that repeat themselves: {join(counts)}.",
-        table(head, rows, "snnnnnnnnn"),
+        table(
+            (
+                "model",
+                "answers",
+                "repeaters, % [95%]",
+                "tokens",
+                "distinct-1",
+                "distinct-2",
+                "distinct-3",
+                "longest repeat",
+                "entropy, nats",
+                "finished, %",
+            ),
+            rows,
+            "snnnnnnnnn",
+        ),
         note="Means over answers. A repeater has a run of tokens that stands in it twice and is a "
         "third of it or more. Distinct-n: different n-grams over all n-grams of an answer; "
         "entropy: of its token frequencies.",

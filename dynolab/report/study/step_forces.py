@@ -73,6 +73,8 @@ def decomposition_figure(training: Training) -> Figure | None:
             "yanchor": "top",
             "traceorder": "normal",
         },
+        x={"nticks": 5, "title_text": "Δ log π (nats)", "zerolinecolor": INK},
+        y={"showgrid": False, "type": "category", "range": [-0.6, len(kinds) - 0.4]},
     )
     shared = _alike(rows, steps)
     for col in range(1, len(steps) + 1):
@@ -80,8 +82,6 @@ def decomposition_figure(training: Training) -> Figure | None:
         if col > 1:
             plot.update_xaxes(matches="x" if shared else None, col=col)
             plot.update_yaxes(ticks="", col=col)
-    plot.update_xaxes(nticks=5, title_text="Δ log π (nats)", zerolinecolor=INK)
-    plot.update_yaxes(showgrid=False, type="category", range=[-0.6, len(kinds) - 0.4])
     views = {
         name: _bar_data(own, parts, kinds, steps)
         for name, keep in _VIEWS
@@ -199,8 +199,14 @@ def prediction_figure(trainings: Sequence[Training]) -> Figure | None:
     trainings = [training for training in trainings if training.forces]
     if not trainings:
         return None
-    titles = [stage_title(training.stage) for training in trainings]
-    plot = subplots(titles, 500, space=0.1, margin={"l": 64, "r": 24, "t": 48, "b": 56})
+    plot = subplots(
+        [stage_title(training.stage) for training in trainings],
+        500,
+        space=0.1,
+        margin={"l": 64, "r": 24, "t": 48, "b": 56},
+        x={"title_text": "predicted Δ log π (nats)"},
+        y_title="measured Δ log π (nats)",
+    )
     in_legend = set[str]()
     for col, training in enumerate(trainings, start=1):
         rows = training.forces
@@ -212,8 +218,6 @@ def prediction_figure(trainings: Sequence[Training]) -> Figure | None:
             own = [row for row in rows if row.kind == kind]
             _add_points(plot, own, col, legend=kind not in in_legend)
             in_legend.add(kind)
-    plot.update_xaxes(title_text="predicted Δ log π (nats)")
-    plot.update_yaxes(title_text="measured Δ log π (nats)", col=1)
     counts = Counter((training.stage, r.kind) for training in trainings for r in training.forces)
     thinned = f"At most {_POINTS_PER_KIND} points a kind are drawn, all are counted."
     return Figure(

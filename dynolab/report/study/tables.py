@@ -18,7 +18,7 @@ from dynolab.report.page import Section, Tile, section, table
 from dynolab.report.study.learning_paths import Paths
 from dynolab.report.style import in_order, objective_name, rank_of, style_of
 from dynolab.report.text import excerpt, join, mean_and_ends, number, with_interval
-from dynolab.report.verdicts import PLURAL, counts_of
+from dynolab.report.verdicts import PLURAL, claims_tile
 from dynolab.results.study import ARGMAX, PairChange, ReplayFacts
 from dynolab.statistics import Interval, mean_interval
 
@@ -44,11 +44,7 @@ def headline_tiles(
         for stage in stages
         for kind in (("chosen", "gap") if stage.startswith("sft") else _HEADLINES)
     ]
-    judged = [v for v in verdicts if v.outcome != "not measured"]
-    appear = sum(v.outcome == "holds" for v in judged)
-    others = counts_of([v for v in judged if v.outcome != "holds"], PLURAL)
-    detail = others or ("all that were measured" if judged else "none was measured")
-    claims = Tile("Claims that appear", f"{appear} of {len(judged)}", detail)
+    claims = claims_tile("Claims that appear", verdicts, PLURAL)
     return [*tiles, _force_tile(stages, summary["metrics"]), claims]
 
 
@@ -178,14 +174,17 @@ def pair_section(pairs: Sequence[PairChange], stage: str, command: str = "") -> 
         )
         for pair in pairs[:_WORST]
     ]
-    head = ("pair", "prompt", "Δ log π chosen", "Δ log π rejected", "Δ margin", "Δ gap")
     return section(
         "pairs",
         "The pairs that fared worst",
         f"{objective_name(stage)} lowered the chosen answer of {fell} of {len(pairs)} watched "
         f"training pairs; that of “{excerpt(worst.pair_id)}” changed by "
         f"{number(worst.chosen, sign=True)} nats.",
-        table(head, rows, "ssnnnn"),
+        table(
+            ("pair", "prompt", "Δ log π chosen", "Δ log π rejected", "Δ margin", "Δ gap"),
+            rows,
+            "ssnnnn",
+        ),
         *([_how_to_map(worst.pair_id, command)] if command else []),
         note="Changes from start to end, nats; margin: chosen minus rejected; gap: y* minus "
         f"chosen, along the chosen answer. The worst {len(rows)} of {len(pairs)}; all are in "
@@ -210,16 +209,6 @@ def replay_section(rows: Sequence[ReplayFacts]) -> Section:
         return section("replay", "Replay check", "No recorded step was replayed.")
     replay = max(rows, key=lambda row: row.replay_error)
     closure = max(rows, key=lambda row: row.closure_error)
-    head = (
-        "stage",
-        "step",
-        "learning rate",
-        "gradient norm",
-        "clip factor",
-        "replay error",
-        "rounding floor",
-        "closure error",
-    )
     lines = [
         (
             objective_name(row.stage),
@@ -236,7 +225,20 @@ def replay_section(rows: Sequence[ReplayFacts]) -> Section:
         f"watched answers feel it, the parts differ from the update by at most "
         f"{number(closure.closure_error, 2)} ({_where(closure)}), over all weights by at most "
         f"{number(replay.replay_error, 2)} ({_where(replay)}), each relative.",
-        table(head, lines, "snnnnnnn"),
+        table(
+            (
+                "stage",
+                "step",
+                "learning rate",
+                "gradient norm",
+                "clip factor",
+                "replay error",
+                "rounding floor",
+                "closure error",
+            ),
+            lines,
+            "snnnnnnn",
+        ),
         note="Where the replay error is near the rounding floor, which storing the weights leaves "
         "in a perfect replay, the replay is exact. Where it is far above with a small closure "
         "error, it sits in weights that no answer feels (such as GPT-NeoX's key biases under "

@@ -46,6 +46,7 @@ def training_figure(trainings: Sequence[Training]) -> Figure | None:
         340,
         margin={"l": 64, "r": 24, "t": 56, "b": 84},
         legend=LEGEND_BELOW,
+        x={"title_text": "step"},
     )
     for col, panel in enumerate(panels, start=1):
         for name, label, color in panel.curves:
@@ -53,7 +54,6 @@ def training_figure(trainings: Sequence[Training]) -> Figure | None:
             if x.size:
                 _add_curve(plot, x, y, label, color, col, legend=len(panel.curves) > 1)
         plot.update_yaxes(title_text=panel.unit, col=col)
-    plot.update_xaxes(title_text="step")
     return Figure(
         "training",
         "Loss and margin",
