@@ -15,7 +15,7 @@ from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, View
 from dynolab.forces.function.logit_function import ModuleFunction, cast_like
-from tests.forces.small_models import direction, encoded, neox, relative
+from tests.forces.small_models import direction, encoded, llama, neox, relative, weights
 
 BATCH = collate([encoded(1), encoded(2, 6, 3)], 0)
 SHORT = collate([Encoded((3, 4), 1)], 0)
@@ -54,6 +54,17 @@ def test_weights_that_are_not_a_functions_own_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         cast_like({"w": torch.zeros(2)}, given)
+
+
+def test_a_call_at_other_weights_leaves_a_module_on_two_paths_as_it_was() -> None:
+    model = llama(dtype=torch.float64)
+    model.model.layers[1].mlp = model.model.layers[0].mlp
+    policy, own = PolicyFunction(model, torch.float64), weights(model)
+    twice = {name: 2 * weight for name, weight in own.items()}
+    logits = policy.logits(twice, BATCH)
+    assert all(torch.equal(weight, own[name]) for name, weight in model.named_parameters())
+    model.load_state_dict(twice, strict=False)
+    assert torch.equal(logits, PolicyFunction(model, torch.float64).logits({}, BATCH))
 
 
 def test_a_policys_own_weights_have_its_precision() -> None:

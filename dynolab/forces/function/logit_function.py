@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +35,32 @@ def cast_like(own: Weights, weights: Weights) -> dict[str, Tensor]:
             )
     check_finite("weights", weights)
     return {name: w.detach().to(own[name].device, own[name].dtype) for name, w in weights.items()}
+
+
+def call_at(module: nn.Module, weights: Weights, *arguments: Any) -> Any:
+    """A module's output at other weights, which leave the module as it was.
+
+    Tied weights stand in `weights` under one of their names and are replaced wherever they act.
+    torch's own tying (`functional_call`) takes a module that is reachable by two paths for two,
+    and would leave the other weights in it.
+    """
+    own = _tensors(module.named_modules(remove_duplicate=False))
+    values = {id(own[name]): value for name, value in weights.items()}
+    once = _tensors(module.named_modules())
+    placed = {name: values[id(tensor)] for name, tensor in once.items() if id(tensor) in values}
+    return functional_call(module, placed, arguments, tie_weights=False)
+
+
+def _tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, Tensor]:
+    """Parameters and buffers of some modules themselves, by their whole name."""
+    return {
+        f"{path}.{name}".removeprefix("."): tensor
+        for path, module in modules
+        for name, tensor in chain(
+            module.named_parameters(recurse=False, remove_duplicate=False),
+            module.named_buffers(recurse=False, remove_duplicate=False),
+        )
+    }
 
 
 class LogitFunction(Protocol):
@@ -91,9 +118,7 @@ class ModuleFunction:
         training = self.model.training
         self.model.eval()
         try:
-            logits: Tensor = functional_call(
-                self.model, {**buffers, **self.weights, **weights}, (batch,)
-            )
+            logits: Tensor = call_at(self.model, {**buffers, **self.weights, **weights}, batch)
         finally:
             self.model.train(training)
         if logits.shape[:-1] != (len(batch),):

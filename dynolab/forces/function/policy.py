@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, vmap
+from torch.func import jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dynolab.data.batches import TokenBatch, collate
 from dynolab.data.encode import Encoded
 from dynolab.forces.function.checks import check_batch, check_model
 from dynolab.forces.function.derivatives import derivatives_of
-from dynolab.forces.function.logit_function import Weights, cast_like
+from dynolab.forces.function.logit_function import Weights, call_at, cast_like
 from dynolab.forces.function.precision import dtype_preserving
 from dynolab.forces.function.views import View
 from dynolab.likelihood.token_logps import ResponseLogits, causal_model
@@ -74,7 +74,7 @@ class PolicyFunction:
         """Logits that predict each response token at the given weights."""
         named = {f"model.{name}": w for name, w in {**self.weights, **weights}.items()}
         with self.differentiable():
-            return functional_call(self._logits, named, (batch,))
+            return call_at(self._logits, named, batch)
 
     def logps(self, weights: Weights, batch: TokenBatch) -> Float[Tensor, " tokens"]:
         """`log π(y_l | x, y_<l)` of every response token at the given weights, in nats."""
