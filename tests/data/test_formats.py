@@ -239,6 +239,7 @@ def test_real_word_problems() -> None:
         ("rows.jsonl.gz", gzip.compress(b"{}")[:10] + b"\xff" * 40, "rows.jsonl.gz line 1"),
         ("rows.jsonl.gz", b"no gzip", "rows.jsonl.gz line 1"),
     ],
+    ids=["no text", "too deep", "too long a number", "cut off", "no deflate", "no gzip"],
 )
 def test_a_damaged_file_is_named_with_its_line(
     name: str, content: bytes, place: str, tmp_path: Path
