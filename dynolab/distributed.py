@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Sequence
-from itertools import accumulate, count
+from itertools import accumulate, count, zip_longest
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,6 +17,7 @@ from dynolab.meeting import MEETING, sealed, unsealed
 
 Item = TypeVar("Item")
 _exchanges = count()
+_NONE = cast(Any, object())
 
 
 def join() -> None:
@@ -70,6 +71,18 @@ def gather(mine: Item) -> list[Item]:
     number = next(_exchanges)
     parts = _gather_bytes(sealed(pickle.dumps(mine), rank(), number))
     return [pickle.loads(unsealed(part, sender, number)) for sender, part in enumerate(parts)]
+
+
+def deal(items: Sequence[Item]) -> Sequence[Item]:
+    """This rank's items, dealt out like cards: as many as the others have, or one less."""
+    return items[rank() :: world_size()]
+
+
+def gather_dealt(mine: Sequence[Item]) -> list[Item]:
+    """What every rank made of the items that `deal` gave it, in their order, on every rank."""
+    hands = gather(list(mine))
+    rounds = zip_longest(*hands, fillvalue=_NONE)
+    return [item for dealt in rounds for item in dealt if item is not _NONE]
 
 
 def _gather_bytes(mine: bytes) -> list[bytes]:

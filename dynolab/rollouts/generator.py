@@ -97,17 +97,14 @@ def generate_on_ranks(
 
     They are the responses that one process alone would draw.
     """
-    rank, ranks = distributed.rank(), distributed.world_size()
-    numbers = range(rank, len(prompts), ranks)
     mine = generator.generate(
-        [prompts[number] for number in numbers],
+        distributed.deal(prompts),
         config,
         samples=samples,
         step=step,
-        numbers=numbers,
+        numbers=distributed.deal(range(len(prompts))),
     )
-    shares = distributed.gather(mine)
-    return [shares[number % ranks][number // ranks] for number in range(len(prompts))]
+    return distributed.gather_dealt(mine)
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], context: int) -> None:

@@ -209,7 +209,7 @@ class Trainer:
 
         Engines count on that; some are empty where the source has left examples out.
         """
-        mine = examples[distributed.rank() :: distributed.world_size()]
+        mine = distributed.deal(examples)
         count = self.config.accumulation
         edges = [len(mine) * number // count for number in range(count + 1)]
         return [mine[start:stop] for start, stop in pairwise(edges)]

@@ -72,13 +72,12 @@ def score_responses(
     log-probabilities in nats, at a temperature.
     """
     runs = [sequences[start : start + batch] for start in range(0, len(sequences), batch)]
-    ranks, device = distributed.world_size(), distributed.device()
+    device = distributed.device()
     mine: list[list[Tensor]] = []
-    for run in runs[distributed.rank() :: ranks]:
+    for run in distributed.deal(runs):
         tokens = replace(collate(run, pad_id), temperature=temperature)
         shared = share_prompts(tokens, plan_rows(run, packing_width(logits))).to(device)
         values = logits(shared, read).cpu()
         parts = values.split([one.response_length for one in run])
         mine.append([part.clone() for part in parts])  # apart: a view would drag all along
-    shares = distributed.gather(mine)
-    return list(chain.from_iterable(shares[n % ranks][n // ranks] for n in range(len(runs))))
+    return list(chain.from_iterable(distributed.gather_dealt(mine)))

@@ -69,15 +69,12 @@ def answer_prompts(
     sampled = generate_on_ranks(
         generator, [tokens for _, tokens in prompts], config, samples=samples, step=step
     )
-    rank, ranks = distributed.rank(), distributed.world_size()
-    mine = [
-        _judge(rewards, prompts[number][0], sampled[number])
-        for number in range(rank, len(prompts), ranks)
-    ]
-    shares = distributed.gather(mine)
+    rows = [row for row, _ in prompts]
+    judged = distributed.deal(list(zip(rows, sampled, strict=True)))
+    given = distributed.gather_dealt([_judge(rewards, row, drawn) for row, drawn in judged])
     return [
-        Answers(row.id, tuple(sampled[number]), tuple(shares[number % ranks][number // ranks]))
-        for number, (row, _) in enumerate(prompts)
+        Answers(row.id, tuple(drawn), tuple(numbers))
+        for row, drawn, numbers in zip(rows, sampled, given, strict=True)
     ]
 
 
@@ -233,13 +230,13 @@ def _rewritten(
     seed: int,
 ) -> list[Group]:
     """The groups with their advantages after the config's rule; each rank rewrites its share."""
-    rank, ranks = distributed.rank(), distributed.world_size()
-    mine = [
-        _rewrite(groups[number], right[number], scorer, config, temperature, seed + number)
-        for number in range(rank, len(groups), ranks)
-    ]
-    shares = distributed.gather(mine)
-    return [shares[number % ranks][number // ranks] for number in range(len(groups))]
+    mine = distributed.deal(range(len(groups)))
+    return distributed.gather_dealt(
+        [
+            _rewrite(groups[number], right[number], scorer, config, temperature, seed + number)
+            for number in mine
+        ]
+    )
 
 
 def _rewrite(
