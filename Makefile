@@ -38,13 +38,14 @@ study: setup
 up: setup
 	$(VENV)/bin/dynolab up --profile $(PROFILE)
 
-# One thread for each of two workers; a file's tests share its fixtures.
+# Two workers, with one thread each; a file's tests share its fixtures.
 test: setup
 	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile \
 	    -m "not study and not faults and (real_path or not services and not ranks)"
 
 test-services: setup
-	$(RUN) pytest -m "not study and not faults and not real_path and (services or ranks)"
+	$(RUN) pytest -n 2 --dist loadfile \
+	    -m "not study and not faults and not real_path and (services or ranks)"
 
 lint: setup
 	$(RUN) ruff format --check .
