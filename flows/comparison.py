@@ -18,7 +18,6 @@ from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import TrainConfig
 from flows.flow import FlowParameters, Name
-from flows.sources import base_step, check_model_knows_data, seeded_base, seeded_data
 from tasks.arm import ARM, ArmConfig, OnPolicyConfig
 from tasks.audit import AUDIT, AuditConfig, AuditJob
 from tasks.base import BaseConfig, resolve_base
@@ -30,6 +29,7 @@ from tasks.pair_inputs import judge_of, said_of, start_of, training_of
 from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step
 from tasks.sampled_answers import SAMPLED_ANSWERS, SampledAnswersConfig
+from tasks.sources import base_step, check_model_knows_data, seeded_base, seeded_data
 from tasks.training import SFT
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]

@@ -24,6 +24,15 @@ _OBJECTIVES: dict[str, type[BaseModel]] = {
     config.model_fields["name"].default: config for config in get_args(AnyConfig)
 }
 
+SOURCE_FIELDS = {
+    "model": "base.source",
+    "data_source": "data.source",
+    "data_path": "data.path",
+    "hub_name": "data.hub_name",
+    "data_format": "data.format",
+}
+"""Fields of a form: which model and which rows."""
+
 
 def for_people(schema: dict[str, Any]) -> None:
     """Fields in the order in which they are written, none of them a choice between types.

@@ -14,7 +14,7 @@ from dynolab.rollouts.rewards import Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from flows.comparison import Comparison, Label, resolved_comparison
 from flows.flow import Form, Name, Plan, StagedFlow
-from flows.sources import SOURCE_FIELDS, base_step
+from flows.form import SOURCE_FIELDS
 from tasks.answering import AnsweringConfig
 from tasks.data import DATA
 from tasks.displacement import DISPLACEMENT, DisplacementConfig, DisplacementJob
@@ -30,6 +30,7 @@ from tasks.group_page import (
 )
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
+from tasks.sources import base_step
 from tasks.step_forces import FORCES, ForcesConfig
 from tasks.training import SFT
 

@@ -19,7 +19,6 @@ from flows.checkpoints import (
 from flows.comparison import Label
 from flows.flow import FlowParameters, Name, Plan, StagedFlow
 from flows.parameters import load_parameters
-from flows.sources import seeded_data
 from flows.study import StudyParameters
 from tasks.answers import ANSWERS, AnswersConfig
 from tasks.group import PROMPTS
@@ -28,6 +27,7 @@ from tasks.judge_page import JUDGE_PAGE, JUDGED_BY, JudgePageConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
+from tasks.sources import seeded_data
 
 REFERENCE = "reference"
 

@@ -8,18 +8,13 @@ from dynolab.data.sources.load import DataConfig, resolve_data
 from dynolab.errors import ConfigError
 from dynolab.probes.making.probe_set import ProbeSetConfig
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
-from flows.sources import (
-    SOURCE_FIELDS,
-    base_step,
-    check_model_knows_data,
-    seeded_base,
-    seeded_data,
-)
+from flows.form import SOURCE_FIELDS
 from tasks.base import BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.probe_set import PROBE_SET
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
+from tasks.sources import base_step, check_model_knows_data, seeded_base, seeded_data
 
 
 class ProbesParameters(FlowParameters):

@@ -18,7 +18,6 @@ from flows.checkpoints import (
     resolved_sources,
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
-from flows.sources import base_step, seeded_base, seeded_data
 from tasks.base import BaseConfig
 from tasks.chapter import ChapterPageConfig
 from tasks.push import PUSH, PushConfig
@@ -26,6 +25,7 @@ from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
 from tasks.softmax import SOFTMAX, SoftmaxConfig
+from tasks.sources import base_step, seeded_base, seeded_data
 from tasks.squeezing_page import SQUEEZING_PAGE
 from tasks.training import SFT
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Literal
 
 from pydantic import (
     BaseModel,
@@ -17,21 +18,15 @@ from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from dynolab.probes.making.probe_set import ProbeSetConfig
+from dynolab.rollouts.sample import SampleConfig
 from dynolab.training.config import TrainConfig
 from flows.comparison import resolved_comparison
-from flows.contrasts import Contrast, contrast_steps
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
+from flows.form import SOURCE_FIELDS
 from flows.mitigation import MitigationParameters, mitigation_steps
 from flows.parameters import load_parameters
 from flows.probes import probe_set_step
 from flows.reproduce import ReproduceParameters, reproduce_steps
-from flows.sources import (
-    SOURCE_FIELDS,
-    base_step,
-    check_model_knows_data,
-    seeded_base,
-    seeded_data,
-)
 from tasks.audit import AUDIT, AuditConfig, AuditJob
 from tasks.base import BaseConfig, resolve_base
 from tasks.data import DATA
@@ -40,12 +35,16 @@ from tasks.foresight import FORESIGHT, ForesightConfig
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
 from tasks.probe import PROBE, ProbeConfig
 from tasks.report import REPORT, ReportConfig
+from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
+from tasks.sources import base_step, check_model_knows_data, seeded_base, seeded_data
 from tasks.step_forces import FORCES, ForcesConfig
 from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
 from tasks.training import PREFERENCE, SFT
+
+Contrast = Literal["resampled", "flat_world"]
 
 
 class ComparisonFiles(BaseModel):
@@ -161,7 +160,7 @@ def study_steps(
     models = {"base": "base", "sft": "sft", "preference": "preference"}
     forces = {"sft_forces": "sft-forces", "preference_forces": "preference-forces"}
     kernel = KernelJob(**dict(parameters.kernel), labels=tuple(models))
-    contrasts = [contrast_steps(name, parameters) for name in parameters.contrasts]
+    contrasts = [_CONTRASTS[name](parameters) for name in parameters.contrasts]
     contrasted = {f"contrast_{steps[-1].name}": steps[-1].name for steps in contrasts}
     audits, foresights = _audit(parameters)
     trained_on = "filter" if parameters.preference_filter else "data"
@@ -241,6 +240,50 @@ def _squeezing_step(parameters: StudyParameters) -> Step:
     job = SqueezingJob(**dict(parameters.squeezing), trainings=started)
     reads = {name: name for name in ("data", "base", *started, "probe")}
     return Step("squeezing", SQUEEZING, job, reads)
+
+
+def _resampled(parameters: StudyParameters) -> list[Step]:
+    """Preference training on rejected answers that are sampled once from where it starts."""
+    sampling = SampleConfig(seed=parameters.seed)
+    return [
+        Step("resampled-data", RESAMPLED, sampling, {"data": "data", "model": "sft"}),
+        Step(
+            "resampled",
+            PREFERENCE,
+            _unrecorded(parameters.preference),
+            {"data": "resampled-data", "model": "sft"},
+        ),
+    ]
+
+
+def _flat_world(parameters: StudyParameters) -> list[Step]:
+    """The whole way through a world whose answers prefer no style: nothing is there to squeeze."""
+    flat = parameters.data.world.model_copy(update={"zipf": 0.0})
+    data = parameters.data.model_copy(update={"world": flat})
+    return [
+        Step("flat-data", DATA, data),
+        base_step("flat-base", parameters.base, data="flat-data"),
+        Step(
+            "flat-sft",
+            SFT,
+            _unrecorded(parameters.sft),
+            {"data": "flat-data", "model": "flat-base"},
+        ),
+        Step(
+            "flat-world",
+            PREFERENCE,
+            _unrecorded(parameters.preference),
+            {"data": "flat-data", "model": "flat-sft"},
+        ),
+    ]
+
+
+def _unrecorded(config: TrainConfig) -> TrainConfig:
+    return config.model_copy(update={"record_steps": ()})
+
+
+_CONTRASTS = {"resampled": _resampled, "flat_world": _flat_world}
+"""The stages of a contrast: preference training where squeezing should not show."""
 
 
 def compared_results(parameters: StudyParameters, platform: Platform) -> dict[str, StageResult]:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from flows.flow import Form, Plan, StagedFlow
-from flows.sources import SOURCE_FIELDS
+from flows.form import SOURCE_FIELDS
 from flows.study import (
     PREFERENCE_FIELDS,
     PREFERENCE_OBJECTIVES,

@@ -1,4 +1,4 @@
-"""What a flow on text starts from: rows and an untrained model, by seed, as steps and in forms."""
+"""What a flow on text starts from: rows and an untrained model, by seed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,6 @@ from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from tasks.base import BASE, BaseConfig
 from tasks.runtime.pipeline import Step
-
-SOURCE_FIELDS = {
-    "model": "base.source",
-    "data_source": "data.source",
-    "data_path": "data.path",
-    "hub_name": "data.hub_name",
-    "data_format": "data.format",
-}
-"""Fields of a form: which model and which rows."""
 
 
 def seeded_data(data: DataConfig, seed: int) -> DataConfig:
