@@ -103,12 +103,10 @@ def other(examples: Sequence[Example], than: Example, rng: random.Random) -> Exa
     """A random example with another prompt and another chosen answer, one with words."""
     start = rng.randrange(len(examples))
     for step in range(len(examples)):
-        example = examples[(start + step) % len(examples)]
-        differs = bare(example.prompt) != bare(than.prompt) and bare(example.chosen) != bare(
-            than.chosen
-        )
-        if differs and example.chosen.strip():
-            return example
+        row = examples[(start + step) % len(examples)]
+        differs = bare(row.prompt) != bare(than.prompt) and bare(row.chosen) != bare(than.chosen)
+        if differs and row.chosen.strip():
+            return row
     raise ConfigError(
         "data", than.id, "every row has this row's prompt or answer; give rows that differ"
     )
