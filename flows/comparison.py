@@ -25,7 +25,7 @@ from tasks.data import DATA
 from tasks.filter import FILTER
 from tasks.group import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
-from tasks.pair_inputs import judge_of, said_of, start_of, training_of
+from tasks.pair_inputs import answers_of, judge_of, start_of, training_of
 from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step
 from tasks.sampled_answers import SAMPLED_ANSWERS, SampledAnswersConfig
@@ -242,18 +242,18 @@ def _audit_name(arm: ArmConfig, seed: int) -> str:
     return f"audit-{arm.objective.name}-{arm.start}-{seed}"
 
 
-def said_step(parameters: PairComparison, label: str, seed: int) -> Step:
+def answers_step(parameters: PairComparison, label: str, seed: int) -> Step:
     """What an arm's model answers; all arms of a seed draw with the same random numbers."""
     config = parameters.answers.model_copy(update={"seed": seed})
     reads = {"data": f"data-{seed}", "model": training_of(label, seed)}
-    return Step(said_of(label, seed), SAMPLED_ANSWERS, config, reads)
+    return Step(answers_of(label, seed), SAMPLED_ANSWERS, config, reads)
 
 
 def judge_step(parameters: PairComparison, baseline: str, others: Sequence[str], seed: int) -> Step:
     """The other arms' answers against the baseline's."""
     judge = parameters.judge
     job = JudgeJob(label=judge.name, judge=judge, baseline=baseline, policies=tuple(others))
-    reads = {ANSWERS_OF + label: said_of(label, seed) for label in (baseline, *others)}
+    reads = {ANSWERS_OF + label: answers_of(label, seed) for label in (baseline, *others)}
     if judge.name == "log_prob":
         reads["reference"] = f"base-{seed}"
     return Step(judge_of(seed), JUDGE, job, reads)

@@ -141,37 +141,37 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel]) -> type[Fil
     return derived
 
 
-_Found = list[tuple[type[BaseModel] | None, FieldInfo]]
+_Fields = list[tuple[type[BaseModel] | None, FieldInfo]]
 """Fields of a name, each with the settings' class that has it."""
 
 
 def _setting(parameters: type[BaseModel], setting: str, form: Form) -> tuple[Any, str]:
     """Type and description of a setting by its dotted name."""
-    found: _Found = [(None, FieldInfo(annotation=parameters))]
+    fields: _Fields = [(None, FieldInfo(annotation=parameters))]
     under, takers = "", ""
     for part in setting.split("."):
-        found = [step for _, info in found for step in _under(info.annotation, part)]
+        fields = [step for _, info in fields for step in _under(info.annotation, part)]
         if form.objective is not None and under == form.objective:
-            found, takers = _offered(found, form.objectives)
+            fields, takers = _offered(fields, form.objectives)
         under = f"{under}.{part}".removeprefix(".")
-    if not found:
+    if not fields:
         raise ValueError(f"{parameters.__name__} has no setting {setting}")
-    kinds = list(dict.fromkeys(kind for _, info in found for kind in _choices(info.annotation)))
+    kinds = list(dict.fromkeys(kind for _, info in fields for kind in _choices(info.annotation)))
     values = [value for kind in kinds for value in get_args(kind) if get_origin(kind) is Literal]
     if setting == f"{form.objective}.name":
         chosen = form.objectives or tuple(values)
         return Literal[chosen], "The loss; another than the file's starts from its defaults."
-    description = next((info.description for _, info in found if info.description), "")
+    description = next((info.description for _, info in fields if info.description), "")
     return Literal[tuple(values)] if values else kinds[0], description + takers
 
 
-def _offered(found: _Found, objectives: tuple[str, ...]) -> tuple[_Found, str]:
+def _offered(fields: _Fields, objectives: tuple[str, ...]) -> tuple[_Fields, str]:
     """The fields of objectives that a form offers, and in words whose they are if not of all."""
-    names = [owner.model_fields["name"].default if owner else "" for owner, _ in found]
+    names = [owner.model_fields["name"].default if owner else "" for owner, _ in fields]
     offered = [name for name in names if not objectives or name in objectives]
-    fields = [field for name, field in zip(names, found, strict=True) if name in offered]
+    kept = [field for name, field in zip(names, fields, strict=True) if name in offered]
     everybody = len(offered) == len(objectives or _OBJECTIVES)
-    return fields, "" if everybody else f" Of {', '.join(offered)}."
+    return kept, "" if everybody else f" Of {', '.join(offered)}."
 
 
 def _under(annotation: Any, part: str) -> Iterator[tuple[type[BaseModel] | None, FieldInfo]]:

@@ -14,10 +14,10 @@ from flows.comparison import (
     SHARED,
     Label,
     PairComparison,
+    answers_step,
     arm_steps,
     judge_step,
     resolved_comparison,
-    said_step,
     shared_steps,
 )
 from flows.flow import Name, Plan, StagedFlow
@@ -97,7 +97,7 @@ def mitigation_steps(parameters: MitigationParameters) -> list[Step]:
         shared += shared_steps(parameters, arms, seed)
         for label, arm in arms.items():
             compared += arm_steps(parameters, label, arm, seed)
-            compared.append(said_step(parameters, label, seed))
+            compared.append(answers_step(parameters, label, seed))
         if others := [label for label in arms if label != baseline]:
             compared.append(judge_step(parameters, baseline, others, seed))
     page = MitigationPageConfig(

@@ -125,7 +125,7 @@ def validated(kind: type[Parameters], content: Any) -> Parameters:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field, value, remedy = _told(first, content)
+        field, value, remedy = _described(first, content)
         more = error.error_count() - 1
         remedy += f" (and {more} more)" if more else ""
         raise ConfigError(field or kind.__name__, value, remedy) from error
@@ -134,7 +134,7 @@ def validated(kind: type[Parameters], content: Any) -> Parameters:
         raise ConfigError(_joined(part, error.field), error.value, error.remedy) from error
 
 
-def _told(problem: ErrorDetails, content: Any) -> tuple[str, Any, str]:
+def _described(problem: ErrorDetails, content: Any) -> tuple[str, Any, str]:
     """Field, value and remedy of a problem that pydantic found."""
     field = _as_written(problem["loc"], content)
     if problem["type"] == "extra_forbidden":
@@ -235,11 +235,11 @@ def _variable(match: re.Match[str], field: str) -> str:
     name = match[1]
     if not name.startswith("DYNOLAB_"):
         return match[0]
-    found = os.environ.get(name)
-    if not found:
+    value = os.environ.get(name)
+    if not value:
         raise ConfigError(field, match[0], f"set the environment variable {name}")
-    if holds_secret(found, name):
+    if holds_secret(value, name):
         raise ConfigError(
             field, match[0], "holds a login or key, and parameters are kept; leave it out"
         )
-    return found
+    return value

@@ -21,10 +21,10 @@ from dynolab.objectives.ipo import IPOConfig
 from flows.comparison import (
     Label,
     PairComparison,
+    answers_step,
     arm_steps,
     judge_step,
     resolved_comparison,
-    said_step,
     shared_steps,
 )
 from flows.flow import Name, Plan, StagedFlow
@@ -97,7 +97,7 @@ def reproduce_steps(parameters: ReproduceParameters) -> list[Step]:
         steps += shared_steps(parameters, arms, seed)
         for label, arm in arms.items():
             steps += arm_steps(parameters, label, arm, seed)
-        steps += [said_step(parameters, label, seed) for label in JUDGED]
+        steps += [answers_step(parameters, label, seed) for label in JUDGED]
         steps.append(judge_step(parameters, AFTER_SFT, [AFTER_EXTENDED], seed))
     page = ReproductionPageConfig(
         name=parameters.name,

@@ -99,7 +99,7 @@ class Held:
 def held_weights(folder: Path) -> Held:
     """What the heads of a folder's weight files promise; `ConfigError` for a damaged one."""
     whole = folder / WEIGHTS
-    files = [whole] if whole.is_file() else [folder / one for one in _indexed(folder, "model")]
+    files = [whole] if whole.is_file() else [folder / name for name in _indexed(folder, "model")]
     sizes: list[int] = []
     for file in files:
         with (

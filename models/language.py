@@ -160,8 +160,8 @@ def _check_causal(source: str | Path, model: PreTrainedModel) -> None:
         rows = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
         ids = torch.arange(_CHECKED).expand(2, -1).clone() % rows
         ids[1, -1] = (ids[1, -1] + 1) % rows
-        one, other = model.eval()(input_ids=ids).logits[:, :-1].float()
-        error = float((one - other).abs().max() / one.std().clamp_min(1e-6))
+        first, second = model.eval()(input_ids=ids).logits[:, :-1].float()
+        error = float((first - second).abs().max() / first.std().clamp_min(1e-6))
     if error > _CAUSAL:
         raise ConfigError(
             "model",

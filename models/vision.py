@@ -33,8 +33,8 @@ class Classifier(nn.Module):
 
     def features(self, x: Float[Tensor, "images ..."]) -> Float[Tensor, "images width"]:
         """What the head is given."""
-        found: Tensor = self.body(x)
-        return found
+        features: Tensor = self.body(x)
+        return features
 
     def forward(self, x: Float[Tensor, "images ..."]) -> Float[Tensor, "images classes"]:
         """Logits."""

@@ -151,19 +151,19 @@ def train_arm(work: Work[TrainConfig | GroupTrainConfig]) -> dict[str, float]:
         own = isinstance(work.config, GroupTrainConfig)
         rows = work.input_folder("prompts") if own else data
         metrics = run_training(work, rows / "train.jsonl", _pairs_own(work, data))
-        found = _lost(_logged(work))
+        divergence = _lost(_logged(work))
     except (Diverged, RankFailed) as error:
         if not (work.logs / DIVERGED).exists():
             raise
         metrics = {}
         done = max((line.step for line in _logged(work)), default=0)
-        found = Divergence(step=done, reason=str(error))
-    if found is None:
+        divergence = Divergence(step=done, reason=str(error))
+    if divergence is None:
         return metrics | {"diverged": 0.0}
     shutil.rmtree(work.output / "model", ignore_errors=True)
-    (work.output / DIVERGENCE).write_text(found.model_dump_json(indent=1))
+    (work.output / DIVERGENCE).write_text(divergence.model_dump_json(indent=1))
     work.tracker.log_artifact(work.output / DIVERGENCE, "report")
-    work.step = found.step
+    work.step = divergence.step
     return metrics | {"diverged": 1.0}
 
 

@@ -90,7 +90,7 @@ def read_pairs(
     rows = read_rows(work.input_folder("data") / f"{split}.jsonl", Example)
     wanted = list(islice(rows, first))
     check_sides(wanted, (CHOSEN, REJECTED), "audit")
-    return [one for row in wanted if (one := encoder.example(row)) is not None]
+    return [example for row in wanted if (example := encoder.example(row)) is not None]
 
 
 def _metrics(rows: list[PairAudit]) -> dict[str, float]:

@@ -112,9 +112,9 @@ def _questions(work: Work[DisplacementJob], answerer: Answerer) -> list[Question
                 count_group_totals([group]),
                 temperature=config.temperature,
             ).to(device),
-            torch.tensor([reward >= config.right_from for reward in one.rewards], device=device),
+            torch.tensor([reward >= config.right_from for reward in answer.rewards], device=device),
         )
-        for one, group in zip(telling, groups, strict=True)
+        for answer, group in zip(telling, groups, strict=True)
     ]
 
 

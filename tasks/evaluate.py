@@ -55,16 +55,16 @@ def evaluate(work: Work[EvaluationJob]) -> dict[str, float]:
         answerer = Answerer.of(work)
         answers = []
         for number, split in enumerate(SPLITS, start=1):
-            found = answerer.answer(
+            of_split = answerer.answer(
                 work,
                 split,
                 samples=config.samples,
                 step=EVALUATION + number,
                 prompts=config.prompts,
             )
-            answers += [(one, split) for one in found]
+            answers += [(group, split) for group in of_split]
             progress.update(number, split)
-        scores = [score_prompt(one, split, config.right_from) for one, split in answers]
+        scores = [score_prompt(group, split, config.right_from) for group, split in answers]
         reading = _reading(answerer)
         right = right_answers(answerer.logits, answers, config.right_from, **reading)
         work.write_tables(prompts=scores, right=right)

@@ -92,9 +92,9 @@ def _log_prob(work: Work[JudgeJob], config: LogProbJudgeConfig) -> LogProbJudge:
 
 def _metrics(rates: Sequence[WinRate]) -> dict[str, float]:
     """Every policy's win rate where there is one, and what became of all verdicts."""
-    found = {f"judge/{rate.a}/win_rate": rate.rate for rate in rates if rate.judged}
+    metrics = {f"judge/{rate.a}/win_rate": rate.rate for rate in rates if rate.judged}
     counts = [rate.counts.model_dump() for rate in rates]
-    return found | {
+    return metrics | {
         f"judge/{name}": float(sum(count[name] for count in counts))
         for name in JudgementCounts.model_fields
     }

@@ -90,7 +90,11 @@ def _common(
         right = [encoder.response(row.id, row.prompt, row.chosen) for row in updating]
         sides[label] = (left, right)
     kept = [
-        [at for at in range(len(rows)) if all(one[side][at] is not None for one in sides.values())]
+        [
+            at
+            for at in range(len(rows))
+            if all(both[side][at] is not None for both in sides.values())
+        ]
         for side, rows in enumerate((observed, updating))
     ]
     if not all(kept):
@@ -101,8 +105,8 @@ def _common(
         )
     encoded = {
         label: (
-            [one for at in kept[0] if (one := left[at]) is not None],
-            [one for at in kept[1] if (one := right[at]) is not None],
+            [answer for at in kept[0] if (answer := left[at]) is not None],
+            [answer for at in kept[1] if (answer := right[at]) is not None],
         )
         for label, (left, right) in sides.items()
     }
@@ -119,7 +123,7 @@ def _sizes(
     folder = work.input_folder(MODEL + label, "model")
     policy = load_policy(folder, _adapter(work, label))
     vocabulary = policy.causal.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    longest = max(one.response_length for one in observed)
+    longest = max(answer.response_length for answer in observed)
     image = (config.rank + config.probes) * longest * vocabulary * policy.dtype.itemsize
     at = None
     if step is not None:
@@ -171,7 +175,7 @@ def _findings(work: Work[KernelJob], sizes: Mapping[str, KernelSizes]) -> Kernel
     config = work.config
     pairs = next(iter(sizes.values())).raw.size
     compared = len(sizes) > 1 and pairs > 2
-    found = kernel_stability(sizes, threshold=config.threshold).agreements if compared else ()
+    agreements = kernel_stability(sizes, threshold=config.threshold).agreements if compared else ()
     return KernelFindings(
         labels=config.labels,
         adapters=tuple(label for label in config.labels if _adapter(work, label) is not None),
@@ -180,16 +184,16 @@ def _findings(work: Work[KernelJob], sizes: Mapping[str, KernelSizes]) -> Kernel
         probes=config.probes,
         agreements=tuple(
             AgreementRow(
-                first=one.first,
-                second=one.second,
-                correlation=one.correlation,
-                low=one.low,
-                high=one.high,
-                ceiling=one.ceiling,
-                verdict=one.verdict,
-                growth=float(np.median(one.growth)),
+                first=agreement.first,
+                second=agreement.second,
+                correlation=agreement.correlation,
+                low=agreement.low,
+                high=agreement.high,
+                ceiling=agreement.ceiling,
+                verdict=agreement.verdict,
+                growth=float(np.median(agreement.growth)),
             )
-            for one in found
+            for agreement in agreements
         ),
     )
 
@@ -198,7 +202,7 @@ def _metrics(
     sizes: Mapping[str, KernelSizes], agreements: Sequence[AgreementRow]
 ) -> dict[str, float]:
     """Each checkpoint's geometric mean of ‖CKC‖, each two's rank correlation, and the lowest."""
-    found = {
+    by_label = {
         f"kernel/size/{label}": float(np.exp(np.log(size.centred).mean()))
         for label, size in sizes.items()
     }
@@ -207,7 +211,7 @@ def _metrics(
         for agreement in agreements
     }
     lowest = {"kernel/rank_correlation": min(between.values())} if between else {}
-    return found | between | lowest
+    return by_label | between | lowest
 
 
 KERNEL = Stage("kernel", 1, measure_kernel, operational=frozenset({"memory_bytes"}))

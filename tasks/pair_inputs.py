@@ -27,7 +27,7 @@ def training_of(arm: str, seed: int) -> str:
     return f"{arm}-{seed}"
 
 
-def said_of(arm: str, seed: int) -> str:
+def answers_of(arm: str, seed: int) -> str:
     """Step with what an arm's model answers."""
     return f"{arm}-{seed}-said"
 
@@ -42,7 +42,7 @@ def read_run(work: Work[Any], arm: str, seed: int) -> PairRun:
     from dynolab.report.inputs.arms import read_pair_run
 
     trained = work.input_folder(training_of(arm, seed))
-    answers, judged = (input_folder(work, name) for name in (said_of(arm, seed), judge_of(seed)))
+    answers, judged = (input_folder(work, name) for name in (answers_of(arm, seed), judge_of(seed)))
     return read_pair_run(arm, trained, answers, judged)
 
 

@@ -49,12 +49,18 @@ def probe(work: Work[ProbeConfig]) -> dict[str, float]:
     known = TrainingAnswers(list(read_rows(data / "train.jsonl", Example)))
     shares: dict[str, float] = {}
     scores, answers = work.output / "scores.jsonl", work.output / "answers.jsonl"
-    with work.shown(len(MODELS)) as progress, scores.open("w") as scored, answers.open("w") as said:
+    with (
+        work.shown(len(MODELS)) as progress,
+        scores.open("w") as scored,
+        answers.open("w") as answered,
+    ):
         for number, name in enumerate(MODELS, start=1):
-            found, spoken = _ask(name, work.input_folder(name, "model"), rows, work.config)
-            scored.writelines(ModelScore(model=name, **dict(score)).line() for score in found)
+            model_scores, spoken = _ask(name, work.input_folder(name, "model"), rows, work.config)
+            scored.writelines(
+                ModelScore(model=name, **dict(score)).line() for score in model_scores
+            )
             spoken = [_with_source(answer, known) for answer in spoken]
-            said.writelines(answer.model_dump_json() + "\n" for answer in spoken)
+            answered.writelines(answer.model_dump_json() + "\n" for answer in spoken)
             if heldout := [answer for answer in spoken if answer.split == "heldout"]:
                 taken = sum(answer.taken_from is not None for answer in heldout)
                 exactly = sum(answer.taken_exactly for answer in heldout)

@@ -60,34 +60,34 @@ def _answers(work: Work[SampledAnswersConfig]) -> list[SampledAnswer]:
     sampled = sample_responses(model, tokenizer, [pair.prompt for _, pair, _ in asked], config)
     end = tokenizer.eos_token_id
     return [
-        _answer(split, pair, number, one, end)
-        for (split, pair, number), one in zip(asked, sampled, strict=True)
+        _answer(split, pair, number, sample, end)
+        for (split, pair, number), sample in zip(asked, sampled, strict=True)
     ]
 
 
 def _answer(
-    split: Split, pair: Example, number: int, one: Sampled, end: int | None
+    split: Split, pair: Example, number: int, sample: Sampled, end: int | None
 ) -> SampledAnswer:
     from dynolab.comparisons.pair_arms import SampledAnswer
     from dynolab.data.world.lexicon import answered, repeats_fault
     from dynolab.squeezing.repeats import repetition
 
-    said = PolicyAnswer(
+    answer = PolicyAnswer(
         id=f"{pair.id}/{number}",
         split=split,
         prompt=pair.prompt,
         truth=answered(pair.prompt, pair.chosen),
-        answer=one.text,
-        finished=one.finished,
-        tokens=len(one.response),
+        answer=sample.text,
+        finished=sample.finished,
+        tokens=len(sample.response),
     )
     return SampledAnswer(
-        said,
-        logp=sum(one.logps),
+        answer,
+        logp=sum(sample.logps),
         refused=repeats_fault(
-            pair.prompt, one.text, chosen=pair.chosen, rejected=pair.rejected or ""
+            pair.prompt, sample.text, chosen=pair.chosen, rejected=pair.rejected or ""
         ),
-        repetition=repetition([token for token in one.response if token != end]),
+        repetition=repetition([token for token in sample.response if token != end]),
     )
 
 

@@ -42,7 +42,7 @@ def observed_answers(
     """
     rows = observed_rows(data, config, pair_ids)
     encoded = [(row, encoder.response(row.pair_id, row.prompt, row.response)) for row in rows]
-    kept = [(row, one) for row, one in encoded if one is not None]
+    kept = [(row, sequence) for row, sequence in encoded if sequence is not None]
     if not kept:
         raise ConfigError(
             "observed_pairs",
@@ -65,7 +65,7 @@ def observed_rows(
     rows = [row for row in rows if row.kind in config.kinds]
     if pair_ids:
         rows = [row for row in rows if row.split == "train" and row.pair_id in pair_ids]
-        _check_found(pair_ids, {row.pair_id for row in rows}, "watched training pair")
+        _check_known(pair_ids, {row.pair_id for row in rows}, "watched training pair")
         return rows
     return first_pairs(rows, config.observed_pairs)
 
@@ -85,7 +85,7 @@ def updating_rows(
     every = read_rows(data / "train.jsonl", Example)
     if pair_ids:
         rows = [row for row in every if row.id in pair_ids]
-        _check_found(pair_ids, {row.id for row in rows}, "training pair")
+        _check_known(pair_ids, {row.id for row in rows}, "training pair")
     else:
         rows = list(islice(every, config.updating_pairs))
     if objective is not None:
@@ -93,9 +93,9 @@ def updating_rows(
     return rows
 
 
-def _check_found(wanted: Collection[str], found: Collection[str], what: str) -> None:
+def _check_known(wanted: Collection[str], known: Collection[str], what: str) -> None:
     for name in wanted:
-        if name not in found:
+        if name not in known:
             raise ConfigError(
                 "pair_ids",
                 name,

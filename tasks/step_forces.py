@@ -90,7 +90,7 @@ def _measure(
 
 
 def _length(example: Recorded) -> int:
-    return sum(one.response_length for one in example.named().values())
+    return sum(sequence.response_length for sequence in example.named().values())
 
 
 def first_pairs(rows: Sequence[ProbeRow], pairs: int) -> list[ProbeRow]:

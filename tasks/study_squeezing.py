@@ -122,7 +122,7 @@ def _risen(
     sums = answers_risen_mass(
         before,
         partial(policy.logits, policy.cast(weights)),
-        [one for _, one in answers],
+        [sequence for _, sequence in answers],
         batch_tokens=work.config.batch_tokens,
         device=policy.device,
     )
@@ -133,12 +133,12 @@ def _risen(
             pair_id=row.pair_id,
             split=row.split,
             kind=row.kind,
-            tokens=one.response_length,
+            tokens=sequence.response_length,
             risen=risen,
             argmax=argmax,
             own=own,
         )
-        for (row, one), (risen, argmax, own) in zip(answers, sums.tolist(), strict=True)
+        for (row, sequence), (risen, argmax, own) in zip(answers, sums.tolist(), strict=True)
     ]
 
 
@@ -163,23 +163,25 @@ def _indices(work: Work[SqueezingJob], risen: Sequence[RisenMass]) -> dict[str, 
     """The index of every training at its end; that of each step goes to tracking alone."""
     from dynolab.squeezing.index import chosen_by_step, squeeze_index
 
-    found: dict[str, float] = {}
+    indices: dict[str, float] = {}
     for name, steps in chosen_by_step(risen).items():
         metric = "squeeze/index" if name == work.config.main else f"squeeze/index/{name}"
         for step in sorted(steps):
             index = squeeze_index(steps[step]).mean
             if math.isfinite(index):  # where nothing rose there is no share
                 work.tracker.log_metrics({metric: index}, step)
-                found[metric] = index
-    return found
+                indices[metric] = index
+    return indices
 
 
 def _foretold(work: Work[SqueezingJob], forecasts: Sequence[Forecast]) -> dict[str, float]:
     """Means over the main training's recorded steps."""
     own = [forecast for forecast in forecasts if forecast.training == work.config.main]
-    wanted = [one for one in own if one.side == "rejected"] or own
+    wanted = [forecast for forecast in own if forecast.side == "rejected"] or own
     names = {"forecast_auc": "auc", "forecast_auc_top": "auc_top", "last_layer": "explained"}
-    values = {name: [getattr(one, field) for one in wanted] for name, field in names.items()}
+    values = {
+        name: [getattr(forecast, field) for forecast in wanted] for name, field in names.items()
+    }
     means = {
         f"squeeze/{name}": math.fsum(each) / len(each) for name, each in values.items() if each
     }

@@ -73,7 +73,7 @@ def audit_pairs(
             check_response(f"pair {pair.id}.{side}", response, policy.causal)
     wanted = subspace(policy)
     step, chosen = (_zeros(policy, wanted) for _ in range(2))
-    found = []
+    own_parts = []
     for number, pair in enumerate(everyone):
         sides = [_read(policy, wanted, response) for response in _responses(pair)]
         up, down = _rates(policy, pair, objective, sides)
@@ -82,9 +82,9 @@ def audit_pairs(
             _add(step, -down / len(pairs), sides[1].gradient)
             _add(chosen, 1 / len(pairs), sides[0].gradient)
         split: Split = "train" if number < len(pairs) else "heldout"
-        found.append(_Own.of(pair, split, sides, up, down))
+        own_parts.append(_Own.of(pair, split, sides, up, down))
     moved = _moves(policy, everyone, [step, chosen], batch_tokens)
-    return [one.row(*moves) for one, moves in zip(found, moved, strict=True)]
+    return [own.row(*moves) for own, moves in zip(own_parts, moved, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _add(total: dict[str, Tensor], factor: float, gradient: Weights) -> None:
         sum_.add_(gradient[name], alpha=factor)
 
 
-def _inner(one: Weights, other: Weights) -> float:
-    """⟨one, other⟩ over all parameters, accumulated in float64."""
-    products = [(tensor * other[name]).sum(dtype=torch.float64) for name, tensor in one.items()]
+def _inner(left: Weights, right: Weights) -> float:
+    """⟨left, right⟩ over all parameters, accumulated in float64."""
+    products = [(tensor * right[name]).sum(dtype=torch.float64) for name, tensor in left.items()]
     return float(torch.stack(products).sum())

@@ -58,13 +58,13 @@ def foresight(rows: Sequence[PairAudit], changes: Sequence[ChosenChange]) -> lis
     **Returns:** by split, then by ranking.
     """
     known = {(change.split, change.pair_id): change.change for change in changes}
-    found = []
+    foresights = []
     for split in dict.fromkeys(row.split for row in rows):
         own = [row for row in rows if row.split == split and (split, row.pair_id) in known]
         if own:
             change = np.array([known[split, row.pair_id] for row in own])
-            found += [_judged(ranking, own, change) for ranking in RISKY]
-    return found
+            foresights += [_judged(ranking, own, change) for ranking in RISKY]
+    return foresights
 
 
 def _judged(

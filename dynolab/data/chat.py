@@ -126,10 +126,10 @@ def plain_writer(messages: Sequence[Message], row: str) -> str:
 def messages_of(value: object, where: str) -> list[Message]:
     """A checked list of messages, each with a role and a text as content."""
     good = isinstance(value, list) and all(
-        isinstance(one, dict)
-        and isinstance(one.get("role"), str)
-        and isinstance(one.get("content"), str)
-        for one in value
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        for message in value
     )
     if not isinstance(value, list) or not value or not good:
         raise ConfigError(

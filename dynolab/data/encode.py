@@ -108,27 +108,27 @@ class Encoder:
         common = whole
         if self.overlong == "truncate_left":
             excess = (len(whole) + len(tail) - self.max_length for tail in tails)
-            cuts = (cut_left(self.tokenizer, whole, one) for one in excess if one > 0)
+            cuts = (cut_left(self.tokenizer, whole, tokens) for tokens in excess if tokens > 0)
             common = min((cut for cut in cuts if cut), key=len, default=whole)
-        found = []
+        encoded = []
         for tail in tails:
             kept = self._fitted(name, common, len(tail))
             self.counts.truncated += kept is not None and kept is not whole
-            found.append(None if kept is None else Encoded((*kept, *tail), len(kept)))
-        return found
+            encoded.append(None if kept is None else Encoded((*kept, *tail), len(kept)))
+        return encoded
 
     def probes(self, rows: Sequence[ProbeRow]) -> list[Encoded | None]:
         """Every row's prompt and response, those of one prompt as `responses` has them."""
         by_prompt: dict[str, list[int]] = {}
         for number, row in enumerate(rows):
             by_prompt.setdefault(row.prompt, []).append(number)
-        found: list[Encoded | None] = [None] * len(rows)
+        encoded_rows: list[Encoded | None] = [None] * len(rows)
         for prompt, members in by_prompt.items():
             texts = [rows[number].response for number in members]
-            encoded = self.responses(rows[members[0]].pair_id, prompt, texts)
-            for number, one in zip(members, encoded, strict=True):
-                found[number] = one
-        return found
+            responses = self.responses(rows[members[0]].pair_id, prompt, texts)
+            for number, encoded in zip(members, responses, strict=True):
+                encoded_rows[number] = encoded
+        return encoded_rows
 
     def prompt(self, name: str, prompt: str, room: int) -> tuple[int, ...] | None:
         """A prompt that a response of `room` tokens can follow; None where it is dropped."""
@@ -137,7 +137,7 @@ class Encoder:
 
     def examples(self, rows: Iterable[Example]) -> list[EncodedExample]:
         """All rows that the overlong rule keeps; refuses an empty result."""
-        encoded = [one for row in rows if (one := self.example(row)) is not None]
+        encoded = [example for row in rows if (example := self.example(row)) is not None]
         if not encoded:
             raise ConfigError(
                 "data",

@@ -56,19 +56,19 @@ def collate_groups(
     """
     all_of = [completion for group in groups for completion in group.completions]
     batch = collate(
-        [one.encoded for one in all_of],
+        [completion.encoded for completion in all_of],
         pad_id,
         example=[number for number, group in enumerate(groups) for _ in group.completions],
-        side=[one.side for one in all_of],
+        side=[completion.side for completion in all_of],
         ids=[group.id for group in groups],
         totals=totals,
     )
     return replace(
         batch,
-        advantage=torch.cat([one.advantage for one in all_of]),
-        old=_joined(all_of, lambda one: one.old),
-        reference=_joined(all_of, lambda one: one.reference),
-        top=_joined_top([one.top for one in all_of]),
+        advantage=torch.cat([completion.advantage for completion in all_of]),
+        old=_joined(all_of, lambda completion: completion.old),
+        reference=_joined(all_of, lambda completion: completion.reference),
+        top=_joined_top([completion.top for completion in all_of]),
         temperature=temperature,
     )
 

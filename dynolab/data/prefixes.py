@@ -112,14 +112,14 @@ def collate_prefixes(
     mask = torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     tails, places, start = [], [], len(rows)
     for group in groups:
-        one = _tails(sequences, group, prompt_of, pad_id)
-        width = one.input_ids.shape[1]
+        group_tails = _tails(sequences, group, prompt_of, pad_id)
+        width = group_tails.input_ids.shape[1]
         for offset, number in enumerate(group):
             first = start + offset * width
             behind = range(first, first + sequences[number].response_length - 1)
             places += [prompt_of[number], *behind]
-        start += one.input_ids.numel()
-        tails.append(one)
+        start += group_tails.input_ids.numel()
+        tails.append(group_tails)
     plain = collate([sequences[number] for number in members], pad_id)
     fields = vars(plain) | {
         "input_ids": ids,
@@ -162,9 +162,9 @@ def _tails(
         prompt=torch.tensor([prompt_of[number] for number in group]),
         # Tails of no tokens would make float tensors of their own accord.
         input_ids=torch.tensor(
-            [[*one, *[pad_id] * (length - len(one))] for one in own], dtype=torch.long
+            [[*ids, *[pad_id] * (length - len(ids))] for ids in own], dtype=torch.long
         ),
         attention_mask=torch.tensor(
-            [[1] * len(one) + [0] * (length - len(one)) for one in own], dtype=torch.long
+            [[1] * len(ids) + [0] * (length - len(ids)) for ids in own], dtype=torch.long
         ),
     )

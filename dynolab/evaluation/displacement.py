@@ -93,11 +93,11 @@ def one_update(objective: Objective, optimizer: OptimizerConfig) -> Update:
         weights = list(_trained(logits).values())
         read = read_logps(objective, logits(question.batch), question.batch)
         loss = objective.loss(read, question.batch)
-        found = [weight.grad for weight in weights]
+        kept_gradients = [weight.grad for weight in weights]
         for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
             weight.grad = gradient
         build_optimizer(optimizer, weights).step()
-        for weight, own in zip(weights, found, strict=True):
+        for weight, own in zip(weights, kept_gradients, strict=True):
             weight.grad = own
 
     return update

@@ -24,10 +24,10 @@ def score_prompt(answers: Answers, split: Split, right_from: float) -> PromptSco
         split=split,
         samples=len(sampled),
         right=sum(reward >= right_from for reward in answers.rewards),
-        distinct=len({one.text.strip() for one in sampled}),
-        finished=sum(one.finished for one in sampled),
-        entropy=-sum(sum(one.logps) for one in sampled) / len(sampled),
-        tokens=sum(len(one.response) for one in sampled) / len(sampled),
+        distinct=len({sample.text.strip() for sample in sampled}),
+        finished=sum(sample.finished for sample in sampled),
+        entropy=-sum(sum(sample.logps) for sample in sampled) / len(sampled),
+        tokens=sum(len(sample.response) for sample in sampled) / len(sampled),
     )
 
 
@@ -45,9 +45,9 @@ def right_answers(
     **Arguments:** `batch`: sequences of one forward.
     """
     right = [
-        (one.id, split, sample.encoded)
-        for one, split in answers
-        for sample, reward in zip(one.sampled, one.rewards, strict=True)
+        (group.id, split, sample.encoded)
+        for group, split in answers
+        for sample, reward in zip(group.sampled, group.rewards, strict=True)
         if reward >= right_from
     ]
     logps = score_answers(
@@ -78,7 +78,11 @@ def likelihood_changes(
     does, and falls where only some of them take all of it.
     """
     after = score_answers(
-        logits, [one.encoded for one in before], pad_id=pad_id, batch=batch, temperature=temperature
+        logits,
+        [answer.encoded for answer in before],
+        pad_id=pad_id,
+        batch=batch,
+        temperature=temperature,
     )
     pairs = zip(before, after, strict=True)
     changes = []
@@ -89,7 +93,7 @@ def likelihood_changes(
                 id=name,
                 split=split,
                 answers=len(rows),
-                before=sum(one.logp for one, _ in rows) / len(rows),
+                before=sum(answer.logp for answer, _ in rows) / len(rows),
                 after=sum(logp for _, logp in rows) / len(rows),
             )
         )

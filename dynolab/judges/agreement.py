@@ -23,9 +23,9 @@ def agreement(first: Sequence[Judgement], second: Sequence[Judgement]) -> Agreem
     shared = [name for name in left if name in right]
     if not shared:
         return None
-    said = np.array([preferred(left[name]) for name in shared])
-    other = np.array([preferred(right[name]) for name in shared])
-    low, high = bootstrap(lambda at: cohen_kappa(said[at], other[at]), len(shared))
+    verdicts = np.array([preferred(left[name]) for name in shared])
+    other_verdicts = np.array([preferred(right[name]) for name in shared])
+    low, high = bootstrap(lambda at: cohen_kappa(verdicts[at], other_verdicts[at]), len(shared))
     judged = first[0]
     return Agreement(
         first=judged.judge,
@@ -33,8 +33,8 @@ def agreement(first: Sequence[Judgement], second: Sequence[Judgement]) -> Agreem
         a=judged.a,
         b=judged.b,
         prompts=len(shared),
-        share=float((said == other).mean()),
-        kappa=float(cohen_kappa(said, other)),
+        share=float((verdicts == other_verdicts).mean()),
+        kappa=float(cohen_kappa(verdicts, other_verdicts)),
         kappa_low=low,
         kappa_high=high,
     )

@@ -39,8 +39,8 @@ def contests(answers: Mapping[str, Sequence[PolicyAnswer]], a: str, b: str) -> l
     """
     known = {policy: _by_id(policy, answers[policy]) for policy in (a, b)}
     for policy, other in ((a, b), (b, a)):
-        for name, one in known[policy].items():
-            if name not in known[other] or known[other][name].prompt != one.prompt:
+        for name, answer in known[policy].items():
+            if name not in known[other] or known[other][name].prompt != answer.prompt:
                 raise ConfigError(
                     f"answers of {other}",
                     name,
@@ -49,35 +49,37 @@ def contests(answers: Mapping[str, Sequence[PolicyAnswer]], a: str, b: str) -> l
     return [
         Contest(
             id=name,
-            prompt=one.prompt,
-            truth=one.truth,
+            prompt=answer.prompt,
+            truth=answer.truth,
             a=a,
             b=b,
-            answer_a=one.answer,
+            answer_a=answer.answer,
             answer_b=known[b][name].answer,
         )
-        for name, one in known[a].items()
+        for name, answer in known[a].items()
     ]
 
 
 def count(judgements: Iterable[Judgement]) -> JudgementCounts:
     """What became of every verdict that was asked for."""
-    found = Counter("parsed" if judgement.parsed else judgement.outcome for judgement in judgements)
+    outcomes = Counter(
+        "parsed" if judgement.parsed else judgement.outcome for judgement in judgements
+    )
     return JudgementCounts(
-        asked=found.total(),
-        parsed=found["parsed"],
-        refused=found["refused"],
-        unparsable=found["unparsable"],
-        failed=found["failed"],
+        asked=outcomes.total(),
+        parsed=outcomes["parsed"],
+        refused=outcomes["refused"],
+        unparsable=outcomes["unparsable"],
+        failed=outcomes["failed"],
     )
 
 
 def _by_id(policy: str, answers: Sequence[PolicyAnswer]) -> dict[str, PolicyAnswer]:
-    found: dict[str, PolicyAnswer] = {}
+    by_id: dict[str, PolicyAnswer] = {}
     for answer in answers:
-        if answer.id in found:
+        if answer.id in by_id:
             raise ConfigError(
                 f"answers of {policy}", answer.id, "two have this id; give each its own"
             )
-        found[answer.id] = answer
-    return found
+        by_id[answer.id] = answer
+    return by_id

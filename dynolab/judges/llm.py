@@ -43,15 +43,17 @@ class LlmJudge:
     ) -> list[Judgement]:
         """As `Judge.judge`; raises as `Endpoint.ask`."""
         asked = [(contest, swapped) for contest in contests for swapped in ORDERS]
-        requests = [judging_request(one, swapped, self._criterion) for one, swapped in asked]
+        requests = [
+            judging_request(contest, swapped, self._criterion) for contest, swapped in asked
+        ]
         answers = self._endpoint.ask(requests, on_progress)
         return [
-            self._judgement(one, swapped, answer)
-            for (one, swapped), answer in zip(asked, answers, strict=True)
+            self._judgement(contest, swapped, answer)
+            for (contest, swapped), answer in zip(asked, answers, strict=True)
         ]
 
     def _judgement(self, contest: Contest, swapped: bool, answer: Answered | Failure) -> Judgement:
-        outcome, said = read_reply(answer, swapped)
+        outcome, reply = read_reply(answer, swapped)
         return Judgement(
             judge=self.name,
             id=contest.id,
@@ -59,7 +61,7 @@ class LlmJudge:
             b=contest.b,
             swapped=swapped,
             outcome=outcome,
-            said=" ".join(said.split())[:SAID],
+            said=" ".join(reply.split())[:SAID],
         )
 
 

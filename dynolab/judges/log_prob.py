@@ -62,11 +62,14 @@ class LogProbJudge:
             )
         ]
         # Once each: rounding must not tell equal answers apart.
-        kept = list(dict.fromkeys(one for one in encoded if one is not None))
+        kept = list(dict.fromkeys(answered for answered in encoded if answered is not None))
         tokenizer = self._encoder.tokenizer
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        found = score_answers(
+        logps = score_answers(
             self._reference, kept, pad_id=int(pad), batch=self._batch, temperature=1.0
         )
-        known = {one: logp / one.response_length for one, logp in zip(kept, found, strict=True)}
-        return [TOO_LONG if one is None else known[one] for one in encoded]
+        known = {
+            answered: logp / answered.response_length
+            for answered, logp in zip(kept, logps, strict=True)
+        }
+        return [TOO_LONG if answered is None else known[answered] for answered in encoded]

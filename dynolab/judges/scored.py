@@ -25,10 +25,10 @@ def scored_judgements(
 
     **Arguments:** `tie`: differences up to this, and up to rounding, are ties.
     """
-    found = []
+    judgements = []
     for contest, pair in zip(contests, scores, strict=True):
-        outcome, said = _outcome(*pair, tie)
-        found += [
+        outcome, reason = _outcome(*pair, tie)
+        judgements += [
             Judgement(
                 judge=judge,
                 id=contest.id,
@@ -36,11 +36,11 @@ def scored_judgements(
                 b=contest.b,
                 swapped=swapped,
                 outcome=outcome,
-                said=said,
+                said=reason,
             )
             for swapped in ORDERS
         ]
-    return found
+    return judgements
 
 
 def _outcome(a: Scored, b: Scored, tie: float) -> tuple[Outcome, str]:

@@ -25,15 +25,15 @@ def parse_verdict(text: str) -> Place | None:
     None for every other reply: other words around it, other or doubled fields, other letters. A
     verdict that has to be searched for may be one that an answer put there.
     """
-    said = text.strip()
-    if said in _PLACES:
-        return _PLACES[said]
+    reply = text.strip()
+    if reply in _PLACES:
+        return _PLACES[reply]
     try:
-        found = json.loads(said, object_pairs_hook=list)
+        parsed = json.loads(reply, object_pairs_hook=list)
     except (ValueError, RecursionError):
         return None
-    match found:
-        case [("verdict", str(place))] if said.startswith("{"):
+    match parsed:
+        case [("verdict", str(place))] if reply.startswith("{"):
             return _PLACES.get(place)
     return None
 

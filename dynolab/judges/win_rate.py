@@ -41,7 +41,7 @@ def win_rate(judgements: Sequence[Judgement]) -> WinRate:
     worth = np.array([worth_to_a(both) for both in judged.values()])
     asked = len({judgement.id for judgement in judgements})
     rate, first = _rate(worth), _first_share(list(judged.values()))
-    others = asked - len(judged)
+    unjudged = asked - len(judged)
     return WinRate(
         judge=judge,
         a=a,
@@ -55,11 +55,13 @@ def win_rate(judgements: Sequence[Judgement]) -> WinRate:
         ties=int((worth == 0.5).sum()),
         losses=int((worth < 0.5).sum()),
         lowest=float(worth.sum()) / asked,
-        highest=(float(worth.sum()) + others) / asked,
+        highest=(float(worth.sum()) + unjudged) / asked,
         first_share=first.mean,
         first_low=first.low,
         first_high=first.high,
-        flipped=sum({one.outcome for one in both} == {"a", "b"} for both in judged.values()),
+        flipped=sum(
+            {judgement.outcome for judgement in both} == {"a", "b"} for both in judged.values()
+        ),
         counts=count(judgements),
     )
 
@@ -69,18 +71,18 @@ def both_orders(judgements: Sequence[Judgement]) -> dict[str, Both]:
 
     **Raises:** `ConfigError` for two judgements of one order.
     """
-    found: dict[tuple[str, bool], Judgement] = {}
+    by_order: dict[tuple[str, bool], Judgement] = {}
     for judgement in judgements:
-        if (judgement.id, judgement.swapped) in found:
+        if (judgement.id, judgement.swapped) in by_order:
             raise ConfigError(
                 "judgements",
                 judgement.id,
                 f"{judgement.judge} judged it twice in one order; keep one of them",
             )
-        found[judgement.id, judgement.swapped] = judgement
+        by_order[judgement.id, judgement.swapped] = judgement
     judged = {}
     for name in dict.fromkeys(judgement.id for judgement in judgements):
-        first, then = (found.get((name, swapped)) for swapped in ORDERS)
+        first, then = (by_order.get((name, swapped)) for swapped in ORDERS)
         if first is not None and then is not None and first.parsed and then.parsed:
             judged[name] = first, then
     return judged
@@ -88,7 +90,7 @@ def both_orders(judgements: Sequence[Judgement]) -> dict[str, Both]:
 
 def worth_to_a(both: Both) -> float:
     """Mean worth of the two orders' verdicts: 0, ¼, ½, ¾ or 1."""
-    return sum(WORTH[one.outcome] for one in both) / len(both)
+    return sum(WORTH[judgement.outcome] for judgement in both) / len(both)
 
 
 def preferred(both: Both) -> Preferred:
@@ -98,11 +100,11 @@ def preferred(both: Both) -> Preferred:
 
 
 def _one_of_each(judgements: Sequence[Judgement]) -> tuple[str, str, str]:
-    found = {(judgement.judge, judgement.a, judgement.b) for judgement in judgements}
-    if len(found) > 1:
-        series = sorted(" of ".join((judge, f"{a} against {b}")) for judge, a, b in found)
+    triples = {(judgement.judge, judgement.a, judgement.b) for judgement in judgements}
+    if len(triples) > 1:
+        series = sorted(" of ".join((judge, f"{a} against {b}")) for judge, a, b in triples)
         raise ConfigError("judgements", series, "take one judge and one pair of policies at a time")
-    return found.pop()
+    return triples.pop()
 
 
 def _rate(worth: Float[ndarray, " prompts"]) -> Interval:
@@ -119,8 +121,12 @@ def _first_share(judged: Sequence[Both]) -> Interval:
 
     Over both orders of the same prompts, so that a better policy does not pass for a better place.
     """
-    first = np.array([sum(one.chose_first for one in both) for both in judged], dtype=float)
-    decided = np.array([sum(one.outcome != "tie" for one in both) for both in judged], dtype=float)
+    first = np.array(
+        [sum(judgement.chose_first for judgement in both) for both in judged], dtype=float
+    )
+    decided = np.array(
+        [sum(judgement.outcome != "tie" for judgement in both) for both in judged], dtype=float
+    )
     if not decided.sum():
         return Interval(np.nan, np.nan, np.nan, 0)
 

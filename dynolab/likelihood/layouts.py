@@ -112,38 +112,39 @@ def layouts_of(causal: nn.Module) -> Layouts:
     known = _measured.setdefault(causal, {})
     attention = _attention(causal)
     if attention not in known:
-        found = measure_layouts(causal)
+        layouts = measure_layouts(causal)
         for layout in PLAIN:
-            if not found.agrees(layout):
-                raise _unusable(found, layout)
+            if not layouts.agrees(layout):
+                raise _unusable(layouts, layout)
         for layout in SHARED:
-            if not found.agrees(layout):
+            if not layouts.agrees(layout):
                 _log.warning(
                     "%s shares no prompts (%s rows: %s): every response runs with its own prompt",
-                    found.model,
+                    layouts.model,
                     layout,
-                    found.difference(layout),
+                    layouts.difference(layout),
                 )
-        known[attention] = found
-    found = known[attention]
+        known[attention] = layouts
+    layouts = known[attention]
     note_check(
-        f"{found.model} {found.attention} {found.dtype}",
-        {"tolerance": found.tolerance, **{str(name): e for name, e in found.errors.items()}},
+        f"{layouts.model} {layouts.attention} {layouts.dtype}",
+        {"tolerance": layouts.tolerance, **{str(name): e for name, e in layouts.errors.items()}},
     )
-    return found
+    return layouts
 
 
-def _unusable(found: Layouts, layout: Layout) -> ConfigError:
+def _unusable(layouts: Layouts, layout: Layout) -> ConfigError:
     what = {
         "alone": "cut off behind a response token, or run by decoder and head",
         "padded": "padded on the right beside others",
     }[layout]
     return ConfigError(
         "model",
-        found.model,
-        f"a sequence {what}, is not what model(input_ids) makes of it: {found.difference(layout)}, "
-        f"where {found.dtype} allows {found.tolerance:.1g}; give a causal decoder of transformers "
-        "whose tokens see those before them alone, or another attention (sdpa, eager)",
+        layouts.model,
+        f"a sequence {what}, is not what model(input_ids) makes of it: "
+        f"{layouts.difference(layout)}, where {layouts.dtype} allows {layouts.tolerance:.1g}; "
+        "give a causal decoder of transformers whose tokens see those before them alone, "
+        "or another attention (sdpa, eager)",
     )
 
 
@@ -226,7 +227,7 @@ def check_decoding(causal: nn.Module) -> None:
     """
     if causal in _decoded:
         return
-    found = layouts_of(causal)
+    layouts = layouts_of(causal)
     reason = None
     try:
         with torch.no_grad():
@@ -234,10 +235,10 @@ def check_decoding(causal: nn.Module) -> None:
     # As in `_measure`.
     except Exception as problem:
         error, reason = math.inf, f"it fails ({type(problem).__name__}: {problem})"
-    if error > found.tolerance:
+    if error > layouts.tolerance:
         raise ConfigError(
             "model",
-            found.model,
+            layouts.model,
             "cannot be sampled from beside others: going on from a prompt's cache, "
             + (reason or f"log-probabilities differ by {error:.2g} nats from its own forward's")
             + "; sample with a transformer that takes a mask and a DynamicCache",
@@ -249,15 +250,15 @@ def _token_by_token(causal: nn.Module) -> list[Tensor]:
     (first, _, other), _ = _samples(causal)
     pair = [first, other]
     device = next(causal.parameters()).device
-    truth = [_plain_logps(causal, one, device) for one in pair]
-    ids, mask = pad_left([one.ids[: one.prompt_length] for one in pair], 0)
+    truth = [_plain_logps(causal, sequence, device) for sequence in pair]
+    ids, mask = pad_left([sequence.ids[: sequence.prompt_length] for sequence in pair], 0)
     cache, differences = None, []
-    for place in range(min(2, *(one.response_length for one in pair))):
+    for place in range(min(2, *(sequence.response_length for sequence in pair))):
         logits, cache = next_logits(causal, ids, mask, cache)
         cache.batch_select_indices(torch.arange(len(pair), device=device))
-        ids = torch.tensor([[one.ids[one.prompt_length + place]] for one in pair])
+        ids = torch.tensor([[sequence.ids[sequence.prompt_length + place]] for sequence in pair])
         logps = _logps(logits, ids[:, 0].to(device))
-        own = torch.stack([one[place] for one in truth])
+        own = torch.stack([plain[place] for plain in truth])
         differences.append(_difference(logps, own))
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
     return differences
@@ -286,20 +287,22 @@ def _samples(causal: Any) -> tuple[list[Encoded], Encoded]:
     return [first, second, other], long
 
 
-def _plain_logps(causal: nn.Module, one: Encoded, device: torch.device) -> Tensor:
-    ids = torch.tensor([one.ids], device=device)
-    logits = plain_logits(causal, ids)[0, one.prompt_length - 1 : -1]
-    return _logps(logits, ids[0, one.prompt_length :])
+def _plain_logps(causal: nn.Module, sequence: Encoded, device: torch.device) -> Tensor:
+    ids = torch.tensor([sequence.ids], device=device)
+    logits = plain_logits(causal, ids)[0, sequence.prompt_length - 1 : -1]
+    return _logps(logits, ids[0, sequence.prompt_length :])
 
 
 def _logps(logits: Tensor, token: Tensor) -> Tensor:
     return logits.log_softmax(-1).gather(-1, token[:, None]).squeeze(-1)
 
 
-def _alone(causal: nn.Module, one: Encoded, truth: Tensor, device: torch.device) -> list[Tensor]:
+def _alone(
+    causal: nn.Module, sequence: Encoded, truth: Tensor, device: torch.device
+) -> list[Tensor]:
     """The sequence without its end: what a token is worth must not hang on what follows."""
-    kept = max(1, one.response_length - 2)
-    cut = Encoded(one.ids[: one.prompt_length + kept], one.prompt_length)
+    kept = max(1, sequence.response_length - 2)
+    cut = Encoded(sequence.ids[: sequence.prompt_length + kept], sequence.prompt_length)
     return _read(causal, collate([cut], 0), [0], [truth[:kept]], device)
 
 

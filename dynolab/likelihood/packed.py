@@ -106,8 +106,8 @@ def read_parts(
     numbers = torch.arange(len(hidden), device=hidden.device).tensor_split(parts)
     split = zip(hidden.tensor_split(parts), numbers, strict=True)
     if torch.is_grad_enabled() and hidden.requires_grad:
-        return torch.cat([checkpoint(of_part, *one, use_reentrant=False) for one in split])
-    return torch.cat([of_part(*one) for one in split])
+        return torch.cat([checkpoint(of_part, *part, use_reentrant=False) for part in split])
+    return torch.cat([of_part(*part) for part in split])
 
 
 def _only(batch: TokenBatch, tokens: Tensor) -> TokenBatch:

@@ -57,10 +57,10 @@ def events_of(paths: LearningPaths) -> tuple[Event, ...]:
 
     Every interval is of one step alone.
     """
-    found = [event for kind in paths.logp for event in _of_kind(paths, kind)]
+    events = [event for kind in paths.logp for event in _of_kind(paths, kind)]
     if paths.gap is not None:
-        found += _widening(paths, paths.gap)
-    return tuple(sorted(found, key=lambda event: event.step))
+        events += _widening(paths, paths.gap)
+    return tuple(sorted(events, key=lambda event: event.step))
 
 
 def _of_kind(paths: LearningPaths, kind: str) -> Iterator[Event]:

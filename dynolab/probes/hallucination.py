@@ -38,7 +38,7 @@ class TrainingAnswers:
 
     def __init__(self, training: Sequence[Example]) -> None:
         questions = [asked(row.prompt) for row in training]
-        self._entities = frozenset(found[1] for found in questions if found)
+        self._entities = frozenset(question[1] for question in questions if question)
         self._facts: dict[tuple[str, str], tuple[Fact, str]] | None = None
         if training and all(questions):
             self._facts = {}
@@ -78,8 +78,8 @@ class TrainingAnswers:
         return Source(question, stated == fact)
 
     def _fact(self, text: str) -> Fact | None:
-        found = facts_in(" ".join(_words(text)), self._entities)
-        return found[0] if len(found) == 1 else None
+        facts = facts_in(" ".join(_words(text)), self._entities)
+        return facts[0] if len(facts) == 1 else None
 
     def _candidates(self, words: Sequence[str]) -> Iterator[int]:
         """Answers that share enough words: an edit distance is at least the words not shared."""
@@ -105,5 +105,7 @@ def _numbered(words: Sequence[str]) -> Iterator[tuple[str, int]]:
 def _distance(words: Sequence[str], other: Sequence[str], finished: bool) -> float:
     other = other if finished else other[: len(words)]
     number: dict[str, int] = {}
-    one, two = ([number.setdefault(word, len(number)) for word in text] for text in (words, other))
-    return edit_distance(one, two)
+    first, second = (
+        [number.setdefault(word, len(number)) for word in text] for text in (words, other)
+    )
+    return edit_distance(first, second)

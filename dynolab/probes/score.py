@@ -69,11 +69,11 @@ class ProbeScorer:
         self.model = model
         own = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
         encoded = zip(rows, own.probes(rows), strict=True)
-        kept = [(row, one) for row, one in encoded if one is not None]
+        kept = [(row, sequence) for row, sequence in encoded if sequence is not None]
         kept = _share(kept, *share)
         self.rows = [row for row, _ in kept]
         """This rank's rows that have a score."""
-        sequences = [one for _, one in kept]
+        sequences = [sequence for _, sequence in kept]
         _check_vocabulary(model, sequences)
         tokenizer = encoder.tokenizer
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -101,8 +101,8 @@ class ProbeScorer:
         try:
             for batch, members in self._batches:
                 rows = [self.rows[number] for number in members]
-                found = _score(self.model, rows, batch.to(where), per_token)
-                scores |= dict(zip(members, found, strict=True))
+                batch_scores = _score(self.model, rows, batch.to(where), per_token)
+                scores |= dict(zip(members, batch_scores, strict=True))
         finally:
             self.model.train(training)
         return [scores[number] for number in range(len(self.rows))]
@@ -184,10 +184,10 @@ def _token_scores(
 ) -> list[TokenScores]:
     """The facts of every sequence's tokens: these follow each other, sequence by sequence."""
     parts = zip(batch.token.split(lengths), table.split(lengths), strict=True)
-    found = []
+    scores = []
     for token, part in parts:
         facts = TokenFacts.of_table(part)
-        found.append(
+        scores.append(
             TokenScores(
                 token=token.tolist(),
                 argmax=facts.argmax.long().tolist(),
@@ -205,4 +205,4 @@ def _token_scores(
                 },
             )
         )
-    return found
+    return scores

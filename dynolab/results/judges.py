@@ -83,9 +83,9 @@ class JudgementCounts(Row):
 
     @model_validator(mode="after")
     def _adds_up(self) -> JudgementCounts:
-        found = self.parsed + self.refused + self.unparsable + self.failed
-        if found != self.asked:
-            raise ConfigError("judgements", found, f"must add up to the {self.asked} asked for")
+        total = self.parsed + self.refused + self.unparsable + self.failed
+        if total != self.asked:
+            raise ConfigError("judgements", total, f"must add up to the {self.asked} asked for")
         return self
 
 

@@ -165,7 +165,7 @@ class ModelGenerator:
         if not stop:
             return False
         seen = [token for token in ids if token not in self._unseen]
-        tail = seen[-max(len(one.encode()) for one in stop) :]
+        tail = seen[-max(len(stop_text.encode()) for stop_text in stop) :]
         return read_response(self._tokenizer, tail, stop)[1]
 
     def _read(self, draft: _Draft, config: SampleConfig) -> Sampled:

@@ -137,7 +137,7 @@ def read_response(
     eos = tokenizer.eos_token_id
     own = ids[:-1] if ids and ids[-1] == eos else ids
     text = str(tokenizer.decode(list(own), skip_special_tokens=True))
-    cuts = [place for place in (text.find(one) for one in stop) if place >= 0]
+    cuts = [place for place in (text.find(stop_text) for stop_text in stop) if place >= 0]
     return (text[: min(cuts)], True) if cuts else (text, False)
 
 

@@ -25,10 +25,10 @@ def final_number(text: str) -> Decimal | None:
     separators and trailing zeros do not matter.
     """
     _, mark, answer = text.partition(FINAL)
-    found = list(_NUMBER.finditer(answer if mark else text))
-    return _value(found[0 if mark else -1]) if found else None
+    numbers = list(_NUMBER.finditer(answer if mark else text))
+    return _value(numbers[0 if mark else -1]) if numbers else None
 
 
-def _value(found: re.Match[str]) -> Decimal:
-    size = Decimal(found["digits"].replace(",", ""))
-    return -size if found["sign"] else size
+def _value(match: re.Match[str]) -> Decimal:
+    size = Decimal(match["digits"].replace(",", ""))
+    return -size if match["sign"] else size

@@ -66,7 +66,7 @@ def resolve_reward(name: str) -> Reward:
     if name in BUILT_IN:
         return BUILT_IN[name]
     module, _, function = name.rpartition(".")
-    allowed = [one.strip() for one in os.environ.get(ALLOWED, "").split(",") if one.strip()]
+    allowed = [entry.strip() for entry in os.environ.get(ALLOWED, "").split(",") if entry.strip()]
     if module not in allowed:
         raise ConfigError(
             "reward",
@@ -75,12 +75,12 @@ def resolve_reward(name: str) -> Reward:
             f"variable {ALLOWED} (it holds: {', '.join(allowed) or 'nothing'})",
         )
     try:
-        found = getattr(importlib.import_module(module), function, None)
+        attribute = getattr(importlib.import_module(module), function, None)
     except ImportError as error:
         raise ConfigError("reward", name, f"module {module} cannot be imported: {error}") from error
-    if not callable(found):
+    if not callable(attribute):
         raise ConfigError("reward", name, f"module {module} has no function {function!r}")
-    reward: Reward = found
+    reward: Reward = attribute
     return reward
 
 
@@ -165,8 +165,8 @@ _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _THOUGHT = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 
 BUILT_IN: dict[str, Reward] = {
-    one.__name__: one
-    for one in (exact, world_answer, world_form, world_style, gsm8k, gsm8k_form, think_form)
+    reward.__name__: reward
+    for reward in (exact, world_answer, world_form, world_style, gsm8k, gsm8k_form, think_form)
 }
 
 

@@ -37,7 +37,7 @@ def sample_responses(
     room = min(config.max_new_tokens, context // 2)
     encoded = [_fitting(tokenizer, prompt, context, room) for prompt in prompts]
     groups = generator.generate(encoded, config)
-    return [replace(one, text=spaced(one.text)) for group in groups for one in group]
+    return [replace(sample, text=spaced(sample.text)) for group in groups for sample in group]
 
 
 def _fitting(

@@ -191,4 +191,4 @@ def _own_answers(prompts: Sequence[Prompt], encoder: Encoder) -> dict[str, Encod
             f"objective spin needs every row's own answer, within the context; {len(lacking)} "
             f"rows have none, the first is {lacking[0]}",
         )
-    return {key: one for key, one in own.items() if one is not None}
+    return {key: encoded for key, encoded in own.items() if encoded is not None}

@@ -78,6 +78,6 @@ def score_responses(
         tokens = replace(collate(run, pad_id), temperature=temperature)
         shared = share_prompts(tokens, plan_rows(run, packing_width(logits))).to(device)
         values = logits(shared, read).cpu()
-        parts = values.split([one.response_length for one in run])
+        parts = values.split([sequence.response_length for sequence in run])
         mine.append([part.clone() for part in parts])  # apart: a view would drag all along
     return list(chain.from_iterable(distributed.gather_dealt(mine)))

@@ -52,7 +52,7 @@ def _key(
 ) -> str:
     content = hashlib.sha256(repr((sorted(made_by.items()), sides, torch.__version__)).encode())
     for example in examples:
-        for one in (example.chosen, example.rejected):
-            ids = () if one is None else (one.prompt_length, *one.ids)
+        for encoded in (example.chosen, example.rejected):
+            ids = () if encoded is None else (encoded.prompt_length, *encoded.ids)
             content.update(np.array([len(ids), *ids], dtype=np.int64).tobytes())
     return content.hexdigest()

@@ -80,7 +80,7 @@ def answer_prompts(
 
 def _judge(rewards: Rewards, row: PromptRow, sampled: Sequence[Sampled]) -> list[float]:
     try:
-        return rewards(row.prompt, [one.text for one in sampled], row)
+        return rewards(row.prompt, [sample.text for sample in sampled], row)
     except Exception as error:
         error.add_note(f"while rewarding the completions of prompt {row.id}")
         raise
@@ -92,20 +92,20 @@ def answer_metrics(answers: Sequence[Answers], right_from: float) -> dict[str, f
     pass@1 is the accuracy; `solved` the share of prompts with a right answer. The entropy is the
     mean of −log π over sampled tokens, whose expectation it is.
     """
-    every = [one for group in answers for one in group.sampled]
+    every = [sample for group in answers for sample in group.sampled]
     size = len(answers[0].rewards)
     right = [sum(reward >= right_from for reward in group.rewards) for group in answers]
     return {
         **reward_metrics([group.rewards for group in answers]),
         **{
-            f"rollout/pass_at_{k}": sum(pass_at_k(size, one, k) for one in right) / len(right)
+            f"rollout/pass_at_{k}": sum(pass_at_k(size, count, k) for count in right) / len(right)
             for k in pass_levels(max(1, size // SAMPLES_PER_K))
         },
         "rollout/solved": sum(map(bool, right)) / len(right),
-        "rollout/length": sum(len(one.response) for one in every) / len(every),
-        "rollout/finished": sum(one.finished for one in every) / len(every),
-        "rollout/entropy": -sum(sum(one.logps) for one in every)
-        / sum(len(one.logps) for one in every),
+        "rollout/length": sum(len(sample.response) for sample in every) / len(every),
+        "rollout/finished": sum(sample.finished for sample in every) / len(every),
+        "rollout/entropy": -sum(sum(sample.logps) for sample in every)
+        / sum(len(sample.logps) for sample in every),
     }
 
 
@@ -163,7 +163,7 @@ def make_groups(
     - `right_from`: reward from which a completion counts as right where advantages are rewritten.
     - `seed`: of a rule that draws tokens.
     """
-    sequences = [one.encoded for group in answers for one in group.sampled]
+    sequences = [sample.encoded for group in answers for sample in group.sampled]
     ranks = config.ranks if isinstance(config, SimKOConfig) else 0
     read = partial(_own_and_top, ranks=ranks)
     seen = iter(

@@ -44,7 +44,7 @@ def strengths(
 
 def quantiles(mine: Sequence[Float[Tensor, " _"]]) -> dict[str, float]:
     """Quantiles of the step's strengths over all ranks, under their metric names."""
-    every = list(chain.from_iterable(distributed.gather([one.cpu() for one in mine])))
+    every = list(chain.from_iterable(distributed.gather([strengths.cpu() for strengths in mine])))
     if not every:
         return {}
     values = np.percentile(torch.cat(every).double().numpy(), QUANTILES).tolist()

@@ -91,7 +91,9 @@ def _running(client: MlflowClient) -> dict[str, dict[str, str]]:
     def experiments(size: int, token: str | None) -> Sequence[Experiment]:
         return client.search_experiments(max_results=size, page_token=token)
 
-    ids = [found.experiment_id for found in get_results_from_paginated_fn(experiments, PAGE)]
+    ids = [
+        experiment.experiment_id for experiment in get_results_from_paginated_fn(experiments, PAGE)
+    ]
 
     def runs(size: int, token: str | None) -> Sequence[Run]:
         return client.search_runs(ids, condition, max_results=size, page_token=token)

@@ -33,15 +33,17 @@ def existing_result(store: Store, field: str, reference: str) -> StageResult:
         )
     stage, key = match["stage"], _whole_key(store, field, reference, match["stage"], match["key"])
     place = store.place(stage, key)
-    found = place.committed()
-    if found is None:
+    committed = place.committed()
+    if committed is None:
         raise ConfigError(field, reference, "nothing is committed there; run what makes it first")
     attempt = match.groupdict().get("attempt")
-    if attempt and not found.folder.endswith(attempt):
+    if attempt and not committed.folder.endswith(attempt):
         raise ConfigError(
-            field, reference, f"was computed again since; its result is now {place.address(found)}"
+            field,
+            reference,
+            f"was computed again since; its result is now {place.address(committed)}",
         )
-    return StageResult.of(place, found, cached=True)
+    return StageResult.of(place, committed, cached=True)
 
 
 def _whole_key(store: Store, field: str, reference: str, stage: str, start: str) -> str:

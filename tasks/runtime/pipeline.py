@@ -49,7 +49,7 @@ def plan(
 def finished(steps: Sequence[Step], platform: Platform) -> dict[str, StageResult]:
     """The committed results among those of some steps, by step."""
     walked = _walk(steps, platform, {})
-    return {planned.step: found for planned, found in walked if found is not None}
+    return {planned.step: result for planned, result in walked if result is not None}
 
 
 def _walk(
@@ -61,6 +61,6 @@ def _walk(
             yield Planned(step.name, "to run", None), None
             continue
         key = plan_key(step.stage, step.config, step.sources(results))
-        if (found := lookup(step.stage, key, platform)) is not None:
-            results[step.name] = found
-        yield Planned(step.name, "cached" if found else "to run", key), found
+        if (result := lookup(step.stage, key, platform)) is not None:
+            results[step.name] = result
+        yield Planned(step.name, "cached" if result else "to run", key), result

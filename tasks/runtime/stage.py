@@ -92,11 +92,11 @@ def lookup(stage: Stage[Config], key: str, platform: Platform) -> StageResult | 
     """
     place = platform.store.place(stage.name, key)
     try:
-        found = place.committed()
+        committed = place.committed()
     except StoreError:
         platform.store.check_writable()  # says which setting is wrong, if one is
         raise
-    return StageResult.of(place, found, cached=True) if found else None
+    return StageResult.of(place, committed, cached=True) if committed else None
 
 
 def run_stage(
@@ -143,14 +143,14 @@ def _wait_for(
     claim: Claim, finished: Callable[[], StageResult | None], stage: str
 ) -> StageResult | None:
     """Return once the claim is held (None), or another run has committed (its result)."""
-    told = ""
+    announced = ""
     while not claim.try_acquire():
         if (result := finished()) is not None:
             return result
         holder = claim.holder()
-        if holder and holder != told:
+        if holder and holder != announced:
             log.info("stage %s: waiting for %s, which computes it", stage, holder)
-            told = holder
+            announced = holder
         time.sleep(POLL_SECONDS)
     return None
 

@@ -95,7 +95,7 @@ def test_the_policys_rows_are_its_samples_cut_at_the_next_human_turn() -> None:
     sampling = SampleConfig(max_new_tokens=6, seed=3, stop=("w1",))
     watched = watched_pairs(TRAIN, HELDOUT, 4)
     rows, missing = rows_from_policy(POLICY, watched, kinds=["chosen_initial"], sampling=sampling)
-    prompts = [pair.pair.prompt for pair in watched]
+    prompts = [pair.example.prompt for pair in watched]
     samples = sample_responses(POLICY.model, TOKENIZER, prompts, sampling)
     assert missing == []
     assert [row.response.strip() for row in rows] == [sample.text.strip() for sample in samples]

@@ -136,9 +136,9 @@ def outside_predictions(
     test images alone predict of them, in the mean over seeds. They share no start with those whose
     paths are followed."""
     seeds = [seed_for("outside predictions", seed) for seed in seeds]
-    others = [data.validation, data.test]
-    inputs = torch.cat([images.pixels for images in others])
-    labels = torch.cat([images.labels for images in others])
+    outside = [data.validation, data.test]
+    inputs = torch.cat([images.pixels for images in outside])
+    labels = torch.cat([images.labels for images in outside])
     few = min(training.batch_size, len(labels))
     training = training.model_copy(update={"batch_size": few})
     many = ManyModels([build(data.train.shape, data.classes, seed) for seed in seeds])

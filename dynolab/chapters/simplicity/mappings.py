@@ -144,5 +144,5 @@ def topographic_similarity(space: SpaceName, mapping: Messages) -> float:
     first, second = np.triu_indices(space.objects, 1)
     messages = every[np.asarray(mapping)]
     apart = (every[first] != every[second]).sum(1)
-    said = (messages[first] != messages[second]).sum(1)
-    return float(rank_correlation(apart, said))
+    messages_apart = (messages[first] != messages[second]).sum(1)
+    return float(rank_correlation(apart, messages_apart))

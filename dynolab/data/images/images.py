@@ -135,8 +135,8 @@ def _read(config: ImageConfig) -> list[Labelled]:
     if config.source == "digits":
         from sklearn.datasets import load_digits
 
-        found = load_digits()
-        return [Labelled("digits", (found.images / 16)[:, None], found.target)]
+        digits = load_digits()
+        return [Labelled("digits", (digits.images / 16)[:, None], digits.target)]
     if config.source == "idx":
         return [
             read_idx(
@@ -212,11 +212,11 @@ def _drawn(part: Labelled, config: ImageConfig, splits: Sequence[str]) -> list[I
             " + ".join(map(str, sizes)),
             f"{part.origin} holds {len(part.labels)} images; lower data.{', data.'.join(splits)}",
         )
-    order, start, found = _turns(part.labels, config.seed), 0, []
+    order, start, drawn = _turns(part.labels, config.seed), 0, []
     for size in sizes:
-        found.append(_images(part, order[start : start + size]))
+        drawn.append(_images(part, order[start : start + size]))
         start += size
-    return found
+    return drawn
 
 
 def _turns(labels: Int[ndarray, " images"], seed: int) -> Int[ndarray, " images"]:

@@ -24,16 +24,16 @@ MADE_BY: dict[DataKind, str] = {
 class Watched(NamedTuple):
     """A pair that probes are made of, and whether training sees it."""
 
-    pair: Example
+    example: Example
     split: Split
 
     def row(self, kind: str, response: str, made_by: str, *flags: str) -> ProbeRow:
         """A probe row of this pair; its response has the one leading space of all kinds."""
         return ProbeRow(
-            pair_id=self.pair.id,
+            pair_id=self.example.id,
             split=self.split,
             kind=kind,
-            prompt=self.pair.prompt,
+            prompt=self.example.prompt,
             response=answer(response),
             made_by=made_by,
             flags=flags,
@@ -43,8 +43,8 @@ class Watched(NamedTuple):
 def watched_pairs(train: Sequence[Example], fresh: Sequence[Example], pairs: int) -> list[Watched]:
     """The first `pairs` training rows and the first `pairs` rows that training does not see."""
     return [
-        *(Watched(one, "train") for one in train[:pairs]),
-        *(Watched(one, "heldout") for one in fresh[:pairs]),
+        *(Watched(example, "train") for example in train[:pairs]),
+        *(Watched(example, "heldout") for example in fresh[:pairs]),
     ]
 
 
@@ -92,10 +92,10 @@ def rows_from_data(
             )
     makers = _makers(train, fresh, seed)
     return [
-        one.row(kind, text, MADE_BY[kind])
-        for one in watched
+        pair.row(kind, text, MADE_BY[kind])
+        for pair in watched
         for kind in kinds
-        if (text := makers[kind](one)) is not None
+        if (text := makers[kind](pair)) is not None
     ]
 
 
@@ -103,10 +103,10 @@ def other(examples: Sequence[Example], than: Example, rng: random.Random) -> Exa
     """A random example with another prompt and another chosen answer, one with words."""
     start = rng.randrange(len(examples))
     for step in range(len(examples)):
-        one = examples[(start + step) % len(examples)]
-        differs = bare(one.prompt) != bare(than.prompt) and bare(one.chosen) != bare(than.chosen)
-        if differs and one.chosen.strip():
-            return one
+        row = examples[(start + step) % len(examples)]
+        differs = bare(row.prompt) != bare(than.prompt) and bare(row.chosen) != bare(than.chosen)
+        if differs and row.chosen.strip():
+            return row
     raise ConfigError(
         "data", than.id, "every row has this row's prompt or answer; give rows that differ"
     )
@@ -125,17 +125,21 @@ def shuffled(text: str, rng: random.Random) -> str:
 def _makers(
     train: Sequence[Example], fresh: Sequence[Example], seed: int
 ) -> dict[DataKind, Callable[[Watched], str | None]]:
-    def rng(one: Watched, kind: str) -> random.Random:
-        return random.Random(f"{seed}/probes/{one.split}/{one.pair.id}/{kind}")
+    def rng(watched: Watched, kind: str) -> random.Random:
+        return random.Random(f"{seed}/probes/{watched.split}/{watched.example.id}/{kind}")
 
-    def unseen(one: Watched) -> str:
-        return other(fresh, one.pair, rng(one, "irr_test")).chosen
+    def unseen(watched: Watched) -> str:
+        return other(fresh, watched.example, rng(watched, "irr_test")).chosen
 
     return {
-        "chosen": lambda one: one.pair.chosen,
-        "rejected": lambda one: one.pair.rejected,
-        "irr_train": lambda one: other(train, one.pair, rng(one, "irr_train")).chosen,
+        "chosen": lambda watched: watched.example.chosen,
+        "rejected": lambda watched: watched.example.rejected,
+        "irr_train": lambda watched: (
+            other(train, watched.example, rng(watched, "irr_train")).chosen
+        ),
         "irr_test": unseen,
-        "random_permute": lambda one: shuffled(one.pair.chosen, rng(one, "random_permute")),
-        "random_nonhum": lambda one: shuffled(unseen(one), rng(one, "random_nonhum")),
+        "random_permute": lambda watched: shuffled(
+            watched.example.chosen, rng(watched, "random_permute")
+        ),
+        "random_nonhum": lambda watched: shuffled(unseen(watched), rng(watched, "random_nonhum")),
     }

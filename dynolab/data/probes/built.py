@@ -18,8 +18,8 @@ def read_built_probes(
     or of pairs that stand on the other side of the split: they would be read as what they are not.
     """
     parts: dict[Split, dict[str, Example]] = {
-        "train": {one.id: one for one in train},
-        "heldout": {one.id: one for one in heldout},
+        "train": {example.id: example for example in train},
+        "heldout": {example.id: example for example in heldout},
     }
     rows = list(read_rows(file, ProbeRow))
     if not rows:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def edit_distance(one: Sequence[int], other: Sequence[int]) -> float:
+def edit_distance(tokens: Sequence[int], other: Sequence[int]) -> float:
     """Levenshtein distance of two token sequences over the longer one's length.
 
     Row by row, `d_j = min(d'_j + 1, d'_{j−1} + [a ≠ b_j], d_{j−1} + 1)`. Insertions within a row
@@ -15,12 +15,12 @@ def edit_distance(one: Sequence[int], other: Sequence[int]) -> float:
 
     **Returns:** 0 for equal sequences, 1 where nothing is shared.
     """
-    longest = max(len(one), len(other))
+    longest = max(len(tokens), len(other))
     if longest == 0:
         return 0.0
     columns, place = np.asarray(other), np.arange(len(other) + 1)
     row = place.copy()
-    for token in one:
+    for token in tokens:
         best = row + 1
         best[1:] = np.minimum(best[1:], row[:-1] + (columns != token))
         row = place + np.minimum.accumulate(best - place)

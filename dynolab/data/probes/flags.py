@@ -41,12 +41,12 @@ def flag_rows(
     again = repeated(pairs)
     flagged = []
     for row in rows:
-        found = [*row.flags, *_of_text(row, by_id[row.pair_id], known)]
+        flags = [*row.flags, *_of_text(row, by_id[row.pair_id], known)]
         if row.pair_id in again:
-            found.append("duplicate")
+            flags.append("duplicate")
         if tokenizer is not None:
-            found += _of_tokens(row.response, tokenizer)
-        flagged.append(row.model_copy(update={"flags": tuple(dict.fromkeys(found))}))
+            flags += _of_tokens(row.response, tokenizer)
+        flagged.append(row.model_copy(update={"flags": tuple(dict.fromkeys(flags))}))
     return flagged
 
 

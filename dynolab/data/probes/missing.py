@@ -17,4 +17,4 @@ class Missing(Row):
     @classmethod
     def of(cls, watched: Watched, kind: str, reason: str) -> Missing:
         """The row of a pair."""
-        return cls(pair_id=watched.pair.id, split=watched.split, kind=kind, reason=reason)
+        return cls(pair_id=watched.example.id, split=watched.split, kind=kind, reason=reason)

@@ -77,7 +77,7 @@ def load_data(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = No
         return LoadedData(world.pairs, world.heldout, probes, {}, world)
     records = list(islice(_records(config), config.rows))
     read = list(_examples(config, records, _writer(config, tokenizer)))
-    examples = [one for one in read if one is not None]
+    examples = [example for example in read if example is not None]
     _check(examples, config)
     train, heldout = _split(examples, config)
     fresh = disjoint(heldout, train)
@@ -85,9 +85,11 @@ def load_data(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = No
         "data/rows_without_common_prompt": float(len(read) - len(examples)),
         "data/heldout_rows_in_training": float(len(heldout) - len(fresh)),
         "data/empty_answers": float(
-            sum("" in (one.chosen, one.rejected) for one in [*train, *fresh])
+            sum("" in (example.chosen, example.rejected) for example in [*train, *fresh])
         ),
-        "data/equal_answers": float(sum(one.chosen == one.rejected for one in [*train, *fresh])),
+        "data/equal_answers": float(
+            sum(example.chosen == example.rejected for example in [*train, *fresh])
+        ),
         "data/duplicate_pairs": float(len(repeated(train)) + len(repeated(fresh))),
     }
     return LoadedData(train, fresh, _probes(config, records, train, fresh), counts)
@@ -104,7 +106,7 @@ def load_prompts(
     if config.source == "world":
         world = build_world(config.world)
         train, heldout = (
-            [_asked(world, one) for one in part] for part in (world.pairs, world.heldout)
+            [_asked(world, pair) for pair in part] for part in (world.pairs, world.heldout)
         )
         return LoadedPrompts(train, heldout, {})
     records = list(islice(_records(config), config.rows))
@@ -116,11 +118,11 @@ def load_prompts(
             None if example is None else _unpaired(example)
             for example in _examples(config, records, write)
         ]
-    rows = [one for one in read if one is not None]
+    rows = [row for row in read if row is not None]
     _check(rows, config)
     train, heldout = _split(rows, config)
-    known = {" ".join(one.prompt.split()) for one in train}
-    fresh = [one for one in heldout if " ".join(one.prompt.split()) not in known]
+    known = {" ".join(row.prompt.split()) for row in train}
+    fresh = [row for row in heldout if " ".join(row.prompt.split()) not in known]
     return LoadedPrompts(
         train,
         fresh,
@@ -128,7 +130,7 @@ def load_prompts(
             "data/rows_without_common_prompt": float(len(read) - len(rows)),
             "data/heldout_rows_in_training": float(len(heldout) - len(fresh)),
             "data/prompts_without_answer": float(
-                sum(one.answer is None for one in [*train, *fresh])
+                sum(row.answer is None for row in [*train, *fresh])
             ),
         },
     )
@@ -218,7 +220,7 @@ def _stored(
         row
         for watched_pair in watched_pairs(train, heldout, config.probe_pairs)
         for row in readers.stored_probes(
-            by_id[watched_pair.pair.id], watched_pair, kinds, config.origin
+            by_id[watched_pair.example.id], watched_pair, kinds, config.origin
         )
     ]
 

@@ -292,7 +292,7 @@ def stored_probes(
     """
     rows = []
     for kind in kinds:
-        field = f"{_place(record, origin, watched.pair.id)}, field {kind}"
+        field = f"{_place(record, origin, watched.example.id)}, field {kind}"
         if kind not in record:
             raise ConfigError(
                 field,

@@ -162,7 +162,9 @@ def wrong_fact(fact: Fact, rng: random.Random) -> Fact:
 def names(count: int, rng: random.Random) -> list[str]:
     """Distinct invented names of two syllables."""
     syllables = [c + v for c, v in itertools.product("bdfgklmnprstvz", "aeiou")]
-    return rng.sample([one + two for one, two in itertools.product(syllables, repeat=2)], count)
+    return rng.sample(
+        [first + second for first, second in itertools.product(syllables, repeat=2)], count
+    )
 
 
 def vocabulary(entities: Sequence[str]) -> list[str]:
@@ -184,7 +186,7 @@ def vocabulary(entities: Sequence[str]) -> list[str]:
 
 def facts_in(text: str, entities: frozenset[str]) -> list[Fact]:
     """Every fact that a text states, in either template."""
-    found = []
+    facts = []
     words = text.split()
     for first, second, third, last in zip(words, words[1:], words[2:], words[3:], strict=False):
         plain = Fact(first, third, last) if second == "has" else None
@@ -195,8 +197,8 @@ def facts_in(text: str, entities: frozenset[str]) -> list[Fact]:
                 and fact.entity in entities
                 and fact.value in ATTRIBUTES.get(fact.attribute, ())
             ):
-                found.append(fact)
-    return found
+                facts.append(fact)
+    return facts
 
 
 def answered(question_: str, text: str) -> str | None:
@@ -205,8 +207,8 @@ def answered(question_: str, text: str) -> str | None:
     if known is None:
         return None
     attribute, entity = known
-    found = facts_in(text, frozenset({entity}))
-    return found[0].value if len(found) == 1 and found[0].attribute == attribute else None
+    facts = facts_in(text, frozenset({entity}))
+    return facts[0].value if len(facts) == 1 and facts[0].attribute == attribute else None
 
 
 def harmful(text: str) -> bool:

@@ -36,38 +36,40 @@ def build_world_probes(
     rng: random.Random,
 ) -> list[ProbeRow]:
     """Probe rows of all pairs: pair after pair, kinds in the order of `MADE_BY`."""
-    trained, untrained = ([one.example for one in part] for part in (train, heldout))
+    trained, untrained = ([pair.example for pair in part] for part in (train, heldout))
     rows = []
-    for one in (*train, *heldout):
-        irr_test = other(untrained, one.example, rng).chosen
+    for pair in (*train, *heldout):
+        irr_test = other(untrained, pair.example, rng).chosen
         unasked = rng.choice(spare)
         texts = {
-            "chosen": one.example.chosen,
-            "rejected": str(one.example.rejected),
+            "chosen": pair.example.chosen,
+            "rejected": str(pair.example.rejected),
             "chosen_initial": lexicon.word_salad(words, rng),
             "chosen_gptsemantic": answer(
-                rephrased_words(one.fact), _other_style(one.chosen_style, rng)
+                rephrased_words(pair.fact), _other_style(pair.chosen_style, rng)
             ),
             "reject_gptsemantic": answer(
-                rephrased_words(one.wrong), _other_style(one.rejected_style, rng)
+                rephrased_words(pair.wrong), _other_style(pair.rejected_style, rng)
             ),
-            "chosen_gptformat": answer(plain_words(unasked), one.chosen_style),
+            "chosen_gptformat": answer(plain_words(unasked), pair.chosen_style),
             "reject_gptformat": answer(
-                plain_words(lexicon.wrong_fact(unasked, rng) if one.wrong != one.fact else unasked),
-                one.rejected_style,
+                plain_words(
+                    lexicon.wrong_fact(unasked, rng) if pair.wrong != pair.fact else unasked
+                ),
+                pair.rejected_style,
             ),
-            "irr_train": other(trained, one.example, rng).chosen,
+            "irr_train": other(trained, pair.example, rng).chosen,
             "irr_test": irr_test,
             "irr_hum": lexicon.tale(rng),
-            "random_permute": shuffled(one.example.chosen, rng),
+            "random_permute": shuffled(pair.example.chosen, rng),
             "random_nonhum": shuffled(irr_test, rng),
         }
         rows += [
             ProbeRow(
-                pair_id=one.example.id,
-                split=one.split,
+                pair_id=pair.example.id,
+                split=pair.split,
                 kind=kind,
-                prompt=one.example.prompt,
+                prompt=pair.example.prompt,
                 response=spaced(text),
                 made_by=MADE_BY[kind],
             )

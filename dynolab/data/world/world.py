@@ -83,8 +83,8 @@ class World:
         True iff `world.truth[fact.entity, fact.attribute] == fact.value`.
         """
         entities = frozenset(entity for entity, _ in self.truth)
-        found = lexicon.facts_in(text, entities)
-        return found[0] if len(found) == 1 else None
+        facts = lexicon.facts_in(text, entities)
+        return facts[0] if len(facts) == 1 else None
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """Word-level tokenizer with pad, bos, eos and unk; prompts get bos."""
@@ -134,8 +134,8 @@ def build_world(config: WorldConfig) -> World:
         config=config,
         truth={(fact.entity, fact.attribute): fact.value for fact in facts},
         corpus=_corpus(facts, asked, words, config),
-        pairs=[one.example for one in train],
-        heldout=[one.example for one in heldout],
+        pairs=[pair.example for pair in train],
+        heldout=[pair.example for pair in heldout],
         probes=build_world_probes(train, heldout, facts[asked:], words, _stream(config, "probes")),
         words=words,
     )

@@ -52,26 +52,26 @@ def rows_from_policy(
         how = "sampled" if kind == "chosen_initial" else f"rephrased, prompt selfr-{VERSION}"
         made_by = f"{how}, by {policy.name} at temperature {sampling.temperature:g}"
         asked, silent = _split(watched, kind)
-        prompts = [_prompt(write, one, kind) for one in asked]
-        said = sample_responses(policy.model, policy.tokenizer, prompts, sampling)
-        for one, response in zip(asked, said, strict=True):
+        prompts = [_prompt(write, pair, kind) for pair in asked]
+        responses = sample_responses(policy.model, policy.tokenizer, prompts, sampling)
+        for pair, response in zip(asked, responses, strict=True):
             flags = () if response.finished else ("cut",)
-            rows.append(one.row(kind, response.text, made_by, *flags))
+            rows.append(pair.row(kind, response.text, made_by, *flags))
         missing += [
-            Missing.of(one, kind, "the chosen answer has no words to rephrase") for one in silent
+            Missing.of(pair, kind, "the chosen answer has no words to rephrase") for pair in silent
         ]
     return rows, missing
 
 
 def _split(watched: Sequence[Watched], kind: PolicyKind) -> tuple[list[Watched], list[Watched]]:
     """Pairs that have what a kind is made from, and those that lack it."""
-    asked = [one for one in watched if kind == "chosen_initial" or one.pair.chosen.strip()]
-    there = {(one.split, one.pair.id) for one in asked}
-    return asked, [one for one in watched if (one.split, one.pair.id) not in there]
+    asked = [pair for pair in watched if kind == "chosen_initial" or pair.example.chosen.strip()]
+    there = {(pair.split, pair.example.id) for pair in asked}
+    return asked, [pair for pair in watched if (pair.split, pair.example.id) not in there]
 
 
-def _prompt(write: Write, one: Watched, kind: PolicyKind) -> str:
+def _prompt(write: Write, watched: Watched, kind: PolicyKind) -> str:
     if kind == "chosen_initial":
-        return one.pair.prompt
-    turn = {"role": "user", "content": REPHRASE.format(text=one.pair.chosen.strip())}
-    return write([turn], one.pair.id)
+        return watched.example.prompt
+    turn = {"role": "user", "content": REPHRASE.format(text=watched.example.chosen.strip())}
+    return write([turn], watched.example.id)

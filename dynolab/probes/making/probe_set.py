@@ -130,9 +130,9 @@ class ProbeSet:
     def counts(self) -> dict[str, float]:
         """Rows, missing ones and every flag, each with how often."""
         flags = Counter(flag for row in self.rows for flag in row.flags)
-        found = {"probes/rows": len(self.rows), "probes/missing": len(self.missing)}
+        sizes = {"probes/rows": len(self.rows), "probes/missing": len(self.missing)}
         named = {f"probes/flag_{name}": count for name, count in sorted(flags.items())}
-        return {name: float(count) for name, count in (found | named).items()}
+        return {name: float(count) for name, count in (sizes | named).items()}
 
 
 def build_probe_set(
@@ -171,20 +171,20 @@ def build_probe_set(
     if config.policy_kinds:
         if policy is None:
             raise ConfigError("kinds", config.policy_kinds[0], "needs the untrained policy")
-        found, lost = rows_from_policy(
+        made, lost = rows_from_policy(
             policy, watched, kinds=config.policy_kinds, sampling=config.sampling
         )
-        rows, missing = rows + found, missing + lost
+        rows, missing = rows + made, missing + lost
     if config.writer_kinds:
         if endpoint is None:
             raise ConfigError("kinds", config.writer_kinds[0], "needs the writer's endpoint")
-        found, lost = rows_from_writer(
+        made, lost = rows_from_writer(
             endpoint, watched, kinds=config.writer_kinds, on_progress=on_progress
         )
-        _check_missing(config, len(found), lost)
-        rows, missing = rows + found, missing + lost
+        _check_missing(config, len(made), lost)
+        rows, missing = rows + made, missing + lost
     tokenizer = None if policy is None else policy.tokenizer
-    flagged = flag_rows(rows, [one.pair for one in watched], TrainingTexts(train), tokenizer)
+    flagged = flag_rows(rows, [pair.example for pair in watched], TrainingTexts(train), tokenizer)
     return ProbeSet(_ordered(flagged, watched, config.kinds), missing)
 
 
@@ -195,20 +195,20 @@ def _taken(
     if absent := [kind for kind in kinds if not any(kind == key[2] for key in there)]:
         raise ConfigError("taken", absent[0], "the data bring no rows of this kind; have it made")
     rows, missing = [], []
-    for one in watched:
+    for pair in watched:
         for kind in kinds:
-            row = there.get((one.split, one.pair.id, kind))
+            row = there.get((pair.split, pair.example.id, kind))
             if row is not None:
                 rows.append(row)
-            elif kind not in OF_REJECTED or one.pair.rejected is not None:
-                missing.append(Missing.of(one, kind, "the data bring no such row for this pair"))
+            elif kind not in OF_REJECTED or pair.example.rejected is not None:
+                missing.append(Missing.of(pair, kind, "the data bring no such row for this pair"))
     return rows, missing
 
 
 def _check_missing(config: ProbeSetConfig, made: int, missing: Sequence[Missing]) -> None:
     wanted = made + len(missing)
     if len(missing) > config.most_missing * wanted:
-        reason, times = Counter(one.reason for one in missing).most_common(1)[0]
+        reason, times = Counter(row.reason for row in missing).most_common(1)[0]
         raise ConfigError(
             "most_missing",
             config.most_missing,
@@ -221,5 +221,5 @@ def _ordered(
     rows: Sequence[ProbeRow], watched: Sequence[Watched], kinds: Sequence[Kind]
 ) -> list[ProbeRow]:
     by_name = {(row.split, row.pair_id, row.kind): row for row in rows}
-    names = [(one.split, one.pair.id, kind) for one in watched for kind in kinds]
+    names = [(pair.split, pair.example.id, kind) for pair in watched for kind in kinds]
     return [by_name[name] for name in names if name in by_name]

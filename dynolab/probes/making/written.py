@@ -87,26 +87,26 @@ def rows_from_writer(
     **Raises:** as `Endpoint.ask`.
     """
     wanted = [
-        (one, kind)
-        for one in watched
+        (pair, kind)
+        for pair in watched
         for kind in kinds
-        if kind not in OF_REJECTED or one.pair.rejected is not None
+        if kind not in OF_REJECTED or pair.example.rejected is not None
     ]
-    asked = [(one, kind) for one, kind in wanted if _original(one, kind)]
-    answers = endpoint.ask([_request(one, kind) for one, kind in asked], on_progress)
+    asked = [(pair, kind) for pair, kind in wanted if _original(pair, kind)]
+    answers = endpoint.ask([_request(pair, kind) for pair, kind in asked], on_progress)
     rows = []
     missing = [
-        Missing.of(one, kind, "the answer to write from has no words")
-        for one, kind in wanted
-        if not _original(one, kind)
+        Missing.of(pair, kind, "the answer to write from has no words")
+        for pair, kind in wanted
+        if not _original(pair, kind)
     ]
-    for (one, kind), answer in zip(asked, answers, strict=True):
+    for (pair, kind), answer in zip(asked, answers, strict=True):
         if isinstance(answer, Failure):
-            missing.append(Missing.of(one, kind, answer.reason))
+            missing.append(Missing.of(pair, kind, answer.reason))
         elif answer.declined:
-            missing.append(Missing.of(one, kind, "the writer declined"))
+            missing.append(Missing.of(pair, kind, "the writer declined"))
         else:
-            rows.append(_row(one, kind, answer, _made_by(endpoint, kind)))
+            rows.append(_row(pair, kind, answer, _made_by(endpoint, kind)))
     return rows, missing
 
 
@@ -117,14 +117,14 @@ def has_text(answer: str) -> bool:
 
 def _text(answer: str) -> tuple[str, bool]:
     """The text, and whether it stood between tags."""
-    found = _ANSWER.search(answer)
-    return (found[1].strip(), True) if found else (answer.strip(), False)
+    match = _ANSWER.search(answer)
+    return (match[1].strip(), True) if match else (answer.strip(), False)
 
 
-def _row(one: Watched, kind: WriterKind, answer: Answered, made_by: str) -> ProbeRow:
+def _row(watched: Watched, kind: WriterKind, answer: Answered, made_by: str) -> ProbeRow:
     text, tagged = _text(answer.text)
     flags = [*([] if tagged else ["untagged"]), *(["cut"] if answer.cut else [])]
-    return one.row(kind, text, made_by, *flags)
+    return watched.row(kind, text, made_by, *flags)
 
 
 def _made_by(endpoint: Endpoint, kind: WriterKind) -> str:
@@ -133,16 +133,18 @@ def _made_by(endpoint: Endpoint, kind: WriterKind) -> str:
     return f"written by {config.model}{heat}, prompt {PROMPT_OF[kind]}-{VERSION}"
 
 
-def _original(one: Watched, kind: WriterKind) -> str:
+def _original(watched: Watched, kind: WriterKind) -> str:
     side = ORIGINAL.get(kind, "chosen")
-    return ((one.pair.chosen if side == "chosen" else one.pair.rejected) or "").strip()
+    return (
+        (watched.example.chosen if side == "chosen" else watched.example.rejected) or ""
+    ).strip()
 
 
-def _request(one: Watched, kind: WriterKind) -> Request:
-    prompt, text = PROMPTS[PROMPT_OF[kind]], _original(one, kind)
+def _request(watched: Watched, kind: WriterKind) -> Request:
+    prompt, text = PROMPTS[PROMPT_OF[kind]], _original(watched, kind)
     if kind != "irr_hum":
         return Request(text=prompt.format(text=text))
-    name = f"{one.split}/{one.pair.id}"
+    name = f"{watched.split}/{watched.example.id}"
     subject = SUBJECTS[int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(SUBJECTS)]
     words = len(text.split())
     return Request(text=prompt.format(words=words, subject=subject), sample=name)

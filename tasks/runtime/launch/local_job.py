@@ -217,7 +217,7 @@ def rank_ends(failures: Path, logs: Path) -> list[RankEnd]:
         if file.stem[5:].isdecimal() and (record := _read(file, _Record))
     }
     first_second = min((second for _, second in ends.values()), default=0)
-    found = []
+    bad_ends = []
     for rank in sorted(ends.keys() | records.keys()):
         lines, record = last_lines(logs / f"rank-{rank}.log"), records.get(rank)
         if record:
@@ -239,8 +239,8 @@ def rank_ends(failures: Path, logs: Path) -> list[RankEnd]:
                 time=second,
                 last_lines=lines,
             )
-        found.append(end)
-    return found
+        bad_ends.append(end)
+    return bad_ends
 
 
 class _Record(BaseModel):

@@ -171,7 +171,7 @@ def _joined(rendezvous: Rendezvous, while_running: Callable[[], None]) -> Iterat
                         rendezvous.hosts,
                         f"{len(others) + 1} of them came to {rendezvous} in {JOIN_SECONDS:.0f} s;"
                         " run `dynolab join` on the others, with the same DYNOLAB_RENDEZVOUS"
-                        + arrivals.strangers_told(),
+                        + arrivals.describe_strangers(),
                     )
         yield others
     finally:
@@ -214,7 +214,7 @@ class _Arrivals:
             self._strangers.add(peer.address)
             log.warning("%s came to the rendezvous%s", peer.address, _WITHOUT_KEY)
 
-    def strangers_told(self) -> str:
+    def describe_strangers(self) -> str:
         """Who came without the key, for people."""
         if not self._strangers:
             return ""

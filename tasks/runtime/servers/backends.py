@@ -94,7 +94,7 @@ def variables(postgres: str, redis: str, store: Mapping[str, str]) -> Backing:
 
 def missing_programs() -> list[str]:
     """Debian packages without which the full profile cannot start."""
-    return sorted({package for name, package in _PACKAGES.items() if _found(name) is None})
+    return sorted({package for name, package in _PACKAGES.items() if _program_path(name) is None})
 
 
 def write_environment(file: Path, variables: Mapping[str, str]) -> None:
@@ -103,7 +103,7 @@ def write_environment(file: Path, variables: Mapping[str, str]) -> None:
     write_private(file, content)
 
 
-def _found(program: str) -> Path | None:
+def _program_path(program: str) -> Path | None:
     """A program on the path, or where Debian keeps PostgreSQL's."""
     if on_path := shutil.which(program):
         return Path(on_path)
@@ -111,14 +111,14 @@ def _found(program: str) -> Path | None:
 
 
 def _program(name: str) -> str:
-    found = _found(name)
-    if found is None:
+    path = _program_path(name)
+    if path is None:
         raise ConfigError(
             "PROFILE",
             "full",
             f"needs {name}, which is not installed: apt-get install {_PACKAGES[name]}",
         )
-    return str(found)
+    return str(path)
 
 
 @contextmanager

@@ -62,11 +62,11 @@ def use_services(home: Path, names: Sequence[str] = ALL) -> Services:
     """
     running = running_services(home)
     logs = home.resolve() / "logs"
-    found = [Service(n, running[n], logs / f"{n}.log") for n in names if n in running]
+    standing = [Service(n, running[n], logs / f"{n}.log") for n in names if n in running]
     missing = [name for name in names if name not in running]
     free = {name: DEFAULT_PORTS[name] for name in missing if not port_in_use(DEFAULT_PORTS[name])}
     started = start_services(home, missing, ports=free)
-    return Services(started.home, (*found, *started.services))
+    return Services(started.home, (*standing, *started.services))
 
 
 @contextmanager

@@ -172,13 +172,13 @@ def marked_processes(marker: str) -> list[int]:
 def variable_of_all(name: str) -> dict[int, str]:
     """Living processes whose initial environment has the variable, and its value in each."""
     start = f"{name}=".encode()
-    found = {}
+    values = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # ended meanwhile, or another user's; a zombie's is empty
             for entry in (folder / "environ").read_bytes().split(b"\0"):
                 if entry.startswith(start):
-                    found[int(folder.name)] = entry[len(start) :].decode("utf-8", "replace")
-    return found
+                    values[int(folder.name)] = entry[len(start) :].decode("utf-8", "replace")
+    return values
 
 
 def listening_socket(port: int = 0, host: str = LOOPBACK) -> socket.socket:
