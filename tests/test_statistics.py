@@ -155,6 +155,7 @@ def test_an_interval_is_clear_on_one_side_of_zero_alone() -> None:
     unknown = {"mean": None, "low": None, "high": None, "n": 0}
     assert Interval(NAN, NAN, np.inf, 0).as_dict() == unknown
     assert Interval(2, 1, 3, 5).as_dict() == {"mean": 2, "low": 1, "high": 3, "n": 5}
+    assert Interval(2, 1, 3, 5).times(0.5) == Interval(1, 0.5, 1.5, 5)
 
 
 def test_the_bootstrap_of_a_mean_is_scipys() -> None:

@@ -120,6 +120,9 @@ def test_a_derivative_is_taken_at_the_given_weights(policy: PolicyFunction) -> N
     assert policy.derivatives(square_sum, at, [d]).tolist() == [[pytest.approx(6.0 * size)]]
     own = 2 * float(policy.weights[name].sum())
     assert policy.derivatives(square_sum, {}, [d]).tolist() == [[pytest.approx(own)]]
+    # What does not move stands where the weights named have it.
+    product = policy.derivatives(lambda w: (w[name].sum() * w[other].sum())[None], at, [d])
+    assert product.tolist() == [[pytest.approx(size * 3.0 * policy.weights[other].numel())]]
     # Both directions share a pass; each leaves the other's parameter still.
     both = policy.derivatives(square_sum, at, [d, {other: torch.ones_like(policy.weights[other])}])
     assert both[:, 0].tolist() == [
