@@ -150,7 +150,7 @@ def test_redis_lets_nobody_in_without_its_password_wherever_the_home_is(tmp_path
 def test_a_missing_program_is_named_with_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backing_module, "_found", lambda program: None)
+    monkeypatch.setattr(backing_module, "_program_path", lambda program: None)
     with pytest.raises(ConfigError, match=r"needs postgres.*apt-get install postgresql"):
         backing_services(tmp_path, {}).__enter__()
 
