@@ -187,8 +187,9 @@ def tried(profile: str, folder: Path) -> tuple[dict[str, Found], bool]:
         target = doors.target_of(owner, home, processes, **known)
         before = owner.state()
         by_user = doors.tried_by_another_user(target)
+        after = owner.state()
         by_user["all ways together change something"] = (
-            None if owner.state() == before else "something changed"
+            None if after == before else f"{before} became {after}"
         )
         for address, port in addresses:
             by_user[f"port of {doors.program_at(port)}: reach it from elsewhere"] = (
