@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import vjp, vmap
 
 from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_finite
+from dynolab.forces.function.logit_function import call_at
 from dynolab.forces.map.factors import differing
 
 TOGETHER = 64
@@ -107,7 +108,7 @@ def image_factors(
     """Gradients of each image's `c_r · logits` as factors; those of `generic` parameters whole."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
     with torch.enable_grad(), _recorded(model, generic) as calls:
-        logits = functional_call(model, weights, (images,))
+        logits = call_at(model, weights, images)
     if logits.shape != (len(images), cotangents.shape[-1]):
         raise ConfigError(
             "model",
@@ -266,7 +267,7 @@ def _whole(
 
     def of_image(image: Tensor, pulls: Tensor) -> dict[str, Tensor]:
         _, back = vjp(  # type: ignore[misc]
-            lambda w: functional_call(model, {**fixed, **w}, (image[None],))[0],
+            lambda w: call_at(model, {**fixed, **w}, image[None])[0],
             {name: weights[name] for name in sorted(names)},
         )
         (gradients,) = vmap(back)(pulls)
@@ -284,7 +285,7 @@ def without_layer(model: nn.Module, images: Float[Tensor, "images ..."]) -> froz
     """
     leaves = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
     with torch.enable_grad():
-        logits = functional_call(model, leaves, (images,))
+        logits = call_at(model, leaves, images)
     generator = torch.Generator().manual_seed(0)
     cotangents = torch.randn(logits.shape, generator=generator).to(logits)
     gradients = torch.autograd.grad(
