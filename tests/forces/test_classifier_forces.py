@@ -87,6 +87,19 @@ def test_the_kernel_is_that_of_the_general_engine() -> None:
     assert torch.allclose(classifier_kernel(model, x[:1], x[1:], CLASSES)[0, 0], block, rtol=1e-9)
 
 
+def test_a_network_with_one_module_under_two_names_is_left_as_it_was() -> None:
+    torch.manual_seed(0)
+    model, x = Odd().double(), images(2, 0)
+    before = classifier_kernel(model, x, x, CLASSES)
+    own = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    model.again = model.twice
+    for _ in range(2):
+        assert torch.allclose(classifier_kernel(model, x, x, CLASSES), before, rtol=1e-10)
+    weights = dict(model.named_parameters())
+    assert weights.keys() == own.keys()
+    assert all(torch.equal(weight, own[name]) for name, weight in weights.items())
+
+
 def test_parameters_that_do_not_act_as_a_layer_are_found() -> None:
     torch.manual_seed(0)
     assert without_layer(network("lenet"), images(2, 0)) == frozenset()
