@@ -19,8 +19,8 @@ from dynolab.forces.map.gram import Kernel
 from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_batch, objective_logps, step_totals
-from dynolab.objectives import Objective
-from dynolab.training.record import Recorded
+from dynolab.objectives import Objective, build_objective
+from dynolab.training.record import Recorded, StepRecord
 
 SAMPLE_TOKENS = 4
 """Response tokens on which the parameters' rules are tried: each has its own random weight."""
@@ -70,8 +70,7 @@ def pose(
     if not observed or not updating:
         empty = "updating" if observed else "observed"
         raise ConfigError(empty, [], "give at least one response")
-    trained = [(one.id, *pushed) for one in updating for pushed in one.responses(objective.sides)]
-    plain = [sequence for *_, sequence in trained]
+    plain = [sequence for one in updating for _, sequence in one.responses(objective.sides)]
     for what, responses in (("observed", observed), ("updating", plain)):
         for number, response in enumerate(responses):
             check_response(f"{what}[{number}]", response, policy.causal)
@@ -85,37 +84,52 @@ def pose(
     return Problem(
         kernel=kernel,
         observed=[WeightedResponse.own(one, policy, observed_temperature) for one in observed],
-        updating=_weighted(kernel, updating, objective),
-        labels=[
-            Updating(name, "chosen" if side == CHOSEN else "rejected", _response(sequence))
-            for name, side, sequence in trained
-        ],
+        updating=weighted(updating, objective, policy, kernel.at),
+        labels=labelled(updating, objective),
         rate=rate,
     )
 
 
+def updating_responses(
+    record: StepRecord, policy: PolicyFunction
+) -> tuple[list[WeightedResponse], list[Updating]]:
+    """The responses of a recorded step with the objective's c at the weights before it."""
+    objective = build_objective(record.facts.objective)
+    at = policy.cast(record.before)
+    return weighted(record.examples, objective, policy, at), labelled(record.examples, objective)
+
+
+def labelled(updating: Sequence[Recorded], objective: Objective) -> list[Updating]:
+    """The responses that an objective trains on, example after example."""
+    return [
+        Updating(example.id, "chosen" if side == CHOSEN else "rejected", _response(sequence))
+        for example in updating
+        for side, sequence in example.responses(objective.sides)
+    ]
+
+
 @torch.no_grad()
-def _weighted(
-    kernel: Kernel, updating: Sequence[Recorded], objective: Objective
+def weighted(
+    updating: Sequence[Recorded], objective: Objective, policy: PolicyFunction, at: Weights
 ) -> list[WeightedResponse]:
     """The updating responses, every token with the objective's c, one example at a time."""
     totals = step_totals(updating, objective)
-    weighted = []
-    for one in updating:
-        batch = objective_batch([one], objective, totals, kernel.policy)
-        logps = objective_logps(kernel.policy, kernel.at, batch, objective)
+    responses = []
+    for example in updating:
+        batch = objective_batch([example], objective, totals, policy)
+        logps = objective_logps(policy, at, batch, objective)
         token_weights = objective.token_weights(logps, batch).reshape(len(logps), -1)
-        sequences = [sequence for _, sequence in one.responses(objective.sides)]
+        sequences = [sequence for _, sequence in example.responses(objective.sides)]
         lengths = [sequence.response_length for sequence in sequences]
         # A batch may list likelier tokens that a loss does not read: it has no weights for them.
         targets = batch.targets[:, : token_weights.shape[1]]
-        weighted += [
-            WeightedResponse(sequence, own, weights, one.temperature)
+        responses += [
+            WeightedResponse(sequence, own, weights, example.temperature)
             for sequence, own, weights in zip(
                 sequences, targets.split(lengths), token_weights.split(lengths), strict=True
             )
         ]
-    return weighted
+    return responses
 
 
 def _response(sequence: Encoded) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from dynolab.forces.function.logit_function import Weights
-from dynolab.training.config import OptimizerConfig
 from dynolab.training.record import StepFacts
 
 
@@ -31,80 +30,118 @@ class FrozenUpdate:
         return {name: -self.scale[name] * g for name, g in gradient.items()}
 
 
+@dataclass(frozen=True)
+class OptimizerMap:
+    """One parameter's step with its momentum b: `b' = carry b + into ⊙ g + pull`,
+    `Δθ = direct − out ⊙ b'`.
+
+    g is the gradient before clipping; `into` holds the clip factor, `pull` the decay that goes
+    through momentum, `direct` the decay that does not. The second moment is frozen at its value
+    after the step. `momentum` is b before the step.
+    """
+
+    momentum: Tensor
+    carry: float
+    into: Tensor
+    pull: Tensor
+    out: Tensor
+    direct: Tensor
+
+    @property
+    def scale(self) -> Tensor:
+        """What the step itself makes of the gradient: `Δθ = −scale ⊙ g + history`."""
+        return self.out * self.into
+
+    @property
+    def history(self) -> Tensor:
+        """What the step would do without this batch: momentum so far and weight decay."""
+        return self.direct - self.out * (self.carry * self.momentum + self.pull)
+
+
+def optimizer_map(
+    facts: StepFacts, theta: Tensor, state: Mapping[str, Tensor], gradient: Tensor
+) -> OptimizerMap:
+    """One parameter's map of one realised step.
+
+    **Arguments:**
+
+    - `facts`: learning rate, clip factor, optimizer and number of the step.
+    - `theta`: the parameter before the step.
+    - `state`: the optimizer's tensors before the step; what is missing is zero.
+    - `gradient`: the whole gradient of the loss, before clipping.
+    """
+    return _MAPS[facts.optimizer.name](facts, theta, state, gradient)
+
+
 def freeze_update(
     facts: StepFacts,
     before: Weights,
     state: Mapping[str, Mapping[str, Tensor]],
     gradient: Weights,
 ) -> FrozenUpdate:
-    """The affine map of one realised step.
-
-    **Arguments:**
-
-    - `facts`: learning rate, clip factor, optimizer and number of the step.
-    - `before`: weights before the step.
-    - `state`: the optimizer's tensors before the step; what is missing is zero.
-    - `gradient`: the whole gradient of the loss, before clipping.
-    """
-    parts = {
-        name: _MAPS[facts.optimizer.name](facts, before[name], dict(state.get(name, {})), g)
+    """The affine map of one realised step, of all parameters (`optimizer_map`)."""
+    maps = {
+        name: optimizer_map(facts, before[name], state.get(name, {}), g)
         for name, g in gradient.items()
     }
     return FrozenUpdate(
-        scale={name: part[0] for name, part in parts.items()},
-        history={name: part[1] for name, part in parts.items()},
+        scale={name: own.scale for name, own in maps.items()},
+        history={name: own.history for name, own in maps.items()},
     )
 
 
-def _sgd(
-    facts: StepFacts, theta: Tensor, state: dict[str, Tensor], g: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`b' = μ b + (κ g + λ θ)`, `Δθ = −η b'`; κ the clip factor, b = 0 before the first step."""
-    eta, kappa, config = _numbers(facts)
-    buffer = state.get("momentum_buffer", torch.zeros_like(g))
-    scale = torch.full_like(g, eta * kappa)
-    history = -eta * (config.momentum * buffer + config.weight_decay * theta)
-    return scale, history
+def _sgd(facts: StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor) -> OptimizerMap:
+    """`b' = μ b + κ g + λ θ`, `Δθ = −η b'`; κ the clip factor, b = 0 before the first step."""
+    config = facts.optimizer
+    return OptimizerMap(
+        momentum=state.get("momentum_buffer", torch.zeros_like(g)),
+        carry=config.momentum,
+        into=torch.full_like(g, facts.clip_factor),
+        pull=config.weight_decay * theta,
+        out=torch.full_like(g, facts.learning_rate),
+        direct=torch.zeros_like(g),
+    )
 
 
-def _adamw(
-    facts: StepFacts, theta: Tensor, state: dict[str, Tensor], g: Tensor
-) -> tuple[Tensor, Tensor]:
+def _adamw(facts: StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor) -> OptimizerMap:
     """Decoupled decay (Loshchilov & Hutter, arXiv 1711.05101), torch's order of operations.
 
     `m' = β₁ m + (1 − β₁) κ g`, `v' = β₂ v + (1 − β₂)(κ g)²`,
     `Δθ = −η λ θ − η/(1 − β₁ᵗ) · m'/D`, `D = √v'/√(1 − β₂ᵗ) + ε`.
     """
-    eta, kappa, config = _numbers(facts)
+    eta, kappa, config = facts.learning_rate, facts.clip_factor, facts.optimizer
     beta1, beta2 = config.betas
     t = facts.step + 1
-    m = state.get("exp_avg", torch.zeros_like(g))
     v = state.get("exp_avg_sq", torch.zeros_like(g))
     v_after = beta2 * v + (1 - beta2) * (kappa * g).square()
     denominator = v_after.sqrt() / (1 - beta2**t) ** 0.5 + config.epsilon
-    rate = eta / (1 - beta1**t) / denominator
-    scale = rate * (1 - beta1) * kappa
-    history = -eta * config.weight_decay * theta - rate * beta1 * m
-    return scale, history
+    return OptimizerMap(
+        momentum=state.get("exp_avg", torch.zeros_like(g)),
+        carry=beta1,
+        into=torch.full_like(g, (1 - beta1) * kappa),
+        pull=torch.zeros_like(g),
+        out=eta / (1 - beta1**t) / denominator,
+        direct=-eta * config.weight_decay * theta,
+    )
 
 
 def _rmsprop(
-    facts: StepFacts, theta: Tensor, state: dict[str, Tensor], g: Tensor
-) -> tuple[Tensor, Tensor]:
+    facts: StepFacts, theta: Tensor, state: Mapping[str, Tensor], g: Tensor
+) -> OptimizerMap:
     """`u = κ g + λ θ`, `v' = α v + (1 − α) u²`, `b' = μ b + u/(√v' + ε)`, `Δθ = −η b'`."""
-    eta, kappa, config = _numbers(facts)
+    kappa, config = facts.clip_factor, facts.optimizer
     v = state.get("square_avg", torch.zeros_like(g))
-    buffer = state.get("momentum_buffer", torch.zeros_like(g))
     decay = config.weight_decay * theta
     v_after = config.smoothing * v + (1 - config.smoothing) * (kappa * g + decay).square()
     denominator = v_after.sqrt() + config.epsilon
-    scale = eta * kappa / denominator
-    history = -eta * (config.momentum * buffer + decay / denominator)
-    return scale, history
-
-
-def _numbers(facts: StepFacts) -> tuple[float, float, OptimizerConfig]:
-    return facts.learning_rate, facts.clip_factor, facts.optimizer
+    return OptimizerMap(
+        momentum=state.get("momentum_buffer", torch.zeros_like(g)),
+        carry=config.momentum,
+        into=kappa / denominator,
+        pull=decay / denominator,
+        out=torch.full_like(g, facts.learning_rate),
+        direct=torch.zeros_like(g),
+    )
 
 
 _MAPS = {"sgd": _sgd, "adamw": _adamw, "rmsprop": _rmsprop}

@@ -1,0 +1,1 @@
+"""The account of a whole training: who moved which answer, at which step, and what pushed back."""

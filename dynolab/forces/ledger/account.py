@@ -1,0 +1,161 @@
+"""Lines of a training's account, from its last step back to its first.
+
+With functionals q and weights θ_t, one step is `Δq_t = q(θ_{t+1}) − q(θ_t) = ⟨q̄_t, Δθ_t⟩ + O(η³)`,
+the slope `q̄_t = ½ (∇q(θ_t) + ∇q(θ_{t+1}))` being the mean of both ends (the trapezoid rule). The
+optimizer is `b_t = β b_{t−1} + into_t ⊙ g_t + pull_t`, `Δθ_t = direct_t − out_t ⊙ b_t`
+(`OptimizerMap`), and `g_t = Σ_i g_{t,i}` the gradient of the batch's responses. So
+
+`Σ_t ⟨q̄_t, Δθ_t⟩ = Σ_s (Σ_i line(s, i) + decay(s)) + carried_in`, with
+
+- `U_s = out_s ⊙ q̄_s + β U_{s+1}`: how q answers, in this and all later steps, to what enters
+  momentum at step s;
+- `line(s, i) = −⟨U_s, into_s ⊙ g_{s,i}⟩`: all that response i did at step s, at once and later;
+- `decay(s) = ⟨q̄_s, direct_s⟩ − ⟨U_s, pull_s⟩`: weight decay;
+- `carried_in = −β ⟨U_0, b_{−1}⟩`: momentum from before the first step.
+
+Learning rate, warm-up, clipping and preconditioner are inside into and out. Momentum is charged
+to the response that it came from, however long ago. U needs what comes later: the walk is
+backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dynolab.errors import ConfigError
+from dynolab.forces.function.logit_function import Weights
+from dynolab.forces.function.policy import PolicyFunction
+from dynolab.forces.ledger.functional import (
+    Functional,
+    Slopes,
+    flatten,
+    flatten_gradient,
+    slopes_of,
+)
+from dynolab.forces.map.problem import Updating, updating_responses
+from dynolab.forces.map.weighted import WeightedResponse
+from dynolab.forces.step.one_step import change_of
+from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
+from dynolab.training.record import StepRecord
+
+
+@dataclass(frozen=True)
+class StepAccount:
+    """One step's entries, in nats; a column is a functional.
+
+    `lines[i]` belongs to response `responses[i]`: what it did from this step to the last. `before`
+    and `after` are the functionals at both ends of the step, `predicted` is ⟨q̄, Δθ⟩ with the
+    step's real Δθ. `carried_in` is what the momentum that the step began with did from here on.
+    """
+
+    step: int
+    responses: tuple[Updating, ...]
+    lines: Float[Tensor, "responses functionals"]
+    decay: Float[Tensor, " functionals"]
+    carried_in: Float[Tensor, " functionals"]
+    before: Float[Tensor, " functionals"]
+    after: Float[Tensor, " functionals"]
+    predicted: Float[Tensor, " functionals"]
+
+    @property
+    def measured(self) -> Float[Tensor, " functionals"]:
+        """The step's change of every functional."""
+        return self.after - self.before
+
+    @property
+    def residual(self) -> Float[Tensor, " functionals"]:
+        """What the slopes at both ends leave unexplained, measured − predicted."""
+        return self.measured - self.predicted
+
+
+def account(
+    records: Iterable[StepRecord],
+    policy: PolicyFunction,
+    functionals: Sequence[Functional],
+    *,
+    batch_tokens: int = 16_384,
+) -> Iterator[StepAccount]:
+    """The entries of a training's steps, the last step first.
+
+    **Arguments:**
+
+    - `records`: of steps that follow each other, the last one first; each is read once.
+    - `policy`: the recorded model.
+    - `batch_tokens`: bound of sequences × padded length of one forward.
+
+    Memory: about three gradients per functional and one per response of a batch.
+
+    **Raises:** `ConfigError` where a record does not end where the one after it begins.
+    """
+    later: StepRecord | None = None
+    end: Slopes | None = None
+    sensitivity: Float[Tensor, "functionals parameters"] | None = None
+    for record in records:
+        _check_adjoining(record, later)
+        if end is None:
+            end = slopes_of(functionals, policy, record.after, batch_tokens=batch_tokens)
+        start = slopes_of(functionals, policy, record.before, batch_tokens=batch_tokens)
+        mean = (start.gradients + end.gradients) / 2
+        gradients, labels = response_gradients(record, policy)
+        step = _map_of(record, policy, gradients.sum(0))
+        sensitivity = step.out * mean + (0 if sensitivity is None else step.carry * sensitivity)
+        yield StepAccount(
+            step=record.facts.step,
+            responses=tuple(labels),
+            lines=-(gradients @ (step.into * sensitivity).T).double(),
+            decay=(mean @ step.direct - sensitivity @ step.pull).double(),
+            carried_in=-step.carry * (sensitivity @ step.momentum).double(),
+            before=start.values,
+            after=end.values,
+            predicted=(mean @ _change(record, policy)).double(),
+        )
+        later, end = record, start
+
+
+def response_gradients(
+    record: StepRecord, policy: PolicyFunction
+) -> tuple[Float[Tensor, "responses parameters"], list[Updating]]:
+    """∇_θ of the loss through each response of a step's batch; their sum is the loss' gradient."""
+    responses, labels = updating_responses(record, policy)
+    leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
+    rows = [_gradient(response, policy, leaves) for response in responses]
+    return torch.stack(rows), labels
+
+
+def _gradient(
+    response: WeightedResponse, policy: PolicyFunction, leaves: Weights
+) -> Float[Tensor, " parameters"]:
+    """`−∇ Σ_l c_l log π_l`, the objective's c held constant."""
+    return flatten_gradient(-response.scores(policy, leaves).sum(), leaves)
+
+
+def _map_of(
+    record: StepRecord, policy: PolicyFunction, gradient: Float[Tensor, " parameters"]
+) -> OptimizerMap:
+    """The whole step as one map of flat vectors."""
+    keys = sorted({key for tensors in record.state.values() for key in tensors})
+    state = {
+        key: flatten(policy.cast({name: record.state[name][key] for name in record.before}))
+        for key in keys
+    }
+    return optimizer_map(record.facts, flatten(policy.cast(record.before)), state, gradient)
+
+
+def _change(record: StepRecord, policy: PolicyFunction) -> Float[Tensor, " parameters"]:
+    return flatten(policy.cast(change_of(record.before, record.after)))
+
+
+def _check_adjoining(record: StepRecord, later: StepRecord | None) -> None:
+    if later is None or all(torch.equal(w, later.before[n]) for n, w in record.after.items()):
+        return
+    raise ConfigError(
+        "records",
+        record.facts.step,
+        f"the weights after this step are not those before step {later.facts.step}; give every "
+        "step of one training, the last one first",
+    )

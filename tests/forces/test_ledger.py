@@ -1,0 +1,210 @@
+"""The account of whole trainings: it closes, and its lines are what doses of responses do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynolab.data.batches import collate_examples, count_totals
+from dynolab.errors import ConfigError
+from dynolab.forces import PolicyFunction, View, central_difference
+from dynolab.forces.ledger.account import StepAccount, account
+from dynolab.forces.ledger.functional import Functional, Term, slopes_of
+from dynolab.objectives import DPOConfig, SFTConfig, build_objective
+from dynolab.training.config import OptimizerConfig, TrainConfig
+from dynolab.training.record import StepRecord
+from tests.forces.small_models import encoded, llama, neox, pairs, train_steps, with_reference
+
+STEPS = 5
+OPTIMIZERS = {
+    "sgd": OptimizerConfig(name="sgd", learning_rate=1e-2, weight_decay=0.1),
+    "sgd momentum": OptimizerConfig(name="sgd", learning_rate=1e-2, momentum=0.9, weight_decay=0.1),
+    "adamw": OptimizerConfig(
+        name="adamw", learning_rate=1e-3, betas=(0.8, 0.95), weight_decay=0.1, epsilon=1e-6
+    ),
+    "rmsprop momentum": OptimizerConfig(
+        name="rmsprop", learning_rate=1e-3, momentum=0.8, weight_decay=0.1, epsilon=1e-6
+    ),
+}
+FUNCTIONALS = (
+    Functional.mean("chosen", [row.chosen for row in pairs(3)]),
+    Functional("another", (Term(encoded(77), 2.0), Term(encoded(78), -0.5))),
+    Functional.mean("likeliest", [row.chosen for row in pairs(2)], likeliest=True),
+)
+
+
+def trained(
+    optimizer: OptimizerConfig, model=None, *, objective=None, steps: int = STEPS
+) -> list[StepRecord]:
+    """Clipped steps with warm-up on four pairs."""
+    model = model or neox()
+    config = TrainConfig(
+        objective=objective or DPOConfig(beta=0.5),
+        optimizer=optimizer,
+        clip_norm=0.5,
+        engine={"kind": "plain", "ranks": 1},
+    )
+    return train_steps(model, config, with_reference(model, pairs(4)), steps=steps).records
+
+
+def entries(records: Sequence[StepRecord], policy: PolicyFunction) -> list[StepAccount]:
+    """The account of records, in the order of the steps."""
+    return list(account(list(reversed(records)), policy, FUNCTIONALS))[::-1]
+
+
+def explained(steps: Sequence[StepAccount]) -> Tensor:
+    return sum(step.lines.sum(0) + step.decay for step in steps) + steps[0].carried_in
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("objective", [DPOConfig(beta=0.5), SFTConfig()], ids=["dpo", "sft"])
+def test_lines_decay_and_residual_are_the_whole_change(policy, optimizer, objective):
+    records = trained(OPTIMIZERS[optimizer], objective=objective)
+    assert any(record.facts.clip_factor < 1 for record in records)
+    steps = entries(records, policy)
+    path = sum(step.measured.abs() for step in steps)
+    whole = steps[-1].after - steps[0].before
+    residual = sum(step.residual for step in steps)
+    assert ((explained(steps) + residual - whole).abs() / path).max() < 1e-12
+    assert steps[0].carried_in.abs().max() == 0
+
+
+def test_the_residual_of_a_step_falls_with_the_third_power_of_the_rate(policy):
+    def residual(rate: float) -> Tensor:
+        optimizer = OptimizerConfig(name="sgd", learning_rate=rate)
+        (step,) = entries(trained(optimizer, steps=1), policy)
+        return step.residual[:2]  # the likeliest token may change within a step
+
+    ratio = residual(1e-2) / residual(5e-3)
+    torch.testing.assert_close(ratio, torch.full_like(ratio, 8.0), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd momentum", "adamw", "rmsprop momentum"])
+def test_an_account_of_the_last_steps_names_what_momentum_brought(policy, optimizer):
+    records = trained(OPTIMIZERS[optimizer])
+    late = entries(records[2:], policy)
+    predicted = sum(step.predicted for step in late)
+    torch.testing.assert_close(explained(late), predicted, rtol=1e-9, atol=1e-12)
+    assert late[0].carried_in.abs().max() > 0
+    whole = entries(records, policy)
+    for ours, theirs in zip(late, whole[2:], strict=True):
+        torch.testing.assert_close(ours.lines, theirs.lines)
+
+
+def dose_gradients(record: StepRecord, model, policy: PolicyFunction) -> list[dict[str, Tensor]]:
+    """Each response's gradient by autograd of the loss alone, cut off at the other responses."""
+    objective = build_objective(record.facts.objective)
+    rows = [example.encoded() for example in record.examples]
+    batch = collate_examples(rows, 0, objective.sides, count_totals(rows, objective.sides))
+    known = [
+        value
+        for example in record.examples
+        for values in (example.chosen_reference, example.rejected_reference)
+        for value in values
+    ]
+    batch = replace(batch, reference=torch.tensor(known, dtype=torch.float64))
+    leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
+    logps = policy.logps(leaves, batch)
+    (pull,) = torch.autograd.grad(objective.loss(logps, batch), logps, retain_graph=True)
+    return [
+        dict(
+            zip(
+                leaves,
+                torch.autograd.grad(
+                    (pull * logps)[batch.sequence == number].sum(),
+                    list(leaves.values()),
+                    retain_graph=True,
+                    materialize_grads=True,
+                ),
+                strict=True,
+            )
+        )
+        for number in range(len(batch.side))
+    ]
+
+
+def dose(record: StepRecord, cause: StepRecord, after: StepRecord, name: str, g: Tensor) -> Tensor:
+    """What a gradient that entered at `cause` moves at `record`; `after` holds its new state."""
+    facts, config = record.facts, record.facts.optimizer
+    age = facts.step - cause.facts.step
+    clipped = cause.facts.clip_factor * g
+    if config.name == "sgd":
+        return -facts.learning_rate * config.momentum**age * clipped
+    if config.name == "adamw":
+        beta1, beta2 = config.betas
+        v = after.state[name]["exp_avg_sq"] / (1 - beta2 ** (facts.step + 1))
+        share = (1 - beta1) * beta1**age / (1 - beta1 ** (facts.step + 1))
+        return -facts.learning_rate * share * clipped / (v.sqrt() + config.epsilon)
+    raise AssertionError(config.name)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd momentum", "adamw"])
+def test_a_line_is_what_the_response_s_doses_do_at_once_and_later(policy, optimizer):
+    """Forwards only: central differences along each dose, at both ends of every later step."""
+    model = neox()
+    records = trained(OPTIMIZERS[optimizer], model, steps=4)
+    followed, steps = records[:3], entries(records[:3], policy)
+    for cause in (0, 2):
+        gradients = dose_gradients(followed[cause], model, policy)
+        for response in (0, 3):
+            brute = torch.zeros(len(FUNCTIONALS), dtype=torch.float64)
+            for t in range(cause, 3):
+                push = {
+                    name: dose(records[t], records[cause], records[t + 1], name, g)
+                    for name, g in gradients[response].items()
+                }
+                for end in (followed[t].before, followed[t].after):
+                    brute += torch.tensor([along(q, policy, end, push) for q in FUNCTIONALS]) / 2
+            torch.testing.assert_close(steps[cause].lines[response], brute, rtol=1e-6, atol=1e-9)
+
+
+def along(functional: Functional, policy: PolicyFunction, at, push) -> float:
+    """The functional's derivative along a change, by central differences."""
+    total = 0.0
+    for term in functional.terms:
+        batch, _ = policy.batch([term.sequence])
+        view = None
+        if term.likeliest:
+            view = View.argmax(policy.logits(policy.cast(at), batch))
+        total += term.weight * float(central_difference(policy, at, push, batch, view=view).sum())
+    return total
+
+
+def test_a_functional_is_its_answers_weighted_log_probabilities(policy):
+    model = neox()
+    at = {name: p.detach() for name, p in model.named_parameters()}
+    one = slopes_of(FUNCTIONALS, policy, at, batch_tokens=8)
+    many = slopes_of(FUNCTIONALS, policy, at)
+    torch.testing.assert_close(one.gradients, many.gradients)
+    by_hand = [2.0 * logp(policy, encoded(77)) - 0.5 * logp(policy, encoded(78))]
+    assert one.values[1].item() == pytest.approx(by_hand[0])
+    best = sum(greedy(policy, row.chosen) for row in pairs(2)) / 2
+    assert one.values[2].item() == pytest.approx(best)
+
+
+def logp(policy: PolicyFunction, sequence) -> float:
+    return float(policy.logps({}, policy.batch([sequence])[0]).sum())
+
+
+def greedy(policy: PolicyFunction, sequence) -> float:
+    logits = policy.logits({}, policy.batch([sequence])[0])
+    return float(torch.log_softmax(logits, -1).amax(-1).sum())
+
+
+def test_records_that_do_not_follow_each_other_are_refused(policy):
+    records = trained(OPTIMIZERS["sgd"])
+    with pytest.raises(ConfigError, match=r"after this step are not those before step 4"):
+        entries([records[0], records[4]], policy)
+
+
+def test_in_float32_the_account_closes_to_rounding():
+    model = llama()
+    records = trained(OPTIMIZERS["adamw"], model)
+    steps = entries(records, PolicyFunction(model))
+    path = sum(step.measured.abs() for step in steps)
+    predicted = sum(step.predicted for step in steps)
+    assert ((explained(steps) - predicted).abs() / path).max() < 1e-5
