@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.likelihood.checked import CHECKS, note_check
@@ -58,7 +59,7 @@ def run_training(
     if config.engine.kind == "deepspeed":
         work.zero_stage = config.engine.zero_stage
     with Supervisor(work, states, config.steps) as supervisor:
-        start(job, work, supervisor)
+        start(job, work, supervisor.check)
     shutil.rmtree(states, ignore_errors=True)
     summary = read_value(work.output / "summary.json", TrainingSummary)
     work.step = summary.steps
@@ -101,8 +102,11 @@ def check_rows(job: TrainJob) -> None:
         load_examples(job.examples, encoder, config.objective)
 
 
-def start(job: TrainJob, work: Work[Config], supervisor: Supervisor) -> None:
-    """Runs the job: by torchrun where the engine needs ranks, else here."""
+def start(job: TrainJob, work: Work[Any], while_running: Callable[[], None]) -> None:
+    """Runs the job: by torchrun where the engine needs ranks, else here.
+
+    **Arguments:** `while_running`: called again and again while ranks run; its error ends them.
+    """
     if job.config.engine.kind == "plain":
         run(job)
         return
@@ -114,7 +118,7 @@ def start(job: TrainJob, work: Work[Config], supervisor: Supervisor) -> None:
         ranks=job.config.engine.ranks,
         logs=work.logs,
         environment={},
-        while_running=supervisor.check,
+        while_running=while_running,
         rendezvous=Rendezvous.of(Settings.from_environment()),
     )
 

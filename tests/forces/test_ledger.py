@@ -12,7 +12,7 @@ from torch import Tensor
 from dynolab.data.batches import collate_examples, count_totals
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, View, central_difference
-from dynolab.forces.ledger.account import StepAccount, account
+from dynolab.forces.ledger.account import Ledger, StepAccount
 from dynolab.forces.ledger.functional import Functional, Term, slopes_of
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from dynolab.training.config import OptimizerConfig, TrainConfig
@@ -53,7 +53,8 @@ def trained(
 
 def entries(records: Sequence[StepRecord], policy: PolicyFunction) -> list[StepAccount]:
     """The account of records, in the order of the steps."""
-    return list(account(list(reversed(records)), policy, FUNCTIONALS))[::-1]
+    ledger = Ledger(policy, FUNCTIONALS)
+    return [ledger.enter(record) for record in reversed(records)][::-1]
 
 
 def explained(steps: Sequence[StepAccount]) -> Tensor:
@@ -208,3 +209,15 @@ def test_in_float32_the_account_closes_to_rounding():
     path = sum(step.measured.abs() for step in steps)
     predicted = sum(step.predicted for step in steps)
     assert ((explained(steps) - predicted).abs() / path).max() < 1e-5
+
+
+def test_a_ledger_goes_on_from_what_it_saved(policy, tmp_path):
+    records = trained(OPTIMIZERS["adamw"])
+    whole = entries(records, policy)
+    first, second = Ledger(policy, FUNCTIONALS), Ledger(policy, FUNCTIONALS)
+    for record in reversed(records[2:]):
+        first.enter(record)
+    first.save(tmp_path / "ledger.safetensors")
+    second.load(tmp_path / "ledger.safetensors")
+    for step in (1, 0):
+        assert torch.equal(second.enter(records[step]).lines, whole[step].lines)

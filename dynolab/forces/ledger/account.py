@@ -20,11 +20,13 @@ backwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dynolab.errors import ConfigError
@@ -73,48 +75,110 @@ class StepAccount:
         return self.measured - self.predicted
 
 
-def account(
-    records: Iterable[StepRecord],
-    policy: PolicyFunction,
-    functionals: Sequence[Functional],
-    *,
-    batch_tokens: int = 16_384,
-) -> Iterator[StepAccount]:
-    """The entries of a training's steps, the last step first.
+class Ledger:
+    """The account of a training, step by step from the last back to the first.
 
     **Arguments:**
 
-    - `records`: of steps that follow each other, the last one first; each is read once.
     - `policy`: the recorded model.
+    - `functionals`: what is accounted for.
     - `batch_tokens`: bound of sequences × padded length of one forward.
 
     Memory: about three gradients per functional and one per response of a batch.
-
-    **Raises:** `ConfigError` where a record does not end where the one after it begins.
     """
-    later: StepRecord | None = None
-    end: Slopes | None = None
-    sensitivity: Float[Tensor, "functionals parameters"] | None = None
-    for record in records:
-        _check_adjoining(record, later)
-        if end is None:
-            end = slopes_of(functionals, policy, record.after, batch_tokens=batch_tokens)
-        start = slopes_of(functionals, policy, record.before, batch_tokens=batch_tokens)
+
+    def __init__(
+        self,
+        policy: PolicyFunction,
+        functionals: Sequence[Functional],
+        *,
+        batch_tokens: int = 16_384,
+    ) -> None:
+        self._policy, self._functionals = policy, functionals
+        self._batch_tokens = batch_tokens
+        self._next: _Next | None = None
+
+    def enter(self, record: StepRecord) -> StepAccount:
+        """The entries of the step before the one entered last.
+
+        **Raises:** `ConfigError` where the record does not end where the one entered last begins.
+        """
+        policy, after = self._policy, self._next
+        weights = flatten(policy.cast(record.before))
+        if after is None:
+            end, later = self._slopes(record.after), torch.zeros(())
+        else:
+            after.check_follows(record, flatten(policy.cast(record.after)))
+            end, later = after.slopes, after.sensitivity
+        start = self._slopes(record.before)
         mean = (start.gradients + end.gradients) / 2
-        gradients, labels = response_gradients(record, policy)
+        gradients, responses = response_gradients(record, policy)
         step = _map_of(record, policy, gradients.sum(0))
-        sensitivity = step.out * mean + (0 if sensitivity is None else step.carry * sensitivity)
-        yield StepAccount(
+        sensitivity = step.out * mean + step.carry * later
+        self._next = _Next(record.facts.step, weights, start, sensitivity)
+        return StepAccount(
             step=record.facts.step,
-            responses=tuple(labels),
+            responses=tuple(responses),
             lines=-(gradients @ (step.into * sensitivity).T).double(),
             decay=(mean @ step.direct - sensitivity @ step.pull).double(),
             carried_in=-step.carry * (sensitivity @ step.momentum).double(),
             before=start.values,
             after=end.values,
-            predicted=(mean @ _change(record, policy)).double(),
+            predicted=(
+                mean @ flatten(policy.cast(change_of(record.before, record.after)))
+            ).double(),
         )
-        later, end = record, start
+
+    def save(self, file: Path) -> None:
+        """Writes what the steps still to come need, so that `load` goes on from here."""
+        if self._next is not None:
+            save_file(self._next.tensors(), file)
+
+    def load(self, file: Path) -> None:
+        """Reads what `save` wrote of a ledger of the same policy and functionals."""
+        tensors = load_file(file)
+        device = self._policy.device
+        self._next = _Next.of({name: tensor.to(device) for name, tensor in tensors.items()})
+
+    def _slopes(self, at: Weights) -> Slopes:
+        return slopes_of(self._functionals, self._policy, at, batch_tokens=self._batch_tokens)
+
+
+@dataclass(frozen=True)
+class _Next:
+    """The step entered last, which the next one entered comes before."""
+
+    step: int
+    weights: Float[Tensor, " parameters"]
+    slopes: Slopes
+    sensitivity: Float[Tensor, "functionals parameters"]
+
+    def check_follows(self, record: StepRecord, after: Float[Tensor, " parameters"]) -> None:
+        if not torch.equal(after, self.weights):
+            raise ConfigError(
+                "records",
+                record.facts.step,
+                f"the weights after this step are not those before step {self.step}; give every "
+                "step of one training, the last one first",
+            )
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            "step": torch.tensor(self.step),
+            "weights": self.weights,
+            "values": self.slopes.values,
+            "gradients": self.slopes.gradients,
+            "sensitivity": self.sensitivity,
+        }
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> _Next:
+        return cls(
+            step=int(tensors["step"]),
+            weights=tensors["weights"],
+            slopes=Slopes(tensors["values"], tensors["gradients"]),
+            sensitivity=tensors["sensitivity"],
+        )
 
 
 def response_gradients(
@@ -144,18 +208,3 @@ def _map_of(
         for key in keys
     }
     return optimizer_map(record.facts, flatten(policy.cast(record.before)), state, gradient)
-
-
-def _change(record: StepRecord, policy: PolicyFunction) -> Float[Tensor, " parameters"]:
-    return flatten(policy.cast(change_of(record.before, record.after)))
-
-
-def _check_adjoining(record: StepRecord, later: StepRecord | None) -> None:
-    if later is None or all(torch.equal(w, later.before[n]) for n, w in record.after.items()):
-        return
-    raise ConfigError(
-        "records",
-        record.facts.step,
-        f"the weights after this step are not those before step {later.facts.step}; give every "
-        "step of one training, the last one first",
-    )

@@ -1,0 +1,93 @@
+"""A ledger's entries as tables (`dynolab.results.ledger`), and how well they close."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dynolab.forces.ledger.account import StepAccount
+from dynolab.results.ledger import TABLES, LedgerSummary, read_table, write_table
+
+PER_STEP = ("before", "after", "predicted", "decay", "carried_in")
+
+
+class LedgerTables:
+    """Collects entries, the last step first; `names` are those of the functionals."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._tables: dict[str, dict[str, list[object]]] = {
+            name: {column: [] for column in columns} for name, columns in TABLES.items()
+        }
+
+    def add(self, entries: StepAccount) -> None:
+        """Appends one step's entries."""
+        count = len(entries.responses)
+        self._append(
+            "steps",
+            step=[entries.step] * len(self._names),
+            functional=self._names,
+            **{column: getattr(entries, column).tolist() for column in PER_STEP},
+        )
+        self._append(
+            "responses",
+            step=[entries.step] * count,
+            response=list(range(count)),
+            example=[response.id for response in entries.responses],
+            side=[response.side for response in entries.responses],
+            tokens=[list(response.tokens) for response in entries.responses],
+        )
+        self._append(
+            "lines",
+            step=[entries.step] * entries.lines.numel(),
+            response=[number for number in range(count) for _ in self._names],
+            functional=self._names * count,
+            nats=entries.lines.flatten().tolist(),
+        )
+
+    def _append(self, table: str, **columns: Sequence[object]) -> None:
+        for name, values in columns.items():
+            self._tables[table][name] += values
+
+    def write(self, folder: Path) -> None:
+        """Writes the tables into a folder."""
+        for name, columns in self._tables.items():
+            write_table(folder, name, columns)
+
+    def load(self, folder: Path) -> None:
+        """Goes on from tables that were written."""
+        for name in self._tables:
+            self._append(name, **read_table(folder, name))
+
+    def summary(self) -> LedgerSummary:
+        """How well the account closes."""
+        steps, lines = self._arrays("steps"), self._arrays("lines")
+        closures, shares = [], []
+        for name in self._names:
+            own = steps["functional"] == name
+            order = np.argsort(steps["step"][own])
+            before, after, predicted, decay, carried_in = (
+                steps[column][own][order].astype(float) for column in PER_STEP
+            )
+            change = after - before
+            path = np.abs(change).sum()
+            residual = (change - predicted).sum()
+            nats = lines["nats"][lines["functional"] == name].astype(float).sum()
+            explained = nats + decay.sum() + carried_in[0]
+            closures.append(abs(explained + residual - (after[-1] - before[0])) / path)
+            shares.append(abs(residual) / path)
+        return LedgerSummary(
+            steps=len(set(self._tables["steps"]["step"])),
+            responses=len(self._tables["responses"]["step"]),
+            closure=max(closures),
+            residual_share=max(shares),
+        )
+
+    def _arrays(self, table: str) -> dict[str, np.ndarray]:
+        return {
+            name: np.array(values)
+            for name, values in self._tables[table].items()
+            if name != "tokens"
+        }

@@ -1,0 +1,141 @@
+"""Data of a ledger's figures: what every response of a training did to each functional."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+from numpy import ndarray
+
+from dynolab.data.rows import read_value
+from dynolab.report.inputs.files import rows
+from dynolab.results.ledger import FunctionalRow, LedgerSummary, read_table
+
+
+@dataclass(frozen=True)
+class FunctionalAccount:
+    """The account of one functional over a whole training, in nats.
+
+    `start`, `end`: its values; `lines`: one for each of the training's responses; `decay`: what
+    weight decay did; `carried_in`: what momentum from before the first step did; `residual`: what
+    the first order leaves unexplained; `path`: its value before every step, and after the last.
+    """
+
+    row: FunctionalRow
+    start: float
+    end: float
+    lines: Float[ndarray, " responses"]
+    decay: float
+    carried_in: float
+    residual: float
+    path: Float[ndarray, " states"]
+
+
+@dataclass(frozen=True)
+class Pusher:
+    """What one example did to a functional over the training, in nats, and the steps it did it."""
+
+    example: str
+    total: float
+    from_chosen: float
+    from_rejected: float
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A ledger's tables; entry i of `example`, `side` and `step` belongs to line i."""
+
+    summary: LedgerSummary
+    accounts: tuple[FunctionalAccount, ...]
+    example: Shaped[ndarray, " responses"]
+    side: Shaped[ndarray, " responses"]
+    step: Int[ndarray, " responses"]
+
+    @cached_property
+    def examples(self) -> list[str]:
+        """The ids of all examples that were trained on."""
+        return sorted(set(self.example.tolist()))
+
+    @cached_property
+    def _number(self) -> Int[ndarray, " responses"]:
+        """Each response's example as its place in `examples`."""
+        return np.searchsorted(np.array(self.examples), self.example)
+
+    def side_total(self, account: FunctionalAccount, side: str) -> float:
+        """What all responses of a side did."""
+        return float(account.lines[self.side == side].sum())
+
+    def by_example(self, account: FunctionalAccount) -> Float[ndarray, " examples"]:
+        """What each of `examples` did."""
+        return np.bincount(self._number, account.lines, len(self.examples))
+
+    def by_step(
+        self, account: FunctionalAccount, examples: Sequence[int]
+    ) -> Float[ndarray, "examples steps"]:
+        """What some of `examples` did at each step, NaN at steps without them."""
+        cells = np.full((len(self.examples), len(account.path) - 1), np.nan)
+        first = self.step.min()
+        places = self._number, self.step - first
+        cells[places] = 0.0
+        np.add.at(cells, places, account.lines)
+        return cells[list(examples)]
+
+    def pushers(self, account: FunctionalAccount) -> list[Pusher]:
+        """All examples, the one that pushed down hardest first."""
+        totals = self.by_example(account)
+        return [self._pusher(account, place, float(totals[place])) for place in np.argsort(totals)]
+
+    def _pusher(self, account: FunctionalAccount, place: int, total: float) -> Pusher:
+        own = self._number == place
+        chosen = own & (self.side == "chosen")
+        return Pusher(
+            example=self.examples[place],
+            total=total,
+            from_chosen=float(account.lines[chosen].sum()),
+            from_rejected=float(account.lines[own & ~chosen].sum()),
+            steps=tuple(sorted(set(self.step[own].tolist()))),
+        )
+
+
+def read_ledger(folder: Path) -> Ledger:
+    """Reads the result of a ledger stage."""
+    functionals = rows(folder, "functionals.jsonl", FunctionalRow)
+    steps, lines, responses = (
+        {
+            name: np.array(values)
+            for name, values in read_table(folder, table).items()
+            if name != "tokens"
+        }
+        for table in ("steps", "lines", "responses")
+    )
+    return Ledger(
+        summary=read_value(folder / "ledger.json", LedgerSummary),
+        accounts=tuple(_account(row, steps, lines) for row in functionals),
+        example=responses["example"],
+        side=responses["side"],
+        step=responses["step"],
+    )
+
+
+def _account(row: FunctionalRow, steps: dict[str, Any], lines: dict[str, Any]) -> FunctionalAccount:
+    own = steps["functional"] == row.name
+    order = np.argsort(steps["step"][own])
+    before, after, predicted, decay, carried_in = (
+        steps[name][own][order] for name in ("before", "after", "predicted", "decay", "carried_in")
+    )
+    return FunctionalAccount(
+        row=row,
+        start=float(before[0]),
+        end=float(after[-1]),
+        lines=lines["nats"][lines["functional"] == row.name],
+        decay=float(decay.sum()),
+        carried_in=float(carried_in[0]),
+        residual=float((after - before - predicted).sum()),
+        path=np.append(before, after[-1]),
+    )

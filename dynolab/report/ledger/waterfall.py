@@ -1,0 +1,115 @@
+"""From a functional's start to its end: what chosen, rejected, decay and momentum did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+from dynolab.report.figure import Figure, base_layout
+from dynolab.report.inputs.ledger import FunctionalAccount, Ledger
+from dynolab.report.style import DOWN, MUTED, PAPER, SPLITS, UP, ZERO, style_of
+from dynolab.report.text import number, plotly_text
+from dynolab.results.study import ARGMAX
+
+BARS = (
+    "start",
+    "chosen answers",
+    "rejected answers",
+    "weight decay",
+    "earlier momentum",
+    "not explained",
+    "end",
+)
+
+
+def waterfall_figure(ledger: Ledger) -> Figure:
+    """One bar per source of change; a menu chooses the functional."""
+    account = ledger.accounts[0]
+    plot = go.Figure(layout=base_layout(420, showlegend=False))
+    plot.add_waterfall(
+        x=BARS,
+        measure=["absolute", *["relative"] * 5, "total"],
+        connector={"line": {"color": ZERO}},
+        increasing={"marker": {"color": UP}},
+        decreasing={"marker": {"color": DOWN}},
+        totals={"marker": {"color": MUTED}},
+        hovertemplate="%{x}: %{delta:+.4g} nats<extra></extra>",
+        **_bars(ledger, account),
+    )
+    choices = [
+        (functional_name(own), [{name: [values] for name, values in _bars(ledger, own).items()}])
+        for own in ledger.accounts
+    ]
+    plot.update_layout(updatemenus=[menu(choices)])
+    plot.update_yaxes(title_text="log π, nats")
+    return Figure(
+        "ledger",
+        "Who moved it: the account of the whole training",
+        _message(ledger),
+        "Every response of every batch has a line in the ledger: what it did to the answers from "
+        "its step to the end, momentum, learning rate and clipping included. The bars are sums of "
+        "lines; “not explained” is what the first order along the path leaves. The menu chooses "
+        "whose account it is: the mean log-probability of the answers of a kind, or that of one "
+        "chosen answer.",
+        plot,
+    )
+
+
+def functional_name(account: FunctionalAccount) -> str:
+    """How a functional is named in a menu."""
+    row = account.row
+    if len(row.pairs) == 1 and row.name == row.pairs[0]:
+        return f"{plotly_text(row.name, 14)}, {style_of(row.kind).label}"
+    return f"{style_of(row.kind).label}, {SPLITS[row.split]}"
+
+
+def menu(choices: list[tuple[str, list[Any]]]) -> dict[str, Any]:
+    """A drop-down list at the figure's upper right; the first choice is active at first."""
+    return {
+        "type": "dropdown",
+        "x": 1.0,
+        "xanchor": "right",
+        "y": 1.02,
+        "yanchor": "bottom",
+        "bgcolor": PAPER,
+        "bordercolor": ZERO,
+        "font": {"size": 12, "color": MUTED},
+        "buttons": [{"label": label, "method": "update", "args": args} for label, args in choices],
+    }
+
+
+def _bars(ledger: Ledger, account: FunctionalAccount) -> dict[str, list[Any]]:
+    changes = [
+        ledger.side_total(account, "chosen"),
+        ledger.side_total(account, "rejected"),
+        account.decay,
+        account.carried_in,
+        account.residual,
+    ]
+    return {
+        "y": [round(value, 5) for value in (account.start, *changes, account.end)],
+        "text": [
+            number(account.start),
+            *(number(change, sign=True) for change in changes),
+            number(account.end),
+        ],
+    }
+
+
+def _message(ledger: Ledger) -> str:
+    told = []
+    for account in ledger.accounts:
+        if account.row.split == "train" and account.row.kind in ("chosen", "rejected", ARGMAX):
+            if len(account.row.pairs) == 1 and account.row.name == account.row.pairs[0]:
+                continue
+            change = number(account.end - account.start, sign=True)
+            up = number(ledger.side_total(account, "chosen"), sign=True)
+            down = number(ledger.side_total(account, "rejected"), sign=True)
+            label = style_of(account.row.kind).label
+            told.append(f"{label} {change} = {up} from chosen and {down} from rejected answers")
+    closes = number(ledger.summary.closure, 2)
+    return (
+        f"{'; '.join(told)}. The account of {ledger.summary.responses} responses in "
+        f"{ledger.summary.steps} steps closes to {closes} of the path’s length."
+    )

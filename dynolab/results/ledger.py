@@ -1,0 +1,96 @@
+"""A training's ledger as tables: Parquet files with the columns named here, in nats.
+
+- `lines.parquet`: `step`, `response` (its number in the step's batch), `functional`, `nats`: what
+  the response did to the functional from that step to the end of training.
+- `responses.parquet`: `step`, `response`, `example` (its row's id), `side` (`chosen`, or `rejected`
+  where it is pushed down), `tokens`: what a line's response is.
+- `steps.parquet`: `step`, `functional`, `before` and `after` (its values at both ends of the step),
+  `predicted` (to first order along the step's change of the weights), `decay` (what the step's
+  weight decay did, then and later), `carried_in` (what the momentum before the step did from it
+  on).
+- `functionals.jsonl`: `FunctionalRow`. `ledger.json`: `LedgerSummary`.
+
+For every functional `Σ nats + Σ decay + carried_in of the first step + Σ (after − before −
+predicted)` is the whole change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dynolab.data.rows import Row, Split
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+TABLES = {
+    "lines": {"step": "int32", "response": "int32", "functional": "string", "nats": "float64"},
+    "responses": {
+        "step": "int32",
+        "response": "int32",
+        "example": "string",
+        "side": "string",
+        "tokens": "list<int32>",
+    },
+    "steps": {
+        "step": "int32",
+        "functional": "string",
+        "before": "float64",
+        "after": "float64",
+        "predicted": "float64",
+        "decay": "float64",
+        "carried_in": "float64",
+    },
+}
+"""Tables and their columns with Arrow's types."""
+
+
+class FunctionalRow(Row):
+    """What a ledger accounts for: the mean log-probability of the answers of a kind, or of one.
+
+    `pairs` are the ids of the rows whose answers it holds. Of kind `argmax` it is the policy's
+    likeliest token at every position of their chosen answers.
+    """
+
+    name: str
+    split: Split
+    kind: str
+    pairs: tuple[str, ...]
+
+
+class LedgerSummary(Row):
+    """How well a ledger closes.
+
+    - `closure`: largest |Σ lines + residual − measured| over the functional's path length, the sum
+      of its absolute changes over the steps.
+    - `residual_share`: largest |Σ residual| over the path length.
+    """
+
+    steps: int
+    responses: int
+    closure: float
+    residual_share: float
+
+
+def write_table(folder: Path, name: str, columns: Mapping[str, Sequence[object]]) -> None:
+    """Writes one of `TABLES` as Parquet; texts that repeat are stored once."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema = pa.schema([(column, _type(kind)) for column, kind in TABLES[name].items()])
+    table = pa.table({column: columns[column] for column in TABLES[name]}, schema=schema)
+    parquet.write_table(table, folder / f"{name}.parquet", compression="zstd")
+
+
+def read_table(folder: Path, name: str) -> dict[str, list[Any]]:
+    """Columns of one of `TABLES`."""
+    from pyarrow import parquet
+
+    return parquet.read_table(folder / f"{name}.parquet").to_pydict()
+
+
+def _type(kind: str):  # type: ignore[no-untyped-def]
+    import pyarrow as pa
+
+    return pa.list_(pa.int32()) if kind == "list<int32>" else pa.type_for_alias(kind)

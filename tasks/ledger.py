@@ -1,0 +1,177 @@
+"""Stage `ledger`: what every response of a whole training did to the watched answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from dynolab.data.encode import Encoder
+from dynolab.data.rows import ProbeRow, read_rows, read_value
+from dynolab.errors import ConfigError
+from dynolab.results.ledger import FunctionalRow
+from dynolab.results.study import ARGMAX, ProbeScore, TrainingSummary
+from dynolab.training.config import GroupTrainConfig, TrainConfig
+from tasks.policies import adapter_folder, load_encoder, load_policy
+from tasks.replay import Replay, segment_steps
+from tasks.runtime.stage import Stage
+from tasks.runtime.work import StageConfig, Work
+from tasks.step_forces import first_pairs
+
+if TYPE_CHECKING:
+    from dynolab.forces.ledger.account import Ledger
+    from dynolab.forces.ledger.functional import Functional
+    from dynolab.forces.ledger.tables import LedgerTables
+
+CARRY = "carry.safetensors"
+
+
+class LedgerConfig(StageConfig):
+    """What is accounted for."""
+
+    pairs: int = Field(
+        8,
+        ge=1,
+        description="Pairs of each split: the mean over their answers of a kind has an account.",
+    )
+    answers: int = Field(
+        10,
+        ge=0,
+        description="Training pairs with an account of their own: whose chosen answers fell most.",
+    )
+    batch_tokens: int = Field(16_384, ge=1, description="Padded tokens of one forward.")
+    disk_bytes: int = Field(
+        2**31, ge=1, description="Of recorded steps at once; more needs fewer replays' starts."
+    )
+
+
+class LedgerJob(LedgerConfig):
+    """The account of a training with these settings."""
+
+    training: TrainConfig | GroupTrainConfig = Field(union_mode="left_to_right")
+
+
+def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
+    """Reads inputs `data`, `model`, which the training began with, and `trained`.
+
+    Results: the tables of `dynolab.results.ledger`.
+    """
+    from dynolab.forces.ledger.account import Ledger
+    from dynolab.forces.ledger.tables import LedgerTables
+
+    config, trained = work.config, work.input_folder("trained")
+    steps = read_value(trained / "summary.json", TrainingSummary).steps
+    model = work.input_folder("model", "model")
+    folder = work.input_folder("trained", "model")
+    rows, functionals = watched(work, load_encoder(folder))
+    ledger = Ledger(
+        load_policy(folder, adapter_folder(work, "trained")),
+        functionals,
+        batch_tokens=config.batch_tokens,
+    )
+    replay = Replay(
+        work=work,
+        config=config.training,
+        steps=steps,
+        model=model,
+        examples=work.input_folder("data") / "train.jsonl",
+        metrics=trained / "metrics.jsonl",
+        segment=segment_steps(model, steps, config.disk_bytes),
+    )
+    tables = LedgerTables([row.name for row in rows])
+    done = _go_on(work, ledger, tables)
+    with work.shown(steps) as progress:
+        for record in replay.records(
+            steps - done, lambda text: progress.update(progress.step, text)
+        ):
+            entries = ledger.enter(record)
+            tables.add(entries)
+            done = steps - entries.step
+            progress.update(done, f"step {entries.step}")
+            if entries.step and entries.step % replay.segment == 0:
+                _keep(work, ledger, tables, done)
+    tables.write(work.output)
+    work.write_tables(functionals=rows)
+    summary = tables.summary()
+    (work.output / "ledger.json").write_text(summary.model_dump_json(indent=1))
+    return work.log_metrics({f"ledger/{name}": float(value) for name, value in summary})
+
+
+def watched(
+    work: Work[LedgerJob], encoder: Encoder
+) -> tuple[list[FunctionalRow], list[Functional]]:
+    """What is accounted for: means over the answers of a kind, and single answers.
+
+    **Raises:** `ConfigError` where no watched answer fits the model's context.
+    """
+    from dynolab.forces.ledger.functional import Functional
+
+    probes = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
+    first = first_pairs(probes, work.config.pairs)
+    groups: dict[tuple[str, str], list[ProbeRow]] = {}
+    for row in first:
+        groups.setdefault((row.split, row.kind), []).append(row)
+    for split in dict.fromkeys(row.split for row in first):
+        if (split, "chosen") in groups:
+            groups[split, ARGMAX] = groups[split, "chosen"]
+    singles = {row.pair_id: row for row in probes if row.split == "train" and row.kind == "chosen"}
+    rows, functionals = [], []
+
+    def watch(name: str, split: str, kind: str, members: Sequence[ProbeRow]) -> None:
+        encoded = [
+            (row, encoder.response(row.pair_id, row.prompt, row.response)) for row in members
+        ]
+        kept = [(row, sequence) for row, sequence in encoded if sequence is not None]
+        if kept:
+            ids = tuple(row.pair_id for row, _ in kept)
+            rows.append(FunctionalRow(name=name, split=split, kind=kind, pairs=ids))
+            functionals.append(
+                Functional.mean(name, [sequence for _, sequence in kept], likeliest=kind == ARGMAX)
+            )
+
+    for (split, kind), members in groups.items():
+        watch(f"{split}/{kind}", split, kind, members)
+    for pair_id in fell_most(work.input_folder("trained"), work.config.answers):
+        watch(pair_id, "train", "chosen", [singles[pair_id]])
+    if not functionals:
+        raise ConfigError("ledger.pairs", work.config.pairs, "no watched answer fits the context")
+    return rows, functionals
+
+
+def fell_most(trained: Path, count: int) -> list[str]:
+    """Training pairs by the change of their chosen answers from first to last probe."""
+    scores: dict[str, list[ProbeScore]] = {}
+    file = trained / "probes.jsonl"
+    if not count or not file.exists():
+        return []
+    for score in read_rows(file, ProbeScore):
+        if score.split == "train" and score.kind == "chosen":
+            scores.setdefault(score.pair_id, []).append(score)
+    change = {pair: path[-1].logp - path[0].logp for pair, path in scores.items()}
+    return sorted(change, key=change.__getitem__)[:count]
+
+
+def _keep(work: Work[LedgerJob], ledger: Ledger, tables: LedgerTables, done: int) -> None:
+    """Keeps what is done, so that a ledger that is ended goes on from here."""
+    with TemporaryDirectory(dir=work.scratch) as folder:
+        ledger.save(Path(folder) / CARRY)
+        tables.write(Path(folder))
+        work.commit_resume(done, Path(folder), {})
+
+
+def _go_on(work: Work[LedgerJob], ledger: Ledger, tables: LedgerTables) -> int:
+    """Reads what an ended attempt has kept; returns how many steps it had entered."""
+    state = work.newest_resume()
+    if state is None:
+        return 0
+    done, folder = state
+    ledger.load(folder / CARRY)
+    tables.load(folder)
+    return done
+
+
+LEDGER = Stage("ledger", 1, keep_ledger, operational=frozenset({"disk_bytes", "batch_tokens"}))
+"""`disk_bytes` decides how often training is run again, not what comes of it."""
