@@ -15,7 +15,7 @@ from dynolab.training.config import OptimizerConfig, TrainConfig
 from dynolab.training.record import RecordedExample
 from tests.forces.families import build
 from tests.forces.small_models import encoded, pairs, train_steps, with_reference
-from tests.forces.test_observe import PROBES, Numbers
+from tests.forces.test_step_forces import PROBES, Numbers
 
 MAPS: dict[str, dict[str, Any]] = {
     "even": {"observed": [(4, 5)] * 6, "route": "both_sides"},
