@@ -21,8 +21,8 @@ from tasks.selection import SelectionConfig, observed_answers, updating_rows
 
 if TYPE_CHECKING:
     from dynolab.forces.map.analysis import Question
-    from dynolab.training.record import Recorded, StepRecord
     from dynolab.training.reference import SideLogps
+    from dynolab.training.step_record import Recorded, StepRecord
 
 PARTS = 4  # of the stage's progress
 NO_STEP = "name the recorded step by `step`, or set updating: data"
@@ -144,7 +144,7 @@ def _question(work: Work[AnalysisJob]) -> Question:
 
 
 def _record(work: Work[AnalysisJob]) -> StepRecord | None:
-    from dynolab.training.record import StepRecord
+    from dynolab.training.step_record import StepRecord
 
     step = work.config.step
     if step is None:

@@ -117,7 +117,7 @@ def _sizes(
     work: Work[KernelJob], label: str, observed: list[Encoded], updating: list[Encoded]
 ) -> KernelSizes:
     from dynolab.forces.kernel.size import kernel_sizes
-    from dynolab.training.record import StepRecord
+    from dynolab.training.step_record import StepRecord
 
     config, step = work.config, work.config.steps.get(label)
     folder = work.input_folder(MODEL + label, "model")

@@ -73,7 +73,7 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list
     """A training's risen probability at each of its known states, and its steps' forecasts."""
     from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.squeezing.forecast import forecasts
-    from dynolab.training.record import StepRecord
+    from dynolab.training.step_record import StepRecord
     from models.language import load_language_model
 
     config, folder = work.config, work.input_folder(name)

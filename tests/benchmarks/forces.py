@@ -41,7 +41,7 @@ from dynolab.forces.map.costs import contraction_flops, shapes_of
 from dynolab.forces.map.gram import Kernel
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import SFT, SFTConfig
-from dynolab.training.record import RecordedExample
+from dynolab.training.step_record import RecordedExample
 from tests.benchmarks.figures import gather, interleaved, last_line, ratio, report, seconds
 from tests.benchmarks.ntk_tutorial import tutorial
 from tests.benchmarks.pythia import pythia

@@ -20,8 +20,8 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import DPO, SFT, DPOConfig, SFTConfig
 from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, ResponseTermsRow
 from dynolab.results.study import TokenMap
-from dynolab.training.record import StepRecord
 from dynolab.training.reference import score_reference
+from dynolab.training.step_record import StepRecord
 from flows.flow import Plan
 from flows.forces import FLOW, ForcesParameters
 from models.language import folder_context, load_language_model, load_tokenizer

@@ -18,8 +18,8 @@ from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, Res
 from dynolab.results.study import ForceRow, TokenMap
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
-from dynolab.training.record import StepRecord
-from dynolab.training.recorded import read_recorded
+from dynolab.training.recorded_examples import read_recorded
+from dynolab.training.step_record import StepRecord
 from flows import forces, grpo
 from models.language import folder_context, load_tokenizer
 from tasks.force_map import ANALYSIS, AnalysisJob

@@ -16,7 +16,7 @@ from dynolab.forces.step.step_forces import StepForces
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import SFTConfig
 from dynolab.training.config import OptimizerConfig
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 from tests.forces.small_models import neox, probe, recorded
 
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dynolab.errors import ConfigError, HostLost
-from dynolab.meeting import SECRET
+from dynolab.rank_authentication import SECRET
 from dynolab.store import library_versions
 from tasks.runtime.launch.local_job import LocalJob, Running, running
 from tasks.runtime.launch.peer import Message, Peer

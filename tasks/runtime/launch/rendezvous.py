@@ -26,7 +26,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from dynolab.errors import ConfigError, HostLost
-from dynolab.meeting import SECRET
+from dynolab.rank_authentication import SECRET
 from dynolab.store import library_versions
 from tasks.runtime.launch.local_job import LocalJob, RankEnd, Running, running
 from tasks.runtime.launch.peer import Message, Peer
