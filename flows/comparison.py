@@ -23,7 +23,7 @@ from tasks.audit import AUDIT, AuditConfig, AuditJob
 from tasks.base import BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.filter import FILTER
-from tasks.group import PROMPTS
+from tasks.group_training import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
 from tasks.pair_inputs import answers_of, judge_of, start_of, training_of
 from tasks.resampled import RESAMPLED

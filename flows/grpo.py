@@ -19,7 +19,6 @@ from tasks.answering import AnsweringConfig
 from tasks.data import DATA
 from tasks.displacement import DISPLACEMENT, DisplacementConfig, DisplacementJob
 from tasks.evaluate import EVALUATE, EvaluationConfig, EvaluationJob
-from tasks.group import GROUP, PROMPTS
 from tasks.group_page import (
     GROUP_PAGE,
     GroupPageConfig,
@@ -28,6 +27,7 @@ from tasks.group_page import (
     start_of,
     training_of,
 )
+from tasks.group_training import GROUP, PROMPTS
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.sources import base_step

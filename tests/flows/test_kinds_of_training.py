@@ -23,7 +23,7 @@ from dynolab.training.step_record import StepRecord
 from flows import forces, grpo
 from models.language import folder_context, load_tokenizer
 from tasks.force_map import ANALYSIS, AnalysisJob
-from tasks.group import GROUP, PROMPTS
+from tasks.group_training import GROUP, PROMPTS
 from tasks.kernel import KERNEL, KernelJob
 from tasks.policies import load_policy
 from tasks.runtime.stage import run_stage
