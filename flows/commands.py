@@ -18,7 +18,6 @@ from dynolab.store import Store
 from flows.flow import Flow, Parameters, Results, StagedFlow
 from flows.parameters import load_parameters
 from flows.sweep.parameters import SweepParameters
-from tasks.result_table import result_table, write_table
 from tasks.runtime.lineage import Ancestor, addressed, lineage
 from tasks.runtime.opening import open_store, planning_platform
 from tasks.runtime.pipeline import Planned, plan
@@ -27,6 +26,7 @@ from tasks.runtime.servers.services import MLFLOW, PREFECT, client_variables
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import use_login
 from tasks.runtime.work import StageResult
+from tasks.shared.result_table import result_table, write_table
 
 console = Console()
 

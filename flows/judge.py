@@ -27,7 +27,7 @@ from tasks.policy_answers import ANSWERS, AnswersConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
-from tasks.sources import seeded_data
+from tasks.shared.data_and_base import seeded_data
 
 REFERENCE = "reference"
 

@@ -13,11 +13,11 @@ from dynolab.errors import ConfigError
 from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
-from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-from tasks.selection import SelectionConfig, observed_answers, updating_rows
+from tasks.shared.policies import adapter_folder, load_encoder, load_policy
+from tasks.shared.selection import SelectionConfig, observed_answers, updating_rows
 
 if TYPE_CHECKING:
     from dynolab.forces.map.analysis import Question

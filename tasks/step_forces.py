@@ -11,10 +11,10 @@ from pydantic import Field
 
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.results.study import ReplayFacts
-from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.progress import StageProgress
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 
 if TYPE_CHECKING:
     from dynolab.training.step_record import Recorded

@@ -13,9 +13,9 @@ from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.results.squeezing import Forecast, Generation, RisenMass
 from dynolab.results.study import Answer, TrainingSummary
-from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.step_forces import first_pairs
 
 if TYPE_CHECKING:

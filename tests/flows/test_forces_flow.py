@@ -30,7 +30,7 @@ from tasks.force_map import ANALYSIS, AnalysisJob
 from tasks.kernel import KERNEL, KernelJob
 from tasks.runtime.stage import plan_key, run_stage
 from tasks.runtime.work import StageResult
-from tasks.selection import SelectionConfig, observed_answers, updating_rows
+from tasks.shared.selection import SelectionConfig, observed_answers, updating_rows
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import short, step_names
 

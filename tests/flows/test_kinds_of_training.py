@@ -25,10 +25,10 @@ from models.language import folder_context, load_tokenizer
 from tasks.force_map import ANALYSIS, AnalysisJob
 from tasks.group_training import GROUP, PROMPTS
 from tasks.kernel import KERNEL, KernelJob
-from tasks.policies import load_policy
 from tasks.runtime.stage import run_stage
 from tasks.runtime.work import StageResult
-from tasks.selection import SelectionConfig, observed_answers
+from tasks.shared.policies import load_policy
+from tasks.shared.selection import SelectionConfig, observed_answers
 from tasks.step_forces import FORCES, ForcesConfig
 from tasks.training import SFT
 from tests.flows.analysed import PLAIN, WORLD, Analysed
