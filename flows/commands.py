@@ -19,7 +19,7 @@ from flows.flow import Flow, Parameters, Results, StagedFlow
 from flows.parameters import load_parameters
 from flows.sweep.parameters import SweepParameters
 from tasks.runtime.lineage import Ancestor, addressed, lineage
-from tasks.runtime.opening import open_store, planning_platform
+from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.pipeline import Planned, plan
 from tasks.runtime.servers.server_registry import running_services, use_services
 from tasks.runtime.servers.services import MLFLOW, PREFECT, client_variables

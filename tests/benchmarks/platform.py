@@ -88,7 +88,7 @@ def shared_prefixes() -> dict[str, Any]:
     from flows.registry import load_flow
     from flows.run import as_prefect_flow
     from flows.sweep import FLOW
-    from tasks.runtime.opening import planning_platform
+    from tasks.runtime.open_platform import planning_platform
     from tasks.runtime.pipeline import finished
 
     parameters = load_parameters(FLOW.parameters, SWEEP)

@@ -19,7 +19,7 @@ from urllib.request import HTTPCookieProcessor, Request, build_opener
 import pytest
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.opening import open_platform
+from tasks.runtime.open_platform import open_platform
 from tasks.runtime.servers import services as service_module
 from tasks.runtime.servers.backends import Backing
 from tasks.runtime.servers.server_registry import (
