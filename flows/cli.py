@@ -182,7 +182,7 @@ def main() -> None:
     """Entry point: an error that Dynolab foresees is one message, and exit code 2."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    from tasks.runtime.servers.server_registry import sigterm_as_interrupt
+    from tasks.runtime.servers.standing_servers import sigterm_as_interrupt
 
     try:
         with sigterm_as_interrupt():

@@ -21,8 +21,8 @@ from flows.sweep.parameters import SweepParameters
 from tasks.runtime.lineage import Ancestor, addressed, lineage
 from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.pipeline import Planned, plan
-from tasks.runtime.servers.server_registry import running_services, use_services
-from tasks.runtime.servers.services import MLFLOW, PREFECT, client_variables
+from tasks.runtime.servers.server_processes import MLFLOW, PREFECT, client_variables
+from tasks.runtime.servers.standing_servers import running_services, use_services
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import use_login
 from tasks.runtime.work import StageResult

@@ -87,8 +87,8 @@ def open_platform(
 
 
 def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tracking:
-    from tasks.runtime.servers.server_registry import use_services
-    from tasks.runtime.servers.services import MLFLOW
+    from tasks.runtime.servers.server_processes import MLFLOW
+    from tasks.runtime.servers.standing_servers import use_services
     from tasks.runtime.track.tracking import Tracking
 
     if settings.mlflow_tracking_uri is not None:

@@ -16,8 +16,8 @@ import psutil
 import requests
 
 from flows.up import work_for
-from tasks.runtime.servers.backends import Backing
-from tasks.runtime.servers.services import (
+from tasks.runtime.servers.postgres_redis import Backing
+from tasks.runtime.servers.server_processes import (
     ALL,
     PREFECT,
     Services,

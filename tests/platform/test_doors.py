@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tasks.runtime.servers.services import MLFLOW, PREFECT, Services
+from tasks.runtime.servers.server_processes import MLFLOW, PREFECT, Services
 from tasks.runtime.system.private import login_token, own_folder
 from tests.platform import doors
 from tests.platform.doors import Owner

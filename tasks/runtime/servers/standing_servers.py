@@ -20,8 +20,8 @@ from types import FrameType
 from typing import NoReturn
 
 from dynolab.errors import ConfigError
-from tasks.runtime.servers.backends import Backing
-from tasks.runtime.servers.services import (
+from tasks.runtime.servers.postgres_redis import Backing
+from tasks.runtime.servers.server_processes import (
     ALL,
     MLFLOW,
     PREFECT,

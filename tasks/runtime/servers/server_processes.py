@@ -18,7 +18,7 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.servers.backends import Backing
+from tasks.runtime.servers.postgres_redis import Backing
 from tasks.runtime.system.private import TOKEN, login_token, own_folder
 from tasks.runtime.system.processes import (
     Process,
