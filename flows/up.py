@@ -18,8 +18,8 @@ from tasks.runtime.servers.postgres_redis import (
 )
 from tasks.runtime.servers.server_processes import PREFECT, Address, Service, Services
 from tasks.runtime.servers.standing_servers import up
-from tasks.runtime.system.private import KEY, own_folder, signing_key
 from tasks.runtime.system.processes import kill_marked, last_lines, start_child, stop_group
+from tasks.runtime.system.secret_files import KEY, own_folder, signing_key
 from tasks.runtime.system.settings import Settings
 
 Profile = Literal["local", "full"]

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from dynolab.store import Store
 from tasks.runtime.stage import Platform
-from tasks.runtime.system.private import own_folder, signing_key
+from tasks.runtime.system.secret_files import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import use_login
 from tasks.runtime.track.outbox import left_behind

@@ -24,8 +24,8 @@ from flows.up import worker_arguments
 from tasks.runtime.servers.postgres_redis import ADMIN, DATABASES, variables as backing_variables
 from tasks.runtime.servers.serve import _APPLICATIONS
 from tasks.runtime.servers.server_processes import MLFLOW, PREFECT, Address, client_variables
-from tasks.runtime.system.private import TOKEN
 from tasks.runtime.system.processes import free_port
+from tasks.runtime.system.secret_files import TOKEN
 from tests.deploy.composed import FILE, interpolated, is_checked, one_shots, services, variables
 from tests.flows.lab import ROOT
 

@@ -36,8 +36,8 @@ from tasks.runtime.servers.standing_servers import (
     up,
     use_services,
 )
-from tasks.runtime.system.private import login_token
 from tasks.runtime.system.processes import listening_socket, port_in_use, start_child, stop_group
+from tasks.runtime.system.secret_files import login_token
 from tests.flows.lab import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,7 +134,8 @@ def _mlflow_keeps_runs_and_artifacts(url: str, home: Path) -> None:
 @pytest.mark.services
 def test_servers_end_with_a_killed_command(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib, time; from tasks.runtime.servers.server_processes import start_services;"
+        "import sys, pathlib, time;"
+        "from tasks.runtime.servers.server_processes import start_services;"
         "s = start_services(pathlib.Path(sys.argv[1]), ['mlflow']);"
         "print(s.addresses['mlflow'].pid, flush=True); time.sleep(100)"
     )

@@ -25,7 +25,7 @@ from dynolab.store import library_versions
 from tasks.runtime.launch.local_job import LocalJob, Running, running
 from tasks.runtime.launch.peer import Message, Peer
 from tasks.runtime.servers.standing_servers import sigterm_as_interrupt
-from tasks.runtime.system.private import ranks_secret, signing_key
+from tasks.runtime.system.secret_files import ranks_secret, signing_key
 from tasks.runtime.system.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -31,8 +31,8 @@ from tasks.runtime.servers.server_processes import (
     is_healthy,
     start_services,
 )
-from tasks.runtime.system.private import login_token
 from tasks.runtime.system.processes import port_in_use
+from tasks.runtime.system.secret_files import login_token
 
 DEFAULT_PORTS: Mapping[str, int] = {PREFECT: 4200, MLFLOW: 5000}
 Beside = Callable[[Services], AbstractContextManager[Services]]
