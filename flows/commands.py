@@ -222,7 +222,7 @@ def start_reconcile() -> dict[str, int]:
         os.environ.update(services.environment())
         from prefect.client.orchestration import get_client
 
-        from flows.reconcile import heal
+        from flows.reconcile import clean_up
 
         with get_client(sync_client=True) as client:
-            return heal(Settings.from_environment(), client)
+            return clean_up(Settings.from_environment(), client)
