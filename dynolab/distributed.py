@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from dynolab.errors import DynolabError
-from dynolab.meeting import MEETING, sealed, unsealed
+from dynolab.rank_authentication import MEETING, sealed, unsealed
 
 Item = TypeVar("Item")
 _exchanges = count()

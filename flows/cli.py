@@ -60,7 +60,7 @@ def _add(name: str, about: str) -> None:
         plan: Plan = False,
         fresh: Fresh = False,
     ) -> None:
-        from flows.commands import start
+        from flows.command_bodies import start
         from flows.flow import StagedFlow
 
         flow = load_flow(name)
@@ -83,7 +83,7 @@ def sweep(
     changes: Overrides = None,
 ) -> None:
     """Try settings of another flow: a grid, draws or Optuna's TPE; goes on where it stopped."""
-    from flows.commands import start_sweep
+    from flows.command_bodies import start_sweep
 
     start_sweep(config, changes or [])
 
@@ -98,7 +98,7 @@ def lineage(
     ],
 ) -> None:
     """Show what a result was made from: inputs, data revisions, settings, code."""
-    from flows.commands import show_lineage
+    from flows.command_bodies import show_lineage
 
     show_lineage(address)
 
@@ -129,7 +129,7 @@ def audit(
 ) -> None:
     """Rank preference pairs, before training, by what a step on each would do."""
     from flows.audit import FLOW, named_on_command_line
-    from flows.commands import start
+    from flows.command_bodies import start
 
     named = named_on_command_line(model, data, trained)
     file = config or (None if named else EXAMPLES / "audit_builtin.yaml")
@@ -139,7 +139,7 @@ def audit(
 @app.command()
 def reconcile() -> None:
     """Send what is unsent, close MLflow runs that nobody works on, kill orphans on this host."""
-    from flows.commands import RECONCILED, start_reconcile
+    from flows.command_bodies import RECONCILED, start_reconcile
 
     for name, count in start_reconcile().items():
         typer.echo(f"{count:5d}  {RECONCILED[name]}")
@@ -182,7 +182,7 @@ def main() -> None:
     """Entry point: an error that Dynolab foresees is one message, and exit code 2."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    from tasks.runtime.servers.server_registry import sigterm_as_interrupt
+    from tasks.runtime.servers.standing_servers import sigterm_as_interrupt
 
     try:
         with sigterm_as_interrupt():

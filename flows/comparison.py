@@ -23,13 +23,13 @@ from tasks.audit import AUDIT, AuditConfig, AuditJob
 from tasks.base import BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.filter import FILTER
-from tasks.group import PROMPTS
+from tasks.group_training import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
-from tasks.pair_inputs import answers_of, judge_of, start_of, training_of
 from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step
 from tasks.sampled_answers import SAMPLED_ANSWERS, SampledAnswersConfig
-from tasks.sources import base_step, check_model_knows_data, seeded_base, seeded_data
+from tasks.shared.data_and_base import base_step, check_model_knows_data, seeded_base, seeded_data
+from tasks.shared.pair_inputs import answers_of, judge_of, start_of, training_of
 from tasks.training import SFT
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]

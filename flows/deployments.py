@@ -42,34 +42,34 @@ class Deployment:
 
     name: str
     flow: Flow[Any]
-    offer: Form
+    form_spec: Form
 
     @property
     def first_file(self) -> str:
         """Study file that the form names at first."""
         builtin = f"{self.flow.name}_builtin.yaml"
-        return self.offer.file or next(iter(study_files(self.flow.name)), builtin)
+        return self.form_spec.file or next(iter(study_files(self.flow.name)), builtin)
 
     @cached_property
-    def form(self) -> type[FilledForm]:
+    def form_model(self) -> type[FilledForm]:
         """What a person fills in."""
-        return derive_form(f"{self.name.title()}Form", self.offer, self.flow.parameters)
+        return derive_form(f"{self.name.title()}Form", self.form_spec, self.flow.parameters)
 
     @property
     def schema(self) -> dict[str, Any]:
         """The form as Prefect's interface draws it, with the study files there are now."""
-        fields: Any = {PARAMETER: (self.form, ...)}
+        fields: Any = {PARAMETER: (self.form_model, ...)}
         model: type[BaseModel] = create_model("Parameters", **fields)
         drawn = model.model_json_schema(ref_template="#/definitions/{model}")
         drawn["definitions"] = drawn.pop("$defs", {})
-        form = drawn["definitions"][self.form.__name__]
+        form = drawn["definitions"][self.form_model.__name__]
         form["properties"]["study_file"]["enum"] = study_files(self.flow.name)
         drawn["properties"][PARAMETER] |= {"position": 0, "title": "Settings"}
         return drawn
 
     def parameters(self, form: FilledForm) -> BaseModel:
         """The flow's parameters that a filled form stands for; raises `ConfigError`."""
-        return form.parameters(self.flow.parameters, self.offer.fixed)
+        return form.parameters(self.flow.parameters, self.form_spec.fixed)
 
     def prefect_flow(self) -> prefect.Flow[..., Any]:
         """What a worker runs: form → parameters → the stages that the command runs, too."""
@@ -78,9 +78,9 @@ class Deployment:
             form = given[PARAMETER]
             return run_flow(self.flow, self.parameters(form), fresh=form.fresh)
 
-        signature = [Parameter(PARAMETER, Parameter.KEYWORD_ONLY, annotation=self.form)]
+        signature = [Parameter(PARAMETER, Parameter.KEYWORD_ONLY, annotation=self.form_model)]
         vars(start)["__signature__"] = Signature(signature)
-        start.__doc__ = self.offer.about
+        start.__doc__ = self.form_spec.about
         return prefect.flow(name=self.flow.name, flow_run_name=_run_name)(start)
 
 
@@ -147,7 +147,7 @@ def deployment_specs() -> Iterator[DeploymentSpec]:
             deployment.name,
             f"flows.deployments.{deployment.name}",
             deployment.flow.pool,
-            deployment.offer.about,
+            deployment.form_spec.about,
             parameters={PARAMETER: {"study_file": deployment.first_file, "fresh": False}},
             schema=deployment.schema,
             schedules=tuple(
@@ -185,7 +185,7 @@ class Schedule(BaseModel):
     def create(self, deployment: Deployment) -> DeploymentScheduleCreate:
         """The schedule as Prefect takes it; raises `ConfigError` for what cannot be."""
         filled = {"study_file": deployment.first_file} | self.settings
-        settings = validated(deployment.form, filled)
+        settings = validated(deployment.form_model, filled)
         clock = {"cron": self.cron, "timezone": self.timezone}
         return DeploymentScheduleCreate(
             schedule=validated(CronSchedule, clock),

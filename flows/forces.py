@@ -29,7 +29,7 @@ from tasks.kernel import KERNEL, KernelConfig, KernelJob
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
-from tasks.selection import observed_rows, updating_rows
+from tasks.shared.selection import observed_rows, updating_rows
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 

@@ -15,11 +15,9 @@ from dynolab.training.config import GroupTrainConfig, TrainConfig
 from flows.comparison import Comparison, Label, resolved_comparison
 from flows.flow import Form, Name, Plan, StagedFlow
 from flows.form import SOURCE_FIELDS
-from tasks.answering import AnsweringConfig
 from tasks.data import DATA
 from tasks.displacement import DISPLACEMENT, DisplacementConfig, DisplacementJob
 from tasks.evaluate import EVALUATE, EvaluationConfig, EvaluationJob
-from tasks.group import GROUP, PROMPTS
 from tasks.group_page import (
     GROUP_PAGE,
     GroupPageConfig,
@@ -28,9 +26,11 @@ from tasks.group_page import (
     start_of,
     training_of,
 )
+from tasks.group_training import GROUP, PROMPTS
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
-from tasks.sources import base_step
+from tasks.shared.data_and_base import base_step
+from tasks.shared.rewarded_answers import AnsweringConfig
 from tasks.step_forces import FORCES, ForcesConfig
 from tasks.training import SFT
 

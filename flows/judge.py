@@ -20,14 +20,14 @@ from flows.comparison import Label
 from flows.flow import FlowParameters, Name, Plan, StagedFlow
 from flows.parameters import load_parameters
 from flows.study import StudyParameters
-from tasks.answers import ANSWERS, AnswersConfig
-from tasks.group import PROMPTS
+from tasks.group_training import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
 from tasks.judge_page import JUDGE_PAGE, JUDGED_BY, JudgePageConfig
+from tasks.policy_answers import ANSWERS, AnswersConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
-from tasks.sources import seeded_data
+from tasks.shared.data_and_base import seeded_data
 
 REFERENCE = "reference"
 

@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from dynolab.errors import ConfigError
-from tasks.runtime.system.private import holds_secret
+from tasks.runtime.system.secret_files import holds_secret
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
 

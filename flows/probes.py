@@ -14,7 +14,7 @@ from tasks.data import DATA
 from tasks.probe_set import PROBE_SET
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
-from tasks.sources import base_step, check_model_knows_data, seeded_base, seeded_data
+from tasks.shared.data_and_base import base_step, check_model_knows_data, seeded_base, seeded_data
 
 
 class ProbesParameters(FlowParameters):

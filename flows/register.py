@@ -45,7 +45,7 @@ POOLS = {"cpu": 4, "training": 1}
 FIRST = "high"
 """The training pool's queue whose runs start before those that wait in `default`."""
 
-ENGINE = ("-m", "tasks.runtime.engine")
+ENGINE = ("-m", "tasks.runtime.flow_run_process")
 """What python runs for a flow run, in place of Prefect's own engine."""
 
 HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60"}

@@ -16,7 +16,7 @@ from flows.flow import Flow, Parameters, Plan, Results, StagedFlow
 from flows.registry import FLOWS
 from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.mlflow_models import register_model
-from tasks.runtime.opening import open_platform, planning_platform
+from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.system.settings import Settings

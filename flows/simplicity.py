@@ -7,10 +7,10 @@ from pydantic import Field, model_validator
 from dynolab.chapters.classifiers.seeds import Seeds
 from dynolab.errors import ConfigError
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
-from tasks.chapter import ChapterPageConfig
 from tasks.mappings import MAPPINGS, MappingsConfig, SpaceConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
+from tasks.shared.chapter_page import ChapterPageConfig
 from tasks.simplicity_page import SIMPLICITY_PAGE
 
 SPACES = (

@@ -19,13 +19,13 @@ from flows.checkpoints import (
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from tasks.base import BaseConfig
-from tasks.chapter import ChapterPageConfig
 from tasks.push import PUSH, PushConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
+from tasks.shared.chapter_page import ChapterPageConfig
+from tasks.shared.data_and_base import base_step, seeded_base, seeded_data
 from tasks.softmax import SOFTMAX, SoftmaxConfig
-from tasks.sources import base_step, seeded_base, seeded_data
 from tasks.squeezing_page import SQUEEZING_PAGE
 from tasks.training import SFT
 

@@ -39,7 +39,7 @@ from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
-from tasks.sources import base_step, check_model_knows_data, seeded_base, seeded_data
+from tasks.shared.data_and_base import base_step, check_model_knows_data, seeded_base, seeded_data
 from tasks.step_forces import FORCES, ForcesConfig
 from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
 from tasks.training import PREFERENCE, SFT

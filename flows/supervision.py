@@ -13,10 +13,10 @@ from dynolab.data.images.config import ImageConfig, resolve_images
 from dynolab.errors import ConfigError
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from models.vision import ClassifierName
-from tasks.chapter import ChapterPageConfig
 from tasks.images import IMAGES
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
+from tasks.shared.chapter_page import ChapterPageConfig
 from tasks.supervision import LEARNING_SPEED, SUPERVISION, SpeedJob, SupervisionJob
 from tasks.supervision_page import SPEED, SUPERVISION_PAGE, level_of
 

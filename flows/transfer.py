@@ -11,10 +11,10 @@ from dynolab.data.images.config import ImageConfig, resolve_images
 from dynolab.data.topics.topics import TopicConfig, resolve_topics
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from models.vision import ClassifierName
-from tasks.chapter import ChapterPageConfig
 from tasks.images import IMAGES
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
+from tasks.shared.chapter_page import ChapterPageConfig
 from tasks.transfer import TRANSFER_DIGITS, TRANSFER_TOPICS, TopicTransferJob, TransferJob
 from tasks.transfer_page import TRANSFER_PAGE
 

@@ -11,11 +11,15 @@ from shlex import quote
 from typing import Literal
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.servers.backends import backing_services, let_postgres_through, write_environment
-from tasks.runtime.servers.server_registry import up
-from tasks.runtime.servers.services import PREFECT, Address, Service, Services
-from tasks.runtime.system.private import KEY, own_folder, signing_key
+from tasks.runtime.servers.postgres_redis import (
+    backing_services,
+    let_postgres_through,
+    write_environment,
+)
+from tasks.runtime.servers.server_processes import PREFECT, Address, Service, Services
+from tasks.runtime.servers.standing_servers import up
 from tasks.runtime.system.processes import kill_marked, last_lines, start_child, stop_group
+from tasks.runtime.system.secret_files import KEY, own_folder, signing_key
 from tasks.runtime.system.settings import Settings
 
 Profile = Literal["local", "full"]

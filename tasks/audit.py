@@ -14,9 +14,9 @@ from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
 from dynolab.results.audit import PairAudit
-from tasks.policies import load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import load_encoder, load_policy
 
 
 class AuditConfig(StageConfig):

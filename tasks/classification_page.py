@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tasks.chapter import ChapterPageConfig, publish
-from tasks.pages import input_folder
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.chapter_page import ChapterPageConfig, publish
+from tasks.shared.page_helpers import input_folder
 
 PATHS = "learning-paths"
 

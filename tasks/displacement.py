@@ -10,9 +10,9 @@ from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import GroupObjectiveConfig
 from dynolab.results.groups import QuestionDisplacement
 from dynolab.training.config import OptimizerConfig
-from tasks.answering import Answerer, AnsweringConfig, tell_figures
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.rewarded_answers import Answerer, AnsweringConfig, tell_figures
 
 if TYPE_CHECKING:
     from dynolab.evaluation.displacement import Question

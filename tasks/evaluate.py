@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from dynolab.data.rows import Split, read_rows
 from dynolab.results.groups import LikelihoodChange, RightAnswer
 from dynolab.rollouts.passes import SAMPLES_PER_K, check_samples
-from tasks.answering import Answerer, AnsweringConfig, tell_figures
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.rewarded_answers import Answerer, AnsweringConfig, tell_figures
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 PARTS = 4  # of the stage's progress

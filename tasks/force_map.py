@@ -13,16 +13,16 @@ from dynolab.errors import ConfigError
 from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
-from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-from tasks.selection import SelectionConfig, observed_answers, updating_rows
+from tasks.shared.policies import adapter_folder, load_encoder, load_policy
+from tasks.shared.selection import SelectionConfig, observed_answers, updating_rows
 
 if TYPE_CHECKING:
     from dynolab.forces.map.analysis import Question
-    from dynolab.training.record import Recorded, StepRecord
     from dynolab.training.reference import SideLogps
+    from dynolab.training.step_record import Recorded, StepRecord
 
 PARTS = 4  # of the stage's progress
 NO_STEP = "name the recorded step by `step`, or set updating: data"
@@ -144,7 +144,7 @@ def _question(work: Work[AnalysisJob]) -> Question:
 
 
 def _record(work: Work[AnalysisJob]) -> StepRecord | None:
-    from dynolab.training.record import StepRecord
+    from dynolab.training.step_record import StepRecord
 
     step = work.config.step
     if step is None:

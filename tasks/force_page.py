@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tasks.pages import PageConfig, input_metrics, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.page_helpers import PageConfig, input_metrics, send_page, stage_facts
 
 ANALYSIS = "analysis_"
 

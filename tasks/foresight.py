@@ -9,9 +9,9 @@ from pydantic import Field
 from dynolab.data.rows import read_rows, read_value
 from dynolab.results.audit import ChosenChange, FilteredPairs, PairAudit
 from tasks.audit import read_pairs
-from tasks.policies import load_encoder, load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import load_encoder, load_model
 
 
 class ForesightConfig(StageConfig):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.training.config import OptimizerConfig
-from tasks.pages import PageConfig, input_folder, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.page_helpers import PageConfig, input_folder, send_page, stage_facts
 
 
 def start_of(seed: int) -> str:

@@ -11,10 +11,10 @@ from dynolab.data.rows import read_rows
 from dynolab.endpoint.config import PATIENCE
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
 from dynolab.results.judges import JudgementCounts, PolicyAnswer, WinRate
-from tasks.endpoint import StageEndpoint
-from tasks.policies import load_encoder, load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.endpoint import StageEndpoint
+from tasks.shared.policies import load_encoder, load_model
 
 if TYPE_CHECKING:
     from dynolab.judges import Judge

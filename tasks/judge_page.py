@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dynolab.judges.config import JudgeConfig
-from tasks.answers import AnswersConfig
 from tasks.judge import ANSWERS_OF
-from tasks.pages import PageConfig, send_page, stage_facts
+from tasks.policy_answers import AnswersConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
 
 JUDGED_BY = "judged_"
 

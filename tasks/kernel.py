@@ -13,10 +13,10 @@ from dynolab.data.encode import Encoded
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.results.forces import AgreementRow, KernelFindings, KernelSizeRow
-from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-from tasks.selection import SelectionConfig, observed_rows, updating_rows
+from tasks.shared.policies import adapter_folder, load_encoder, load_policy
+from tasks.shared.selection import SelectionConfig, observed_rows, updating_rows
 
 if TYPE_CHECKING:
     from dynolab.forces.kernel.size import KernelSizes
@@ -117,7 +117,7 @@ def _sizes(
     work: Work[KernelJob], label: str, observed: list[Encoded], updating: list[Encoded]
 ) -> KernelSizes:
     from dynolab.forces.kernel.size import kernel_sizes
-    from dynolab.training.record import StepRecord
+    from dynolab.training.step_record import StepRecord
 
     config, step = work.config, work.config.steps.get(label)
     folder = work.input_folder(MODEL + label, "model")

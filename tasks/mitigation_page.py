@@ -5,10 +5,10 @@ from __future__ import annotations
 from dynolab.results.arms import ComparedArms
 from dynolab.training.config import TrainConfig
 from tasks.arm import ArmConfig, OnPolicyConfig
-from tasks.pages import PageConfig, send_page, stage_facts
-from tasks.pair_inputs import read_run
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
+from tasks.shared.pair_inputs import read_run
 
 
 class MitigationPageConfig(PageConfig):

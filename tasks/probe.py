@@ -10,9 +10,9 @@ from pydantic import Field
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.results.study import Answer, ModelScore, Score
-from tasks.policies import load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import load_model
 
 if TYPE_CHECKING:
     from dynolab.probes.hallucination import TrainingAnswers

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.endpoint.config import PATIENCE
 from dynolab.probes.making.probe_set import ProbeSetConfig
-from tasks.endpoint import StageEndpoint
-from tasks.policies import load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.endpoint import StageEndpoint
+from tasks.shared.policies import load_model
 
 if TYPE_CHECKING:
     from dynolab.probes.making.policy import Policy

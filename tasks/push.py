@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from tasks.audit import read_pairs
-from tasks.policies import load_encoder, load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import load_encoder, load_model
 
 
 class PushConfig(StageConfig):

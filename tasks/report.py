@@ -11,9 +11,9 @@ from pydantic import Field
 from dynolab.data.rows import read_rows
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
 from dynolab.results.study import PairChange
-from tasks.pages import PageConfig, input_folder, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageResult, Work
+from tasks.shared.page_helpers import PageConfig, input_folder, send_page, stage_facts
 
 FORCES, CONTRAST = "_forces", "contrast_"
 _REPEATED = {"kernel": "kernel", "foresight": "foresight", "probe": "probe", "squeezing": "squeeze"}

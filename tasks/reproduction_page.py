@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tasks.pages import PageConfig, send_page, stage_facts
-from tasks.pair_inputs import read_run, read_start
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
+from tasks.shared.pair_inputs import read_run, read_start
 
 
 class ReproductionPageConfig(PageConfig):

@@ -6,9 +6,9 @@ import shutil
 
 from dynolab.data.rows import Example, read_rows
 from dynolab.rollouts.sample import SampleConfig
-from tasks.policies import load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.policies import load_model
 
 
 def resample(work: Work[SampleConfig]) -> dict[str, float]:

@@ -9,10 +9,10 @@ from pydantic import Field
 from dynolab.data.rows import Example, Split, read_rows
 from dynolab.results.judges import PolicyAnswer
 from dynolab.rollouts.generator import SampleConfig, Sampled
-from tasks.answering import tell_figures
-from tasks.policies import load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.policies import load_model
+from tasks.shared.rewarded_answers import tell_figures
 
 if TYPE_CHECKING:
     from dynolab.comparisons.pair_arms import SampledAnswer

@@ -11,13 +11,13 @@ from pydantic import Field
 
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.results.study import ReplayFacts
-from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.progress import StageProgress
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 
 if TYPE_CHECKING:
-    from dynolab.training.record import Recorded
+    from dynolab.training.step_record import Recorded
 
 
 class ForcesConfig(StageConfig):
@@ -48,7 +48,7 @@ def _measure(
 ) -> list[ReplayFacts]:
     from dynolab.forces import build_token_map, step_forces
     from dynolab.forces.step.metrics import force_metrics
-    from dynolab.training.record import StepRecord
+    from dynolab.training.step_record import StepRecord
 
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
     probes = first_pairs(rows, work.config.pairs)

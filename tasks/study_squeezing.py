@@ -13,9 +13,9 @@ from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.results.squeezing import Forecast, Generation, RisenMass
 from dynolab.results.study import Answer, TrainingSummary
-from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.step_forces import first_pairs
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list
     """A training's risen probability at each of its known states, and its steps' forecasts."""
     from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.squeezing.forecast import forecasts
-    from dynolab.training.record import StepRecord
+    from dynolab.training.step_record import StepRecord
     from models.language import load_language_model
 
     config, folder = work.config, work.input_folder(name)

@@ -24,7 +24,7 @@ from dynolab.forces.function.rules import subspace
 from dynolab.forces.step.split import objective_batch, step_totals
 from dynolab.objectives.pairs import PairObjective
 from dynolab.results.audit import PairAudit
-from dynolab.training.record import RecordedExample
+from dynolab.training.step_record import RecordedExample
 
 
 def audit_pairs(

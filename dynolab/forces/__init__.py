@@ -44,7 +44,6 @@ from dynolab.forces.map.terms import (
     step_terms,
     token_terms,
 )
-from dynolab.forces.step.observe import StepForces, step_forces
 from dynolab.forces.step.one_step import (
     OneStep,
     central_difference,
@@ -63,6 +62,7 @@ from dynolab.forces.step.split import (
     side_gradients,
     split_step,
 )
+from dynolab.forces.step.step_forces import StepForces, step_forces
 from dynolab.forces.step.token_map import build_token_map, token_forces
 
 __all__ = [

@@ -21,7 +21,7 @@ from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_batch, step_totals
 from dynolab.objectives import Objective, read_logps
 from dynolab.objectives.base import force
-from dynolab.training.record import Recorded
+from dynolab.training.step_record import Recorded
 
 
 def hidden_states(

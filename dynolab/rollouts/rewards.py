@@ -23,17 +23,6 @@ ALLOWED = "DYNOLAB_REWARD_MODULES"
 """Environment variable: modules, with commas between, whose functions may be named as rewards."""
 
 
-class RewardConfig(BaseModel):
-    """One part of the reward."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str = Field(
-        description="exact, world_answer, world_form, world_style, gsm8k, gsm8k_form, think_form, "
-        f"or the dotted path of a function in a module that {ALLOWED} lists."
-    )
-    weight: float = Field(1.0, allow_inf_nan=False)
-
-
 class Rewards:
     """The weighted sum of rewards, `r = Σ_j w_j r_j`, with every part checked.
 
@@ -168,6 +157,17 @@ BUILT_IN: dict[str, Reward] = {
     reward.__name__: reward
     for reward in (exact, world_answer, world_form, world_style, gsm8k, gsm8k_form, think_form)
 }
+
+
+class RewardConfig(BaseModel):
+    """One part of the reward."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str = Field(
+        description=f"{', '.join(BUILT_IN)}, or the dotted path of a function in a module that "
+        f"{ALLOWED} lists."
+    )
+    weight: float = Field(1.0, allow_inf_nan=False)
 
 
 def _answer(reward: str, row: PromptRow) -> str:

@@ -21,7 +21,7 @@ from dynolab.objectives import build_objective, force, read_logps
 from dynolab.results.squeezing import Forecast, Side
 from dynolab.squeezing.rule import answered
 from dynolab.statistics import auc
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 
 SIDES: dict[int, Side] = {CHOSEN: "chosen", REJECTED: "rejected"}
 TOP = 20

@@ -35,15 +35,15 @@ from dynolab.training.alarm import Alarm, check_watched
 from dynolab.training.best import FOLDER, Best
 from dynolab.training.config import GroupTrainConfig
 from dynolab.training.engine import Engine, PlainEngine
+from dynolab.training.example_source import Offline, Source
 from dynolab.training.examples import load_examples, load_prompts, training_encoder
 from dynolab.training.job import TrainJob
-from dynolab.training.online import Online
 from dynolab.training.optimizer import clip_factor, learning_rate
-from dynolab.training.record import StepFacts, StepRecord
-from dynolab.training.recorded import Recorded, recorded
+from dynolab.training.recorded_examples import Recorded, recorded
 from dynolab.training.resume import load_state, save_state
-from dynolab.training.source import Offline, Source
+from dynolab.training.sampled_examples import Online
 from dynolab.training.step_batch import StepExample, collate_step, count_step
+from dynolab.training.step_record import StepFacts, StepRecord
 from dynolab.training.strengths import quantiles, strengths
 
 if TYPE_CHECKING:

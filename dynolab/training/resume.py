@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from dynolab import distributed
 from dynolab.errors import ConfigError
 from dynolab.training.engine import Engine
+from dynolab.training.example_source import Source
 from dynolab.training.job import TrainJob
-from dynolab.training.source import Source
 
 log = logging.getLogger(__name__)
 

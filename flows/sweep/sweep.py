@@ -12,7 +12,7 @@ from dynolab.store import Claim, Store
 from flows.sweep.memory import SweepStudy
 from flows.sweep.parameters import SweepParameters, check_sweep
 from flows.sweep.trials import Launch, Started, choose_launch
-from tasks.runtime.opening import open_platform
+from tasks.runtime.open_platform import open_platform
 from tasks.runtime.stage import Platform
 
 POLL_SECONDS = 2.0

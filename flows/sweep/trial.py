@@ -21,7 +21,7 @@ from flows.run import run_on
 from flows.sweep.memory import SweepStudy, study_name
 from flows.sweep.parameters import SweepParameters
 from tasks.runtime.keys import canonical
-from tasks.runtime.opening import open_platform, planning_platform
+from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.stage import Platform
 from tasks.runtime.track.tail import MetricLine, watched_by
 from tasks.runtime.work import StageResult

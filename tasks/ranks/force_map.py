@@ -9,7 +9,7 @@ import torch
 
 from dynolab import distributed
 from dynolab.forces.map.job import MapJob, fill_map
-from tasks.policies import load_policy
+from tasks.shared.policies import load_policy
 
 
 def main() -> None:

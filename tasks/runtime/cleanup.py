@@ -6,14 +6,20 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import StateType
 
 from dynolab.store.owner import is_dead
 from tasks.runtime.launch.launcher import OWNER_VARIABLE
-from tasks.runtime.system.processes import variable_of_all
+from tasks.runtime.system.processes import kill_marked, variable_of_all
 from tasks.runtime.track.outbox import OUTBOX_TAG, left_behind
 from tasks.runtime.track.prefect_progress import FLOW_RUN_TAG
 from tasks.runtime.track.tracking import Tracking
@@ -25,6 +31,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAGE = 1000  # experiments or runs of one answer
+
+FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
+"""A worker sets it for the process of a flow run."""
+
+GRACE = timedelta(minutes=2)
+"""What a flow run that is over has to end in order."""
+
+_ASKED_AT_ONCE = 200
+_ENDED = frozenset([StateType.COMPLETED, StateType.FAILED, StateType.CANCELLED])
 
 
 def reap_orphans() -> list[int]:
@@ -102,3 +117,42 @@ def _running(client: MlflowClient) -> dict[str, dict[str, str]]:
         run.info.run_id: run.data.tags
         for run in (get_results_from_paginated_fn(runs, PAGE) if ids else ())
     }
+
+
+def end_overdue(client: SyncPrefectClient, grace: timedelta = GRACE) -> set[str]:
+    """SIGKILL the processes of flow runs that are over on the server and do not end here.
+
+    After 300 s Prefect calls a run cancelled even if its process lives, and a worker has no place
+    for another run until it is gone. A run that has *crashed* only fell silent: where its process
+    lives it still owns its work.
+    """
+    here = set(variable_of_all(FLOW_RUN_VARIABLE).values())
+    overdue = flow_runs_over(client, here, _ENDED, grace) if here else set()
+    for run in overdue:
+        kill_marked(f"{FLOW_RUN_VARIABLE}={run}")
+    return overdue
+
+
+def flow_runs_over(
+    client: SyncPrefectClient,
+    runs: Collection[str],
+    states: Collection[StateType],
+    grace: timedelta = GRACE,
+) -> set[str]:
+    """Those flow runs that the server knows to be in one of the states, for longer than `grace`."""
+    latest, ended = datetime.now(UTC) - grace, set()
+    ids = [uuid for uuid in map(_uuid, runs) if uuid is not None]
+    for first in range(0, len(ids), _ASKED_AT_ONCE):
+        asked = FlowRunFilter(id=FlowRunFilterId(any_=ids[first : first + _ASKED_AT_ONCE]))
+        for run in client.read_flow_runs(flow_run_filter=asked, limit=_ASKED_AT_ONCE):
+            state = run.state
+            if state is not None and state.type in states and state.timestamp < latest:
+                ended.add(str(run.id))
+    return ended
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tasks.runtime.alarm import AlarmBell
+from tasks.runtime.report_alarm import AlarmBell
 from tasks.runtime.track.progress import StepReporter
 from tasks.runtime.track.tail import MetricLine, MetricsTail, Watched
 from tasks.runtime.work import Work

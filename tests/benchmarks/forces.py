@@ -42,7 +42,7 @@ from dynolab.forces.map.gram import Kernel
 from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import SFT, SFTConfig
-from dynolab.training.record import RecordedExample
+from dynolab.training.step_record import RecordedExample
 from tests.benchmarks.figures import gather, interleaved, last_line, ratio, report, seconds
 from tests.benchmarks.ntk_tutorial import tutorial
 from tests.benchmarks.pythia import pythia

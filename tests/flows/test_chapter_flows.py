@@ -14,7 +14,7 @@ from dynolab.results.simplicity import LearnedMapping
 from flows import simplicity, squeezing
 from flows.flow import StagedFlow
 from flows.parameters import load_parameters
-from tasks.runtime.opening import planning_platform
+from tasks.runtime.open_platform import planning_platform
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import step_names

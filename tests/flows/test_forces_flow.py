@@ -20,8 +20,8 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import DPO, SFT, DPOConfig, SFTConfig
 from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, ResponseTermsRow
 from dynolab.results.study import TokenMap
-from dynolab.training.record import StepRecord
 from dynolab.training.reference import score_reference
+from dynolab.training.step_record import StepRecord
 from flows.flow import Plan
 from flows.forces import FLOW, ForcesParameters
 from models.language import folder_context, load_language_model, load_tokenizer
@@ -30,7 +30,7 @@ from tasks.force_map import ANALYSIS, AnalysisJob
 from tasks.kernel import KERNEL, KernelJob
 from tasks.runtime.stage import plan_key, run_stage
 from tasks.runtime.work import StageResult
-from tasks.selection import SelectionConfig, observed_answers, updating_rows
+from tasks.shared.selection import SelectionConfig, observed_answers, updating_rows
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import short, step_names
 

@@ -27,7 +27,7 @@ from dynolab.results.study import TrainingSummary
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.rewards import ALLOWED, Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 from flows import mitigation, reproduce, study
 from flows.comparison import resolved_comparison
 from flows.flow import Plan, StagedFlow

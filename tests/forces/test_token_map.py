@@ -21,8 +21,8 @@ from dynolab.forces.step.split import UpdateSplit
 from dynolab.forces.step.token_map import token_strings
 from dynolab.objectives import GRPOConfig
 from dynolab.results.study import TokenMap
-from dynolab.training.record import RecordedGroup, StepRecord
-from dynolab.training.recorded import RecordedCompletion
+from dynolab.training.recorded_examples import RecordedCompletion
+from dynolab.training.step_record import RecordedGroup, StepRecord
 from tests.forces.small_models import (
     Letters,
     encoded,

@@ -11,7 +11,7 @@ import pytest
 
 from dynolab.errors import ConfigError
 from tasks.runtime.servers.guard import Guard
-from tasks.runtime.system.private import check_token
+from tasks.runtime.system.secret_files import check_token
 
 TOKEN = "0123456789abcdef" * 2
 HOST = "127.0.0.1:4200"

@@ -30,8 +30,8 @@ from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.launch.local_job import LocalJob, Running, interface_of
 from tasks.runtime.launch.peer import Peer
 from tasks.runtime.launch.rendezvous import Other, Rendezvous
-from tasks.runtime.system.private import KEY
 from tasks.runtime.system.processes import free_port, listening_socket, marked_processes
+from tasks.runtime.system.secret_files import KEY
 from tasks.runtime.system.settings import Settings
 from tests.flows.lab import until
 

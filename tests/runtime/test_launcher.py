@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from dynolab.errors import ConfigError, RankFailed
-from dynolab.meeting import MEETING
+from dynolab.rank_authentication import MEETING
 from dynolab.rollouts.rewards import ALLOWED
 from tasks.runtime.launch.devices import gpus_visible
 from tasks.runtime.launch.launcher import launch_ranks

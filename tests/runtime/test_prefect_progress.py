@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.runtime.opening import make_progress
+from tasks.runtime.open_platform import make_progress
 from tasks.runtime.track.prefect_progress import (
     ProgressArtifacts,
     inside_run,

@@ -13,7 +13,7 @@ from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynolab.training.record import StepRecord
+    from dynolab.training.step_record import StepRecord
 
 
 def check_model(model: nn.Module) -> None:

@@ -34,7 +34,7 @@ from dynolab.results.forces import (
     PairForce,
     ResponseTermsRow,
 )
-from dynolab.training.record import Recorded, RecordedExample, RecordedGroup, StepRecord
+from dynolab.training.step_record import Recorded, RecordedExample, RecordedGroup, StepRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -19,7 +19,7 @@ from dynolab.forces.map.gram import Tile, factor_tiles, plan_tiles
 from dynolab.forces.map.problem import pose
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import Objective
-from dynolab.training.record import Recorded
+from dynolab.training.step_record import Recorded
 
 HEAD, EMBEDDING, TIED = "head", "embedding", "tied"
 

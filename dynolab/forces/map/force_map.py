@@ -26,7 +26,7 @@ from dynolab.forces.map.gram import Tile, gram_tiles, plan_tiles
 from dynolab.forces.map.problem import Problem, Updating, pose
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import Objective
-from dynolab.training.record import Recorded
+from dynolab.training.step_record import Recorded
 
 MEMORY_BYTES = 2**30
 

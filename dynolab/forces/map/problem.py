@@ -20,7 +20,7 @@ from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_batch, objective_logps, step_totals
 from dynolab.objectives import Objective
-from dynolab.training.record import Recorded
+from dynolab.training.step_record import Recorded
 
 SAMPLE_TOKENS = 4
 """Response tokens on which the parameters' rules are tried: each has its own random weight."""

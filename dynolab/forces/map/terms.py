@@ -17,7 +17,7 @@ from dynolab.forces.map.problem import Updating
 from dynolab.forces.step.split import micro_batches, record_batch
 from dynolab.likelihood.token_facts import token_facts
 from dynolab.objectives import Objective, build_objective, read_logps, target_force
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 
 
 @dataclass(frozen=True)

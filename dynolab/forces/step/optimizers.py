@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dynolab.forces.function.logit_function import Weights
 from dynolab.training.config import OptimizerConfig
-from dynolab.training.record import StepFacts
+from dynolab.training.step_record import StepFacts
 
 
 @dataclass(frozen=True)

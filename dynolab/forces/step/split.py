@@ -23,8 +23,8 @@ from dynolab.forces.function.views import View
 from dynolab.forces.step.one_step import change_of, norm
 from dynolab.forces.step.optimizers import FrozenUpdate, freeze_update
 from dynolab.objectives import Objective, build_objective
-from dynolab.training.record import Recorded, StepRecord
 from dynolab.training.step_batch import collate_step
+from dynolab.training.step_record import Recorded, StepRecord
 
 PAD_ID = 0
 """Padding stands right of every response and is masked, so any id of the vocabulary serves."""

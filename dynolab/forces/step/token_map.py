@@ -19,7 +19,7 @@ from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import PAD_ID, objective_logps, record_batch, split_step
 from dynolab.objectives import build_objective
 from dynolab.results.study import TokenMap
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -20,12 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from dynolab.errors import ConfigError, HostLost
-from dynolab.meeting import SECRET
+from dynolab.rank_authentication import SECRET
 from dynolab.store import library_versions
 from tasks.runtime.launch.local_job import LocalJob, Running, running
 from tasks.runtime.launch.peer import Message, Peer
-from tasks.runtime.servers.server_registry import sigterm_as_interrupt
-from tasks.runtime.system.private import ranks_secret, signing_key
+from tasks.runtime.servers.standing_servers import sigterm_as_interrupt
+from tasks.runtime.system.secret_files import ranks_secret, signing_key
 from tasks.runtime.system.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dynolab.errors import RankFailed
-from dynolab.meeting import MEETING, SECRET
+from dynolab.rank_authentication import MEETING, SECRET
 from dynolab.store.owner import this_process
 from tasks.runtime.launch.devices import VISIBLE, gpus_visible, hold_devices, host_devices
 from tasks.runtime.system.processes import Process, kill_marked, last_lines, start_child, stop_group

@@ -26,12 +26,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from dynolab.errors import ConfigError, HostLost
-from dynolab.meeting import SECRET
+from dynolab.rank_authentication import SECRET
 from dynolab.store import library_versions
 from tasks.runtime.launch.local_job import LocalJob, RankEnd, Running, running
 from tasks.runtime.launch.peer import Message, Peer
-from tasks.runtime.system.private import ranks_secret, signing_key
 from tasks.runtime.system.processes import free_port, listening_socket
+from tasks.runtime.system.secret_files import ranks_secret, signing_key
 from tasks.runtime.system.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.runtime.servers.guard import Guard
-from tasks.runtime.system.private import TOKEN, check_token
 from tasks.runtime.system.processes import listening_socket
+from tasks.runtime.system.secret_files import TOKEN, check_token
 
 _SHUTDOWN_SECONDS = 3
 _HOSTS = ("127.0.0.1", "localhost")

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict
 
 from dynolab.errors import ConfigError
-from tasks.runtime.system.private import check_key, holds_secret
+from tasks.runtime.system.secret_files import check_key, holds_secret
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 

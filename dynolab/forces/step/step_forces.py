@@ -22,7 +22,7 @@ from dynolab.forces.step.one_step import change_of, midpoint
 from dynolab.forces.step.split import UpdateSplit, replay_error, rounding_floor, split_step
 from dynolab.forces.step.watch import Watched, watch
 from dynolab.results.study import ForceRow, ReplayFacts
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 
 
 @dataclass(frozen=True)

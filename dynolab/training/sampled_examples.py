@@ -25,7 +25,8 @@ from dynolab.rollouts.rewards import Rewards
 from dynolab.training.adapters import WithoutAdapters
 from dynolab.training.config import GroupTrainConfig
 from dynolab.training.engine import Engine
-from dynolab.training.recorded import read_recorded, recorded
+from dynolab.training.example_source import Drawn
+from dynolab.training.recorded_examples import read_recorded, recorded
 from dynolab.training.rollout import (
     Answers,
     Prompt,
@@ -36,7 +37,6 @@ from dynolab.training.rollout import (
     ranked_pairs,
     score_pairs,
 )
-from dynolab.training.source import Drawn
 from dynolab.training.step_batch import StepExample
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from tasks.pages import PageConfig, input_metrics, send_page, stage_facts
 from tasks.runtime.work import Work
+from tasks.shared.page_helpers import PageConfig, input_metrics, send_page, stage_facts
 
 if TYPE_CHECKING:
     from dynolab.report.chapters.page import Chapter

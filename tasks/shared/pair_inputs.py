@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dynolab.results.arms import Start
-from tasks.pages import input_folder
 from tasks.runtime.work import Work
+from tasks.shared.page_helpers import input_folder
 
 if TYPE_CHECKING:
     from dynolab.report.inputs.arms import PairRun

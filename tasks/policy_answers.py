@@ -10,9 +10,9 @@ from dynolab.data.rows import PromptRow, Split, read_rows
 from dynolab.errors import ConfigError
 from dynolab.results.judges import PolicyAnswer
 from dynolab.rollouts.generator import SampleConfig
-from tasks.policies import load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import load_model
 
 
 class AnswersConfig(StageConfig):

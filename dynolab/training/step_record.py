@@ -13,7 +13,12 @@ from torch import Tensor
 
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.training.config import OptimizerConfig
-from dynolab.training.recorded import Recorded, RecordedExample, RecordedGroup, read_recorded
+from dynolab.training.recorded_examples import (
+    Recorded,
+    RecordedExample,
+    RecordedGroup,
+    read_recorded,
+)
 
 __all__ = ["Recorded", "RecordedExample", "RecordedGroup", "StepFacts", "StepRecord"]
 

@@ -18,8 +18,7 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.servers.backends import Backing
-from tasks.runtime.system.private import TOKEN, login_token, own_folder
+from tasks.runtime.servers.postgres_redis import Backing
 from tasks.runtime.system.processes import (
     Process,
     last_lines,
@@ -27,6 +26,7 @@ from tasks.runtime.system.processes import (
     start_child,
     stop_group,
 )
+from tasks.runtime.system.secret_files import TOKEN, login_token, own_folder
 
 PREFECT, MLFLOW = "prefect", "mlflow"
 ALL = (PREFECT, MLFLOW)

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from dynolab.store import Store
 from tasks.runtime.stage import Platform
-from tasks.runtime.system.private import own_folder, signing_key
+from tasks.runtime.system.secret_files import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import use_login
 from tasks.runtime.track.outbox import left_behind
@@ -87,8 +87,8 @@ def open_platform(
 
 
 def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tracking:
-    from tasks.runtime.servers.server_registry import use_services
-    from tasks.runtime.servers.services import MLFLOW
+    from tasks.runtime.servers.server_processes import MLFLOW
+    from tasks.runtime.servers.standing_servers import use_services
     from tasks.runtime.track.tracking import Tracking
 
     if settings.mlflow_tracking_uri is not None:

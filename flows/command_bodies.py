@@ -18,15 +18,15 @@ from dynolab.store import Store
 from flows.flow import Flow, Parameters, Results, StagedFlow
 from flows.parameters import load_parameters
 from flows.sweep.parameters import SweepParameters
-from tasks.result_table import result_table, write_table
 from tasks.runtime.lineage import Ancestor, addressed, lineage
-from tasks.runtime.opening import open_store, planning_platform
+from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.pipeline import Planned, plan
-from tasks.runtime.servers.server_registry import running_services, use_services
-from tasks.runtime.servers.services import MLFLOW, PREFECT, client_variables
+from tasks.runtime.servers.server_processes import MLFLOW, PREFECT, client_variables
+from tasks.runtime.servers.standing_servers import running_services, use_services
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import use_login
 from tasks.runtime.work import StageResult
+from tasks.shared.result_table import result_table, write_table
 
 console = Console()
 
@@ -222,7 +222,7 @@ def start_reconcile() -> dict[str, int]:
         os.environ.update(services.environment())
         from prefect.client.orchestration import get_client
 
-        from flows.reconcile import heal
+        from flows.reconcile import clean_up
 
         with get_client(sync_client=True) as client:
-            return heal(Settings.from_environment(), client)
+            return clean_up(Settings.from_environment(), client)

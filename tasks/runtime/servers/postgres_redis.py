@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.system.private import kept_secret, own_folder, write_private
 from tasks.runtime.system.processes import (
     LOOPBACK,
     Process,
@@ -28,6 +27,7 @@ from tasks.runtime.system.processes import (
     start_child,
     stop_group,
 )
+from tasks.runtime.system.secret_files import kept_secret, own_folder, write_private
 
 POSTGRES_USER = "postgres"
 DATABASES = ("prefect", "mlflow", "sweeps")

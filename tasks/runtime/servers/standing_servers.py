@@ -20,8 +20,8 @@ from types import FrameType
 from typing import NoReturn
 
 from dynolab.errors import ConfigError
-from tasks.runtime.servers.backends import Backing
-from tasks.runtime.servers.services import (
+from tasks.runtime.servers.postgres_redis import Backing
+from tasks.runtime.servers.server_processes import (
     ALL,
     MLFLOW,
     PREFECT,
@@ -31,8 +31,8 @@ from tasks.runtime.servers.services import (
     is_healthy,
     start_services,
 )
-from tasks.runtime.system.private import login_token
 from tasks.runtime.system.processes import port_in_use
+from tasks.runtime.system.secret_files import login_token
 
 DEFAULT_PORTS: Mapping[str, int] = {PREFECT: 4200, MLFLOW: 5000}
 Beside = Callable[[Services], AbstractContextManager[Services]]

@@ -34,7 +34,7 @@ def own_folder(folder: Path) -> Path:
     """Makes a folder that its owner alone may enter, or closes it to others; returns it.
 
     A folder of another user (a volume of a container) stays as its owner has it. A group that may
-    only pass through stays: see `tasks.runtime.servers.backends`.
+    only pass through stays: see `tasks.runtime.servers.postgres_redis`.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o067:

@@ -16,8 +16,8 @@ from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import RewardConfig, Rewards
 from dynolab.statistics import Interval
 from dynolab.training.config import GroupTrainConfig
-from tasks.policies import load_model
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import load_model
 
 if TYPE_CHECKING:
     from dynolab.training.rollout import Answers
