@@ -54,7 +54,7 @@ def endpoint_from_environment(
         raise ConfigError(
             "OPENAI_API_KEY",
             None,
-            "set it in the environment; any text will do if the server at OPENAI_BASE_URL needs no key",
+            "set it in the environment; any text if the server at OPENAI_BASE_URL needs none",
         )
     address = environment.get("OPENAI_BASE_URL") or None
     return Endpoint(config, cache, key=key, address=address, usable=usable)
@@ -129,7 +129,7 @@ class Endpoint:
         return [answers[key] for key in keys]
 
     def _answers(self, wanted: Mapping[str, Request]) -> Iterator[tuple[str, Answer]]:
-        """Yields answers as they arrive. Threads are daemons, so a hung request cannot block exit."""
+        """Yields answers as they arrive. Daemon threads: a hung request does not block exit."""
         todo: SimpleQueue[tuple[str, Request]] = SimpleQueue()
         done: SimpleQueue[tuple[str, Answer | BaseException]] = SimpleQueue()
         for item in wanted.items():
@@ -228,7 +228,7 @@ class Endpoint:
 
 
 def _parse_completion(completion: Any) -> Answered | Trouble:
-    """Reads the first choice's text; openai's client also passes on replies that are not completions."""
+    """Reads the first choice's text; openai's client also returns replies of other forms."""
     choices = getattr(completion, "choices", None)
     if not isinstance(choices, list) or not choices:
         return Trouble("not_json", "the answer is not a chat completion")

@@ -1,4 +1,4 @@
-"""Lazy likelihood displacement: whether an update on a question makes its right answers likelier."""
+"""Lazy likelihood displacement: whether an update on a question lifts its right answers."""
 
 from __future__ import annotations
 
