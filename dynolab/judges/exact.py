@@ -15,8 +15,8 @@ WORLD_REWARDS = (
     RewardConfig(name="world_form", weight=2),
     RewardConfig(name="world_style", weight=1),
 )
-"""Quality of an answer in the built-in world. Each part outweighs all later ones: a right fact beats
-any style, and among answers equal in fact and form the preferred slot words win."""
+"""Answer quality in the built-in world. Each part outweighs all later ones: a right fact beats any
+style, and among answers equal in fact and form the preferred slot words win."""
 
 
 class ExactJudge:
