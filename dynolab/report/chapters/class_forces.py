@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.claims.class_forces import NETWORKS, beside, window
+from dynolab.claims.class_forces import NETWORKS, off_diagonal, window
 from dynolab.forces.kernel.stability import THRESHOLD
 from dynolab.report.figure import CELLS, Figure, spread, subplots
 from dynolab.report.lines import Line, LinePanel, line_plot
@@ -58,7 +58,7 @@ def pull_figure(states: Sequence[ClassifierState]) -> Figure:
     predictions = _mean(states, lambda row: row.predictions).T
     _add_cells(plot, 1, pulls, "images of class", "class", "+.2e", diverging=True)
     _add_cells(plot, 2, predictions, "images of class", "class", ".2f")
-    order = np.argsort(beside(pulls))[::-1][:_PAIRS]
+    order = np.argsort(off_diagonal(pulls))[::-1][:_PAIRS]
     names = [divmod(int(place), len(pulls) - 1) for place in order]
     pairs = [f"a {u} lifts “{u}” on {o + (o >= u)}s" for u, o in names]
     return Figure(
@@ -244,7 +244,7 @@ def influence_figure(influences: Sequence[ClassInfluence]) -> Figure:
     plot.update_xaxes(type="category", title_text="images of class", col=2)
     plot.update_yaxes(title_text="Δ log p (nats)", col=2)
     epoch = influences[0].epoch
-    own, others = float(np.diag(total).mean()), float(beside(total).sum() / len(total))
+    own, others = float(np.diag(total).mean()), float(off_diagonal(total).sum() / len(total))
     return Figure(
         "influence",
         "What added up",
@@ -271,7 +271,7 @@ def _add_cells(
 ) -> None:
     """A panel of classes by classes; a diverging scale is as wide as what lies off the diagonal."""
     names = [str(n) for n in range(len(values))]
-    end = float(np.abs(beside(values)).max()) if diverging else None
+    end = float(np.abs(off_diagonal(values)).max()) if diverging else None
     right = plot.layout[f"xaxis{col if col > 1 else ''}"].domain[1]
     plot.add_heatmap(
         z=values.round(6),
