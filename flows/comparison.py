@@ -29,7 +29,7 @@ from tasks.pair_inputs import answers_of, judge_of, start_of, training_of
 from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step
 from tasks.sampled_answers import SAMPLED_ANSWERS, SampledAnswersConfig
-from tasks.sources import base_step, check_model_knows_data, seeded_base, seeded_data
+from tasks.sources import base_step, check_model_fits_data, seeded_base, seeded_data
 from tasks.training import SFT
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
@@ -49,7 +49,7 @@ class Comparison(FlowParameters):
 
     @model_validator(mode="after")
     def _model_knows_data(self) -> Comparison:
-        check_model_knows_data(self.base, self.data)
+        check_model_fits_data(self.base, self.data)
         return self
 
     def data_of(self, seed: int) -> DataConfig:

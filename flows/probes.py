@@ -14,7 +14,7 @@ from tasks.data import DATA
 from tasks.probe_set import PROBE_SET
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
-from tasks.sources import base_step, check_model_knows_data, seeded_base, seeded_data
+from tasks.sources import base_step, check_model_fits_data, seeded_base, seeded_data
 
 
 class ProbesParameters(FlowParameters):
@@ -42,7 +42,7 @@ class ProbesParameters(FlowParameters):
                 "name as base.source, or leave the kind out",
             )
         if self.base is not None:
-            check_model_knows_data(self.base, self.data)
+            check_model_fits_data(self.base, self.data)
         return self
 
 

@@ -39,7 +39,7 @@ from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
-from tasks.sources import base_step, check_model_knows_data, seeded_base, seeded_data
+from tasks.sources import base_step, check_model_fits_data, seeded_base, seeded_data
 from tasks.step_forces import FORCES, ForcesConfig
 from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
 from tasks.training import PREFERENCE, SFT
@@ -119,7 +119,7 @@ class StudyParameters(FlowParameters):
 
     @model_validator(mode="after")
     def _has_a_model(self) -> StudyParameters:
-        check_model_knows_data(self.base, self.data)
+        check_model_fits_data(self.base, self.data)
         return self
 
 

@@ -78,8 +78,8 @@ def study(*changes: str, config: Path = SMALL) -> list[str]:
         ("data.source=file", "data.path = None: give it with source: file"),
         (
             "data={source: file, path: pairs.jsonl}",
-            "base.source = 'builtin': the built-in model knows the words of the built-in world "
-            "alone",
+            "base.source = 'builtin': the built-in model has only the vocabulary of the built-in "
+            "world",
         ),
         ("nonsense", "--set = 'nonsense': write it as key=value"),
         ("=3", "--set = '=3': write it as key=value"),

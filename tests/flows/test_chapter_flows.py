@@ -114,7 +114,7 @@ REFUSED_SPACES: list[tuple[dict[str, Any], str]] = [
     ({"seeds": []}, "seeds"),
     ({"spaces": [{"attributes": 3, "values": 2}]}, "give a number of sampled bijections"),
     ({"spaces": [{**SMALL, "sampled": 9}]}, "choose 1 to 8"),
-    ({"spaces": [{"attributes": 9, "values": 9, "sampled": 2}]}, "choose 81 at most"),
+    ({"spaces": [{"attributes": 9, "values": 9, "sampled": 2}]}, "choose at most 81"),
     ({"spaces": [{"attributes": 2, "values": 1}]}, "spaces.0.values = 1"),
     ({"spaces": [{**SMALL, "learning_rate": 0}]}, "spaces.0.learning_rate = 0"),
 ]

@@ -175,7 +175,7 @@ def test_what_a_step_sampled_is_what_pushes(
 def test_a_recorded_batch_needs_its_step(
     analysed: Analysed, trained: dict[str, StageResult]
 ) -> None:
-    with pytest.raises(ConfigError, match="updating = 'recorded': name the recorded step"):
+    with pytest.raises(ConfigError, match="updating = 'recorded': set `step` to a recorded step"):
         run_analysis(analysed, trained["groups"], updating="recorded", step=None)
 
 

@@ -232,7 +232,7 @@ def test_the_reproduction_measures_every_finding_of_the_world(
         ({"arms": {"sft-2": {}}}, "arms = 'sft-2': a shared stage has this name"),
         (
             {"arms": {"a": {"pairs": "on_policy", "filter": {"by": "ches", "drop": 0.5}}}},
-            "arms.a = 'ches': ranks the data's pairs, and with pairs: on_policy others",
+            "arms.a = 'ches': ranks the data's pairs, but pairs: on_policy trains",
         ),
         (
             {"arms": {"a": {"updates_per_rollout": 2}}},
@@ -262,7 +262,7 @@ def test_the_reproduction_measures_every_finding_of_the_world(
         ),
         (
             {"arms": {"a": {"objective": {"name": "sft"}}}},
-            "arms.a = 'sft': compares no answers; choose one of dpo",
+            "arms.a = 'sft': is not a loss on pairs; choose one of dpo",
         ),
         (
             {"training": {"objective": {"name": "dpo"}, "probe_every": 1}},
