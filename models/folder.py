@@ -23,10 +23,10 @@ _SHARDS = ("global_step*", "zero_pp_rank_*", "*_optim_states.pt", "shard-*.safet
 """Files of DeepSpeed's ranks and of a training's resume states: parts of tensors."""
 
 _REMEDIES = {
-    "quantization_config": "its weights are quantised, and measurements need the weights themselves; "
+    "quantization_config": "its weights are quantised, but measurements need exact ones; "
     "give the model before quantisation, or dequantise it and save it",
     "compression_config": "its weights are compressed; decompress the model and save it",
-    "transformers_weights": f"names another weights file; rename that file to {WEIGHTS} and remove the setting",
+    "transformers_weights": f"names another file; rename it to {WEIGHTS} and remove the setting",
     "fusion_config": "replaces parts of the model; remove the setting",
     "distributed_config": "spreads the model over processes; remove the setting",
 }
@@ -214,8 +214,8 @@ def _check_shards(folder: Path, field: str) -> None:
         raise ConfigError(
             field,
             str(folder),
-            f"the folder holds ranks' shards ({shards[-1]}), not whole weights; give the training's "
-            "`model/` folder, or gather the shards (DeepSpeed's zero_to_fp32) and save a model",
+            f"the folder holds ranks' shards ({shards[-1]}), not whole weights; give the "
+            "training's `model/` folder, or gather the shards (DeepSpeed's zero_to_fp32) and save a model",
         )
 
 

@@ -157,7 +157,7 @@ _MOST_NAMED = 5
 
 
 def _check_causal(source: str | Path, model: PreTrainedModel) -> None:
-    """Raises `ConfigError` for a model whose attention is not causal (`is_causal`, `is_decoder`)."""
+    """Raises `ConfigError` for attention that is not causal (`is_causal`, `is_decoder`)."""
     with reading("model", str(source), _REMEDY), torch.no_grad():
         rows = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
         ids = torch.arange(_TOKENS).expand(2, -1).clone() % rows

@@ -40,7 +40,7 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
         raise ConfigError(
             "answers.split",
             config.split,
-            "the data have no prompts in this split; set data.heldout_rows, or choose the other split",
+            "the data have no such prompts; set data.heldout_rows, or choose the other split",
         )
     with work.shown():
         model, tokenizer = load_model(work.input_folder("model", "model"))

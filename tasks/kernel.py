@@ -42,7 +42,7 @@ class KernelConfig(SelectionConfig):
     memory_bytes: int = Field(
         2**30,
         ge=2**20,
-        description="Memory for directions and their images; raised if the longest answer needs more.",
+        description="Memory for directions and images; raised if the longest answer needs more.",
     )
 
 

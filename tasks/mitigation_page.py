@@ -64,8 +64,8 @@ def _describe_training(config: MitigationPageConfig) -> str:
         return shared
     ranking = " + ".join(f"{reward.weight:g} {reward.name}" for reward in on_policy.rewards)
     return (
-        f"{shared} On-policy arms sample {on_policy.completions} answers to each of a step's prompts, "
-        f"ranked by {ranking}; prompts whose answers rank alike are left out."
+        f"{shared} On-policy arms sample {on_policy.completions} answers to each of a step's "
+        f"prompts, ranked by {ranking}; prompts whose answers rank alike are left out."
     )
 
 

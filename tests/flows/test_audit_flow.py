@@ -139,7 +139,7 @@ def test_a_model_and_a_file_are_all_that_is_needed(analysed: Analysed, tmp_path:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "model = 'nothing': give either result"),
-    ({"model": {"result": "sft"}}, "is no finished step of the study"),
+    ({"model": {"result": "sft"}}, "the study has no such finished step"),
     ({"model": {"result": "DATA"}}, "of stage data holds no model"),
     ({"model": {"model": "/nowhere"}}, "model.model = '/nowhere'"),
     ({"model": {"result": "SFT"}, "data_result": "SFT"}, "of stage sft holds no train.jsonl"),

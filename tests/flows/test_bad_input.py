@@ -221,12 +221,12 @@ REFUSED = {
     "grpo": [
         ("seeds=[0, 0]", "seeds = [0, 0]: name every seed once"),
         ("arms.grpo.name=gropo", "arms.grpo.name = 'gropo': choose one of 'sft'"),
-        ("baseline=dpo", "baseline = 'dpo': name an arm: grpo, nthr"),
+        ("baseline=dpo", "baseline = 'dpo': choose one of grpo, nthr"),
         ("training.completions=1", "training.completions = 1: a reward is compared within"),
         ("training.rewards=[{name: os.system}]", "training.rewards = 'os.system': use one of"),
     ],
     "forces": [
-        ("name=x", "checkpoints.sft.result = 'sft': is no finished step of the study; run its"),
+        ("name=x", "checkpoints.sft.result = 'sft': the study has no such finished step; run"),
         ("checkpoints.sft.result=sft/0123456789ab", "has no such result; it has results of: none"),
         ("checkpoints.SFT.result=sft", "checkpoints.SFT"),
         ("checkpoints={}", "checkpoints = {}"),
@@ -235,9 +235,12 @@ REFUSED = {
         ("kernel.threshold=2", "kernel.threshold = 2: Input should be less"),
     ],
     "judge": [
-        ("name=x", "policies.sft.result = 'sft': is no finished step of the study; run its study"),
-        ("baseline=ppo", "baseline = 'ppo': name a policy: sft, dpo, resampled"),
-        ("reference=null", "reference = None: judge log-prob goes by one: name a model"),
+        (
+            "name=x",
+            "policies.sft.result = 'sft': the study has no such finished step; run the study",
+        ),
+        ("baseline=ppo", "baseline = 'ppo': choose one of sft, dpo, resampled"),
+        ("reference=null", "reference = None: judge log-prob needs one; give a model"),
         ("judges.exact.rewards=[{name: os.system}]", "rewards = 'os.system': use one of"),
         ("judges.gpt={name: llm}", "judges.gpt.endpoint = {'name': 'llm'}: Field required"),
         ("answers.split=test", "answers.split = 'test': Input should be 'train' or 'heldout'"),

@@ -64,7 +64,7 @@ def test_an_image_s_logits_do_not_depend_on_its_batch() -> None:
     ("name", "shape", "message"),
     [
         ("lenet", (1, 5, 8), "at least 8 × 8"),
-        ("transformer", (30,), "or an mlp"),
+        ("transformer", (30,), "or mlp"),
         ("vgg", (1, 8, 8), "choose one of lenet"),
     ],
 )
