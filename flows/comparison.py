@@ -82,7 +82,7 @@ class PairComparison(Comparison):
 
     sft: TrainConfig = Field(
         TrainConfig(),
-        description="SFT before, on chosen answers; arms with start: extended do it on both answers.",
+        description="SFT before, on chosen answers; with start: extended on both answers.",
     )
     training: TrainConfig = Field(
         TrainConfig(probe_every=20),

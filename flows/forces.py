@@ -52,7 +52,7 @@ class ForcesParameters(FlowParameters):
     data: DataConfig = DataConfig()
     data_result: str | None = Field(
         None,
-        description="Result of a data stage to use instead, in the format of a checkpoint's result.",
+        description="Result of a data stage to use instead, in the format of checkpoints' results.",
     )
     analysis: AnalysisConfig = AnalysisConfig()
     kernel: KernelConfig = KernelConfig()
@@ -65,7 +65,7 @@ class ForcesParameters(FlowParameters):
                 raise ConfigError(
                     f"checkpoints.{label}.step",
                     checkpoint.step,
-                    "only a training's result has steps; leave it out, or give result instead of model",
+                    "only a training's result has steps; leave it out, or give result, not model",
                 )
             if self.analysis.updating == "recorded" and checkpoint.step is None:
                 raise ConfigError(

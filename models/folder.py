@@ -215,7 +215,8 @@ def _check_shards(folder: Path, field: str) -> None:
             field,
             str(folder),
             f"the folder holds ranks' shards ({shards[-1]}), not whole weights; give the "
-            "training's `model/` folder, or gather the shards (DeepSpeed's zero_to_fp32) and save a model",
+            "training's `model/` folder, or gather the shards (DeepSpeed's zero_to_fp32) and save "
+            "a model",
         )
 
 

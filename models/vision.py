@@ -59,7 +59,7 @@ def build_classifier(
     - `transformer`: patches, fixed sine positions, two pre-norm blocks of width 32 with four heads
       (Dosovitskiy et al., arXiv 2010.11929, as simplified by Beyer et al., arXiv 2205.01580);
       features are all tokens concatenated, because plain SGD learns slowly from their mean.
-    - `resnet18`: the variant for 32 × 32 images (3 × 3 stem, no pooling; He et al., arXiv 1512.03385),
+    - `resnet18`: the form for 32 × 32 images (3 × 3 stem, no pooling; He et al., arXiv 1512.03385),
       with group norm in place of batch norm (Wu & He, arXiv 1803.08494).
 
     **Arguments:** `image_shape`: channels, height, width; for `mlp`, any shape.
@@ -172,7 +172,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Float[Tensor, "images tokens width"]) -> Tensor:
-        """The block's output. Attention is written out: fused kernels lack forward-mode gradients."""
+        """The block's output. Attention is written out: fused kernels lack forward mode."""
         split = self.queries_keys_values(self.norm(x)).unflatten(-1, (3, self.heads, -1))
         q, k, v = split.movedim(2, 0).transpose(2, 3)
         weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)

@@ -187,5 +187,5 @@ def test_a_study_audits_before_it_trains_and_filters_where_it_is_asked_to() -> N
 def test_a_study_whose_loss_is_on_no_pairs_has_no_audit_and_nothing_to_filter_by() -> None:
     extended = "preference.objective={name: sft_extended}"
     assert not {"audit", "foresight"} & set(study_inputs(extended))
-    with pytest.raises(ConfigError, match="needs a loss on pairs, and sft_extended is none"):
+    with pytest.raises(ConfigError, match="needs a loss on pairs, which sft_extended is not"):
         study_inputs(extended, "preference_filter={by: force}")

@@ -171,7 +171,7 @@ def test_one_more_arm_of_a_comparison() -> None:
         ({"study_file": "/etc/passwd"}, "study_file = .*: is outside deploy/studies"),
         ({"study_file": "none.yaml"}, "cannot be read"),
         ({"study_text": "nothing: there"}, "nothing = 'there': there is no such setting"),
-        ({"study_text": "!!python/object/apply:os.system ['true']"}, "is not readable as YAML"),
+        ({"study_text": "!!python/object/apply:os.system ['true']"}, "cannot be read as YAML"),
         (
             {"study_text": "preference: {objective: {name: [dpo]}}", "beta": 1.0},
             r"preference.objective.* = ",
