@@ -134,8 +134,8 @@ _REMEDY = "give a causal language model that transformers supports, saved with s
 def _check_complete(source: str | Path, report: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for weights that transformers initialised at random or did not load."""
     shapes = {
-        f"{name} ({list(there)}, not {list(wanted)})"
-        for name, there, wanted in report["mismatched_keys"]
+        f"{name} ({list(held)}, not {list(expected)})"
+        for name, held, expected in report["mismatched_keys"]
     }
     for problem, names in (
         ("lacks", report["missing_keys"]),

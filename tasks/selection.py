@@ -97,8 +97,8 @@ def updating_rows(
     return rows
 
 
-def _check_known(wanted: Collection[str], known: Collection[str], kind: str) -> None:
-    for name in wanted:
+def _check_known(pair_ids: Collection[str], known: Collection[str], kind: str) -> None:
+    for name in pair_ids:
         if name not in known:
             raise ConfigError(
                 "pair_ids",
