@@ -10,7 +10,7 @@ ANALYSIS = "analysis_"
 
 
 class ForcePageConfig(PageConfig):
-    """What the page says of the analysis itself."""
+    """Facts about the analysis that the page shows."""
 
     labels: tuple[str, ...]
     reference: str | None
@@ -19,8 +19,8 @@ class ForcePageConfig(PageConfig):
 def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
     """Reads an `analysis_<label>` for every checkpoint, and `kernel`.
 
-    Results: `forces.html` and `figures/`; both go to MLflow as well. Returns the analyses'
-    numbers.
+    Results: `forces.html` and `figures/`; both go to MLflow as well. Returns the metrics of
+    the analyses and the kernel.
     """
     from dynolab.report.forces.page import write_force_page
     from dynolab.report.inputs.forces import ForcePageInputs, read_checkpoint

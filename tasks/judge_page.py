@@ -13,7 +13,7 @@ JUDGED_BY = "judged_"
 
 
 class JudgePageConfig(PageConfig):
-    """What the page says of the comparison itself."""
+    """Facts about the comparison that the page shows."""
 
     baseline: str
     policies: tuple[str, ...]

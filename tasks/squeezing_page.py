@@ -9,7 +9,7 @@ from tasks.shared.page_helpers import input_folder
 
 
 def squeezing_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
-    """Reads inputs `softmax`, and `push` where a language model was looked at.
+    """Reads inputs `softmax` and, if a language model was measured, `push`.
 
     Results: `squeezing.html`, `claims.jsonl` and `figures/`.
     """

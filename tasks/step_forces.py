@@ -1,4 +1,4 @@
-"""Stage `forces`: what the recorded steps did to every watched answer, and which part of them."""
+"""Stage `forces`: how each part of the recorded steps changed every watched answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ForcesConfig(StageConfig):
-    """Which answers are watched, and how they are computed."""
+    """Which answers are watched, and in which batches."""
 
     pairs: int = Field(40, ge=1, description="Pairs of each split whose answers are watched.")
     batch_tokens: int = Field(2_048, ge=1, description="Padded tokens of one forward.")
@@ -57,8 +57,8 @@ def _measure(
     encoder = load_encoder(folder)
     replays = []
     with (work.output / "forces.jsonl").open("w") as file:
-        for number, place in enumerate(records, start=1):
-            record = StepRecord.load(place)
+        for number, record_folder in enumerate(records, start=1):
+            record = StepRecord.load(record_folder)
             objective = record.facts.objective.name
             forces = step_forces(
                 record,
@@ -75,7 +75,7 @@ def _measure(
     dumped = [replay.model_dump() for replay in replays]
     (work.output / "replay.json").write_text(json.dumps(dumped, indent=1))
     if records:
-        example = min(record.examples, key=_length)  # a map that a person can read
+        example = min(record.examples, key=_length)  # the shortest, for a readable map
         pushes = build_token_map(
             record,
             policy,

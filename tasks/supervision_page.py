@@ -10,12 +10,12 @@ SPEED = "learning-speed"
 
 
 def level_of(noise: float) -> str:
-    """How the stage of a noise level is called."""
+    """Name of the step of a noise level."""
     return f"noise-{100 * noise:g}"
 
 
 def supervision_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
-    """Reads input `learning-speed`, and every other one as a noise level.
+    """Reads input `learning-speed`, and every other input as a noise level.
 
     Results: `supervision.html`, `claims.jsonl` and `figures/`.
     """

@@ -1,4 +1,4 @@
-"""The last stage of a chapter: its page, from what the other stages measured."""
+"""The last stage of a chapter: writes its page from the results of the other stages."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
 
 class ChapterPageConfig(PageConfig):
-    """What a chapter's page says of the run itself."""
+    """Facts about the run that a chapter's page shows."""
 
 
 ChapterConfig = TypeVar("ChapterConfig", bound=ChapterPageConfig)
 
 
-def publish(work: Work[ChapterConfig], file: str, made: Callable[[], Chapter]) -> dict[str, float]:
-    """Writes the chapter that `made` gives as the stage's result, and to MLflow.
+def publish(work: Work[ChapterConfig], file: str, build: Callable[[], Chapter]) -> dict[str, float]:
+    """Writes the page of the chapter that `build` returns as `file`, and sends it to MLflow.
 
-    Settings and stages are filled in here. **Returns** how many claims end how, and the inputs'
-    numbers.
+    Fills in the chapter's settings and stages. **Returns** the number of claims by outcome, and the
+    inputs' metrics.
     """
     from dynolab.report.chapters.page import write_chapter
 
     config = work.config
     with work.shown():
         chapter = replace(
-            made(), name=config.name, settings=config.settings, stages=stage_facts(work)
+            build(), name=config.name, settings=config.settings, stages=stage_facts(work)
         )
         claims = write_chapter(chapter, work.output, file)
     send_page(work)

@@ -139,7 +139,7 @@ def test_a_model_and_a_file_are_all_that_is_needed(analysed: Analysed, tmp_path:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "model = 'nothing': give either result"),
-    ({"model": {"result": "sft"}}, "is no finished step of the study"),
+    ({"model": {"result": "sft"}}, "the study has no such finished step"),
     ({"model": {"result": "DATA"}}, "of stage data holds no model"),
     ({"model": {"model": "/nowhere"}}, "model.model = '/nowhere'"),
     ({"model": {"result": "SFT"}, "data_result": "SFT"}, "of stage sft holds no train.jsonl"),
@@ -187,5 +187,5 @@ def test_a_study_audits_before_it_trains_and_filters_where_it_is_asked_to() -> N
 def test_a_study_whose_loss_is_on_no_pairs_has_no_audit_and_nothing_to_filter_by() -> None:
     extended = "preference.objective={name: sft_extended}"
     assert not {"audit", "foresight"} & set(study_inputs(extended))
-    with pytest.raises(ConfigError, match="needs a loss on pairs, and sft_extended is none"):
+    with pytest.raises(ConfigError, match="needs a loss on pairs, which sft_extended is not"):
         study_inputs(extended, "preference_filter={by: force}")

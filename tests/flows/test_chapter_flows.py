@@ -114,7 +114,7 @@ REFUSED_SPACES: list[tuple[dict[str, Any], str]] = [
     ({"seeds": []}, "seeds"),
     ({"spaces": [{"attributes": 3, "values": 2}]}, "give a number of sampled bijections"),
     ({"spaces": [{**SMALL, "sampled": 9}]}, "choose 1 to 8"),
-    ({"spaces": [{"attributes": 9, "values": 9, "sampled": 2}]}, "choose 81 at most"),
+    ({"spaces": [{"attributes": 9, "values": 9, "sampled": 2}]}, "choose at most 81"),
     ({"spaces": [{"attributes": 2, "values": 1}]}, "spaces.0.values = 1"),
     ({"spaces": [{**SMALL, "learning_rate": 0}]}, "spaces.0.learning_rate = 0"),
 ]
@@ -125,7 +125,7 @@ REFUSED_PUSHES: list[tuple[dict[str, Any], str]] = [
     ({"model": {}}, "model = 'nothing': give either result"),
     ({"model": {"model": "/nowhere"}}, "model.model = '/nowhere'"),
     ({"data": {"source": "file", "path": "pairs.jsonl"}}, "name a model for other rows"),
-    ({"base": {"source": "some/model"}}, "name the model as model.model"),
+    ({"base": {"source": "some/model"}}, "give another model as model.model"),
     ({"model": {"result": "DATA"}}, "of stage data holds no model"),
     ({"model": {"result": "SFT"}, "data_result": "SFT"}, "of stage sft holds no train.jsonl"),
 ]

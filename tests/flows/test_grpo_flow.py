@@ -202,9 +202,9 @@ def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Path) -> None:
         ({"seeds": []}, "seeds = "),
         ({"seeds": [1, 1]}, "seeds = [1, 1]: name every seed once"),
         ({"seeds": [-1]}, "seeds.0 = -1"),
-        ({"baseline": "dpo"}, "baseline = 'dpo': name an arm: grpo, nthr, pairs"),
+        ({"baseline": "dpo"}, "baseline = 'dpo': choose one of grpo, nthr, pairs"),
         ({"arms": {}}, "arms = {}"),
-        ({"arms": {"start": {"name": "grpo"}}}, "a shared stage has this name"),
+        ({"arms": {"start": {"name": "grpo"}}}, "a shared step has this name"),
         ({"arms": {"a b": {"name": "grpo"}}}, "arms.a b"),
         ({"arms": {"x": {"name": "grop"}}}, "arms.x.name = 'grop': choose one of"),
         (

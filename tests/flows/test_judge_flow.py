@@ -192,10 +192,10 @@ def test_a_judge_that_is_gone_goes_on_on_another_machine(
     ("changes", "message"),
     [
         ({"policies": {"one": {"model": "x"}}}, "policies = {'one': {'model': 'x'}}: "),
-        ({"baseline": "other"}, "baseline = 'other': name a policy: base, sft"),
+        ({"baseline": "other"}, "baseline = 'other': choose one of base, sft"),
         ({"data": None}, "data = None: give data, or the study"),
-        ({"reference": None}, "reference = None: judge likely goes by one"),
-        ({"judges": {"exact": {"name": "exact"}}}, "no judge goes by it"),
+        ({"reference": None}, "reference = None: judge likely needs one"),
+        ({"judges": {"exact": {"name": "exact"}}}, "no judge uses it"),
         ({"judges": {"x": {"name": "exact", "rewards": [{"name": "guess"}]}}}, "rewards = 'guess'"),
         ({"judges": {"x": {"name": "guess"}}}, "choose one of 'exact', 'log_prob', 'llm'"),
         ({"judges": {"x": {"name": "llm"}}}, "judges.x.endpoint"),

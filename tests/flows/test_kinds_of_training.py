@@ -175,7 +175,7 @@ def test_what_a_step_sampled_is_what_pushes(
 def test_a_recorded_batch_needs_its_step(
     analysed: Analysed, trained: dict[str, StageResult]
 ) -> None:
-    with pytest.raises(ConfigError, match="updating = 'recorded': name the recorded step"):
+    with pytest.raises(ConfigError, match="updating = 'recorded': set `step` to a recorded step"):
         run_analysis(analysed, trained["groups"], updating="recorded", step=None)
 
 
@@ -217,7 +217,7 @@ def test_the_flow_maps_the_recorded_batch_of_every_kind_of_training(
         }
         names = step_names(analysed.plan(forces.FLOW, settings))
         assert names == ["analysis-policy", "kernel", "force-page"]
-    with pytest.raises(ConfigError, match=r"policy\.step = None.*name the step"):
+    with pytest.raises(ConfigError, match=r"policy\.step = None.*set the step"):
         forces.ForcesParameters.model_validate(
             {"checkpoints": {"policy": {"result": "a/0123"}}, "analysis": recorded}
         )
