@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PAGE = 1000  # experiments or runs of one answer
+PAGE = 1000  # experiments or runs per request
 
 
 def reap_orphans() -> list[int]:
-    """SIGKILL ranks of this host, and what ranks have started, whose supervisor is dead.
+    """SIGKILL this host's ranks, and the processes they started, whose supervisor is dead.
 
-    A rank ends with its supervisor by the kernel's hand, but not a helper that the rank has put
-    into a session of its own. What a living supervisor owns is never touched, nor what belongs to
-    another machine or container. Returns the processes killed.
+    The kernel kills a rank with its supervisor (PR_SET_PDEATHSIG), but not a helper that the rank
+    started in a session of its own. Processes of a living supervisor, of another machine or of
+    another container are never touched. Returns the ids of the killed processes.
     """
     orphans = [pid for pid, text in variable_of_all(OWNER_VARIABLE).items() if _is_orphan(text)]
     for pid in orphans:
-        log.warning("process %d is an orphan of a dead supervisor and is killed", pid)
+        log.warning("killing process %d: its supervisor is dead", pid)
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     return orphans
@@ -51,9 +51,9 @@ def _is_orphan(text: str) -> bool:
 
 
 def deliver(uri: str, outbox: Path, timeout: float) -> int:
-    """Send what dead processes left to MLflow, and end their runs there.
+    """Send the outboxes of dead processes to MLflow, and end their runs there.
 
-    Returns the operations that could not be sent within `timeout` seconds.
+    Returns how many operations could not be sent within `timeout` seconds.
     """
     if not left_behind(outbox):
         return 0
@@ -61,29 +61,31 @@ def deliver(uri: str, outbox: Path, timeout: float) -> int:
 
 
 def close_lost_runs(
-    client: MlflowClient, outbox: Path, over: Callable[[set[str]], set[str]]
+    client: MlflowClient, outbox: Path, select_ended: Callable[[set[str]], set[str]]
 ) -> list[str]:
     """End the MLflow runs left RUNNING whose outbox was lost with its machine.
 
-    **Arguments:** `outbox`: runs whose queue lies there are left to it. `over`: of some Prefect
-    flow runs, those that are over. Returns the ids of the runs that were ended, as KILLED; a
-    process that lives after all still gives its run its true end.
+    **Arguments:** `outbox`: folder of outboxes; runs that still have one there are skipped.
+    `select_ended`: given Prefect flow run ids, returns those that have ended.
+
+    Returns the ids of the runs that were set to KILLED. If a run's process is alive after all, it
+    still sets the final status.
     """
     running = {
         run: tags[FLOW_RUN_TAG]
         for run, tags in _running(client).items()
         if FLOW_RUN_TAG in tags and not (outbox / f"{tags[OUTBOX_TAG]}.jsonl").exists()
     }
-    ended = over(set(running.values())) if running else set()
+    ended = select_ended(set(running.values())) if running else set()
     closed = [run for run, flow_run in running.items() if flow_run in ended]
     for run in closed:
-        log.warning("the MLflow run %s belongs to a flow run that is over: it is ended", run)
+        log.warning("ending the MLflow run %s: its flow run has ended", run)
         client.set_terminated(run, "KILLED")
     return closed
 
 
 def _running(client: MlflowClient) -> dict[str, dict[str, str]]:
-    """Runs in state RUNNING that came from an outbox, of all experiments: id → tags."""
+    """RUNNING runs of all experiments that were created from an outbox: id → tags."""
     from mlflow.utils import get_results_from_paginated_fn
 
     condition = f"attributes.status = 'RUNNING' and tags.`{OUTBOX_TAG}` LIKE '%'"
