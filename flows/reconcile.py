@@ -1,4 +1,4 @@
-"""Cleanup after dead processes: scheduled on a worker, or by `dynolab reconcile`."""
+"""Cleans up after dead processes: on a schedule, or by `dynolab reconcile`."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ SENDING_SECONDS = 60.0
 
 @flow(name="reconcile")
 def reconcile() -> dict[str, int]:
-    """Sends what is unsent, closes MLflow runs that nobody works on, kills what nobody owns."""
+    """Send unsent MLflow operations, close abandoned MLflow runs, kill orphaned processes."""
     with get_client(sync_client=True) as client:
         return clean_up(Settings.from_environment(), client)
 
 
 def clean_up(settings: Settings, client: SyncPrefectClient) -> dict[str, int]:
-    """Does what `reconcile` says on this host; what needs no Prefect first.
+    """Clean up on this host; the steps that need no Prefect come first.
 
-    Returns how many orphans were killed, how many operations are still unsent, how many flow runs'
-    processes were ended that went on after their end, and how many MLflow runs were closed.
+    Returns the numbers of orphans killed (`reaped`), operations still unsent (`unsent`), ended flow
+    runs whose processes were killed (`ended`), and MLflow runs closed (`closed`).
 
-    **Raises** `ConfigError` where a server is away.
+    **Raises** `ConfigError` if a server cannot be reached.
     """
     uri, outbox = settings.mlflow_tracking_uri, settings.outbox
-    figures = {"reaped": len(reap_orphans())}
+    counts = {"reaped": len(reap_orphans())}
     if uri is not None:
-        figures["unsent"] = deliver(uri, outbox, SENDING_SECONDS)
+        counts["unsent"] = deliver(uri, outbox, SENDING_SECONDS)
     try:
-        figures["ended"] = len(end_overdue(client))
+        counts["ended"] = len(end_overdue(client))
         if uri is not None:
-            figures["closed"] = len(_close_mlflow_runs(uri, outbox, client))
+            counts["closed"] = len(_close_mlflow_runs(uri, outbox, client))
     except HTTPError as error:
         address = str(client.api_url)
         raise ConfigError("PREFECT_API_URL", address, f"cannot be used: {error}") from error
-    return figures
+    return counts
 
 
 def _close_mlflow_runs(uri: str, outbox: Path, prefect: SyncPrefectClient) -> list[str]:

@@ -214,7 +214,7 @@ def test_a_port_in_use(refused: Refused) -> None:
     with listening_socket() as taken:
         port = taken.getsockname()[1]
         message = refused("up", "--prefect-port", str(port))
-    assert f"prefect_port = {port}: another program has this port; stop that program" in message
+    assert f"prefect_port = {port}: another program uses this port; stop that program" in message
 
 
 REFUSED = {
@@ -227,7 +227,7 @@ REFUSED = {
     ],
     "forces": [
         ("name=x", "checkpoints.sft.result = 'sft': the study has no such finished step; run"),
-        ("checkpoints.sft.result=sft/0123456789ab", "has no such result; it has results of: none"),
+        ("checkpoints.sft.result=sft/0123456789ab", "which has results of: none"),
         ("checkpoints.SFT.result=sft", "checkpoints.SFT"),
         ("checkpoints={}", "checkpoints = {}"),
         ("analysis.objective.name=grpo", "analysis.objective.name = 'grpo': choose one of 'sft'"),

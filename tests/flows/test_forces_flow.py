@@ -205,8 +205,8 @@ def planned_forces(lab: Analysed, **changes: Any) -> Plan:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"checkpoints": {"sft": {"result": "sft/0123456789ab"}}}, "has no such result"),
-    ({"checkpoints": {"sft": {"result": "file:///nowhere/stages/sft"}}}, "is no result of the"),
+    ({"checkpoints": {"sft": {"result": "sft/0123456789ab"}}}, "is not in the store"),
+    ({"checkpoints": {"sft": {"result": "file:///nowhere/stages/sft"}}}, "is not a result of the"),
     ({"checkpoints": {"sft": {"result": "sft"}}}, "the study has no such finished step"),
     ({"checkpoints": {"sft": {"result": "DATA"}}}, "of stage data holds no model"),
     ({"checkpoints": {"sft": {"result": "SFT", "step": 2}}}, "recorded steps: 1, 3"),
@@ -236,7 +236,7 @@ def test_a_result_that_was_computed_again_is_refused_by_its_old_address(
     inputs = {"data": analysed.data, "model": analysed.base}
     old = run_stage(ANALYSIS, config, inputs, analysed.platform)
     new = run_stage(ANALYSIS, config, inputs, analysed.platform, fresh=True)
-    with pytest.raises(ConfigError, match="was computed again since") as refused:
+    with pytest.raises(ConfigError, match="was replaced by a later attempt") as refused:
         planned_forces(analysed, checkpoints={"a": {"result": old.address}})
     assert new.address in str(refused.value)
 

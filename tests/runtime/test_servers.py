@@ -85,7 +85,7 @@ def test_standing_servers_serve_until_sigterm(
             monkeypatch.setenv(name, value)
         _mlflow_keeps_runs_and_artifacts(running[MLFLOW].url, tmp_path)
 
-        with pytest.raises(ConfigError, match="runs already at"), standing_services(tmp_path):
+        with pytest.raises(ConfigError, match="is already running at"), standing_services(tmp_path):
             pass
         with use_services(tmp_path) as used:
             used.wait_ready(5)
@@ -213,7 +213,7 @@ def test_a_second_command_is_refused_before_it_starts_a_database(tmp_path: Path)
         Thread(target=server.serve_forever, daemon=True).start()
         entry = {"url": f"http://127.0.0.1:{server.server_port}", "pid": os.getpid()}
         (tmp_path / "services.json").write_text(json.dumps({"mlflow": entry}))
-        with pytest.raises(ConfigError, match="runs already at"):
+        with pytest.raises(ConfigError, match="is already running at"):
             up(tmp_path, print, prefect_port=0, mlflow_port=0, backing=database())
         server.shutdown()
     assert not started
