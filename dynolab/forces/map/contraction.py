@@ -16,8 +16,8 @@ from dynolab.forces.map.costs import (
 from dynolab.forces.map.factors import Factors, Outer, Point, Rows
 
 Into = Callable[[str, str], Float[Tensor, "observed updating"]]
-"""The accumulator of a parameter's share; its second argument is `own`, or `tied` for the product
-of a shared table's use as embedding with its use as head."""
+"""The accumulator of a parameter's part, by name and use: `own`, or for a shared table also `head`
+(its use as head) and `tied` (the product of its use as embedding with that as head)."""
 
 SLICE = 4096
 """Entries of a gradient formed at once: long enough for a product's full speed, and still in cache
@@ -40,7 +40,7 @@ def contract(
     **Arguments:**
 
     - `scale`: diagonal P by parameter name; None for the identity.
-    - `workspace`: bytes that gradients formed on the way may take.
+    - `workspace`: most bytes of gradients formed at a time.
     """
     first = observed[0]
     for name in first.outer:
@@ -157,7 +157,7 @@ def _table(
     scale: Tensor | None,
     workspace: int,
 ) -> None:
-    """A matrix of rank-one gradients, as the head's, or an embedding, or both in one."""
+    """A matrix of rank-one gradients (such as the head's), an embedding, or both in one."""
     embeds, heads = name in observed[0].rows, name in observed[0].point
     if heads:
         left, right = _joined(name, observed), _joined(name, updating)
@@ -202,7 +202,7 @@ def _tables(
     out: Tensor,
     scale: Tensor | None,
 ) -> None:
-    """`Σ_v rows_m[v] · P_v rows_l[v]` over the tokens v that stand in both sequences."""
+    """`Σ_v rows_m[v] · P_v rows_l[v]` over the tokens v that occur in both sequences."""
     for rows, one in _blocks(observed):
         ours = one.rows[name]
         where = {token: n for n, token in enumerate(ours.ids)}
