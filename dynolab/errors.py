@@ -89,8 +89,8 @@ class HostLost(DynolabError):
 
     def __str__(self) -> str:
         return (
-            f"host {self.host} was lost ({self.reason}); start the same run again: it continues from "
-            "its newest resume state"
+            f"host {self.host} was lost ({self.reason}); start the same run again: it continues "
+            "from its newest resume state"
         )
 
 
@@ -107,7 +107,7 @@ class ServiceFailed(DynolabError):
 
 
 class EndpointFailed(DynolabError):
-    """A model's endpoint left many requests in a row unanswered; earlier answers are kept."""
+    """A model's endpoint left many requests in a row unanswered; answers are kept."""
 
     def __init__(self, model: str, times: int, reason: str) -> None:
         super().__init__(model, times, reason)

@@ -28,7 +28,7 @@ class Interval:
     n: int
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """For JSON, which has no NaN."""
+        """The fields for JSON, with None for NaN."""
         low, mean, high = (x if np.isfinite(x) else None for x in (self.low, self.mean, self.high))
         return {"mean": mean, "low": low, "high": high, "n": self.n}
 
@@ -181,7 +181,7 @@ def rank_correlation(
 def auc(
     scores: Float[ndarray, "*draws items"], positive: Bool[ndarray, "*draws items"]
 ) -> Float[ndarray, "*draws"]:
-    """Area under the ROC curve: the probability that a positive item has the greater score; ties count half.
+    """Area under the ROC curve: how often a positive item has the greater score; ties count half.
 
     `(Σ₊ rank − n₊(n₊ + 1)/2) / (n₊ n₋)` (Mann & Whitney 1947), for every draw; NaN where all or
     none are positive.

@@ -155,8 +155,9 @@ def paper_influence(
 ) -> PaperInfluence:
     """LBK `‖Δ log π‖₂/(√‖A‖·‖p−e‖)` and SignDelta `mean(Δ)/(√‖A‖·‖p−e‖)`, step by step.
 
-    Ren & Sutherland (arXiv 2407.10490). Choices that the source leaves open: ‖A‖ is the mean over the
-    answer's tokens of the exact ‖A‖_F, ‖p−e‖ the mean over the updating tokens of ‖π − e_y‖.
+    Ren & Sutherland (arXiv 2407.10490). The source leaves two choices open: here ‖A‖ is the mean
+    over the answer's tokens of the exact ‖A‖_F, ‖p−e‖ the mean over the updating tokens of
+    ‖π − e_y‖.
 
     **Arguments:** one entry per step in each:
 

@@ -41,8 +41,8 @@ CONTEXT_SHARE = 0.02
 hardly uses its context, so a wrong layout changes its log-probabilities just as little."""
 
 LONG = 300
-"""Tokens of the first response in the packed row: more than the window of GPT-Neo's local attention,
-which counts positions in the row."""
+"""Tokens of the first response in the packed row: more than the window of GPT-Neo's local
+attention, which counts positions in the row."""
 
 _log = logging.getLogger(__name__)
 

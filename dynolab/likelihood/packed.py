@@ -21,8 +21,8 @@ LOGITS_BYTES = 2**28
 """Size of the float32 logits held at a time where they are read in parts."""
 
 NEAR_BYTES, NEAR_TOKENS = 2**21, 256
-"""The same on a CPU without a backward pass: few enough bytes to stay in its cache, and enough tokens
-to be worth a pass over the head's weights."""
+"""The same on a CPU without a backward pass: few enough bytes to stay in its cache, and enough
+tokens to be worth a pass over the head's weights."""
 
 Reading = Callable[[Float[Tensor, "tokens vocabulary"], TokenBatch], Tensor]
 """Maps logits to one or more values per response token, each from that token's own logits."""

@@ -294,7 +294,7 @@ class OtherAdapter:
             "lora_variant",
             {"default": OtherAdapter(), "second": OtherAdapter()},
             "inner = ['OtherAdapter']: only plain LoRA has forces: DoRA's gradient holds its norm "
-            "constant, so it is not a derivative; call merge_and_unload() to move the merged weights",
+            "constant, so it is no derivative; call merge_and_unload() to move the merged weights",
         ),
     ],
 )

@@ -78,7 +78,7 @@ def classifier_kernel(
 def centred_norms(
     kernel: Float[Tensor, "observed updating classes classes"],
 ) -> Float[Tensor, "observed updating"]:
-    """`‖C K C‖_F`, C = I − 11ᵀ/V: without the common shift of all logits, which changes no probability."""
+    """`‖C K C‖_F`, C = I − 11ᵀ/V: without the shift of all logits, which changes no probability."""
     centred = kernel - kernel.mean(-1, keepdim=True)
     centred = centred - centred.mean(-2, keepdim=True)
     return centred.flatten(2).norm(dim=-1)

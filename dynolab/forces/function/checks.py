@@ -52,40 +52,40 @@ def check_model(model: nn.Module) -> None:
             raise ConfigError(
                 name,
                 kinds,
-                "only plain LoRA has forces: DoRA's gradient holds its norm constant, so it is not a "
-                "derivative; call merge_and_unload() to move the merged weights",
+                "only plain LoRA has forces: DoRA's gradient holds its norm constant, so it is "
+                "no derivative; call merge_and_unload() to move the merged weights",
             )
 
 
-def check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
+def check_finite(label: str, tensors: Mapping[str, Tensor]) -> None:
     """Rejects tensors with nan or inf."""
     for name, tensor in tensors.items():
         # The sum is cheap and any nan or inf shows in it; it may also overflow on finite entries.
         if not bool(tensor.sum().isfinite()) and not bool(torch.isfinite(tensor).all()):
             raise ConfigError(
-                f"{what}[{name}]",
+                f"{label}[{name}]",
                 "nan or inf",
                 "training diverged; give a checkpoint from before divergence",
             )
 
 
-def check_response(what: str, sequence: Encoded, causal: nn.Module) -> None:
-    """Rejects a sequence that the model cannot score; the error names it `what`."""
+def check_response(label: str, sequence: Encoded, causal: nn.Module) -> None:
+    """Rejects a sequence that the model cannot score; the error names it `label`."""
     context = getattr(causal.config, "max_position_embeddings", None)
     vocabulary = causal.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     if sequence.response_length < 1:
-        raise ConfigError(what, sequence.ids, "has no response tokens; give a response")
+        raise ConfigError(label, sequence.ids, "has no response tokens; give a response")
     if sequence.prompt_length < 1:
         raise ConfigError(
-            what, sequence.ids, "has no prompt token to predict the first one from; give a prompt"
+            label, sequence.ids, "has no prompt token to predict the first one from; give a prompt"
         )
     if context is not None and len(sequence.ids) > context:
         raise ConfigError(
-            what, f"{len(sequence.ids)} tokens", f"the context holds {context}; shorten the prompt"
+            label, f"{len(sequence.ids)} tokens", f"the context holds {context}; shorten the prompt"
         )
     if not 0 <= min(sequence.ids) <= max(sequence.ids) < vocabulary:
         raise ConfigError(
-            what,
+            label,
             max(sequence.ids),
             f"the model's vocabulary has {vocabulary} tokens; encode with the model's tokenizer",
         )

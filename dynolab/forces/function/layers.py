@@ -28,8 +28,8 @@ def at_layer(policy: PolicyFunction, layer: int, see: Callable[[Tensor], Tensor]
     A hook rather than `output_hidden_states`, whose last entry is the state after the final norm.
 
     **Arguments:** `layer`: ℓ, the blocks already run: 0 is the first block's input (embeddings,
-    with learned positions if the family adds them); the number of blocks, or −1, is the last block's
-    output, before the final norm.
+    with learned positions if the family adds them); the number of blocks, or −1, is the last
+    block's output, before the final norm.
     """
     blocks = _blocks(policy.causal)
     number = _number(layer, len(blocks))

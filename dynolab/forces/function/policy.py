@@ -33,8 +33,9 @@ class PolicyFunction:
     """`θ ↦ log π_θ` of a batch's response tokens, and its derivative along directions of θ.
 
     Parameters are identified by object, so tied embeddings are one parameter used in both places.
-    Weights that a call leaves out are the model's own. The model runs in eval mode without cache; fused attention kernels have no forward-mode derivative, so attention runs on
-    torch's math kernel, which computes the same function.
+    Weights that a call leaves out are the model's own. The model runs in eval mode without
+    cache; fused attention kernels have no forward-mode derivative, so attention runs on torch's
+    math kernel, which computes the same function.
 
     **Arguments:**
 
@@ -156,7 +157,7 @@ class PolicyFunction:
         directions: Iterable[Weights],
         together: int | None = None,
     ) -> Iterator[tuple[Tensor, Float[Tensor, "some ..."]]]:
-        """Yields the function's value and its derivatives along one group of directions at a time."""
+        """Yields the function's value and its derivatives along each group of directions."""
         derivatives_of(self).require("forward")
         at = self.cast(at)
         remaining: Iterator[Weights] = iter(directions)

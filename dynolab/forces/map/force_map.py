@@ -54,9 +54,9 @@ class MapFacts:
 class ForceMap:
     """`force[m, l]`: push on log π of observed token m from updating token l.
 
-    Rows are the tokens of the observed responses one after the other, columns those of the
-    updating ones; block (o, u) is `force[observed_offsets[o]:observed_offsets[o+1], …]`. A map on disk is
-    memory-mapped.
+    Rows are the tokens of the observed responses one after the other, columns those of the updating
+    ones; block (o, u) is `force[observed_offsets[o]:observed_offsets[o+1], …]`. A map on
+    disk is memory-mapped.
     """
 
     force: np.ndarray

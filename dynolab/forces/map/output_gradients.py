@@ -84,9 +84,9 @@ def token_signals(
 def _scores(
     policy: PolicyFunction, at: Weights, response: WeightedResponse, batch: TokenBatch
 ) -> Float[Tensor, " tokens"]:
-    """`Σ_j w_j (e_{t_j} − π_T)·z/T` of every token, with the gradient of s (the factor is held constant).
+    """`Σ_j w_j (e_{t_j} − π_T)·z/T` of every token, whose gradient is that of s.
 
-    The factor is minus the force of −s, which keeps its digits near probability 1.
+    The factor is held constant: minus the force of −s, which keeps its digits near probability 1.
     """
     logits = policy.logits(at, batch)
     pull = -target_force(response.weights, logits.detach(), response.targets, response.temperature)
@@ -106,8 +106,8 @@ def _from_the_head(scores: Tensor, calls: Sequence[_Call], position: Tensor) -> 
         )
         start, one_by_one = head.input, one_by_one[:, None, :, None] * cotangent
         at_heads = [Signal(head.rule, head.input[0].detach(), delta[0])]
-    found = _batched([start], [call.output for call in body], [one_by_one])
-    signals = [_whole(call, one) for call, one in zip(body, found, strict=True)]
+    gradients = _batched([start], [call.output for call in body], [one_by_one])
+    signals = [_whole(call, gradient) for call, gradient in zip(body, gradients, strict=True)]
     return [*signals, *at_heads]
 
 
@@ -143,10 +143,10 @@ def _from_the_last_attention(
         [call.output for call in below],
         [read, _one_by_one(residual, position)],
     )
-    found = zip([*crossing, *below], [*through[: len(crossing)], *deep], strict=True)
+    pairs = zip([*crossing, *below], [*through[: len(crossing)], *deep], strict=True)
     return [
-        *(_whole(call, one) for call, one in found),
-        *(_own(call, one, position) for call, one in zip(local, own, strict=True)),
+        *(_whole(call, gradient) for call, gradient in pairs),
+        *(_own(call, gradient, position) for call, gradient in zip(local, own, strict=True)),
     ]
 
 
@@ -179,13 +179,13 @@ def _batched(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> list[Tensor]:
     """Gradients for a batch of cotangents; zero where no path leads to an input."""
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         outputs, inputs, cotangents, is_grads_batched=True, allow_unused=True, retain_graph=True
     )
     tokens = len(cotangents[0])
     return [
-        one.new_zeros(tokens, *one.shape) if gradient is None else gradient
-        for one, gradient in zip(inputs, found, strict=True)
+        tensor.new_zeros(tokens, *tensor.shape) if gradient is None else gradient
+        for tensor, gradient in zip(inputs, gradients, strict=True)
     ]
 
 
