@@ -92,7 +92,7 @@ def test_the_written_map_names_its_tokens(record, policy):
         rejected_tokens=read(example.rejected),
         force=force.tolist(),
     )
-    named = r"updating_id = 'nobody': name an example of the step: \['pair-0', 'pair-1', 'pair-2'\]"
+    named = r"updating_id = 'nobody': give an example of the step: \['pair-0', 'pair-1', 'pair-2'\]"
     with pytest.raises(ConfigError, match=named):
         written(record, policy, "nobody")
 

@@ -161,7 +161,7 @@ def test_a_foreseen_error_of_a_rank_is_told_in_its_own_words(tmp_path: Path) -> 
     job = Job(tmp_path, [["sleep"], ["wait-for-rank-0.json", "refuse"]])
     with pytest.raises(RankFailed) as failed:
         job.launch()
-    assert str(failed.value) == "rows = '1': give others (found by rank 1)"
+    assert str(failed.value) == "rows = '1': give others (raised by rank 1)"
     assert failed.value.last_lines[-1].endswith("ConfigError: rows = '1': give others")
 
 
