@@ -222,7 +222,7 @@ REFUSED = {
         ("seeds=[0, 0]", "seeds = [0, 0]: name every seed once"),
         ("arms.grpo.name=gropo", "arms.grpo.name = 'gropo': choose one of 'sft'"),
         ("baseline=dpo", "baseline = 'dpo': name an arm: grpo, nthr"),
-        ("training.completions=1", "training.completions = 1: a reward is compared within"),
+        ("training.completions=1", "training.completions = 1: rewards are compared within"),
         ("training.rewards=[{name: os.system}]", "training.rewards = 'os.system': use one of"),
     ],
     "forces": [

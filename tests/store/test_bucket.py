@@ -355,7 +355,7 @@ def test_a_store_is_proved_by_one_object_that_is_taken_away_again(
 
 def test_a_server_that_overwrites_is_refused(files: Files, bucket: Bucket) -> None:
     bucket.creates_once = False
-    expected = f"DYNOLAB_STORE = {URL!r}: its server overwrites instead of creating once"
+    expected = f"DYNOLAB_STORE = {URL!r}: its server ignores If-None-Match and overwrites files; use another server"
     with pytest.raises(ConfigError, match=exactly(expected)):
         files.check_writable()
 

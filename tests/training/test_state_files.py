@@ -89,7 +89,7 @@ def test_other_threads_are_told_of_with_both_numbers(
     change_facts(folder, threads=threads + 1)
     load(folder, later)
     assert warning(caplog) == (
-        f"this run computes on {threads} threads and the one before did on {threads + 1}: "
+        f"this run computes on {threads} threads and the run before on {threads + 1}: "
         "sums may round otherwise, so the last bits may differ"
     )
 
