@@ -184,7 +184,7 @@ def test_stores(tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatc
         (
             "DYNOLAB_STORE",
             f"file://{tmp_path}/file/store",
-            ("DYNOLAB_STORE = ", "name a folder that this user can write to"),
+            ("DYNOLAB_STORE = ", "use a folder that this user can write to"),
         ),
         ("DYNOLAB_STORE", "gopher://store", ("DYNOLAB_STORE = 'gopher://store'",)),
         (

@@ -198,7 +198,8 @@ def test_a_torn_or_foreign_marker_is_no_commit_and_is_replaced_with_a_warning(
     assert place.committed() is None
     made = place.commit(source, manifest())
     assert caplog.messages[-1] == (
-        f"{store.files.url}/{place.path}/COMMITTED: the marker is damaged or invalid and is replaced"
+        f"{store.files.url}/{place.path}/COMMITTED: "
+        "the marker is damaged or invalid and is replaced"
     )
     assert made == place.committed()
 

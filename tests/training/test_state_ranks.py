@@ -12,7 +12,7 @@ import pytest
 
 from dynolab.training import resume
 from dynolab.training.job import TrainJob
-from dynolab.training.resume import _sizes, _await_parts
+from dynolab.training.resume import _await_parts, _sizes
 from tests.training.ranks_played import play
 from tests.training.states import LOADED, change_facts, files, load, save, warning
 
