@@ -24,10 +24,9 @@ __all__ = ["Recorded", "RecordedExample", "RecordedGroup", "StepFacts", "StepRec
 
 
 class StepFacts(BaseModel):
-    """Numbers of a recorded step; `step` updates had been done before it.
+    """Settings and numbers of a recorded step; `step` counts from 0.
 
-    `clip_factor` is what the gradient was multiplied with; `learning_rate` is the rate of this
-    very step, warm-up included.
+    The gradient was multiplied by `clip_factor`; `learning_rate` includes warm-up.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -51,7 +51,7 @@ def alone(study: SweepStudy, store: Store) -> Iterator[None]:
     **Raises** `ConfigError` if another process runs the sweep.
     """
     with Claim(store.files, f"sweeps/{study.name}/CLAIM") as claim:
-        if holder := claim.take_or_tell():
+        if holder := claim.acquire_or_holder():
             raise ConfigError(
                 "name",
                 study.parameters.name,

@@ -48,8 +48,8 @@ def load_policy(model: Path, adapter: Path | None = None) -> PolicyFunction:
       are parameters, as in the training's records.
     """
     from dynolab.forces import PolicyFunction
-    from dynolab.training.adapters import take_apart
+    from dynolab.training.adapters import unmerge_adapters
     from models.language import load_language_model
 
     loaded = load_language_model(model, device=device())
-    return PolicyFunction(loaded if adapter is None else take_apart(loaded, adapter))
+    return PolicyFunction(loaded if adapter is None else unmerge_adapters(loaded, adapter))

@@ -184,7 +184,7 @@ def test_stores(tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatc
         (
             "DYNOLAB_STORE",
             f"file://{tmp_path}/file/store",
-            ("DYNOLAB_STORE = ", "name a folder that this user can write to"),
+            ("DYNOLAB_STORE = ", "use a folder that this user can write to"),
         ),
         ("DYNOLAB_STORE", "gopher://store", ("DYNOLAB_STORE = 'gopher://store'",)),
         (
@@ -222,7 +222,7 @@ REFUSED = {
         ("seeds=[0, 0]", "seeds = [0, 0]: name every seed once"),
         ("arms.grpo.name=gropo", "arms.grpo.name = 'gropo': choose one of 'sft'"),
         ("baseline=dpo", "baseline = 'dpo': choose one of grpo, nthr"),
-        ("training.completions=1", "training.completions = 1: a reward is compared within"),
+        ("training.completions=1", "training.completions = 1: rewards are compared within"),
         ("training.rewards=[{name: os.system}]", "training.rewards = 'os.system': use one of"),
     ],
     "forces": [
