@@ -206,7 +206,8 @@ def step_figure(states: Sequence[ClassifierState]) -> Figure:
     return Figure(
         "steps",
         "How far first order reaches",
-        f"Unexplained of the steps of {panels[0].title}, mean over epochs: {join(means)}.",
+        f"Share of {panels[0].title}’s steps that first order leaves unexplained, mean over "
+        f"epochs: {join(means)}.",
         "1 − R² of the change of all watched log-probabilities over one step, predicted by A, K "
         "and G of its batch: 0 is exact, 1 no better than no change. Means over seeds with 95% "
         "t-intervals.",

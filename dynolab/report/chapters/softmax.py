@@ -55,7 +55,7 @@ def panel_figure(panels: Sequence[Panel]) -> Figure:
         "Softmax regression on one input with four features, ascending or descending −log p_y at "
         f"learning rate {first.learning_rate:g}. Above: grey before, blue after; the star is the "
         "class y that is pulled up or pushed down. Below: the change of every class; that of y "
-        "exceeds the axis.",
+        "is cut off.",
         plot,
     )
 

@@ -1,4 +1,4 @@
-"""The page of a force analysis: what pushes what, through which parameters, how lastingly."""
+"""The page of a force analysis: what pushes what, by which parameters, and whether it lasts."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def count_section(inputs: JudgePageInputs) -> Section:
     )
     return section(
         "verdicts",
-        "What became of every verdict",
+        "Verdicts by outcome",
         f"{asked} verdicts were requested, {parsed} were received. {_bias(inputs.rates)}",
         table(
             (

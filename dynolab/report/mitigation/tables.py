@@ -87,7 +87,7 @@ COLUMNS = (
         "heldout/won",
         "preferred, %",
         share=True,
-        note="Preferred: share of contests on held-out prompts, ties half.",
+        note="Preferred: share of contests won on held-out prompts, ties half.",
     ),
     Column("train/distinct_2", "distinct-2, %", share=True),
     Column(
@@ -194,9 +194,8 @@ def _what(arm: ArmFacts) -> tuple[str, str]:
     if arm.pairs in _PAIRS:
         pairs, proposed_by = _PAIRS[arm.pairs]
         parts.append(pairs)
-        source = (
-            source if arm.objective.name == "sppo" else proposed_by
-        )  # SPPO is on-policy already
+        # SPPO itself is on-policy.
+        source = source if arm.objective.name == "sppo" else proposed_by
     if arm.filtered_by is not None:
         by = _RANKINGS.get(arm.filtered_by)
         ranking = f"by {by}" if by else f"by the audit ({arm.filtered_by})"

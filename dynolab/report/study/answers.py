@@ -152,7 +152,7 @@ def hallucination_section(
             else []
         ),
         note="Greedy answers. In the built-in world an answer is another training question’s if "
-        "the one fact that it states is the one that question is about, and wholly if the value is "
+        "the one fact that it states is the one that question asks for, and wholly if the value is "
         "that question’s too. In other data it is if its words, without whitespace and case, are "
         f"within an edit distance of {SIMILAR:.0%} of that question’s chosen answer and nearer to "
         "it than to its own chosen one, and wholly if they are equal; an answer that was cut "
