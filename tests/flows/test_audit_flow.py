@@ -115,7 +115,7 @@ def test_the_flow_s_stages_make_a_page(analysed: Analysed) -> None:
     page = analysed.run_plan(planned)["audit-page"]
     assert analysed.to_run(planned) == set()
     text = analysed.text(page, "audit.html")
-    assert "Foreseen before training" in text
+    assert "Predicted before training" in text
     assert "Worst by the pair’s force on its own" in text
     assert {"audit/pull_up", "foresight/train/from_all/spearman"} <= set(page.metrics)
 
@@ -134,7 +134,7 @@ def test_a_model_and_a_file_are_all_that_is_needed(analysed: Analysed, tmp_path:
     results = analysed.run_plan(planned)
     assert [row.split for row in audits(analysed, results["audit"])] == ["train"] * 12
     page = analysed.text(results["audit-page"], "audit.html")
-    assert "Foreseen before training" not in page
+    assert "Predicted before training" not in page
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -53,7 +53,7 @@ def test_squeezing_pushes_the_answers_of_a_finished_training(analysed: Analysed)
     assert found["softmax/label_falls"].measured[0].violations == 0
     assert found["model/last_layer/rejected"].measured[0].n == 3
     text = analysed.text(page, "squeezing.html")
-    assert "Who rises when an answer is pushed down" in text and "name: small" in text
+    assert "Which tokens rise when an answer is pushed down" in text and "name: small" in text
     assert page.metrics["left_over/rejected/first_order"] < 0.1
     figures = {"panels-20", "shapes", "step-paths", "explained", "ranks"}
     assert check_colours(analysed, page) == figures

@@ -161,7 +161,7 @@ def test_replies_without_a_verdict_are_counted_and_shown(
         metrics[f"judge/{name}"] for name in ("asked", "parsed", "refused", "unparsable", "failed")
     ] == [12, 4, 4, 4, 0]
     page = analysed.text(found["judge-page"], "judge.html")
-    assert "12 verdicts were asked for, 4 came" in page
+    assert "12 verdicts were requested, 4 were received" in page
     assert "&lt;b&gt;neither&lt;/b&gt;" in page and "<b>neither" not in page
 
 
