@@ -96,8 +96,8 @@ def one_update(objective: Objective, optimizer: OptimizerConfig) -> Update:
         for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
             weight.grad = gradient
         build_optimizer(optimizer, weights).step()
-        for weight, gradient in zip(weights, kept_gradients, strict=True):
-            weight.grad = gradient
+        for weight, kept in zip(weights, kept_gradients, strict=True):
+            weight.grad = kept
 
     return update
 
