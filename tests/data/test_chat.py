@@ -91,7 +91,7 @@ def test_a_template_neither_hangs_nor_fills_the_memory_nor_raises_its_own(
 ) -> None:
     monkeypatch.setattr(chat, "SECONDS", 0.5)
     tokenizer.chat_template = template
-    with pytest.raises(ConfigError, match=f"row 0 = .*chat template of mine refuses.*{message}"):
+    with pytest.raises(ConfigError, match=f"row 0 = .*chat template of mine rejects.*{message}"):
         template_writer(tokenizer, "mine")(ASKED, "row 0")
 
 
