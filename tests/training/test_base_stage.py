@@ -299,7 +299,7 @@ UNREADABLE = {
         lambda folder: None,
         "~nobody-of-that-name/model",
         r"base\.source = '~nobody-of-that-name/model': cannot be read \(.*"
-        r"; name a path from the root or from here",
+        r"; give an absolute path, or one relative to the working directory",
     ),
     "no configuration": (
         lambda folder: (folder / "config.json").unlink(),
