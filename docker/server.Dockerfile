@@ -25,6 +25,6 @@ COPY --chown=1000 tasks/runtime/servers/__init__.py tasks/runtime/servers/connec
     tasks/runtime/servers/guard.py tasks/runtime/servers/prefect_schedules.py \
     tasks/runtime/servers/serve.py tasks/runtime/servers/
 COPY --chown=1000 tasks/runtime/system/__init__.py tasks/runtime/system/child.py \
-    tasks/runtime/system/private.py tasks/runtime/system/processes.py tasks/runtime/system/
+    tasks/runtime/system/secret_files.py tasks/runtime/system/processes.py tasks/runtime/system/
 
 CMD ["python", "-m", "tasks.runtime.servers.serve"]

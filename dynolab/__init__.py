@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from dynolab.results.judges import PolicyAnswer as PolicyAnswer
     from dynolab.results.study import ProbeScore as ProbeScore
     from dynolab.training.alarm import AlarmConfig as AlarmConfig
-    from dynolab.training.record import StepRecord as StepRecord
+    from dynolab.training.step_record import StepRecord as StepRecord
 
 __version__ = "0.1.0"
 
@@ -141,7 +141,7 @@ _MODULES = {
     "results.judges": ("PolicyAnswer",),
     "results.study": ("ProbeScore",),
     "training.alarm": ("AlarmConfig",),
-    "training.record": ("StepRecord",),
+    "training.step_record": ("StepRecord",),
 }
 """The public names of every module."""
 

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from dynolab.errors import DynolabError
-from dynolab.meeting import MEETING, sealed, unsealed
+from dynolab.rank_authentication import MEETING, sealed, unsealed
 
 Item = TypeVar("Item")
 _exchanges = count()
-_NONE = cast(Any, object())
+_NO_ITEM = cast(Any, object())
 
 
 def join() -> None:
@@ -26,7 +26,7 @@ def join() -> None:
     on_gpus = torch.cuda.is_available()
     options: dict[str, Any] = {
         "backend": "nccl" if on_gpus else "gloo",
-        "timeout": default_pg_timeout,  # NCCL's own is too short for what rank 0 does alone
+        "timeout": default_pg_timeout,  # NCCL's default is too short for rank 0's solo work
         # As DeepSpeed does it: without it NCCL guesses each rank's GPU.
         "device_id": device() if on_gpus and ranks > 1 else None,
     }
@@ -36,9 +36,9 @@ def join() -> None:
 
 
 def leave() -> None:
-    """Waits until every rank has done its work, and leaves the process group.
+    """Waits until every rank has finished, then leaves the process group.
 
-    The threads of a group that a process does not leave can abort it while it exits.
+    If a process does not leave its group, the group's threads can abort it while it exits.
     """
     if dist.is_initialized():
         dist.barrier()
@@ -46,17 +46,17 @@ def leave() -> None:
 
 
 def rank() -> int:
-    """This process's number among the ranks; 0 where there is one process."""
+    """This process's number among the ranks; 0 for a single process."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """How many ranks take part."""
+    """The number of ranks; 1 for a single process."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def barrier() -> None:
-    """Returns once every rank has come here."""
+    """Waits until every rank has called it."""
     if dist.is_initialized():
         dist.barrier()
 
@@ -64,7 +64,7 @@ def barrier() -> None:
 def gather(mine: Item) -> list[Item]:
     """Every rank's item, in rank order, on every rank.
 
-    Items are pickles, which can run code: only those are read that a rank of this job has sealed.
+    Items are pickles, which can run code: only those sealed by a rank of this job are loaded.
     """
     if not dist.is_initialized():
         return [mine]
@@ -74,25 +74,25 @@ def gather(mine: Item) -> list[Item]:
 
 
 def deal(items: Sequence[Item]) -> Sequence[Item]:
-    """This rank's items, dealt out like cards: as many as the others have, or one less."""
+    """This rank's items, dealt round-robin: counts differ by at most one."""
     return items[rank() :: world_size()]
 
 
 def gather_dealt(mine: Sequence[Item]) -> list[Item]:
-    """What every rank made of the items that `deal` gave it, in their order, on every rank."""
+    """Every rank's results for its `deal` items, in the items' order, on every rank."""
     hands = gather(list(mine))
-    rounds = zip_longest(*hands, fillvalue=_NONE)
-    return [item for dealt in rounds for item in dealt if item is not _NONE]
+    rounds = zip_longest(*hands, fillvalue=_NO_ITEM)
+    return [item for dealt in rounds for item in dealt if item is not _NO_ITEM]
 
 
 def _gather_bytes(mine: bytes) -> list[bytes]:
-    place = device() if dist.get_backend() == "nccl" else torch.device("cpu")
-    sizes = torch.zeros(world_size(), dtype=torch.long, device=place)
-    dist.all_gather(list(sizes.split(1)), torch.tensor([len(mine)], device=place))
+    target = device() if dist.get_backend() == "nccl" else torch.device("cpu")
+    sizes = torch.zeros(world_size(), dtype=torch.long, device=target)
+    dist.all_gather(list(sizes.split(1)), torch.tensor([len(mine)], device=target))
     padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
     padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-    parts = [torch.empty_like(padded, device=place) for _ in range(world_size())]
-    dist.all_gather(parts, padded.to(place))
+    parts = [torch.empty_like(padded, device=target) for _ in range(world_size())]
+    dist.all_gather(parts, padded.to(target))
     return [
         part[:size].cpu().numpy().tobytes()
         for part, size in zip(parts, sizes.tolist(), strict=True)
@@ -107,10 +107,10 @@ def device() -> torch.device:
 
 
 def share_of(sizes: Sequence[int]) -> slice:
-    """This rank's items: contiguous runs in rank order, as even in their sizes as whole items are.
+    """This rank's items: contiguous, in rank order, totals as even as whole items allow.
 
-    An item belongs to the rank in whose even part of the total its middle lies; a rank may have
-    none.
+    With the total cut into even parts, an item belongs to the rank whose part holds its middle; a
+    rank may have none.
     """
     middles = [end - size / 2 for end, size in zip(accumulate(sizes), sizes, strict=True)]
     first, last = (
@@ -121,7 +121,7 @@ def share_of(sizes: Sequence[int]) -> slice:
 
 
 def rank_zero_first(make: Callable[[], Item], then: Callable[[], Item] | None = None) -> Item:
-    """Rank 0 makes, then the others do `then` or make too; what stops rank 0 stops all."""
+    """Rank 0 calls `make`, then the others `then` (default: `make`); rank 0's error stops all."""
     made: Item | DynolabError | None = None
     if rank() == 0:
         try:

@@ -23,10 +23,10 @@ class ConfigError(DynolabError):
 
 @contextmanager
 def reading(field: str, value: object, remedy: str) -> Iterator[None]:
-    """Around a library's reader of what others wrote: all that it raises becomes a ConfigError.
+    """Wraps a library's reader of outside files: turns whatever it raises into a ConfigError.
 
     Damaged and hostile files make readers raise anything: errors of their own, KeyError,
-    ImportError, RecursionError, MemoryError, and panics of Rust, which are no `Exception`.
+    ImportError, RecursionError, MemoryError, and Rust panics, which are not an `Exception`.
     """
     try:
         yield
@@ -39,7 +39,7 @@ def reading(field: str, value: object, remedy: str) -> Iterator[None]:
 
 
 def unreadable(error: BaseException) -> str:
-    """Why something cannot be read, on one line."""
+    """States on one line why a read failed."""
     reason = " ".join(str(error).split())[:_LONGEST_REASON]
     return f"cannot be read ({type(error).__name__}{': ' if reason else ''}{reason})"
 
@@ -58,7 +58,7 @@ class CorruptData(StoreError):
 class RankFailed(DynolabError):
     """A training rank ended abnormally; carries its last lines.
 
-    `reason` is the message of the DynolabError that ended it, if one did: it says all.
+    `reason` is the message of the DynolabError that ended it, if any; it replaces the lines.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class RankFailed(DynolabError):
     def __str__(self) -> str:
         who = "the launcher" if self.rank is None else f"rank {self.rank}"
         if self.reason:
-            return f"{self.reason} (found by {who})"
+            return f"{self.reason} (raised by {who})"
         tail = "\n".join(f"    {line}" for line in self.last_lines) or "    (it printed nothing)"
         return f"{who} {_how_it_ended(self.exit_code)}; its last lines:\n{tail}"
 
 
 class HostLost(DynolabError):
-    """Another host of a training went away or fell silent."""
+    """Another host of the training disconnected or stopped responding."""
 
     def __init__(self, host: str, reason: str) -> None:
         self.host, self.reason = host, reason
@@ -89,8 +89,8 @@ class HostLost(DynolabError):
 
     def __str__(self) -> str:
         return (
-            f"host {self.host} was lost ({self.reason}); run the same again: training goes on from "
-            "its newest resume state"
+            f"host {self.host} was lost ({self.reason}); start the same run again: it continues "
+            "from its newest resume state"
         )
 
 
@@ -107,7 +107,7 @@ class ServiceFailed(DynolabError):
 
 
 class EndpointFailed(DynolabError):
-    """A model's endpoint gave no answer many times in a row; what it had answered is kept."""
+    """A model's endpoint left many requests in a row unanswered; answers are kept."""
 
     def __init__(self, model: str, times: int, reason: str) -> None:
         super().__init__(model, times, reason)
@@ -116,7 +116,7 @@ class EndpointFailed(DynolabError):
     def __str__(self) -> str:
         return (
             f"{self.model} left {self.times} requests in a row without an answer; the last: "
-            f"{self.reason}. Run it again when the endpoint is back: its answers so far are kept"
+            f"{self.reason}. Run again when the endpoint is back: its answers so far are kept"
         )
 
 
@@ -134,17 +134,17 @@ def _how_it_ended(exit_code: int | None) -> str:
 
 
 DIVERGED = "diverged.jsonl"
-"""Among a training's logs: the batch in which its loss left the numbers, example by example."""
+"""Log file of a training: the batch on which it diverged, example by example."""
 
 
 class Diverged(DynolabError):
-    """Training diverged; carries the ids of the batch whose loss or gradient is no number."""
+    """Training diverged; carries the ids of the batch whose loss or gradient is not finite."""
 
     def __init__(self, name: str, value: float, ids: Sequence[str]) -> None:
         super().__init__(
             f"{name} = {value}: training diverged on the batch of rows {', '.join(ids)}; "
             "lower optimizer.learning_rate, lengthen warmup_steps, or look at these rows "
-            f"(the batch as it was trained on is kept in {DIVERGED})"
+            f"(the batch is saved in {DIVERGED})"
         )
         self.name, self.value, self.ids = name, value, list(ids)
 

@@ -1,4 +1,4 @@
-"""Names of the Hub pinned to commits."""
+"""Pins names on the Hugging Face Hub to commits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dynolab.errors import ConfigError
 def resolve_commit(
     kind: Literal["model", "dataset"], name: str, revision: str = "main", *, field: str
 ) -> str:
-    """The commit that a branch or tag stands at now; a commit is returned without asking the Hub.
+    """The commit that a branch or tag points to now; a commit is returned as it is, offline.
 
-    **Raises:** `ConfigError` naming `field` where the Hub cannot be asked or knows no such name.
+    **Raises:** `ConfigError` naming `field` if the Hub cannot be reached or has no such name.
     """
     if re.fullmatch("[0-9a-f]{40}", revision):
         return revision
@@ -21,11 +21,11 @@ def resolve_commit(
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
+    query = HfApi().model_info if kind == "model" else HfApi().dataset_info
     try:
-        commit = ask(name, revision=revision).sha
+        commit = query(name, revision=revision).sha
     except HFValidationError as error:
-        remedy = "no such folder, and no name that the Hub can have; give either"
+        remedy = "neither an existing folder nor a valid Hub name; give one of them"
         raise ConfigError(field, name, remedy) from error
     except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
         raise ConfigError(
@@ -35,5 +35,7 @@ def resolve_commit(
             "as revision, or use local files",
         ) from error
     if commit is None:
-        raise ConfigError(field, f"{name}@{revision}", "the Hub named no commit; give one")
+        raise ConfigError(
+            field, f"{name}@{revision}", "the Hub returned no commit; give one as revision"
+        )
     return commit

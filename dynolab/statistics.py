@@ -1,6 +1,6 @@
 """Intervals, rank correlations and areas under ROC curves: scipy's, under the field's names.
 
-scipy loads its `stats`, which takes about a second, when a function here first asks for it.
+scipy loads its `stats`, which takes about a second, when a function here first uses it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95% interval over `n` pairs; not a number where there is none."""
+    """A mean with its 95% interval over `n` pairs; NaN where there is none."""
 
     mean: float
     low: float
@@ -28,12 +28,12 @@ class Interval:
     n: int
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """For JSON, which has no NaN."""
+        """The fields for JSON, with None for NaN."""
         low, mean, high = (x if np.isfinite(x) else None for x in (self.low, self.mean, self.high))
         return {"mean": mean, "low": low, "high": high, "n": self.n}
 
     def times(self, factor: float) -> Interval:
-        """In another unit; the factor is positive."""
+        """Converts to another unit; the factor must be positive."""
         return Interval(factor * self.mean, factor * self.low, factor * self.high, self.n)
 
 
@@ -44,10 +44,10 @@ def student_975(degrees: int) -> float:
 
 
 def mean_interval(values: Float[ndarray, " pairs"]) -> Interval:
-    """`x̄ ± t₀.₉₇₅(n−1) · s/√n` over the pairs that were measured (the finite ones).
+    """`x̄ ± t₀.₉₇₅(n−1) · s/√n` over the measured (finite) pairs.
 
-    The pair is the unit, for its answers share a prompt. Of paired quantities pass the
-    differences. One pair has a mean and no interval.
+    The pair is the unit, because its answers share a prompt. For paired quantities, pass the
+    differences. A single pair has a mean but no interval.
     """
     values = values[np.isfinite(values)]
     n = values.size
@@ -80,8 +80,8 @@ def clear(change: Interval) -> bool:
 def share_interval(hits: float, n: int) -> Interval:
     """A share `hits/n` of independent trials with Wilson's 95% interval.
 
-    Trials may be hit in part: a quantity within [0, 1] spreads no more than a share of its mean.
-    The lower end is then that of the whole hits below, the upper end that of those above.
+    Hits may be fractional: a quantity in [0, 1] varies no more than a 0/1 one of the same mean.
+    The lower end is then that of ⌊hits⌋, the upper end that of ⌈hits⌉.
     """
     if n == 0:
         return Interval(np.nan, np.nan, np.nan, 0)
@@ -123,7 +123,7 @@ def unexplained_share(
     predicted: Float[ndarray, " rows"],
     pair: Shaped[ndarray, " rows"],
 ) -> Interval:
-    """Share of the measured change that a prediction leaves over; predicting no change leaves 1.
+    """Share of the measured change that a prediction misses; predicting no change misses 1.
 
     `1 − R² = Σ(measured − predicted)² / Σ measured²`, as a ratio over pairs (`ratio_interval`).
     """
@@ -135,19 +135,19 @@ def unexplained_share(
 def bootstrap(
     statistic: Callable[[Int[ndarray, "draws n"]], Float[ndarray, " draws"]], n: int
 ) -> tuple[float, float]:
-    """Ends of the 95% percentile interval over redrawn items; not numbers for fewer than two.
+    """Ends of the bootstrap's 95% percentile interval over n items; NaN for fewer than two.
 
-    **Arguments:** `statistic`: of the items at the places of every draw; a draw whose statistic
-    is not a number is left out. The draws are the same for every statistic of n items.
+    **Arguments:** `statistic`: maps every draw's item indices to one value; NaN values are left
+    out. The draws are the same for every statistic of n items.
     """
     if n < 2:
         return np.nan, np.nan
     with warnings.catch_warnings():
-        # scipy's own interval is not a number where one draw is not; the draws are.
+        # One NaN draw makes scipy's own interval NaN; its other draws remain usable.
         warnings.simplefilter("ignore", scipy.stats.DegenerateDataWarning)
         redrawn = scipy.stats.bootstrap(
             (np.arange(n),),
-            lambda places, axis: statistic(places),
+            lambda indices, axis: statistic(indices),
             method="percentile",
             n_resamples=RESAMPLES,
             rng=np.random.default_rng(0),
@@ -156,7 +156,7 @@ def bootstrap(
 
 
 def percentile_ends(draws: Float[ndarray, " draws"]) -> tuple[float, float]:
-    """Ends of the 95% percentile interval of the draws that are numbers; NaN where none is."""
+    """Ends of the 95% percentile interval of the finite draws; NaN if there are none."""
     draws = draws[np.isfinite(draws)]
     if not draws.size:
         return np.nan, np.nan
@@ -169,7 +169,7 @@ def rank_correlation(
 ) -> Float[ndarray, "*draws"] | np.float64:
     """Spearman's ρ of every draw, ties at their mean rank; NaN where x or y is constant.
 
-    Without draws it is a scalar.
+    Returns a scalar if there is no draws axis.
     """
     if x.shape[-1] < 2:
         return np.full(x.shape[:-1], np.nan)
@@ -181,7 +181,7 @@ def rank_correlation(
 def auc(
     scores: Float[ndarray, "*draws items"], positive: Bool[ndarray, "*draws items"]
 ) -> Float[ndarray, "*draws"]:
-    """Area under the ROC curve: how probably a positive item has the greater score; ties half.
+    """Area under the ROC curve: how often a positive item has the greater score; ties count half.
 
     `(Σ₊ rank − n₊(n₊ + 1)/2) / (n₊ n₋)` (Mann & Whitney 1947), for every draw; NaN where all or
     none are positive.

@@ -1,1 +1,1 @@
-"""What a person starts: one file per flow."""
+"""The flows that a user starts, one module each."""

@@ -1,4 +1,4 @@
-"""The audit: a model and preference pairs → what each pair would do → page."""
+"""The audit: a model and preference pairs → what a step on each pair would do → page."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ MODEL, TRAINED = "model", "trained"
 
 
 class AuditParameters(FlowParameters):
-    """What a person chooses when asking what pairs would do before training on them."""
+    """Parameters of the audit of preference pairs before training."""
 
     name: Name = Field("audit", description="Name of the audit: its run and its page's file.")
     study: str | None = Field(
-        None, description="Study file; its finished steps can then be named as results."
+        None, description="Study file whose finished steps can be given as results."
     )
     model: ModelConfig = Field(
-        ModelConfig(), description="What preference training will start from."
+        ModelConfig(), description="Model that preference training will start from."
     )
     trained: ModelConfig | None = Field(
-        None, description="What it led to, once it is done: whose answers fell, and who foresaw it."
+        None,
+        description="Model after preference training; shows which answers fell, and which ranking "
+        "predicted it.",
     )
     data: DataConfig = DataConfig()
     data_result: str | None = Field(
-        None, description="Result of a data stage to use instead; named as models are."
+        None, description="Result of a data stage to use instead, in the format of model.result."
     )
     audit: AuditJob = AuditJob()
 
@@ -58,12 +60,12 @@ class AuditParameters(FlowParameters):
     @property
     def models(self) -> dict[str, ModelConfig]:
         """The models by field."""
-        both = {MODEL: self.model, TRAINED: self.trained}
-        return {field: model for field, model in both.items() if model is not None}
+        fields = {MODEL: self.model, TRAINED: self.trained}
+        return {field: model for field, model in fields.items() if model is not None}
 
 
 def named_on_command_line(model: str | None, data: Path | None, trained: str | None) -> list[str]:
-    """The changes of settings that the options of `dynolab audit` stand for."""
+    """Turns the options of `dynolab audit` into changes of settings."""
     settings: dict[str, object] = {}
     if model is not None:
         settings["model.model"] = model
@@ -82,9 +84,9 @@ def named_on_command_line(model: str | None, data: Path | None, trained: str | N
 def resolved_audit(
     parameters: AuditParameters, platform: Platform
 ) -> tuple[AuditParameters, dict[str, StageResult]]:
-    """The parameters with sources at the content they have now, and the results that they name.
+    """Pins the sources to their current content, and looks up the results that they name.
 
-    **Raises** `ConfigError` for what is no result, or a result without what is asked of it.
+    **Raises** `ConfigError` for an unknown result, or one without the needed files.
     """
     named = named_data(parameters.study, parameters.data_result, parameters.model_fields_set)
     models, existing = resolved_sources(
@@ -101,15 +103,15 @@ def resolved_audit(
 
 
 def audit_steps(parameters: AuditParameters, existing: Collection[str]) -> list[Step]:
-    """The audit's stages in order; `existing` are names of results that need no stage."""
+    """The audit's steps in order; names in `existing` are results, which need no step."""
     page = AuditPageConfig(
         name=parameters.name,
         objective=parameters.audit.objective.name,
         settings=parameters.as_yaml,
     )
-    judged, shown = [], {"data": "data", "audit": "audit"}
+    foresight, shown = [], {"data": "data", "audit": "audit"}
     if parameters.trained is not None:
-        judged = [
+        foresight = [
             Step(
                 "foresight",
                 FORESIGHT,
@@ -121,13 +123,13 @@ def audit_steps(parameters: AuditParameters, existing: Collection[str]) -> list[
     return [
         *import_steps(parameters.models, existing, data=parameters.data),
         Step("audit", AUDIT, parameters.audit, {"data": "data", "model": MODEL}),
-        *judged,
+        *foresight,
         Step("audit-page", AUDIT_PAGE, page, shown),
     ]
 
 
 def plan(parameters: AuditParameters, platform: Platform) -> Plan:
-    """Models and data that are not results already, the audit, what came of it, and the page."""
+    """Plans the import of models and data, the audit, its foresight, and the page."""
     known, existing = resolved_audit(parameters, platform)
     return Plan(known, audit_steps(known, existing), existing)
 

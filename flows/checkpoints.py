@@ -1,4 +1,4 @@
-"""Models that a flow looks at: results of stages, folders, Hub names."""
+"""Models that a flow analyses: results of stages, folders, Hub names."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class ModelConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     result: str | None = Field(
         None,
-        description="A result with a model in it: MLflow's tag `store.address`, or "
-        "`<stage>/<key>` with the key's first digits, or the step's name in `study`.",
+        description="A result that holds a model: MLflow's tag `store.address`, or "
+        "`<stage>/<key>` with the key's first digits, or the name of a step of `study`.",
     )
     model: str | None = Field(None, description="A model folder, or a Hub name.")
-    revision: str | None = Field(None, description="Of a Hub name: branch, tag or commit.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a Hub name.")
 
     @property
     def base(self) -> BaseConfig:
-        """The base stage's settings that bring a folder or Hub name into the store."""
+        """Settings of the base stage that imports the folder or Hub name into the store."""
         assert self.model is not None, "results need no import"
         return BaseConfig(source=self.model, revision=self.revision)
 
@@ -54,7 +54,7 @@ AnyModel = TypeVar("AnyModel", bound=ModelConfig)
 
 
 def check_named(field: str, model: ModelConfig) -> None:
-    """Refuses a model that is named twice, or not at all."""
+    """Raises `ConfigError` unless exactly one of `result` and `model` is set."""
     if (model.result is None) == (model.model is None):
         raise ConfigError(
             field,
@@ -66,9 +66,9 @@ def check_named(field: str, model: ModelConfig) -> None:
 def resolved_model(
     field: str, model: AnyModel, known: Mapping[str, StageResult], platform: Platform
 ) -> tuple[AnyModel, StageResult | None]:
-    """A model at the content that it has now, and the result that it is, if it is one.
+    """Pins a model to its current content; also returns the result that it names, or None.
 
-    **Raises** `ConfigError` for what is no model, or no step that was recorded.
+    **Raises** `ConfigError` for an unknown model, and for a step that was not recorded.
     """
     if model.result is not None:
         result = named_result(f"{field}.result", model.result, known, platform)
@@ -89,14 +89,14 @@ def resolved_sources(
     data: str | None = None,
     needed: Sequence[str] = (),
 ) -> tuple[dict[str, AnyModel], dict[str, StageResult]]:
-    """Models at the content that they have now, and the results that need no step.
+    """Pins models to their current content, and looks up the results that need no step.
 
     **Arguments:** `models` by field; `study`: study file whose finished steps can be named;
-    `data`: the result of data that is named, if one is, and the files `needed` of it.
+    `data`: the data result that the parameters name, if any; `needed`: files it must hold.
 
-    **Returns:** the models; the results by field, and that of data as `data`.
+    **Returns:** the models; the results by field, with the data result as `data`.
 
-    **Raises** `ConfigError` for what is no result, or a result without what is asked of it.
+    **Raises** `ConfigError` for an unknown result, or one without the needed files.
     """
     finished_steps = results_of(study, platform)
     resolved, existing = {}, {}
@@ -113,14 +113,14 @@ def resolved_sources(
 def named_data(
     study: str | None, data_result: str | None, fields_set: Collection[str]
 ) -> str | None:
-    """The result of data that parameters name: their study's, where they give no data."""
+    """The data result that parameters name; without any data, that of their study, if given."""
     if data_result is None and study is not None and "data" not in fields_set:
         return "data"
     return data_result
 
 
 def check_data_named_once(data_result: str | None, fields_set: Collection[str]) -> None:
-    """Refuses data that is given both as settings and as a result."""
+    """Raises `ConfigError` for data given both as settings and as a result."""
     if data_result is not None and "data" in fields_set:
         raise ConfigError("data_result", data_result, "give data or data_result, not both")
 
@@ -131,7 +131,7 @@ def import_steps(
     *,
     data: DataConfig | None = None,
 ) -> list[Step]:
-    """The stages that bring in data, if any is given, and models, by step; none for a result."""
+    """The steps that import data, if given, and models; `existing` names need no step."""
     steps = [] if data is None or "data" in existing else [Step("data", DATA, data)]
     imported = [name for name in models if name not in existing]
     return steps + [Step(name, BASE, models[name].base) for name in imported]
@@ -148,20 +148,20 @@ def results_of(study: str | None, platform: Platform) -> dict[str, StageResult]:
 def named_result(
     field: str, reference: str, known: Mapping[str, StageResult], platform: Platform
 ) -> StageResult:
-    """The result that a step's name, an address or `<stage>/<key>` stands for."""
+    """Looks up a result by the name of a step, its address, or `<stage>/<key>`."""
     if reference in known:
         return known[reference]
     if "/" not in reference:
-        there = ", ".join(known)
-        remedy = f"finished steps are: {there}" if there else "run its study first"
-        raise ConfigError(field, reference, f"is no finished step of the study; {remedy}")
+        names = ", ".join(known)
+        remedy = f"choose one of {names}" if names else "run the study first"
+        raise ConfigError(field, reference, f"the study has no such finished step; {remedy}")
     return existing_result(platform.store, field, reference)
 
 
 def check_files(
     field: str, reference: str, result: StageResult, needed: Sequence[str], platform: Platform
 ) -> None:
-    """Refuses a result of data that lacks a file."""
+    """Raises `ConfigError` for a data result that lacks a needed file."""
     files = platform.store.manifest(result.address, result.digest).files
     missing = [name for name in needed if name not in files]
     if missing:
@@ -184,5 +184,7 @@ def _check_result(field: str, model: ModelConfig, result: StageResult, platform:
         return
     steps = {int(path.split("/")[1][5:]) for path in files if path.startswith("forces/step-")}
     if model.step not in steps:
-        there = ", ".join(map(str, sorted(steps))) or "none; set its record_steps"
-        raise ConfigError(f"{field}.step", model.step, f"was not recorded; recorded steps: {there}")
+        recorded = ", ".join(map(str, sorted(steps))) or "none; set record_steps of its training"
+        raise ConfigError(
+            f"{field}.step", model.step, f"was not recorded; recorded steps: {recorded}"
+        )

@@ -22,15 +22,15 @@ _DIGITS = ("ylecun/mnist",)
 
 
 class ClassificationParameters(FlowParameters):
-    """What a person chooses when asking how classifiers learn."""
+    """Parameters of the chapter on how classifiers learn."""
 
     name: Name = Field("classification", description="Name of the run, and of its page's file.")
-    seeds: Seeds = Field((0, 1, 2, 3, 4), description="Of weights, batches and wrong labels.")
+    seeds: Seeds = Field((0, 1, 2, 3, 4), description="Seeds of weights, batches and wrong labels.")
     data: ImageConfig = ImageConfig()
     networks: tuple[ClassifierName, ...] = Field(
         ("lenet", "mlp", "transformer"),
         min_length=1,
-        description="Whose forces are measured; figures of pairs of classes show the first.",
+        description="Networks whose forces are measured; figures of class pairs show the first.",
     )
     forces: ForceStudyConfig = ForceStudyConfig()
     paths: PathStudyConfig | None = Field(
@@ -46,7 +46,9 @@ class ClassificationParameters(FlowParameters):
             batch = max(batch, self.paths.training.batch_size)
         if self.data.train < batch:
             raise ConfigError(
-                "data.train", self.data.train, f"a batch holds {batch} images; give as many"
+                "data.train",
+                self.data.train,
+                f"a batch needs {batch} images; give at least as many",
             )
         return self
 
@@ -57,15 +59,15 @@ class ClassificationParameters(FlowParameters):
 
 
 def resolved_classification(parameters: ClassificationParameters) -> ClassificationParameters:
-    """The parameters with images at the content they have now.
+    """Pins the images to their current content.
 
-    Raises ConfigError for a source that is not there.
+    **Raises** `ConfigError` for a missing source.
     """
     return parameters.model_copy(update={"data": resolve_images(parameters.data)})
 
 
 def classification_steps(parameters: ClassificationParameters) -> list[Step]:
-    """Images, the forces of every network, learning paths by the first if wanted, and the page."""
+    """Images, every network's forces, learning paths of the first network if set, the page."""
     reads = {"images": "images"}
     measured = [
         Step(
@@ -100,7 +102,7 @@ def classification_steps(parameters: ClassificationParameters) -> list[Step]:
 
 
 def plan(parameters: ClassificationParameters, _: Platform) -> Plan:
-    """Images at the content that they have now, what is measured on them, and the page."""
+    """Plans the images, the measurements on them, and the page."""
     known = resolved_classification(parameters)
     return Plan(known, classification_steps(known))
 

@@ -1,4 +1,4 @@
-"""The command `dynolab`: run a flow without a standing server, plan it, or start the servers."""
+"""The command `dynolab`: runs or plans a flow, starts servers, and more."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ app = typer.Typer(
 errors = Console(stderr=True)
 
 QUIET = {
-    # Prefect's own lines go to its server, ours to the terminal.
+    # Prefect's log lines go to its server, ours to the terminal.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "DO_NOT_TRACK": "1",
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow does not know the "1"
-    # Threads that spin while they wait slow each other down a hundredfold on a busy machine.
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow does not accept "1" in DO_NOT_TRACK
+    # Threads that spin while waiting slow each other down a hundredfold on a busy machine.
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 
-INTERRUPTED = 130  # of Ctrl-C and SIGTERM
+INTERRUPTED = 130  # exit code after Ctrl-C and SIGTERM
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, as in sft.steps=20."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting, e.g. sft.steps=20."),
 ]
 
 
-Plan = Annotated[bool, typer.Option("--plan", help="Only say what would run.")]
+Plan = Annotated[bool, typer.Option("--plan", help="Only show what would run.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Compute every stage again.")]
 EXAMPLES = Path("deploy/studies")
 
-_WITH_OPTIONS_OF_THEIR_OWN = ("audit", "sweep", "train")
-"""`train` is started from Prefect alone."""
+_NO_STANDARD_COMMAND = ("audit", "sweep", "train")
+"""`audit` and `sweep` have their own commands below; `train` starts only from Prefect."""
 
 
 def _add(name: str, about: str) -> None:
-    """Makes a flow of the registry a command."""
+    """Add a command for a flow of the registry."""
 
     def run(
         config: Annotated[Path, typer.Option(help="Settings (YAML).")] = (
@@ -60,18 +60,18 @@ def _add(name: str, about: str) -> None:
         plan: Plan = False,
         fresh: Fresh = False,
     ) -> None:
-        from flows.commands import start
+        from flows.command_bodies import start
         from flows.flow import StagedFlow
 
         flow = load_flow(name)
-        assert isinstance(flow, StagedFlow), "the sweep is a command of its own"
+        assert isinstance(flow, StagedFlow), "the sweep has its own command"
         start(flow, config, changes or [], plan_only=plan, fresh=fresh)
 
     app.command(name, help=about)(run)
 
 
 for _name, _about in FLOWS.items():
-    if _name not in _WITH_OPTIONS_OF_THEIR_OWN:
+    if _name not in _NO_STANDARD_COMMAND:
         _add(_name, _about)
 
 
@@ -82,8 +82,8 @@ def sweep(
     ),
     changes: Overrides = None,
 ) -> None:
-    """Try settings of another flow: a grid, draws or Optuna's TPE; goes on where it stopped."""
-    from flows.commands import start_sweep
+    """Try settings of another flow: a grid, random draws or Optuna's TPE; resumes when rerun."""
+    from flows.command_bodies import start_sweep
 
     start_sweep(config, changes or [])
 
@@ -93,12 +93,12 @@ def lineage(
     address: Annotated[
         str,
         typer.Argument(
-            help="A result: store.address, <stage>/<key>, an MLflow run's id, models:/name/version."
+            help="A result: store.address, <stage>/<key>, MLflow run id or models:/name/version."
         ),
     ],
 ) -> None:
     """Show what a result was made from: inputs, data revisions, settings, code."""
-    from flows.commands import show_lineage
+    from flows.command_bodies import show_lineage
 
     show_lineage(address)
 
@@ -107,7 +107,7 @@ def lineage(
 def audit(
     config: Annotated[
         Path | None,
-        typer.Option(help="Audit file (YAML); the built-in study's, where no model is named."),
+        typer.Option(help="Audit file (YAML); default without --model: the built-in study's."),
     ] = None,
     model: Annotated[
         str | None,
@@ -121,15 +121,17 @@ def audit(
     ] = None,
     trained: Annotated[
         str | None,
-        typer.Option(help="Folder or Hub name of what it led to: which ranking foresaw that?"),
+        typer.Option(
+            help="Folder or Hub name of the trained model, to compare the rankings with its effect."
+        ),
     ] = None,
     changes: Overrides = None,
     plan: Plan = False,
     fresh: Fresh = False,
 ) -> None:
-    """Rank preference pairs, before training, by what a step on each would do."""
+    """Rank preference pairs, before training, by the effect of one step on each."""
     from flows.audit import FLOW, named_on_command_line
-    from flows.commands import start
+    from flows.command_bodies import start
 
     named = named_on_command_line(model, data, trained)
     file = config or (None if named else EXAMPLES / "audit_builtin.yaml")
@@ -138,8 +140,8 @@ def audit(
 
 @app.command()
 def reconcile() -> None:
-    """Send what is unsent, close MLflow runs that nobody works on, kill orphans on this host."""
-    from flows.commands import RECONCILED, start_reconcile
+    """Send unsent MLflow operations, close abandoned MLflow runs, kill this host's orphans."""
+    from flows.command_bodies import RECONCILED, start_reconcile
 
     for name, count in start_reconcile().items():
         typer.echo(f"{count:5d}  {RECONCILED[name]}")
@@ -147,7 +149,7 @@ def reconcile() -> None:
 
 @app.command()
 def join() -> None:
-    """Run a share of the ranks of trainings that another host starts; Ctrl-C ends it."""
+    """Run part of the ranks of trainings that another host starts; Ctrl-C ends it."""
     from tasks.runtime.launch.join import main as join_trainings
 
     join_trainings()
@@ -159,12 +161,12 @@ def up(
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
     profile: Annotated[
         str,
-        typer.Option(help="local: SQLite. full: PostgreSQL and Redis, in a home of its own."),
+        typer.Option(help="local: SQLite. full: PostgreSQL and Redis, in a separate home."),
     ] = "local",
 ) -> None:
-    """Start the servers on what was run here, with deployments and workers; Ctrl-C ends them.
+    """Start the servers on this home's runs, with deployments and workers; Ctrl-C ends them.
 
-    The links that it prints log in a browser, for 30 days.
+    The printed links log a browser in for 30 days.
     """
     from flows.up import profile_named, start
     from tasks.runtime.system.settings import Settings
@@ -179,17 +181,17 @@ def up(
 
 
 def main() -> None:
-    """Entry point: an error that Dynolab foresees is one message, and exit code 2."""
+    """Entry point: prints a DynolabError as one message and exits with code 2."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    from tasks.runtime.servers.server_registry import sigterm_as_interrupt
+    from tasks.runtime.servers.standing_servers import sigterm_as_interrupt
 
     try:
         with sigterm_as_interrupt():
             app()
     except SystemExit as end:
         if end.code == INTERRUPTED:
-            errors.print("interrupted; the same command goes on where this one stopped")
+            errors.print("interrupted; run the same command again to go on")
         raise
     except DynolabError as error:
         errors.print(f"[red]error[/red] {escape(str(error))}", highlight=False, soft_wrap=True)

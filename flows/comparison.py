@@ -1,4 +1,4 @@
-"""What comparisons of trainings over seeds share: rows, base model, seeds, arms, one baseline."""
+"""Shared parts of comparisons of trainings over seeds: rows, base model, arms, baseline."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from tasks.audit import AUDIT, AuditConfig, AuditJob
 from tasks.base import BaseConfig, resolve_base
 from tasks.data import DATA
 from tasks.filter import FILTER
-from tasks.group import PROMPTS
+from tasks.group_training import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
-from tasks.pair_inputs import answers_of, judge_of, start_of, training_of
 from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step
 from tasks.sampled_answers import SAMPLED_ANSWERS, SampledAnswersConfig
-from tasks.sources import base_step, check_model_knows_data, seeded_base, seeded_data
+from tasks.shared.data_and_base import base_step, check_model_fits_data, seeded_base, seeded_data
+from tasks.shared.pair_inputs import answers_of, judge_of, start_of, training_of
 from tasks.training import SFT
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
 
 
 class Comparison(FlowParameters):
-    """Seeds, and what every seed starts from."""
+    """Seeds, and the rows and base model that every seed starts from."""
 
     name: Name = Field(description="Name of the comparison: its run and its page's file.")
     seeds: Seeds = Field(
         (0, 1, 2),
-        description="Each of weights, batches and samples alike, and of the built-in world. Rows "
-        "of another source are the same for all.",
+        description="Each seeds weights, batches, samples and the built-in world. Rows of another "
+        "source are the same for all seeds.",
     )
     data: DataConfig = DataConfig()
     base: BaseConfig = BaseConfig()
 
     @model_validator(mode="after")
-    def _model_knows_data(self) -> Comparison:
-        check_model_knows_data(self.base, self.data)
+    def _model_fits_data(self) -> Comparison:
+        check_model_fits_data(self.base, self.data)
         return self
 
     def data_of(self, seed: int) -> DataConfig:
-        """The rows of one seed: another world, or the same rows where they are given."""
+        """The rows of one seed: its own built-in world, or the same rows for all seeds."""
         return seeded_data(self.data, seed) if self.data.source == "world" else self.data
 
     def base_of(self, seed: int) -> BaseConfig:
-        """The base model of one seed: other weights, or the same where they are given."""
+        """The base model of one seed: its own built-in model, or the same weights for all seeds."""
         return seeded_base(self.base, seed) if self.base.source == "builtin" else self.base
 
 
@@ -65,38 +65,38 @@ AnyComparison = TypeVar("AnyComparison", bound=Comparison)
 
 
 def resolved_comparison(parameters: AnyComparison) -> AnyComparison:
-    """The parameters with sources at the content they have now.
+    """Pins the sources to their current content.
 
-    **Raises** `ConfigError` for a source that is not there.
+    **Raises** `ConfigError` for a missing source.
     """
     update = {"data": resolve_data(parameters.data), "base": resolve_base(parameters.base)}
     return parameters.model_copy(update=update)
 
 
 SHARED = ("data", "prompts", "base", "sft", "sampled", "audit", "judge")
-"""First words of the names of stages that arms share; no arm can have one."""
+"""First words of the names of shared steps; an arm's label cannot start with one."""
 
 
 class PairComparison(Comparison):
-    """A comparison of preference trainings: what all arms share."""
+    """A comparison of preference trainings; these settings are the same for all arms."""
 
     sft: TrainConfig = Field(
         TrainConfig(),
-        description="Training before, on chosen answers; arms that start extended make the same of "
-        "both answers.",
+        description="SFT before, on chosen answers; with start: extended on both answers.",
     )
     training: TrainConfig = Field(
-        TrainConfig(probe_every=20), description="What all arms share: all but the objective."
+        TrainConfig(probe_every=20),
+        description="Training settings of all arms, without the objective.",
     )
     on_policy: OnPolicyConfig = Field(
-        OnPolicyConfig(), description="How arms with pairs: on_policy draw and rank answers."
+        OnPolicyConfig(), description="How arms with pairs: on_policy sample and rank answers."
     )
-    audit: AuditConfig = Field(AuditConfig(), description="Of the pairs that filters rank.")
+    audit: AuditConfig = Field(AuditConfig(), description="Audit of the pairs that filters rank.")
     answers: SampledAnswersConfig = Field(
-        SampledAnswersConfig(), description="What every arm's model is asked."
+        SampledAnswersConfig(), description="How answers of every arm's model are sampled."
     )
     judge: JudgeConfig = Field(
-        ExactJudgeConfig(), description="Who judges an arm's answers against the baseline's."
+        ExactJudgeConfig(), description="Judge of an arm's answers against the baseline's."
     )
 
     @model_validator(mode="after")
@@ -105,17 +105,19 @@ class PairComparison(Comparison):
             raise ConfigError(
                 "training.objective",
                 self.training.objective.name,
-                "arms have objectives of their own; leave it out here",
+                "every arm has its own objective; leave it out here",
             )
         if not isinstance(self.sft.objective, SFTConfig):
             raise ConfigError(
                 "sft.objective",
                 self.sft.objective.name,
-                "the training before is on chosen answers; arms with start: extended take both",
+                "must be sft, on chosen answers; for both answers set start: extended in an arm",
             )
         if not self.training.probe_every:
             raise ConfigError(
-                "training.probe_every", 0, "arms are compared by probes; set the steps between"
+                "training.probe_every",
+                0,
+                "arms are compared by probes; set probe_every to 1 or more",
             )
         try:
             Rewards(self.on_policy.rewards)
@@ -125,21 +127,21 @@ class PairComparison(Comparison):
             raise ConfigError(
                 "judge",
                 "exact",
-                f"knows the built-in world alone; with data.source = {self.data.source} give "
-                "rewards that know your data, or take log_prob or llm",
+                f"its default rewards fit only the built-in world; with data.source = "
+                f"{self.data.source} give rewards for your data, or choose log_prob or llm",
             )
         return self
 
     @property
     def ranks_answers(self) -> bool:
-        """Whether the rewards of on-policy arms know the data."""
+        """Whether the rewards of on-policy arms fit the data."""
         return self.data.source == "world" or self.on_policy.rewards != WORLD_REWARDS
 
 
 def shared_steps(
     parameters: PairComparison, arms: Mapping[str, ArmConfig], seed: int
 ) -> list[Step]:
-    """From rows to the models and rows that a seed's arms need."""
+    """The steps that make the models and rows that a seed's arms start from."""
     data = f"data-{seed}"
     steps = [
         Step(data, DATA, parameters.data_of(seed)),
@@ -152,12 +154,12 @@ def shared_steps(
         reads = {"data": data, "model": f"base-{seed}"}
         steps.append(Step(start_of(start, seed), SFT, config, reads))
     for arm in arms.values():
-        steps += [step for step in _prepared(parameters, arm, seed) if step not in steps]
+        steps += [step for step in _preparation_steps(parameters, arm, seed) if step not in steps]
     return steps
 
 
 def arm_steps(parameters: PairComparison, label: str, arm: ArmConfig, seed: int) -> list[Step]:
-    """An arm's filter, where it has one, and its training, which is named `<label>-<seed>`."""
+    """The steps of an arm: its filter, if it has one, and its training `<label>-<seed>`."""
     model, name = start_of(arm.start, seed), training_of(label, seed)
     reads = {"data": f"data-{seed}", "model": model}
     steps = []
@@ -176,26 +178,28 @@ def arm_steps(parameters: PairComparison, label: str, arm: ArmConfig, seed: int)
 def _finetunings(
     config: TrainConfig, starts: Collection[Start], seed: int
 ) -> dict[Start, TrainConfig]:
-    """The wanted ones of SFT on chosen answers, and on both answers of every pair."""
+    """The SFT configs that `starts` need: on chosen answers, or on both answers of every pair."""
     plain = config.model_copy(update={"seed": seed})
-    made: dict[Start, TrainConfig] = {}
+    configs: dict[Start, TrainConfig] = {}
     if "sft" in starts:
-        made["sft"] = plain
+        configs["sft"] = plain
     if "extended" in starts:
-        made["extended"] = extended(plain)
+        configs["extended"] = extended(plain)
     if "extended_half" in starts:
-        made["extended_half"] = plain.model_copy(update={"objective": _both(plain)})
-    return made
+        configs["extended_half"] = plain.model_copy(
+            update={"objective": _extended_objective(plain)}
+        )
+    return configs
 
 
 def extended(plain: TrainConfig) -> TrainConfig:
-    """SFT on both answers of every pair that teaches the chosen one as much as plain SFT does.
+    """SFT on both answers of every pair, with as much training on chosen ones as in plain SFT.
 
-    As the authors extend their data, a pair is two rows, a step has as many rows, and the epochs
-    are the same (Ren & Sutherland, arXiv 2407.10490): half as many pairs to a step, twice the
-    steps. A chosen answer is then seen as often, with 1/batch_size in the step's mean. To double
-    the loss of as many steps would not do: AdamW and RMSprop make a step of one length whatever a
-    loss is multiplied with. Probes come at the same parts of an epoch.
+    The authors' extended data has two rows for each pair, with the same rows per step and the same
+    epochs (Ren & Sutherland, arXiv 2407.10490): half as many pairs per step, twice the steps. A
+    chosen answer is then seen as often, with weight 1/batch_size in the step's mean. Doubling the
+    loss instead has no effect: the step length of AdamW and RMSprop does not depend on the loss's
+    scale. Probes come at the same parts of an epoch.
 
     **Raises** `ConfigError` for a batch that cannot be halved.
     """
@@ -204,11 +208,11 @@ def extended(plain: TrainConfig) -> TrainConfig:
         raise ConfigError(
             "sft.batch_size",
             batch,
-            f"extended SFT takes half as many pairs, with two answers each: set a multiple of "
+            f"extended SFT halves it, for two answers per pair: set a multiple of "
             f"{2 * ranks}, twice engine.ranks",
         )
     changes = {
-        "objective": _both(plain).model_dump(),
+        "objective": _extended_objective(plain).model_dump(),
         "steps": 2 * plain.steps,
         "batch_size": batch // 2,
         "micro_batch_size": micro if micro % 2 else micro // 2,
@@ -217,13 +221,13 @@ def extended(plain: TrainConfig) -> TrainConfig:
     return TrainConfig.model_validate(plain.model_dump() | changes)
 
 
-def _both(plain: TrainConfig) -> SFTExtendedConfig:
-    assert isinstance(plain.objective, SFTConfig), "another objective is refused before"
+def _extended_objective(plain: TrainConfig) -> SFTExtendedConfig:
+    assert isinstance(plain.objective, SFTConfig), "_can_be_judged rejects other objectives"
     return SFTExtendedConfig(normalise=plain.objective.normalise)
 
 
-def _prepared(parameters: PairComparison, arm: ArmConfig, seed: int) -> list[Step]:
-    """What an arm needs of its start: samples, or an audit under its objective."""
+def _preparation_steps(parameters: PairComparison, arm: ArmConfig, seed: int) -> list[Step]:
+    """The steps on an arm's start that it needs: sampled pairs, or an audit of its objective."""
     reads, steps = {"data": f"data-{seed}", "model": start_of(arm.start, seed)}, []
     if arm.pairs == "resampled":
         sampling = SampleConfig(seed=seed)
@@ -243,14 +247,14 @@ def _audit_name(arm: ArmConfig, seed: int) -> str:
 
 
 def answers_step(parameters: PairComparison, label: str, seed: int) -> Step:
-    """What an arm's model answers; all arms of a seed draw with the same random numbers."""
+    """Samples answers of an arm's model; all arms of a seed share the random numbers."""
     config = parameters.answers.model_copy(update={"seed": seed})
     reads = {"data": f"data-{seed}", "model": training_of(label, seed)}
     return Step(answers_of(label, seed), SAMPLED_ANSWERS, config, reads)
 
 
 def judge_step(parameters: PairComparison, baseline: str, others: Sequence[str], seed: int) -> Step:
-    """The other arms' answers against the baseline's."""
+    """Judges the other arms' answers against the baseline's."""
     judge = parameters.judge
     job = JudgeJob(label=judge.name, judge=judge, baseline=baseline, policies=tuple(others))
     reads = {ANSWERS_OF + label: answers_of(label, seed) for label in (baseline, *others)}

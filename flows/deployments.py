@@ -1,6 +1,6 @@
-"""What Prefect can start: a deployment for every form of every flow, trials, the reconciler.
+"""Prefect deployments: one for every form of every flow, one for trials, one to reconcile.
 
-`flows.register` tells a Prefect server of them.
+`flows.register` registers them with a Prefect server.
 Prefect imports an entry by its dotted name, `flows.deployments.<name>`.
 """
 
@@ -29,7 +29,7 @@ from flows.registry import FLOWS, load_flow
 from flows.run import run_flow
 
 PARAMETER = "settings"
-"""The one parameter of a deployed flow: its form."""
+"""The only parameter of a deployed flow: its form."""
 
 SCHEDULES = STUDIES.parent / "schedules.yaml"
 RECONCILE_EVERY = timedelta(minutes=10)
@@ -38,49 +38,49 @@ RUN_NAME_LETTERS = 60
 
 @dataclass(frozen=True)
 class Deployment:
-    """A flow of the registry with one of its forms: `flow/name` in Prefect's list."""
+    """A flow of the registry with one of its forms; Prefect shows it as `flow/name`."""
 
     name: str
     flow: Flow[Any]
-    offer: Form
+    form_spec: Form
 
     @property
     def first_file(self) -> str:
-        """Study file that the form names at first."""
+        """The form's default study file."""
         builtin = f"{self.flow.name}_builtin.yaml"
-        return self.offer.file or next(iter(study_files(self.flow.name)), builtin)
+        return self.form_spec.file or next(iter(study_files(self.flow.name)), builtin)
 
     @cached_property
-    def form(self) -> type[FilledForm]:
-        """What a person fills in."""
-        return derive_form(f"{self.name.title()}Form", self.offer, self.flow.parameters)
+    def form_model(self) -> type[FilledForm]:
+        """The model of the form that users fill in."""
+        return derive_form(f"{self.name.title()}Form", self.form_spec, self.flow.parameters)
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The form as Prefect's interface draws it, with the study files there are now."""
-        fields: Any = {PARAMETER: (self.form, ...)}
+        """JSON schema of the form for Prefect's UI, with the current study files as choices."""
+        fields: Any = {PARAMETER: (self.form_model, ...)}
         model: type[BaseModel] = create_model("Parameters", **fields)
-        drawn = model.model_json_schema(ref_template="#/definitions/{model}")
-        drawn["definitions"] = drawn.pop("$defs", {})
-        form = drawn["definitions"][self.form.__name__]
+        schema = model.model_json_schema(ref_template="#/definitions/{model}")
+        schema["definitions"] = schema.pop("$defs", {})
+        form = schema["definitions"][self.form_model.__name__]
         form["properties"]["study_file"]["enum"] = study_files(self.flow.name)
-        drawn["properties"][PARAMETER] |= {"position": 0, "title": "Settings"}
-        return drawn
+        schema["properties"][PARAMETER] |= {"position": 0, "title": "Settings"}
+        return schema
 
     def parameters(self, form: FilledForm) -> BaseModel:
-        """The flow's parameters that a filled form stands for; raises `ConfigError`."""
-        return form.parameters(self.flow.parameters, self.offer.fixed)
+        """Convert a filled form to the flow's parameters; raises `ConfigError`."""
+        return form.parameters(self.flow.parameters, self.form_spec.fixed)
 
     def prefect_flow(self) -> prefect.Flow[..., Any]:
-        """What a worker runs: form → parameters → the stages that the command runs, too."""
+        """The flow that a worker runs: form → parameters → the same stages as the command."""
 
-        def start(**given: FilledForm) -> Any:
-            form = given[PARAMETER]
+        def start(**arguments: FilledForm) -> Any:
+            form = arguments[PARAMETER]
             return run_flow(self.flow, self.parameters(form), fresh=form.fresh)
 
-        signature = [Parameter(PARAMETER, Parameter.KEYWORD_ONLY, annotation=self.form)]
+        signature = [Parameter(PARAMETER, Parameter.KEYWORD_ONLY, annotation=self.form_model)]
         vars(start)["__signature__"] = Signature(signature)
-        start.__doc__ = self.offer.about
+        start.__doc__ = self.form_spec.about
         return prefect.flow(name=self.flow.name, flow_run_name=_run_name)(start)
 
 
@@ -101,7 +101,7 @@ def deployments() -> dict[str, Deployment]:
 
 
 def study_files(flow: str) -> list[str]:
-    """The study files of a flow: `<flow>_….yaml`; those of no other flow are a study's."""
+    """The study files of a flow: `<flow>_….yaml`; files without a flow's prefix are `study`'s."""
     wanted = "study" if flow == "train" else flow
     return sorted(path.name for path in STUDIES.glob("*.yaml") if _owner(path.name) == wanted)
 
@@ -111,7 +111,7 @@ def _owner(file: str) -> str:
 
 
 def _run_name() -> str:
-    """The name that the person gave, else the study file's."""
+    """The name in the form, else the study file's."""
     form = flow_run.parameters[PARAMETER]
     filled = form if isinstance(form, dict) else form.model_dump()
     name = str(filled.get("name") or filled.get("study_file"))
@@ -120,7 +120,7 @@ def _run_name() -> str:
 
 @dataclass(frozen=True)
 class DeploymentSpec:
-    """What Prefect's server is given of a deployment; `schema` is the form that people fill in."""
+    """A deployment's fields on Prefect's server; `schema` is that of the form, if it has one."""
 
     flow: str
     name: str
@@ -133,12 +133,12 @@ class DeploymentSpec:
 
     @property
     def tags(self) -> list[str]:
-        """People look for those that have a form."""
+        """Deployments without a form are also tagged `internal`."""
         return ["dynolab"] if self.schema is not None else ["dynolab", "internal"]
 
 
 def deployment_specs() -> Iterator[DeploymentSpec]:
-    """All deployments; raises `ConfigError` for schedules that cannot be."""
+    """All deployments; raises `ConfigError` for an invalid schedule."""
     known = deployments()
     schedules = read_schedules(SCHEDULES, known)
     for deployment in known.values():
@@ -147,7 +147,7 @@ def deployment_specs() -> Iterator[DeploymentSpec]:
             deployment.name,
             f"flows.deployments.{deployment.name}",
             deployment.flow.pool,
-            deployment.offer.about,
+            deployment.form_spec.about,
             parameters={PARAMETER: {"study_file": deployment.first_file, "fresh": False}},
             schema=deployment.schema,
             schedules=tuple(
@@ -173,7 +173,7 @@ def deployment_specs() -> Iterator[DeploymentSpec]:
 
 
 class Schedule(BaseModel):
-    """When a deployment runs by the clock, and with which form: `deploy/schedules.yaml`."""
+    """A deployment's cron schedule and its form's fields, from `deploy/schedules.yaml`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = "schedule"
@@ -183,9 +183,9 @@ class Schedule(BaseModel):
     """Fields of the form."""
 
     def create(self, deployment: Deployment) -> DeploymentScheduleCreate:
-        """The schedule as Prefect takes it; raises `ConfigError` for what cannot be."""
+        """Convert to Prefect's schedule; raises `ConfigError` for an invalid one."""
         filled = {"study_file": deployment.first_file} | self.settings
-        settings = validated(deployment.form, filled)
+        settings = validated(deployment.form_model, filled)
         clock = {"cron": self.cron, "timezone": self.timezone}
         return DeploymentScheduleCreate(
             schedule=validated(CronSchedule, clock),
@@ -196,7 +196,10 @@ class Schedule(BaseModel):
 
 
 def read_schedules(file: Path, known: Mapping[str, Deployment]) -> dict[str, list[Schedule]]:
-    """Deployment → its schedules; raises `ConfigError` for what is none, and of none."""
+    """Deployment → its schedules.
+
+    Raises ConfigError for an invalid schedule or an unknown deployment.
+    """
     if not file.exists():
         return {}
     content = read_settings(read_study(file), str(file))

@@ -1,4 +1,4 @@
-"""What a flow is: its parameters, the plan they lead to, and what a person sees of it."""
+"""Defines a flow: its parameters, its plan, and its forms in Prefect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Results = dict[str, dict[str, Any]]
 
 
 class FlowParameters(BaseModel):
-    """What a person chooses when starting a flow; what every flow has."""
+    """Parameters that every flow has."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: Name = Field(description="Name of the run in MLflow, and of its page's file.")
@@ -27,7 +27,7 @@ class FlowParameters(BaseModel):
 
     @property
     def as_yaml(self) -> str:
-        """The parameters as a study file has them: pages show it."""
+        """The parameters as a study file, which pages show."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
@@ -36,72 +36,72 @@ Parameters = TypeVar("Parameters", bound=FlowParameters)
 
 @dataclass(frozen=True)
 class Plan:
-    """What a flow runs."""
+    """The steps that a flow runs, and what they read."""
 
     parameters: FlowParameters
-    """With the sources at the content that they have now."""
+    """With sources pinned to their current content."""
 
     steps: Sequence[Step]
     existing: Mapping[str, StageResult] = field(default_factory=dict)
-    """Results that need no step, by the names that steps read them under."""
+    """Results that need no step, by the input names of steps."""
 
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Of the parent run in MLflow, beside the flow's name."""
+    """Tags of the parent run in MLflow, besides the flow's name."""
 
     trained: str | None = None
-    """Step whose model MLflow lists among its models."""
+    """Step whose model is registered in MLflow."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What the form of a deployment offers beside a study file: settings that people change most.
+    """The fields of a deployment's form besides the study file: the settings most often changed.
 
-    A field has the type and the description of the setting that it stands for.
+    A field has the type and the description of its setting.
     """
 
     about: str
-    """What the deployment does: its description in Prefect."""
+    """The deployment's description in Prefect."""
 
     fields: Mapping[str, str] = field(default_factory=dict)
     """Field → dotted name of its setting."""
 
     objective: str | None = None
-    """Setting that holds the objective; fields under it belong to the one that is chosen."""
+    """Setting that holds the objective; fields under it apply to the chosen objective."""
 
     objectives: tuple[str, ...] = ()
-    """Names of the objectives that can be chosen there."""
+    """Names of the objectives that the form offers."""
 
     file: str | None = None
-    """Study file of deploy/studies that it starts from; default: the flow's built-in one."""
+    """Default study file, in deploy/studies; default: the flow's built-in one."""
 
     fixed: tuple[str, ...] = ()
-    """Settings that make the deployment what it is, as key=value."""
+    """Settings that every run of the deployment has, as key=value."""
 
 
 @dataclass(frozen=True)
 class Flow(Generic[Parameters]):
-    """A flow: what a person gives it, how it is offered in Prefect, and what it runs."""
+    """A flow: its parameters, its deployments in Prefect, and what it runs."""
 
     name: str
     parameters: type[Parameters]
     forms: Mapping[str, Form] = field(default_factory=dict, kw_only=True)
-    """Its deployments in Prefect by name; default: one of the flow's name, with a study file."""
+    """Its deployments in Prefect by name; default: one with the flow's name and a study file."""
 
     pool: str = field(default="training", kw_only=True)
-    """Work pool of its runs: `training`, or `cpu` for a flow that trains nothing itself."""
+    """Work pool of its runs: `training`, or `cpu` for a flow that does not train."""
 
     body: Callable[[Parameters], Any] | None = field(default=None, kw_only=True)
-    """What a flow that is not made of stages does, inside a Prefect flow run."""
+    """For a flow without stages: its function, which runs inside a Prefect flow run."""
 
 
 @dataclass(frozen=True)
 class StagedFlow(Flow[Parameters]):
-    """A flow that is made of stages."""
+    """A flow that runs stages."""
 
     plan: Callable[[Parameters, Platform], Plan]
-    """Raises `ConfigError` for what cannot work."""
+    """Plans the steps. **Raises** `ConfigError` for parameters that cannot work."""
 
     page: str
-    """Step whose `file` is copied to where a person finds it."""
+    """Step whose `file` is copied into the home's `reports`."""
 
     file: str

@@ -29,28 +29,30 @@ from tasks.kernel import KERNEL, KernelConfig, KernelJob
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
-from tasks.selection import observed_rows, updating_rows
+from tasks.shared.selection import observed_rows, updating_rows
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 
 
 class ForcesParameters(FlowParameters):
-    """What a person chooses when asking what pushes what."""
+    """Parameters of the force analysis."""
 
     name: Name = Field("forces", description="Name of the analysis: its run and its page's file.")
     study: str | None = Field(
-        None, description="Study file; its finished steps can then be named as results."
+        None, description="Study file whose finished steps can be given as results."
     )
     checkpoints: dict[Label, CheckpointConfig] = Field(
-        ..., min_length=1, description="Models by the names that the page gives them, in order."
+        ..., min_length=1, description="Name on the page → model, in the page's order."
     )
     reference: str | None = Field(
         None,
-        description="Checkpoint that objectives with a reference compare with; default: the first.",
+        description="Checkpoint that is the reference of objectives that need one; default: the "
+        "first.",
     )
     data: DataConfig = DataConfig()
     data_result: str | None = Field(
-        None, description="Result of a data stage to use instead; named as checkpoints are."
+        None,
+        description="Result of a data stage to use instead, in the format of checkpoints' results.",
     )
     analysis: AnalysisConfig = AnalysisConfig()
     kernel: KernelConfig = KernelConfig()
@@ -63,23 +65,23 @@ class ForcesParameters(FlowParameters):
                 raise ConfigError(
                     f"checkpoints.{label}.step",
                     checkpoint.step,
-                    "only a training's result has steps",
+                    "only a training's result has steps; leave it out, or give result, not model",
                 )
             if self.analysis.updating == "recorded" and checkpoint.step is None:
                 raise ConfigError(
                     f"checkpoints.{label}.step",
                     None,
-                    "analysis.updating: recorded reads a recorded step's batch; name the step",
+                    "analysis.updating: recorded reads a recorded step's batch; set the step",
                 )
         if self.reference is not None and self.reference not in self.checkpoints:
-            there = ", ".join(self.checkpoints)
-            raise ConfigError("reference", self.reference, f"name a checkpoint: {there}")
+            labels = ", ".join(self.checkpoints)
+            raise ConfigError("reference", self.reference, f"choose one of {labels}")
         check_data_named_once(self.data_result, self.model_fields_set)
         return self
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the objective compares with a reference that is not recorded already."""
+        """Whether the objective needs a reference; recorded steps include their own."""
         return (
             self.analysis.updating == "data"
             and build_objective(self.analysis.objective).needs_reference
@@ -87,22 +89,22 @@ class ForcesParameters(FlowParameters):
 
     @property
     def reference_label(self) -> str:
-        """The checkpoint that objectives with a reference compare with."""
+        """The checkpoint that is the reference of objectives that need one."""
         return self.reference or next(iter(self.checkpoints))
 
 
 def model_step(label: str) -> str:
-    """Name of a checkpoint's model among the flow's results."""
+    """Name of the step, or of the existing result, with a checkpoint's model."""
     return f"model-{label}"
 
 
 def resolved_forces(
     parameters: ForcesParameters, platform: Platform
 ) -> tuple[ForcesParameters, dict[str, StageResult]]:
-    """The parameters with sources at the content they have now, and the results that they name.
+    """Pins the sources to their current content, and looks up the results that they name.
 
-    **Raises** `ConfigError` for what is no result, a result without what is asked of it, and data
-    that the objective or the observed kinds cannot use.
+    **Raises** `ConfigError` for an unknown result, one without the needed files, and data without
+    the observed kinds or the answers that the objective needs.
     """
     named = named_data(parameters.study, parameters.data_result, parameters.model_fields_set)
     fields = {f"checkpoints.{label}": label for label in parameters.checkpoints}
@@ -126,23 +128,23 @@ def resolved_forces(
 
 
 def _check_data(data: StageResult, parameters: ForcesParameters, platform: Platform) -> None:
-    """Refuses data that the objective or the observed kinds cannot use."""
+    """Raises `ConfigError` for data without the observed kinds or the objective's answers."""
     folder = platform.store.folder(data.address, data.digest)
     updating = parameters.analysis.updating
     objective = parameters.analysis.objective if updating == "data" else None
-    for part, config, named in (
+    for part, config, pair_ids in (
         ("analysis", parameters.analysis, parameters.analysis.pair_ids),
         ("kernel", parameters.kernel, ()),
     ):
         try:
-            observed_rows(folder, config, named)
-            updating_rows(folder, config, objective, named)
+            observed_rows(folder, config, pair_ids)
+            updating_rows(folder, config, objective, pair_ids)
         except ConfigError as error:
             raise ConfigError(f"{part}.{error.field}", error.value, error.remedy) from error
 
 
 def forces_steps(parameters: ForcesParameters, existing: Collection[str]) -> list[Step]:
-    """The analysis' stages in order; `existing` are names of results that need no stage."""
+    """The analysis's steps in order; names in `existing` are results, which need no step."""
     labels = tuple(parameters.checkpoints)
     models = {label: model_step(label) for label in labels}
     reference = {}
@@ -169,7 +171,7 @@ def forces_steps(parameters: ForcesParameters, existing: Collection[str]) -> lis
         reference=parameters.reference_label if reference else None,
         settings=parameters.as_yaml,
     )
-    answers = {f"analysis_{label}": f"analysis-{label}" for label in labels}
+    analysed = {f"analysis_{label}": f"analysis-{label}" for label in labels}
     return [
         *import_steps(checkpoints, existing, data=parameters.data),
         *analyses,
@@ -179,12 +181,12 @@ def forces_steps(parameters: ForcesParameters, existing: Collection[str]) -> lis
             kernel,
             {"data": "data", **{f"model_{label}": models[label] for label in labels}},
         ),
-        Step("force-page", FORCE_PAGE, page, {"kernel": "kernel", **answers}),
+        Step("force-page", FORCE_PAGE, page, {"kernel": "kernel", **analysed}),
     ]
 
 
 def plan(parameters: ForcesParameters, platform: Platform) -> Plan:
-    """Models and data that are not results already, every checkpoint's forces, and the page."""
+    """Plans the import of models and data, every checkpoint's forces, and the page."""
     known, existing = resolved_forces(parameters, platform)
     return Plan(known, forces_steps(known, existing), existing)
 

@@ -1,4 +1,4 @@
-"""The form of a deployment, derived from the flow's parameters: flat, described, in order."""
+"""Derives the form of a deployment from the flow's parameters: flat, described, ordered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flows.parameters import Parameters, as_change, parse_parameters, read_setti
 
 STUDIES = Path(__file__).resolve().parents[1] / "deploy" / "studies"
 
-_WORDS = {"sft": "SFT", "hub": "Hub"}
+_SPELLINGS = {"sft": "SFT", "hub": "Hub"}
 _LAST = ("project", "other_settings", "study_text", "fresh")
 
 _OBJECTIVES: dict[str, type[BaseModel]] = {
@@ -31,14 +31,14 @@ SOURCE_FIELDS = {
     "hub_name": "data.hub_name",
     "data_format": "data.format",
 }
-"""Fields of a form: which model and which rows."""
+"""Fields of a form that choose the model and the rows."""
 
 
-def for_people(schema: dict[str, Any]) -> None:
-    """Fields in the order in which they are written, none of them a choice between types.
+def tidy_schema(schema: dict[str, Any]) -> None:
+    """Orders the schema's fields as declared, and gives each a single type.
 
-    An empty field is left out rather than null: Prefect's interface shows `X or null` as two tabs,
-    and its server takes null for a field without a default.
+    Omits null types and null defaults: Prefect's interface shows `X or null` as two tabs, and its
+    server treats a default of null as no default.
     """
     fields: dict[str, dict[str, Any]] = schema["properties"]
     ordered = [name for name in fields if name not in _LAST] + [n for n in _LAST if n in fields]
@@ -53,22 +53,22 @@ def for_people(schema: dict[str, Any]) -> None:
 
 
 def _title(name: str) -> str:
-    words = " ".join(_WORDS.get(word, word) for word in name.split("_"))
+    words = " ".join(_SPELLINGS.get(word, word) for word in name.split("_"))
     return words[0].upper() + words[1:]
 
 
 class FilledForm(BaseModel):
-    """What every form has; each further field stands for a setting, and empty means the file's.
+    """Fields of every form. Each further field sets a setting; if empty, the study file's is kept.
 
-    Limits are those of the settings: they are checked when the run starts, before anything works,
-    and the message names the setting.
+    Values are checked against the settings' limits when the run starts, before any work, and the
+    message names the setting.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=for_people)
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=tidy_schema)
     settings: ClassVar[Mapping[str, str]] = {"name": "name", "project": "project"}
     """Field → dotted name of its setting."""
     objective_setting: ClassVar[str | None] = None
-    """Setting that holds the objective which the form's fields belong to."""
+    """Setting that holds the objective to which the form's fields apply."""
 
     study_file: str = Field(
         description="Settings to start from; a file of deploy/studies. The fields below change "
@@ -80,12 +80,14 @@ class FilledForm(BaseModel):
         None, description="Any other setting as key=value, such as sft.clip_norm=5."
     )
     study_text: str | None = Field(
-        None, description="A whole study file (YAML), in place of the one chosen above."
+        None, description="A whole study file (YAML), in place of the file chosen above."
     )
-    fresh: bool = Field(False, description="Compute every stage again, whatever the store has.")
+    fresh: bool = Field(
+        False, description="Compute every stage again, even if the store has its result."
+    )
 
     def parameters(self, kind: type[Parameters], fixed: Sequence[str] = ()) -> Parameters:
-        """The parameters of a flow that the form describes; `fixed` are settings as key=value.
+        """The flow parameters that the form describes; `fixed` are settings as key=value.
 
         **Raises** `ConfigError` for a file outside deploy/studies, for a field that the objective
         does not take, and for settings that cannot work.
@@ -95,12 +97,14 @@ class FilledForm(BaseModel):
         return parse_parameters(kind, text, origin, changes)
 
     def _study(self) -> tuple[str, str]:
-        """The text of the study file, and what to call it in messages."""
+        """The text of the study file, and its name in messages."""
         if self.study_text:
             return self.study_text, "study_text"
         file = (STUDIES / self.study_file).resolve()
         if not file.is_relative_to(STUDIES.resolve()):
-            raise ConfigError("study_file", self.study_file, "lies outside deploy/studies")
+            raise ConfigError(
+                "study_file", self.study_file, "is outside deploy/studies; choose a file in it"
+            )
         return read_study(file), file.name
 
     def _changes(self, text: str, origin: str) -> Iterator[str]:
@@ -115,20 +119,23 @@ class FilledForm(BaseModel):
             yield as_change(self.settings[field], value)
 
     def _objective_changes(self, filled: dict[str, Any], study: Mapping[str, Any]) -> Iterator[str]:
-        """Another objective than the file's starts from its defaults; refuses what is not its."""
+        """Changes to the objective's settings; rejects fields that the objective does not have.
+
+        If the form picks another objective than the file, it starts from its defaults.
+        """
         setting = str(self.objective_setting)
-        chosen, written = filled.pop("objective", None), _inner(study, setting).get("name")
-        name = chosen or written
-        if chosen is not None and chosen != written:
+        chosen, in_file = filled.pop("objective", None), _inner(study, setting).get("name")
+        name = chosen or in_file
+        if chosen is not None and chosen != in_file:
             yield as_change(setting, {"name": chosen})
         for field, value in filled.items():
-            place = self.settings[field]
-            if place.startswith(f"{setting}.") and isinstance(name, str):
-                _check_taken(field, value, place.removeprefix(f"{setting}."), name)
+            dotted = self.settings[field]
+            if dotted.startswith(f"{setting}.") and isinstance(name, str):
+                _check_taken(field, value, dotted.removeprefix(f"{setting}."), name)
 
 
 def derive_form(title: str, form: Form, parameters: type[BaseModel]) -> type[FilledForm]:
-    """The form's class: a field for each setting, with the setting's type and description."""
+    """Derives the form's class: each field has its setting's type and description."""
     fields: dict[str, Any] = {}
     for field, setting in form.fields.items():
         kind, description = _setting(parameters, setting, form)
@@ -142,11 +149,11 @@ def derive_form(title: str, form: Form, parameters: type[BaseModel]) -> type[Fil
 
 
 _Fields = list[tuple[type[BaseModel] | None, FieldInfo]]
-"""Fields of a name, each with the settings' class that has it."""
+"""Settings of the same name, each with the class that declares it."""
 
 
 def _setting(parameters: type[BaseModel], setting: str, form: Form) -> tuple[Any, str]:
-    """Type and description of a setting by its dotted name."""
+    """Type and description of the setting with this dotted name."""
     fields: _Fields = [(None, FieldInfo(annotation=parameters))]
     under, takers = "", ""
     for part in setting.split("."):
@@ -160,22 +167,24 @@ def _setting(parameters: type[BaseModel], setting: str, form: Form) -> tuple[Any
     values = [value for kind in kinds for value in get_args(kind) if get_origin(kind) is Literal]
     if setting == f"{form.objective}.name":
         chosen = form.objectives or tuple(values)
-        return Literal[chosen], "The loss; another than the file's starts from its defaults."
+        return Literal[
+            chosen
+        ], "The loss; if it is not the file's, its other settings start from their defaults."
     description = next((info.description for _, info in fields if info.description), "")
     return Literal[tuple(values)] if values else kinds[0], description + takers
 
 
 def _offered(fields: _Fields, objectives: tuple[str, ...]) -> tuple[_Fields, str]:
-    """The fields of objectives that a form offers, and in words whose they are if not of all."""
+    """Fields of the objectives that a form offers, and a note on which have them, if not all."""
     names = [owner.model_fields["name"].default if owner else "" for owner, _ in fields]
     offered = [name for name in names if not objectives or name in objectives]
     kept = [field for name, field in zip(names, fields, strict=True) if name in offered]
-    everybody = len(offered) == len(objectives or _OBJECTIVES)
-    return kept, "" if everybody else f" Of {', '.join(offered)}."
+    taken_by_all = len(offered) == len(objectives or _OBJECTIVES)
+    return kept, "" if taken_by_all else f" For {', '.join(offered)}."
 
 
 def _under(annotation: Any, part: str) -> Iterator[tuple[type[BaseModel] | None, FieldInfo]]:
-    """The fields of a name in what an annotation can be: settings, or a dictionary of them."""
+    """The fields called `part` in an annotation's settings classes and dictionaries of them."""
     for kind in _choices(annotation):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             if part in kind.model_fields:
@@ -185,7 +194,7 @@ def _under(annotation: Any, part: str) -> Iterator[tuple[type[BaseModel] | None,
 
 
 def _choices(annotation: Any) -> Iterator[Any]:
-    """What an annotation can be, apart from None."""
+    """The types that an annotation allows, without None."""
     if get_origin(annotation) is Annotated:
         yield from _choices(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, UnionType):
@@ -210,7 +219,7 @@ def _check_taken(field: str, value: Any, setting: str, objective: str) -> None:
 
 
 def _inner(settings: Mapping[str, Any], dotted: str) -> Mapping[str, Any]:
-    """The settings under a dotted name; none where there are none."""
+    """The settings under a dotted name; empty if there are none."""
     inner: Any = settings
     for part in dotted.split("."):
         inner = inner.get(part) if isinstance(inner, Mapping) else None

@@ -15,11 +15,9 @@ from dynolab.training.config import GroupTrainConfig, TrainConfig
 from flows.comparison import Comparison, Label, resolved_comparison
 from flows.flow import Form, Name, Plan, StagedFlow
 from flows.form import SOURCE_FIELDS
-from tasks.answering import AnsweringConfig
 from tasks.data import DATA
 from tasks.displacement import DISPLACEMENT, DisplacementConfig, DisplacementJob
 from tasks.evaluate import EVALUATE, EvaluationConfig, EvaluationJob
-from tasks.group import GROUP, PROMPTS
 from tasks.group_page import (
     GROUP_PAGE,
     GroupPageConfig,
@@ -28,14 +26,16 @@ from tasks.group_page import (
     start_of,
     training_of,
 )
+from tasks.group_training import GROUP, PROMPTS
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
-from tasks.sources import base_step
+from tasks.shared.data_and_base import base_step
+from tasks.shared.rewarded_answers import AnsweringConfig
 from tasks.step_forces import FORCES, ForcesConfig
 from tasks.training import SFT
 
 SHARED = ("prompts", "data", "base", "sft", "start")
-"""Names of the stages that arms share; no arm can have one."""
+"""Names of shared steps; an arm cannot have one as its label."""
 
 ARMS: dict[Label, ObjectiveConfig] = {
     "grpo": GRPOConfig(),
@@ -47,17 +47,17 @@ ARMS: dict[Label, ObjectiveConfig] = {
 
 
 class GrpoParameters(Comparison):
-    """What a person chooses when comparing trainings on sampled groups."""
+    """Parameters of the comparison of trainings on sampled groups."""
 
     name: Name = "grpo"
     sft: TrainConfig | None = Field(
-        TrainConfig(), description="Training before, on the data's own answers; null: none."
+        TrainConfig(), description="SFT before, on the data's own answers; null: none."
     )
     training: GroupTrainConfig = Field(
-        GroupTrainConfig(), description="What all arms share: all but the objective."
+        GroupTrainConfig(), description="Training settings of all arms, without the objective."
     )
     arms: dict[Label, ObjectiveConfig] = Field(
-        ARMS, min_length=1, description="The objectives compared, by the names the page gives them."
+        ARMS, min_length=1, description="Name on the page → objective."
     )
     baseline: str | None = Field(
         None, description="Arm that the others are compared with; default: the first."
@@ -65,22 +65,22 @@ class GrpoParameters(Comparison):
     evaluation: EvaluationConfig = EvaluationConfig()
     displacement: DisplacementConfig = DisplacementConfig()
     forces: ForcesConfig = Field(
-        ForcesConfig(), description="Of the steps that training.record_steps names, arm by arm."
+        ForcesConfig(), description="Forces of each arm's steps in training.record_steps."
     )
 
     @model_validator(mode="after")
     def _fits_together(self) -> GrpoParameters:
         if self.baseline is not None and self.baseline not in self.arms:
-            raise ConfigError("baseline", self.baseline, f"name an arm: {', '.join(self.arms)}")
+            raise ConfigError("baseline", self.baseline, f"choose one of {', '.join(self.arms)}")
         if "objective" in self.training.model_fields_set:
             raise ConfigError(
                 "training.objective",
                 self.training.objective.name,
-                "arms have objectives of their own; name it under arms",
+                "every arm has its own objective; set it under arms",
             )
         for label in self.arms:
             if label in SHARED:
-                raise ConfigError("arms", label, "a shared stage has this name; give another")
+                raise ConfigError("arms", label, "a shared step has this name; choose another")
             try:
                 self.arm(label, 0)
             except ConfigError as error:
@@ -103,9 +103,9 @@ class GrpoParameters(Comparison):
 
 
 def grpo_steps(parameters: GrpoParameters) -> list[Step]:
-    """The comparison's stages in order: what arms share, every arm, and the page.
+    """The comparison's steps in order: the shared ones, every arm's, and the page.
 
-    What seeds share too (given rows, given weights) has one key: the store has it once.
+    Steps that are the same for all seeds (given rows, given weights) share a key, so they run once.
     """
     page = GroupPageConfig(
         name=parameters.name,
@@ -130,7 +130,7 @@ def grpo_steps(parameters: GrpoParameters) -> list[Step]:
 
 
 def _shared(parameters: GrpoParameters, seed: int) -> list[Step]:
-    """From prompts to the model that all arms start from, and what that is worth."""
+    """The steps that make the model all arms of a seed start from, and its evaluation."""
     data, model = f"data-{seed}", _start(parameters, seed)
     rows, base = parameters.data_of(seed), parameters.base_of(seed)
     steps = [Step(f"prompts-{seed}", PROMPTS, rows)]
@@ -150,8 +150,8 @@ def _shared(parameters: GrpoParameters, seed: int) -> list[Step]:
 
 
 def _arm(parameters: GrpoParameters, label: str, seed: int) -> list[Step]:
-    """An arm's training, its evaluation, what its recorded steps did where there are any, and the
-    test of one update where it is one on groups.
+    """The steps of an arm: its training and evaluation, the forces of its recorded steps, if any,
+    and, for an objective on groups, the displacement test.
     """
     training = parameters.arm(label, seed)
     reads = {"prompts": f"prompts-{seed}", "model": _start(parameters, seed)}
@@ -182,17 +182,17 @@ def _arm(parameters: GrpoParameters, label: str, seed: int) -> list[Step]:
 
 
 def _evaluation(parameters: GrpoParameters, seed: int) -> EvaluationJob:
-    asked = AnsweringConfig.of(parameters.training) | {"seed": seed}
-    return EvaluationJob(**dict(parameters.evaluation), **asked)
+    answering = AnsweringConfig.of(parameters.training) | {"seed": seed}
+    return EvaluationJob(**dict(parameters.evaluation), **answering)
 
 
 def _start(parameters: GrpoParameters, seed: int) -> str:
-    """The step whose model all arms of a seed start from."""
+    """Name of the step whose model all arms of a seed start from."""
     return f"base-{seed}" if parameters.sft is None else f"sft-{seed}"
 
 
 def plan(parameters: GrpoParameters, _: Platform) -> Plan:
-    """What arms share, every arm, and the page."""
+    """Plans the shared steps, every arm's, and the page."""
     known = resolved_comparison(parameters)
     return Plan(known, grpo_steps(known))
 

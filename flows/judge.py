@@ -20,42 +20,42 @@ from flows.comparison import Label
 from flows.flow import FlowParameters, Name, Plan, StagedFlow
 from flows.parameters import load_parameters
 from flows.study import StudyParameters
-from tasks.answers import ANSWERS, AnswersConfig
-from tasks.group import PROMPTS
+from tasks.group_training import PROMPTS
 from tasks.judge import ANSWERS_OF, JUDGE, JudgeJob
 from tasks.judge_page import JUDGE_PAGE, JUDGED_BY, JudgePageConfig
+from tasks.policy_answers import ANSWERS, AnswersConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
-from tasks.sources import seeded_data
+from tasks.shared.data_and_base import seeded_data
 
 REFERENCE = "reference"
 
 
 class JudgeParameters(FlowParameters):
-    """What a person chooses when comparing what policies say."""
+    """Parameters of the comparison of policies' answers."""
 
     name: Name = Field("judge", description="Name of the comparison: its run and its page's file.")
     study: str | None = Field(
-        None, description="Study file; its finished steps can then be named as results."
+        None, description="Study file whose finished steps can be given as results."
     )
     policies: dict[Label, ModelConfig] = Field(
-        min_length=2, description="The models, by the names that the page gives them."
+        min_length=2, description="Name on the page → model."
     )
     baseline: str | None = Field(
         None, description="Policy that the others are compared with; default: the first."
     )
     data: DataConfig | None = Field(
-        None, description="Whose prompts are answered; default: the study's."
+        None, description="Data whose prompts are answered; default: the study's."
     )
     answers: AnswersConfig = AnswersConfig()
     judges: dict[Label, JudgeConfig] = Field(
         {"exact": ExactJudgeConfig()},
         min_length=1,
-        description="By the names that the page gives them.",
+        description="Name on the page → judge.",
     )
     reference: ModelConfig | None = Field(
-        None, description="The model whose log-probabilities a log_prob judge goes by."
+        None, description="Model whose log-probabilities a log_prob judge compares."
     )
 
     @model_validator(mode="after")
@@ -64,22 +64,22 @@ class JudgeParameters(FlowParameters):
             check_named(field, model)
         if self.baseline is not None and self.baseline not in self.policies:
             raise ConfigError(
-                "baseline", self.baseline, f"name a policy: {', '.join(self.policies)}"
+                "baseline", self.baseline, f"choose one of {', '.join(self.policies)}"
             )
         if self.data is None and self.study is None:
             raise ConfigError("data", None, "give data, or the study whose prompts are answered")
-        by_reference = [
+        log_prob_judges = [
             name for name, judge in self.judges.items() if isinstance(judge, LogProbJudgeConfig)
         ]
-        if by_reference and self.reference is None:
+        if log_prob_judges and self.reference is None:
             raise ConfigError(
-                "reference", None, f"judge {by_reference[0]} goes by one: name a model"
+                "reference", None, f"judge {log_prob_judges[0]} needs one; give a model"
             )
-        if self.reference is not None and not by_reference:
+        if self.reference is not None and not log_prob_judges:
             raise ConfigError(
                 "reference",
                 self.reference.result or self.reference.model,
-                "no judge goes by it; add one with name: log_prob, or leave it out",
+                "no judge uses it; add one with name: log_prob, or leave it out",
             )
         return self
 
@@ -101,16 +101,16 @@ class JudgeParameters(FlowParameters):
 
 
 def policy_step(name: str) -> str:
-    """The name of a policy as a result that steps read."""
+    """Name of the step, or of the existing result, with a policy's model."""
     return f"policies.{name}"
 
 
 def resolved_judge(
     parameters: JudgeParameters, platform: Platform
 ) -> tuple[JudgeParameters, dict[str, StageResult]]:
-    """The parameters with sources at the content they have now, and the results that they name.
+    """Pins the sources to their current content, and looks up the results that they name.
 
-    **Raises** `ConfigError` for what is no result, or a result without a model.
+    **Raises** `ConfigError` for an unknown result, or one without a model.
     """
     models, existing = resolved_sources(parameters.models, platform, study=parameters.study)
     update = {
@@ -130,7 +130,7 @@ def _data(parameters: JudgeParameters) -> DataConfig:
 
 
 def judge_steps(parameters: JudgeParameters, existing: Collection[str]) -> list[Step]:
-    """The comparison's stages in order; `existing` are names of results that need no stage."""
+    """The comparison's steps in order; names in `existing` are results, which need no step."""
     assert parameters.data is not None, "resolved parameters have data"
     answers = [
         Step(
@@ -171,7 +171,7 @@ def _judge(parameters: JudgeParameters, name: str, answered: dict[str, str]) -> 
 
 
 def plan(parameters: JudgeParameters, platform: Platform) -> Plan:
-    """Models that are not results already, all answers, all judges' verdicts, and the page."""
+    """Plans the import of models, all answers, all judges' verdicts, and the page."""
     known, existing = resolved_judge(parameters, platform)
     return Plan(known, judge_steps(known, existing), existing)
 

@@ -50,11 +50,11 @@ ARMS: dict[Label, ArmConfig] = {
 
 
 class MitigationParameters(PairComparison):
-    """What a person chooses when comparing remedies against squeezing."""
+    """Parameters of the comparison of remedies against squeezing."""
 
     name: Name = "mitigation"
     arms: dict[Label, ArmConfig] = Field(
-        ARMS, min_length=1, description="What is compared, by the names the page gives them."
+        ARMS, min_length=1, description="Name on the page → training that is compared."
     )
     baseline: str | None = Field(
         None, description="Arm that the others are compared with; default: the first."
@@ -63,16 +63,16 @@ class MitigationParameters(PairComparison):
     @model_validator(mode="after")
     def _fits_together(self) -> MitigationParameters:
         if self.baseline is not None and self.baseline not in self.arms:
-            raise ConfigError("baseline", self.baseline, f"name an arm: {', '.join(self.arms)}")
+            raise ConfigError("baseline", self.baseline, f"choose one of {', '.join(self.arms)}")
         for label, arm in self.arms.items():
             if label.split("-")[0] in SHARED:
-                raise ConfigError("arms", label, "a shared stage has this name; give another")
+                raise ConfigError("arms", label, "a shared step has this name; choose another")
             if arm.pairs == "on_policy" and not self.ranks_answers:
                 raise ConfigError(
                     f"arms.{label}.pairs",
                     arm.pairs,
-                    "on_policy.rewards know the built-in world alone; give rewards that know your "
-                    "data, or leave the arm out",
+                    "the default on_policy.rewards fit only the built-in world; give rewards for "
+                    "your data, or leave the arm out",
                 )
             try:
                 arm.training(self.training, self.on_policy, 0)
@@ -87,9 +87,9 @@ class MitigationParameters(PairComparison):
 
 
 def mitigation_steps(parameters: MitigationParameters) -> list[Step]:
-    """The comparison's stages in order: what arms share, every arm, and the page.
+    """The comparison's steps in order: the shared ones, every arm's, and the page.
 
-    What seeds share too (given rows, given weights) has one key: the store has it once.
+    Steps that are the same for all seeds (given rows, given weights) share a key, so they run once.
     """
     arms, baseline = parameters.arms, parameters.baseline_label
     shared, compared = [], []
@@ -115,7 +115,7 @@ def mitigation_steps(parameters: MitigationParameters) -> list[Step]:
 
 
 def plan(parameters: MitigationParameters, _: Platform) -> Plan:
-    """What arms share, every arm, and the page."""
+    """Plans the shared steps, every arm's, and the page."""
     known = resolved_comparison(parameters)
     return Plan(known, mitigation_steps(known))
 

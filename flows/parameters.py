@@ -1,4 +1,4 @@
-"""Parameters of the flows, and how a study file with changes becomes them."""
+"""Parses study files, with changes, into the parameters of flows."""
 
 from __future__ import annotations
 
@@ -18,58 +18,58 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from dynolab.errors import ConfigError
-from tasks.runtime.system.private import holds_secret
+from tasks.runtime.system.secret_files import holds_secret
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-# PyYAML lets what its constructors of dates and numbers raise through.
+# PyYAML does not wrap the errors of its date and number constructors.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
 
 
 def load_parameters(
     kind: type[Parameters], file: Path | None, changes: Sequence[str] = ()
 ) -> Parameters:
-    """Reads a study file, where one is given, and applies changes of the form `dotted.key=value`.
+    """Reads a study file, if given, and applies changes of the form `dotted.key=value`.
 
-    Raises ConfigError naming the field, its value and the remedy.
+    **Raises** `ConfigError` with the field, its value and the remedy.
     """
     return parse_parameters(kind, read_study(file) if file else "", str(file), changes)
 
 
 def read_study(file: Path) -> str:
-    """The text of a study file; `ConfigError` where it cannot be read."""
+    """The text of a study file. **Raises** `ConfigError` if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        remedy = f"cannot be read ({error.strerror}); name a study file"
+        remedy = f"cannot be read ({error.strerror}); give a readable study file"
         raise ConfigError("config", str(file), remedy) from error
     except UnicodeDecodeError as error:
         raise _unreadable(str(file), error) from error
 
 
 def read_settings(text: str, origin: str) -> dict[str, Any]:
-    """A study's settings by name. YAML is read safely: it holds data only, and not too much."""
+    """A study's settings by name, from YAML that is bounded in size and can hold only data."""
     try:
         content = _plain_yaml(text) or {}
     except _YAML_ERRORS as error:
         raise _unreadable(origin, error) from error
     if not isinstance(content, dict):
-        raise ConfigError("config", origin, "must hold settings by name")
+        raise ConfigError("config", origin, "must hold settings by name (key: value)")
     return content
 
 
 _MOST_CHARACTERS, _MOST_NODES, _DEEPEST = 2**16, 5_000, 50
-"""Of a study's text: far more than any study needs."""
+"""Bounds on a study's text, far above what any study needs."""
 
 
 def _plain_yaml(text: str) -> Any:
-    """Data of a YAML text, of which size, depth and nodes (aliases counted in full) are bounded.
+    """Parses a YAML text with bounds on its size, depth and nodes (aliases counted in full).
 
-    The bounds are checked on the stream of parser events, so that reading stops where one is
-    passed, and nothing is built before the whole text is known to keep them.
+    Checks the bounds on the parser's events first, so that nothing is built from a text beyond
+    them.
 
-    **Raises:** `ValueError` for a text beyond a bound, `yaml.YAMLError` for one that is no YAML.
+    **Raises:** `ValueError` for a text beyond a bound, `yaml.YAMLError` for invalid YAML.
     """
     if len(text) > _MOST_CHARACTERS:
         raise ValueError(f"it has more than {_MOST_CHARACTERS} characters")
@@ -101,12 +101,12 @@ def _plain_yaml(text: str) -> Any:
 def parse_parameters(
     kind: type[Parameters], text: str, origin: str, changes: Sequence[str] = ()
 ) -> Parameters:
-    """Parameters from a study's text, changed; `origin` is what messages call it.
+    """Parses a study's text with changes into parameters; `origin` is its name in messages.
 
-    `${DYNOLAB_…}` in a text stands for that environment variable; others are left alone, and what
-    may hold a login or key is refused, so that a study file cannot bring it into parameters.
+    Replaces `${DYNOLAB_…}` with that environment variable, and leaves other variables alone.
+    Rejects values that may hold a login or key, so that no study file copies it into parameters.
 
-    Raises ConfigError naming the field, its value and the remedy.
+    **Raises** `ConfigError` with the field, its value and the remedy.
     """
     content = read_settings(text, origin)
     for change in changes:
@@ -115,28 +115,28 @@ def parse_parameters(
 
 
 def _unreadable(origin: str, error: Exception) -> ConfigError:
-    remedy = f"is not readable as YAML ({_yaml_problem(error)}); mend it there"
+    remedy = f"cannot be read as YAML ({_yaml_problem(error)}); fix it there"
     return ConfigError("config", origin, remedy)
 
 
 def validated(kind: type[Parameters], content: Any) -> Parameters:
-    """Parameters from plain data; what does not fit is named field by field."""
+    """Parameters from plain data. **Raises** `ConfigError` for the first field that is invalid."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field, value, remedy = _described(first, content)
+        field, value, remedy = _describe(first, content)
         more = error.error_count() - 1
         remedy += f" (and {more} more)" if more else ""
         raise ConfigError(field or kind.__name__, value, remedy) from error
-    except ConfigError as error:  # settings that do not fit together; it knows its part only
-        part = ".".join(_part_that_fails(kind, content))
-        raise ConfigError(_joined(part, error.field), error.value, error.remedy) from error
+    except ConfigError as error:  # from a model_validator: its field is relative to its own part
+        part = ".".join(_failing_part(kind, content))
+        raise ConfigError(_join_paths(part, error.field), error.value, error.remedy) from error
 
 
-def _described(problem: ErrorDetails, content: Any) -> tuple[str, Any, str]:
-    """Field, value and remedy of a problem that pydantic found."""
-    field = _as_written(problem["loc"], content)
+def _describe(problem: ErrorDetails, content: Any) -> tuple[str, Any, str]:
+    """Field, value and remedy of a pydantic error."""
+    field = _written_path(problem["loc"], content)
     if problem["type"] == "extra_forbidden":
         remedy = "there is no such setting; look for a misspelling, or leave it out"
         return field, problem["input"], remedy
@@ -147,35 +147,35 @@ def _described(problem: ErrorDetails, content: Any) -> tuple[str, Any, str]:
     return field, problem["input"], problem["msg"]
 
 
-def _as_written(place: Sequence[str | int], content: Any) -> str:
-    """The dotted field; pydantic puts the tag of a union into its path, people never wrote it."""
+def _written_path(location: Sequence[str | int], content: Any) -> str:
+    """The dotted field as written: without the union tags that pydantic puts into its path."""
     parts, inner = [], content
-    for number, part in enumerate(place):
-        last = number == len(place) - 1
-        known = not isinstance(inner, dict) or part in inner or last
-        if not known and inner.get("name") == part:
+    for number, part in enumerate(location):
+        last = number == len(location) - 1
+        written = not isinstance(inner, dict) or part in inner or last
+        if not written and inner.get("name") == part:
             continue
         parts.append(str(part))
         inner = inner.get(part) if isinstance(inner, dict) else None
     return ".".join(parts)
 
 
-def _part_that_fails(kind: type[BaseModel], content: dict[str, Any]) -> list[str]:
-    """Path to the innermost settings that do not fit together."""
+def _failing_part(kind: type[BaseModel], content: dict[str, Any]) -> list[str]:
+    """Path to the innermost settings whose own validation fails."""
     for name, field in kind.model_fields.items():
-        inner, part = _settings(field.annotation), content.get(name)
+        inner, part = _settings_class(field.annotation), content.get(name)
         if inner is not None and isinstance(part, dict):
             try:
                 inner.model_validate(part)
             except ConfigError:
-                return [name, *_part_that_fails(inner, part)]
+                return [name, *_failing_part(inner, part)]
             except ValidationError:
                 continue
     return []
 
 
-def _settings(annotation: Any) -> type[BaseModel] | None:
-    """The class of a field that holds settings, or settings or nothing."""
+def _settings_class(annotation: Any) -> type[BaseModel] | None:
+    """The settings class of a field that holds settings or, optionally, None; else None."""
     options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     kinds = [
         option for option in options if isinstance(option, type) and issubclass(option, BaseModel)
@@ -183,16 +183,16 @@ def _settings(annotation: Any) -> type[BaseModel] | None:
     return kinds[0] if kinds else None
 
 
-def _joined(part: str, field: str) -> str:
-    """`base.training` and `engine.ranks` make one path; what both name stands once."""
+def _join_paths(part: str, field: str) -> str:
+    """Joins two dotted paths; where they overlap, the overlap is written once."""
     before, after = part.split(".") if part else [], field.split(".")
     shared = [n for n in range(1, len(after) + 1) if before[-n:] == after[:n]]
     return ".".join([*before, *after[max(shared, default=0) :]])
 
 
 def as_change(setting: str, value: Any) -> str:
-    """The change that gives a setting a plain value."""
-    return f"{setting}={json.dumps(value, ensure_ascii=False)}"  # YAML knows no pairs of escapes
+    """The change `setting=value` with the value as JSON."""
+    return f"{setting}={json.dumps(value, ensure_ascii=False)}"  # YAML has no surrogate pairs
 
 
 def _apply(content: dict[str, Any], change: str) -> None:
@@ -202,20 +202,22 @@ def _apply(content: dict[str, Any], change: str) -> None:
         raise ConfigError("--set", change, "write it as key=value, such as sft.steps=20")
     inner: Any = content
     for name in parents:
-        if inner.get(name) is None:  # a heading without settings under it, too
+        if inner.get(name) is None:  # also a key without a value
             inner[name] = {}
         inner = inner[name]
         if not isinstance(inner, dict):
-            raise ConfigError("--set", change, f"{name} holds a value and no settings")
+            raise ConfigError(
+                "--set", change, f"{name} holds a value, not settings; give a setting of its own"
+            )
     try:
         inner[leaf] = _plain_yaml(text)
     except _YAML_ERRORS as error:
-        remedy = f"the value is not readable as YAML ({_yaml_problem(error)}); quote it"
+        remedy = f"the value cannot be read as YAML ({_yaml_problem(error)}); quote it"
         raise ConfigError("--set", change, remedy) from error
 
 
 def _yaml_problem(error: Exception) -> str:
-    """What is wrong and where, on one line."""
+    """The problem and its place in the text, on one line."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or " ".join(str(error).split())
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem
@@ -240,6 +242,6 @@ def _variable(match: re.Match[str], field: str) -> str:
         raise ConfigError(field, match[0], f"set the environment variable {name}")
     if holds_secret(value, name):
         raise ConfigError(
-            field, match[0], "holds a login or key, and parameters are kept; leave it out"
+            field, match[0], "holds a login or key, which parameters would store; leave it out"
         )
     return value

@@ -1,4 +1,4 @@
-"""The building of a probe set: data → untrained policy → rows of every kind wanted."""
+"""Builds a probe set: data → untrained policy → rows of every chosen kind."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tasks.data import DATA
 from tasks.probe_set import PROBE_SET
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
-from tasks.sources import base_step, check_model_knows_data, seeded_base, seeded_data
+from tasks.shared.data_and_base import base_step, check_model_fits_data, seeded_base, seeded_data
 
 
 class ProbesParameters(FlowParameters):
-    """What a person chooses when building a probe set."""
+    """Parameters of a probe set."""
 
     name: Name = Field("probes", description="Name of the set: its run and its rows' file.")
     seed: int = Field(
         0,
         ge=0,
-        description="Of data, weights and draws; a study that watches the set has the same one.",
+        description="Seed of data, weights and samples; use it in studies that watch the set, too.",
     )
     data: DataConfig = DataConfig()
     base: BaseConfig | None = Field(
-        None, description="The untrained policy; null: none, where no kind needs it."
+        None, description="The untrained policy; null: none, if no kind needs it."
     )
     probe_set: ProbeSetConfig = ProbeSetConfig()
 
@@ -38,18 +38,18 @@ class ProbesParameters(FlowParameters):
             raise ConfigError(
                 "base",
                 None,
-                f"{self.probe_set.policy_kinds[0]} needs a policy: name a model folder or a Hub "
-                "name as base.source, or leave the kind out",
+                f"{self.probe_set.policy_kinds[0]} needs a policy: set base.source to a model "
+                "folder or a Hub name, or leave the kind out",
             )
         if self.base is not None:
-            check_model_knows_data(self.base, self.data)
+            check_model_fits_data(self.base, self.data)
         return self
 
 
 def resolved_probes(parameters: ProbesParameters) -> ProbesParameters:
-    """The parameters with the seed everywhere, and sources at the content they have now.
+    """Sets all seeds, and pins the sources to their current content.
 
-    Raises ConfigError for a source that is not there.
+    **Raises** `ConfigError` for a missing source.
     """
     seed, base = parameters.seed, parameters.base
     return parameters.model_copy(
@@ -62,7 +62,7 @@ def resolved_probes(parameters: ProbesParameters) -> ProbesParameters:
 
 
 def probes_steps(parameters: ProbesParameters) -> list[Step]:
-    """The stages in order: data, the untrained policy where there is one, the probe set."""
+    """The steps in order: data, the untrained policy, if set, and the probe set."""
     steps = [Step("data", DATA, parameters.data)]
     base = parameters.base
     if base is not None:
@@ -76,13 +76,13 @@ def probes_steps(parameters: ProbesParameters) -> list[Step]:
 
 
 def probe_set_step(name: str, config: ProbeSetConfig, *, data: str, model: str | None) -> Step:
-    """The stage that builds a probe set, from the results of two steps."""
+    """The step that builds a probe set from step `data` and, if given, step `model`."""
     reads = {"data": data} if model is None else {"data": data, "model": model}
     return Step(name, PROBE_SET, config, reads)
 
 
 def plan(parameters: ProbesParameters, _: Platform) -> Plan:
-    """Data, the untrained policy where a kind needs it, and the probe set."""
+    """Plans the data, the untrained policy, if set, and the probe set."""
     known = resolved_probes(parameters)
     return Plan(known, probes_steps(known))
 

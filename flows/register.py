@@ -1,9 +1,9 @@
-"""The program that tells a Prefect server of our pools, deployments and automations.
+"""The program that registers our pools, deployments and automations with a Prefect server.
 
-    python -m flows.register [alone]    # alone: no worker is there yet
+    python -m flows.register [alone]    # alone: no worker runs yet
     python -m flows.register yaml       # writes deploy/prefect.yaml, for Prefect's own command
 
-It is a program of its own, so that the command that starts the servers need not load the flows.
+It is a separate program, so that the command that starts the servers need not load the flows.
 """
 
 from __future__ import annotations
@@ -40,76 +40,75 @@ from prefect.workers.process import ProcessWorker
 from flows.deployments import DeploymentSpec, deployment_specs
 
 POOLS = {"cpu": 4, "training": 1}
-"""Work pools, and how many runs each works on at once, until somebody chooses otherwise."""
+"""Work pools, and the concurrency limit that each is created with."""
 
 FIRST = "high"
-"""The training pool's queue whose runs start before those that wait in `default`."""
+"""Queue of the training pool whose runs start before those in `default`."""
 
-ENGINE = ("-m", "tasks.runtime.engine")
-"""What python runs for a flow run, in place of Prefect's own engine."""
+ENGINE = ("-m", "tasks.runtime.flow_run_process")
+"""Arguments of python for a flow run, in place of Prefect's own engine."""
 
 HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60"}
-"""Variables with which a flow run says every minute that it lives."""
+"""Variables with which a flow run sends a heartbeat every minute."""
 
 PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "8", "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500"}
-"""A run waits eight minutes for a server that restarts; one without its database answers 500."""
+"""Variables with which a run waits eight minutes for a restarting server, which answers 500 while
+its database is down."""
 
 VARIABLES = HEARTBEATS | PATIENCE
 COMMAND = [sys.executable, *ENGINE]
 
 SILENCE = timedelta(minutes=10)
-"""How long a flow run may say nothing: several heartbeats, and a restart of the server."""
+"""How long a flow run may send no event: several heartbeats, and a restart of the server."""
 
 AUTOMATION = "dynolab: flow runs that fell silent have crashed"
 
 FILE = Path(__file__).resolve().parents[1] / "deploy" / "prefect.yaml"
 
 _HEAD = """\
-# Made by `python -m flows.register yaml` from flows/registry.py and deploy/schedules.yaml; change
-# those. `make up` registers the same by itself; for a Prefect server of your own, with work pools
-# `cpu` and `training`, from the project's folder:
+# Written by `python -m flows.register yaml` from flows/registry.py and deploy/schedules.yaml: edit
+# those. `make up` registers the same deployments. For your own Prefect server, with work pools
+# `cpu` and `training`, run in the project's folder:
 #
 #     prefect deploy --all --prefect-file deploy/prefect.yaml
 #
-# Workers run what is installed where they run: no code is pulled.
+# Workers run the code installed on their machine: none is pulled.
 """
 
 
 def main(*, alone: bool = False) -> None:
-    """Make the server know every pool and every deployment, whatever it knew before.
+    """Registers every pool, deployment and automation, or updates it.
 
-    `alone`: no worker is there yet, so that runs which the server believes at work are lost.
+    **Arguments:** `alone`: no worker runs yet, so runs that the server lists as running are lost.
     """
     specs = list(deployment_specs())
     with get_client(sync_client=True) as client:
         if alone:
             close_lost_runs(client)
         for name, limit in POOLS.items():
-            _pool(client, name, limit)
-        _first_queue(client)
+            _register_pool(client, name, limit)
+        _create_first_queue(client)
         for spec in specs:
             _register(client, spec)
         register_automations(client)
 
 
 def close_lost_runs(client: SyncPrefectClient) -> None:
-    """Runs that the server believes at work while no worker is there yet: their process is gone."""
-    at_work = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
+    """Closes runs that the server lists as running while no worker runs: their process is gone."""
+    running = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
     lost = FlowRunFilter(
         tags=FlowRunFilterTags(all_=["dynolab"]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=at_work)),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=running)),
     )
     for run in client.read_flow_runs(flow_run_filter=lost, limit=200):
-        ended: State[None] = Crashed(
-            message="The command that worked on it has ended; run it again."
-        )
+        ended: State[None] = Crashed(message="The process that ran it has ended; run it again.")
         if run.state is not None and run.state.is_cancelling():
             ended = Cancelled()
         client.set_flow_run_state(run.id, ended, force=True)
 
 
-def _pool(client: SyncPrefectClient, name: str, limit: int) -> None:
-    """A pool of processes; one of another type (Kubernetes) is its makers', and stays as it is."""
+def _register_pool(client: SyncPrefectClient, name: str, limit: int) -> None:
+    """Creates or updates a process pool; leaves an existing pool of another type unchanged."""
     template = ProcessWorker.get_default_base_job_template()
     try:
         if client.read_work_pool(name).type == "process":
@@ -122,7 +121,7 @@ def _pool(client: SyncPrefectClient, name: str, limit: int) -> None:
         )
 
 
-def _first_queue(client: SyncPrefectClient) -> None:
+def _create_first_queue(client: SyncPrefectClient) -> None:
     with suppress(ObjectAlreadyExists):
         client.create_work_queue(
             FIRST,
@@ -132,21 +131,21 @@ def _first_queue(client: SyncPrefectClient) -> None:
         )
 
 
-def _made_by_people(
+def _users_schedules(
     client: SyncPrefectClient, spec: DeploymentSpec
 ) -> list[DeploymentScheduleCreate]:
-    """Schedules that were made in Prefect: without a slug, which those of the file have.
+    """The schedules that users made in Prefect: those without a slug, which the file's have.
 
-    Registration replaces all of a deployment's schedules, so these are given once more.
+    Registration replaces all of a deployment's schedules, so it must pass these again.
     """
     try:
-        known = client.read_deployment_by_name(f"{spec.flow}/{spec.name}").schedules
+        schedules = client.read_deployment_by_name(f"{spec.flow}/{spec.name}").schedules
     except ObjectNotFound:
         return []
-    kept = {"schedule", "active", "max_scheduled_runs", "parameters"}
+    fields = {"schedule", "active", "max_scheduled_runs", "parameters"}
     return [
-        DeploymentScheduleCreate(**{name: getattr(schedule, name) for name in kept})
-        for schedule in known
+        DeploymentScheduleCreate(**{name: getattr(schedule, name) for name in fields})
+        for schedule in schedules
         if schedule.slug is None
     ]
 
@@ -163,41 +162,41 @@ def _register(client: SyncPrefectClient, spec: DeploymentSpec) -> None:
         work_pool_name=spec.pool,
         job_variables=_job(),
         tags=spec.tags,
-        schedules=[*spec.schedules, *_made_by_people(client, spec)],
+        schedules=[*spec.schedules, *_users_schedules(client, spec)],
     )
 
 
 def _job() -> dict[str, Any]:
-    """How a worker starts a run: from the folder that relative paths in study files start at."""
+    """How a worker starts a run; relative paths in study files start at `working_dir`."""
     command = shlex.join(COMMAND)
     return {"command": command, "working_dir": str(Path.cwd()), "env": VARIABLES}
 
 
 def register_automations(client: SyncPrefectClient, silence: timedelta = SILENCE) -> None:
-    """Make the server crash flow runs whose machine vanished with the worker that would say so."""
+    """Makes the server crash flow runs whose machine and worker are gone, after `silence`."""
     automation = crash_silent_runs(silence)
-    known = client.read_automations_by_name(AUTOMATION)
-    for double in known[1:]:
-        client.delete_automation(double.id)
-    if known:
-        client.update_automation(known[0].id, automation)
+    existing = client.read_automations_by_name(AUTOMATION)
+    for duplicate in existing[1:]:
+        client.delete_automation(duplicate.id)
+    if existing:
+        client.update_automation(existing[0].id, automation)
     else:
         client.create_automation(automation)
 
 
 def crash_silent_runs(silence: timedelta) -> AutomationCore:
-    """After a heartbeat another event of the flow run is expected, its end at the latest.
+    """The automation that crashes a flow run without an event for `silence` after a heartbeat.
 
-    Any event will do: the end of a run is named by its state, and states may have any name.
+    Any event counts, because the event at the end of a run has its state's name, which is free.
     """
     crash = ChangeFlowRunState(
         type="change-flow-run-state",
         state=StateType.CRASHED,
-        message=f"Its process gave no sign of life for {silence}; run it again.",
+        message=f"Its process sent no event for {silence}; run it again.",
     )
     return AutomationCore(
         name=AUTOMATION,
-        description="Created by the registration of Dynolab's deployments.",
+        description="Created by flows.register of Dynolab.",
         enabled=True,
         trigger=EventTrigger(
             type="event",
@@ -214,7 +213,7 @@ def crash_silent_runs(silence: timedelta) -> AutomationCore:
 
 
 def prefect_yaml(specs: Iterable[DeploymentSpec]) -> str:
-    """The file's text."""
+    """The text of `deploy/prefect.yaml`."""
     content = {"name": "dynolab", "pull": [], "deployments": [_deployment(spec) for spec in specs]}
     return _HEAD + yaml.safe_dump(content, sort_keys=False, width=100, allow_unicode=True)
 

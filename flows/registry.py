@@ -1,4 +1,4 @@
-"""Which flows there are: name → what is said of it. `flows/<name>.py` holds it, as `FLOW`."""
+"""The flows and their descriptions; each is `FLOW` in `flows/<name>.py`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ FLOWS = {
     "study": "Run the study: data, base, SFT, preference training, probe, forces, report.",
     "audit": "Rank preference pairs, before training, by what a step on each would do.",
     "forces": "Measure which token pushes which, at checkpoints of the store, a folder or the Hub.",
-    "judge": "Compare models' answers by judges: exact ones, a model's likelihood, an endpoint's.",
-    "probes": "Build the answers that a study watches: of any kind, from any pairs.",
+    "judge": "Compare models' answers by judges: exact rewards, a model's likelihood or an LLM.",
+    "probes": "Build the answers that a study watches, of any kind, from any pairs.",
     "mitigation": "Compare remedies against squeezing: changes to DPO, its pairs, its start.",
-    "reproduce": "Set the papers' findings on finetuning beside what a model and data show.",
+    "reproduce": "Check which of the papers' findings on finetuning a model and data show.",
     "grpo": "Compare trainings on groups of the model's own answers: GRPO and its relatives.",
     "train": "Train as a study does, without its analyses.",
     "sweep": "Try settings of another flow: a grid, draws or Optuna's TPE.",
-    "squeezing": "Show where pushed-down probability goes: of one softmax, and of a model.",
-    "simplicity": "Compare which mappings of objects to messages are learned fast, and why.",
+    "squeezing": "Show where pushed-down probability goes, in one softmax and in a model.",
+    "simplicity": "Compare which mappings from objects to messages are learned fast, and why.",
     "classification": "Measure which image pushes which, and how every example is learned.",
     "supervision": "Compare what to teach when labels are wrong, and what is learned faster.",
-    "transfer": "Compare how to prepare a task head before everything is finetuned.",
+    "transfer": "Compare ways to prepare a task head before full finetuning.",
 }
-"""Name → what the command line and Prefect say of it. Nothing is imported for the list."""
+"""Name → description on the command line and in Prefect. Listing them imports no flow."""
 
 
 def load_flow(name: str) -> Flow[Any]:
-    """The flow of a name."""
+    """Imports the flow with this name."""
     flow: Flow[Any] = import_module(f"flows.{name}").FLOW
     return flow

@@ -1,4 +1,4 @@
-"""The papers' findings on finetuning: SFT and DPO in every order they report → claims → page."""
+"""The papers' findings on finetuning: their orders of SFT and DPO → claims → page."""
 
 from __future__ import annotations
 
@@ -43,54 +43,54 @@ ARMS: dict[Label, ArmConfig] = {
     AFTER_EXTENDED_HALF: ArmConfig(start="extended_half"),
     RESAMPLED: ArmConfig(pairs="resampled"),
 }
-"""The trainings on the data's pairs that the papers' claims are about, each by DPO."""
+"""The DPO trainings on the data's pairs that the papers' claims are about."""
 
 ON_POLICY_ARMS: dict[Label, ArmConfig] = {
     ON_POLICY: ArmConfig(pairs="on_policy"),
     IPO: ArmConfig(objective=IPOConfig()),
     ON_POLICY_IPO: ArmConfig(objective=IPOConfig(), pairs="on_policy"),
 }
-"""Trainings on the policy's own pairs, and what they are compared with besides."""
+"""Trainings on the policy's own pairs, and IPO on the data's pairs to compare them with."""
 
 
 class ReproduceParameters(PairComparison):
-    """What a person chooses when asking which of the papers' findings appear."""
+    """Parameters of the reproduction of the papers' findings."""
 
     name: Name = "reproduce"
     learning_rates: dict[Label, Annotated[float, Field(gt=0)]] = Field(
         {},
-        description="By training, in place of the shared one, for a loss whose push has another "
-        "size: ipo, on-policy-ipo.",
+        description="Training → learning rate in place of the shared one, for a loss with "
+        "gradients of another size: ipo, on-policy-ipo.",
     )
 
     @model_validator(mode="after")
     def _watches_sft(self) -> ReproduceParameters:
         if not self.sft.probe_every:
             raise ConfigError(
-                "sft.probe_every", 0, "claims on SFT are about its paths; set the steps between"
+                "sft.probe_every", 0, "claims on SFT need its probes; set probe_every to 1 or more"
             )
         known = ARMS | ON_POLICY_ARMS
         for label in self.learning_rates:
             if label not in known:
-                raise ConfigError("learning_rates", label, f"name a training: {', '.join(known)}")
+                raise ConfigError("learning_rates", label, f"choose one of {', '.join(known)}")
         return self
 
     @property
     def arms(self) -> dict[Label, ArmConfig]:
-        """The trainings that are made; those on own pairs where something ranks them."""
-        made = ARMS | ON_POLICY_ARMS if self.ranks_answers else ARMS
+        """The trainings to run; on-policy ones only if the rewards fit the data."""
+        arms = ARMS | ON_POLICY_ARMS if self.ranks_answers else ARMS
         return {
             label: arm.model_copy(update={"learning_rate": self.learning_rates.get(label)})
-            for label, arm in made.items()
+            for label, arm in arms.items()
         }
 
 
 JUDGED = (AFTER_SFT, AFTER_EXTENDED)
-"""The trainings whose answers the papers let judges compare."""
+"""The trainings whose answers the papers compare by judges."""
 
 
 def reproduce_steps(parameters: ReproduceParameters) -> list[Step]:
-    """The reproduction's stages in order: seed by seed SFT, DPO, answers, and the page."""
+    """The reproduction's steps in order: SFT, DPO and answers of every seed, and the page."""
     steps: list[Step] = []
     arms = parameters.arms
     for seed in parameters.seeds:
@@ -112,7 +112,7 @@ def reproduce_steps(parameters: ReproduceParameters) -> list[Step]:
 
 
 def plan(parameters: ReproduceParameters, _: Platform) -> Plan:
-    """The papers' trainings, seed by seed, and the page."""
+    """Plans the papers' trainings, seed by seed, and the page."""
     known = resolved_comparison(parameters)
     return Plan(known, reproduce_steps(known))
 

@@ -1,4 +1,4 @@
-"""Runs a flow's stages: each a Prefect task, all on one platform, under one MLflow parent run."""
+"""Runs a flow's stages as Prefect tasks on one platform, under one MLflow parent run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flows.flow import Flow, Parameters, Plan, Results, StagedFlow
 from flows.registry import FLOWS
 from tasks.runtime.launch.rendezvous import Rendezvous
 from tasks.runtime.mlflow_models import register_model
-from tasks.runtime.opening import open_platform, planning_platform
+from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform, run_stage
 from tasks.runtime.system.settings import Settings
@@ -24,7 +24,7 @@ from tasks.runtime.work import StageResult
 
 
 def as_prefect_flow(flow: Flow[Any]) -> prefect.Flow[..., Any]:
-    """A flow as Prefect runs it, from its parameters and `fresh`."""
+    """Wraps a flow as a Prefect flow with arguments `parameters` and `fresh`."""
 
     def run(parameters: Any, fresh: bool = False) -> Any:
         return run_flow(flow, parameters, fresh=fresh)
@@ -44,9 +44,9 @@ def run_flow(flow: Flow[Parameters], parameters: Parameters, *, fresh: bool = Fa
 def run_plan(flow: str, plan: Plan, *, fresh: bool) -> Results:
     """Runs a flow's steps in order; returns their results as plain data.
 
-    In MLflow the parent run holds the parameters and the last step's numbers, so that studies can
-    be compared by it alone. A step whose result is committed ends in state `Cached`. Tasks are
-    called, not submitted: a cancelled flow run's signal then reaches the training that it must end.
+    In MLflow the parent run holds the parameters and the last step's metrics, so that studies can
+    be compared by their parent runs. A step whose result is committed ends in state `Cached`. Tasks
+    are called, not submitted, so that cancelling the flow run signals the training in it.
     """
     parameters = plan.parameters
     with open_platform(
@@ -63,9 +63,9 @@ def run_plan(flow: str, plan: Plan, *, fresh: bool) -> Results:
 
 
 def run_on(platform: Platform, plan: Plan, *, fresh: bool) -> dict[str, StageResult]:
-    """Runs the steps in order on a platform that is open; returns their results.
+    """Runs the steps in order on an open platform; returns their results.
 
-    Raises ConfigError before the first where a training's ranks cannot be shared out to hosts.
+    **Raises** `ConfigError` before the first step if a training's ranks do not divide among hosts.
     """
     check_hosts(plan.steps, platform.settings)
     results = dict(plan.existing)
@@ -77,7 +77,7 @@ def run_on(platform: Platform, plan: Plan, *, fresh: bool) -> dict[str, StageRes
 
 
 def check_hosts(steps: Sequence[Step], settings: Settings) -> None:
-    """Refuses, before anything runs, a training that the hosts cannot share evenly."""
+    """Raises `ConfigError` for a training whose ranks do not divide evenly among the hosts."""
     rendezvous = Rendezvous.of(settings)
     for step in steps:
         engine = getattr(step.config, "engine", None)
@@ -88,7 +88,7 @@ def check_hosts(steps: Sequence[Step], settings: Settings) -> None:
 def _as_task(
     step: Step, results: Mapping[str, StageResult], platform: Platform, *, fresh: bool
 ) -> StageResult:
-    # Prefect's own cache and results stay off: the store's committed manifest alone decides.
+    # Prefect's own cache and results are off: only the store's committed manifest counts.
     @task(name=step.name, cache_policy=NO_CACHE, persist_result=False)
     def stage() -> Any:
         sources = step.sources(results)
@@ -102,7 +102,7 @@ def _as_task(
             return done
         return Completed(name="Cached", message=f"committed at {done.address}", data=done)
 
-    # A returned state is handed through as it is; its result is what other stages read.
+    # Prefect passes a returned state on unchanged; its result is what other stages read.
     state = cast(State[StageResult | Pruned], stage(return_state=True))
     result = state.result()
     if isinstance(result, Pruned):

@@ -7,10 +7,10 @@ from pydantic import Field, model_validator
 from dynolab.chapters.classifiers.seeds import Seeds
 from dynolab.errors import ConfigError
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
-from tasks.chapter import ChapterPageConfig
 from tasks.mappings import MAPPINGS, MappingsConfig, SpaceConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
+from tasks.shared.chapter_page import ChapterPageConfig
 from tasks.simplicity_page import SIMPLICITY_PAGE
 
 SPACES = (
@@ -21,29 +21,29 @@ SPACES = (
 
 
 class SimplicityParameters(FlowParameters):
-    """What a person chooses when asking which mappings are learned fast."""
+    """Parameters of the chapter on simplicity."""
 
     name: Name = Field("simplicity", description="Name of the run and of its page's file.")
-    seeds: Seeds = Field(tuple(range(8)), description="Of the initial weights.")
+    seeds: Seeds = Field(tuple(range(8)), description="Seeds of the initial weights.")
     width: int = Field(32, ge=1, description="Units of the network's hidden layer.")
     spaces: tuple[SpaceConfig, ...] = Field(
-        SPACES, min_length=1, description="Spaces of objects, each learned by itself."
+        SPACES, min_length=1, description="Spaces of objects, each learned separately."
     )
 
     @model_validator(mode="after")
-    def _tells_apart(self) -> SimplicityParameters:
+    def _names_spaces_once(self) -> SimplicityParameters:
         labels = [space.space.label for space in self.spaces]
         if len(set(labels)) < len(labels):
             raise ConfigError("spaces", labels, "name every space once")
         return self
 
     def learned(self, space: SpaceConfig) -> MappingsConfig:
-        """One space with what all share."""
+        """The stage's config for one space, with the shared settings."""
         return MappingsConfig(**dict(space), seeds=self.seeds, width=self.width)
 
 
 def simplicity_steps(parameters: SimplicityParameters) -> list[Step]:
-    """The stages in order."""
+    """The steps in order."""
     page = ChapterPageConfig(
         name=parameters.name,
         settings=parameters.as_yaml,
@@ -57,7 +57,7 @@ def simplicity_steps(parameters: SimplicityParameters) -> list[Step]:
 
 
 def plan(parameters: SimplicityParameters, _: Platform) -> Plan:
-    """Every space of objects, and the page."""
+    """Plans every space of objects, and the page."""
     return Plan(parameters, simplicity_steps(parameters))
 
 

@@ -19,13 +19,13 @@ from flows.checkpoints import (
 )
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from tasks.base import BaseConfig
-from tasks.chapter import ChapterPageConfig
 from tasks.push import PUSH, PushConfig
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
+from tasks.shared.chapter_page import ChapterPageConfig
+from tasks.shared.data_and_base import base_step, seeded_base, seeded_data
 from tasks.softmax import SOFTMAX, SoftmaxConfig
-from tasks.sources import base_step, seeded_base, seeded_data
 from tasks.squeezing_page import SQUEEZING_PAGE
 from tasks.training import SFT
 
@@ -33,23 +33,23 @@ MODEL = "model"
 
 
 class SqueezingParameters(FlowParameters):
-    """What a person chooses when asking where pushed-down probability goes."""
+    """Parameters of the chapter on squeezing."""
 
     name: Name = Field("squeezing", description="Name of the run and of its page's file.")
-    seed: int = Field(0, ge=0, description="Of random cases, and of the built-in model.")
+    seed: int = Field(0, ge=0, description="Seed of the random cases and the built-in model.")
     softmax: SoftmaxConfig = SoftmaxConfig()
     push: PushConfig | None = Field(
         PushConfig(), description="The part on a language model; null: none."
     )
     study: str | None = Field(
-        None, description="Study file; its finished steps can then be named as results."
+        None, description="Study file whose finished steps can be given as results."
     )
     model: ModelConfig | None = Field(
         None, description="The language model; default: the built-in one, trained here."
     )
     data: DataConfig = DataConfig()
     data_result: str | None = Field(
-        None, description="Result of a data stage to use instead; named as models are."
+        None, description="Result of a data stage to use instead, in the format of model.result."
     )
     base: BaseConfig = Field(BaseConfig(), description="Training of the built-in model.")
     sft: TrainConfig = Field(
@@ -65,11 +65,15 @@ class SqueezingParameters(FlowParameters):
             raise ConfigError(
                 MODEL,
                 None,
-                "the built-in model knows the words of the built-in world alone; name a model for "
-                "other rows",
+                "the built-in model has only the vocabulary of the built-in world; give a model "
+                "for other rows",
             )
         elif self.base.source != "builtin":
-            raise ConfigError("base.source", self.base.source, "name the model as model.model")
+            raise ConfigError(
+                "base.source",
+                self.base.source,
+                "must be builtin; give another model as model.model",
+            )
         check_data_named_once(self.data_result, self.model_fields_set)
         return self
 
@@ -77,10 +81,10 @@ class SqueezingParameters(FlowParameters):
 def resolved_squeezing(
     parameters: SqueezingParameters, platform: Platform
 ) -> tuple[SqueezingParameters, dict[str, StageResult]]:
-    """The parameters with the seed everywhere and sources at the content they have now, and the
-    results that they name.
+    """Sets all seeds, pins the sources to their current content, and looks up the results that they
+    name.
 
-    **Raises** `ConfigError` for what is no result, or a result without what is asked of it.
+    **Raises** `ConfigError` for an unknown result, or one without the needed files.
     """
     seed = {"seed": parameters.seed}
     seeded = parameters.model_copy(
@@ -110,7 +114,7 @@ def resolved_squeezing(
 
 
 def squeezing_steps(parameters: SqueezingParameters, existing: Collection[str]) -> list[Step]:
-    """The stages in order; `existing` are names of results that need no stage."""
+    """The steps in order; names in `existing` are results, which need no step."""
     page = ChapterPageConfig(
         name=parameters.name,
         settings=parameters.as_yaml,
@@ -125,7 +129,7 @@ def squeezing_steps(parameters: SqueezingParameters, existing: Collection[str]) 
 
 
 def _push(parameters: SqueezingParameters, existing: Collection[str]) -> list[Step]:
-    """Rows and model, where no result has them, and the pushes."""
+    """The steps that make or import rows and model, unless they exist, and the pushes."""
     if parameters.push is None:
         return []
     models = {MODEL: parameters.model} if parameters.model is not None else {}
@@ -139,7 +143,7 @@ def _push(parameters: SqueezingParameters, existing: Collection[str]) -> list[St
 
 
 def plan(parameters: SqueezingParameters, platform: Platform) -> Plan:
-    """Random cases, the pushes on a language model where they are wanted, and the page."""
+    """Plans the random cases, the pushes on a language model, if set, and the page."""
     known, existing = resolved_squeezing(parameters, platform)
     return Plan(known, squeezing_steps(known, existing), existing)
 
@@ -152,7 +156,7 @@ FLOW = StagedFlow(
     file="squeezing.html",
     forms={
         "squeezing": Form(
-            "Where pushed-down probability goes: of one softmax, and of a language model.",
+            "Where pushed-down probability goes, in one softmax and in a language model.",
             {
                 "study": "study",
                 "data_result": "data_result",

@@ -39,7 +39,7 @@ from tasks.resampled import RESAMPLED
 from tasks.runtime.pipeline import Step, finished
 from tasks.runtime.stage import Platform
 from tasks.runtime.work import StageResult
-from tasks.sources import base_step, check_model_knows_data, seeded_base, seeded_data
+from tasks.shared.data_and_base import base_step, check_model_fits_data, seeded_base, seeded_data
 from tasks.step_forces import FORCES, ForcesConfig
 from tasks.study_squeezing import SQUEEZING, SqueezingConfig, SqueezingJob
 from tasks.training import PREFERENCE, SFT
@@ -48,31 +48,30 @@ Contrast = Literal["resampled", "flat_world"]
 
 
 class ComparisonFiles(BaseModel):
-    """Study files of comparisons: where one has run, a study's report shows what it found."""
+    """Study files of comparisons; the report shows the findings of those that have run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    mitigation: str | None = Field(None, description="Of remedies against squeezing.")
-    reproduction: str | None = Field(None, description="Of the papers' findings.")
+    mitigation: str | None = Field(None, description="Comparison of remedies against squeezing.")
+    reproduction: str | None = Field(None, description="Reproduction of the papers' findings.")
 
 
 class StudyParameters(FlowParameters):
-    """What a person chooses when starting a study."""
+    """Parameters of a study."""
 
     name: Name = Field(
         "builtin", description="Name of the study: its parent run in MLflow, and its report's file."
     )
-    seed: int = Field(0, ge=0, description="Of data, weights and batches alike.")
+    seed: int = Field(0, ge=0, description="Seed of data, weights and batches.")
     data: DataConfig = DataConfig()
     base: BaseConfig = BaseConfig()
     probe_set: ProbeSetConfig | None = Field(
         None,
-        description="Builds what is watched, in place of the data's own probes; null: those, or "
-        "the set that data.probes names.",
+        description="Probe set to build; null: the data's own probes, or the file data.probes.",
     )
     sft: TrainConfig = TrainConfig()
     audit: AuditConfig = AuditConfig()
     preference_filter: FilterConfig | None = Field(
-        None, description="Leaves the worst pairs of the audit out of preference training."
+        None, description="Leaves the pairs that the audit ranks worst out of preference training."
     )
     preference: TrainConfig = TrainConfig(objective=DPOConfig())
     probe: ProbeConfig = ProbeConfig()
@@ -81,7 +80,7 @@ class StudyParameters(FlowParameters):
     squeezing: SqueezingConfig = SqueezingConfig()
     contrasts: tuple[Contrast, ...] = Field(
         (),
-        description="The same preference training where squeezing should not show: rejected "
+        description="The same preference training on data that should show no squeezing: rejected "
         "answers sampled once from the policy that it starts from (resampled), or answers without "
         "a preferred style (flat_world, for the built-in world).",
     )
@@ -91,17 +90,17 @@ class StudyParameters(FlowParameters):
     def _can_be_contrasted(self) -> StudyParameters:
         if "flat_world" in self.contrasts and self.data.source != "world":
             raise ConfigError(
-                "contrasts", "flat_world", "needs data.source: world; leave it out elsewhere"
+                "contrasts", "flat_world", "needs data.source: world; leave it out for other data"
             )
         return self
 
     @model_validator(mode="after")
-    def _tells_trainings_apart(self) -> StudyParameters:
+    def _objectives_differ(self) -> StudyParameters:
         if self.sft.objective.name == self.preference.objective.name:
             raise ConfigError(
                 "preference.objective.name",
                 self.preference.objective.name,
-                "sft trains with it already, and a report tells trainings by their objectives; "
+                "sft has the same objective, and a report names trainings by their objectives; "
                 "choose another",
             )
         return self
@@ -113,20 +112,20 @@ class StudyParameters(FlowParameters):
             raise ConfigError(
                 "preference_filter",
                 self.preference_filter.by,
-                f"needs a loss on pairs, and {objective} is none; leave it out",
+                f"needs a loss on pairs, which {objective} is not; leave it out",
             )
         return self
 
     @model_validator(mode="after")
-    def _has_a_model(self) -> StudyParameters:
-        check_model_knows_data(self.base, self.data)
+    def _model_fits_data(self) -> StudyParameters:
+        check_model_fits_data(self.base, self.data)
         return self
 
 
 def resolved(parameters: StudyParameters) -> StudyParameters:
-    """The parameters with the study's seed everywhere, and sources at the content they have now.
+    """Sets all seeds to the study's, and pins the sources to their current content.
 
-    Raises ConfigError for a source that is not there.
+    **Raises** `ConfigError` for a missing source.
     """
     seed, built = {"seed": parameters.seed}, parameters.probe_set
     return parameters.model_copy(
@@ -145,10 +144,10 @@ def study_steps(
     compared: Collection[str] = (),
     missing: Mapping[str, str] | None = None,
 ) -> list[Step]:
-    """The study's stages in order, each with its settings and the stages that it reads.
+    """The study's steps in order, each with its settings and the steps that it reads.
 
-    `compared` are names of comparisons whose results the report reads without a step, `missing`
-    the commands of those that have not run.
+    **Arguments:** `compared`: names of comparisons whose existing results the report reads;
+    `missing`: comparisons that have not run, with the commands that run them.
     """
     report = ReportConfig(
         name=parameters.name,
@@ -207,7 +206,10 @@ def study_steps(
 
 
 def _rows_and_base(parameters: StudyParameters) -> list[Step]:
-    """Rows and untrained policy; between what both give and later stages may lie a probe set."""
+    """The steps that make the rows, the untrained policy and, if set, the probe set.
+
+    Later steps read `data`: the probe set's result, if there is one, else the rows.
+    """
     built = parameters.probe_set
     rows = "data" if built is None else "rows"
     steps = [Step(rows, DATA, parameters.data), base_step("base", parameters.base, data=rows)]
@@ -217,7 +219,7 @@ def _rows_and_base(parameters: StudyParameters) -> list[Step]:
 
 
 def _audit(parameters: StudyParameters) -> tuple[list[Step], list[Step]]:
-    """The stages of the audit before and after preference training, where it is on pairs."""
+    """The audit's steps before and after preference training; empty if that is not on pairs."""
     objective = parameters.preference.objective
     if objective.name not in PAIR_OBJECTIVES:
         return [], []
@@ -233,7 +235,7 @@ def _audit(parameters: StudyParameters) -> tuple[list[Step], list[Step]]:
 
 
 def _squeezing_step(parameters: StudyParameters) -> Step:
-    """The study's trainings and, on the same data, that on resampled rejected answers."""
+    """The step on squeezing: of SFT, preference training and, if run, contrast `resampled`."""
     started = {"sft": "base", "preference": "sft"}
     if "resampled" in parameters.contrasts:
         started["resampled"] = "sft"
@@ -243,7 +245,7 @@ def _squeezing_step(parameters: StudyParameters) -> Step:
 
 
 def _resampled(parameters: StudyParameters) -> list[Step]:
-    """Preference training on rejected answers that are sampled once from where it starts."""
+    """Preference training on rejected answers sampled once from the SFT model."""
     sampling = SampleConfig(seed=parameters.seed)
     return [
         Step("resampled-data", RESAMPLED, sampling, {"data": "data", "model": "sft"}),
@@ -257,7 +259,7 @@ def _resampled(parameters: StudyParameters) -> list[Step]:
 
 
 def _flat_world(parameters: StudyParameters) -> list[Step]:
-    """The whole way through a world whose answers prefer no style: nothing is there to squeeze."""
+    """Data to preference training in a world without a preferred style: nothing can squeeze."""
     flat = parameters.data.world.model_copy(update={"zipf": 0.0})
     data = parameters.data.model_copy(update={"world": flat})
     return [
@@ -283,13 +285,13 @@ def _unrecorded(config: TrainConfig) -> TrainConfig:
 
 
 _CONTRASTS = {"resampled": _resampled, "flat_world": _flat_world}
-"""The stages of a contrast: preference training where squeezing should not show."""
+"""Contrast → its steps: preference training that should show no squeezing."""
 
 
 def compared_results(parameters: StudyParameters, platform: Platform) -> dict[str, StageResult]:
-    """The pages' results of the comparisons that a study names and that are finished.
+    """The page results of a study's comparisons, if these are finished.
 
-    **Raises** `ConfigError` for a study file that cannot work.
+    **Raises** `ConfigError` for an invalid study file of a comparison.
     """
     finished_pages = {}
     for name, steps in _comparisons(parameters).items():
@@ -302,7 +304,7 @@ def compared_results(parameters: StudyParameters, platform: Platform) -> dict[st
 def missing_commands(
     parameters: StudyParameters, finished_pages: dict[str, StageResult]
 ) -> dict[str, str]:
-    """By comparison that is named and has not run, the command that runs it."""
+    """Comparison of the study that has not run → the command that runs it."""
     files = parameters.comparisons
     commands = {"mitigation": "mitigation", "reproduction": "reproduce"}
     return {
@@ -333,7 +335,7 @@ PREFERENCE_OBJECTIVES = (
     "sppo",
     "sft_extended",
 )
-"""Those that a form offers for preference training; `sft` is what SFT trains with."""
+"""Objectives that a form offers for preference training; `sft` is that of SFT."""
 
 PREFERENCE_FIELDS = {
     **SOURCE_FIELDS,
@@ -351,11 +353,11 @@ PREFERENCE_FIELDS = {
     "probe_every": "preference.probe_every",
     "sft_steps": "sft.steps",
 }
-"""Fields of a form: preference training, and the SFT before it."""
+"""Fields of a form for preference training and the SFT before it."""
 
 
 def plan(parameters: StudyParameters, platform: Platform) -> Plan:
-    """The study's stages; its report shows the comparisons that it names and that have run."""
+    """Plans the study's steps; its report shows those of its comparisons that have run."""
     known = resolved(parameters)
     compared = compared_results(known, platform)
     return Plan(
@@ -375,7 +377,7 @@ FLOW = StagedFlow(
     file="report.html",
     forms={
         "study": Form(
-            "SFT, preference training, and the forces that did it.",
+            "SFT, preference training, and the forces behind them.",
             {**PREFERENCE_FIELDS, "contrasts": "contrasts"},
             objective="preference.objective",
             objectives=PREFERENCE_OBJECTIVES,

@@ -13,10 +13,10 @@ from dynolab.data.images.config import ImageConfig, resolve_images
 from dynolab.errors import ConfigError
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from models.vision import ClassifierName
-from tasks.chapter import ChapterPageConfig
 from tasks.images import IMAGES
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
+from tasks.shared.chapter_page import ChapterPageConfig
 from tasks.supervision import LEARNING_SPEED, SUPERVISION, SpeedJob, SupervisionJob
 from tasks.supervision_page import SPEED, SUPERVISION_PAGE, level_of
 
@@ -24,10 +24,10 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class SupervisionParameters(FlowParameters):
-    """What a person chooses when comparing supervisory signals under label noise."""
+    """Parameters of the comparison of supervisory signals under label noise."""
 
     name: Name = Field("supervision", description="Name of the run, and of its page's file.")
-    seeds: Seeds = Field((0, 1, 2, 3, 4), description="Of weights, wrong labels and batches.")
+    seeds: Seeds = Field((0, 1, 2, 3, 4), description="Seeds of weights, wrong labels and batches.")
     data: ImageConfig = ImageConfig()
     model: ClassifierName = Field("mlp", description="Network of teachers and students.")
     noise: tuple[Share, ...] = Field(
@@ -46,15 +46,15 @@ class SupervisionParameters(FlowParameters):
 
 
 def resolved_supervision(parameters: SupervisionParameters) -> SupervisionParameters:
-    """The parameters with images at the content they have now.
+    """Pins the images to their current content.
 
-    Raises ConfigError for a source that is not there.
+    **Raises** `ConfigError` for a missing source.
     """
     return parameters.model_copy(update={"data": resolve_images(parameters.data)})
 
 
 def supervision_steps(parameters: SupervisionParameters) -> list[Step]:
-    """Images, every noise level, learning speeds, and the page."""
+    """The steps in order: images, every noise level, learning speeds, and the page."""
     shared = {"model": parameters.model, "seeds": parameters.seeds}
     reads = {"images": "images"}
     levels = [
@@ -84,7 +84,7 @@ def supervision_steps(parameters: SupervisionParameters) -> list[Step]:
 
 
 def plan(parameters: SupervisionParameters, _: Platform) -> Plan:
-    """Images at the content that they have now, every noise level, and the page."""
+    """Plans the images, every noise level, learning speeds, and the page."""
     known = resolved_supervision(parameters)
     return Plan(known, supervision_steps(known))
 
@@ -97,7 +97,7 @@ FLOW = StagedFlow(
     file="supervision.html",
     forms={
         "supervision": Form(
-            "What to teach when labels are wrong, and which kind of examples is learned faster.",
+            "What to teach when labels are wrong, and which kind of example is learned faster.",
             {
                 "seeds": "seeds",
                 "data_source": "data.source",

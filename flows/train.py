@@ -1,4 +1,4 @@
-"""A training by itself: data → base → SFT, or also → preference training; no analysis."""
+"""Training without analyses: data → base → SFT, and optionally → preference training."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tasks.runtime.stage import Platform
 
 
 class TrainParameters(StudyParameters):
-    """A study's settings, of which those of its analyses are left alone."""
+    """A study's settings; those of its analyses are ignored."""
 
     until: Literal["sft", "preference"] = Field("preference", description="The last training.")
 
 
 def resolved_training(parameters: TrainParameters) -> TrainParameters:
-    """The parameters as `resolved` gives a study's."""
+    """Resolves the parameters as `resolved` does a study's."""
     known = resolved(parameters)
     assert isinstance(known, TrainParameters)
     return known
 
 
 def train_steps(parameters: TrainParameters) -> list[Step]:
-    """The study's stages that lead to the last training, in their order."""
+    """The study's steps that the last training needs, in order."""
     steps = study_steps(parameters)
     needed: set[str] = {parameters.until}
     for step in reversed(steps):
@@ -43,7 +43,7 @@ def train_steps(parameters: TrainParameters) -> list[Step]:
 
 
 def plan(parameters: TrainParameters, _: Platform) -> Plan:
-    """The stages up to the last training; a study run later finds them."""
+    """Plans the steps up to the last training; a later study reuses their results."""
     known = resolved_training(parameters)
     steps = train_steps(known)
     return Plan(known, steps, tags={"seed": str(known.seed)}, trained=steps[-1].name)

@@ -11,28 +11,30 @@ from dynolab.data.images.config import ImageConfig, resolve_images
 from dynolab.data.topics.topics import TopicConfig, resolve_topics
 from flows.flow import FlowParameters, Form, Name, Plan, StagedFlow
 from models.vision import ClassifierName
-from tasks.chapter import ChapterPageConfig
 from tasks.images import IMAGES
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Platform
+from tasks.shared.chapter_page import ChapterPageConfig
 from tasks.transfer import TRANSFER_DIGITS, TRANSFER_TOPICS, TopicTransferJob, TransferJob
 from tasks.transfer_page import TRANSFER_PAGE
 
 
 class TransferParameters(FlowParameters):
-    """What a person chooses when comparing task heads."""
+    """Parameters of the comparison of task heads."""
 
     name: Name = Field("transfer", description="Name of the run, and of its page's file.")
-    seeds: Seeds = Field((0, 1, 2, 3, 4), description="Of weights, drawn examples and batches.")
+    seeds: Seeds = Field(
+        (0, 1, 2, 3, 4), description="Seeds of weights, drawn examples and batches."
+    )
     data: ImageConfig = ImageConfig()
     model: ClassifierName = Field("mlp", description="Network for the images; topics take an mlp.")
     first_digits: tuple[int, ...] = Field(
-        (0, 1, 2, 3, 4), description="Classes to pretrain on; the others are transferred to."
+        (0, 1, 2, 3, 4), description="Classes to pretrain on; the others are the second task."
     )
     digits: TransferConfig = TransferConfig()
     texts: TopicConfig | None = Field(TopicConfig(), description="Texts with topics; null: none.")
     first_topics: tuple[int, ...] = Field(
-        (0, 3, 6, 9), description="Topics to pretrain on; the others are transferred to."
+        (0, 3, 6, 9), description="Topics to pretrain on; the others are the second task."
     )
     topics: TransferConfig = TransferConfig()
 
@@ -43,16 +45,16 @@ class TransferParameters(FlowParameters):
 
 
 def resolved_transfer(parameters: TransferParameters) -> TransferParameters:
-    """The parameters with images and texts at the content they have now.
+    """Pins images and texts to their current content.
 
-    Raises ConfigError for a source that is not there.
+    **Raises** `ConfigError` for a missing source.
     """
     texts = None if parameters.texts is None else resolve_topics(parameters.texts)
     return parameters.model_copy(update={"data": resolve_images(parameters.data), "texts": texts})
 
 
 def transfer_steps(parameters: TransferParameters) -> list[Step]:
-    """Images, transfer between them, transfer between topics, and the page."""
+    """The steps in order: images, transfer between digits, between topics, and the page."""
     digits = TransferJob(
         **dict(parameters.digits),
         seeds=parameters.seeds,
@@ -80,7 +82,7 @@ def transfer_steps(parameters: TransferParameters) -> list[Step]:
 
 
 def plan(parameters: TransferParameters, _: Platform) -> Plan:
-    """Images and texts at the content that they have now, both transfers, and the page."""
+    """Plans the images, both transfers, and the page."""
     known = resolved_transfer(parameters)
     return Plan(known, transfer_steps(known))
 

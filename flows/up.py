@@ -1,4 +1,4 @@
-"""The whole platform by one command: servers, what they stand on, deployments and workers."""
+"""Starts the whole platform: servers and their backends, deployments and workers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from shlex import quote
 from typing import Literal
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.servers.backends import backing_services, let_postgres_through, write_environment
-from tasks.runtime.servers.server_registry import up
-from tasks.runtime.servers.services import PREFECT, Address, Service, Services
-from tasks.runtime.system.private import KEY, own_folder, signing_key
+from tasks.runtime.servers.postgres_redis import (
+    backing_services,
+    let_postgres_through,
+    write_environment,
+)
+from tasks.runtime.servers.server_processes import PREFECT, Address, Service, Services
+from tasks.runtime.servers.standing_servers import up
 from tasks.runtime.system.processes import kill_marked, last_lines, start_child, stop_group
+from tasks.runtime.system.secret_files import KEY, own_folder, signing_key
 from tasks.runtime.system.settings import Settings
 
 Profile = Literal["local", "full"]
@@ -27,7 +31,7 @@ _MARK = "DYNOLAB_UP"
 
 
 def profile_named(name: str) -> Profile:
-    """The profile of that name; `ConfigError` where there is none."""
+    """The profile with this name. **Raises** `ConfigError` for an unknown one."""
     for known in PROFILES:
         if name == known:
             return known
@@ -42,10 +46,10 @@ def start(
     prefect_port: int = 4200,
     mlflow_port: int = 5000,
 ) -> None:
-    """Starts everything, says where it is, and serves until Ctrl-C or SIGTERM ends everything.
+    """Starts everything, announces the addresses, and serves until Ctrl-C or SIGTERM.
 
-    The full profile stands on PostgreSQL and Redis, in a home of its own; the file `environment`
-    there leads other commands to it.
+    The full profile uses PostgreSQL and Redis, in a home of its own; other commands use it through
+    the variables in its file `environment`.
     """
     home, backing = own_folder(home.resolve()), None
     if profile == "full":
@@ -57,10 +61,12 @@ def start(
     def workers(services: Services) -> Iterator[Services]:
         if profile == "full":
             file = home / "environment"
-            own = {"DYNOLAB_HOME": str(home), KEY: signing_key(home).hex()}
-            write_environment(file, services.environment() | own)
-            announce(f"results {Settings.from_environment(os.environ | own).store}")
-            announce(f"shell   set -a; . {quote(str(file))}  # other commands then use all this")
+            variables = {"DYNOLAB_HOME": str(home), KEY: signing_key(home).hex()}
+            write_environment(file, services.environment() | variables)
+            announce(f"results {Settings.from_environment(os.environ | variables).store}")
+            announce(
+                f"shell   set -a; . {quote(str(file))}  # points other commands to this platform"
+            )
         with work_for(services) as started:
             announce("flows   Prefect, Deployments: choose one, Run, Custom run; Ctrl-C ends all")
             yield started
@@ -77,9 +83,9 @@ def start(
 
 @contextmanager
 def work_for(services: Services) -> Iterator[Services]:
-    """Registers the deployments with servers that are ready, and works for them.
+    """Registers the deployments with the running servers, and runs their workers.
 
-    **Raises** `ServiceFailed` where the registration fails.
+    **Raises** `ServiceFailed` if the registration fails.
     """
     home, mark = services.home, f"{os.getpid()}-{services.addresses[PREFECT].pid}"
     environment = {
@@ -111,7 +117,7 @@ def _register(home: Path, environment: Mapping[str, str]) -> None:
 
 
 def worker_arguments(pool: str, name: str | None = None) -> list[str]:
-    """Of `python -m prefect`: works for a pool, here and in containers."""
+    """Arguments of `python -m prefect` that start a worker for a pool, also in containers."""
     return [
         "worker",
         "start",
@@ -127,7 +133,7 @@ def worker_arguments(pool: str, name: str | None = None) -> list[str]:
 
 
 def _worker(home: Path, pool: str, environment: Mapping[str, str]) -> Service:
-    """A process worker of a pool; it starts one process for each flow run."""
+    """Starts a pool's process worker, which starts one process for each flow run."""
     log = home / "logs" / f"worker-{pool}.log"
     process = start_child("prefect", worker_arguments(pool), environment=environment, log=log)
     return Service(f"the {pool} worker", Address("", process.pid), log, process)

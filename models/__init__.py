@@ -1,1 +1,1 @@
-"""Networks that studies train: language models of the Hub or a folder, and built-in ones."""
+"""Networks that studies train: language models from the Hub or a folder, and built-in ones."""

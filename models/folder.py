@@ -1,4 +1,4 @@
-"""What a model's folder must be before anything in it is loaded, and which files are read."""
+"""Checks a model folder before anything in it is loaded, and lists the files that are read."""
 
 from __future__ import annotations
 
@@ -20,26 +20,29 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _TEMPLATES = "additional_chat_templates"
 
 _SHARDS = ("global_step*", "zero_pp_rank_*", "*_optim_states.pt", "shard-*.safetensors")
-"""What DeepSpeed's ranks and a training's resume states leave in a folder: parts of tensors."""
+"""Files of DeepSpeed's ranks and of a training's resume states: parts of tensors."""
 
 _REMEDIES = {
-    "quantization_config": "its weights are quantised, and what is measured must be the weights "
-    "themselves; give the model before quantisation, or dequantise it and save it",
+    "quantization_config": "its weights are quantised, but measurements need exact ones; "
+    "give the model before quantisation, or dequantise it and save it",
     "compression_config": "its weights are compressed; decompress the model and save it",
-    "transformers_weights": f"names weights of its own; call them {WEIGHTS} and leave it out",
-    "fusion_config": "replaces parts of the model; leave it out",
-    "distributed_config": "spreads the model over processes; leave it out",
+    "transformers_weights": f"names another file; rename it to {WEIGHTS} and remove the setting",
+    "fusion_config": "replaces parts of the model; remove the setting",
+    "distributed_config": "spreads the model over processes; remove the setting",
 }
-"""Settings of config.json that would make another model of the same weights."""
+"""Settings of config.json with which the weights would load as another model, with remedies."""
 
 
-def check_source(source: str | Path, needed: str, what: str) -> None:
-    """Refuses a folder without the file that is needed, and a path where there is no folder."""
+def check_source(source: str | Path, needed: str, content: str) -> None:
+    """Raises `ConfigError` for a folder without file `needed`, and for a path without a folder.
+
+    **Arguments:** `content`: what the file holds, for the message.
+    """
     folder = Path(source)
     if folder.is_dir():
         if not (folder / needed).is_file():
             raise ConfigError(
-                "model", str(source), f"the folder holds no {what} ({needed}); save it there"
+                "model", str(source), f"the folder holds no {content} ({needed}); save it there"
             )
         return
     looks_local = isinstance(source, Path) or str(source).startswith((".", "/", "~"))
@@ -48,22 +51,22 @@ def check_source(source: str | Path, needed: str, what: str) -> None:
 
 
 def check_settings(source: str | Path, settings: Mapping[str, Any]) -> None:
-    """Refuses what in a model's config.json would load another model than its weights say.
+    """Raises `ConfigError` for a config.json that would load another model than the weights hold.
 
-    Code that `auto_map` names is never run: the class of transformers is used.
+    Code named by `auto_map` is never run: transformers' own class is used.
     """
     for name, remedy in _REMEDIES.items():
         if settings.get(name) is not None:
             raise ConfigError("model", str(source), f"config.json sets {name}: {remedy}")
 
 
-def read_files(folder: Path, field: str = "model") -> list[str]:
-    """Every file of a model's folder that loading can read, by its path in the folder.
+def loaded_files(folder: Path, field: str = "model") -> list[str]:
+    """Paths, relative to a model folder, of all its files that loading can read.
 
-    Those are the files directly in it, the shards that its index names, and further chat templates.
+    These are the files at its top level, the shards in its index, and additional chat templates.
 
-    **Raises:** `ConfigError` for a folder without weights, one that holds the ranks' shards of a
-    model or adapters, and one of which a file lies elsewhere.
+    **Raises:** `ConfigError` for a folder that has no weights, holds ranks' shards or adapters, or
+    refers to files outside it.
     """
     _check_shards(folder, field)
     with reading(field, str(folder), "give a folder that you can read"):
@@ -74,7 +77,7 @@ def read_files(folder: Path, field: str = "model") -> list[str]:
             field,
             str(folder),
             "the folder holds adapters (adapter_config.json), which belong to another model; merge "
-            "them into it, and save the whole",
+            "them into it and save the merged model",
         )
     if not any(name.endswith(".safetensors") for name in names) and INDEX not in names:
         raise ConfigError(
@@ -89,15 +92,18 @@ def read_files(folder: Path, field: str = "model") -> list[str]:
 
 
 @dataclass(frozen=True)
-class Held:
-    """How many tensors the weights of a folder are, and of how many numbers."""
+class WeightCounts:
+    """How many tensors a folder's weights have, and how many numbers in all of them."""
 
     tensors: int
     numbers: int
 
 
-def held_weights(folder: Path) -> Held:
-    """What the heads of a folder's weight files promise; `ConfigError` for a damaged one."""
+def count_weights(folder: Path) -> WeightCounts:
+    """Counts tensors and numbers from the headers of a folder's weight files.
+
+    **Raises:** `ConfigError` for a damaged file.
+    """
     whole = folder / WEIGHTS
     files = [whole] if whole.is_file() else [folder / name for name in _indexed(folder, "model")]
     sizes: list[int] = []
@@ -107,40 +113,45 @@ def held_weights(folder: Path) -> Held:
             safe_open(file, framework="pt") as weights,
         ):
             sizes += [math.prod(weights.get_slice(name).get_shape()) for name in weights.keys()]  # noqa: SIM118
-    return Held(len(sizes), sum(sizes))
+    return WeightCounts(len(sizes), sum(sizes))
 
 
-def check_counts(folder: Path, settings: Mapping[str, Any], held: Held) -> None:
-    """Refuses counts that the weights cannot bear: what is built by them would never end."""
+def check_counts(folder: Path, settings: Mapping[str, Any], weights: WeightCounts) -> None:
+    """Raises `ConfigError` for counts of layers, heads … far beyond the weights.
+
+    Building such a model would never finish.
+    """
     for name, value in settings.items():
         layers = name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
-        most = held.tensors if layers else max(held.numbers, _ANY_COUNT)
+        most = weights.tensors if layers else max(weights.numbers, _ANY_COUNT)
         if name.startswith(("num_", "n_")) and isinstance(value, int) and value > most:
             raise ConfigError(
                 "model",
                 str(folder),
-                f"config.json says {name} = {value}, and its weights are {held.tensors} tensors "
-                f"of {held.numbers} numbers; give the configuration that belongs to them",
+                f"config.json sets {name} = {value}, but the weights are {weights.tensors} tensors "
+                f"with {weights.numbers} numbers; give the config.json that belongs to them",
             )
 
 
-def check_size(folder: Path, model: torch.nn.Module, held: Held) -> None:
-    """Refuses a model, built without memory, that its weights fill by less than half.
+def check_size(folder: Path, model: torch.nn.Module, weights: WeightCounts) -> None:
+    """Raises `ConfigError` for a model more than twice as large as its weights.
 
-    Transformers makes room for what is missing, and fills it, before it says so.
+    Transformers allocates and initialises missing weights before it reports them.
+
+    **Arguments:** `model`: the model on the meta device.
     """
     needed = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
-    if needed > 2 * held.numbers + _ANY_SIZE:
+    if needed > 2 * weights.numbers + _ANY_SIZE:
         raise ConfigError(
             "model",
             str(folder),
-            f"its config.json makes a model of {needed} numbers, and its weights are "
-            f"{held.numbers}; give the configuration that belongs to them",
+            f"its config.json makes a model of {needed} numbers, but its weights have "
+            f"{weights.numbers}; give the config.json that belongs to them",
         )
 
 
 _ANY_COUNT, _ANY_SIZE = 2**16, 2**26
-"""Counts, and numbers in weights and buffers, that every machine can bear."""
+"""Counts, and numbers in weights and buffers, that are always allowed: any machine copes."""
 
 
 def read_settings(folder: Path, field: str = "model") -> dict[str, Any]:
@@ -149,26 +160,28 @@ def read_settings(folder: Path, field: str = "model") -> dict[str, Any]:
 
 
 def _indexed(folder: Path, field: str) -> list[str]:
-    """The shards that a folder's index of weights names, where it is read."""
+    """The shards in a folder's weight index; empty if transformers would not read the index."""
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return []
     index = _json_object(folder / INDEX, field)
     shards, about = index.get("weight_map"), index.get("metadata")
     if not isinstance(shards, dict) or not shards or not isinstance(about, dict):
         raise ConfigError(
-            field, str(folder / INDEX), "needs a weight_map and metadata; save the model again"
+            field, str(folder / INDEX), "must have a weight_map and metadata; save the model again"
         )
     for shard in shards.values():
         if not isinstance(shard, str) or not _is_plain(shard):
             raise ConfigError(
                 field,
                 str(folder / INDEX),
-                f"names the shard {shard!r}, which lies elsewhere; put all shards into the folder, "
-                "and their names into the index",
+                f"names the shard {shard!r}, which is outside the folder; put all shards into the "
+                "folder, and list their file names in the index",
             )
         if not (folder / shard).is_file():
             raise ConfigError(
-                field, str(folder / INDEX), f"names the shard {shard!r}, which is missing; fetch it"
+                field,
+                str(folder / INDEX),
+                f"names the shard {shard!r}, which is missing; fetch it again",
             )
     return sorted(set(shards.values()))
 
@@ -179,28 +192,31 @@ def _is_plain(name: str) -> bool:
 
 
 def _check_inside(folder: Path, name: str, field: str) -> None:
-    """A link out of the folder would be read, and could be turned elsewhere at any time.
+    """Raises `ConfigError` for a link out of the folder, whose target could change at any time.
 
-    The Hub's cache is made of links: from its snapshots to the blobs beside them.
+    Allows the links of the Hub's cache, from a snapshot to the blobs beside it.
     """
     with reading(field, str(folder / name), "give a folder that you can read"):
-        whole, file = folder.resolve(strict=True), (folder / name).resolve(strict=True)
-    blobs = whole.parent.parent / "blobs"
-    if not file.is_relative_to(whole) and file.parent != blobs:
+        root, file = folder.resolve(strict=True), (folder / name).resolve(strict=True)
+    blobs = root.parent.parent / "blobs"
+    if not file.is_relative_to(root) and file.parent != blobs:
         raise ConfigError(
-            field, str(folder / name), f"is a link to {file}, out of the folder; copy the file here"
+            field,
+            str(folder / name),
+            f"is a link to {file}, outside the folder; copy the file into it",
         )
 
 
 def _check_shards(folder: Path, field: str) -> None:
     shards = sorted(path.name for pattern in _SHARDS for path in folder.glob(pattern))
-    read_first = any(name.startswith("shard-") for name in shards)  # transformers prefers them
-    if read_first or (shards and not list(folder.glob("model*.safetensors"))):
+    preferred = any(name.startswith("shard-") for name in shards)  # transformers prefers them
+    if preferred or (shards and not list(folder.glob("model*.safetensors"))):
         raise ConfigError(
             field,
             str(folder),
-            f"the folder holds ranks' shards ({shards[-1]}) for whole weights; give the training's "
-            "`model/` folder, or gather the shards (DeepSpeed's zero_to_fp32) and save a model",
+            f"the folder holds ranks' shards ({shards[-1]}), not whole weights; give the "
+            "training's `model/` folder, or gather the shards (DeepSpeed's zero_to_fp32) and save "
+            "a model",
         )
 
 

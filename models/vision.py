@@ -1,7 +1,7 @@
 """Classifiers: LeNet, a perceptron, a small transformer and ResNet-18, each features and a head.
 
-All are functions of their weights and one image at a time: no dropout, and no batch norm, whose
-output for one image depends on the others. So `torch.func` can take them as they are.
+All are functions of their weights and of one image at a time: they have no dropout and no batch
+norm, whose output for one image depends on the others. So `torch.func` works on them unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Classifier(nn.Module):
         self.body, self.head = body, nn.Linear(width, classes)
 
     def features(self, x: Float[Tensor, "images ..."]) -> Float[Tensor, "images width"]:
-        """What the head is given."""
+        """The head's input."""
         features: Tensor = self.body(x)
         return features
 
@@ -52,17 +52,17 @@ def build_classifier(
 ) -> Classifier:
     """A classifier with seeded random weights; the caller's random state is left as it was.
 
-    - `lenet`: LeCun et al. (1998) with ReLU and max pooling, 84 features, weights drawn as for
-      ReLU (He et al., arXiv 1502.01852), without which plain SGD lingers at its start; the second
-      convolution is padded where the image is too small for it, as 8 × 8 digits are.
-    - `mlp`: two hidden layers of 128, on any shape.
+    - `lenet`: LeCun et al. (1998) with ReLU, max pooling and 84 features. He initialisation
+      (arXiv 1502.01852) keeps plain SGD from stalling at the start; the second convolution is
+      padded if the image is too small for it, as 8 × 8 digits are.
+    - `mlp`: two hidden layers of 128 units, for any image shape.
     - `transformer`: patches, fixed sine positions, two pre-norm blocks of width 32 with four heads
-      (Dosovitskiy et al., arXiv 2010.11929, as simplified by Beyer et al., arXiv 2205.01580); its
-      features are all tokens side by side, whose mean plain SGD is slow to learn from.
+      (Dosovitskiy et al., arXiv 2010.11929, as simplified by Beyer et al., arXiv 2205.01580);
+      features are all tokens concatenated, because plain SGD learns slowly from their mean.
     - `resnet18`: the form for 32 × 32 images (3 × 3 stem, no pooling; He et al., arXiv 1512.03385),
       with group norm in place of batch norm (Wu & He, arXiv 1803.08494).
 
-    **Arguments:** `image_shape`: channels, height, width; of a perceptron, any.
+    **Arguments:** `image_shape`: channels, height, width; for `mlp`, any shape.
 
     **Raises:** `ConfigError` for an image that the network cannot take.
     """
@@ -73,7 +73,7 @@ def build_classifier(
         raise ConfigError(
             "image_shape",
             image_shape,
-            f"{name} takes channels × height × width of 8 × 8 or more; give such images, or an mlp",
+            f"{name} takes channels × height × width of at least 8 × 8; give larger images, or mlp",
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -125,12 +125,12 @@ def _transformer(image_shape: tuple[int, ...], classes: int) -> Classifier:
 
 
 class PatchTransformer(nn.Module):
-    """Tokens of image patches through pre-norm blocks, side by side; `width` is theirs together."""
+    """Pre-norm transformer on image patches; features are its tokens concatenated, `width` long."""
 
     def __init__(self, image_shape: tuple[int, ...]) -> None:
         super().__init__()
         channels, *sides = image_shape
-        # The smallest patch, a power of two, that leaves few enough tokens.
+        # The smallest power of two that leaves at most _MOST_TOKENS patches.
         size = 2
         while math.prod(side // size for side in sides) > _MOST_TOKENS:
             size *= 2
@@ -151,8 +151,8 @@ class PatchTransformer(nn.Module):
 
 
 def sine_places(rows: int, columns: int, width: int) -> Float[Tensor, "tokens width"]:
-    """Sines and cosines of a token's row and column, a quarter of the width each, at frequencies
-    from 1 down to 1/10,000."""
+    """Position encodings: sines and cosines of a token's row and column, a quarter of the width
+    each, at frequencies from 1 down to 1/10,000."""
     frequencies = 10_000.0 ** -torch.linspace(0, 1, width // 4)
     at = torch.cartesian_prod(torch.arange(float(rows)), torch.arange(float(columns)))
     angles = (at[:, :, None] * frequencies).flatten(1)
@@ -160,7 +160,7 @@ def sine_places(rows: int, columns: int, width: int) -> Float[Tensor, "tokens wi
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each on normed input and added to it."""
+    """Pre-norm transformer block: attention and a perceptron, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -172,13 +172,13 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Float[Tensor, "images tokens width"]) -> Tensor:
-        """The tokens after the block. Attention is written out: forward mode needs it plain."""
+        """The block's output. Attention is written out: fused kernels lack forward mode."""
         split = self.queries_keys_values(self.norm(x)).unflatten(-1, (3, self.heads, -1))
         q, k, v = split.movedim(2, 0).transpose(2, 3)
         weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
         x = x + self.out((weights @ v).transpose(1, 2).flatten(2))
-        moved: Tensor = x + self.mlp(x)
-        return moved
+        output: Tensor = x + self.mlp(x)
+        return output
 
 
 def _resnet18(image_shape: tuple[int, ...], classes: int) -> Classifier:
@@ -196,7 +196,7 @@ def _resnet18(image_shape: tuple[int, ...], classes: int) -> Classifier:
 
 
 class Residual(nn.Module):
-    """Two normed convolutions beside a shortcut; a wider block halves the image."""
+    """Two normed convolutions with a shortcut; a block that widens also halves the image."""
 
     def __init__(self, before: int, width: int) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class Residual(nn.Module):
             )
 
     def forward(self, x: Float[Tensor, "images channels height width"]) -> Tensor:
-        """The image after the block."""
+        """The block's output."""
         return F.relu(self.convolutions(x) + self.shortcut(x))
 
 

@@ -30,7 +30,7 @@ WATCHED = ("chosen", "rejected")
 
 
 class OnPolicyConfig(StageConfig):
-    """How arms on the policy's own pairs draw and rank them, with `GroupTrainConfig`'s names."""
+    """How on-policy arms sample and rank their pairs; fields are named as in `GroupTrainConfig`."""
 
     rewards: tuple[RewardConfig, ...] = Field(
         WORLD_REWARDS,
@@ -40,35 +40,35 @@ class OnPolicyConfig(StageConfig):
     completions: int = Field(
         2, ge=2, description="Sampled to each prompt; the best and the worst make its pair."
     )
-    temperature: float = Field(1.0, gt=0, description="Of the sampling.")
-    max_new_tokens: int = Field(24, ge=1, description="Longest answer.")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
+    max_new_tokens: int = Field(24, ge=1, description="Longest answer, in tokens.")
     stop: tuple[str, ...] = Field((), description="Texts that end an answer.")
-    sample_batch_size: int = Field(128, ge=1, description="Answers that grow side by side.")
+    sample_batch_size: int = Field(128, ge=1, description="Answers sampled in one batch.")
 
 
 class ArmConfig(StageConfig):
-    """One way of preference training."""
+    """One preference training of the comparison."""
 
     objective: RowObjectiveConfig = DPOConfig()
     start: Start = Field(
         "sft",
         description="Model that it starts from. extended: SFT on both answers of every pair, in "
-        "twice the steps, so that each weighs as in plain SFT; extended_half: in as many steps, "
-        "at half the weight.",
+        "twice the steps, so that each answer has its weight in plain SFT; extended_half: in as "
+        "many steps, each answer at half the weight.",
     )
     pairs: Pairs = Field(
         "given",
-        description="The data's; resampled: with rejected answers sampled once from the start; "
-        "on_policy: both answers sampled at every step, and ranked.",
+        description="given: the data's pairs; resampled: their rejected answers are sampled once "
+        "from the start; on_policy: both answers are sampled at every step, and ranked.",
     )
     filter: FilterConfig | None = Field(
-        None, description="Leaves the worst pairs of an audit of the start out."
+        None, description="Leaves out the pairs that an audit of the start ranks worst."
     )
-    alarm: AlarmConfig | None = Field(None, description="Ends training where the gap has grown.")
+    alarm: AlarmConfig | None = Field(None, description="Ends training when the gap has grown.")
     learning_rate: float | None = Field(
         None,
         gt=0,
-        description="In place of the shared one, for a loss whose push has another size.",
+        description="In place of the shared one, for a loss with gradients of another size.",
     )
     updates_per_rollout: int | None = Field(
         None,
@@ -79,7 +79,7 @@ class ArmConfig(StageConfig):
 
     @property
     def facts(self) -> ArmFacts:
-        """What pages say of it."""
+        """The arm's settings as pages show them."""
         return ArmFacts(
             objective=self.objective,
             start=self.start,
@@ -96,21 +96,21 @@ class ArmConfig(StageConfig):
     ) -> TrainConfig | GroupTrainConfig:
         """The arm's training with one seed.
 
-        **Raises** `ConfigError` for an objective that compares no answers, for a filter of pairs
-        that are not the data's, and for rollouts of an arm that samples none.
+        **Raises** `ConfigError` for an objective that is not on pairs, for a filter without
+        `pairs: given`, and for `updates_per_rollout` without `pairs: on_policy`.
         """
         if self.objective.name not in PAIR_OBJECTIVES:
             raise ConfigError(
                 "objective",
                 self.objective.name,
-                f"compares no answers; choose one of {', '.join(sorted(PAIR_OBJECTIVES))}",
+                f"is not a loss on pairs; choose one of {', '.join(sorted(PAIR_OBJECTIVES))}",
             )
         if self.filter is not None and self.pairs != "given":
             raise ConfigError(
                 "filter",
                 self.filter.by,
-                f"ranks the data's pairs, and with pairs: {self.pairs} others are trained on; "
-                "leave one out",
+                f"ranks the data's pairs, but pairs: {self.pairs} trains on others; leave one of "
+                "the two out",
             )
         if self.updates_per_rollout is not None and self.pairs != "on_policy":
             raise ConfigError(
@@ -135,29 +135,29 @@ class ArmConfig(StageConfig):
 
 
 def train_arm(work: Work[TrainConfig | GroupTrainConfig]) -> dict[str, float]:
-    """Trains input `model` on the rows of input `data`, as a preference stage does; or on its own
-    answers to those of input `prompts`.
+    """Trains input `model` on the rows of input `data`, as stage `preference` does, or on its own
+    answers to the prompts of input `prompts`.
 
-    Of the kinds of answers those are watched that arms are compared by: the pair's own, and y*.
+    Watches the kinds of answers that arms are compared by: chosen, rejected, and y*.
 
-    Results: those of a training. Where it diverges, in a step or only in what a probe finds: what
-    was logged and probed until then, no `model/`, and `divergence.json`; the batch that did it is
-    among the stage's logs.
+    Results: those of a training. If a step or a probe is not finite, the training has diverged: the
+    result then holds what was logged until then and `divergence.json`, but no `model/`; the stage's
+    logs hold the batch that diverged.
 
-    **Raises** what any other failure of a training raises.
+    **Raises** every other failure of the training.
     """
     try:
         data = work.input_folder("data")
-        own = isinstance(work.config, GroupTrainConfig)
-        rows = work.input_folder("prompts") if own else data
-        metrics = run_training(work, rows / "train.jsonl", _pairs_own(work, data))
-        divergence = _lost(_logged(work))
+        on_policy = isinstance(work.config, GroupTrainConfig)
+        rows = work.input_folder("prompts") if on_policy else data
+        metrics = run_training(work, rows / "train.jsonl", _watched_rows(work, data))
+        divergence = _nonfinite_probe(_logged_lines(work))
     except (Diverged, RankFailed) as error:
         if not (work.logs / DIVERGED).exists():
             raise
         metrics = {}
-        done = max((line.step for line in _logged(work)), default=0)
-        divergence = Divergence(step=done, reason=str(error))
+        last_step = max((line.step for line in _logged_lines(work)), default=0)
+        divergence = Divergence(step=last_step, reason=str(error))
     if divergence is None:
         return metrics | {"diverged": 0.0}
     shutil.rmtree(work.output / "model", ignore_errors=True)
@@ -167,21 +167,21 @@ def train_arm(work: Work[TrainConfig | GroupTrainConfig]) -> dict[str, float]:
     return metrics | {"diverged": 1.0}
 
 
-def _pairs_own(work: Work[TrainConfig | GroupTrainConfig], data: Path) -> Path:
-    """The watched rows without other kinds: reading those takes longer than training."""
+def _watched_rows(work: Work[TrainConfig | GroupTrainConfig], data: Path) -> Path:
+    """A probe file with the `WATCHED` kinds alone: scoring all would take longer than training."""
     file = work.scratch / "probes.jsonl"
     rows = read_rows(data / "probes.jsonl", ProbeRow)
     write_rows(file, (row for row in rows if row.kind in WATCHED))
     return file
 
 
-def _logged(work: Work[TrainConfig | GroupTrainConfig]) -> list[MetricsLine]:
+def _logged_lines(work: Work[TrainConfig | GroupTrainConfig]) -> list[MetricsLine]:
     file = work.output / "metrics.jsonl"
     return list(read_rows(file, MetricsLine)) if file.exists() else []
 
 
-def _lost(lines: Sequence[MetricsLine]) -> Divergence | None:
-    """Where a probe found likelihoods that are no numbers, though every step's loss was one."""
+def _nonfinite_probe(lines: Sequence[MetricsLine]) -> Divergence | None:
+    """The first probe with a non-finite log-likelihood; every step's loss may still be finite."""
     for line in lines:
         for name, value in line.metrics.items():
             if name.startswith("probe/") and not math.isfinite(value):

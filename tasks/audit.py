@@ -14,19 +14,19 @@ from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import PAIR_OBJECTIVES, RowObjectiveConfig
 from dynolab.results.audit import PairAudit
-from tasks.policies import load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import load_encoder, load_policy
 
 
 class AuditConfig(StageConfig):
-    """Which pairs are audited, and how they are computed."""
+    """Which pairs are audited, and in which batches."""
 
     pairs: int | None = Field(
-        None, ge=1, description="Training pairs, the first ones; default: all."
+        None, ge=1, description="Training pairs, from the first; default: all."
     )
     heldout_pairs: int | None = Field(
-        None, ge=0, description="Held-out pairs, the first ones; default: all."
+        None, ge=0, description="Held-out pairs, from the first; default: all."
     )
     batch_tokens: int = Field(4_096, ge=1, description="Padded tokens of one forward-mode pass.")
 
@@ -35,7 +35,7 @@ class AuditJob(AuditConfig):
     """The audit for one training."""
 
     objective: RowObjectiveConfig = Field(
-        DPOConfig(), description="Whose force it is; the model is its own reference."
+        DPOConfig(), description="Loss of the audited step; the model is its own reference."
     )
 
     @model_validator(mode="after")
@@ -44,14 +44,14 @@ class AuditJob(AuditConfig):
             raise ConfigError(
                 "objective",
                 self.objective.name,
-                "pushes no answer down; an audit takes a loss on pairs: "
+                "pushes no answer down; choose a loss on pairs: "
                 f"{', '.join(sorted(PAIR_OBJECTIVES))}",
             )
         return self
 
 
 def audit(work: Work[AuditJob]) -> dict[str, float]:
-    """Reads inputs `data` and `model`, the one that preference training starts from.
+    """Reads inputs `data` and `model`, the model that preference training starts from.
 
     Results: `audit.jsonl`, training pairs first.
     """
@@ -80,7 +80,7 @@ def audit(work: Work[AuditJob]) -> dict[str, float]:
 def read_pairs(
     work: Work[Any], encoder: Encoder, split: str, first: int | None
 ) -> list[EncodedExample]:
-    """Pairs of a split of input `data` that the encoder keeps.
+    """Encodes the first pairs of a split of input `data`; leaves out those that the encoder drops.
 
     **Raises** `ConfigError` for rows without a rejected answer.
     """
@@ -88,17 +88,17 @@ def read_pairs(
     from dynolab.training.examples import check_sides
 
     rows = read_rows(work.input_folder("data") / f"{split}.jsonl", Example)
-    wanted = list(islice(rows, first))
-    check_sides(wanted, (CHOSEN, REJECTED), "audit")
-    return [example for row in wanted if (example := encoder.example(row)) is not None]
+    pairs = list(islice(rows, first))
+    check_sides(pairs, (CHOSEN, REJECTED), "audit")
+    return [example for row in pairs if (example := encoder.example(row)) is not None]
 
 
 def _metrics(rows: list[PairAudit]) -> dict[str, float]:
-    """Means over the training pairs, nats of a step of learning rate one."""
-    own = [row for row in rows if row.split == "train"]
+    """Means over the training pairs, in nats for a step of learning rate 1."""
+    training = [row for row in rows if row.split == "train"]
     names = ("pull_up", "push_down", "force", "from_all")
-    means = {f"audit/{n}": float(np.mean([getattr(row, n) for row in own])) for n in names}
-    opposed = [row.push_down < 0 for row in own]
+    means = {f"audit/{n}": float(np.mean([getattr(row, n) for row in training])) for n in names}
+    opposed = [row.push_down < 0 for row in training]
     return means | {"audit/pushed_down": float(np.mean(opposed))}
 
 

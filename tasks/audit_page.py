@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from tasks.pages import PageConfig, input_folder, input_metrics, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.page_helpers import (
+    PageConfig,
+    input_folder,
+    input_metrics,
+    send_page,
+    stage_facts,
+)
 
 
 class AuditPageConfig(PageConfig):
-    """What the page says of the audit itself."""
+    """Facts about the audit that the page shows."""
 
     objective: str
 
 
 def audit_page(work: Work[AuditPageConfig]) -> dict[str, float]:
-    """Reads inputs `data`, `audit`, and `foresight` where training is done.
+    """Reads inputs `data`, `audit`, and, if training is done, `foresight`.
 
-    Results: `audit.html` and `figures/`; both go to MLflow as well. Returns the inputs' numbers.
+    Results: `audit.html` and `figures/`; both go to MLflow as well. Returns the inputs' metrics.
     """
     from dynolab.report.audit.page import write_audit_page
     from dynolab.report.inputs.audit import AuditPageInputs, read_audit

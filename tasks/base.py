@@ -14,18 +14,18 @@ from dynolab.errors import ConfigError, reading
 from dynolab.store import hash_file
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
-from models.folder import check_settings, read_files, read_settings
+from models.folder import check_settings, loaded_files, read_settings
 from tasks.runtime.stage import Stage
 from tasks.runtime.training_monitor import Supervisor
 from tasks.runtime.work import StageConfig, Work
 
 
 class BaseConfig(StageConfig):
-    """A model by folder or Hub name, or the built-in one with its training."""
+    """A model folder or Hub name, or the built-in model with its training."""
 
     source: str = Field("builtin", description="`builtin`, a folder, or a Hub name.")
     revision: str | None = Field(
-        None, description="Hub: branch, tag or commit. Folder: filled in with its content's hash."
+        None, description="Hub: branch, tag or commit. Folder: set to the hash of its content."
     )
     seed: int = Field(0, ge=0, description="Seed of the built-in model's weights.")
     training: TrainConfig = Field(TrainConfig(), description="Training of the built-in model.")
@@ -66,7 +66,7 @@ def _train(work: Work[BaseConfig]) -> None:
 
 
 def _import(work: Work[BaseConfig]) -> None:
-    """Copies the model into the store, so that a study holds all that it was made from."""
+    """Copies the model into the store, so that the store holds all inputs of a study."""
     from models.language import load_language_model, load_tokenizer, save_language_model
 
     folder = named_path(_FIELD, work.config.source)
@@ -74,18 +74,19 @@ def _import(work: Work[BaseConfig]) -> None:
     revision = None if folder.is_dir() else work.config.revision
     tokenizer = load_tokenizer(source, revision=revision)
     model = load_language_model(source, revision=revision, tokenizer=tokenizer)
-    if folder.is_dir() and _content(folder) != work.config.revision:
-        raise ConfigError(_FIELD, source, "its files changed since the study began; run it again")
+    if folder.is_dir() and _content_hash(folder) != work.config.revision:
+        raise ConfigError(
+            _FIELD, source, "its files changed after the study began; run the study again"
+        )
     save_language_model(model, tokenizer, work.output / "model")
 
 
 def resolve_base(config: BaseConfig) -> BaseConfig:
-    """The config with the revision that its content stands at: equal content, equal config.
+    """Sets `revision` to what identifies the model's content, so that equal content gives equal
+    configs: the commit of a Hub branch, or the sha256 over a folder's file names and hashes.
 
-    A Hub branch becomes its commit; a folder the sha256 over its files' names and hashes.
-
-    **Raises:** `ConfigError` for a folder that cannot be loaded, as far as its files' names and
-    its config.json tell.
+    **Raises:** `ConfigError` for a folder that cannot be loaded, judging by its file names and
+    config.json.
     """
     if config.source == "builtin":
         return config
@@ -97,13 +98,13 @@ def resolve_base(config: BaseConfig) -> BaseConfig:
             "model", config.source, config.revision or "main", field="base.source"
         )
         return config.model_copy(update={"revision": revision})
-    return config.model_copy(update={"revision": _content(folder)})
+    return config.model_copy(update={"revision": _content_hash(folder)})
 
 
-def _content(folder: Path) -> str:
+def _content_hash(folder: Path) -> str:
     """The sha256 over the names and hashes of all files that loading the model can read."""
     check_settings(folder, read_settings(folder, _FIELD))
-    files = read_files(folder, _FIELD)
+    files = loaded_files(folder, _FIELD)
     with reading(_FIELD, str(folder), "give a folder that you can read"):
         hashes = {name: hash_file(folder / name).sha256 for name in files}
     return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
@@ -111,5 +112,5 @@ def _content(folder: Path) -> str:
 
 _FIELD = "base.source"
 
-# A folder is known by its content's hash, wherever it lies.
+# The hash of its content identifies a folder, so its path is no part of the key.
 BASE = Stage("base", 1, make_base, operational=frozenset({"source"}))

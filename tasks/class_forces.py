@@ -1,4 +1,4 @@
-"""Stage `class-forces`: a network trained over learning rates and seeds, with its forces."""
+"""Stage `class-forces`: trains a network at several learning rates and seeds, measures forces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.runtime.work import Work
 
 
 class ClassForcesJob(ForceStudyConfig):
-    """One network, all learning rates and seeds."""
+    """One network at all learning rates and seeds."""
 
     model: ClassifierName = "lenet"
     seeds: Seeds = (0,)

@@ -1,4 +1,4 @@
-"""Stage `learning-paths`: where the predictions of all training examples go."""
+"""Stage `learning-paths`: follows the predictions of all training examples over epochs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.runtime.work import Work
 
 
 class LearningPathsJob(PathStudyConfig):
-    """One network on the images, an mlp on the toy, all seeds."""
+    """One network on the images and an mlp on the toy data, with all seeds."""
 
     model: ClassifierName = "lenet"
     seeds: Seeds = (0,)
@@ -38,10 +38,10 @@ def learning_paths(work: Work[LearningPathsJob]) -> dict[str, float]:
         study = study_paths(build, data, config, config.seeds, toy_build)
         work.write_tables(scores=study.scores, epochs=study.epochs, paths=study.paths)
     metrics = {
-        f"paths/{data}/auc": float(
-            np.mean([score.auc for score in study.scores if score.data == data])
+        f"paths/{dataset}/auc": float(
+            np.mean([score.auc for score in study.scores if score.data == dataset])
         )
-        for data in dict.fromkeys(score.data for score in study.scores)
+        for dataset in dict.fromkeys(score.data for score in study.scores)
     }
     return work.log_metrics(metrics)
 

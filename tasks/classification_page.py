@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tasks.chapter import ChapterPageConfig, publish
-from tasks.pages import input_folder
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.chapter_page import ChapterPageConfig, publish
+from tasks.shared.page_helpers import input_folder
 
 PATHS = "learning-paths"
 
 
 class ClassificationPageConfig(ChapterPageConfig):
-    """What the page shows of what was measured."""
+    """Settings of the page."""
 
-    learning_rate: float = Field(description="The one that figures of pairs of classes show.")
+    learning_rate: float = Field(description="Learning rate that the figures of class pairs show.")
     digits: bool = Field(description="Whether the classes are the ten digits.")
 
 
 def classification_page(work: Work[ClassificationPageConfig]) -> dict[str, float]:
-    """Reads input `learning-paths` where it is given, every other one as a network's forces.
+    """Reads input `learning-paths`, if given, and every other input as a network's forces.
 
     Results: `classification.html`, `claims.jsonl` and `figures/`.
     """
@@ -31,12 +31,12 @@ def classification_page(work: Work[ClassificationPageConfig]) -> dict[str, float
     networks = [work.input_folder(name) for name in work.inputs if name != PATHS]
     paths = input_folder(work, PATHS)
     forces = read_class_forces(networks)
-    followed = read_class_paths(paths) if paths else None
+    learning_paths = read_class_paths(paths) if paths else None
     return publish(
         work,
         "classification.html",
         lambda: classification_chapter(
-            forces, followed, learning_rate=config.learning_rate, digits=config.digits
+            forces, learning_paths, learning_rate=config.learning_rate, digits=config.digits
         ),
     )
 

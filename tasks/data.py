@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
     """Reads no inputs.
 
-    Results: `train.jsonl`, `heldout.jsonl`, `probes.jsonl`; of the built-in world also
-    `corpus.jsonl` and `tokenizer/`. Returns how many rows there are and what was left out.
+    Results: `train.jsonl`, `heldout.jsonl`, `probes.jsonl`; for the built-in world also
+    `corpus.jsonl` and `tokenizer/`. Returns the numbers of rows written and left out.
     """
     from dynolab.data.sources.load import load_data
 
@@ -36,7 +36,7 @@ def freeze_data(work: Work[DataConfig]) -> dict[str, float]:
 
 
 def chat_tokenizer(config: DataConfig) -> PreTrainedTokenizerBase | None:
-    """The tokenizer whose chat template writes the data's messages, where one is named."""
+    """The tokenizer of `chat_model`, whose template renders the data's messages; None if unset."""
     if config.chat_model is None:
         return None
     from models.language import load_tokenizer
@@ -47,5 +47,5 @@ def chat_tokenizer(config: DataConfig) -> PreTrainedTokenizerBase | None:
     return load_tokenizer(config.chat_model, revision=config.chat_revision)
 
 
-# A file is known by its content's hash, wherever it lies.
+# The hash of its content identifies a file, so its path is no part of the key.
 DATA = Stage("data", 2, freeze_data, operational=frozenset({"path", "chat_model", "probes"}))

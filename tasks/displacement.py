@@ -1,4 +1,4 @@
-"""Stage `displacement`: does one update on a question lift its right answers at all?"""
+"""Stage `displacement`: does one update on a question make its right answers more likely?"""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dynolab.objectives.grpo import GRPOConfig
 from dynolab.objectives.registry import GroupObjectiveConfig
 from dynolab.results.groups import QuestionDisplacement
 from dynolab.training.config import OptimizerConfig
-from tasks.answering import Answerer, AnsweringConfig, tell_figures
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.rewarded_answers import Answerer, AnsweringConfig, log_figures
 
 if TYPE_CHECKING:
     from dynolab.evaluation.displacement import Question
@@ -24,22 +24,25 @@ class DisplacementConfig(StageConfig):
     questions: int = Field(
         40,
         ge=1,
-        description="Training prompts that are asked: the first ones. Of them those count whose "
-        "answers are partly right.",
+        description="Training prompts that are answered, from the first. Only those whose answers "
+        "are partly right are tested.",
     )
     epsilon: float = Field(
-        0.0, ge=0, description="Mean rise of the right answers, in nats, that is none yet."
+        0.0,
+        ge=0,
+        description="A question is displaced if its right answers rise by no more than this, in "
+        "nats on average.",
     )
     learning_rate: float | None = Field(
         None,
         gt=0,
-        description="Of the one update; default: the training's. That moves one question as far as "
-        "a whole batch moves in training, where even an update on right answers alone overshoots; "
-        "divided by the batch size it is a question's share.",
+        description="Learning rate of the one update; default: the training's, with which one "
+        "question moves the weights as far as a whole batch does in training, and even an update "
+        "on right answers alone overshoots. Divide it by the batch size for one question's share.",
     )
 
     def update(self, training: OptimizerConfig) -> OptimizerConfig:
-        """The optimizer of the one update, given the training's."""
+        """The training's optimizer with the learning rate of the one update."""
         rate = self.learning_rate or training.learning_rate
         return training.model_copy(update={"learning_rate": rate})
 
@@ -49,13 +52,13 @@ class DisplacementJob(DisplacementConfig, AnsweringConfig):
 
     objective: GroupObjectiveConfig = GRPOConfig()
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The training's.")
-    completions: int = Field(8, ge=2, description="Sampled to each question.")
+    completions: int = Field(8, ge=2, description="Answers sampled to each question.")
 
 
 def displace(work: Work[DisplacementJob]) -> dict[str, float]:
-    """Reads inputs `prompts` and `model`, from whose weights every question's update starts.
+    """Reads inputs `prompts` and `model`; every question's update starts from the model's weights.
 
-    Results: `displacement.jsonl`, what the update did to each right answer of its question, and
+    Results: `displacement.jsonl`, the change of each right answer of an updated question, and
     `figures.json`, the share of questions displaced and the mean change, with 95% intervals.
     """
     from dynolab.comparisons.arm_table import displacement_figures
@@ -75,13 +78,13 @@ def displace(work: Work[DisplacementJob]) -> dict[str, float]:
             for row in displacements
         ]
         work.write_tables(displacement=rows)
-    means = tell_figures(work, displacement_figures(rows, config.epsilon), "displacement")
+    means = log_figures(work, displacement_figures(rows, config.epsilon), "displacement")
     work.log_tables(displacement=rows)
     return means | {"questions": float(len(rows)), "seconds": work.seconds}
 
 
 def _questions(work: Work[DisplacementJob], answerer: Answerer) -> list[Question]:
-    """Every question's sampled answers with their advantages, as training's first step has them."""
+    """Samples answers to every question, with the advantages of the training's first step."""
     import torch
 
     from dynolab.data.groups import collate_groups, count_group_totals
@@ -92,11 +95,11 @@ def _questions(work: Work[DisplacementJob], answerer: Answerer) -> list[Question
     answers = answerer.answer(
         work, "train", samples=config.completions, step=0, prompts=config.questions
     )
-    telling = [answer for answer in answers if answer.differ]
+    partly_right = [answer for answer in answers if answer.differ]
     reference = answerer.logits if config.objective.kl else None
     scorer = Scorer(answerer.logits, reference, answerer.pad_id, config.sample_batch_size)
     groups = make_groups(
-        telling,
+        partly_right,
         scorer,
         config.objective,
         temperature=config.temperature,
@@ -114,7 +117,7 @@ def _questions(work: Work[DisplacementJob], answerer: Answerer) -> list[Question
             ).to(device),
             torch.tensor([reward >= config.right_from for reward in answer.rewards], device=device),
         )
-        for answer, group in zip(telling, groups, strict=True)
+        for answer, group in zip(partly_right, groups, strict=True)
     ]
 
 

@@ -16,21 +16,25 @@ from tasks.runtime.work import StageConfig, Work
 class FilterConfig(StageConfig):
     """Which pairs are left out before training.
 
-    Pairs are dropped and not weighted: no objective takes weights of examples. To foresee is not
-    to cause: `from_all` finds answers that the other pairs push down, so dropping by it takes away
-    the victims; `force` and `on_all` rank by what the pair itself does.
+    Pairs are dropped, not weighted: no objective takes example weights. A ranking that predicts
+    falls need not find their cause: `from_all` finds answers that the other pairs push down, so it
+    drops the victims; `force` and `on_all` rank by what the pair itself does.
     """
 
-    by: Ranking = Field("force", description="Ranking of the audit; its worst pairs go.")
-    drop: float = Field(0.1, gt=0, lt=1, description="Share of the audited training pairs.")
+    by: Ranking = Field(
+        "force", description="Ranking of the audit by which the worst pairs are dropped."
+    )
+    drop: float = Field(
+        0.1, gt=0, lt=1, description="Share of the audited training pairs that is dropped."
+    )
 
 
 def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
     """Reads inputs `data` and `audit`.
 
     Results: `train.jsonl` without the worst pairs, the unchanged `probes.jsonl`, and
-    `filter.json`, which pairs were dropped: a training stage reads them as it reads the data
-    stage's. Pairs that were not audited stay.
+    `filter.json`, which lists the dropped pairs. A training stage reads this result in place of the
+    data stage's. Pairs that were not audited are kept.
     """
     from dynolab.audit.foresight import worst_first
 
@@ -39,9 +43,10 @@ def filter_pairs(work: Work[FilterConfig]) -> dict[str, float]:
         audited = read_rows(work.input_folder("audit") / "audit.jsonl", PairAudit)
         ranked = worst_first([row for row in audited if row.split == "train"], config.by)
         dropped = tuple(row.pair_id for row in ranked[: round(config.drop * len(ranked))])
-        out = frozenset(dropped)
+        dropped_ids = frozenset(dropped)
         rows = read_rows(data / "train.jsonl", Example)
-        kept = write_rows(work.output / "train.jsonl", (row for row in rows if row.id not in out))
+        kept_rows = (row for row in rows if row.id not in dropped_ids)
+        kept = write_rows(work.output / "train.jsonl", kept_rows)
         shutil.copyfile(data / "probes.jsonl", work.output / "probes.jsonl")
         facts = FilteredPairs(by=config.by, kept=kept, dropped=dropped)
         (work.output / "filter.json").write_text(facts.model_dump_json(indent=1))

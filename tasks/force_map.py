@@ -13,25 +13,25 @@ from dynolab.errors import ConfigError
 from dynolab.objectives import build_objective
 from dynolab.objectives.dpo import DPOConfig
 from dynolab.objectives.registry import ObjectiveConfig, RowObjectiveConfig
-from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-from tasks.selection import SelectionConfig, observed_answers, updating_rows
+from tasks.shared.policies import adapter_folder, load_encoder, load_policy
+from tasks.shared.selection import SelectionConfig, observed_answers, updating_rows
 
 if TYPE_CHECKING:
     from dynolab.forces.map.analysis import Question
-    from dynolab.training.record import Recorded, StepRecord
     from dynolab.training.reference import SideLogps
+    from dynolab.training.step_record import Recorded, StepRecord
 
 PARTS = 4  # of the stage's progress
-NO_STEP = "name the recorded step by `step`, or set updating: data"
+NO_STEP = "set `step` to a recorded step, or set updating: data"
 
 
 class AnalysisConfig(SelectionConfig):
-    """What is observed, what updates, and by which step."""
+    """Which answers are observed, which pairs update, and with which step."""
 
-    objective: RowObjectiveConfig = Field(DPOConfig(), description="Whose force it is.")
+    objective: RowObjectiveConfig = Field(DPOConfig(), description="Loss of the update.")
     pair_ids: tuple[str, ...] = Field(
         (), description="Training pairs that are observed and update, in place of the first ones."
     )
@@ -43,26 +43,26 @@ class AnalysisConfig(SelectionConfig):
     learning_rate: float = Field(
         1e-2, gt=0, description="η of the gradient step on the updating pairs."
     )
-    token_maps: int = Field(4, ge=0, description="Pairs whose map is shown token by token.")
-    memory_bytes: int = Field(2**30, ge=2**20, description="Of factors, beside the model itself.")
+    token_maps: int = Field(4, ge=0, description="Pairs whose force is mapped token by token.")
+    memory_bytes: int = Field(2**30, ge=2**20, description="Memory for factors, besides the model.")
     batch_tokens: int = Field(4_096, ge=1, description="Padded tokens of one forward.")
     ranks: int = Field(1, ge=1, description="Processes that share the observed answers.")
     reference_batch: int = Field(8, ge=1, description="Examples of one forward of the reference.")
 
 
 class AnalysisJob(AnalysisConfig):
-    """The analysis of one checkpoint."""
+    """The force analysis of one checkpoint."""
 
     step: int | None = Field(
         None,
         ge=0,
-        description="A recorded step of the checkpoint: at its weights, and in the metric of its "
-        "realised optimizer step (learning rate, clipping, Adam's preconditioner).",
+        description="A recorded step of the checkpoint: the analysis takes its weights and the "
+        "metric of its realised optimizer step (learning rate, clipping, Adam's preconditioner).",
     )
 
 
 def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
-    """Reads inputs `model`, `data`, and `reference` where the objective needs one.
+    """Reads inputs `model`, `data`, and, if the objective needs one, `reference`.
 
     Results: `map/` (the force map as a memory-mapped matrix with its manifest), `totals.jsonl`,
     `terms.jsonl`, `analysis.json`, `token_maps.jsonl`.
@@ -91,7 +91,7 @@ def analyse_forces(work: Work[AnalysisJob]) -> dict[str, float]:
 
 
 def _fill_by_ranks(work: Work[AnalysisJob], question: Question) -> None:
-    """Fills the map's folder by ranks; whoever then asks for this map finds it complete."""
+    """Computes the map on several ranks into its folder, from which `analyse` then reads it."""
     from dynolab.forces.map.job import MapJob
 
     work.world_size = work.config.ranks
@@ -116,7 +116,10 @@ def _fill_by_ranks(work: Work[AnalysisJob], question: Question) -> None:
 
 
 def _question(work: Work[AnalysisJob]) -> Question:
-    """The question with everything that it needs; what cannot be question is refused here."""
+    """The analysis question: policy, observed answers, updating pairs, objective and metric.
+
+    **Raises** `ConfigError` for answers or pairs that cannot be analysed.
+    """
     from dynolab.forces import split_step
     from dynolab.forces.map.analysis import Question
 
@@ -144,7 +147,7 @@ def _question(work: Work[AnalysisJob]) -> Question:
 
 
 def _record(work: Work[AnalysisJob]) -> StepRecord | None:
-    from dynolab.training.record import StepRecord
+    from dynolab.training.step_record import StepRecord
 
     step = work.config.step
     if step is None:
@@ -153,14 +156,14 @@ def _record(work: Work[AnalysisJob]) -> StepRecord | None:
 
 
 def _adapter(work: Work[AnalysisJob]) -> Path | None:
-    """The adapters, where a recorded step is theirs; the trained model itself is a plain one."""
+    """The adapters that a recorded step trained; None for the trained model, which is merged."""
     return None if work.config.step is None else adapter_folder(work, "model")
 
 
 def _updating(
     work: Work[AnalysisJob], encoder: Encoder, record: StepRecord | None
 ) -> tuple[Sequence[Recorded], ObjectiveConfig]:
-    """What updates, and under which objective."""
+    """The updating examples and their objective."""
     from dynolab.forces.map.analysis import recorded_examples
 
     config = work.config
@@ -180,7 +183,7 @@ def _updating(
 def _reference(
     work: Work[AnalysisJob], encoder: Encoder, updating: Sequence[EncodedExample]
 ) -> dict[str, SideLogps]:
-    """Log-probabilities of the updating pairs under the reference, which reads the same tokens."""
+    """Log-probabilities of the updating pairs' tokens under the reference."""
     from dynolab import distributed
     from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.training.reference import score_reference

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tasks.pages import PageConfig, input_metrics, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.page_helpers import PageConfig, input_metrics, send_page, stage_facts
 
 ANALYSIS = "analysis_"
 
 
 class ForcePageConfig(PageConfig):
-    """What the page says of the analysis itself."""
+    """Facts about the analysis that the page shows."""
 
     labels: tuple[str, ...]
     reference: str | None
@@ -19,8 +19,8 @@ class ForcePageConfig(PageConfig):
 def force_page(work: Work[ForcePageConfig]) -> dict[str, float]:
     """Reads an `analysis_<label>` for every checkpoint, and `kernel`.
 
-    Results: `forces.html` and `figures/`; both go to MLflow as well. Returns the analyses'
-    numbers.
+    Results: `forces.html` and `figures/`; both go to MLflow as well. Returns the metrics of
+    the analyses and the kernel.
     """
     from dynolab.report.forces.page import write_force_page
     from dynolab.report.inputs.forces import ForcePageInputs, read_checkpoint

@@ -9,20 +9,20 @@ from pydantic import Field
 from dynolab.data.rows import read_rows, read_value
 from dynolab.results.audit import ChosenChange, FilteredPairs, PairAudit
 from tasks.audit import read_pairs
-from tasks.policies import load_encoder, load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import load_encoder, load_model
 
 
 class ForesightConfig(StageConfig):
-    """How answers are scored after training."""
+    """How answers are scored after the training."""
 
-    batch: int = Field(16, ge=1, description="Answers of one forward.")
+    batch: int = Field(16, ge=1, description="Answers in one forward.")
 
 
 def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
-    """Reads inputs `data`, `audit`, `model`, the one that was trained on the audited pairs, and
-    `filter` where some of them were left out: they count on neither side.
+    """Reads inputs `data`, `audit`, `model`, the model that was trained on the audited pairs, and,
+    if some of them were filtered out, `filter`: those training pairs are ignored.
 
     Results: `changes.jsonl` and `foresight.jsonl`.
     """
@@ -31,8 +31,8 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
     rows = list(read_rows(work.input_folder("audit") / "audit.jsonl", PairAudit))
     if "filter" in work.inputs:
         facts = read_value(work.input_folder("filter") / "filter.json", FilteredPairs)
-        out = frozenset(facts.dropped)
-        rows = [row for row in rows if row.split != "train" or row.pair_id not in out]
+        dropped = frozenset(facts.dropped)
+        rows = [row for row in rows if row.split != "train" or row.pair_id not in dropped]
     with work.shown():
         changes = _changes(work, rows)
         rankings = foresight(rows, changes)
@@ -47,7 +47,7 @@ def foresee(work: Work[ForesightConfig]) -> dict[str, float]:
 
 
 def _changes(work: Work[ForesightConfig], rows: list[PairAudit]) -> list[ChosenChange]:
-    """What became of every audited chosen answer."""
+    """The change in log-probability of every audited chosen answer."""
     from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.training.reference import score_responses
 
@@ -58,11 +58,11 @@ def _changes(work: Work[ForesightConfig], rows: list[PairAudit]) -> list[ChosenC
         for split in ("train", "heldout")
         for pair in read_pairs(work, encoder, split, None)
     }
-    known = [row for row in rows if (row.split, row.pair_id) in encoded]
+    scored = [row for row in rows if (row.split, row.pair_id) in encoded]
     model, tokenizer = load_model(folder)
     scores = score_responses(
         ResponseLogits(model),
-        [encoded[row.split, row.pair_id] for row in known],
+        [encoded[row.split, row.pair_id] for row in scored],
         int(tokenizer.pad_token_id),
         work.config.batch,
     )
@@ -72,7 +72,7 @@ def _changes(work: Work[ForesightConfig], rows: list[PairAudit]) -> list[ChosenC
             split=row.split,
             change=float(logps.double().sum()) - row.chosen_logp,
         )
-        for row, logps in zip(known, scores, strict=True)
+        for row, logps in zip(scored, scores, strict=True)
     ]
 
 

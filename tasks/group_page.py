@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.training.config import OptimizerConfig
-from tasks.pages import PageConfig, input_folder, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.page_helpers import PageConfig, input_folder, send_page, stage_facts
 
 
 def start_of(seed: int) -> str:
-    """Input with the evaluation of the model that a seed's arms start from."""
+    """Name of the input with the evaluation of the model that a seed's arms start from."""
     return f"start-{seed}"
 
 
 def training_of(arm: str, seed: int) -> str:
-    """Input with an arm's training."""
+    """Name of the input with an arm's training."""
     return f"{arm}-{seed}"
 
 
 def evaluation_of(arm: str, seed: int) -> str:
-    """Input with the evaluation of an arm's model."""
+    """Name of the input with the evaluation of an arm's model."""
     return f"{arm}-{seed}-evaluation"
 
 
 def displacement_of(arm: str, seed: int) -> str:
-    """Input with the test of one update by an arm's objective."""
+    """Name of the input with the displacement test of an arm's objective."""
     return f"{arm}-{seed}-displacement"
 
 
 class GroupPageConfig(PageConfig):
-    """What the page says of the comparison itself."""
+    """Facts about the comparison that the page shows."""
 
     seeds: tuple[int, ...]
     arms: dict[str, ObjectiveConfig]
@@ -41,11 +41,11 @@ class GroupPageConfig(PageConfig):
 
 
 def group_page(work: Work[GroupPageConfig]) -> dict[str, float]:
-    """Reads of every seed the start's evaluation, and of every arm and seed its training, its
-    evaluation and, where there is one, its test of displacement.
+    """Reads for every seed the start's evaluation, and for every arm and seed its training, its
+    evaluation and, if there is one, its displacement test.
 
     Results: `grpo.html`, `summary.json` and `figures/`; all go to MLflow as well. Returns each
-    arm's figures, means over seeds.
+    arm's figures as means over seeds.
     """
     from dynolab.report.groups.page import write_group_page
     from dynolab.report.inputs.arms import GroupPageInputs, read_evaluated, read_group_run

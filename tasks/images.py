@@ -1,4 +1,4 @@
-"""Stage `images`: labelled images, read, checked and shared out."""
+"""Stage `images`: reads and checks labelled images, and splits them."""
 
 from __future__ import annotations
 

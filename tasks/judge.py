@@ -1,4 +1,4 @@
-"""Stage `judge`: which policies one judge prefers to the baseline, and how surely."""
+"""Stage `judge`: every policy's win rate against the baseline, by one judge."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dynolab.data.rows import read_rows
 from dynolab.endpoint.config import PATIENCE
 from dynolab.judges.config import ExactJudgeConfig, JudgeConfig, LogProbJudgeConfig
 from dynolab.results.judges import JudgementCounts, PolicyAnswer, WinRate
-from tasks.endpoint import StageEndpoint
-from tasks.policies import load_encoder, load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.endpoint import StageEndpoint
+from tasks.shared.policies import load_encoder, load_model
 
 if TYPE_CHECKING:
     from dynolab.judges import Judge
@@ -24,22 +24,22 @@ ANSWERS_OF = "answers_"
 
 
 class JudgeJob(StageConfig):
-    """One judge, and whose answers it compares."""
+    """One judge and the policies whose answers it compares."""
 
-    label: str = Field(description="What the judge is called in results.")
+    label: str = Field(description="Name of the judge in results.")
     judge: JudgeConfig
     baseline: str = Field(description="The policy that the others are compared with.")
-    policies: tuple[str, ...] = Field(min_length=1, description="The others.")
+    policies: tuple[str, ...] = Field(min_length=1, description="The other policies.")
 
 
 def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
     """Reads inputs `answers_<policy>`, and `reference`, the model of a log-prob judge.
 
-    Results: `judgements.jsonl`, what the judge said of every contest in both orders;
-    `win_rates.jsonl`, one row for each policy against the baseline. A policy without answers, as
-    one whose training diverged, is in neither.
+    Results: `judgements.jsonl`, the judge's verdicts on every contest in both orders;
+    `win_rates.jsonl`, one row for each policy against the baseline. A policy without answers, such
+    as one whose training diverged, is in neither.
 
-    A model's replies are kept as `StageEndpoint` keeps them.
+    `StageEndpoint` caches a judge model's replies.
     """
     from dynolab.judges import contests, win_rate
 
@@ -49,11 +49,13 @@ def judge_answers(work: Work[JudgeJob]) -> dict[str, float]:
         for name in (*config.policies, config.baseline)
     }
     policies = [name for name in config.policies if answers[name] and answers[config.baseline]]
-    every = [contest for name in policies for contest in contests(answers, name, config.baseline)]
+    all_contests = [
+        contest for name in policies for contest in contests(answers, name, config.baseline)
+    ]
     endpoint = StageEndpoint(work, getattr(config.judge, "endpoint", None))
     with endpoint.shown():
         try:
-            judgements = _judge(work, endpoint).judge(every, endpoint.on_progress)
+            judgements = _judge(work, endpoint).judge(all_contests, endpoint.on_progress)
         finally:
             work.tracker.log_metrics(endpoint.spent("endpoint"), 0)
         rates = [win_rate([row for row in judgements if row.a == name]) for name in policies]
@@ -71,7 +73,7 @@ def _judge(work: Work[JudgeJob], endpoint: StageEndpoint) -> Judge:
         return ExactJudge(label, config.rewards)
     if isinstance(config, LogProbJudgeConfig):
         return _log_prob(work, config)
-    assert endpoint.endpoint is not None, "a judge-class model has an endpoint"
+    assert endpoint.endpoint is not None, "an llm judge has an endpoint"
     return LlmJudge(label, endpoint.endpoint, config.criterion)
 
 
@@ -91,7 +93,7 @@ def _log_prob(work: Work[JudgeJob], config: LogProbJudgeConfig) -> LogProbJudge:
 
 
 def _metrics(rates: Sequence[WinRate]) -> dict[str, float]:
-    """Every policy's win rate where there is one, and what became of all verdicts."""
+    """Every policy's win rate, if any verdict counted, and the number of verdicts by outcome."""
     metrics = {f"judge/{rate.a}/win_rate": rate.rate for rate in rates if rate.judged}
     counts = [rate.counts.model_dump() for rate in rates]
     return metrics | {
@@ -100,7 +102,7 @@ def _metrics(rates: Sequence[WinRate]) -> dict[str, float]:
     }
 
 
-# How patiently a judge is asked decides when it answers, not what.
+# Timeouts and retries change when a judge answers, not what it answers.
 JUDGE = Stage(
     "judge",
     1,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dynolab.judges.config import JudgeConfig
-from tasks.answers import AnswersConfig
 from tasks.judge import ANSWERS_OF
-from tasks.pages import PageConfig, send_page, stage_facts
+from tasks.policy_answers import AnswersConfig
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
 
 JUDGED_BY = "judged_"
 
 
 class JudgePageConfig(PageConfig):
-    """What the page says of the comparison itself."""
+    """Facts about the comparison that the page shows."""
 
     baseline: str
     policies: tuple[str, ...]

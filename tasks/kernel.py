@@ -1,4 +1,4 @@
-"""Stage `kernel`: how strongly answers are coupled at each checkpoint, and whether that stays."""
+"""Stage `kernel`: how strongly answers are coupled at each checkpoint, and whether it changes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dynolab.data.encode import Encoded
 from dynolab.data.rows import Example, ProbeRow
 from dynolab.errors import ConfigError
 from dynolab.results.forces import AgreementRow, KernelFindings, KernelSizeRow
-from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
-from tasks.selection import SelectionConfig, observed_rows, updating_rows
+from tasks.shared.policies import adapter_folder, load_encoder, load_policy
+from tasks.shared.selection import SelectionConfig, observed_rows, updating_rows
 
 if TYPE_CHECKING:
     from dynolab.forces.kernel.size import KernelSizes
@@ -25,36 +25,38 @@ MODEL = "model_"
 
 
 class KernelConfig(SelectionConfig):
-    """Whose coupling is measured, how exactly, and what counts as stable.
+    """Which answers' coupling is measured, how exactly, and what counts as stable.
 
-    Of the updating pairs it is the chosen answers.
+    Of the updating pairs, only the chosen answers are used.
     """
 
     kinds: tuple[str, ...] = Field(
         ("chosen",), min_length=1, description="Kinds of answers that are observed."
     )
     threshold: float = Field(
-        0.8, gt=0, lt=1, description="Rank correlation above which the order counts as kept."
+        0.8, gt=0, lt=1, description="Rank correlation above which the kernel counts as stable."
     )
     rank: int = Field(8, ge=0, description="Leading directions of K that are measured exactly.")
-    probes: int = Field(8, ge=2, description="Random vectors for the rest.")
-    seed: int = Field(0, ge=0, description="Of the random vectors.")
+    probes: int = Field(8, ge=2, description="Random vectors that estimate the rest of K.")
+    seed: int = Field(0, ge=0, description="Seed of the random vectors.")
     memory_bytes: int = Field(
         2**30,
         ge=2**20,
-        description="Of directions and their images; raised to what the longest answer needs.",
+        description="Memory for directions and images; raised if the longest answer needs more.",
     )
 
 
 class KernelJob(KernelConfig):
-    """The kernel at these checkpoints: a recorded step's, or the trained model's."""
+    """The checkpoints at which the kernel is measured: recorded steps or trained models."""
 
-    labels: tuple[str, ...] = Field(description="The checkpoints in their order.")
-    steps: dict[str, int | None] = Field({}, description="Recorded steps that are measured.")
+    labels: tuple[str, ...] = Field(description="The checkpoints in order.")
+    steps: dict[str, int | None] = Field(
+        {}, description="Checkpoint → recorded step; null: the trained model."
+    )
 
 
 def measure_kernel(work: Work[KernelJob]) -> dict[str, float]:
-    """Reads inputs `data` and a `model_<label>` for every checkpoint.
+    """Reads input `data`, and `model_<label>` for every checkpoint.
 
     Results: `sizes.jsonl`, ‖K‖ of every pair at every checkpoint, and `kernel.json`, the rank
     correlations between checkpoints with their verdicts.
@@ -63,7 +65,7 @@ def measure_kernel(work: Work[KernelJob]) -> dict[str, float]:
     observed = observed_rows(data, config)
     updating = updating_rows(data, config)
     with work.shown(len(config.labels)) as progress:
-        observed, updating, encoded = _common(work, observed, updating)
+        observed, updating, encoded = _fitting_rows(work, observed, updating)
         sizes: dict[str, KernelSizes] = {}
         for number, label in enumerate(config.labels, start=1):
             sizes[label] = _sizes(work, label, *encoded[label])
@@ -79,10 +81,10 @@ def measure_kernel(work: Work[KernelJob]) -> dict[str, float]:
     return work.log_metrics(_metrics(sizes, findings.agreements))
 
 
-def _common(
+def _fitting_rows(
     work: Work[KernelJob], observed: Sequence[ProbeRow], updating: Sequence[Example]
 ) -> tuple[list[ProbeRow], list[Example], dict[str, tuple[list[Encoded], list[Encoded]]]]:
-    """The rows that fit every checkpoint's context, and each checkpoint's encoding of them."""
+    """The rows that fit every checkpoint's context, and their encodings by checkpoint."""
     sides = {}
     for label in work.config.labels:
         encoder = load_encoder(work.input_folder(MODEL + label, "model"))
@@ -93,15 +95,16 @@ def _common(
         [
             at
             for at in range(len(rows))
-            if all(both[side][at] is not None for both in sides.values())
+            if all(encodings[side][at] is not None for encodings in sides.values())
         ]
         for side, rows in enumerate((observed, updating))
     ]
     if not all(kept):
         raise ConfigError(
             "kernel",
-            [len(part) for part in kept],
-            "every answer is longer than a model's context; take more pairs",
+            [len(indices) for indices in kept],
+            "every answer is longer than the context of a model; raise observed_pairs and "
+            "updating_pairs",
         )
     encoded = {
         label: (
@@ -117,14 +120,14 @@ def _sizes(
     work: Work[KernelJob], label: str, observed: list[Encoded], updating: list[Encoded]
 ) -> KernelSizes:
     from dynolab.forces.kernel.size import kernel_sizes
-    from dynolab.training.record import StepRecord
+    from dynolab.training.step_record import StepRecord
 
     config, step = work.config, work.config.steps.get(label)
     folder = work.input_folder(MODEL + label, "model")
     policy = load_policy(folder, _adapter(work, label))
     vocabulary = policy.causal.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     longest = max(answer.response_length for answer in observed)
-    image = (config.rank + config.probes) * longest * vocabulary * policy.dtype.itemsize
+    image_bytes = (config.rank + config.probes) * longest * vocabulary * policy.dtype.itemsize
     at = None
     if step is not None:
         at = StepRecord.load(work.input_folder(MODEL + label, f"forces/step-{step:08d}")).before
@@ -136,7 +139,7 @@ def _sizes(
         rank=config.rank,
         probes=config.probes,
         seed=config.seed,
-        memory_bytes=max(config.memory_bytes, 4 * image),
+        memory_bytes=max(config.memory_bytes, 4 * image_bytes),
     )
 
 
@@ -164,7 +167,7 @@ def _rows(
 
 
 def _adapter(work: Work[KernelJob], label: str) -> Path | None:
-    """The adapters, where the recorded step of a checkpoint is theirs."""
+    """The adapters that a checkpoint's recorded step trained; None without such a step."""
     recorded = work.config.steps.get(label) is not None
     return adapter_folder(work, MODEL + label) if recorded else None
 
@@ -201,7 +204,7 @@ def _findings(work: Work[KernelJob], sizes: Mapping[str, KernelSizes]) -> Kernel
 def _metrics(
     sizes: Mapping[str, KernelSizes], agreements: Sequence[AgreementRow]
 ) -> dict[str, float]:
-    """Each checkpoint's geometric mean of ‖CKC‖, each two's rank correlation, and the lowest."""
+    """Geometric mean of ‖CKC‖ by checkpoint, rank correlations of two checkpoints, the lowest."""
     by_label = {
         f"kernel/size/{label}": float(np.exp(np.log(size.centred).mean()))
         for label, size in sizes.items()

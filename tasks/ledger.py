@@ -15,10 +15,10 @@ from dynolab.errors import ConfigError
 from dynolab.results.ledger import FunctionalRow
 from dynolab.results.study import ARGMAX, ProbeScore, TrainingSummary
 from dynolab.training.config import GroupTrainConfig, TrainConfig
-from tasks.policies import adapter_folder, load_encoder, load_policy
-from tasks.replay import Replay, segment_steps
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import adapter_folder, load_encoder, load_policy
+from tasks.shared.replay import Replay, segment_steps
 from tasks.step_forces import first_pairs
 
 if TYPE_CHECKING:

@@ -16,35 +16,35 @@ MOST_OBJECTS = 81
 
 
 class SpaceConfig(SpaceName):
-    """A space of objects, and which of its mappings are learned."""
+    """A space of objects, and which of its mappings to messages are learned."""
 
     sampled: int | None = Field(
         None,
         ge=1,
-        description="So many compositional and so many other bijections; null: every map, which "
-        "spaces of four objects at most have few enough of.",
+        description="Number of compositional and of other bijections to draw; null: all maps, for "
+        "spaces of at most four objects.",
     )
     learning_rate: float = Field(0.5, gt=0)
-    steps: int = Field(200, ge=2, description="Of full-batch gradient descent.")
+    steps: int = Field(200, ge=2, description="Steps of full-batch gradient descent.")
 
     @model_validator(mode="after")
     def _can_be_listed(self) -> SpaceConfig:
         if self.objects > MOST_OBJECTS:
             raise ConfigError(
-                "spaces", self.label, f"has {self.objects} objects; choose {MOST_OBJECTS} at most"
+                "spaces", self.label, f"has {self.objects} objects; choose at most {MOST_OBJECTS}"
             )
         self.mappings(0)
         return self
 
     @property
     def space(self) -> SpaceName:
-        """The space alone."""
+        """The space, without its mappings."""
         return SpaceName(attributes=self.attributes, values=self.values)
 
     def mappings(self, seed: int) -> list[Messages]:
-        """The mappings; the seed draws where not all are taken.
+        """The mappings to learn; `seed` is that of the draw if they are sampled.
 
-        **Raises:** `ConfigError` where they cannot be listed, or are not so many.
+        **Raises:** `ConfigError` if there are too many to list, or fewer than `sampled`.
         """
         if self.sampled is None:
             return all_mappings(self.space)
@@ -52,16 +52,16 @@ class SpaceConfig(SpaceName):
 
 
 class MappingsConfig(SpaceConfig):
-    """One space's mappings, each learned with every seed."""
+    """One space, whose mappings are each learned with every seed."""
 
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        tuple(range(8)), min_length=1, description="Of the initial weights."
+        tuple(range(8)), min_length=1, description="Seeds of the initial weights."
     )
     width: int = Field(32, ge=1, description="Units of the hidden layer.")
 
 
 def learn_mappings(work: Work[MappingsConfig]) -> dict[str, float]:
-    """Results: `mappings.jsonl`, and `paths.jsonl` with each kind's means by step."""
+    """Results: `mappings.jsonl`, and `paths.jsonl`, the means by step for each kind of mapping."""
     from dynolab.chapters.simplicity.sweep import kind_paths, learned, sweep
 
     config = work.config

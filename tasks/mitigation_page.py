@@ -5,14 +5,14 @@ from __future__ import annotations
 from dynolab.results.arms import ComparedArms
 from dynolab.training.config import TrainConfig
 from tasks.arm import ArmConfig, OnPolicyConfig
-from tasks.pages import PageConfig, send_page, stage_facts
-from tasks.pair_inputs import read_run
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
+from tasks.shared.pair_inputs import read_run
 
 
 class MitigationPageConfig(PageConfig):
-    """What the page says of the comparison itself."""
+    """Facts about the comparison that the page shows."""
 
     seeds: tuple[int, ...]
     arms: dict[str, ArmConfig]
@@ -23,11 +23,11 @@ class MitigationPageConfig(PageConfig):
 
 
 def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
-    """Reads of every arm and seed its training, what its model says and, of arms other than the
-    baseline, its contest.
+    """Reads for every arm and seed its training, its sampled answers and the judge's verdicts
+    against the baseline.
 
     Results: `mitigation.html`, `summary.json`, `comparison.json` and `figures/`; all go to MLflow
-    as well. Returns each arm's figures, means over seeds.
+    as well. Returns each arm's figures as means over seeds.
     """
     from dynolab.report.mitigation.page import write_mitigation_page
 
@@ -42,7 +42,7 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
                 arm: tuple(read_run(work, arm, seed).row() for seed in config.seeds)
                 for arm in config.arms
             },
-            training=_words(config),
+            training=_describe_training(config),
             judge=config.judge,
         )
         metrics = write_mitigation_page(
@@ -52,9 +52,9 @@ def mitigation_page(work: Work[MitigationPageConfig]) -> dict[str, float]:
     return metrics
 
 
-def _words(config: MitigationPageConfig) -> str:
-    """The training that all arms share, and how on-policy arms make their pairs."""
-    training, own = config.training, config.on_policy
+def _describe_training(config: MitigationPageConfig) -> str:
+    """Describes the training that all arms share, and how on-policy arms make their pairs."""
+    training, on_policy = config.training, config.on_policy
     optimizer = training.optimizer
     shared = (
         f"All arms make {training.steps} steps of {training.batch_size} pairs with "
@@ -62,10 +62,10 @@ def _words(config: MitigationPageConfig) -> str:
     )
     if not any(arm.pairs == "on_policy" for arm in config.arms.values()):
         return shared
-    ranking = " + ".join(f"{reward.weight:g} {reward.name}" for reward in own.rewards)
+    ranking = " + ".join(f"{reward.weight:g} {reward.name}" for reward in on_policy.rewards)
     return (
-        f"{shared} On-policy arms sample {own.completions} answers to each of a step's prompts, "
-        f"ranked by {ranking}; prompts whose answers rank alike are left out."
+        f"{shared} On-policy arms sample {on_policy.completions} answers to each of a step's "
+        f"prompts, ranked by {ranking}; prompts whose answers rank alike are left out."
     )
 
 

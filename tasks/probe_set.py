@@ -1,4 +1,4 @@
-"""Stage `probe-set`: a study's rows with a probe set of any kinds, in place of the data's own."""
+"""Stage `probe-set`: a study's rows with a probe set of chosen kinds in place of the data's."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from dynolab.data.rows import Example, ProbeRow, read_rows
 from dynolab.endpoint.config import PATIENCE
 from dynolab.probes.making.probe_set import ProbeSetConfig
-from tasks.endpoint import StageEndpoint
-from tasks.policies import load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.endpoint import StageEndpoint
+from tasks.shared.policies import load_model
 
 if TYPE_CHECKING:
     from dynolab.probes.making.policy import Policy
@@ -20,14 +20,14 @@ ROWS = ("train.jsonl", "heldout.jsonl")
 
 
 def make_probe_set(work: Work[ProbeSetConfig]) -> dict[str, float]:
-    """Reads input `data`, and `model`, the untrained policy, where there is one.
+    """Reads inputs `data` and, if there is one, `model`, the untrained policy.
 
     Results: `probes.jsonl`, the rows; `missing.jsonl`, the rows that could not be made, with the
-    reason; and the data's `train.jsonl` and `heldout.jsonl`, so that other stages read this
-    result as they read the data stage's. To watch the rows in another study of the same data
-    settings and seed, name the file there as `data.probes`.
+    reason; and the data's `train.jsonl` and `heldout.jsonl`, so that other stages can read this
+    result in place of the data stage's. To watch the rows in another study with the same data
+    settings and seed, set its `data.probes` to the file.
 
-    The writer's answers are kept as `StageEndpoint` keeps them.
+    `StageEndpoint` caches the writer's answers.
     """
     from dynolab.probes.making.probe_set import build_probe_set
     from dynolab.probes.making.written import has_text
@@ -64,7 +64,7 @@ def _policy(work: Work[ProbeSetConfig]) -> Policy | None:
     return Policy(model, tokenizer, f"{source.stage}/{source.key[:12]}")
 
 
-# How patiently a writer is asked decides when it answers, not what.
+# Timeouts and retries change when a writer answers, not what it answers.
 PROBE_SET = Stage(
     "probe-set",
     1,

@@ -1,26 +1,26 @@
-"""Stage `push`: what pushing an answer down does to a language model, and what explains it."""
+"""Stage `push`: where probability goes when an answer is pushed down, and what explains it."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from tasks.audit import read_pairs
-from tasks.policies import load_encoder, load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import load_encoder, load_model
 
 
 class PushConfig(StageConfig):
     """Which answers are pushed down, and how far."""
 
-    pairs: int = Field(24, ge=2, description="Training pairs, the first ones.")
+    pairs: int = Field(24, ge=2, description="Training pairs, from the first.")
     fall: float = Field(
-        0.1, gt=0, description="Nats per token that a pushed answer loses, to first order."
+        0.1, gt=0, description="First-order fall of a pushed answer, in nats per token."
     )
 
 
 def push_answers(work: Work[PushConfig]) -> dict[str, float]:
-    """Reads inputs `data` and `model`. Arithmetic is float64: the changes are small.
+    """Reads inputs `data` and `model`. Computes in float64, because the changes are small.
 
     Results: `pushes.jsonl`, `explained.jsonl`, `ranks.jsonl`.
     """

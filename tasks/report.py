@@ -11,35 +11,40 @@ from pydantic import Field
 from dynolab.data.rows import read_rows
 from dynolab.objectives.registry import PAIR_OBJECTIVES, ObjectiveConfig
 from dynolab.results.study import PairChange
-from tasks.pages import PageConfig, input_folder, send_page, stage_facts
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageResult, Work
+from tasks.shared.page_helpers import PageConfig, input_folder, send_page, stage_facts
 
 FORCES, CONTRAST = "_forces", "contrast_"
-_REPEATED = {"kernel": "kernel", "foresight": "foresight", "probe": "probe", "squeezing": "squeeze"}
-"""Inputs whose numbers are the report's as well, and what these begin with."""
+_COPIED_METRICS = {
+    "kernel": "kernel",
+    "foresight": "foresight",
+    "probe": "probe",
+    "squeezing": "squeeze",
+}
+"""Input → first part of the names of those of its metrics that the report returns as well."""
 
-SHOWN_DIGITS = 12  # of a key; as many as the command line shows
+SHOWN_DIGITS = 12  # of a key, as on the command line
 
 
 class ReportConfig(PageConfig):
-    """What the page says of the study itself."""
+    """Facts about the study that the page shows."""
 
     seed: int
-    objective: ObjectiveConfig | None = Field(None, description="Of preference training.")
+    objective: ObjectiveConfig | None = Field(None, description="Objective of preference training.")
     missing: dict[str, str] = Field(
-        {}, description="Comparisons that have not run, with the commands that run them."
+        {}, description="Comparison that has not run → the command that runs it."
     )
 
 
 def report(work: Work[ReportConfig]) -> dict[str, float]:
-    """Reads inputs `data`, `probe`, `kernel`, every training with its `<training>_forces`,
-    `audit`, `foresight` and `squeezing` where there are any, `contrast_<name>`s, and the pages
-    `mitigation` and `reproduction` where these have run.
+    """Reads inputs `data`, `probe`, `kernel`, every training with its `<training>_forces`, and, if
+    given, `audit`, `foresight`, `squeezing`, every `contrast_<name>` and the pages `mitigation` and
+    `reproduction`.
 
     Results: `report.html`, `summary.json`, `paths.svg`, `pairs.jsonl` and `figures/`; all go to
-    MLflow as well, the pairs as a table too.
-    Returns the summary's numbers.
+    MLflow as well, the pairs also as a table.
+    Returns the summary's metrics.
     """
     from dynolab.report.inputs.audit import read_audit
     from dynolab.report.inputs.study import (
@@ -97,7 +102,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     metrics: dict[str, float] = summary["metrics"]
     return metrics | {
         name: value
-        for stage, metric in _REPEATED.items()
+        for stage, metric in _COPIED_METRICS.items()
         if stage in work.inputs
         for name, value in work.inputs[stage].metrics.items()
         if name.startswith(f"{metric}/")
@@ -105,9 +110,9 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
 
 
 def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageResult]) -> str:
-    """Command line of a force map before and after preference training, but for its pair.
+    """The command for a force map before and after preference training, without the pair's id.
 
-    Empty where training was not on pairs.
+    Empty if training was not on pairs.
     """
     if objective is None or objective.name not in PAIR_OBJECTIVES:
         return ""
@@ -123,7 +128,7 @@ def map_command(objective: ObjectiveConfig | None, inputs: Mapping[str, StageRes
         "checkpoints": {"before": {"result": before}, "after": {"result": after}},
         "reference": "before",
         "analysis.objective": chosen,
-        # The page compares kernels too; nobody asks for them here, so few answers do.
+        # The page compares kernels too, which nobody needs here: use as few answers as possible.
         "kernel.observed_pairs": 1,
         "kernel.updating_pairs": 2,
     }

@@ -1,15 +1,15 @@
-"""Stage `reproduction-page`: which of the papers' findings appear."""
+"""Stage `reproduction-page`: the page on which of the papers' findings appear."""
 
 from __future__ import annotations
 
-from tasks.pages import PageConfig, send_page, stage_facts
-from tasks.pair_inputs import read_run, read_start
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.page_helpers import PageConfig, send_page, stage_facts
+from tasks.shared.pair_inputs import read_run, read_start
 
 
 class ReproductionPageConfig(PageConfig):
-    """What the page says of the run itself."""
+    """Facts about the run that the page shows."""
 
     seeds: tuple[int, ...]
     arms: tuple[str, ...]
@@ -17,10 +17,10 @@ class ReproductionPageConfig(PageConfig):
 
 
 def reproduction_page(work: Work[ReproductionPageConfig]) -> dict[str, float]:
-    """Reads of every seed all SFTs, every preference training, and what was judged.
+    """Reads for every seed all SFTs, every preference training, and the judged answers.
 
     Results: `reproduction.html`, `summary.json` and `figures/`; all go to MLflow as well. Returns
-    the changes, means over seeds, and how many claims end how.
+    the changes as means over seeds, and the number of claims by outcome.
     """
     from dynolab.claims.reproduction import EXTENDED, EXTENDED_HALF, SFT
     from dynolab.report.inputs.arms import ReproductionInputs

@@ -6,16 +6,16 @@ import shutil
 
 from dynolab.data.rows import Example, read_rows
 from dynolab.rollouts.sample import SampleConfig
-from tasks.policies import load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.policies import load_model
 
 
 def resample(work: Work[SampleConfig]) -> dict[str, float]:
     """Reads inputs `data` and `model`.
 
-    Results: `train.jsonl` with sampled rejected answers and the unchanged `probes.jsonl`: a
-    training stage reads them as it reads the data stage's.
+    Results: `train.jsonl` with sampled rejected answers, and the unchanged `probes.jsonl`. A
+    training stage reads this result in place of the data stage's.
     """
     from dynolab.data.resampled import with_rejected
     from dynolab.rollouts.sample import sample_responses

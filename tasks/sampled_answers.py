@@ -1,4 +1,4 @@
-"""Stage `said`: answers that a model samples to the data's prompts, and how varied they are."""
+"""Stage `said`: a model's sampled answers to the data's prompts, and how varied they are."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pydantic import Field
 from dynolab.data.rows import Example, Split, read_rows
 from dynolab.results.judges import PolicyAnswer
 from dynolab.rollouts.generator import SampleConfig, Sampled
-from tasks.answering import tell_figures
-from tasks.policies import load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.policies import load_model
+from tasks.shared.rewarded_answers import log_figures
 
 if TYPE_CHECKING:
     from dynolab.comparisons.pair_arms import SampledAnswer
@@ -21,28 +21,28 @@ SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 
 class SampledAnswersConfig(SampleConfig):
-    """How answers are drawn, and how many."""
+    """How answers are sampled, and how many."""
 
     max_new_tokens: int = Field(24, ge=1)
-    batch_size: int = Field(128, ge=1, description="Answers that grow side by side.")
+    batch_size: int = Field(128, ge=1, description="Answers sampled in one batch.")
     samples: int = Field(4, ge=1, description="Answers to each prompt.")
     prompts: int | None = Field(
-        None, ge=1, description="Prompts of each split: the first ones; default: all."
+        None, ge=1, description="Prompts of each split, from the first; default: all."
     )
 
 
 def sample_answers(work: Work[SampledAnswersConfig]) -> dict[str, float]:
     """Reads inputs `data` and `model`.
 
-    Results: `answers.jsonl`, as judges read them, and `figures.json`, means over the prompts of
-    each split with 95% intervals. A training that diverged left no model: nothing is said.
+    Results: `answers.jsonl`, in the judges' format, and `figures.json`, means over the prompts of
+    each split with 95% intervals. Both are empty if the training diverged and left no model.
     """
     from dynolab.comparisons.pair_arms import answer_figures
 
     with work.shown():
         answers = _answers(work) if work.input_holds("model", "model") else []
         work.write_tables(answers=[row.answer for row in answers])
-    means = tell_figures(work, answer_figures(answers), "said")
+    means = log_figures(work, answer_figures(answers), "said")
     return means | {"seconds": work.seconds}
 
 
@@ -50,18 +50,18 @@ def _answers(work: Work[SampledAnswersConfig]) -> list[SampledAnswer]:
     from dynolab.rollouts.sample import sample_responses
 
     config = work.config
-    asked = [
+    requests = [
         (split, pair, number)
         for split in SPLITS
         for pair in _pairs(work, split)
         for number in range(config.samples)
     ]
     model, tokenizer = load_model(work.input_folder("model", "model"))
-    sampled = sample_responses(model, tokenizer, [pair.prompt for _, pair, _ in asked], config)
+    sampled = sample_responses(model, tokenizer, [pair.prompt for _, pair, _ in requests], config)
     end = tokenizer.eos_token_id
     return [
         _answer(split, pair, number, sample, end)
-        for (split, pair, number), sample in zip(asked, sampled, strict=True)
+        for (split, pair, number), sample in zip(requests, sampled, strict=True)
     ]
 
 

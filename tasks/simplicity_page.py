@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tasks.chapter import ChapterPageConfig, publish
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.chapter_page import ChapterPageConfig, publish
 
 
 def simplicity_page(work: Work[ChapterPageConfig]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Stage `softmax`: the provable part of squeezing on random cases, and its pictures."""
+"""Stage `softmax`: checks what is provable about squeezing on random cases, with pictures."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ Classes = Annotated[int, Field(ge=3)]
 
 
 class SoftmaxConfig(StageConfig):
-    """How many random cases, of how many classes."""
+    """How many random cases, with how many classes."""
 
     seed: int = Field(0, ge=0)
-    cases: int = Field(20_000, ge=1, description="Random cases of every statement.")
+    cases: int = Field(20_000, ge=1, description="Random cases for every statement.")
     classes: tuple[Classes, ...] = Field(
         (5, 50, 1_000), min_length=1, description="Numbers of classes V of the cases."
     )
     shown: tuple[Classes, ...] = Field(
         (50, 1_000), min_length=1, description="Numbers of classes of the pictures."
     )
-    shape_cases: int = Field(1_000, ge=2, description="Distributions behind a point of a curve.")
+    shape_cases: int = Field(
+        1_000, ge=2, description="Distributions averaged at each point of a curve."
+    )
 
 
 def try_cases(work: Work[SoftmaxConfig]) -> dict[str, float]:

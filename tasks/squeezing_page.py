@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tasks.chapter import ChapterPageConfig, publish
-from tasks.pages import input_folder
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.chapter_page import ChapterPageConfig, publish
+from tasks.shared.page_helpers import input_folder
 
 
 def squeezing_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
-    """Reads inputs `softmax`, and `push` where a language model was looked at.
+    """Reads inputs `softmax` and, if a language model was measured, `push`.
 
     Results: `squeezing.html`, `claims.jsonl` and `figures/`.
     """

@@ -1,4 +1,4 @@
-"""Stage `forces`: what the recorded steps did to every watched answer, and which part of them."""
+"""Stage `forces`: how each part of the recorded steps changed every watched answer."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pydantic import Field
 
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.results.study import ReplayFacts
-from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.track.progress import StageProgress
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 
 if TYPE_CHECKING:
-    from dynolab.training.record import Recorded
+    from dynolab.training.step_record import Recorded
 
 
 class ForcesConfig(StageConfig):
-    """Which answers are watched, and how they are computed."""
+    """Which answers are watched, and in which batches."""
 
     pairs: int = Field(40, ge=1, description="Pairs of each split whose answers are watched.")
     batch_tokens: int = Field(2_048, ge=1, description="Padded tokens of one forward.")
@@ -48,7 +48,7 @@ def _measure(
 ) -> list[ReplayFacts]:
     from dynolab.forces import build_token_map, step_forces
     from dynolab.forces.step.metrics import force_metrics
-    from dynolab.training.record import StepRecord
+    from dynolab.training.step_record import StepRecord
 
     rows = list(read_rows(work.input_folder("data") / "probes.jsonl", ProbeRow))
     probes = first_pairs(rows, work.config.pairs)
@@ -57,8 +57,8 @@ def _measure(
     encoder = load_encoder(folder)
     replays = []
     with (work.output / "forces.jsonl").open("w") as file:
-        for number, place in enumerate(records, start=1):
-            record = StepRecord.load(place)
+        for number, record_folder in enumerate(records, start=1):
+            record = StepRecord.load(record_folder)
             objective = record.facts.objective.name
             forces = step_forces(
                 record,
@@ -75,7 +75,7 @@ def _measure(
     dumped = [replay.model_dump() for replay in replays]
     (work.output / "replay.json").write_text(json.dumps(dumped, indent=1))
     if records:
-        example = min(record.examples, key=_length)  # a map that a person can read
+        example = min(record.examples, key=_length)  # the shortest, for a readable map
         pushes = build_token_map(
             record,
             policy,

@@ -13,9 +13,9 @@ from dynolab.data.encode import Encoded
 from dynolab.data.rows import ProbeRow, read_rows, read_value
 from dynolab.results.squeezing import Forecast, Generation, RisenMass
 from dynolab.results.study import Answer, TrainingSummary
-from tasks.policies import adapter_folder, load_encoder, load_policy
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import adapter_folder, load_encoder, load_policy
 from tasks.step_forces import first_pairs
 
 if TYPE_CHECKING:
@@ -27,53 +27,53 @@ KINDS = ("chosen", "rejected")
 
 
 class SqueezingConfig(StageConfig):
-    """Which answers are looked at, and how they are computed."""
+    """Which answers are measured, and in which batches."""
 
-    pairs: int = Field(24, ge=1, description="Pairs of each split whose answers are looked at.")
+    pairs: int = Field(24, ge=1, description="Pairs of each split whose answers are measured.")
     batch_tokens: int = Field(2_048, ge=1, description="Padded tokens of one forward.")
 
 
 class SqueezingJob(SqueezingConfig):
-    """The trainings, by the name of their input, each with that of the model it started from."""
+    """The trainings by input name, each with the input name of the model it started from."""
 
     trainings: dict[str, str] = Field({"sft": "base", "preference": "sft"})
-    main: str = Field("preference", description="The training whose figures bear no name.")
+    main: str = Field("preference", description="The training whose metrics have no suffix.")
 
 
 def measure_squeezing(work: Work[SqueezingJob]) -> dict[str, float]:
     """Reads inputs `data`, `probe`, the trainings and the models that they started from.
 
     Results: `risen.jsonl`, where probability rose from the start of every training to each of its
-    recorded steps and to its end; `forecasts.jsonl`, the first-order rule on every recorded step;
+    recorded steps and to its end; `forecasts.jsonl`, first-order forecasts of every recorded step;
     `generations.jsonl`, how much the greedy answers of `probe` repeat themselves.
 
-    Returns `squeeze/index` of the main training and `squeeze/index/<training>` of the others, on
+    Returns `squeeze/index` for the main training and `squeeze/index/<training>` for the others, on
     the chosen answers of training pairs; `squeeze/forecast_auc`, `squeeze/forecast_auc_top` and
-    `squeeze/last_layer` of the main training's rejected (else chosen) answers, means over its
-    recorded steps; `squeeze/repeaters/<model>`, the share of its held-out answers that repeat
-    themselves.
+    `squeeze/last_layer` for the main training's rejected (else chosen) answers, as means over its
+    recorded steps; `squeeze/repeaters/<model>`, the share of the model's held-out answers that
+    repeat themselves.
     """
     config = work.config
     risen: list[RisenMass] = []
     forecasts: list[Forecast] = []
     with work.shown(len(config.trainings)) as progress:
         for number, name in enumerate(config.trainings, start=1):
-            mass, foretold = _measure(work, name)
-            risen += mass
-            forecasts += foretold
+            training_risen, training_forecasts = _measure(work, name)
+            risen += training_risen
+            forecasts += training_forecasts
             progress.update(number, name)
         generations = list(_generations(work))
         work.write_tables(risen=risen, forecasts=forecasts, generations=generations)
     work.log_tables(forecasts=forecasts, generations=generations)
-    metrics = _foretold(work, forecasts) | _repeaters(generations)
+    metrics = _forecast_means(work, forecasts) | _repeaters(generations)
     return _indices(work, risen) | work.log_metrics(metrics)
 
 
 def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list[Forecast]]:
-    """A training's risen probability at each of its known states, and its steps' forecasts."""
+    """A training's risen probability at its recorded steps and end, and its steps' forecasts."""
     from dynolab.likelihood.token_logps import ResponseLogits
     from dynolab.squeezing.forecast import forecasts
-    from dynolab.training.record import StepRecord
+    from dynolab.training.step_record import StepRecord
     from models.language import load_language_model
 
     config, folder = work.config, work.input_folder(name)
@@ -98,13 +98,13 @@ def _measure(work: Work[SqueezingJob], name: str) -> tuple[list[RisenMass], list
     steps = read_value(folder / "summary.json", TrainingSummary).steps
     mass_of = partial(_risen, work, name, ResponseLogits(start.eval()), policy, answers)
     risen: list[RisenMass] = []
-    foretold: list[Forecast] = []
-    for place in sorted((folder / "forces").glob("step-*")):
-        record = StepRecord.load(place)
-        foretold += forecasts(record, policy, training=name, batch_tokens=config.batch_tokens)
+    step_forecasts: list[Forecast] = []
+    for recorded in sorted((folder / "forces").glob("step-*")):
+        record = StepRecord.load(recorded)
+        step_forecasts += forecasts(record, policy, training=name, batch_tokens=config.batch_tokens)
         if record.facts.step:
             risen += mass_of(record.before, record.facts.step)
-    return risen + mass_of({}, steps), foretold
+    return risen + mass_of({}, steps), step_forecasts
 
 
 def _risen(
@@ -116,7 +116,7 @@ def _risen(
     weights: Weights,
     step: int,
 ) -> list[RisenMass]:
-    """Risen probability from a training's start to some weights of it."""
+    """Risen probability from a training's start to the given weights of its policy."""
     from dynolab.squeezing.index import answers_risen_mass
 
     sums = answers_risen_mass(
@@ -160,7 +160,7 @@ def _generations(work: Work[SqueezingJob]) -> Iterator[Generation]:
 
 
 def _indices(work: Work[SqueezingJob], risen: Sequence[RisenMass]) -> dict[str, float]:
-    """The index of every training at its end; that of each step goes to tracking alone."""
+    """The index of every training at its end; logs the indices of its recorded steps to MLflow."""
     from dynolab.squeezing.index import chosen_by_step, squeeze_index
 
     indices: dict[str, float] = {}
@@ -168,19 +168,19 @@ def _indices(work: Work[SqueezingJob], risen: Sequence[RisenMass]) -> dict[str, 
         metric = "squeeze/index" if name == work.config.main else f"squeeze/index/{name}"
         for step in sorted(steps):
             index = squeeze_index(steps[step]).mean
-            if math.isfinite(index):  # where nothing rose there is no share
+            if math.isfinite(index):  # NaN if no probability rose
                 work.tracker.log_metrics({metric: index}, step)
                 indices[metric] = index
     return indices
 
 
-def _foretold(work: Work[SqueezingJob], forecasts: Sequence[Forecast]) -> dict[str, float]:
+def _forecast_means(work: Work[SqueezingJob], forecasts: Sequence[Forecast]) -> dict[str, float]:
     """Means over the main training's recorded steps."""
-    own = [forecast for forecast in forecasts if forecast.training == work.config.main]
-    wanted = [forecast for forecast in own if forecast.side == "rejected"] or own
+    main = [forecast for forecast in forecasts if forecast.training == work.config.main]
+    averaged = [forecast for forecast in main if forecast.side == "rejected"] or main
     names = {"forecast_auc": "auc", "forecast_auc_top": "auc_top", "last_layer": "explained"}
     values = {
-        name: [getattr(forecast, field) for forecast in wanted] for name, field in names.items()
+        name: [getattr(forecast, field) for forecast in averaged] for name, field in names.items()
     }
     means = {
         f"squeeze/{name}": math.fsum(each) / len(each) for name, each in values.items() if each
@@ -189,7 +189,7 @@ def _foretold(work: Work[SqueezingJob], forecasts: Sequence[Forecast]) -> dict[s
 
 
 def _repeaters(generations: Sequence[Generation]) -> dict[str, float]:
-    """Share of every model's held-out answers that repeat themselves."""
+    """The share of every model's held-out answers that repeat themselves."""
     flags: dict[str, list[bool]] = {}
     for generation in generations:
         if generation.split == "heldout":

@@ -1,4 +1,4 @@
-"""Stages of supervision: networks taught under label noise, and what is learned faster."""
+"""Stages on supervision: training under label noise, and which examples are learned faster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SupervisionJob(SupervisionConfig):
 
 
 class SpeedJob(SpeedConfig):
-    """The trainings of all seeds whose every step is accounted for."""
+    """The trainings, one per seed, whose every step is analysed."""
 
     model: ClassifierName = "mlp"
     seeds: Seeds = (0,)
@@ -62,7 +62,7 @@ def supervision(work: Work[SupervisionJob]) -> dict[str, float]:
 def learning_speed(work: Work[SpeedJob]) -> dict[str, float]:
     """Reads input `images`. Results: `speeds.jsonl` and `adaptations.jsonl`.
 
-    Returns the mean accumulated influence of every kind of examples as `speed/<kind>`, in nats.
+    Returns the mean accumulated influence of every kind of example as `speed/<kind>`, in nats.
     """
     from dynolab.chapters.supervision.speed_comparisons import compare_speeds
     from dynolab.chapters.transfer.adaptation import compare_adaptation

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from tasks.chapter import ChapterPageConfig, publish
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.chapter_page import ChapterPageConfig, publish
 
 SPEED = "learning-speed"
 
 
 def level_of(noise: float) -> str:
-    """How the stage of a noise level is called."""
+    """Name of the step of a noise level."""
     return f"noise-{100 * noise:g}"
 
 
 def supervision_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
-    """Reads input `learning-speed`, and every other one as a noise level.
+    """Reads input `learning-speed`, and every other input as a noise level.
 
     Results: `supervision.html`, `claims.jsonl` and `figures/`.
     """

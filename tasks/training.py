@@ -32,9 +32,9 @@ def train(work: Work[TrainConfig]) -> dict[str, float]:
 def run_training(
     work: Work[Config], examples: Path, probes: Path | None = None
 ) -> dict[str, float]:
-    """Trains input `model`, resuming from the newest state there is.
+    """Trains input `model`, resuming from the newest resume state, if any.
 
-    **Arguments:** `probes`: what is watched; default: the rows of input `data`.
+    **Arguments:** `probes`: file of the watched rows; default: `probes.jsonl` of input `data`.
 
     Results: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/`, `summary.json`.
     """
@@ -66,25 +66,25 @@ def run_training(
     _note_checks(work.logs / CHECKS)
     stopped = {"stopped_at": float(summary.steps)} if summary.steps < config.steps else {}
     best = summary.best
-    kept = {"best_step": float(best.step), "best_value": best.value} if best else {}
+    best_metrics = {"best_step": float(best.step), "best_value": best.value} if best else {}
     return {
         **summary.rows,
         **stopped,
-        **kept,
+        **best_metrics,
         "seconds": work.seconds,
         "resumed_from": float(resume[0]) if resume else 0.0,
     }
 
 
 def _note_checks(file: Path) -> None:
-    """Takes over what rank 0 has measured; a training's logs may lie on another host."""
+    """Notes in this process the checks that rank 0 measured; its logs may be on another host."""
     if file.is_file():
         for model, figures in json.loads(file.read_text()).items():
             note_check(model, figures)
 
 
 def check_rows(job: TrainJob) -> None:
-    """Refuses, before any rank is started, what no rank could train with."""
+    """Raises `ConfigError` for rows and settings that cannot be trained, before any rank starts."""
     from dynolab.rollouts.rewards import Rewards
     from dynolab.training.alarm import check_watched
     from dynolab.training.examples import load_examples, load_prompts, training_encoder

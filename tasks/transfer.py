@@ -1,4 +1,4 @@
-"""Stages of transfer: one task learned, another transferred to, with heads prepared differently."""
+"""Stages on transfer: pretraining on one task, finetuning on another after preparing the head."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def transfer_digits(work: Work[TransferJob]) -> dict[str, float]:
 
 
 def transfer_topics(work: Work[TopicTransferJob]) -> dict[str, float]:
-    """Reads nothing. Results and numbers are those of `transfer_digits`."""
+    """Reads no inputs. Results and metrics are those of `transfer_digits`."""
     from dynolab.chapters.transfer.task import topic_task
 
     return _transfer(work, topic_task(work.config.texts, work.config.first))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tasks.chapter import ChapterPageConfig, publish
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.chapter_page import ChapterPageConfig, publish
 
 
 def transfer_page(work: Work[ChapterPageConfig]) -> dict[str, float]:
-    """Reads every input as a pair of tasks.
+    """Reads every input as the transfer between one pair of tasks.
 
     Results: `transfer.html`, `claims.jsonl` and `figures/`.
     """

@@ -33,5 +33,5 @@ resolve_commit({kind!r}, "owner/name", field="data.hub_name")
 
 
 def test_a_name_that_cannot_be_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no name that the Hub can have"):
+    with pytest.raises(ConfigError, match="nor a valid Hub name"):
         resolve_commit("model", "a--b/..c", field="model")

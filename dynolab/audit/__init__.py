@@ -1,1 +1,1 @@
-"""Preference pairs judged before training: the audit, CHES, and what came true."""
+"""Ranks preference pairs before training (audit, CHES), and checks the rankings afterwards."""

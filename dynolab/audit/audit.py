@@ -1,4 +1,4 @@
-"""Audit of preference pairs: what a step on each would do to its own chosen answer, and to all."""
+"""Audit of preference pairs: how a step on each would move its own and all chosen answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dynolab.forces.function.rules import subspace
 from dynolab.forces.step.split import objective_batch, step_totals
 from dynolab.objectives.pairs import PairObjective
 from dynolab.results.audit import PairAudit
-from dynolab.training.record import RecordedExample
+from dynolab.training.step_record import RecordedExample
 
 
 def audit_pairs(
@@ -35,29 +35,29 @@ def audit_pairs(
     heldout: Sequence[EncodedExample] = (),
     batch_tokens: int = 4_096,
 ) -> list[PairAudit]:
-    """What a gradient step of learning rate one would do, pair by pair, exact to first order.
+    """Effect of a gradient step of learning rate one, pair by pair, exact to first order.
 
-    With `g± = ∇ Σ_l log π(y±_l)`, and c₊ on chosen and −c₋ on rejected tokens the objective's
-    weights, which are one number a response, a step on the pair alone moves the weights by
+    Let `g± = ∇ Σ_l log π(y±_l)`, and let the objective weight chosen tokens by c₊ and rejected ones
+    by −c₋, one number per response. A step on the pair alone moves the parameters by
     `−∇L = c₊ g₊ − c₋ g₋`, and its own chosen answer by
 
         Δ log π(y⁺) = ⟨g₊, −∇L⟩ = c₊ ‖g₊‖² − c₋ ⟨g₊, g₋⟩   (pull up, push down).
 
-    The pull up is never negative where c₊ > 0. The push down is what squeezes: it outweighs where
-    the answers' gradients point one way and the rejected one's is the longer.
+    The pull up is never negative if c₊ > 0. The push down does the squeezing: it outweighs the pull
+    if the answers' gradients point the same way and the rejected one's is longer.
 
-    The reference is the policy itself: that is where preference training starts.
+    The reference is the policy itself, as at the start of preference training.
 
-    It costs a forward and a backward of every response, one response at a time, and, batched, a
-    forward-mode pass with two tangents; beside the weights it holds six tensors of their size.
-    Prompts are not shared between a pair's responses: each has a backward of its own, which would
-    then run over the other's tokens too.
+    Cost: a forward and a backward per response, one response at a time, and a batched forward-mode
+    pass with two tangents; beside the weights it holds six tensors of their size. A pair's
+    responses do not share a prompt forward, because each response's backward would then run over
+    the other's tokens too.
 
     **Arguments:**
 
-    - `pairs`: what is trained on: `from_all` and `on_all` are means over them.
-    - `heldout`: audited beside them, as pairs that are not trained on.
-    - `batch_tokens`: bound of sequences × padded length of one forward-mode pass.
+    - `pairs`: the training pairs; `from_all` and `on_all` are means over them.
+    - `heldout`: pairs to audit that are not trained on.
+    - `batch_tokens`: bound on sequences × padded length of one forward-mode pass.
 
     **Returns:** rows in the order of the pairs, training pairs first.
 
@@ -67,29 +67,29 @@ def audit_pairs(
     check_arithmetic(policy.dtype, "products of gradients of 8 significant bits have no sign")
     if not pairs:
         raise ConfigError("pairs", [], "give at least one pair to audit")
-    everyone = [*pairs, *heldout]
-    for pair in everyone:
+    all_pairs = [*pairs, *heldout]
+    for pair in all_pairs:
         for side, response in zip(("chosen", "rejected"), _responses(pair), strict=True):
             check_response(f"pair {pair.id}.{side}", response, policy.causal)
-    wanted = subspace(policy)
-    step, chosen = (_zeros(policy, wanted) for _ in range(2))
-    own_parts = []
-    for number, pair in enumerate(everyone):
-        sides = [_read(policy, wanted, response) for response in _responses(pair)]
-        up, down = _rates(policy, pair, objective, sides)
+    names = subspace(policy)
+    step, chosen = (_zeros(policy, names) for _ in range(2))
+    figures = []
+    for number, pair in enumerate(all_pairs):
+        sides = [_differentiate(policy, names, response) for response in _responses(pair)]
+        up, down = _token_weights(policy, pair, objective, sides)
         if number < len(pairs):
             _add(step, up / len(pairs), sides[0].gradient)
             _add(step, -down / len(pairs), sides[1].gradient)
             _add(chosen, 1 / len(pairs), sides[0].gradient)
         split: Split = "train" if number < len(pairs) else "heldout"
-        own_parts.append(_Own.of(pair, split, sides, up, down))
-    moved = _moves(policy, everyone, [step, chosen], batch_tokens)
-    return [own.row(*moves) for own, moves in zip(own_parts, moved, strict=True)]
+        figures.append(_PairFigures.of(pair, split, sides, up, down))
+    moved = _changes_along(policy, all_pairs, [step, chosen], batch_tokens)
+    return [own.row(*changes) for own, changes in zip(figures, moved, strict=True)]
 
 
 @dataclass(frozen=True)
-class _Read:
-    """One response: its log-probabilities, `∇ Σ log π`, and the last hidden states."""
+class _ResponseGradient:
+    """A response's log-probabilities, `∇ Σ log π`, and last hidden states."""
 
     logps: Float[Tensor, " tokens"]
     gradient: dict[str, Tensor]
@@ -97,8 +97,8 @@ class _Read:
 
 
 @dataclass(frozen=True)
-class _Own:
-    """What is known of a pair by itself."""
+class _PairFigures:
+    """A pair's token weights, and the audit figures that depend on the pair alone."""
 
     up: float
     down: float
@@ -106,8 +106,13 @@ class _Own:
 
     @classmethod
     def of(
-        cls, pair: EncodedExample, split: Split, sides: Sequence[_Read], up: float, down: float
-    ) -> _Own:
+        cls,
+        pair: EncodedExample,
+        split: Split,
+        sides: Sequence[_ResponseGradient],
+        up: float,
+        down: float,
+    ) -> _PairFigures:
         chosen, rejected = sides
         pull, push = (
             up * _inner(chosen.gradient, chosen.gradient),
@@ -135,7 +140,7 @@ class _Own:
         )
 
     def row(self, chosen: Float[Tensor, " two"], rejected: Float[Tensor, " two"]) -> PairAudit:
-        """With what the step on all pairs, and all chosen answers' gradient, do to both sides."""
+        """Adds the effects of the step on all pairs, and of all chosen answers' gradient."""
         on_all = self.up * float(chosen[1]) - self.down * float(rejected[1])
         return PairAudit(**self.facts, from_all=float(chosen[0]), on_all=on_all)
 
@@ -146,28 +151,28 @@ def _responses(pair: EncodedExample) -> tuple[Encoded, Encoded]:
     return pair.chosen, pair.rejected
 
 
-def _read(policy: PolicyFunction, wanted: set[str], response: Encoded) -> _Read:
-    leaves = {name: policy.weights[name].detach().requires_grad_() for name in sorted(wanted)}
-    seen: list[Tensor] = []
+def _differentiate(policy: PolicyFunction, names: set[str], response: Encoded) -> _ResponseGradient:
+    leaves = {name: policy.weights[name].detach().requires_grad_() for name in sorted(names)}
+    hidden: list[Tensor] = []
 
     def keep(features: Tensor, output: Tensor) -> Tensor:
-        seen.append(features.detach())
+        hidden.append(features.detach())
         return output
 
     batch, _ = policy.batch([response])
     with at_head(policy, keep):
         logps = policy.logps(leaves, batch)
     gradients = torch.autograd.grad(logps.sum(), list(leaves.values()), materialize_grads=True)
-    return _Read(logps.detach(), dict(zip(leaves, gradients, strict=True)), seen[0])
+    return _ResponseGradient(logps.detach(), dict(zip(leaves, gradients, strict=True)), hidden[0])
 
 
-def _rates(
+def _token_weights(
     policy: PolicyFunction,
     pair: EncodedExample,
     objective: PairObjective[Any],
-    sides: Sequence[_Read],
+    sides: Sequence[_ResponseGradient],
 ) -> tuple[float, float]:
-    """c₊ and c₋ of a step on this pair alone, at the reference."""
+    """c₊ and c₋ of a step on this pair alone, with the policy as reference."""
     chosen, rejected = (side.logps.tolist() for side in sides)
     example = RecordedExample(
         id=pair.id,
@@ -182,7 +187,7 @@ def _rates(
     return float(token_weights[0]), -float(token_weights[-1])
 
 
-def _moves(
+def _changes_along(
     policy: PolicyFunction,
     pairs: Sequence[EncodedExample],
     directions: Sequence[Weights],
@@ -199,8 +204,8 @@ def _moves(
     return list(moved.view(len(pairs), 2, len(directions)))
 
 
-def _zeros(policy: PolicyFunction, wanted: set[str]) -> dict[str, Tensor]:
-    return {name: torch.zeros_like(policy.weights[name]) for name in sorted(wanted)}
+def _zeros(policy: PolicyFunction, names: set[str]) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(policy.weights[name]) for name in sorted(names)}
 
 
 def _add(total: dict[str, Tensor], factor: float, gradient: Weights) -> None:

@@ -1,4 +1,4 @@
-"""Rankings of preference pairs before training, and how well each foresees whose answer falls."""
+"""Rankings of preference pairs before training, and how well each predicts which answers fall."""
 
 from __future__ import annotations
 
@@ -33,41 +33,42 @@ RISKY: dict[Ranking, Literal[1, -1]] = {
     "likelihood_gap": 1,
     "edit_distance": -1,
 }
-"""Whether more (1) or less (−1) of a quantity is said to put the chosen answer at risk.
+"""Whether higher (1) or lower (−1) values are said to put the chosen answer at risk.
 
-Forces: less is a fall. CHES: Razin et al. (arXiv 2410.08847). Edit distance: like answers displace
-each other (Pal et al., arXiv 2402.13228). The gap: pushing down what is unlikely already squeezes
-(Ren & Sutherland, arXiv 2407.10490), so a rejected answer far below the chosen one is a risk.
+Forces: negative ones lower the answer. CHES: Razin et al. (arXiv 2410.08847). Edit distance:
+similar answers displace each other (Pal et al., arXiv 2402.13228). Likelihood gap: pushing down an
+answer that is already unlikely squeezes (Ren & Sutherland, arXiv 2407.10490), so a rejected answer
+far below the chosen one is a risk.
 """
 
 
 def risk(rows: Sequence[PairAudit], ranking: Ranking) -> Float[ndarray, " pairs"]:
-    """The ranked quantity, turned so that more of it is worse."""
+    """The ranked quantity, signed so that higher is worse."""
     return RISKY[ranking] * np.array([getattr(row, ranking) for row in rows], dtype=float)
 
 
 def worst_first(rows: Sequence[PairAudit], ranking: Ranking) -> list[PairAudit]:
-    """The pairs by falling risk; of equal ones the order stays."""
+    """Sorts pairs by descending risk; ties keep their order."""
     order = np.argsort(-risk(rows, ranking), kind="stable")
     return [rows[number] for number in order]
 
 
 def foresight(rows: Sequence[PairAudit], changes: Sequence[ChosenChange]) -> list[Foresight]:
-    """Every ranking against what training did, on the pairs of each split that have a change.
+    """Scores every ranking against what training did, on the pairs with a measured change.
 
-    **Returns:** by split, then by ranking.
+    **Returns:** one row per split and ranking, in that order.
     """
-    known = {(change.split, change.pair_id): change.change for change in changes}
+    change_of = {(change.split, change.pair_id): change.change for change in changes}
     foresights = []
     for split in dict.fromkeys(row.split for row in rows):
-        own = [row for row in rows if row.split == split and (split, row.pair_id) in known]
+        own = [row for row in rows if row.split == split and (split, row.pair_id) in change_of]
         if own:
-            change = np.array([known[split, row.pair_id] for row in own])
-            foresights += [_judged(ranking, own, change) for ranking in RISKY]
+            change = np.array([change_of[split, row.pair_id] for row in own])
+            foresights += [_score_ranking(ranking, own, change) for ranking in RISKY]
     return foresights
 
 
-def _judged(
+def _score_ranking(
     ranking: Ranking, rows: Sequence[PairAudit], change: Float[ndarray, " pairs"]
 ) -> Foresight:
     risks, fell = risk(rows, ranking), change < 0

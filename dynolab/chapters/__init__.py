@@ -1,1 +1,1 @@
-"""Chapters beside finetuning: simplicity, classification, supervision, transfer."""
+"""Chapters beyond finetuning: simplicity, classification, supervision, transfer."""

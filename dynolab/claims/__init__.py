@@ -1,1 +1,1 @@
-"""What is claimed, and the verdict that a study's measurements give."""
+"""Claims, and the verdicts that a study's measurements give on them."""

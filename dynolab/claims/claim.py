@@ -1,7 +1,7 @@
-"""Claims about the learning paths of trainings: what is claimed, and how it is measured.
+"""Claims about learning paths of trainings, and how each is measured.
 
-A claim's figures are means over training prompts, with several seeds means over seeds; the
-intervals are over the same units. Where a training is held against another, both are paired.
+A claim's figures are means over training prompts or, with several seeds, over seeds; intervals are
+over the same units. Two trainings are compared pair by pair.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dynolab.statistics import Interval, mean_interval
 
 Values = Float[ndarray, "pairs"]
 Part = tuple[str, Sign, Values]
-"""A figure's name, on which side of zero it is expected, and its value for every pair."""
+"""A figure's name, its expected sign, and its value for every pair."""
 
 Trainings = Mapping[str, LearningPaths]
-"""Paths of the trainings of one seed that were probed, on training prompts, by name."""
+"""Paths of one seed's probed trainings on training prompts, by training."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How a claim is measured on learning paths: `parts`, of the `kinds` of answers it needs."""
+    """How a claim is measured on learning paths: by `parts`, from the answers of `kinds`."""
 
     expected: str
     kinds: tuple[str, ...]
@@ -37,10 +37,10 @@ class Measure:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim about a training, or about its difference to the training `against`.
+    """A claim about a training, or about its difference from the training `against`.
 
-    There what rises ends higher than under the other, and what falls ends lower. `papers` is what
-    the papers measured of it.
+    With `against`, "rises" means ends higher than under the other, and "falls" ends lower. `papers`
+    is what the papers measured.
     """
 
     training: str
@@ -57,14 +57,14 @@ class Claim:
 
     @property
     def expected(self) -> str:
-        """What is expected of its figures, with what the papers measured."""
+        """The expected values of its figures, with those that the papers measured."""
         expected = self.measure.expected
         if self.against is not None:
             expected = expected.replace("Δ", "difference")
         return f"{expected}; papers: {self.papers}" if self.papers else expected
 
     def is_measured(self, trainings: Trainings) -> bool:
-        """Whether the trainings and the kinds of answers that it needs are there."""
+        """Whether the trainings and kinds of answers that it needs are available."""
         needed = [name for name in (self.training, self.against) if name is not None]
         return all(
             name in trainings and set(self.measure.kinds) <= set(trainings[name].logp)
@@ -72,7 +72,7 @@ class Claim:
         )
 
     def parts(self, trainings: Trainings) -> tuple[Part, ...]:
-        """What is measured of one seed."""
+        """Figures of one seed."""
         own = self.measure.parts(trainings[self.training])
         if self.against is None:
             return own
@@ -84,7 +84,7 @@ class Claim:
 
 
 def judge(claim: Claim, seeds: Sequence[Trainings]) -> Verdict:
-    """The verdict; not measured where a training or a kind that it needs is missing in a seed."""
+    """The verdict; not measured if any seed lacks a training or kind of answer that it needs."""
     figures = []
     if seeds and all(claim.is_measured(trainings) for trainings in seeds):
         for same in zip(*(claim.parts(trainings) for trainings in seeds), strict=True):
@@ -94,7 +94,7 @@ def judge(claim: Claim, seeds: Sequence[Trainings]) -> Verdict:
 
 
 def over_units(seeds: Sequence[Values]) -> Interval:
-    """Over seeds of each seed's mean over pairs; with one seed over its pairs."""
+    """Mean over seeds of each seed's mean over pairs; with one seed, mean over its pairs."""
     if len(seeds) == 1:
         return mean_interval(seeds[0])
     return mean_interval(np.array([mean_interval(values).mean for values in seeds]))
@@ -112,7 +112,7 @@ def falls(kind: str) -> Measure:
 
 
 def rises_then_falls(kind: str) -> Measure:
-    """Rise up to the peak > 0 and fall after it < 0, the peak chosen on the other half of pairs."""
+    """Rise to the peak > 0 and fall after it < 0; each half of the pairs sets the other's peak."""
 
     def parts(paths: LearningPaths) -> tuple[Part, ...]:
         rise, fall = peak_change(paths.logp[kind])
@@ -122,7 +122,7 @@ def rises_then_falls(kind: str) -> Measure:
 
 
 def falls_at_once(kind: str) -> Measure:
-    """Falls in the first quarter, and over the whole."""
+    """Falls in the first quarter, and over the whole training."""
 
     def parts(paths: LearningPaths) -> tuple[Part, ...]:
         whole = change(paths.logp[kind])

@@ -19,18 +19,18 @@ from dynolab.statistics import mean_interval, rank_correlation
 
 NETWORKS = {"lenet": "LeNet", "mlp": "MLP", "transformer": "Transformer", "resnet18": "ResNet-18"}
 STRONGEST = 6
-"""Of the 90 pulls between different digits."""
+"""How many of the 90 pulls between different digits count as the strongest."""
 
 MOVED = 0.1
-"""By how much the logarithm of a norm has to change to have moved, up or down."""
+"""Least change of the logarithm of a norm, up or down, that counts as a move."""
 
 
 def assess_forces(
     findings: ForceFindings, learning_rate: float, *, digits: bool
 ) -> tuple[Verdict, ...]:
-    """All claims; those on pairs of classes of the first network, at the main learning rate.
+    """Judges all claims; those on pairs of classes for the first network at the main learning rate.
 
-    **Arguments:** `digits`: the classes are the ten digits, so that 4 and 9 are theirs.
+    **Arguments:** `digits`: the classes are the ten digits; enables the claims on 4 and 9.
     """
     at_rate = [row for row in findings.states if row.learning_rate == learning_rate]
     networks = list(dict.fromkeys(row.network for row in findings.states))
@@ -39,14 +39,14 @@ def assess_forces(
         *(
             verdict
             for network in networks
-            for verdict in _of_network(findings, network, learning_rate)
+            for verdict in _network_verdicts(findings, network, learning_rate)
         ),
-        *_pairing(networks[0], main, digits),
-        _step_size(findings, networks[0]),
+        *_pairing_verdicts(networks[0], main, digits),
+        _step_size_verdict(findings, networks[0]),
     )
 
 
-def _of_network(findings: ForceFindings, network: str, rate: float) -> Iterator[Verdict]:
+def _network_verdicts(findings: ForceFindings, network: str, rate: float) -> Iterator[Verdict]:
     states = [
         row for row in findings.states if row.network == network and row.learning_rate == rate
     ]
@@ -64,11 +64,11 @@ def _of_network(findings: ForceFindings, network: str, rate: float) -> Iterator[
         f"Forces summed over all steps of {epochs} explain what these did",
         mean_interval(np.array([row.unexplained for row in sums])),
     )
-    yield from _stability(findings, network, rate)
+    yield from _stability_verdicts(findings, network, rate)
 
 
-def _stability(findings: ForceFindings, network: str, rate: float) -> Iterator[Verdict]:
-    """From the first measured epoch after the start to the last."""
+def _stability_verdicts(findings: ForceFindings, network: str, rate: float) -> Iterator[Verdict]:
+    """Verdicts on how ‖K‖ changes from the first measured epoch after the start to the last."""
     rows = [row for row in findings.ranks if (row.network, row.learning_rate) == (network, rate)]
     first, last = window(sorted({epoch for row in rows for epoch in (row.first, row.second)}))
     rows = [row for row in rows if (row.first, row.second) == (first, last)]
@@ -92,12 +92,14 @@ def _stability(findings: ForceFindings, network: str, rate: float) -> Iterator[V
 
 
 def window(epochs: Sequence[int]) -> tuple[int, int]:
-    """The first epoch after the start, and the last; the start where there are but two."""
+    """The first epoch after the start and the last; if there are only two, both of them."""
     after = [epoch for epoch in epochs if epoch > 0]
     return (after[0], after[-1]) if len(after) > 1 else (epochs[0], epochs[-1])
 
 
-def _pairing(network: str, states: Sequence[ClassifierState], digits: bool) -> Iterator[Verdict]:
+def _pairing_verdicts(
+    network: str, states: Sequence[ClassifierState], digits: bool
+) -> Iterator[Verdict]:
     def verdict(name: str, claim: str, expected: str, *figures: Measurement) -> Verdict:
         return Verdict.of(f"{network}/{name}", NETWORKS[network], claim, expected, *figures)
 
@@ -144,7 +146,7 @@ def _four_nine_ranks(states: Sequence[ClassifierState]) -> Iterator[Measurement]
         yield below(f"rank after epoch {epoch}", mean_interval(ranks), STRONGEST, unit="")
 
 
-def _step_size(findings: ForceFindings, network: str) -> Verdict:
+def _step_size_verdict(findings: ForceFindings, network: str) -> Verdict:
     rows = [row for row in findings.states if row.network == network]
     rates = sorted({row.learning_rate for row in rows})
     small, large = (
@@ -164,7 +166,7 @@ def _step_size(findings: ForceFindings, network: str) -> Verdict:
 def by_seed(
     rows: Sequence[ClassifierState], value: Callable[[ClassifierState], float]
 ) -> Float[ndarray, " seeds"]:
-    """Mean of a value over each seed's epochs; the epochs where it is no number left out."""
+    """Mean of a value over each seed's epochs, ignoring NaN."""
     values: dict[int, list[float]] = {}
     for row in rows:
         values.setdefault(row.seed, []).append(value(row))
@@ -173,28 +175,32 @@ def by_seed(
     )
 
 
-def beside(grid: Grid | Float[ndarray, "classes classes"]) -> Float[ndarray, " pairs"]:
-    """The entries off the diagonal, row by row."""
+def off_diagonal(grid: Grid | Float[ndarray, "classes classes"]) -> Float[ndarray, " pairs"]:
+    """Off-diagonal entries, row by row."""
     values = np.array(grid)
     return values[~np.eye(len(values), dtype=bool)]
 
 
 def _with_predictions(state: ClassifierState) -> float:
-    """Pull of class u on o's images, and how far o's images are taken for u already."""
-    return float(rank_correlation(beside(state.pulls), beside(np.array(state.predictions).T)))
+    """ρ between the pull of class u on o's images and the probability of u on them already."""
+    return float(
+        rank_correlation(off_diagonal(state.pulls), off_diagonal(np.array(state.predictions).T))
+    )
 
 
 def _with_its_transpose(state: ClassifierState) -> float:
-    return float(rank_correlation(beside(state.pulls), beside(np.array(state.pulls).T)))
+    return float(rank_correlation(off_diagonal(state.pulls), off_diagonal(np.array(state.pulls).T)))
 
 
 def _four_nine(state: ClassifierState) -> float:
     pulls = np.array(state.pulls)
     both = np.array([pulls[4, 9], pulls[9, 4]])
-    return float(both.mean() - (beside(pulls).sum() - both.sum()) / (beside(pulls).size - 2))
+    return float(
+        both.mean() - (off_diagonal(pulls).sum() - both.sum()) / (off_diagonal(pulls).size - 2)
+    )
 
 
 def _four_nine_rank(state: ClassifierState) -> float:
-    """Place of the stronger of 4 on 9 and 9 on 4 among the pulls between classes, from 1."""
+    """Rank, from 1, of the stronger of 4 on 9 and 9 on 4 among the pulls between classes."""
     pulls = np.array(state.pulls)
-    return 1 + float((beside(pulls) > max(pulls[4, 9], pulls[9, 4])).sum())
+    return 1 + float((off_diagonal(pulls) > max(pulls[4, 9], pulls[9, 4])).sum())

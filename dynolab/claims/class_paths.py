@@ -24,12 +24,12 @@ TITLES: dict[PathData, str] = {
 
 
 def assess_paths(findings: PathFindings) -> tuple[Verdict, ...]:
-    """All claims about the data whose paths were followed."""
-    known = dict.fromkeys(row.data for row in findings.scores)
-    return tuple(verdict for data in known for verdict in _of(data, findings))
+    """Judges all claims on every data set whose paths were followed."""
+    data_sets = dict.fromkeys(row.data for row in findings.scores)
+    return tuple(verdict for data in data_sets for verdict in _verdicts(data, findings))
 
 
-def _of(data: PathData, findings: PathFindings) -> Iterator[Verdict]:
+def _verdicts(data: PathData, findings: PathFindings) -> Iterator[Verdict]:
     scores = [row for row in findings.scores if row.data == data]
     epochs = [row for row in findings.epochs if row.data == data]
 
@@ -85,7 +85,7 @@ def _of(data: PathData, findings: PathFindings) -> Iterator[Verdict]:
 def curves(
     rows: Sequence[EpochInfluence], group: Difficulty
 ) -> dict[str, Float[ndarray, "seeds epochs"]] | None:
-    """What epochs did to the examples of a difficulty, seed by seed; None where there are none."""
+    """Effects of each epoch on the examples of a difficulty, by seed; None if there are none."""
     own = [row for row in rows if row.group == group]
     seeds, epochs = ({getattr(row, name) for row in own} for name in ("seed", "epoch"))
     if len(own) != len(seeds) * len(epochs) or not own:
@@ -98,8 +98,10 @@ def curves(
 
 
 def _detour(truth: Float[ndarray, "seeds epochs"]) -> tuple[Measurement, ...]:
-    """Rise to the peak and fall after it; a seed's peak is the epoch where the other seeds have
-    theirs, so that noise makes no peak."""
+    """Rise to the peak and fall after it.
+
+    A seed's peak is the epoch at which the other seeds peak, so that noise creates no peak.
+    """
     rise, fall = [], []
     for n, path in enumerate(truth):
         others = np.delete(truth, n, axis=0) if len(truth) > 1 else truth

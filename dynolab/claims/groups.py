@@ -1,7 +1,7 @@
 """Claims about trainings on sampled groups, and their verdicts.
 
-Figures are means over seeds with t-intervals, paired by seed where two arms or before and after
-are compared.
+Figures are means over seeds with t-intervals; comparisons of two arms, or of before and after, are
+paired by seed.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ Objectives = Mapping[str, AnyConfig]
 
 
 def assess_arms(objectives: Objectives, baseline: str, table: ArmTable) -> tuple[Verdict, ...]:
-    """All claims about the arms that are there.
+    """Judges all claims about the arms present.
 
-    Of the baseline: it raises pass@1 and lowers pass@k (arXiv 2510.14807), and right answers do
-    not become likelier (Deng et al., arXiv 2505.18830). Of NTHR: one update displaces fewer
-    questions than the baseline's and than that of its control of random tokens, and lifts right
-    answers more. Of SimKO: its pass@k is above the baseline's.
+    Baseline: it raises pass@1 and lowers pass@k (arXiv 2510.14807), and right answers do not
+    become likelier (Deng et al., arXiv 2505.18830). NTHR: one update displaces fewer questions
+    than one of the baseline or of the random-token control, and lifts right answers more. SimKO:
+    its pass@k is above the baseline's.
     """
-    verdicts = [*_of_baseline(baseline, table)]
-    random = _with_rule(objectives, "random_tokens")
-    for arm in _with_rule(objectives, "nthr"):
+    verdicts = [*_baseline_verdicts(baseline, table)]
+    random = _arms_with_rule(objectives, "random_tokens")
+    for arm in _arms_with_rule(objectives, "nthr"):
         for other in (baseline, *random):
-            verdicts += _of_one_update(arm, other, table)
+            verdicts += _update_verdicts(arm, other, table)
     for arm, objective in objectives.items():
         if isinstance(objective, SimKOConfig):
-            verdicts += _keeps_passes(arm, baseline, table)
+            verdicts += _pass_verdicts(arm, baseline, table)
     return tuple(verdicts)
 
 
-def _of_baseline(arm: str, table: ArmTable) -> Iterator[Verdict]:
-    for split, prompts, names in _passes(table):
+def _baseline_verdicts(arm: str, table: ArmTable) -> Iterator[Verdict]:
+    for split, prompts, names in _pass_figures(table):
         moves: tuple[tuple[str, str, Sign], ...] = (
             (names[0], "rises", 1),
             (names[-1], "falls", -1),
         )
         for name, verb, sign in moves:
-            yield _judged(
+            yield _verdict(
                 arm,
                 f"{split}/{name.partition('/')[2]}",
-                f"{_pass(name)} on {prompts} prompts {verb}",
+                f"{_pass_label(name)} on {prompts} prompts {verb}",
                 sign,
                 table,
                 (arm, START, name),
             )
-    yield _judged(
+    yield _verdict(
         arm,
         "right",
         "Right answers to training prompts that were given before do not become likelier",
@@ -62,8 +62,8 @@ def _of_baseline(arm: str, table: ArmTable) -> Iterator[Verdict]:
     )
 
 
-def _of_one_update(arm: str, other: str, table: ArmTable) -> Iterator[Verdict]:
-    yield _judged(
+def _update_verdicts(arm: str, other: str, table: ArmTable) -> Iterator[Verdict]:
+    yield _verdict(
         arm,
         f"displaces_fewer_than_{other}",
         f"One update displaces fewer questions than under {other}",
@@ -71,7 +71,7 @@ def _of_one_update(arm: str, other: str, table: ArmTable) -> Iterator[Verdict]:
         table,
         (arm, other, LAZY_SHARE),
     )
-    yield _judged(
+    yield _verdict(
         arm,
         f"lifts_more_than_{other}",
         f"One update lifts right answers more than under {other}",
@@ -82,26 +82,26 @@ def _of_one_update(arm: str, other: str, table: ArmTable) -> Iterator[Verdict]:
     )
 
 
-def _keeps_passes(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]:
-    for split, prompts, names in _passes(table):
-        yield _judged(
+def _pass_verdicts(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]:
+    for split, prompts, names in _pass_figures(table):
+        yield _verdict(
             arm,
             f"{split}/passes",
-            f"{_pass(names[-1])} on {prompts} prompts ends above {baseline}'s",
+            f"{_pass_label(names[-1])} on {prompts} prompts ends above {baseline}'s",
             1,
             table,
             (arm, baseline, names[-1]),
         )
 
 
-def _passes(table: ArmTable) -> Iterator[tuple[str, str, list[str]]]:
-    """The splits that were sampled, what their prompts are called, and their figures pass@k."""
+def _pass_figures(table: ArmTable) -> Iterator[tuple[str, str, list[str]]]:
+    """The sampled splits, with the name of their prompts and of their pass@k figures."""
     for split, prompts in (("train", "training"), ("heldout", "held-out")):
         if names := pass_names(table.names, split):
             yield split, prompts, names
 
 
-def _judged(
+def _verdict(
     arm: str,
     name: str,
     claim: str,
@@ -111,19 +111,19 @@ def _judged(
     *,
     unit: str = "",
 ) -> Verdict:
-    """A claim on one figure of an arm: on its difference to another arm's where there is one."""
+    """Judges a claim on one figure of an arm, or on its difference from another arm's."""
     own, other, figure = compared
-    compared_with = table if other is None else table.against(other)
-    what = "Δ log π" if figure.endswith("right_change") else f"{own} − {other}"
-    measured = on_side(sign, what, compared_with.over_seeds(own, figure), unit=unit)
+    compared_table = table if other is None else table.against(other)
+    label = "Δ log π" if figure.endswith("right_change") else f"{own} − {other}"
+    measured = on_side(sign, label, compared_table.over_seeds(own, figure), unit=unit)
     return Verdict.of(f"{arm}/{name}", arm, claim, "> 0" if sign > 0 else "< 0", measured)
 
 
-def _pass(name: str) -> str:
+def _pass_label(name: str) -> str:
     return f"pass@{name.rpartition('_')[2]}"
 
 
-def _with_rule(objectives: Objectives, rule: str) -> list[str]:
+def _arms_with_rule(objectives: Objectives, rule: str) -> list[str]:
     return [
         arm
         for arm, objective in objectives.items()

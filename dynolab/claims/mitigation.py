@@ -1,7 +1,7 @@
 """Claims about remedies against squeezing, and their verdicts.
 
-Figures are means over seeds with t-intervals, paired by seed with the baseline. With one seed there
-is no interval, and all is unclear.
+Figures are means over seeds with t-intervals, paired by seed with the baseline. One seed gives no
+interval, so every outcome is unclear.
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ from dynolab.claims.verdict import Verdict, above, below
 from dynolab.comparisons.arm_table import ArmTable
 
 EVEN = 0.5
-"""Share of contests that an arm wins which is as good as the baseline."""
+"""Share of contests won at which an arm is as good as the baseline."""
 
 
 def assess_remedies(arms: Sequence[str], baseline: str, table: ArmTable) -> tuple[Verdict, ...]:
-    """All claims about the arms: their gap grows less than the baseline's, also by the nat of
-    margin that they learn, their chosen answers end higher, and their answers to held-out prompts
-    are preferred."""
+    """Judges all claims about the arms.
+
+    Their gap grows less than the baseline's, also per nat of margin learned; their chosen answers
+    end higher; and their answers to held-out prompts are preferred.
+    """
     return tuple(
-        verdict for arm in arms if arm != baseline for verdict in _of_arm(arm, baseline, table)
+        verdict
+        for arm in arms
+        if arm != baseline
+        for verdict in _arm_verdicts(arm, baseline, table)
     )
 
 
-def _of_arm(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]:
+def _arm_verdicts(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]:
     against = f"{arm} − {baseline}"
     yield Verdict.of(
         f"{arm}/gap",
@@ -33,13 +38,13 @@ def _of_arm(arm: str, baseline: str, table: ArmTable) -> Iterator[Verdict]:
         "< 0",
         below(f"Δ gap: {against}", table.difference(arm, baseline, "train/gap")),
     )
-    cost = table.difference(arm, baseline, "train/gap_by_margin")
+    gap_by_margin = table.difference(arm, baseline, "train/gap_by_margin")
     yield Verdict.of(
         f"{arm}/gap_by_margin",
         arm,
         "It grows less by the nat of margin, too",
         "< 0",
-        below(f"Δ gap/Δ margin: {against}", cost, unit="nats by the nat"),
+        below(f"Δ gap/Δ margin: {against}", gap_by_margin, unit="nats by the nat"),
     )
     yield Verdict.of(
         f"{arm}/chosen",

@@ -1,4 +1,4 @@
-"""The shapes that the papers report of finetuning, and what trainings show of each.
+"""Shapes of learning paths that the papers report for finetuning, and whether trainings show them.
 
 The claims are those of Ren & Sutherland (arXiv 2407.10490, §4) with their figures, from the paper
 or from the authors' logs: shapes carry over to other models and data, numbers do not.
@@ -29,9 +29,9 @@ from dynolab.statistics import Interval
 SFT, EXTENDED, EXTENDED_HALF = "sft", "sft_extended", "sft_extended_half"
 FROM_BASE, AFTER_SFT = "from-base", "dpo"
 AFTER_EXTENDED, AFTER_EXTENDED_HALF = "extended", "extended-half"
-"""DPO by what it starts from (`Start`)."""
+"""DPO trainings by their start (`Start`)."""
 RESAMPLED, ON_POLICY, IPO, ON_POLICY_IPO = "resampled", "on-policy", "ipo", "on-policy-ipo"
-"""After SFT, by the pairs that are learned from (`Pairs`) and by the loss."""
+"""Trainings after SFT, by their pairs (`Pairs`) and their loss."""
 
 TITLES = {
     SFT: "SFT",
@@ -46,8 +46,8 @@ TITLES = {
     IPO: "IPO after SFT",
     ON_POLICY_IPO: "on-policy IPO",
 }
-"""Trainings as pages call them. Claims on the extension are about the one in which a chosen answer
-has the weight that it has in SFT; that of half the weight is there to tell the two apart."""
+"""Titles of trainings on pages. Claims on extended SFT are about the one in which a chosen answer
+weighs as much as in SFT; the half-weight one separates the effect of the weight."""
 
 _ARGUED = "argued in §3.3: what is pushed down lies on a peak of the policy, in no valley"
 CLAIMS: tuple[Claim, ...] = (
@@ -253,13 +253,13 @@ WON_IN_PAPERS = "0.65–0.69 and 0.52–0.60 by two LLM judges"
 def assess_reproduction(
     seeds: Sequence[Trainings], won: Interval | None = None
 ) -> tuple[Verdict, ...]:
-    """Every claim, measured or not.
+    """Judges every claim, measured or not.
 
     **Arguments:**
 
-    - `seeds`: by seed the paths of the trainings that were probed, on training prompts.
+    - `seeds`: for each seed, the paths of its probed trainings on training prompts.
     - `won`: share of contests that answers after extended SFT and DPO win against those after SFT
-      and DPO, ties half.
+      and DPO; ties count half.
     """
     return (
         *(judge(claim, seeds) for claim in CLAIMS),

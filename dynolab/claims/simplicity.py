@@ -16,7 +16,7 @@ from dynolab.statistics import Interval, mean_interval, rank_correlation
 def per_seed(
     rows: Sequence[LearnedMapping], field: str, kind: MappingKind | None = None
 ) -> Float[ndarray, " seeds"]:
-    """A field's mean over the mappings of a kind, for every seed; NaN where there are none."""
+    """Mean of a field over the mappings of a kind, for every seed; NaN if there are none."""
     values = [getattr(row, field) for row in rows if kind in (None, row.kind)]
     if not values:
         return np.full(len(rows[0].area), np.nan)
@@ -24,27 +24,27 @@ def per_seed(
 
 
 def difference(rows: Sequence[LearnedMapping], field: str) -> Interval:
-    """Compositional less holistic, paired by seed."""
+    """Compositional − holistic, paired by seed."""
     return mean_interval(per_seed(rows, field, "compositional") - per_seed(rows, field, "holistic"))
 
 
-def correlation(rows: Sequence[LearnedMapping], with_: str) -> Interval:
-    """Spearman's ρ of a field with the area under the loss, a mean over seeds."""
+def correlation(rows: Sequence[LearnedMapping], field: str) -> Interval:
+    """Spearman's ρ between a field and the area under the loss, averaged over seeds."""
     correlations = []
     for seed in range(len(rows[0].area) if rows else 0):
-        values = [_of_seed(row, with_, seed) for row in rows]
+        values = [_seed_value(row, field, seed) for row in rows]
         kept = [(x, row.area[seed]) for x, row in zip(values, rows, strict=True) if x == x]
         correlations.append(float(rank_correlation(*np.array(kept).T)) if len(kept) > 2 else np.nan)
     return mean_interval(np.array(correlations))
 
 
-def _of_seed(row: LearnedMapping, field: str, seed: int) -> float:
+def _seed_value(row: LearnedMapping, field: str, seed: int) -> float:
     value = getattr(row, field)
     return float(value[seed] if isinstance(value, tuple) else value)
 
 
 def mapping_verdicts(rows: Sequence[LearnedMapping]) -> Iterator[Verdict]:
-    """The claims about one space's mappings; intervals are over seeds."""
+    """Judges the claims about one space's mappings; intervals are over seeds."""
     space = rows[0].space.label
     bijections = [row for row in rows if row.kind != "degenerate"]
 

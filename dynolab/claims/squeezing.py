@@ -14,7 +14,7 @@ from dynolab.statistics import Interval, mean_interval, share_interval
 SOFTMAX, MODEL = "one softmax", "language model"
 HALF = 0.5
 ALWAYS = "always"
-"""Expected of statements about every case; what is expected otherwise is a trend."""
+"""The expectation of statements about every case; any other expectation marks a trend."""
 
 _STATEMENTS: Mapping[str, tuple[str, str]] = {
     "label_falls": ("Claim 1: the class that is pushed down falls", ALWAYS),
@@ -59,9 +59,9 @@ _STATEMENTS: Mapping[str, tuple[str, str]] = {
 
 
 def softmax_verdicts(counts: Sequence[CaseCount]) -> Iterator[Verdict]:
-    """One for each statement: exact ones fail by one violation, trends are judged by their share.
+    """One verdict per statement: one violation refutes an exact one; trends are judged by share.
 
-    A trend holds where fewer than half of the cases go the other way.
+    A trend holds if fewer than half of the cases go the other way.
     """
     for statement, (claim, expected) in _STATEMENTS.items():
         figure = _exact if expected == ALWAYS else _trend
@@ -79,13 +79,13 @@ def _trend(count: CaseCount) -> Measurement:
 
 
 def model_verdicts(pushes: Sequence[PairPush], left: Sequence[LeftOver]) -> Iterator[Verdict]:
-    """What the provable part says of a real model's answers, where it is no theorem."""
-    for name, claim, answer, hits in _MOVED:
+    """Judges the softmax statements on a real model's answers, where they are not theorems."""
+    for name, claim, answer, hits in _SHARE_CLAIMS:
         own = [push for push in pushes if push.answer == answer]
         shares = mean_interval(np.array([hits(push) / push.tokens for push in own]))
         figure = above("share of positions", shares, HALF, unit="")
         yield Verdict.of(f"model/{name}", MODEL, claim, "mostly: no theorem", figure)
-    for answer, picture, claim in _EXPLAINED:
+    for answer, picture, claim in _LEFT_OVER_CLAIMS:
         figures = [
             below(
                 "left over, 1 − R²", Interval(row.left, row.low, row.high, row.pairs), HALF, unit=""
@@ -96,7 +96,7 @@ def model_verdicts(pushes: Sequence[PairPush], left: Sequence[LeftOver]) -> Iter
         yield Verdict.of(f"model/{picture}/{answer}", MODEL, claim, "1 − R² < 0.5", *figures)
 
 
-_MOVED: tuple[tuple[str, str, Answer, Callable[[PairPush], int]], ...] = (
+_SHARE_CLAIMS: tuple[tuple[str, str, Answer, Callable[[PairPush], int]], ...] = (
     (
         "label_falls",
         "Claim 1: the tokens that are pushed down fall",
@@ -116,7 +116,7 @@ _MOVED: tuple[tuple[str, str, Answer, Callable[[PairPush], int]], ...] = (
         lambda push: push.label_fell,
     ),
 )
-_EXPLAINED: tuple[tuple[Answer, Picture, str], ...] = (
+_LEFT_OVER_CLAIMS: tuple[tuple[Answer, Picture, str], ...] = (
     (
         "rejected",
         "own_token",

@@ -1,4 +1,4 @@
-"""Which of the phenomena of Ren & Sutherland (arXiv 2407.10490, §4) a study shows.
+"""Judges which phenomena of Ren & Sutherland (arXiv 2407.10490, §4) a study shows.
 
 Figures are means over training prompts with 95% intervals over pairs.
 """
@@ -64,36 +64,36 @@ CLAIMS: tuple[Claim, ...] = (
     ),
 )
 
-_OF_BOTH = frozenset({"sft/rejected"})
-"""Claims that fail by design where both answers of a pair are trained on."""
+_FAIL_BY_DESIGN = frozenset({"sft/rejected"})
+"""Claims that fail by design when training on both answers of a pair."""
 
 
 def claims_of(objective: str) -> tuple[Claim, ...]:
-    """The claims to judge of a training by its objective.
+    """The claims to judge for a training, by its objective.
 
-    Those on DPO are judged of every loss on pairs, though the papers make them of DPO alone; those
-    on SFT of SFT on both answers too, but for the fall of the rejected ones.
+    Claims on DPO apply to every pair loss, though the papers make them for DPO only; claims on SFT
+    also apply to SFT on both answers, except for the fall of the rejected ones.
     """
     if objective in PAIR_OBJECTIVES:
-        made_of, left_out = "dpo", frozenset[str]()
+        base, left_out = "dpo", frozenset[str]()
     elif objective == "sft_extended":
-        made_of, left_out = "sft", _OF_BOTH
+        base, left_out = "sft", _FAIL_BY_DESIGN
     else:
-        made_of, left_out = objective, frozenset()
+        base, left_out = objective, frozenset()
     return tuple(
         replace(claim, training=objective)
         for claim in CLAIMS
-        if claim.training == made_of and claim.id not in left_out
+        if claim.training == base and claim.id not in left_out
     )
 
 
 def assess(
     trainings: Mapping[str, LearningPaths | None], forces: Sequence[ForceRow] = ()
 ) -> tuple[Verdict, ...]:
-    """All claims about a study's trainings, judged on training prompts.
+    """Judges all claims about a study's trainings, on training prompts.
 
-    `trainings`: paths by the objective's name, in the study's order; None where a training was
-    not probed.
+    **Arguments:** `trainings`: paths by the objective's name, in the study's order; None for a
+    training that was not probed.
     """
     probed = {name: paths for name, paths in trainings.items() if paths is not None}
     return (
@@ -112,7 +112,7 @@ def _prediction_explains(stage: str, forces: Sequence[ForceRow]) -> Verdict:
 
 
 def unexplained(rows: Sequence[ForceRow]) -> Interval:
-    """`1 − R² = Σ(measured − predicted)²/Σ measured²`, with the jackknife's interval over pairs."""
+    """`1 − R² = Σ(measured − predicted)²/Σ measured²`, with a jackknife interval over pairs."""
     return unexplained_share(
         np.array([row.measured for row in rows]),
         np.array([row.predicted for row in rows]),

@@ -26,11 +26,11 @@ from dynolab.statistics import mean_interval
 
 ARMS: tuple[Arm, ...] = get_args(Arm)
 JUDGED_NOISE = 0.4
-"""At what noise the arms are compared with each other; the nearest that was measured."""
+"""Noise at which arms are compared with each other; the nearest measured level is used."""
 
 
 def supervision_table(rows: Sequence[SupervisionRow], noise: float) -> ArmTable:
-    """The arms' figures at one noise level, seeds in one order."""
+    """The arms' figures at one noise level, ordered by seed."""
     figures = {"accuracy", "nll", "target_error", "believed_wrong"}
     in_order = sorted((row for row in rows if row.noise == noise), key=lambda row: row.seed)
     return ArmTable(
@@ -46,7 +46,7 @@ def supervision_table(rows: Sequence[SupervisionRow], noise: float) -> ArmTable:
 
 
 def levels_of(rows: Sequence[SupervisionRow]) -> list[float]:
-    """The noise levels, rising."""
+    """The measured noise levels, ascending."""
     return sorted({row.noise for row in rows})
 
 
@@ -56,7 +56,7 @@ def judged_noise(rows: Sequence[SupervisionRow]) -> float:
 
 
 def detection(rows: Sequence[DetectionRow], score: DetectionScore, noise: float) -> np.ndarray:
-    """AUC of a score, seeds in one order."""
+    """AUC of a score, ordered by seed."""
     own = [row for row in rows if row.score == score and row.noise == noise]
     return np.array([row.auc for row in sorted(own, key=lambda row: row.seed)], dtype=float)
 
@@ -67,23 +67,23 @@ def assess_supervision(
     speeds: Sequence[SpeedRow],
     adaptations: Sequence[AdaptationRow],
 ) -> tuple[Verdict, ...]:
-    """All claims: of Filter-KD, of finding wrong labels, of learning speeds, of adaptation."""
+    """Judges all claims: on Filter-KD, finding wrong labels, learning speeds, and adaptation."""
     return (
-        *_of_filter(rows),
-        *_of_detection(rows, detections),
-        *_of_speeds(speeds),
+        *_filter_verdicts(rows),
+        *_detection_verdicts(rows, detections),
+        *_speed_verdicts(speeds),
         *assess_adaptation(adaptations),
     )
 
 
-def _of_filter(rows: Sequence[SupervisionRow]) -> Iterator[Verdict]:
+def _filter_verdicts(rows: Sequence[SupervisionRow]) -> Iterator[Verdict]:
     for noise in levels_of(rows):
         if noise:
-            yield _higher("filter_kd", "one_hot", noise, supervision_table(rows, noise))
+            yield _accuracy_verdict("filter_kd", "one_hot", noise, supervision_table(rows, noise))
     noise = judged_noise(rows)
     table = supervision_table(rows, noise)
     for other in ("label_smoothing", "kd", "eskd", "early_stopping", "one_hot_twice"):
-        yield _higher("filter_kd", other, noise, table)
+        yield _accuracy_verdict("filter_kd", other, noise, table)
     error = table.difference("filter_kd", "one_hot", "target_error")
     yield Verdict.of(
         "supervision/target_error",
@@ -94,7 +94,7 @@ def _of_filter(rows: Sequence[SupervisionRow]) -> Iterator[Verdict]:
     )
 
 
-def _higher(arm: str, other: str, noise: float, table: ArmTable) -> Verdict:
+def _accuracy_verdict(arm: str, other: str, noise: float, table: ArmTable) -> Verdict:
     gain = table.difference(arm, other, "accuracy").times(100)
     return Verdict.of(
         f"supervision/{noise:g}/{arm}_over_{other}",
@@ -105,7 +105,7 @@ def _higher(arm: str, other: str, noise: float, table: ArmTable) -> Verdict:
     )
 
 
-def _of_detection(
+def _detection_verdicts(
     rows: Sequence[SupervisionRow], detections: Sequence[DetectionRow]
 ) -> Iterator[Verdict]:
     noise = judged_noise(rows)
@@ -124,7 +124,7 @@ def _of_detection(
             )
 
 
-def _of_speeds(speeds: Sequence[SpeedRow]) -> Iterator[Verdict]:
+def _speed_verdicts(speeds: Sequence[SpeedRow]) -> Iterator[Verdict]:
     claims: tuple[tuple[Contrast, str, str, str], ...] = (
         ("clean-noisy", "clean", "noisy", "Clean labels are learned faster than wrong ones"),
         (
@@ -146,7 +146,7 @@ def _of_speeds(speeds: Sequence[SpeedRow]) -> Iterator[Verdict]:
             above("Δ mean accumulated influence", mean_interval(first - second)),
         )
         if contrast == "clean-noisy":
-            held_back = [row.from_others[-1] for row in _of_kind(speeds, contrast, slow)]
+            held_back = [row.from_others[-1] for row in _rows_of_kind(speeds, contrast, slow)]
             yield Verdict.of(
                 "speed/clean-noisy/held_back",
                 "learning speed",
@@ -156,18 +156,18 @@ def _of_speeds(speeds: Sequence[SpeedRow]) -> Iterator[Verdict]:
             )
 
 
-def _of_kind(speeds: Sequence[SpeedRow], contrast: Contrast, kind: str) -> list[SpeedRow]:
+def _rows_of_kind(speeds: Sequence[SpeedRow], contrast: Contrast, kind: str) -> list[SpeedRow]:
     own = [row for row in speeds if row.contrast == contrast and row.kind == kind]
     return sorted(own, key=lambda row: row.seed)
 
 
 def speed_values(speeds: Sequence[SpeedRow], contrast: Contrast, kind: str) -> np.ndarray:
-    """The speed of one kind of examples, seeds in one order."""
-    return np.array([row.speed for row in _of_kind(speeds, contrast, kind)])
+    """The speed of one kind of examples, ordered by seed."""
+    return np.array([row.speed for row in _rows_of_kind(speeds, contrast, kind)])
 
 
 def assess_adaptation(adaptations: Sequence[AdaptationRow]) -> Iterator[Verdict]:
-    """Each learner at its fastest learning rate, paired by seed."""
+    """Compares both learners, each at its fastest learning rate, paired by seed."""
     if adaptations:
         causal, other = (
             np.array([row.delay for row in best_adaptation(adaptations, direction)])
@@ -185,7 +185,7 @@ def assess_adaptation(adaptations: Sequence[AdaptationRow]) -> Iterator[Verdict]
 def best_adaptation(
     adaptations: Sequence[AdaptationRow], direction: Direction
 ) -> list[AdaptationRow]:
-    """A learner's rows at the learning rate at which it adapts fastest, seeds in one order."""
+    """A learner's rows at the learning rate where it adapts fastest, ordered by seed."""
     rates: dict[float, list[AdaptationRow]] = {}
     for row in adaptations:
         if row.direction == direction:
@@ -203,7 +203,7 @@ LABELS: dict[str, str] = {
     "early_stopping": "early stopping",
     "one_hot_twice": "one-hot, twice the rate",
 }
-"""What arms are called in sentences and legends."""
+"""Labels of arms in sentences and legends."""
 
 SCORES: dict[str, str] = {
     "filter": "Filter-KD's table",

@@ -1,7 +1,7 @@
 """Claims about task heads, and their verdicts.
 
-Figures are means over seeds with t-intervals, paired by seed. Where a τ is picked as the best,
-it is picked for every seed on the *other* seeds, so that luck picks nothing.
+Figures are means over seeds with t-intervals, paired by seed. The best τ
+for a seed is always picked on the *other* seeds, so that luck cannot pick it.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ class Sweep:
 
     @property
     def taus(self) -> list[int]:
-        """Rising."""
+        """Epochs of probing, ascending."""
         return sorted({row.tau for row in self.rows})
 
     @property
     def seeds(self) -> list[int]:
-        """Rising."""
+        """Seeds, ascending."""
         return sorted({row.seed for row in self.rows})
 
     @property
     def tests(self) -> list[str]:
-        """The test sets by name: in distribution, and elsewhere."""
+        """Names of the test sets: in distribution, then the changed ones."""
         return [IN, *self.rows[0].elsewhere]
 
     def values(self, name: str) -> Values:
-        """A figure of the rows by τ and seed."""
-        return self._by(lambda row: float(getattr(row, name)))
+        """A row field by τ and seed."""
+        return self._tabulate(lambda row: float(getattr(row, name)))
 
     def accuracy(self, test: str) -> Values:
-        """On one of the tests; `elsewhere` is the mean over all that are changed."""
+        """Accuracy on one test set; `elsewhere` is the mean over all changed ones."""
         if test == IN:
             return self.values("accuracy")
         if test == "elsewhere":
-            return self._by(lambda row: float(np.mean(list(row.elsewhere.values()))))
-        return self._by(lambda row: row.elsewhere[test])
+            return self._tabulate(lambda row: float(np.mean(list(row.elsewhere.values()))))
+        return self._tabulate(lambda row: row.elsewhere[test])
 
-    def _by(self, read: Callable[[TransferRow], float]) -> Values:
+    def _tabulate(self, read: Callable[[TransferRow], float]) -> Values:
         values = {(row.tau, row.seed): read(row) for row in self.rows}
         return np.array([[values[tau, seed] for seed in self.seeds] for tau in self.taus])
 
 
 def sweeps(rows: Sequence[TransferRow]) -> list[Sweep]:
-    """By task, then by strategy, in the rows' order."""
+    """Groups rows by task and strategy, in order of first occurrence."""
     keys = dict.fromkeys((row.task, row.strategy) for row in rows)
     return [
         Sweep(task, strategy, tuple(r for r in rows if (r.task, r.strategy) == (task, strategy)))
@@ -78,10 +78,9 @@ def sweeps(rows: Sequence[TransferRow]) -> list[Sweep]:
 
 
 def picked_on_others(values: Values, among: Sequence[int]) -> Float[ndarray, " seeds"]:
-    """Every seed's value at the τ that is best on average over the other seeds.
+    """Each seed's value at the τ that is best on average over the other seeds; NaN for one seed.
 
-    **Arguments:** `among`: rows of `values` to pick from. With one seed there are no others:
-    not-a-number.
+    **Arguments:** `among`: indices of the τ to pick from.
     """
     if values.shape[1] < 2:
         return np.full(values.shape[1], np.nan)
@@ -92,19 +91,19 @@ def picked_on_others(values: Values, among: Sequence[int]) -> Float[ndarray, " s
 
 
 def assess_transfer(rows: Sequence[TransferRow]) -> tuple[Verdict, ...]:
-    """All claims, task by task."""
+    """Judges all claims, task by task."""
     verdicts: list[Verdict] = []
     for task in dict.fromkeys(row.task for row in rows):
         own = {sweep.strategy: sweep for sweep in sweeps(rows) if sweep.task == task}
         linear = own["linear"]
-        verdicts += _of_energy(task, linear)
-        verdicts += _of_best(task, linear)
+        verdicts += _energy_verdicts(task, linear)
+        verdicts += _early_stopping_verdicts(task, linear)
         if "smoothed" in own:
-            verdicts += _of_smoothed(task, linear, own["smoothed"])
+            verdicts += _smoothing_verdicts(task, linear, own["smoothed"])
     return tuple(verdicts)
 
 
-def _of_energy(task: str, linear: Sweep) -> Iterator[Verdict]:
+def _energy_verdicts(task: str, linear: Sweep) -> Iterator[Verdict]:
     def verdict(name: str, claim: str, expected: str, *figures: Measurement) -> Verdict:
         return Verdict.of(f"{task}/{name}", task, claim, expected, *figures)
 
@@ -159,7 +158,7 @@ def _of_energy(task: str, linear: Sweep) -> Iterator[Verdict]:
 _TESTS = ((IN, "in", "in distribution"), ("elsewhere", "out", "out of distribution"))
 
 
-def _of_best(task: str, linear: Sweep) -> Iterator[Verdict]:
+def _early_stopping_verdicts(task: str, linear: Sweep) -> Iterator[Verdict]:
     if len(linear.taus) < 3:
         return
     first = "no probing" if linear.taus[0] == 0 else "first τ"
@@ -176,7 +175,7 @@ def _of_best(task: str, linear: Sweep) -> Iterator[Verdict]:
         )
 
 
-def _of_smoothed(task: str, linear: Sweep, smoothed: Sweep) -> Iterator[Verdict]:
+def _smoothing_verdicts(task: str, linear: Sweep, smoothed: Sweep) -> Iterator[Verdict]:
     kept = smoothed.values("energy")[-1] - linear.values("energy")[-1]
     yield Verdict.of(
         f"{task}/smoothed/energy",
@@ -196,5 +195,5 @@ def _of_smoothed(task: str, linear: Sweep, smoothed: Sweep) -> Iterator[Verdict]
 
 
 def _points(name: str, gain: Float[ndarray, " seeds"]) -> Measurement:
-    """A gain in accuracy, in points of a hundred, expected above zero."""
+    """A gain in accuracy in percentage points, expected above zero."""
     return above(name, mean_interval(gain).times(100), unit="points")

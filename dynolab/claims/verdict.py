@@ -1,8 +1,7 @@
-"""Verdicts: a claim with the figures that were measured of it, and whether they bear it out.
+"""Verdicts: claims with their measured figures, and whether the figures support them.
 
 A claim holds if every figure's interval lies on the expected side of its bound, fails if one lies
-wholly on the other side, and is unclear otherwise. What is claimed of every single case fails by
-one violation.
+wholly on the other side, and is unclear otherwise. One violation refutes a claim about every case.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ APPEARS: Mapping[Outcome, str] = {
     "unclear": "unclear",
     "not measured": "not measured",
 }
-"""Outcomes as pages and summaries of language models' trainings call them."""
+"""Names of outcomes on pages and in summaries of language models' trainings."""
 
 UNEXPLAINED_SHARE = 0.1
-"""Below this `1 − R²` forces explain a change."""
+"""Forces count as explaining a change if `1 − R²` is below this."""
 
 
 class Measurement(Measured):
     """One measured number of a claim with its 95% interval over `n` seeds, pairs or cases.
 
-    `violations` counts the cases against a claim that is made of all of them; there the mean is
-    their share. `outcome` is that of this figure alone; a file keeps its verdict's only.
+    For a claim about every case, `violations` counts the cases against it, and the mean is their
+    share. `outcome` is that of this figure alone; files keep only the verdict's.
     """
 
     name: str
@@ -53,9 +52,9 @@ class Measurement(Measured):
 
 
 class Verdict(Measured):
-    """A claim, what was measured of it, and the outcome: a line of `claims.jsonl`.
+    """A claim, its measurements, and the outcome: a line of `claims.jsonl`.
 
-    `topic` is the training, arm or subject that the claim is about.
+    `topic` is the training, arm or subject of the claim.
     """
 
     model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
@@ -69,7 +68,7 @@ class Verdict(Measured):
 
     @classmethod
     def of(cls, id_: str, topic: str, claim: str, expected: str, *figures: Measurement) -> Verdict:
-        """The verdict on a claim by its figures; without any it was not measured."""
+        """The verdict on a claim from its figures; "not measured" without any."""
         outcomes = {figure.outcome for figure in figures}
         worst: tuple[Outcome, ...] = ("not measured", "fails", "unclear")
         outcome: Outcome = next((each for each in worst if each in outcomes), "holds")
@@ -83,7 +82,7 @@ class Verdict(Measured):
         )
 
     def summary(self) -> dict[str, Any]:
-        """The verdict as `summary.json` keeps it: figures by name, without not-a-number."""
+        """The verdict as stored in `summary.json`: figures by name, without NaN."""
         return {
             "id": self.id,
             "claim": self.claim,
@@ -118,7 +117,7 @@ def below(name: str, interval: Interval, bound: float = 0.0, *, unit: str = "nat
 
 
 def never(name: str, violations: int, cases: int) -> Measurement:
-    """What is said of every case, tried on random ones: the share of violations with its interval.
+    """A claim about every case, tested on random ones: the share of violations with its interval.
 
     A single violation refutes it.
     """

@@ -1,1 +1,1 @@
-"""Several trainings from one start: each arm's figures over seeds."""
+"""Compares trainings (arms) that share a start, by their figures over seeds."""

@@ -1,4 +1,4 @@
-"""An arm's figures, one number each: of the prompts of a run first, then over seeds."""
+"""Figures of arms, one number each: aggregated over the prompts of a run, then over seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAZY_SHARE, LAZY_CHANGE = "displaced/share", "displaced/change"
 
 
 START = "before"
-"""Stands beside the arms for the models that they start from."""
+"""Name, beside the arms, of the models that they start from."""
 
 
 class ArmTable:
@@ -25,10 +25,9 @@ class ArmTable:
 
     **Arguments:**
 
-    - `values`: of every arm one map of figures for each seed, seeds in one order.
-    - `within`: where there is one seed, every arm's figures with their intervals over prompts,
-      which stand for those over seeds. Differences have none then: one training is no sample of
-      trainings.
+    - `values`: for every arm, one map of figures per seed, seeds in the same order.
+    - `within`: with one seed, every arm's figures with intervals over prompts, in place of
+      intervals over seeds. Differences then have none: one training is not a sample.
     """
 
     def __init__(
@@ -45,24 +44,24 @@ class ArmTable:
         return list(dict.fromkeys(every))
 
     def values(self, arm: str, name: str) -> Float[ndarray, " seeds"]:
-        """One number for every seed; NaN where it was not measured."""
+        """One number per seed; NaN where it was not measured."""
         return np.array([figures.get(name, np.nan) for figures in self._values[arm]], dtype=float)
 
     def mean(self, arm: str, name: str) -> Interval:
-        """Mean over seeds with its t-interval; of one seed that over prompts, where it is known."""
+        """Mean over seeds with its t-interval; for one seed, the interval over prompts if known."""
         own = self._within.get(arm, {})
         return own[name] if name in own else self.over_seeds(arm, name)
 
     def over_seeds(self, arm: str, name: str) -> Interval:
-        """Mean over seeds with its t-interval; of one seed there is none."""
+        """Mean over seeds with its t-interval; one seed has no interval."""
         return mean_interval(self.values(arm, name))
 
     def difference(self, arm: str, other: str, name: str) -> Interval:
-        """Mean over seeds of an arm's figure less another's, with its t-interval."""
+        """Mean over seeds of the difference between two arms' figures, with its t-interval."""
         return self.against(other).mean(arm, name)
 
     def against(self, other: str) -> ArmTable:
-        """The table of differences to an arm, seed by seed."""
+        """The table of differences from an arm, seed by seed."""
         return ArmTable(
             {
                 arm: [
@@ -79,12 +78,12 @@ def evaluation_figures(
 ) -> dict[str, Interval]:
     """Means over the prompts of each split with their intervals, as `<split>/<figure>`.
 
-    **Arguments:** `k`: the largest of pass@k.
+    `pass_at_<k>`: share of prompts that k samples solve, estimated without bias from all of a
+    prompt's samples; `distinct`: share of different texts among a prompt's samples; `entropy`:
+    entropy of a whole answer, in nats; `right_change`: Δ log π, in nats, of right answers sampled
+    before training; `right_fallen`: share of prompts whose right answers have not risen.
 
-    `pass_at_<k>`: share of prompts that k samples solve, without bias from all of a prompt's;
-    `distinct`: different texts among a prompt's samples, as a share; `entropy`: of a whole answer,
-    in nats; `right_change`: Δ log π of the right answers of the model before, in nats;
-    `right_fallen`: share of prompts whose right answers have not risen.
+    **Arguments:** `k`: the largest k of pass@k.
     """
     figures: dict[str, Interval] = {}
     for split in dict.fromkeys(row.split for row in scores):
@@ -114,14 +113,14 @@ def displacement_figures(
 
 
 def pass_names(figures: Sequence[str], split: str) -> list[str]:
-    """The figures pass@k of a split among others, by rising k."""
+    """Selects a split's pass@k figures, by ascending k."""
     start = f"{split}/pass_at_"
     names = [name for name in figures if name.startswith(start)]
     return sorted(names, key=lambda name: int(name.removeprefix(start)))
 
 
 def splits_of(figures: Sequence[str]) -> list[Split]:
-    """The splits that figures are there of."""
+    """The splits for which there are figures."""
     splits: tuple[Split, ...] = ("train", "heldout")
     return [split for split in splits if any(name.startswith(f"{split}/") for name in figures)]
 

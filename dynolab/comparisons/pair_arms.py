@@ -1,6 +1,6 @@
-"""Figures of one preference training: what became of its pairs, and what its model says.
+"""Figures of one preference training: likelihoods of its pairs, and its model's answers.
 
-Every figure is a mean over the pairs or prompts of a split, with its interval over them, under
+Every figure is a mean over the pairs or prompts of a split with its interval, named
 `<split>/<figure>`.
 """
 
@@ -36,15 +36,17 @@ def path_figures(scores: Sequence[ProbeScore]) -> dict[str, Interval]:
     for split in SPLITS:
         paths = learning_paths(scores, split)
         if paths is not None:
-            figures |= {f"{split}/{name}": interval for name, interval in _moved(paths).items()}
+            figures |= {
+                f"{split}/{name}": interval for name, interval in _path_changes(paths).items()
+            }
     return figures
 
 
 def gap_by_margin(moved: Mapping[str, float]) -> dict[str, float]:
-    """`gap_by_margin`: Δ gap over Δ margin, what squeezing costs by the nat of margin learned.
+    """`gap_by_margin`: Δ gap over Δ margin, the cost in squeezing per nat of margin learned.
 
-    An arm that only trains less has a smaller gap and the same ratio. Where the margin has grown by
-    less than a nat there is none.
+    An arm that only trains less has a smaller gap but the same ratio. Undefined, so left out, if
+    the margin has grown by less than a nat.
     """
     return {
         f"{split}/gap_by_margin": moved[f"{split}/{GAP}"] / margin
@@ -53,7 +55,7 @@ def gap_by_margin(moved: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _moved(paths: LearningPaths) -> dict[str, Interval]:
+def _path_changes(paths: LearningPaths) -> dict[str, Interval]:
     logp = paths.logp
     moved = {kind: change(logp[kind]) for kind in (CHOSEN, REJECTED, ARGMAX) if kind in logp}
     if ARGMAX in moved and CHOSEN in moved:
@@ -65,11 +67,11 @@ def _moved(paths: LearningPaths) -> dict[str, Interval]:
 
 @dataclass(frozen=True)
 class SampledAnswer:
-    """An answer that a model sampled to a pair's prompt; its id is `<pair>/<number>`.
+    """A model's sampled answer to a pair's prompt; its id is `<pair>/<number>`.
 
-    `refused`: it repeats what is wrong with the pair's rejected answer, where that can be told
-    (`repeats_fault`). `logp` is log π of the answer, its end included where it ended itself, in
-    nats, under the distribution that it was drawn from.
+    `refused`: the answer repeats the fault of the pair's rejected answer; None if that cannot be
+    checked (`repeats_fault`). `logp` is log π of the answer in nats, including its end token if it
+    has one, under the distribution that it was drawn from.
     """
 
     answer: PolicyAnswer
@@ -78,7 +80,7 @@ class SampledAnswer:
     repetition: Repetition
 
 
-_OF_ANSWERS: dict[str, Callable[[SampledAnswer], float]] = {
+_ANSWER_FIGURES: dict[str, Callable[[SampledAnswer], float]] = {
     "distinct_1": lambda sample: sample.repetition.distinct_1,
     "distinct_2": lambda sample: sample.repetition.distinct_2,
     "longest_repeat": lambda sample: float(sample.repetition.longest_repeat),
@@ -90,28 +92,27 @@ _OF_ANSWERS: dict[str, Callable[[SampledAnswer], float]] = {
 
 
 def answer_figures(samples: Sequence[SampledAnswer]) -> dict[str, Interval]:
-    """How varied answers are, and whether they are right where that can be checked.
+    """Diversity of answers and, where it can be checked, correctness.
 
-    Of one answer: `distinct_1`, `distinct_2`, `longest_repeat` and `repeaters` (`Repetition`),
+    Per answer: `distinct_1`, `distinct_2`, `longest_repeat` and `repeaters` (`Repetition`),
     `entropy`, −log π, whose mean over samples is the entropy of whole answers in nats, `tokens`,
-    `finished`. Of a prompt's samples: `different`, the share of different texts. `right`:
-    share of answers that state the chosen answer's fact; `refused`: that repeat what is wrong with
-    the rejected one.
+    `finished`. Per prompt: `different`, the share of different texts. `right`: share of answers
+    that state the chosen answer's fact; `refused`: share that repeat the rejected one's fault.
     """
     figures: dict[str, Interval] = {}
     for split in SPLITS:
         own = [sample for sample in samples if sample.answer.split == split]
         measured = {
             name: _over_prompts((sample.answer.id, of(sample)) for sample in own)
-            for name, of in _OF_ANSWERS.items()
+            for name, of in _ANSWER_FIGURES.items()
         }
-        measured["different"] = _different(own)
-        measured |= _checked(own)
+        measured["different"] = _distinct_texts(own)
+        measured |= _correctness(own)
         figures |= {f"{split}/{name}": mean for name, mean in measured.items() if mean.n}
     return figures
 
 
-def _checked(samples: Sequence[SampledAnswer]) -> dict[str, Interval]:
+def _correctness(samples: Sequence[SampledAnswer]) -> dict[str, Interval]:
     def right(sample: SampledAnswer) -> float:
         return float(answered(sample.answer.prompt, sample.answer.answer) == sample.answer.truth)
 
@@ -134,7 +135,7 @@ def win_figures(
 ) -> dict[str, Interval]:
     """`won`: how often a judge prefers the arm's answer to the baseline's, ties half, by split.
 
-    Contests without a verdict in both orders do not count; `judged` is the share that does.
+    Contests without a verdict in both orders do not count; `judged` is the share that do.
     """
     worth = {name: worth_to_a(both) for name, both in both_orders(judgements).items()}
     figures: dict[str, Interval] = {}
@@ -152,19 +153,19 @@ def win_figures(
 
 
 def _prompt_of(answer: str) -> str:
-    """The pair's id in the id of one of its prompt's answers, `<pair>/<number>`."""
+    """The pair's id, from an answer's id `<pair>/<number>`."""
     return answer.rpartition("/")[0]
 
 
 def _over_prompts(values: Iterable[tuple[str, float]]) -> Interval:
-    """Mean over prompts of the means over their answers, given by id: a prompt is the unit."""
+    """Mean over prompts of the means over their answers, so that the prompt is the unit."""
     by_prompt: dict[str, list[float]] = {}
     for name, value in values:
         by_prompt.setdefault(_prompt_of(name), []).append(value)
     return mean_interval(np.array([np.mean(own) for own in by_prompt.values()], dtype=float))
 
 
-def _different(samples: Sequence[SampledAnswer]) -> Interval:
+def _distinct_texts(samples: Sequence[SampledAnswer]) -> Interval:
     texts: dict[str, list[str]] = {}
     for sample in samples:
         texts.setdefault(_prompt_of(sample.answer.id), []).append(sample.answer.answer.strip())

@@ -1,4 +1,4 @@
-"""Token batches: padded sequences and the flat list of response tokens whose likelihood counts."""
+"""Token batches: padded sequences and a flat list of the response tokens to be scored."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CHOSEN, REJECTED = 0, 1
 class Totals:
     """Global denominators of one optimizer step, over all ranks and micro-batches.
 
-    Dividing by these makes loss and gradient independent of micro-batch, padding and ranks. An
-    example has one sequence per side trained on, or is a group with one per completion.
+    Dividing by these makes loss and gradient independent of micro-batches, padding and ranks. An
+    example has one sequence per side that is trained on; a group has one per completion.
     """
 
     examples: int
@@ -41,7 +41,7 @@ class TopTokens:
     entropy: Float[Tensor, " tokens"]
 
     def to(self, device: torch.device | str) -> TopTokens:
-        """The same on another device."""
+        """Moves the tokens to a device."""
         return TopTokens(self.token.to(device), self.logp.to(device), self.entropy.to(device))
 
 
@@ -53,11 +53,11 @@ class TokenBatch:
     `position[n]` (the position before the token's own). Sequence b is side `side[b]` (0 chosen,
     1 rejected) of example `example[b]` of this batch.
 
-    Likelihoods are those of `softmax(logits / temperature)`. What only some objectives read, per
-    response token: `reference`, the reference's log-probability; `advantage`, what the token is
-    pushed with; `old`, its log-probability under the policy that sampled it (None: the policy at
-    hand, as in the first update after sampling); `top`, that policy's likeliest tokens. And per
-    sequence: `wins`, the probability that the response is preferred to one of the policy.
+    Likelihoods are those of `softmax(logits / temperature)`. Only some objectives read the optional
+    fields. Per response token: `reference`, its log-probability under the reference; `advantage`,
+    the factor of its push; `old`, its log-probability under the policy that sampled it (None: the
+    current policy, as in the first update after sampling); `top`, that policy's likeliest tokens.
+    Per sequence: `wins`, the probability that the response is preferred to one of the policy's.
     """
 
     input_ids: Int[Tensor, "rows length"]
@@ -95,7 +95,7 @@ class TokenBatch:
 
     @property
     def sequence_length(self) -> Int[Tensor, " sequences"]:
-        """Response tokens of every sequence."""
+        """Number of response tokens of every sequence."""
         return self.sequence_sum(torch.ones_like(self.sequence))
 
     def sequence_sum(self, values: Num[Tensor, "tokens ..."]) -> Num[Tensor, "sequences ..."]:
@@ -104,7 +104,7 @@ class TokenBatch:
         return zeros.index_add(0, self.sequence, values)
 
     def to(self, device: torch.device | str) -> TokenBatch:
-        """The same batch on another device."""
+        """Moves the batch to a device."""
         moved: dict[str, Any] = {
             name: value.to(device)
             for name, value in vars(self).items()
@@ -133,42 +133,42 @@ def collate(
     length = max(len(sequence.ids) for sequence in sequences)
     input_ids = torch.full((len(sequences), length), pad_id, dtype=torch.long)
     mask = torch.zeros((len(sequences), length), dtype=torch.long)
-    where, when, what = [], [], []
+    rows, positions, tokens = [], [], []
     for row, sequence in enumerate(sequences):
         ids_of_row = torch.tensor(sequence.ids, dtype=torch.long)
         input_ids[row, : len(sequence.ids)] = ids_of_row
         mask[row, : len(sequence.ids)] = 1
-        where.append(torch.full((sequence.response_length,), row, dtype=torch.long))
-        when.append(torch.arange(sequence.prompt_length - 1, len(sequence.ids) - 1))
-        what.append(ids_of_row[sequence.prompt_length :])
+        rows.append(torch.full((sequence.response_length,), row, dtype=torch.long))
+        positions.append(torch.arange(sequence.prompt_length - 1, len(sequence.ids) - 1))
+        tokens.append(ids_of_row[sequence.prompt_length :])
     return TokenBatch(
         input_ids=input_ids,
         attention_mask=mask,
         position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-        sequence=torch.cat(where),
-        position=torch.cat(when),
-        token=torch.cat(what),
+        sequence=torch.cat(rows),
+        position=torch.cat(positions),
+        token=torch.cat(tokens),
         example=torch.tensor(list(example or range(len(sequences))), dtype=torch.long),
         side=torch.tensor(list(side or [CHOSEN] * len(sequences)), dtype=torch.long),
         ids=tuple(ids),
-        totals=totals or _own_totals(len(sequences), sequences),
+        totals=totals or _count_totals(len(sequences), sequences),
     )
 
 
 def collate_examples(
     examples: Sequence[EncodedExample], pad_id: int, sides: Sequence[int], totals: Totals
 ) -> TokenBatch:
-    """Batch of the wanted sides of examples, chosen and rejected of one example side by side."""
-    sequences, index, side = [], [], []
+    """Collates the given sides of examples; the sides of one example are neighbours."""
+    sequences, example_of, side_of = [], [], []
     for number, example in enumerate(examples):
-        for which in sides:
-            sequences.append(_side(example, which))
-            index.append(number)
-            side.append(which)
+        for side in sides:
+            sequences.append(_side(example, side))
+            example_of.append(number)
+            side_of.append(side)
     ids = [example.id for example in examples]
-    batch = collate(sequences, pad_id, example=index, side=side, ids=ids, totals=totals)
+    batch = collate(sequences, pad_id, example=example_of, side=side_of, ids=ids, totals=totals)
     wins = [
-        example.wins[which] for example in examples if example.wins is not None for which in sides
+        example.wins[side] for example in examples if example.wins is not None for side in sides
     ]
     if len(wins) < len(sequences):
         return batch
@@ -177,12 +177,12 @@ def collate_examples(
 
 def count_totals(examples: Sequence[EncodedExample], sides: Sequence[int]) -> Totals:
     """Global denominators of one optimizer step on these examples."""
-    return _own_totals(
-        len(examples), [_side(example, which) for example in examples for which in sides]
+    return _count_totals(
+        len(examples), [_side(example, side) for example in examples for side in sides]
     )
 
 
-def _own_totals(examples: int, sequences: Sequence[Encoded]) -> Totals:
+def _count_totals(examples: int, sequences: Sequence[Encoded]) -> Totals:
     tokens = sum(sequence.response_length for sequence in sequences)
     return Totals(examples=examples, tokens=tokens, sequences=len(sequences))
 
@@ -194,10 +194,10 @@ def _side(example: EncodedExample, side: int) -> Encoded:
 
 
 def by_length(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]]:
-    """Numbers of sequences, batch by batch, by falling length: little padding.
+    """Yields batches of sequence indices, longest sequences first, to keep padding small.
 
-    Sequences × padded length of a batch stay within `batch_tokens`; a longer one goes alone. The
-    largest batch comes first, so that one too large for the memory fails at once.
+    Sequences × padded length of a batch stay within `batch_tokens`; a longer sequence gets a batch
+    of its own. The largest batch comes first, so that one too large for memory fails at once.
     """
     batch: list[int] = []
     for number in sorted(range(len(encoded)), key=lambda number: -len(encoded[number].ids)):
@@ -210,10 +210,10 @@ def by_length(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[in
 
 
 def draw(step: int, batch_size: int, rows: int, seed: int) -> list[int]:
-    """Row numbers of an optimizer step: epochs of seeded permutations, read through in order.
+    """Row indices of an optimizer step, taken in order from one seeded permutation per epoch.
 
-    A pure function of its arguments, so that a resumed run needs no stored cursor to continue
-    with the batch that the undisturbed run would have seen.
+    A pure function of its arguments, so that a resumed run draws the same batches as an
+    uninterrupted one without a stored cursor.
     """
     drawn: list[int] = []
     start = step * batch_size

@@ -1,4 +1,4 @@
-"""Chat messages as one text: a prompt that a response follows."""
+"""Turns chat messages into one prompt that a response can follow."""
 
 from __future__ import annotations
 
@@ -20,61 +20,60 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 Write = Callable[[Sequence[Message], str], str]
-"""Messages and the name of their row to the prompt that asks for the next answer."""
+"""Turns messages into the prompt for the next answer; also takes their row's name, for errors."""
 
 SECONDS = 10.0
-"""Of computing that a chat template may take in all, beside what each text has."""
+"""CPU time that a chat template may use in total, on top of its allowance per text."""
 _TURNS = {"system": "System", "user": "Human", "assistant": "Assistant"}
 _FILES = ("chat_template.jinja", "special_tokens_map.json", "tokenizer_config.json")
 
 
 def template_writer(tokenizer: PreTrainedTokenizerBase, name: str) -> Write:
-    """Writes messages by the chat template that a tokenizer brings.
+    """Returns a writer that applies the tokenizer's chat template.
 
-    The text has no begin-of-sequence where the tokenizer puts one before every text itself.
+    The text omits begin-of-sequence if the tokenizer adds it to every text itself.
 
-    The template is others' code: it writes in a process of its own, which ends when it computes
-    without end or fills the memory.
+    The template is foreign code: it runs in a process of its own, which ends if it runs forever or
+    fills the memory.
 
-    **Raises:** `ConfigError` for a tokenizer without a template; its writer raises one that names
-    the row where the template refuses messages.
+    **Raises:** `ConfigError` for a tokenizer without a template. The writer raises one that names
+    the row if the template rejects its messages.
     """
     if not tokenizer.chat_template:
         raise ConfigError(
             "data.chat_model",
             name,
-            "its tokenizer has no chat template; name the model that was tuned to chat, or set "
-            "data.chat: plain",
+            "its tokenizer has no chat template; name a chat-tuned model, or set data.chat: plain",
         )
     with reading("data.chat_model", name, "give the tokenizer that belongs to the model"):
         bos = str(tokenizer.bos_token or "")
         doubled = bool(bos) and list(tokenizer("a")["input_ids"])[:1] == [tokenizer.bos_token_id]
         template, tokens = tokenizer.get_chat_template(), dict(tokenizer.special_tokens_map)
-    rendering = _Rendering(template, tokens)
+    renderer = _Renderer(template, tokens)
 
     def write(messages: Sequence[Message], row: str) -> str:
-        answer = rendering.answer(messages)
+        answer = renderer.render(messages)
         if "text" not in answer:
             raise ConfigError(
                 row,
                 [message["role"] for message in messages],
-                f"the chat template of {name} refuses these turns: {answer['error']}",
+                f"the chat template of {name} rejects these turns: {answer['error']}",
             )
         return answer["text"].removeprefix(bos) if doubled else answer["text"]
 
     return write
 
 
-class _Rendering:
-    """The process of `dynolab.data.render`, started for the first text."""
+class _Renderer:
+    """A process of `dynolab.data.render`, started when the first text is rendered."""
 
     def __init__(self, template: object, tokens: Mapping[str, object]) -> None:
-        given = {"template": template, "tokens": tokens, "seconds": SECONDS}
-        self._given = json.dumps(given, default=str)
+        header = {"template": template, "tokens": tokens, "seconds": SECONDS}
+        self._header = json.dumps(header, default=str)
         self._process: subprocess.Popen[str] | None = None
 
-    def answer(self, messages: Sequence[Message]) -> dict[str, str]:
-        """The `text` of the messages, or the `error` that refused them."""
+    def render(self, messages: Sequence[Message]) -> dict[str, str]:
+        """The `text` of the messages, or the template's `error`."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "dynolab.data.render"],
@@ -83,8 +82,8 @@ class _Rendering:
                 stderr=subprocess.DEVNULL,
                 text=True,
             )
-            weakref.finalize(self, _end, self._process)
-            self._send(self._given)
+            weakref.finalize(self, _kill, self._process)
+            self._send(self._header)
         self._send(
             json.dumps(
                 [{k: v for k, v in message.items() if v is not None} for message in messages]
@@ -98,17 +97,17 @@ class _Rendering:
         code = self._process.wait()
         self._process = None
         if code == -signal.SIGXCPU:
-            return {"error": "it computes without end"}
+            return {"error": "it exceeds its CPU time"}
         return {"error": f"its process ended with exit code {code}"}
 
     def _send(self, line: str) -> None:
         assert self._process is not None and self._process.stdin is not None
-        with suppress(BrokenPipeError):  # reading its answer says why
+        with suppress(BrokenPipeError):  # `render` reports why it ended
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _kill(process: subprocess.Popen[str]) -> None:
     process.kill()
     with suppress(BrokenPipeError):
         process.communicate()
@@ -124,7 +123,7 @@ def plain_writer(messages: Sequence[Message], row: str) -> str:
 
 
 def messages_of(value: object, where: str) -> list[Message]:
-    """A checked list of messages, each with a role and a text as content."""
+    """Checks that a value is a list of messages, each with a role and a text as content."""
     good = isinstance(value, list) and all(
         isinstance(message, dict)
         and isinstance(message.get("role"), str)

@@ -1,4 +1,4 @@
-"""From text to token ids: prompt and response apart, end-of-sequence always, overlong by rule."""
+"""Encodes prompts and responses separately, and handles rows that exceed the context."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 Overlong = Literal["error", "drop", "truncate_left"]
 
 ANCHOR = "\n"
-"""Stands before a response while it is encoded: sentencepiece tokenizers prepend a space to every
-text, and a response is no text of its own but goes on from its prompt."""
+"""Prefix of a response while it is encoded: sentencepiece tokenizers prepend a space to every text,
+but a response continues its prompt."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """An example as training sees it: one encoded sequence per side, and the pair's `wins`."""
+    """An encoded example: one sequence per side, and the pair's `wins`."""
 
     id: str
     chosen: Encoded
@@ -44,7 +44,7 @@ class EncodedExample:
 
 @dataclass
 class Counts:
-    """What encoding did to the rows; logged with every stage that encodes."""
+    """How many rows were kept, truncated and dropped; logged by every stage that encodes."""
 
     kept: int = 0
     truncated: int = 0
@@ -66,12 +66,12 @@ class Encoder:
     **Arguments:**
 
     - `tokenizer`: prompts are encoded with its special tokens, responses without them and with
-      its end-of-sequence token appended. Both are encoded apart, so that the boundary between
-      them never depends on the response.
+      its end-of-sequence token appended. They are encoded separately, so that the boundary
+      between them never depends on the response.
     - `max_length`: the model's context in tokens.
-    - `overlong`: what happens to rows that exceed it: `error` stops, `drop` leaves them out,
-      `truncate_left` cuts the prompt's oldest tokens (a row whose response alone does not fit
-      is dropped).
+    - `overlong`: what happens to rows that exceed `max_length`: `error` raises, `drop` leaves
+      them out, `truncate_left` cuts the prompt's oldest tokens (a row whose response alone does
+      not fit is dropped).
     """
 
     def __init__(
@@ -85,26 +85,26 @@ class Encoder:
         self.counts = Counts()
 
     def example(self, row: Example) -> EncodedExample | None:
-        """Both sides of an example, or None where the overlong rule drops it."""
+        """Both sides of an example, or None if the overlong rule drops it."""
         texts = [row.chosen] if row.rejected is None else [row.chosen, row.rejected]
-        sides = self._sides(row.id, row.prompt, texts)
+        sides = self._encode_sides(row.id, row.prompt, texts)
         if sides is None:
             return None
         rejected = sides[1] if row.rejected is not None else None
         return EncodedExample(row.id, sides[0], rejected, row.wins)
 
     def response(self, name: str, prompt: str, response: str) -> Encoded | None:
-        """One prompt with one response, or None where the overlong rule drops it."""
-        sides = self._sides(name, prompt, [response])
+        """One prompt with one response, or None if the overlong rule drops it."""
+        sides = self._encode_sides(name, prompt, [response])
         return None if sides is None else sides[0]
 
     def responses(self, name: str, prompt: str, texts: Sequence[str]) -> list[Encoded | None]:
         """One prompt with several responses; None for those that the overlong rule drops.
 
-        A prompt that must be cut is cut alike for all that can follow it: responses that are
-        compared answer the same question.
+        A prompt that must be cut is cut to the same tokens for all responses that can fit, so that
+        compared responses answer the same question.
         """
-        whole, tails = self._prompt_ids(name, prompt), self._tails(texts)
+        whole, tails = self._prompt_ids(name, prompt), self._encode_responses(texts)
         common = whole
         if self.overlong == "truncate_left":
             excess = (len(whole) + len(tail) - self.max_length for tail in tails)
@@ -112,13 +112,13 @@ class Encoder:
             common = min((cut for cut in cuts if cut), key=len, default=whole)
         encoded = []
         for tail in tails:
-            kept = self._fitted(name, common, len(tail))
+            kept = self._fit_prompt(name, common, len(tail))
             self.counts.truncated += kept is not None and kept is not whole
             encoded.append(None if kept is None else Encoded((*kept, *tail), len(kept)))
         return encoded
 
     def probes(self, rows: Sequence[ProbeRow]) -> list[Encoded | None]:
-        """Every row's prompt and response, those of one prompt as `responses` has them."""
+        """Encodes rows; rows with the same prompt are encoded together by `responses`."""
         by_prompt: dict[str, list[int]] = {}
         for number, row in enumerate(rows):
             by_prompt.setdefault(row.prompt, []).append(number)
@@ -131,12 +131,12 @@ class Encoder:
         return encoded_rows
 
     def prompt(self, name: str, prompt: str, room: int) -> tuple[int, ...] | None:
-        """A prompt that a response of `room` tokens can follow; None where it is dropped."""
-        kept = self._fitted(name, self._prompt_ids(name, prompt), room)
+        """A prompt, cut if necessary to leave room for `room` tokens; None if it is dropped."""
+        kept = self._fit_prompt(name, self._prompt_ids(name, prompt), room)
         return None if kept is None else tuple(kept)
 
     def examples(self, rows: Iterable[Example]) -> list[EncodedExample]:
-        """All rows that the overlong rule keeps; refuses an empty result."""
+        """All rows that the overlong rule keeps; raises `ConfigError` if there are none."""
         encoded = [example for row in rows if (example := self.example(row)) is not None]
         if not encoded:
             raise ConfigError(
@@ -146,10 +146,12 @@ class Encoder:
             )
         return encoded
 
-    def _sides(self, name: str, prompt: str, responses: Sequence[str]) -> list[Encoded] | None:
+    def _encode_sides(
+        self, name: str, prompt: str, responses: Sequence[str]
+    ) -> list[Encoded] | None:
         prompt_ids = self._prompt_ids(name, prompt)
-        tails = self._tails(responses)
-        kept = self._fitted(name, prompt_ids, max(map(len, tails)))
+        tails = self._encode_responses(responses)
+        kept = self._fit_prompt(name, prompt_ids, max(map(len, tails)))
         return None if kept is None else [Encoded((*kept, *tail), len(kept)) for tail in tails]
 
     def _prompt_ids(self, name: str, prompt: str) -> list[int]:
@@ -160,8 +162,8 @@ class Encoder:
             )
         return ids
 
-    def _fitted(self, name: str, prompt_ids: list[int], room: int) -> list[int] | None:
-        """The prompt as the overlong rule leaves it before a response of `room` tokens."""
+    def _fit_prompt(self, name: str, prompt_ids: list[int], room: int) -> list[int] | None:
+        """Applies the overlong rule to a prompt before `room` tokens; counts the outcome."""
         excess = len(prompt_ids) + room - self.max_length
         kept = self._shorten(name, prompt_ids, excess) if excess > 0 else prompt_ids
         if kept is None:
@@ -171,8 +173,8 @@ class Encoder:
             self.counts.kept += 1
         return kept
 
-    def _tails(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each response's own characters, closed."""
+    def _encode_responses(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of each response without the anchor's, followed by end-of-sequence."""
         written = [ANCHOR, *(ANCHOR + text for text in texts)]
         anchored = self.tokenizer(written, add_special_tokens=False)["input_ids"]
         anchor, tails = list(anchored[0]), []
@@ -202,7 +204,7 @@ class Encoder:
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """Tokens of a prompt: some tokenizers close every text; the response does that."""
+    """Tokens of a prompt, without the end-of-sequence that some tokenizers append to every text."""
     ids = list(tokenizer(prompt)["input_ids"])
     return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
 

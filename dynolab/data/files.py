@@ -1,4 +1,4 @@
-"""Sources that a study names: where they lie, and the revision that their content stands at."""
+"""Checks the files and data sets that a study names, and pins their revisions."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from dynolab.hub import resolve_commit
 
 
 def check_source(config: Any, section: str, **sources: tuple[str, ...]) -> None:
-    """Each of these fields is given with the sources that read it, and only there.
+    """Checks that each field is set exactly if the config's source reads it.
 
     **Arguments:**
 
     - `config`: has a `source` and the fields.
-    - `section`: the fields' own, for messages.
-    - `sources`: by field, those that read it.
+    - `section`: section of the fields, for messages.
+    - `sources`: by field, the sources that read it.
 
-    **Raises:** `ConfigError` for a field that is missing or has no use.
+    **Raises:** `ConfigError` for a field that is missing or unused.
     """
     for field, readers in sources.items():
         value = getattr(config, field)
         if (value is not None) != (config.source in readers):
-            remedy = f"give it with source: {' or '.join(readers)}, and only there"
+            remedy = f"set it for source: {' or '.join(readers)}, and for no other"
             raise ConfigError(f"{section}.{field}", value, remedy)
 
 
 def named_path(field: str, name: str | None) -> Path:
-    """The path that a setting names; `ConfigError` for a `~user` whom nobody knows."""
-    with reading(field, name, "name a path from the root or from here"):
+    """The path that a setting names; `ConfigError` for an unknown `~user`."""
+    with reading(field, name, "give an absolute path, or one relative to the working directory"):
         return Path(name or "").expanduser()
 
 
@@ -41,7 +41,7 @@ def file_digest(field: str, file: Path) -> bytes:
 
 
 def named_file(field: str, name: str | None, remedy: str) -> Path:
-    """The file that a setting names; `ConfigError` with the remedy where there is none."""
+    """The file that a setting names; `ConfigError` with the remedy if it does not exist."""
     file = named_path(field, name)
     if not file.is_file():
         raise ConfigError(field, name, f"no such file; {remedy}")
@@ -54,7 +54,7 @@ def dataset_commit(field: str, name: str, revision: str | None) -> str:
 
 
 def pinned(field: str, revision: str, expected: str | None, remedy: str) -> str:
-    """A content's revision; `ConfigError` where another one is expected of it."""
+    """Returns the revision; raises `ConfigError` if it is not the expected one."""
     if expected not in (None, revision):
         raise ConfigError(field, expected, f"{remedy}, or clear the revision")
     return revision

@@ -15,10 +15,10 @@ from dynolab.data.encode import Encoded
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled response with what its objective reads, per response token.
+    """One sampled response with the values that objectives read, per response token.
 
-    `advantage` is what each token is pushed with; `old` and `reference` are log-probabilities in
-    nats under the policy that sampled and under the reference, at the temperature of the sampling.
+    `advantage` is the factor of each token's push; `old` and `reference` are log-probabilities in
+    nats under the policy that sampled and under the reference, at the sampling temperature.
     """
 
     encoded: Encoded
@@ -29,13 +29,13 @@ class Completion:
 
     @property
     def side(self) -> int:
-        """Chosen where the completion is pushed up, rejected where down, as in a pair."""
+        """Chosen if the completion is pushed up, rejected if it is pushed down."""
         return REJECTED if bool((self.advantage < 0).any()) else CHOSEN
 
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of one prompt; a batch's example."""
+    """The completions of one prompt: one example of a batch."""
 
     id: str
     completions: tuple[Completion, ...]
@@ -44,31 +44,31 @@ class Group:
 def collate_groups(
     groups: Sequence[Group], pad_id: int, totals: Totals, *, temperature: float = 1.0
 ) -> TokenBatch:
-    """Batch of groups, a group's completions one after another.
+    """Collates groups; the completions of a group are neighbours.
 
-    A completion stands on the chosen side where its advantage pushes it up and on the rejected
-    side where it pushes it down, so that forces split into the two as they do for pairs.
+    A completion is on the chosen side if its advantage pushes it up and on the rejected side if it
+    pushes it down, so that forces split into the two sides as they do for pairs.
 
     **Arguments:**
 
-    - `totals`: the step's (`count_group_totals` of all its groups, here and elsewhere).
-    - `temperature`: of the sampling; the policy's likelihoods are taken at it too.
+    - `totals`: those of the step: `count_group_totals` of its groups on all ranks.
+    - `temperature`: that of the sampling; the policy's likelihoods are computed at it too.
     """
-    all_of = [completion for group in groups for completion in group.completions]
+    completions = [completion for group in groups for completion in group.completions]
     batch = collate(
-        [completion.encoded for completion in all_of],
+        [completion.encoded for completion in completions],
         pad_id,
         example=[number for number, group in enumerate(groups) for _ in group.completions],
-        side=[completion.side for completion in all_of],
+        side=[completion.side for completion in completions],
         ids=[group.id for group in groups],
         totals=totals,
     )
     return replace(
         batch,
-        advantage=torch.cat([completion.advantage for completion in all_of]),
-        old=_joined(all_of, lambda completion: completion.old),
-        reference=_joined(all_of, lambda completion: completion.reference),
-        top=_joined_top([completion.top for completion in all_of]),
+        advantage=torch.cat([completion.advantage for completion in completions]),
+        old=_concatenate(completions, lambda completion: completion.old),
+        reference=_concatenate(completions, lambda completion: completion.reference),
+        top=_concatenate_top([completion.top for completion in completions]),
         temperature=temperature,
     )
 
@@ -81,15 +81,15 @@ def count_group_totals(groups: Sequence[Group]) -> Totals:
     return Totals(examples=len(groups), tokens=sum(lengths), sequences=len(lengths))
 
 
-def _joined(
+def _concatenate(
     completions: Sequence[Completion], part: Callable[[Completion], Tensor | None]
 ) -> Tensor | None:
-    """A per-token part of all completions, None where any lacks it."""
+    """A per-token field of all completions, concatenated; None if any of them lacks it."""
     parts = [values for completion in completions if (values := part(completion)) is not None]
     return torch.cat(parts) if len(parts) == len(completions) else None
 
 
-def _joined_top(tops: Sequence[TopTokens | None]) -> TopTokens | None:
+def _concatenate_top(tops: Sequence[TopTokens | None]) -> TopTokens | None:
     parts = [top for top in tops if top is not None]
     if len(parts) < len(tops):
         return None

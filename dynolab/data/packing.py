@@ -1,4 +1,4 @@
-"""Rows that hold a prompt once, with several of its responses behind it."""
+"""Packed rows: a prompt once, followed by several of its responses."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from dynolab.data.encode import Encoded
 PROMPT, PADDING = 0, -1
 
 Row = list[int]
-"""Numbers of the sequences that stand in one row; all have the same prompt."""
+"""Indices of the sequences that share one row; all have the same prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBatch(TokenBatch):
     """A token batch whose sequences share the rows of `input_ids`.
 
-    A row is a prompt and then, one behind another, its responses without their last tokens, which
-    predict nothing. A token sees the prompt and the tokens of its own segment, none of them later
-    than itself; its `position_ids` are those it would have alone with its prompt. `position[n]` is
-    a place in the row, so that a response's first token is predicted at its prompt's end.
+    A row is a prompt followed by its responses, each without its last token, which predicts
+    nothing. A token attends to itself and to earlier tokens of the prompt and of its own segment;
+    its `position_ids` are those that it would have in a row with its prompt and response alone.
+    `position[n]` is an index into the row: a response's first token is predicted at the end of
+    its prompt.
     """
 
     row: Int[Tensor, " sequences"]
     """Row of every sequence."""
 
     segment: Int[Tensor, "rows length"]
-    """`PROMPT`, `PADDING`, or from 1 on the row's responses."""
+    """`PROMPT`, `PADDING`, or the number of the response in its row, from 1."""
 
     @property
     def token_row(self) -> Int[Tensor, " tokens"]:
@@ -40,11 +41,11 @@ class PackedBatch(TokenBatch):
         return self.row[self.sequence]
 
     def visible(self, window: int | None = None) -> Bool[Tensor, "rows 1 length length"]:
-        """Whether the token in the third dimension sees the one in the fourth.
+        """Attention mask: whether the token of dimension 2 attends to that of dimension 3.
 
         **Arguments:**
 
-        - `window`: a token sees itself and the `window − 1` before it; by default all.
+        - `window`: a token attends to itself and the `window − 1` before it; by default to all.
         """
         key, query = self.segment[:, None, :], self.segment[:, :, None]
         length = self.segment.shape[1]
@@ -59,13 +60,13 @@ class PackedBatch(TokenBatch):
 def plan_rows(
     sequences: Sequence[Encoded], width: float | None, row_tokens: int | None = None
 ) -> list[Row]:
-    """Which sequences share a row: those of one prompt, as long as that costs less.
+    """Decides which sequences share a row: those with one prompt, while sharing costs less.
 
     **Arguments:**
 
-    - `width`: hidden size of the model; None where it cannot see packed rows, infinity where
-      the length of a row costs nothing.
-    - `row_tokens`: bound on a row's length; a longer sequence has a row alone.
+    - `width`: hidden size of the model; None if it cannot run packed rows, infinity if the
+      length of a row costs nothing.
+    - `row_tokens`: maximum length of a row; a longer sequence gets a row of its own.
 
     **Returns:** rows in the order of their first sequences, each sequence in exactly one.
     """
@@ -88,16 +89,16 @@ def plan_rows(
 
 
 def packed_length(sequences: Sequence[Encoded], row: Row) -> int:
-    """Tokens of a row."""
+    """Number of tokens of a packed row."""
     prompt = sequences[row[0]].prompt_length
     return prompt + sum(sequences[number].response_length - 1 for number in row)
 
 
 def _cost(length: int, width: float) -> float:
-    """What a row costs, in tokens: a layer spends `24 w²` on a token and `4 w` on a pair of them.
+    """Cost of a row in tokens: a layer spends `24 w²` operations on a token and `4 w` on a pair.
 
-    Multiplications and additions of a transformer layer of width w; a masked kernel forms all
-    pairs of a row, whether they see each other or not.
+    Counts multiplications and additions of a transformer layer of width w; a masked kernel
+    computes all pairs of a row, masked or not.
     """
     return length + length**2 / (6 * width)
 
@@ -105,7 +106,7 @@ def _cost(length: int, width: float) -> float:
 def rows_by_length(
     sequences: Sequence[Encoded], rows: Sequence[Row], batch_tokens: int
 ) -> Iterator[list[Row]]:
-    """Rows, batch by batch, by falling length; rows × padded length stay within `batch_tokens`."""
+    """Yields batches of rows, longest first; rows × padded length stay within `batch_tokens`."""
     batch: list[Row] = []
     longest = 0
     for row in sorted(rows, key=lambda row: -packed_length(sequences, row)):
@@ -119,14 +120,14 @@ def rows_by_length(
 
 
 def share_prompts(batch: TokenBatch, rows: Sequence[Row]) -> TokenBatch:
-    """The same sequences with their prompts shared row by row.
+    """Packs the sequences of a batch into shared rows.
 
-    Everything listed per token or per sequence keeps its order.
+    All fields per token or per sequence keep their order.
 
     **Arguments:**
 
-    - `batch`: sequences in rows of their own.
-    - `rows`: as `plan_rows` gives them; each sequence of the batch in one of them.
+    - `batch`: one sequence per row.
+    - `rows`: from `plan_rows`; each sequence of the batch is in exactly one of them.
     """
     if len(rows) == len(batch.side):
         return batch
@@ -137,29 +138,29 @@ def share_prompts(batch: TokenBatch, rows: Sequence[Row]) -> TokenBatch:
         prompt = sequences[row[0]].prompt_length
         tokens = list(sequences[row[0]].ids[:prompt])
         place, segment = list(range(prompt)), [PROMPT] * prompt
-        for which, sequence in enumerate(row, start=1):
+        for response, sequence in enumerate(row, start=1):
             own = sequences[sequence].ids[prompt:-1]
             row_of[sequence], shift[sequence] = number, len(tokens) - prompt
             tokens += own
             place += range(prompt, prompt + len(own))
-            segment += [which] * len(own)
+            segment += [response] * len(own)
         ids.append(tokens)
         places.append(place)
         segments.append(segment)
     prompts = torch.tensor([sequence.prompt_length for sequence in sequences])[batch.sequence]
-    behind = batch.position >= prompts
+    in_response = batch.position >= prompts
     padded = _pad(segments, PADDING)
     fields = vars(batch) | {
         "input_ids": _pad(ids, 0),
         "attention_mask": (padded != PADDING).long(),
         "position_ids": _pad(places, 0),
-        "position": batch.position + torch.tensor(shift)[batch.sequence] * behind,
+        "position": batch.position + torch.tensor(shift)[batch.sequence] * in_response,
     }
     return PackedBatch(**fields, row=torch.tensor(row_of), segment=padded)
 
 
 def sequences_of(batch: TokenBatch) -> list[Encoded]:
-    """The sequences that a batch with rows of their own was made of."""
+    """Recovers the sequences of a batch with one sequence per row."""
     longest = torch.full((len(batch.side),), batch.input_ids.shape[1])
     prompts = longest.scatter_reduce(0, batch.sequence, batch.position + 1, "amin")
     lengths = batch.attention_mask.sum(1)

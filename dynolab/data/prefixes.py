@@ -1,4 +1,4 @@
-"""Batches in which a prompt runs once and its responses go on from what it left behind."""
+"""Batches in which a prompt runs once and its responses reuse its keys and values."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from dynolab.data.encode import Encoded
 from dynolab.data.packing import Row, packed_length, plan_rows, rows_by_length
 
 ENOUGH, FILLED = 1024, 0.85
-"""A forward of that many tokens takes no further response that would fill less of its row."""
+"""A forward of over `ENOUGH` tokens takes no response that fills less than `FILLED` of its row."""
 
 
 @dataclass(frozen=True)
 class Tails:
-    """Responses of one forward without their last tokens, which predict nothing."""
+    """Responses of one forward, each without its last token, which predicts nothing."""
 
     prompt: Int[Tensor, " responses"]
-    """Row of the prompt that each goes on from."""
+    """Row of the prompt that each response continues."""
 
     input_ids: Int[Tensor, "responses length"]
     attention_mask: Int[Tensor, "responses length"]
 
     def to(self, device: torch.device | str) -> Tails:
-        """The same on another device."""
+        """Moves the responses to a device."""
         return Tails(*(value.to(device) for value in vars(self).values()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixBatch(TokenBatch):
-    """A token batch whose `input_ids` are prompts, padded on the left, with responses apart.
+    """A token batch with left-padded prompts in `input_ids` and their responses in `tails`.
 
-    Prompts end at the last place of their rows, so that a response's tokens come right behind
-    them. `position[n]` counts through the hidden states of all forwards: the prompts' ends, then
-    the places of each of `tails`, row by row.
+    Prompts end in the last column, so that a response directly follows its prompt. `position[n]`
+    is an index into the hidden states of all forwards: the last of each prompt, then all of each
+    of `tails`, row by row.
 
-    Beside packed rows (`PackedBatch`) a token of a response meets no other response at all: a
-    masked kernel forms every pair of a packed row. The price is a second forward, and copies of
-    the prompts' keys and values.
+    In packed rows (`PackedBatch`) a masked kernel computes every pair of a row; here no attention
+    between responses is computed. The price is a second forward and copies of the prompts' keys
+    and values.
     """
 
     tails: tuple[Tails, ...]
 
     @property
     def token_row(self) -> Int[Tensor, " tokens"]:
-        """Row of `input_ids` with every response token's prompt."""
+        """Row of `input_ids` that holds the prompt of every response token."""
         starts = torch.cat([tail.prompt for tail in self.tails])
         return starts[self.sequence]
 
     def to(self, device: torch.device | str) -> PrefixBatch:
-        """The same batch on another device."""
+        """Moves the batch to a device."""
         moved = super().to(device)
         assert isinstance(moved, PrefixBatch)
         return replace(moved, tails=tuple(tail.to(device) for tail in self.tails))
@@ -64,13 +64,13 @@ class PrefixBatch(TokenBatch):
 def plan_prefixes(
     sequences: Sequence[Encoded], batch_tokens: int, shared: bool
 ) -> Iterator[list[Row]]:
-    """Rows of sequences with one prompt, batch by batch.
+    """Yields batches of rows; the sequences of a row have the same prompt.
 
     **Arguments:**
 
-    - `batch_tokens`: bound of a batch's tokens, a prompt's counted once.
-    - `shared`: whether prompts are shared; else every sequence is a row, and the bound is one of
-      rows × padded length.
+    - `batch_tokens`: maximum number of tokens of a batch, counting a shared prompt once.
+    - `shared`: whether prompts are shared; otherwise every sequence is a row, and the maximum
+      applies to rows × padded length.
     """
     if not shared:
         alone = plan_rows(sequences, None, batch_tokens)
@@ -78,7 +78,7 @@ def plan_prefixes(
         return
     batch: list[Row] = []
     size = 0
-    # Prompts of one length side by side: a response sees the padding of the longest among them.
+    # Sorted by prompt length, as every row is padded to the longest prompt of its batch.
     rows = plan_rows(sequences, math.inf, batch_tokens)
     for row in sorted(rows, key=lambda row: -sequences[row[0]].prompt_length):
         added = packed_length(sequences, row)
@@ -94,18 +94,18 @@ def plan_prefixes(
 def collate_prefixes(
     sequences: Sequence[Encoded], rows: Sequence[Row], pad_id: int, batch_tokens: int
 ) -> tuple[TokenBatch, list[int]]:
-    """Batch of the sequences of some rows, and which sequences they are, in the batch's order.
+    """Collates rows; also returns the indices of their sequences, in the batch's order.
 
     **Arguments:**
 
-    - `batch_tokens`: bound of responses × padded length, their prompts' included, of a forward.
+    - `batch_tokens`: maximum of responses × padded length, prompts included, of a forward.
     """
     if all(len(row) == 1 for row in rows):
         members = [row[0] for row in rows]
         return collate([sequences[number] for number in members], pad_id), members
     prompt_of = {number: place for place, row in enumerate(rows) for number in row}
     members = sorted(prompt_of, key=lambda number: -sequences[number].response_length)
-    groups = list(_groups(sequences, members, batch_tokens))
+    groups = list(_split_forwards(sequences, members, batch_tokens))
     prompts = [sequences[row[0]].ids[: sequences[row[0]].prompt_length] for row in rows]
     length = max(map(len, prompts))
     ids = torch.tensor([[pad_id] * (length - len(prompt)) + list(prompt) for prompt in prompts])
@@ -116,8 +116,8 @@ def collate_prefixes(
         width = group_tails.input_ids.shape[1]
         for offset, number in enumerate(group):
             first = start + offset * width
-            behind = range(first, first + sequences[number].response_length - 1)
-            places += [prompt_of[number], *behind]
+            own = range(first, first + sequences[number].response_length - 1)
+            places += [prompt_of[number], *own]
         start += group_tails.input_ids.numel()
         tails.append(group_tails)
     plain = collate([sequences[number] for number in members], pad_id)
@@ -131,14 +131,14 @@ def collate_prefixes(
 
 
 def places_of(mask: Int[Tensor, "rows length"]) -> Int[Tensor, "rows length"]:
-    """Position of every token in its text; padding has some."""
+    """Position of every token in its text; meaningless on padding."""
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
-def _groups(
+def _split_forwards(
     sequences: Sequence[Encoded], members: Sequence[int], batch_tokens: int
 ) -> Iterator[list[int]]:
-    """Members, which come by falling response length, forward by forward."""
+    """Splits members, sorted by falling response length, into forwards."""
     group: list[int] = []
     prompt = 0
     for number in members:
@@ -160,7 +160,7 @@ def _tails(
     length = max(map(len, own))
     return Tails(
         prompt=torch.tensor([prompt_of[number] for number in group]),
-        # Tails of no tokens would make float tensors of their own accord.
+        # Without a dtype, empty lists would become float tensors.
         input_ids=torch.tensor(
             [[*ids, *[pad_id] * (length - len(ids))] for ids in own], dtype=torch.long
         ),

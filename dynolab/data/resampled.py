@@ -8,13 +8,12 @@ from dynolab.data.rows import Example, spaced
 
 
 def with_rejected(examples: Sequence[Example], responses: Sequence[str]) -> list[Example]:
-    """The same pairs with other rejected answers, one response per example.
+    """Replaces the rejected answers of pairs, one response per example.
 
-    With responses sampled from the policy itself the negative gradient acts on a peak of the
-    policy and not in a valley, where it would squeeze (Ren & Sutherland, arXiv 2407.10490, §3.3).
-    On-policy training is more: it draws both answers, from the policy as it is, at every step
-    (`Online`).
-    A response that equals the chosen answer stays: its pair's two forces cancel.
+    With responses sampled from the policy itself, the negative gradient acts on a peak of the
+    policy instead of a valley, where it would squeeze (Ren & Sutherland, arXiv 2407.10490, §3.3).
+    On-policy training goes further: it samples both answers from the current policy at every step
+    (`Online`). A response that equals the chosen answer is kept: its pair's two forces cancel.
     """
     return [
         example.model_copy(update={"rejected": spaced(response), "wins": None})

@@ -23,22 +23,22 @@ class Row(BaseModel):
 class Example(Row):
     """A prompt with its preferred answer and, for preference training, a rejected one.
 
-    `wins`: of the chosen and of the rejected answer the probability P(y ≻ π | x) that a judge or a
-    reward model prefers it to an answer of the policy that training starts from.
+    `wins` holds, for the chosen and the rejected answer, the probability P(y ≻ π | x) that a judge
+    or a reward model prefers it to an answer of the policy that training starts from.
     """
 
     id: str
     prompt: str
     chosen: str
     rejected: str | None = None
-    # Left out where there are none, so that rows without them stay the same bytes.
+    # Excluded if None, so that rows without it keep their bytes.
     wins: tuple[Probability, Probability] | None = Field(
         default=None, exclude_if=lambda wins: wins is None
     )
 
 
 class PromptRow(Row):
-    """A prompt to sample responses to, with the answer that checks them where there is one."""
+    """A prompt to sample responses to, with the answer to check them against, if there is one."""
 
     id: str
     prompt: str
@@ -62,16 +62,16 @@ Parsed = TypeVar("Parsed")
 
 
 def spaced(response: str) -> str:
-    """The response with exactly one leading space: uniform over kinds, so that none is favoured.
+    """The response with exactly one leading space, so that all kinds are comparable.
 
-    A kind that keeps the original leading space while another lacks it would differ in its
-    first token, whatever training did.
+    A kind that kept its original leading space would differ in its first token from one without,
+    whatever training did.
     """
     return " " + response.strip()
 
 
 def answer(text: str) -> str:
-    """A response with its one leading space; an empty one stays empty: it says the end at once."""
+    """Like `spaced`, but an empty response stays empty: it is end-of-sequence alone."""
     return spaced(text) if text.strip() else ""
 
 
@@ -86,7 +86,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> int:
 
 
 def read_rows(path: Path, row_type: type[AnyRow]) -> Iterator[AnyRow]:
-    """Reads JSON lines; a bad line is named with its number and what is wrong in it."""
+    """Reads JSON lines; raises `ConfigError` with the number and the fault of a bad line."""
     with reading(path.name, str(path), _REMEDY), path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -94,7 +94,7 @@ def read_rows(path: Path, row_type: type[AnyRow]) -> Iterator[AnyRow]:
             try:
                 yield row_type.model_validate_json(line)
             except ValidationError as error:
-                raise _misfit(f"{path.name} line {number}", error) from error
+                raise _invalid_row(f"{path.name} line {number}", error) from error
 
 
 def read_value(path: Path, expected: type[Parsed]) -> Parsed:
@@ -104,13 +104,13 @@ def read_value(path: Path, expected: type[Parsed]) -> Parsed:
     try:
         return TypeAdapter(expected).validate_json(content)
     except ValidationError as error:
-        raise _misfit(path.name, error) from error
+        raise _invalid_row(path.name, error) from error
 
 
-def _misfit(where: str, error: ValidationError) -> ConfigError:
+def _invalid_row(where: str, error: ValidationError) -> ConfigError:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"]) or "the line"
     return ConfigError(where, field, f"{first['msg']}; {_REMEDY}")
 
 
-_REMEDY = "mend it, or run again what wrote it"
+_REMEDY = "fix it, or rerun the stage that wrote it"

@@ -1,4 +1,4 @@
-"""Models behind OpenAI-compatible endpoints: asked with patience, each answer kept by content."""
+"""Client for models behind OpenAI-compatible endpoints, with retries and a cache of answers."""
 
 from dynolab.endpoint.answers import AnswerCache
 from dynolab.endpoint.client import Endpoint, endpoint_from_environment

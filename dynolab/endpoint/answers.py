@@ -1,4 +1,4 @@
-"""A cache of answers on disk, by the content of the request."""
+"""On-disk cache of answers, keyed by the content of the request."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ log = logging.getLogger(__name__)
 
 
 class KeptAnswer(Row):
-    """An answer with the key of what it answers."""
+    """An answer with the key of its request."""
 
     key: str = Field(pattern="^[0-9a-f]{64}$")
     answer: Answered
 
 
 class AnswerCache:
-    """A folder of answers, one file each, written whole or not at all."""
+    """A folder of answers, one file each, written atomically."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def get(self, key: str) -> Answered | None:
-        """The answer kept under a key; what cannot be read counts as absent."""
+        """The answer stored under a key; None if there is none or it cannot be read."""
         file = self._file(key)
         try:
             return Answered.model_validate_json(file.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValidationError):
-            log.warning("the kept answer %s cannot be read; it is asked for again", file.name)
+            log.warning("cannot read the cached answer %s; it will be asked for again", file.name)
             return None
 
     def put(self, key: str, answer: Answered) -> None:
-        """Keeps an answer."""
+        """Stores an answer."""
         file = self._file(key)
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_name(f".{file.name}.{os.getpid()}.{threading.get_ident()}")
@@ -49,13 +49,13 @@ class AnswerCache:
         unfinished.replace(file)
 
     def save(self, keys: Iterable[str], file: Path) -> None:
-        """Writes the answers kept under some keys into one file."""
-        kept = ((key, self.get(key)) for key in sorted(keys))
-        rows = (KeptAnswer(key=key, answer=answer) for key, answer in kept if answer is not None)
+        """Writes the answers stored under some keys to one file."""
+        cached = ((key, self.get(key)) for key in sorted(keys))
+        rows = (KeptAnswer(key=key, answer=answer) for key, answer in cached if answer is not None)
         write_rows(file, rows)
 
     def load(self, file: Path) -> None:
-        """Keeps the answers of such a file, too."""
+        """Stores the answers of a file that `save` wrote."""
         for row in read_rows(file, KeptAnswer):
             self.put(row.key, row.answer)
 

@@ -1,7 +1,7 @@
-"""Asks a model behind an OpenAI-compatible endpoint, with retries and a cache.
+"""Queries a model behind an OpenAI-compatible endpoint, with retries and a cache.
 
-Retries stay by hand: the client's own keep to no rate that all threads share, count nothing, wait
-no longer than two minutes, and take an answer that is empty or no completion for a good one.
+The retries are our own: those of openai's client share no rate limit between threads, count
+nothing, wait two minutes at most, and accept empty answers and replies that are not completions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dynolab.endpoint.trouble import LONGEST_WAIT, Trouble, status_trouble
 from dynolab.errors import ConfigError, EndpointFailed
 
 FAILURES_IN_A_ROW = 10
-"""Given up answers one after the other by which an endpoint counts as gone."""
+"""Answers given up in a row after which the endpoint counts as unreachable."""
 
 FILTERED = "(taken by the endpoint's content filter)"
 
@@ -34,7 +34,7 @@ def ignore_progress(done: int, of: int) -> None:
 
 
 def any_text(answer: str) -> bool:
-    """Every answer with words will do."""
+    """Accepts every answer."""
     return True
 
 
@@ -45,35 +45,34 @@ def endpoint_from_environment(
     usable: Callable[[str], bool] = any_text,
     environment: Mapping[str, str] = os.environ,
 ) -> Endpoint:
-    """The endpoint at `OPENAI_BASE_URL` (OpenAI's own where it is unset), with `OPENAI_API_KEY`.
+    """The endpoint at `OPENAI_BASE_URL` (default: OpenAI's), with `OPENAI_API_KEY`.
 
-    **Raises:** `ConfigError` where there is no key, or openai is not installed.
+    **Raises:** `ConfigError` if the key is missing, or openai is not installed.
     """
     key = environment.get("OPENAI_API_KEY")
     if not key:
         raise ConfigError(
             "OPENAI_API_KEY",
             None,
-            "set it in the environment; any text where the server at OPENAI_BASE_URL asks for none",
+            "set it in the environment; any text if the server at OPENAI_BASE_URL needs none",
         )
     address = environment.get("OPENAI_BASE_URL") or None
     return Endpoint(config, cache, key=key, address=address, usable=usable)
 
 
 class Endpoint:
-    """A model that answers texts.
+    """A model behind an endpoint, queried by concurrent threads.
 
     **Arguments:**
 
-    - `cache`: where answers are kept, each as soon as it is there.
-    - `key`, `address`: secret and URL; neither stands in any message, count or file.
-    - `usable`: which answers will do; others count as `empty` and are asked for again.
-    - `clock`: other time than this machine's.
+    - `cache`: stores every answer as soon as it arrives.
+    - `key`, `address`: secret and URL; neither appears in any message, count or file.
+    - `usable`: whether an answer is acceptable; others count as `empty` and are retried.
+    - `clock`: replaces this machine's time.
 
-    `counts` says what happened: `requests`, `answered`, `declined` of these, `kept` (answers that
-    were there), `given_up`, and troubles by their names (`rate_limited`, `server_errors`,
-    `refused`, `timeouts`, `unreachable`, `not_json`, `empty`). `answered` holds the keys of all
-    answers.
+    `counts` holds `requests`, `answered` and among these `declined`, `kept` (answers from the
+    cache), `given_up`, and failed requests by name (`rate_limited`, `server_errors`, `refused`,
+    `timeouts`, `unreachable`, `not_json`, `empty`). `answered` holds the keys of all answers.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Endpoint:
             from openai import OpenAI
         except ImportError as error:
             raise ConfigError(
-                "writer", config.model, "asking it needs openai; pip install dynolab[judge]"
+                "writer", config.model, "requires openai; pip install dynolab[judge]"
             ) from error
         self.config, self.counts, self.answered = config, Counter[str](), set[str]()
         self._cache, self._key, self._usable = cache, key, usable
@@ -104,17 +103,17 @@ class Endpoint:
     def ask(
         self, requests: Sequence[Request], on_progress: OnProgress = ignore_progress
     ) -> list[Answer]:
-        """An answer to every request, or why there is none, in order.
+        """Answers every request, in order; a `Failure` says why there is no answer.
 
-        `on_progress(done, of)` is called as requests are done.
+        Calls `on_progress(done, of)` as requests finish.
 
-        **Raises:** `ConfigError` where no request can be answered (key, model); `EndpointFailed`
-        where the endpoint seems gone. What was answered until then is kept.
+        **Raises:** `ConfigError` if no request can be answered (key, model); `EndpointFailed`
+        after `FAILURES_IN_A_ROW` failures in a row. Answers until then stay cached.
         """
         keys = [request.key(self.config) for request in requests]
         wanted = dict(zip(keys, requests, strict=True))
         cached = {key: self._cache.get(key) for key in wanted}
-        answers: dict[str, Answer] = {key: kept for key, kept in cached.items() if kept is not None}
+        answers: dict[str, Answer] = {key: hit for key, hit in cached.items() if hit is not None}
         self._count("kept", len(answers))
         self.answered |= answers.keys()
         on_progress(len(answers), len(wanted))
@@ -130,7 +129,7 @@ class Endpoint:
         return [answers[key] for key in keys]
 
     def _answers(self, wanted: Mapping[str, Request]) -> Iterator[tuple[str, Answer]]:
-        """Answers as they come. Threads are daemons: a hanging request holds no one's end up."""
+        """Yields answers as they arrive. Daemon threads: a hung request does not block exit."""
         todo: SimpleQueue[tuple[str, Request]] = SimpleQueue()
         done: SimpleQueue[tuple[str, Answer | BaseException]] = SimpleQueue()
         for item in wanted.items():
@@ -144,7 +143,7 @@ class Endpoint:
                     return
                 try:
                     done.put((key, self._answer(key, request)))
-                except BaseException as error:  # raised where the answers are awaited
+                except BaseException as error:  # raised again in the consuming thread
                     self._clock.stop()
                     done.put((key, error))
 
@@ -161,7 +160,7 @@ class Endpoint:
             raise
 
     def _answer(self, key: str, request: Request) -> Answer:
-        reason = "ended before it was asked"
+        reason = "stopped before it was sent"
         for attempt in range(1, self.config.attempts + 1):
             self._pace.wait()
             if self._clock.stopped:
@@ -173,18 +172,20 @@ class Endpoint:
                 return outcome
             self._count(outcome.name)
             reason = outcome.reason
-            if not outcome.again:
+            if not outcome.retryable:
                 break
             if attempt < self.config.attempts:
-                self._rest(outcome, attempt)
+                self._back_off(outcome, attempt)
         self._count("given_up")
         return Failure(reason=reason)
 
-    def _rest(self, trouble: Trouble, attempt: int) -> None:
-        """Waits as the server asks, or twice as long as before; all do where it is crowded."""
+    def _back_off(self, trouble: Trouble, attempt: int) -> None:
+        """Waits as long as the server asks, or backs off exponentially.
+
+        All threads wait if the server names a time or limits the rate."""
         backoff = min(2.0 ** (attempt - 1) * random.uniform(0.75, 1.25), LONGEST_WAIT)
-        seconds = backoff if trouble.after is None else trouble.after
-        if trouble.crowded or trouble.after is not None:
+        seconds = backoff if trouble.retry_after is None else trouble.retry_after
+        if trouble.rate_limited or trouble.retry_after is not None:
             self._pace.hold(seconds)
         else:
             self._clock.sleep(seconds)
@@ -208,7 +209,7 @@ class Endpoint:
             return status_trouble(error, self.config.model, reason)
         except (openai.APIError, ValueError):
             return Trouble("not_json", "the answer is not JSON")
-        outcome = _read(completion)
+        outcome = _parse_completion(completion)
         if isinstance(outcome, Trouble):
             return outcome
         if outcome.declined:
@@ -218,7 +219,7 @@ class Endpoint:
         return outcome
 
     def _clean(self, message: str) -> str:
-        """The beginning of a server's message, without the key that some repeat."""
+        """The start of a server's message, with the key redacted in case the server repeats it."""
         return " ".join(message.replace(self._key, "(key)").split())[:200]
 
     def _count(self, name: str, number: int = 1) -> None:
@@ -226,11 +227,11 @@ class Endpoint:
             self.counts[name] += number
 
 
-def _read(completion: Any) -> Answered | Trouble:
-    """The first choice's text; the client hands on what is no completion as it is."""
+def _parse_completion(completion: Any) -> Answered | Trouble:
+    """Reads the first choice's text; openai's client also returns replies of other forms."""
     choices = getattr(completion, "choices", None)
     if not isinstance(choices, list) or not choices:
-        return Trouble("not_json", "the answer is no chat completion")
+        return Trouble("not_json", "the answer is not a chat completion")
     message, ended = (getattr(choices[0], name, None) for name in ("message", "finish_reason"))
     refusal, content = (getattr(message, name, None) for name in ("refusal", "content"))
     if isinstance(refusal, str) and refusal.strip():

@@ -1,4 +1,4 @@
-"""What is asked of a model behind an endpoint, how, and what comes back."""
+"""Endpoint settings, requests, and their answers or failures."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 PATIENCE = frozenset({"requests_per_minute", "concurrency", "timeout_seconds", "attempts"})
-"""Settings that decide how long answers take, and not what they are."""
+"""Settings that affect how long answers take, but not the answers."""
 
 
 class EndpointConfig(BaseModel):
-    """A model behind an OpenAI-compatible endpoint, and how patiently it is asked.
+    """A model behind an OpenAI-compatible endpoint, with its sampling, rate limit and retries.
 
-    Address and key come from the environment alone: `OPENAI_BASE_URL`, `OPENAI_API_KEY`.
+    Address and key come only from the environment: `OPENAI_BASE_URL`, `OPENAI_API_KEY`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    model: str = Field(..., min_length=1, description="Name that the endpoint knows it by.")
-    temperature: float | None = Field(0.7, ge=0, description="null: the endpoint's own.")
-    max_tokens: int | None = Field(1024, ge=1, description="Longest answer; null: its own.")
-    requests_per_minute: float = Field(60, gt=0, description="Retries are requests, too.")
-    concurrency: int = Field(4, ge=1, description="Requests under way at a time.")
-    timeout_seconds: float = Field(60, gt=0, description="For one request.")
-    attempts: int = Field(6, ge=1, description="Requests for one answer, before it is given up.")
+    model: str = Field(..., min_length=1, description="The model's name at the endpoint.")
+    temperature: float | None = Field(0.7, ge=0, description="null: the endpoint's default.")
+    max_tokens: int | None = Field(
+        1024, ge=1, description="Maximum length of an answer; null: the endpoint's default."
+    )
+    requests_per_minute: float = Field(60, gt=0, description="Rate limit; retries count.")
+    concurrency: int = Field(4, ge=1, description="Concurrent requests.")
+    timeout_seconds: float = Field(60, gt=0, description="Timeout of one request.")
+    attempts: int = Field(6, ge=1, description="Requests per answer before giving up.")
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The settings that decide what is answered, as the protocol names them."""
-        known = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        return {name: value for name, value in known.items() if value is not None}
+        """Settings that affect the answer, under their names in the API."""
+        settings = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 class Request(BaseModel):
-    """One text to be answered, after a system message where there is one.
+    """One text to answer, after an optional system message.
 
-    Requests with one text and other `sample`s ask for other samples: each has its own answer.
+    Requests with the same text but different `sample`s get separate answers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -47,12 +49,12 @@ class Request(BaseModel):
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """As the protocol has them."""
+        """Messages in the API's format."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": self.text}]
 
     def key(self, config: EndpointConfig) -> str:
-        """sha256 of all that an answer depends on: model, settings, texts and sample."""
+        """sha256 of everything that an answer depends on: model, settings, texts and sample."""
         content = {
             "model": config.model,
             "sampling": config.sampling,
@@ -65,9 +67,10 @@ class Request(BaseModel):
 
 
 class Answered(BaseModel):
-    """An answer with words; `cut` where it reached its longest before its end.
+    """A nonempty answer; `cut` if it was truncated at the maximum length.
 
-    `declined`: the model would not answer, or a filter took its answer; `text` is what came then.
+    `declined`: the model refused, or a content filter removed the answer; `text` is what came
+    instead.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

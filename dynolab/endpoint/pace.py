@@ -1,4 +1,4 @@
-"""Limits the requests per minute of all threads together."""
+"""Limits the total requests per minute of all threads."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import time
 
 
 class Clock:
-    """Time that passes, and waiting that another thread can end."""
+    """Monotonic time, and sleep that another thread can interrupt."""
 
     def __init__(self) -> None:
         self._stopped = threading.Event()
 
     def now(self) -> float:
-        """Seconds of a clock that never goes back."""
+        """Seconds of a monotonic clock."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Waits, or returns at once after `stop`."""
+        """Waits; returns immediately after `stop`."""
         self._stopped.wait(seconds)
 
     def stop(self) -> None:
-        """Ends all waiting."""
+        """Wakes all sleeping threads, and makes later sleeps return immediately."""
         self._stopped.set()
 
     @property
     def stopped(self) -> bool:
-        """Whether waiting has been ended."""
+        """Whether `stop` was called."""
         return self._stopped.is_set()
 
 
 class Pace:
-    """Requests start `60 / per_minute` seconds apart, or later where the server asks for it."""
+    """Starts requests `60 / per_minute` seconds apart, or later if the server asks for it."""
 
     def __init__(self, per_minute: float, clock: Clock) -> None:
         self._interval, self._clock = 60 / per_minute, clock
@@ -39,7 +39,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Returns when the next request may start."""
+        """Blocks until the next request may start."""
         with self._lock:
             start = max(self._next, self._clock.now())
             self._next = start + self._interval
@@ -48,6 +48,6 @@ class Pace:
             self._clock.sleep(early)
 
     def hold(self, seconds: float) -> None:
-        """No request that has no start yet starts before so many seconds are over."""
+        """Delays all requests without a start time by at least this many seconds."""
         with self._lock:
             self._next = max(self._next, self._clock.now() + seconds)

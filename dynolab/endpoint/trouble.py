@@ -1,4 +1,4 @@
-"""What can go wrong with a request, and which errors are worth a retry."""
+"""How a request can fail, and which failures are worth a retry."""
 
 from __future__ import annotations
 
@@ -15,45 +15,44 @@ if TYPE_CHECKING:
     from openai import APIStatusError
 
 LONGEST_WAIT = 300.0  # seconds
-_AGAIN = frozenset({408, 409, 425, 429})
+_RETRYABLE = frozenset({408, 409, 425, 429})
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """A request without an answer.
+    """A failed request.
 
-    `name` is what it is counted as. `after` are seconds that the server wants all requests to
-    wait; `crowded` says that there were too many.
+    `name` is the count that it goes to. `retry_after` is how many seconds the server wants all
+    requests to wait; `rate_limited` whether there were too many.
     """
 
     name: str
     reason: str
-    again: bool = True
-    after: float | None = None
-    crowded: bool = False
+    retryable: bool = True
+    retry_after: float | None = None
+    rate_limited: bool = False
 
 
 def status_trouble(error: APIStatusError, model: str, reason: str) -> Trouble:
-    """The trouble behind an HTTP status.
+    """Classifies an HTTP error status.
 
-    **Raises:** `ConfigError` where every other request must fail in the same way: a key that is
-    refused or used up, a model that is not there. It hides the error behind it, which may repeat
-    the key.
+    **Raises:** `ConfigError` if every other request would fail in the same way: a rejected or
+    exhausted key, an unknown model. It hides its cause, which may repeat the key.
     """
     status = error.status_code
     if status in (401, 403) or error.code == "insufficient_quota":
-        remedy = f"the endpoint refuses it: {reason}"
+        remedy = f"the endpoint rejects it: {reason}"
         raise ConfigError("OPENAI_API_KEY", "(not shown)", remedy) from None
     if status == 404:
-        remedy = f"the endpoint does not know it, or OPENAI_BASE_URL leads elsewhere: {reason}"
+        remedy = f"no such model at the endpoint, or OPENAI_BASE_URL is wrong: {reason}"
         raise ConfigError("model", model, remedy) from None
-    again = status in _AGAIN or status >= 500
-    name = "rate_limited" if status == 429 else "server_errors" if again else "refused"
-    return Trouble(name, reason, again, _retry_after(error.response.headers), status == 429)
+    retryable = status in _RETRYABLE or status >= 500
+    name = "rate_limited" if status == 429 else "server_errors" if retryable else "refused"
+    return Trouble(name, reason, retryable, _retry_after(error.response.headers), status == 429)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds of a Retry-After header, a number or a date (RFC 9110, section 10.2.3)."""
+    """Seconds in a Retry-After header, a number or a date (RFC 9110, section 10.2.3)."""
     value = headers.get("retry-after")
     if value is None:
         return None

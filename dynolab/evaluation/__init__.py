@@ -1,1 +1,1 @@
-"""What a policy's samples are worth, and what an update does to right answers."""
+"""Evaluates a policy's samples, and how an update changes its right answers."""

@@ -1,4 +1,4 @@
-"""Lazy likelihood displacement: whether an update on a question lifts its right answers at all."""
+"""Lazy likelihood displacement: whether an update on a question lifts its right answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dynolab.training.optimizer import build_optimizer
 
 @dataclass(frozen=True)
 class Question:
-    """The sampled answers to one question as a batch, and which of them are right."""
+    """The sampled answers to one question as a batch, with those that are right."""
 
     batch: TokenBatch
     correct: Bool[Tensor, " sequences"]
@@ -31,10 +31,10 @@ Update = Callable[[ResponseLogits, Question], None]
 
 @dataclass(frozen=True)
 class Displacement:
-    """What one update did to the right answers of its own question.
+    """Effect of one update on the right answers of its own question.
 
     `changes` are Δ log π(y|x) of the right answers, summed over their tokens, in nats, at the
-    temperature of the batch.
+    batch's temperature.
     """
 
     id: str
@@ -46,23 +46,22 @@ class Displacement:
         return sum(self.changes) / len(self.changes)
 
     def lazy(self, epsilon: float = 0.0) -> bool:
-        """Whether the right answers rose by no more than ε on average, or fell."""
+        """Whether the right answers rose by at most ε on average."""
         return self.mean <= epsilon
 
 
 def likelihood_displacement(
     logits: ResponseLogits, questions: Iterable[Question], update: Update
 ) -> list[Displacement]:
-    """One update per question, each from the weights at hand, and its effect on right answers.
+    """Makes one update per question, each from the current weights, and measures its right answers.
 
-    The test of Deng et al., arXiv 2505.18830, definition of lazy likelihood displacement:
+    This is the test for lazy likelihood displacement of Deng et al., arXiv 2505.18830:
     `mean over right answers of log π_after − log π_before ≤ ε`. Questions whose answers are all
-    right or all wrong push nothing and are left out. The weights and the gradients are left as
-    they were found.
+    right or all wrong have no gradient and are skipped. Weights and gradients are restored.
 
     **Raises:** `ConfigError` for a batch of several questions.
     """
-    kept = {name: weight.detach().clone() for name, weight in _trained(logits).items()}
+    kept = {name: weight.detach().clone() for name, weight in _trainable(logits).items()}
     measured = []
     for question in questions:
         if len(question.batch.ids) != 1:
@@ -77,33 +76,33 @@ def likelihood_displacement(
             changes = _right_logps(logits, question) - before
         finally:
             with torch.no_grad():
-                for name, weight in _trained(logits).items():
+                for name, weight in _trainable(logits).items():
                     weight.copy_(kept[name])
         measured.append(Displacement(question.batch.ids[0], tuple(changes.tolist())))
     return measured
 
 
 def one_update(objective: Objective, optimizer: OptimizerConfig) -> Update:
-    """A fresh optimizer's single step on the objective's loss over a question's answers.
+    """One step of a fresh optimizer on the objective's loss over a question's answers.
 
     Adam's first step has nearly the same size for every weight, whatever its gradient.
     """
 
     def update(logits: ResponseLogits, question: Question) -> None:
-        weights = list(_trained(logits).values())
-        read = read_logps(objective, logits(question.batch), question.batch)
-        loss = objective.loss(read, question.batch)
+        weights = list(_trainable(logits).values())
+        logps = read_logps(objective, logits(question.batch), question.batch)
+        loss = objective.loss(logps, question.batch)
         kept_gradients = [weight.grad for weight in weights]
         for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
             weight.grad = gradient
         build_optimizer(optimizer, weights).step()
-        for weight, own in zip(weights, kept_gradients, strict=True):
-            weight.grad = own
+        for weight, kept in zip(weights, kept_gradients, strict=True):
+            weight.grad = kept
 
     return update
 
 
-def _trained(logits: ResponseLogits) -> dict[str, torch.nn.Parameter]:
+def _trainable(logits: ResponseLogits) -> dict[str, torch.nn.Parameter]:
     return {name: weight for name, weight in logits.named_parameters() if weight.requires_grad}
 
 

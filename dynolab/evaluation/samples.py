@@ -1,4 +1,4 @@
-"""What a policy's samples are worth: rows of results from answers and their rewards."""
+"""Evaluates a policy's samples: result rows from answers and their rewards."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dynolab.training.reference import score_responses
 from dynolab.training.rollout import Answers
 
 EVALUATION = 2**31
-"""Steps from here on number the random draws of evaluations: no training comes as far."""
+"""First step number for the random draws of evaluations, beyond that of any training."""
 
 
 def score_prompt(answers: Answers, split: Split, right_from: float) -> PromptScore:
-    """Counts of one prompt's samples; an answer is right from the reward `right_from` on."""
+    """Counts of one prompt's samples; an answer is right if its reward is at least `right_from`."""
     sampled = answers.sampled
     return PromptScore(
         id=answers.id,
@@ -40,9 +40,9 @@ def right_answers(
     batch: int,
     temperature: float,
 ) -> list[RightAnswer]:
-    """The right samples with their log-probabilities, prompt after prompt.
+    """The right samples with their log-probabilities, prompt by prompt.
 
-    **Arguments:** `batch`: sequences of one forward.
+    **Arguments:** `batch`: sequences per forward.
     """
     right = [
         (group.id, split, sample.encoded)
@@ -71,11 +71,11 @@ def likelihood_changes(
     batch: int,
     temperature: float,
 ) -> list[LikelihoodChange]:
-    """What has become of the right answers of an earlier policy, prompt by prompt.
+    """Changes in the likelihood of an earlier policy's right answers, prompt by prompt.
 
-    For samples y of the policy π₀ before, the mean of log π(y) − log π₀(y) over *all* answers is
-    −KL(π₀‖π): any change lowers it. Over right answers alone it rises where their probability
-    does, and falls where only some of them take all of it.
+    For samples y of the earlier policy π₀, the mean of log π(y) − log π₀(y) over *all* answers is
+    −KL(π₀‖π): any change lowers it. Over right answers alone it rises with their probability, and
+    falls if a few of them take it all.
     """
     after = score_answers(
         logits,
@@ -108,6 +108,6 @@ def score_answers(
     batch: int,
     temperature: float,
 ) -> list[float]:
-    """log π(y|x) of every sequence's response, in nats."""
+    """log π(y|x) of each sequence's response, in nats."""
     logps = score_responses(logits, sequences, pad_id, batch, temperature=temperature)
     return [float(logp.double().sum()) for logp in logps]

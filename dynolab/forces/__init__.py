@@ -1,12 +1,12 @@
-"""Forces: what one optimizer step does to every answer, and which part of it did that.
+"""Forces: what one optimizer step does to every answer, and through which of its parts.
 
 `PolicyFunction` is the model as a function of its weights; everything else differentiates it:
 `one_step` along a whole change of the weights, `split` along the parts of a recorded optimizer
 step, `token_map` along one update token at a time. `force_map` is the push of many updating
 responses' tokens on many observed ones', `breakdown` the same by parameter block. `step_forces`
-and `build_token_map` go from a step's record to the rows that are written. `kernel_sizes` says how
-strongly responses (or a classifier's examples, through `ModuleFunction`) are coupled,
-`kernel_stability` whether the same pairs stay strongly coupled.
+and `build_token_map` turn a step's record into result rows. `kernel_sizes` measures how strongly
+responses (or a classifier's examples, through `ModuleFunction`) are coupled, `kernel_stability`
+whether the same pairs stay strongly coupled.
 """
 
 from dynolab.forces.features import (
@@ -44,7 +44,6 @@ from dynolab.forces.map.terms import (
     step_terms,
     token_terms,
 )
-from dynolab.forces.step.observe import StepForces, step_forces
 from dynolab.forces.step.one_step import (
     OneStep,
     central_difference,
@@ -63,6 +62,7 @@ from dynolab.forces.step.split import (
     side_gradients,
     split_step,
 )
+from dynolab.forces.step.step_forces import StepForces, step_forces
 from dynolab.forces.step.token_map import build_token_map, token_forces
 
 __all__ = [

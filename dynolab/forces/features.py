@@ -21,7 +21,7 @@ from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_batch, step_totals
 from dynolab.objectives import Objective, read_logps
 from dynolab.objectives.base import force
-from dynolab.training.record import Recorded
+from dynolab.training.step_record import Recorded
 
 
 def hidden_states(
@@ -29,8 +29,8 @@ def hidden_states(
 ) -> Float[Tensor, "tokens width"]:
     """h_ℓ at the position that predicts each response token.
 
-    **Arguments:** `layer`: ℓ blocks done, from 0, the first block's input, to the number of
-    blocks, or −1, the last block's output before the final norm.
+    **Arguments:** `layer`: ℓ, the blocks already run: 0 is the first block's input; the number of
+    blocks, or −1, is the last block's output before the final norm.
     """
 
     def stop(hidden: Tensor) -> Tensor:
@@ -41,7 +41,9 @@ def hidden_states(
             policy.logits(weights, batch)
         except Reached as reached:
             return reached.hidden[batch.sequence, batch.position]
-    raise ConfigError("layer", layer, "no pass came by it; give a model that runs all its blocks")
+    raise ConfigError(
+        "layer", layer, "the forward pass did not reach it; give a model that runs all its blocks"
+    )
 
 
 def feature_change_along(
@@ -81,9 +83,9 @@ def feature_step(
 ) -> FeatureStep:
     """Measured and first-order change of the features between two states: `one_step` for h_ℓ.
 
-    Prediction: `Δh = ∂h/∂θ · (after − before)`, at the midpoint unless `at` names another place.
-    The residual is O(η²) at `before` and O(η³) at the midpoint. Parameters above the layer move
-    nothing.
+    Prediction: `Δh = ∂h/∂θ · (after − before)`, at the midpoint unless `at` gives other weights.
+    The residual is O(η²) at `before` and O(η³) at the midpoint. Parameters above the layer have
+    no effect.
     """
     place = midpoint(before, after) if at is None else at
     (predicted,) = feature_change_along(policy, place, [change_of(before, after)], batch, layer)
@@ -95,9 +97,9 @@ def feature_step(
 
 @dataclass(frozen=True)
 class FeatureForce:
-    """What one example of a step wants of the features: `(∇_h z)ᵀ G`, energy and direction apart.
+    """The force of one example of a step on the features: `(∇_h z)ᵀ G`.
 
-    `terms` holds the energy side, token by token. `cotangent` is ∂L/∂h_ℓ at every position of the
+    `terms` holds its energy, token by token. `cotangent` is ∂L/∂h_ℓ at every position of the
     example's sequences (chosen, then rejected; zero on padding); the step moves h against it.
     """
 
@@ -130,17 +132,19 @@ def feature_forces(
 
     **Arguments:** `at`: the weights; default: the policy's own.
     """
-    place, totals = policy.cast(at or {}), _totals(examples, objective)
-    return [_pull(policy, place, {}, one, objective, totals, layer).force for one in examples]
+    weights, totals = policy.cast(at or {}), _totals(examples, objective)
+    return [
+        _pull(policy, weights, {}, example, objective, totals, layer).force for example in examples
+    ]
 
 
 @dataclass(frozen=True)
 class FeatureChange:
     """First-order Δh_ℓ of observed positions under one gradient step, example by example.
 
-    `by_example` is the formula of `feature_change`. `shared` is what parameters that act on both
-    sides of the layer add (an embedding table that is the head as well): their gradient's part
-    from above the layer moves the features too. It is zero where nothing is shared.
+    `by_example` is the formula of `feature_change`. `shared` is the contribution of parameters used
+    on both sides of the layer (an embedding table tied to the head): the part of their gradient
+    from above the layer moves the features too. It is zero without such parameters.
     """
 
     by_example: Float[Tensor, "examples tokens width"]
@@ -181,27 +185,27 @@ def feature_change(
     wanted = set(update.scale) if isinstance(update, FrozenUpdate) else subspace(policy)
     above: dict[str, Tensor] = {}
 
-    def moves() -> Iterator[Weights]:
-        for one in examples:
-            pull = _pull(policy, place, wanted, one, objective, totals, layer)
+    def weight_changes() -> Iterator[Weights]:
+        for example in examples:
+            pull = _pull(policy, place, wanted, example, objective, totals, layer)
             for name, gradient in pull.above.items():
                 above[name] = above[name] + gradient if name in above else gradient
             yield _step(update, pull.below)
         if above:
             yield _step(update, above)
 
-    rows = feature_change_along(policy, place, moves(), observed, layer)
+    rows = feature_change_along(policy, place, weight_changes(), observed, layer)
     by_example = rows[: len(examples)]
     return FeatureChange(by_example, rows[-1] if above else torch.zeros_like(rows[0]))
 
 
 @dataclass(frozen=True)
 class Consistency:
-    """Whether forces point one way, whatever their sizes.
+    """Whether forces point in one direction, regardless of their sizes.
 
     `resultant`: `‖Σ_n f_n/‖f_n‖‖ / N`, 1 for one direction, about 1/√N for unrelated ones.
     `mean_cosine`: over all pairs of different examples, 0 for unrelated ones. Energy without
-    either is an energy–direction mismatch: features are pushed, but nowhere together.
+    either is an energy–direction mismatch: features are pushed, but in no common direction.
     """
 
     resultant: float
@@ -215,13 +219,13 @@ def consistency(forces: Float[Tensor, "examples width"]) -> Consistency:
     With unit vectors u_n, `Σ_{n≠m} u_n·u_m = ‖Σ u_n‖² − N`. Forces of size zero have no
     direction and do not count.
 
-    **Raises:** `ConfigError` where fewer than two examples pull at all.
+    **Raises:** `ConfigError` if fewer than two forces are nonzero.
     """
     sizes = forces.double().norm(dim=-1, keepdim=True)
     units = (forces.double() / sizes)[sizes.squeeze(-1) > 0]
     count = len(units)
     if count < 2:
-        raise ConfigError("forces", f"{count} of size above zero", "give at least two examples")
+        raise ConfigError("forces", f"{count} nonzero", "give at least two examples with a force")
     square = float(units.sum(0).square().sum())
     return Consistency(
         resultant=square**0.5 / count,
@@ -232,7 +236,7 @@ def consistency(forces: Float[Tensor, "examples width"]) -> Consistency:
 
 @dataclass(frozen=True)
 class _Pull:
-    """An example's force on h_ℓ, its gradient through h_ℓ, and past it by what is shared."""
+    """An example's force on h_ℓ, its gradient through h_ℓ, and shared parameters' from above it."""
 
     force: FeatureForce
     below: dict[str, Tensor]

@@ -23,11 +23,11 @@ class Influence:
     """Forces of the recorded steps on one answer, summed up to each of them, in nats.
 
     `sums[part][t]` is the sum over the recorded steps up to `steps[t]`, for every part of
-    `PARTS`. Steps between were not recorded: their forces are not in it, and `steps_covered` and
-    `change_covered` say how much of the run is.
+    `PARTS`. Forces of steps that were not recorded are missing; `steps_covered` and
+    `change_covered` are the share of the run that is covered.
 
     - `run_steps`, `run_change`: optimizer steps and change of the answer's log π from its first
-      probe to its last, None where it was not probed twice. y* has no `run_change`: its tokens
+      probe to its last, None if it was not probed twice. y* has no `run_change`: its tokens
       are chosen anew at every step.
     """
 
@@ -63,7 +63,7 @@ def accumulated_influence(
     **Arguments:**
 
     - `rows`: force rows of one stage, as `step_forces` makes them, in any order.
-    - `probes`: the stage's probe scores, which say how far the answers really went.
+    - `probes`: the stage's probe scores, which hold the answers' actual changes.
 
     **Raises:** `ConfigError` for rows of several stages, or of one step twice.
     """
@@ -77,7 +77,7 @@ def accumulated_influence(
     paths: dict[tuple[Split, str, str], list[ProbeScore]] = {}
     for score in probes:
         paths.setdefault((score.split, score.pair_id, score.kind), []).append(score)
-    return [_influence(found, paths.get(key, [])) for key, found in answers.items()]
+    return [_influence(members, paths.get(key, [])) for key, members in answers.items()]
 
 
 def _influence(rows: Sequence[ForceRow], path: Sequence[ProbeScore]) -> Influence:
@@ -87,7 +87,7 @@ def _influence(rows: Sequence[ForceRow], path: Sequence[ProbeScore]) -> Influenc
         raise ConfigError(
             f"steps of {first.kind} answer {first.pair_id}",
             steps,
-            "a step stands there twice; give the rows of one run",
+            "a step appears twice; give the rows of one run",
         )
     path = sorted(path, key=lambda score: score.step)
     probed = first.kind != ARGMAX and len(path) > 1 and path[-1].step > path[0].step
@@ -116,7 +116,7 @@ def kernel_lower_bound(
     From `Δ log π_m = −η Σ_l (e − π_m)ᵀ K_{m,l} G_l` and Cauchy–Schwarz, with ‖G‖ over all
     updating tokens and K the row of blocks [K_{m,1} … K_{m,L}]. It holds for the first-order
     change of one gradient step; for a measured change up to the step's residual, and under clip
-    factor, momentum or an adaptive optimizer only with those inside K.
+    factor, momentum or an adaptive optimizer only if K includes them.
 
     **Arguments:**
 
@@ -125,9 +125,9 @@ def kernel_lower_bound(
       trained on (`response_terms`, `step_terms`).
     - `learning_rate`: η of the step.
     """
-    g = torch.cat([one.g_norm for one in updating]).norm()
+    g = torch.cat([terms.g_norm for terms in updating]).norm()
     size = learning_rate * observed.force_size * g
-    # Where nothing pulls, zero is the bound.
+    # Without a force the bound is zero.
     return torch.where(size > 0, change.abs() / size, torch.zeros_like(size))
 
 
@@ -135,7 +135,7 @@ def kernel_lower_bound(
 class PaperInfluence:
     """The authors' LBK and SignDelta of one answer over steps, under their own names.
 
-    Neither bounds anything as written: ‖A‖ belongs to all the logits' change and stands under a
+    Neither bounds anything as written: ‖A‖ belongs to all the logits' change and is under a
     root, η is missing, and norms are means over tokens. `kernel_lower_bound` is a bound.
     """
 
@@ -155,10 +155,11 @@ def paper_influence(
 ) -> PaperInfluence:
     """LBK `‖Δ log π‖₂/(√‖A‖·‖p−e‖)` and SignDelta `mean(Δ)/(√‖A‖·‖p−e‖)`, step by step.
 
-    Ren & Sutherland (arXiv 2407.10490). What the source leaves open: ‖A‖ is the mean over the
-    answer's tokens of the exact ‖A‖_F, ‖p−e‖ the mean over the updating tokens of ‖π − e_y‖.
+    Ren & Sutherland (arXiv 2407.10490). The source leaves two choices open: here ‖A‖ is the mean
+    over the answer's tokens of the exact ‖A‖_F, ‖p−e‖ the mean over the updating tokens of
+    ‖π − e_y‖.
 
-    **Arguments:** one entry a step each:
+    **Arguments:** one entry per step in each:
 
     - `changes`: Δ log π of the answer's tokens over the step, in nats.
     - `observed`: terms of the answer before the step.
@@ -166,7 +167,7 @@ def paper_influence(
     """
     lbk, sign_delta = [], []
     for change, own, others in zip(changes, observed, updating, strict=True):
-        pull = torch.cat([one.force_size for one in others]).mean()
+        pull = torch.cat([terms.force_size for terms in others]).mean()
         size = own.a_frobenius.mean().sqrt() * pull
         lbk.append(change.norm() / size)
         sign_delta.append(change.mean() / size)

@@ -1,1 +1,1 @@
-"""Probes in other people's trainers."""
+"""Probes in third-party trainers."""

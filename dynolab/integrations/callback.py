@@ -1,4 +1,4 @@
-"""Probes in other people's trainers: `transformers.Trainer` and TRL's."""
+"""Probes in third-party trainers: `transformers.Trainer` and TRL's."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ if TYPE_CHECKING:
 
 
 class ProbeCallback(TrainerCallback):
-    """Scores probe rows before the first update, every so many updates, and at the end.
+    """Scores probe rows before the first update, every `every` updates, and at the end.
 
-    Rows go to `file`, one line per row and probe (`ProbeScore`); their means go through the
-    trainer's own log, `probe/<kind>/logp` and its relatives, and so to wherever it reports. Data-
-    parallel ranks share the work. The policy is in eval mode meanwhile, and in full precision
-    where its weights are.
+    Writes one line per row and probe (`ProbeScore`) to `file`, and logs the means of each kind
+    (`probe/<kind>/logp`, …) through the trainer. Data-parallel ranks split the rows. The policy is
+    in eval mode while it is scored, and computes in its weights' precision.
 
     **Arguments:**
 
     - `trainer`: a `transformers.Trainer`, or one of TRL's, of a causal language model.
-    - `rows`: what is watched (`build_probes`, `read_rows(path, ProbeRow)`).
+    - `rows`: the probe rows (`build_probes`, `read_rows(path, ProbeRow)`).
     - `every`: optimizer steps between probes.
     - `file`: default: `probes.jsonl` in the trainer's output folder. A run that starts at step 0
-      replaces it, one that resumes goes on in it.
-    - `batch_tokens`: bound of rows × padded length of one forward.
-    - `overlong`: what happens to rows longer than the model's context.
+      replaces it, a resumed one appends to it.
+    - `batch_tokens`: bound of rows × padded length per forward.
+    - `overlong`: what to do with rows longer than the model's context.
     - `alarm`: on the squeezing gap; it can end the training early.
 
     **Raises:** `ConfigError` for a trainer without a tokenizer or with weights split by FSDP, and
@@ -61,7 +60,7 @@ class ProbeCallback(TrainerCallback):
         if every < 1:
             raise ConfigError("every", every, "must be 1 optimizer step or more")
         if not rows:
-            raise ConfigError("rows", 0, "give at least one row to watch")
+            raise ConfigError("rows", 0, "give at least one probe row")
         tokenizer: Any = trainer.processing_class
         if not hasattr(tokenizer, "eos_token_id"):
             raise ConfigError(
@@ -73,7 +72,7 @@ class ProbeCallback(TrainerCallback):
             raise ConfigError(
                 "trainer.args.fsdp",
                 True,
-                "probes need whole weights; train with DDP or DeepSpeed",
+                "probes need unsharded weights; train with DDP or DeepSpeed",
             )
         check_watched(alarm, rows)
         self.trainer, self.rows, self.every = trainer, list(rows), every
@@ -87,25 +86,25 @@ class ProbeCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Probes the model as it is before the first update."""
+        """Probes the model before the first update."""
         self._scorer = None  # the trainer may have wrapped or moved its model
         if state.global_step == 0 and distributed.rank() == 0:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.unlink(missing_ok=True)
-        self._remember(state.global_step)
+        self._replay_alarm(state.global_step)
         self._probe(state.global_step)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Probes where it is due."""
+        """Probes every `every` steps."""
         if state.global_step % self.every == 0:
             self._probe(state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Probes the trained model."""
+        """Probes the trained model, unless its last step was probed."""
         if state.global_step != self._last:
             self._probe(state.global_step)
 
@@ -123,19 +122,19 @@ class ProbeCallback(TrainerCallback):
         if distributed.rank() == 0:
             with self.file.open("a") as file:
                 file.writelines(ProbeScore(step=step, **dict(score)).line() for score in scores)
-        # The base class's: TRL's would log, and begin anew, its averages between two logs. A log
-        # counts as the one that may be due at this step: that one is still to come.
+        # Logs with the base class: TRL's `log` would also log and reset its running averages.
+        # Logging clears `should_log`, but the trainer's own log of this step is still to come.
         due, means = self.trainer.control.should_log, mean_by_kind(scores)
         if self.alarm is not None:
             means |= self.alarm.update(step, means)
-            # Rank 0's word: no rank may go on alone.
+            # Only rank 0 decides, so that ranks cannot diverge.
             if distributed.gather(self.alarm.stops)[0]:
                 self.trainer.control.should_training_stop = True
         Trainer.log(self.trainer, means)
         self.trainer.control.should_log = due
 
-    def _remember(self, step: int) -> None:
-        """The alarm hears what a training that goes on from `step` had probed before."""
+    def _replay_alarm(self, step: int) -> None:
+        """Resets the alarm and replays the probes before `step`."""
         if self.alarm is None:
             return
         self.alarm = Alarm(self.alarm.config)
@@ -144,26 +143,26 @@ class ProbeCallback(TrainerCallback):
             for score in read_rows(self.file, ProbeScore):
                 if score.step < step:
                     before.setdefault(score.step, []).append(score)
-        means = {known: mean_by_kind(scores) for known, scores in before.items()}
-        for known, heard in distributed.gather(means)[0].items():
-            self.alarm.update(known, heard)
+        by_step = {probed: mean_by_kind(scores) for probed, scores in before.items()}
+        for probed, means in distributed.gather(by_step)[0].items():
+            self.alarm.update(probed, means)
 
     def _scores(self) -> list[Score]:
-        """All rows' scores, on every rank."""
+        """Scores all rows; returns all scores on every rank."""
         model: Any = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        # Under ZeRO-3 every forward gathers weights from all ranks, so all must make the same ones.
-        alone = any(hasattr(weights, "ds_id") for weights in model.parameters())
+        # Under ZeRO-3 every forward gathers weights from all ranks, so all must run the same ones.
+        scores_all = any(hasattr(weights, "ds_id") for weights in model.parameters())
         if self._scorer is None:
-            shape = model.config.get_text_config()
-            context = getattr(shape, "max_position_embeddings", None)
+            text_config = model.config.get_text_config()
+            context = getattr(text_config, "max_position_embeddings", None)
             if context is None:
                 raise ConfigError(
                     "trainer.model.config.max_position_embeddings",
                     None,
-                    "the model names no context; set it to the longest row in tokens",
+                    "not set; set it to the length of the longest row in tokens",
                 )
             encoder = Encoder(self._tokenizer, int(context), self._overlong)
-            share = (0, 1) if alone else (distributed.rank(), distributed.world_size())
+            share = (0, 1) if scores_all else (distributed.rank(), distributed.world_size())
             self._scorer = ProbeScorer(
                 ResponseLogits(model),
                 self.rows,
@@ -172,4 +171,4 @@ class ProbeCallback(TrainerCallback):
                 share=share,
             )
         mine = self._scorer.score()
-        return mine if alone else list(chain.from_iterable(distributed.gather(mine)))
+        return mine if scores_all else list(chain.from_iterable(distributed.gather(mine)))

@@ -1,4 +1,4 @@
-"""Judges: which of two policies answers better, by whom, how surely, and whether judges agree."""
+"""Judges which of two policies answers better, with intervals and agreement between judges."""
 
 from dynolab.judges.agreement import agreement
 from dynolab.judges.contests import Judge, contests, count

@@ -1,4 +1,4 @@
-"""Whether two judges say the same."""
+"""Agreement between two judges."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dynolab.statistics import bootstrap
 
 
 def agreement(first: Sequence[Judgement], second: Sequence[Judgement]) -> Agreement | None:
-    """Raw share and Cohen's kappa of two judges' verdicts on one pair of policies.
+    """Share and Cohen's kappa of agreement between two judges on one pair of policies.
 
-    A judge's verdict on a prompt is that of both orders together (`preferred`). None where no
-    prompt is judged by both.
+    A judge's verdict on a prompt combines both orders (`preferred`). None if both judged no prompt
+    in common.
     """
     left, right = both_orders(first), both_orders(second)
     shared = [name for name in left if name in right]
@@ -43,10 +43,10 @@ def agreement(first: Sequence[Judgement], second: Sequence[Judgement]) -> Agreem
 def cohen_kappa(
     first: Shaped[ndarray, "*draws items"], second: Shaped[ndarray, "*draws items"]
 ) -> Float[ndarray, "*draws"]:
-    """`κ = (p_o − p_e)/(1 − p_e)`: agreement p_o beyond the p_e that chance alone would give.
+    """`κ = (p_o − p_e)/(1 − p_e)`: observed agreement p_o beyond chance agreement p_e.
 
-    `p_e = Σ_c p₁(c) p₂(c)` over the categories (Cohen 1960). Not a number where both say one and
-    the same throughout: p_e = 1.
+    `p_e = Σ_c p₁(c) p₂(c)` over the categories (Cohen 1960). NaN if both judges always give
+    the same single verdict, so that p_e = 1.
     """
     agreed = np.asarray((first == second).mean(-1))
     chance = sum(

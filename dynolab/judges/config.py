@@ -1,4 +1,4 @@
-"""Which judges there are, and their settings."""
+"""Settings of all kinds of judges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynolab.rollouts.rewards import RewardConfig, Rewards
 
 
 class ExactJudgeConfig(BaseModel):
-    """A judge by rewards that check answers (`ExactJudge`)."""
+    """A judge by exact rewards (`ExactJudge`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: Literal["exact"] = "exact"
@@ -24,7 +24,7 @@ class ExactJudgeConfig(BaseModel):
 
     @field_validator("rewards")
     @classmethod
-    def _are_rewards(cls, rewards: tuple[RewardConfig, ...]) -> tuple[RewardConfig, ...]:
+    def _check_rewards(cls, rewards: tuple[RewardConfig, ...]) -> tuple[RewardConfig, ...]:
         try:
             Rewards(rewards)
         except ConfigError as error:
@@ -40,29 +40,31 @@ class LogProbJudgeConfig(BaseModel):
     tie_nats: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="Differences per token up to this are ties."
     )
-    batch: int = Field(32, ge=1, description="Answers of one forward.")
+    batch: int = Field(32, ge=1, description="Answers per forward.")
 
 
 class JudgeEndpointConfig(EndpointConfig):
-    """The model that judges, and how patiently it is asked."""
+    """The judging model, with its sampling, rate limit and retries."""
 
-    temperature: float | None = Field(0.0, ge=0, description="null: the endpoint's own.")
+    temperature: float | None = Field(0.0, ge=0, description="null: the endpoint's default.")
     max_tokens: int | None = Field(
-        64, ge=1, description="Longest reply; null: its own, for models that think first."
+        64,
+        ge=1,
+        description="Longest reply; null: the endpoint's default, for reasoning models.",
     )
 
 
 class LlmJudgeConfig(BaseModel):
     """A judge-class model behind an OpenAI-compatible endpoint (`LlmJudge`).
 
-    Address and key come from the environment alone: `OPENAI_BASE_URL`, `OPENAI_API_KEY`.
+    Address and key come only from the environment: `OPENAI_BASE_URL`, `OPENAI_API_KEY`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: Literal["llm"] = "llm"
     endpoint: JudgeEndpointConfig
     criterion: str = Field(
-        CRITERION, min_length=1, description="What makes an answer better, told to the judge."
+        CRITERION, min_length=1, description="What makes an answer better, as stated to the judge."
     )
 
 

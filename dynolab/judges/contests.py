@@ -1,4 +1,4 @@
-"""Contests between policies, and what a judge is: two answers in, verdicts in both orders out."""
+"""Contests between policies, and the judge protocol: two answers in, verdicts in both orders."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ ORDERS = (False, True)
 
 
 class Judge(Protocol):
-    """Says which of two answers to a prompt is better."""
+    """Decides which of two answers to a prompt is better."""
 
     @property
     def name(self) -> str:
-        """What its judgements are known by."""
+        """The judge's name in its judgements."""
 
     def judge(
         self, contests: Sequence[Contest], on_progress: OnProgress = ignore_progress
     ) -> list[Judgement]:
-        """Two judgements of every contest: as it stands, then with b's answer first.
+        """Judges every contest twice: with a's answer first, then with b's.
 
-        `on_progress(done, of)` is called as verdicts come.
+        Calls `on_progress(done, of)` as verdicts arrive.
         """
 
 
 def contests(answers: Mapping[str, Sequence[PolicyAnswer]], a: str, b: str) -> list[Contest]:
     """The contests of policy a against policy b, in the order of a's answers.
 
-    **Arguments:** `answers`: by policy.
+    **Arguments:** `answers`: answers by policy.
 
-    **Raises:** `ConfigError` where the two do not answer the same prompts, each once.
+    **Raises:** `ConfigError` unless both answer the same prompts, each once.
     """
-    known = {policy: _by_id(policy, answers[policy]) for policy in (a, b)}
+    by_id = {policy: _by_id(policy, answers[policy]) for policy in (a, b)}
     for policy, other in ((a, b), (b, a)):
-        for name, answer in known[policy].items():
-            if name not in known[other] or known[other][name].prompt != answer.prompt:
+        for name, answer in by_id[policy].items():
+            if name not in by_id[other] or by_id[other][name].prompt != answer.prompt:
                 raise ConfigError(
                     f"answers of {other}",
                     name,
@@ -54,14 +54,14 @@ def contests(answers: Mapping[str, Sequence[PolicyAnswer]], a: str, b: str) -> l
             a=a,
             b=b,
             answer_a=answer.answer,
-            answer_b=known[b][name].answer,
+            answer_b=by_id[b][name].answer,
         )
-        for name, answer in known[a].items()
+        for name, answer in by_id[a].items()
     ]
 
 
 def count(judgements: Iterable[Judgement]) -> JudgementCounts:
-    """What became of every verdict that was asked for."""
+    """Counts judgements by outcome."""
     outcomes = Counter(
         "parsed" if judgement.parsed else judgement.outcome for judgement in judgements
     )

@@ -15,8 +15,8 @@ WORLD_REWARDS = (
     RewardConfig(name="world_form", weight=2),
     RewardConfig(name="world_style", weight=1),
 )
-"""Quality of an answer of the built-in world. No later part outweighs an earlier one: a right fact
-beats any style, and among answers alike in fact and form the preferred slot words win."""
+"""Answer quality in the built-in world. Each part outweighs all later ones: a right fact beats any
+style, and among answers equal in fact and form the preferred slot words win."""
 
 
 class ExactJudge:
@@ -24,7 +24,7 @@ class ExactJudge:
 
     **Arguments:** `rewards`: by default the built-in world's.
 
-    **Raises:** `ConfigError` for what is no reward.
+    **Raises:** `ConfigError` for an invalid reward.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ExactJudge:
     def judge(
         self, contests: Sequence[Contest], on_progress: OnProgress = ignore_progress
     ) -> list[Judgement]:
-        """As `Judge.judge`; raises ConfigError where a reward does not know a contest's prompt."""
+        """As `Judge.judge`; raises `ConfigError` if a reward cannot score a contest's prompt."""
         scores = [
             tuple(
                 self._rewards(

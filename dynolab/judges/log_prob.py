@@ -18,17 +18,17 @@ TOO_LONG = "an answer is longer than the reference model's context"
 class LogProbJudge:
     """Prefers the answer y with the higher `log π_ref(y | x) / |y|`, in nats per token.
 
-    Choices: the mean over tokens, as a sum would prefer short answers; the end-of-sequence token
-    counts, so that answers which should have ended are not excused. What it measures is how usual
-    an answer is to the reference, which is no judgement of its quality: it prefers the common to
-    the right, and a model of its own family to others.
+    Design choices: the mean over tokens, because a sum would favour short answers; the
+    end-of-sequence token counts, so that answers which should have ended are penalised. The score
+    measures how usual an answer is to the reference, not its quality: it prefers common answers to
+    right ones, and models of its own family to others.
 
     **Arguments:**
 
-    - `reference`: the model that scores.
-    - `encoder`: for the reference; where a prompt must be cut, it is cut alike for both answers.
-      Where an answer is dropped, its contest fails.
-    - `batch`: sequences of one forward.
+    - `reference`: the scoring model.
+    - `encoder`: the reference's encoder; it truncates a prompt equally for both answers, and a
+      contest with a dropped answer fails.
+    - `batch`: sequences per forward.
     - `tie_nats`: differences per token up to this are ties.
     """
 
@@ -53,23 +53,23 @@ class LogProbJudge:
         return scored_judgements(self.name, contests, pairs, tie=self._tie)
 
     def _score(self, contests: Sequence[Contest]) -> list[Scored]:
-        """Of every contest's two answers, in order."""
+        """Scores every contest's two answers, in order."""
         encoded = [
-            answered
+            response
             for contest in contests
-            for answered in self._encoder.responses(
+            for response in self._encoder.responses(
                 contest.id, contest.prompt, [answer(contest.answer_a), answer(contest.answer_b)]
             )
         ]
-        # Once each: rounding must not tell equal answers apart.
-        kept = list(dict.fromkeys(answered for answered in encoded if answered is not None))
+        # Score duplicates once: rounding must not separate equal answers.
+        distinct = list(dict.fromkeys(response for response in encoded if response is not None))
         tokenizer = self._encoder.tokenizer
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         logps = score_answers(
-            self._reference, kept, pad_id=int(pad), batch=self._batch, temperature=1.0
+            self._reference, distinct, pad_id=int(pad), batch=self._batch, temperature=1.0
         )
-        known = {
-            answered: logp / answered.response_length
-            for answered, logp in zip(kept, logps, strict=True)
+        score_of = {
+            response: logp / response.response_length
+            for response, logp in zip(distinct, logps, strict=True)
         }
-        return [TOO_LONG if answered is None else known[answered] for answered in encoded]
+        return [TOO_LONG if response is None else score_of[response] for response in encoded]

@@ -1,4 +1,4 @@
-"""Judges who give every answer a number: the higher one wins, whatever the order."""
+"""Judgements from numeric scores: the higher score wins in either order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dynolab.results.judges import Contest, Judgement, Outcome
 ROUNDING = 1e-9
 
 Scored = float | str
-"""An answer's number, or why it has none."""
+"""An answer's score, or the reason why it has none."""
 
 
 def scored_judgements(
@@ -21,9 +21,9 @@ def scored_judgements(
     *,
     tie: float = 0.0,
 ) -> list[Judgement]:
-    """Both orders' judgements of every contest from the scores of a's and of b's answer.
+    """Judgements of every contest in both orders, from the scores of a's and b's answers.
 
-    **Arguments:** `tie`: differences up to this, and up to rounding, are ties.
+    **Arguments:** `tie`: score differences up to this, plus rounding, are ties.
     """
     judgements = []
     for contest, pair in zip(contests, scores, strict=True):

@@ -1,4 +1,4 @@
-"""A strict parser of a judge's replies."""
+"""Strict parser for a judge's replies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import Literal
 
 Place = Literal["A", "B", "TIE"]
-"""Which of the answers shown is better."""
+"""Which of the answers is better, by the order shown."""
 
 _PLACES: dict[str, Place] = {"A": "A", "B": "B", "TIE": "TIE"}
 
@@ -20,10 +20,10 @@ _REFUSAL = re.compile(
 
 
 def parse_verdict(text: str) -> Place | None:
-    """The verdict of a reply that is one of `A`, `B`, `TIE`, or `{"verdict": …}` with one of them.
+    """Parses a reply that is `A`, `B` or `TIE`, or `{"verdict": …}` with one of these.
 
-    None for every other reply: other words around it, other or doubled fields, other letters. A
-    verdict that has to be searched for may be one that an answer put there.
+    Returns None for every other reply: surrounding words, other or duplicate fields, other letters.
+    A verdict found by searching could have been planted by an answer.
     """
     reply = text.strip()
     if reply in _PLACES:
@@ -39,5 +39,5 @@ def parse_verdict(text: str) -> Place | None:
 
 
 def refuses(text: str) -> bool:
-    """Whether a reply without a verdict begins as refusals do."""
+    """Whether a reply without a verdict begins like a refusal."""
     return _REFUSAL.match(text.lstrip(" \n\"'“*")) is not None

@@ -1,4 +1,4 @@
-"""How often one policy's answers are preferred to another's, by one judge's verdicts."""
+"""How often one judge prefers a policy's answers to another's."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from dynolab.results.judges import Judgement, Preferred, WinRate
 from dynolab.statistics import Interval, bootstrap, share_interval
 
 WORTH: dict[str, float] = {"a": 1.0, "tie": 0.5, "b": 0.0}
-"""What a verdict is worth to policy a: ties count half."""
+"""Value of a verdict to policy a: ties count half."""
 
 Both = tuple[Judgement, Judgement]
-"""Verdicts on one contest: as it stands, and with b's answer first."""
+"""Verdicts on one contest: with a's answer first, and with b's."""
 
 
 def win_rate(judgements: Sequence[Judgement]) -> WinRate:
     """The rate at which policy a's answers are preferred to policy b's.
 
-    A prompt is worth `(v₁ + v₂)/2` to a, v the worth of its verdict in each order. A judge who
-    always takes what stands first thus makes every prompt a tie. A prompt with a verdict in one
-    order alone does not count: it would bring the judge's liking for a place into the rate.
-    The interval is the 95% percentile bootstrap over prompts; where all prompts are worth the
-    same, resampling sees no spread and Wilson's interval stands in, which is wide enough for any
-    quantity within [0, 1].
+    A prompt is worth `(v₁ + v₂)/2` to a, with v the worth of its verdict in each order. A judge
+    that always prefers the first answer thus makes every prompt a tie. A prompt with a verdict in
+    only one order does not count: it would bring position bias into the rate.
+    The interval is the 95% percentile bootstrap over prompts. If all prompts are worth the same,
+    resampling has no spread, and Wilson's interval is used, which is wide enough for any quantity
+    within [0, 1].
 
-    **Arguments:** `judgements`: of one judge and one pair of policies.
+    **Arguments:** `judgements`: judgements by one judge of one pair of policies.
 
-    **Raises:** `ConfigError` for judgements of several judges or pairs, or two of one order.
+    **Raises:** `ConfigError` for judgements of several judges or pairs, or duplicates of one order.
     """
     if not judgements:
-        raise ConfigError("judgements", "none", "give what a judge said of at least one contest")
-    judge, a, b = _one_of_each(judgements)
+        raise ConfigError("judgements", "none", "give the judgements of at least one contest")
+    judge, a, b = _single_comparison(judgements)
     judged = both_orders(judgements)
     worth = np.array([worth_to_a(both) for both in judged.values()])
     asked = len({judgement.id for judgement in judgements})
-    rate, first = _rate(worth), _first_share(list(judged.values()))
+    rate, first = _rate(worth), _first_answer_share(list(judged.values()))
     unjudged = asked - len(judged)
     return WinRate(
         judge=judge,
@@ -67,9 +67,9 @@ def win_rate(judgements: Sequence[Judgement]) -> WinRate:
 
 
 def both_orders(judgements: Sequence[Judgement]) -> dict[str, Both]:
-    """The prompts with a verdict in both orders, by id.
+    """Selects the prompts with a verdict in both orders, by id.
 
-    **Raises:** `ConfigError` for two judgements of one order.
+    **Raises:** `ConfigError` for two judgements of a prompt in the same order.
     """
     by_order: dict[tuple[str, bool], Judgement] = {}
     for judgement in judgements:
@@ -94,12 +94,12 @@ def worth_to_a(both: Both) -> float:
 
 
 def preferred(both: Both) -> Preferred:
-    """The verdict of both orders together: a tie where they contradict each other."""
+    """The combined verdict of both orders: a tie if they contradict each other."""
     worth = worth_to_a(both)
     return "tie" if worth == WORTH["tie"] else "a" if worth > WORTH["tie"] else "b"
 
 
-def _one_of_each(judgements: Sequence[Judgement]) -> tuple[str, str, str]:
+def _single_comparison(judgements: Sequence[Judgement]) -> tuple[str, str, str]:
     triples = {(judgement.judge, judgement.a, judgement.b) for judgement in judgements}
     if len(triples) > 1:
         series = sorted(" of ".join((judge, f"{a} against {b}")) for judge, a, b in triples)
@@ -116,10 +116,11 @@ def _rate(worth: Float[ndarray, " prompts"]) -> Interval:
     return Interval(float(worth.mean()), low, high, worth.size)
 
 
-def _first_share(judged: Sequence[Both]) -> Interval:
-    """Share of the verdicts, ties aside, for the answer that was shown first.
+def _first_answer_share(judged: Sequence[Both]) -> Interval:
+    """Share of verdicts, without ties, for the answer shown first.
 
-    Over both orders of the same prompts, so that a better policy does not pass for a better place.
+    Computed over both orders of the same prompts, so that a better policy does not look like
+    position bias.
     """
     first = np.array(
         [sum(judgement.chose_first for judgement in both) for both in judged], dtype=float

@@ -1,8 +1,8 @@
-"""The prompt of a judge, safe against answers that contain instructions.
+"""Builds the judge's prompt, robust against answers that contain instructions.
 
-Answers are written by policies, and a policy may have learned to write to its judge. So the rules
-stand in the system message; every text is one JSON string on one line, so that none can begin a
-line of its own; every line of the frame begins with a fence that stands in none of the texts.
+Policies write the answers, and a policy may have learned to address its judge. Therefore the rules
+are in the system message; every text is one JSON string on one line, so that none can start a new
+line; and every line of the frame begins with a fence that occurs in none of the texts.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Reply with one JSON object and nothing else: {{"verdict": "A"}} if answer A is b
 
 
 def judging_request(contest: Contest, swapped: bool, criterion: str = CRITERION) -> Request:
-    """The request for a verdict; `swapped`: b's answer is shown as answer A.
+    """Builds the request for a verdict; with `swapped`, b's answer is shown as answer A.
 
-    Equal contests give equal requests, so that what was answered is not asked again.
+    Equal contests give equal requests, so that cached answers are reused.
     """
     shown = contest.answer_a.strip(), contest.answer_b.strip()
     first, second = reversed(shown) if swapped else shown
@@ -52,9 +52,9 @@ def judging_request(contest: Contest, swapped: bool, criterion: str = CRITERION)
 
 
 def fence_for(texts: Sequence[str]) -> str:
-    """A marker that stands in none of the texts and that none of their writers can know.
+    """A marker that occurs in none of the texts and that their writers cannot predict.
 
-    It is a hash over all of them: who would write it into an answer must find a text that holds
+    It is a hash of all the texts: writing it into an answer requires finding a text that contains
     96 bits of its own hash.
     """
     contents = (json.dumps([*texts, attempt]).encode() for attempt in count())
@@ -63,6 +63,6 @@ def fence_for(texts: Sequence[str]) -> str:
 
 
 def one_line(text: str) -> str:
-    """A text as a JSON string on one line: all that ends or reorders lines is escaped."""
+    """A text as a JSON string on one line; characters that end or reorder lines are escaped."""
     written = json.dumps(text, ensure_ascii=False)
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in written)

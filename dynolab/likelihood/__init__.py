@@ -1,1 +1,1 @@
-"""From token batches to log-probabilities of responses, by the model's own forward."""
+"""From token batches to log-probabilities of responses, through the model's own forward."""

@@ -1,4 +1,4 @@
-"""Collects what was measured of models, for the manifest of a stage."""
+"""Collects the results of checks on models, for the manifest of a stage."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 Checks = dict[str, dict[str, float | str]]
-"""Figures by model and check; `fails` where there is none."""
+"""Figures by model and check; `fails` instead of one that is not finite."""
 
 CHECKS = "checks.json"
-"""Name of the file among a training's logs that brings them from its ranks to its supervisor."""
+"""Log file of a training that carries the checks from its ranks to its supervisor."""
 
 _kept: ContextVar[Checks | None] = ContextVar("checks", default=None)
 
 
 @contextmanager
 def checks_kept() -> Iterator[Checks]:
-    """Within it, all that is noted here comes into the dictionary."""
+    """Within it, `note_check` writes into the dictionary."""
     checks: Checks = {}
     token = _kept.set(checks)
     try:
@@ -27,14 +27,14 @@ def checks_kept() -> Iterator[Checks]:
         _kept.reset(token)
 
 
-def note_check(what: str, figures: Mapping[str, float | str]) -> None:
-    """Notes a check's figures, where somebody keeps them."""
+def note_check(name: str, figures: Mapping[str, float | str]) -> None:
+    """Records a check's figures; does nothing outside `checks_kept`."""
     checks = _kept.get()
     if checks is not None:
-        checks[what] = {name: _short(value) for name, value in figures.items()}
+        checks[name] = {key: _rounded(value) for key, value in figures.items()}
 
 
-def _short(value: float | str) -> float | str:
+def _rounded(value: float | str) -> float | str:
     if isinstance(value, str):
         return value
     return float(f"{value:.2g}") if math.isfinite(value) else "fails"

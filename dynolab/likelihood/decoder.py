@@ -1,8 +1,8 @@
-"""The two halves of a causal language model: its decoder, and what its own forward does after it.
+"""The two halves of a causal language model: its decoder, and its forward after the decoder.
 
 Families do more to logits than apply a head: Cohere scales them, Granite divides them, Gemma-2 caps
-them. No family is named here: the second half is the model's own forward, with the hidden states in
-its decoder's place.
+them. No family needs a special case here: the second half is the model's own forward, with the
+hidden states in its decoder's place.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 
 def run_decoder(causal: nn.Module, *, position_ids: Tensor, **inputs: Any) -> Any:
-    """What the decoder of a causal language model of transformers makes of its inputs.
+    """Runs the decoder of a transformers causal language model.
 
-    A family that takes no `position_ids` counts its positions by itself.
+    A family that takes no `position_ids` counts positions itself.
     """
     decoder: nn.Module = causal.base_model  # type: ignore[assignment]
     if _takes_positions(type(decoder).forward):
@@ -32,9 +32,9 @@ def run_decoder(causal: nn.Module, *, position_ids: Tensor, **inputs: Any) -> An
 def logits_of(
     causal: nn.Module, hidden: Float[Tensor, "tokens features"]
 ) -> Float[Tensor, "tokens vocabulary"]:
-    """Logits that the model's own forward makes of some of its decoder's hidden states.
+    """Logits that the model's own forward computes from hidden states of its decoder.
 
-    They are float32, or float64 where the model's are.
+    They are float32, or float64 if the model's are.
     """
     with _in_place_of_decoder(causal, hidden[None]):
         logits = _own_forward(causal)(causal, use_cache=False).logits[0]
@@ -50,7 +50,7 @@ def plain_logits(
 
 
 def _own_forward(causal: nn.Module) -> Callable[..., Any]:
-    """The class's forward: trainers lay autocast over that of an instance."""
+    """The class's forward: trainers wrap an instance's forward in autocast."""
     return type(causal).forward
 
 
@@ -64,7 +64,7 @@ def _takes_positions(forward: Callable[..., Any]) -> bool:
 
 @contextmanager
 def _in_place_of_decoder(causal: Any, hidden: Float[Tensor, "1 tokens features"]) -> Iterator[None]:
-    """While it is open, the model's calls of its decoder return these hidden states."""
+    """While open, the model's calls of its decoder return these hidden states."""
     name = causal.base_model_prefix
     decoder = causal._modules[name]
     causal._modules[name] = _Decoded(decoder, hidden)
@@ -75,9 +75,9 @@ def _in_place_of_decoder(causal: Any, hidden: Float[Tensor, "1 tokens features"]
 
 
 class _Decoded:
-    """A decoder that has run: called, it or any module of it returns the hidden states.
+    """Stands in for a decoder that has run: it and its modules return the hidden states.
 
-    Other attributes are the decoder's own: a tied table's weights, a multiplier.
+    Other attributes (a tied table's weights, a multiplier) are the decoder's own.
     """
 
     def __init__(self, module: nn.Module, hidden: Tensor) -> None:
@@ -92,7 +92,7 @@ class _Decoded:
 
 
 class _Output(tuple[Tensor]):
-    """A decoder's output by place and by name; what it lacks (a cache, router logits) is None."""
+    """A decoder's output by index and by name; absent fields (a cache, router logits) are None."""
 
     @property
     def last_hidden_state(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""The layouts in which sequences go through a model, each tried against the model's own forward."""
+"""The layouts in which a model reads sequences, each checked against the model's own forward."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ ROUNDING = {
     torch.float16: (0.02, 0.05),
     torch.bfloat16: (0.15, 0.3),
 }
-"""Nats, at least and at most, that rounding may move a log-probability from layout to layout."""
+"""Lower and upper bound of the tolerance for rounding between layouts, in nats, by dtype."""
 
-OF_CONTEXT = 0.02
-"""Between them it may move by this share of what another prompt does: a model before training
-hardly looks at its context, and a wrong layout moves it as little."""
+CONTEXT_SHARE = 0.02
+"""Between these bounds, the tolerance as a share of what another prompt changes: an untrained model
+hardly uses its context, so a wrong layout changes its log-probabilities just as little."""
 
 LONG = 300
-"""Tokens of a response that stands in a packed row before the others: more than GPT-Neo's local
-attention reaches, which goes by places in the row."""
+"""Tokens of the first response in the packed row: more than the window of GPT-Neo's local
+attention, which counts positions in the row."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ _log = logging.getLogger(__name__)
 class Layouts:
     """How far each layout's log-probabilities lie from the model's own forward.
 
-    `errors` holds the largest differences in nats, infinite where a layout cannot be run at all;
-    `reasons` says why it cannot. `tolerance` is what rounding may do.
+    `errors` holds the largest differences in nats, infinite for a layout that fails; `reasons`
+    says why it fails. `tolerance` is the largest difference that rounding explains.
     """
 
     model: str
@@ -67,7 +67,7 @@ class Layouts:
         return self.errors[layout] <= self.tolerance
 
     def difference(self, layout: Layout) -> str:
-        """What is wrong with a layout, in words."""
+        """Describes a layout's deviation for a message."""
         if layout in self.reasons:
             return f"it fails ({self.reasons[layout]})"
         return f"log-probabilities differ by {self.errors[layout]:.2g} nats"
@@ -91,17 +91,16 @@ _measured: WeakKeyDictionary[nn.Module, dict[str, Layouts]] = WeakKeyDictionary(
 
 
 def layouts_of(causal: nn.Module) -> Layouts:
-    """The model's layouts, measured when it is seen first: the one check that all work goes by.
+    """The model's layouts, measured on first use and cached for every caller.
 
-    Packed rows and shared prompts that do not agree are not used, and a warning says so. What a
-    layout is worth is a matter of the model's code, so a measurement holds while weights change.
+    Shared layouts (packed, prefixed) that disagree are not used, and a warning is logged.
+    Agreement depends on the model's code, so a measurement holds while weights change.
 
-    **Arguments:** `causal`: a causal language model of transformers, its weights whole, or such
-    that all ranks are here.
+    **Arguments:** `causal`: a causal language model of transformers. If its weights are
+    partitioned over ranks, every rank must make this call.
 
-    **Raises:** `ConfigError` for a module that is no model of transformers, and for a model whose
-    log-probabilities differ from its own forward's without any sharing of prompts, alone or beside
-    others.
+    **Raises:** `ConfigError` for a module that is not a transformers model, and for a model whose
+    log-probabilities differ from its own forward's even without shared prompts, alone or padded.
     """
     if not hasattr(causal, "base_model_prefix"):
         raise ConfigError(
@@ -109,9 +108,9 @@ def layouts_of(causal: nn.Module) -> Layouts:
             type(causal).__name__,
             "give a causal language model of transformers (AutoModelForCausalLM)",
         )
-    known = _measured.setdefault(causal, {})
+    by_attention = _measured.setdefault(causal, {})
     attention = _attention(causal)
-    if attention not in known:
+    if attention not in by_attention:
         layouts = measure_layouts(causal)
         for layout in PLAIN:
             if not layouts.agrees(layout):
@@ -124,8 +123,8 @@ def layouts_of(causal: nn.Module) -> Layouts:
                     layout,
                     layouts.difference(layout),
                 )
-        known[attention] = layouts
-    layouts = known[attention]
+        by_attention[attention] = layouts
+    layouts = by_attention[attention]
     note_check(
         f"{layouts.model} {layouts.attention} {layouts.dtype}",
         {"tolerance": layouts.tolerance, **{str(name): e for name, e in layouts.errors.items()}},
@@ -134,16 +133,16 @@ def layouts_of(causal: nn.Module) -> Layouts:
 
 
 def _unusable(layouts: Layouts, layout: Layout) -> ConfigError:
-    what = {
-        "alone": "cut off behind a response token, or run by decoder and head",
+    how = {
+        "alone": "truncated after a response token, or run as decoder and head,",
         "padded": "padded on the right beside others",
     }[layout]
     return ConfigError(
         "model",
         layouts.model,
-        f"a sequence {what}, is not what model(input_ids) makes of it: "
+        f"a sequence {how} does not match model(input_ids): "
         f"{layouts.difference(layout)}, where {layouts.dtype} allows {layouts.tolerance:.1g}; "
-        "give a causal decoder of transformers whose tokens see those before them alone, "
+        "give a causal decoder of transformers, whose tokens attend only to earlier ones, "
         "or another attention (sdpa, eager)",
     )
 
@@ -152,8 +151,8 @@ def _unusable(layouts: Layouts, layout: Layout) -> ConfigError:
 def measure_layouts(causal: nn.Module) -> Layouts:
     """Log-probabilities of a few random sequences by each layout against `model(input_ids)`.
 
-    The model is in eval mode meanwhile. Attention that reaches a window of more than `LONG` tokens
-    is taken at the configuration's word.
+    Runs the model in eval mode, then restores its modes. Attention windows of more than `LONG`
+    tokens are not tested: the configuration is trusted.
     """
     training = causal.training
     modes = {module: module.training for module in causal.modules()} if training else {}
@@ -170,7 +169,7 @@ def _measure(causal: Any) -> Layouts:
     device = next(causal.parameters()).device
     try:
         truth = [_plain_logps(causal, sequence, device) for sequence in sequences]
-    # Whatever a family's code makes of it, or its attention of this machine.
+    # A family's code, or its attention on this machine, may raise anything.
     except Exception as error:
         raise ConfigError(
             "model",
@@ -181,9 +180,9 @@ def _measure(causal: Any) -> Layouts:
         ) from error
     tries: dict[Layout, Callable[[], list[Tensor]]] = {
         "alone": partial(_alone, causal, sequences[0], truth[0], device),
-        "padded": partial(_read, causal, collate(sequences, 0), [0, 1, 2], truth, device),
+        "padded": partial(_differences, causal, collate(sequences, 0), [0, 1, 2], truth, device),
         "packed": partial(
-            _read,
+            _differences,
             causal,
             share_prompts(collate([long, *sequences], 0), [[0, 1, 2], [3]]),
             [None, 0, 1, 2],
@@ -197,11 +196,11 @@ def _measure(causal: Any) -> Layouts:
     for layout, run in tries.items():
         try:
             errors[layout] = _largest(run())
-        # Whatever a family's code makes of a layout that it was not written for.
+        # A family's code may raise anything on a layout that it was not written for.
         except Exception as error:
             errors[layout] = math.inf
             reasons[layout] = f"{type(error).__name__}: {_first_line(error)}"
-    # The last two sequences have one response behind different prompts.
+    # The last two sequences have the same response after different prompts.
     context = _largest([truth[1] - truth[2]])
     dtype = next(causal.parameters()).dtype
     least, most = ROUNDING.get(dtype, ROUNDING[torch.bfloat16])
@@ -209,41 +208,41 @@ def _measure(causal: Any) -> Layouts:
         model=type(causal).__name__,
         attention=_attention(causal),
         dtype=str(dtype).removeprefix("torch."),
-        tolerance=min(most, max(least, OF_CONTEXT * context)),
+        tolerance=min(most, max(least, CONTEXT_SHARE * context)),
         errors=errors,
         reasons=reasons,
     )
 
 
-_decoded: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
+_decoding_errors: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
 
 
 def check_decoding(causal: nn.Module) -> None:
-    """Refuses a model whose token by token log-probabilities are not those of its own forward.
+    """Rejects a model whose token-by-token log-probabilities differ from its own forward's.
 
-    Two prompts of unlike lengths go on from their cache, as `ModelGenerator` draws responses.
+    Continues two prompts of different lengths from their cache, as `ModelGenerator` does.
 
-    **Raises:** `ConfigError` where they differ, or the model cannot go on from a cache.
+    **Raises:** `ConfigError` if they differ, or if the model cannot continue from a cache.
     """
-    if causal in _decoded:
+    if causal in _decoding_errors:
         return
     layouts = layouts_of(causal)
     reason = None
     try:
         with torch.no_grad():
             error = _largest(_token_by_token(causal))
-    # As in `_measure`.
+    # It may raise anything, as in `_measure`.
     except Exception as problem:
         error, reason = math.inf, f"it fails ({type(problem).__name__}: {problem})"
     if error > layouts.tolerance:
         raise ConfigError(
             "model",
             layouts.model,
-            "cannot be sampled from beside others: going on from a prompt's cache, "
+            "cannot be sampled in batches: continued from a prompt's cache, "
             + (reason or f"log-probabilities differ by {error:.2g} nats from its own forward's")
-            + "; sample with a transformer that takes a mask and a DynamicCache",
+            + "; sample from a transformer that takes an attention mask and a DynamicCache",
         )
-    _decoded[causal] = error
+    _decoding_errors[causal] = error
 
 
 def _token_by_token(causal: nn.Module) -> list[Tensor]:
@@ -253,21 +252,21 @@ def _token_by_token(causal: nn.Module) -> list[Tensor]:
     truth = [_plain_logps(causal, sequence, device) for sequence in pair]
     ids, mask = pad_left([sequence.ids[: sequence.prompt_length] for sequence in pair], 0)
     cache, differences = None, []
-    for place in range(min(2, *(sequence.response_length for sequence in pair))):
+    for step in range(min(2, *(sequence.response_length for sequence in pair))):
         logits, cache = next_logits(causal, ids, mask, cache)
         cache.batch_select_indices(torch.arange(len(pair), device=device))
-        ids = torch.tensor([[sequence.ids[sequence.prompt_length + place]] for sequence in pair])
+        ids = torch.tensor([[sequence.ids[sequence.prompt_length + step]] for sequence in pair])
         logps = _logps(logits, ids[:, 0].to(device))
-        own = torch.stack([plain[place] for plain in truth])
+        own = torch.stack([plain[step] for plain in truth])
         differences.append(_difference(logps, own))
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
     return differences
 
 
 def _samples(causal: Any) -> tuple[list[Encoded], Encoded]:
-    """Two responses to one prompt, the second of them to another, and a long one to the first.
+    """Two responses to a prompt, the second one after another prompt too, and a long response.
 
-    Both prompts end alike: what differs behind them is what comes of the context.
+    Both prompts end in the same token, so later differences come from the context.
     """
     config = causal.config.get_text_config()
     generator = torch.Generator().manual_seed(0)
@@ -276,7 +275,7 @@ def _samples(causal: Any) -> tuple[list[Encoded], Encoded]:
         return torch.randint(config.vocab_size, (count,), generator=generator).tolist()
 
     context = getattr(config, "max_position_embeddings", None) or LONG
-    # As small as the smallest contexts ask: three tokens of a prompt and three of a response.
+    # The smallest contexts hold three tokens of a prompt and three of a response.
     size = max(1, min(5, (context - 1) // 2))
     prompt, response = tokens(size), tokens(max(1, size - 2))
     first = Encoded((*prompt, *tokens(size + 1)), size)
@@ -300,10 +299,10 @@ def _logps(logits: Tensor, token: Tensor) -> Tensor:
 def _alone(
     causal: nn.Module, sequence: Encoded, truth: Tensor, device: torch.device
 ) -> list[Tensor]:
-    """The sequence without its end: what a token is worth must not hang on what follows."""
+    """The sequence without its end: a token must not depend on what follows."""
     kept = max(1, sequence.response_length - 2)
     cut = Encoded(sequence.ids[: sequence.prompt_length + kept], sequence.prompt_length)
-    return _read(causal, collate([cut], 0), [0], [truth[:kept]], device)
+    return _differences(causal, collate([cut], 0), [0], [truth[:kept]], device)
 
 
 def _prefixed(
@@ -311,17 +310,17 @@ def _prefixed(
 ) -> list[Tensor]:
     bound = 10 * sum(len(sequence.ids) for sequence in sequences)
     batch, members = collate_prefixes(sequences, [[0, 1], [2]], 0, bound)
-    return _read(causal, batch, members, truth, device)
+    return _differences(causal, batch, members, truth, device)
 
 
-def _read(
+def _differences(
     causal: nn.Module,
     batch: TokenBatch,
     members: list[int] | list[int | None],
     truth: list[Tensor],
     device: torch.device,
 ) -> list[Tensor]:
-    """Differences of a batch's log-probabilities; its sequence n is number `members[n]`."""
+    """A batch's log-probabilities minus `truth`; its sequence n is number `members[n]` there."""
     batch = batch.to(device)
     logps = _logps(logits_of(causal, response_hidden(causal, batch)), batch.token)
     parts = logps.split(batch.sequence_length.tolist())
@@ -333,7 +332,7 @@ def _read(
 
 
 def _difference(logps: Tensor, truth: Tensor) -> Tensor:
-    """The layout's less the model's own, nan alike in both being none of the layout's doing."""
+    """The layout's minus the model's own; a NaN in both counts as no difference."""
     return (logps - truth).masked_fill(logps.isnan() & truth.isnan(), 0)
 
 

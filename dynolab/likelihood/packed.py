@@ -1,4 +1,4 @@
-"""The transformer on rows with shared prompts, and its head on response tokens, part by part."""
+"""Runs the transformer on rows with shared prompts, and its head on response tokens in parts."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from dynolab.data.packing import PackedBatch
 from dynolab.errors import ConfigError
 
 LOGITS_BYTES = 2**28
-"""Of float32 logits that exist at one time where they are read part by part."""
+"""Size of the float32 logits held at a time where they are read in parts."""
 
 NEAR_BYTES, NEAR_TOKENS = 2**21, 256
-"""The same on a CPU without a backward pass: what is read of them is read from its cache, and
-there are tokens enough for the head's weights to be read through."""
+"""The same on a CPU without a backward pass: few enough bytes to stay in its cache, and enough
+tokens to be worth a pass over the head's weights."""
 
 Reading = Callable[[Float[Tensor, "tokens vocabulary"], TokenBatch], Tensor]
-"""What is wanted of logits: one value or more per response token, each from its own logits."""
+"""Maps logits to one or more values per response token, each from that token's own logits."""
 
 
 def attention_mask(model: nn.Module, batch: TokenBatch) -> Tensor | dict[str, Tensor]:
-    """What a model of transformers takes as the mask of a batch.
+    """A batch's attention mask in the form that a transformers model takes.
 
-    A mask of four dimensions is used as it stands in every layer, a model's sliding window
-    forgotten: it is made part of the mask. Models with layers of both kinds take a mask for each.
+    transformers uses a four-dimensional mask unchanged in every layer and ignores the model's
+    sliding window, so the mask includes it. Models with layers of both kinds take one mask each.
 
-    **Raises:** `ConfigError` for packed rows and layers that see neither all tokens before them
-    nor a window of them.
+    **Raises:** `ConfigError` for packed rows if a layer attends neither to all earlier tokens nor
+    to a window of them.
     """
     if not isinstance(batch, PackedBatch):
         return batch.attention_mask
@@ -47,7 +47,7 @@ def attention_mask(model: nn.Module, batch: TokenBatch) -> Tensor | dict[str, Te
         raise ConfigError(
             "model.config.layer_types",
             sorted(unknown),
-            "no mask tells such layers of responses that share a prompt; use rows of one sequence",
+            "no mask makes these layers separate responses of one row; use rows of one sequence",
         )
     masks = {
         kind: _as_mask(batch.visible(window if kind == "sliding_attention" else None), additive)
@@ -57,17 +57,17 @@ def attention_mask(model: nn.Module, batch: TokenBatch) -> Tensor | dict[str, Te
 
 
 def _as_mask(visible: Tensor, additive: bool) -> Tensor:
-    """Eager attention adds its mask to the scores; no row of it is −∞ throughout."""
+    """Eager attention adds its mask to the scores; no row of it is all −∞."""
     if not additive:
         return visible
     return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, float("-inf"))
 
 
 def count_parts(model: nn.Module, hidden: Float[Tensor, "tokens features"]) -> int:
-    """In how many parts the logits of these hidden states are to be read.
+    """In how many parts to read the logits of these hidden states.
 
-    ZeRO-3 gathers the head's weights from all ranks for every part, so all ranks make as many;
-    where weights are whole and its hooks are off (`Engine.gathered`), each rank makes its own.
+    ZeRO-3 gathers the head's weights from all ranks for every part, so all ranks use the same
+    number; with whole weights and its hooks off (`Engine.gathered`), each rank uses its own.
     """
     vocabulary: int = model.config.vocab_size  # type: ignore[union-attr, assignment]
     partitioned = any(hasattr(weights, "ds_id") for weights in model.parameters())
@@ -86,14 +86,14 @@ def read_parts(
     read: Reading,
     parts: int,
 ) -> Tensor:
-    """`read` of all response tokens' logits, of which one part exists at a time.
+    """Applies `read` to all response tokens' logits, holding one part of them at a time.
 
-    Of several parts, backward computes each one's logits again: for a log-probability their
-    cotangent is `c (e_y − p)`, formed and used up part by part.
+    With several parts, backward recomputes each part's logits; their cotangent, for a
+    log-probability `c (e_y − p)`, is formed and consumed part by part.
 
     **Arguments:**
 
-    - `head`: from hidden states to logits.
+    - `head`: maps hidden states to logits.
 
     **Returns:** the readings, one row per response token.
     """
@@ -101,7 +101,7 @@ def read_parts(
         return read(head(hidden), batch)
 
     def of_part(rows: Tensor, tokens: Tensor) -> Tensor:
-        return read(head(rows), _only(batch, tokens))
+        return read(head(rows), _select(batch, tokens))
 
     numbers = torch.arange(len(hidden), device=hidden.device).tensor_split(parts)
     split = zip(hidden.tensor_split(parts), numbers, strict=True)
@@ -110,8 +110,8 @@ def read_parts(
     return torch.cat([of_part(*part) for part in split])
 
 
-def _only(batch: TokenBatch, tokens: Tensor) -> TokenBatch:
-    """The batch with some of its response tokens."""
+def _select(batch: TokenBatch, tokens: Tensor) -> TokenBatch:
+    """The batch with only these response tokens."""
 
     def cut(values: Any) -> Any:
         if isinstance(values, TopTokens):

@@ -1,4 +1,4 @@
-"""The decoder on prompts that run once, and on responses that go on from their caches."""
+"""Runs the decoder once on each prompt, and on responses from their prompts' caches."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def prefixed_hidden(causal: nn.Module, batch: PrefixBatch) -> Float[Tensor, "tok
     hidden = [ends]
     for tails in batch.tails:
         if tails.input_ids.shape[1]:
-            hidden.append(_go_on(causal, batch, cache, tails).flatten(0, 1))
+            hidden.append(_continue_prompts(causal, batch, cache, tails).flatten(0, 1))
     return torch.cat(hidden)[batch.position]
 
 
-def _go_on(
+def _continue_prompts(
     causal: nn.Module, batch: PrefixBatch, cache: Any, tails: Tails
 ) -> Float[Tensor, "responses length features"]:
-    """Hidden states of responses that see their prompts' keys and values."""
+    """Hidden states of responses that attend to their prompts' cached keys and values."""
     from transformers import DynamicCache
 
     before = batch.attention_mask[tails.prompt]
@@ -70,26 +70,26 @@ def next_logits(
     **Arguments:**
 
     - `ids`: prompts padded on the left, or the newest token of each row.
-    - `mask`: of all tokens so far, those in the cache first.
-    - `cache`: what an earlier call left; None at first.
+    - `mask`: over all tokens so far, those in the cache first.
+    - `cache`: as the previous call returned it; None at first.
     """
-    place = causal.get_input_embeddings().weight.device  # type: ignore[operator]
+    device = causal.get_input_embeddings().weight.device  # type: ignore[operator]
     positions = places_of(mask)[:, -ids.shape[1] :]
-    read = run_decoder(
+    output = run_decoder(
         causal,
-        input_ids=ids.to(place),
-        attention_mask=mask.to(place),
-        position_ids=positions.to(place),
+        input_ids=ids.to(device),
+        attention_mask=mask.to(device),
+        position_ids=positions.to(device),
         past_key_values=cache,
         use_cache=True,
     )
-    return logits_of(causal, read.last_hidden_state[:, -1]), read.past_key_values
+    return logits_of(causal, output.last_hidden_state[:, -1]), output.past_key_values
 
 
 def pad_left(
     rows: Sequence[Sequence[int]], pad: int
 ) -> tuple[Int[Tensor, "rows length"], Int[Tensor, "rows length"]]:
-    """Rows that end at one place, and their mask."""
+    """Rows padded on the left to one length, and their mask."""
     length = max(map(len, rows))
     ids = torch.full((len(rows), length), pad, dtype=torch.long)
     mask = torch.zeros((len(rows), length), dtype=torch.long)

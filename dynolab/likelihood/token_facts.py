@@ -1,4 +1,4 @@
-"""What a model thinks of the tokens of a given text: one pass over the logits, every fact."""
+"""What a model predicts at each token of a text: every figure from one pass over the logits."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 BLOCK = 2**19
-"""Logits that are read at one time on a CPU: they and what is made of them stay in its cache."""
+"""Logits processed at a time on a CPU: they and their intermediates fit its cache."""
 
 SURE = 1e-12
-"""Mass outside the argmax below which its square would leave float32: logarithms take over."""
+"""Mass outside the argmax below which its square underflows float32: logarithms take over."""
 
 
 @dataclass(frozen=True)
 class TokenFacts:
-    """Of every token y that logits predict, one number each; π is their softmax, V its length.
+    """One number for every token y that logits predict; π is their softmax, V its length.
 
     - `logp`: log π_y in nats.
     - `rank`: 1 + the number of tokens likelier than y.
@@ -29,8 +29,8 @@ class TokenFacts:
     - `a_frobenius`: `‖A‖_F` of A = I − 1πᵀ, from `‖A‖²_F = V‖π‖² + V − 2`.
     - `force_size`: `‖π − e_y‖₂`.
 
-    Masses are summed over the tokens that they are of, never subtracted from one, so that they
-    keep their digits as π → e_y.
+    Each mass is a sum over its own tokens, never one minus a sum, so it keeps its digits as
+    π → e_y.
     """
 
     logp: Float[Tensor, " tokens"]
@@ -51,7 +51,7 @@ class TokenFacts:
 
     @classmethod
     def of_table(cls, table: Float[Tensor, "tokens facts"]) -> TokenFacts:
-        """The facts whose table this is."""
+        """The facts from their `table`."""
         return cls(*table.unbind(1))
 
 
@@ -59,9 +59,9 @@ class TokenFacts:
 def token_facts(
     logits: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, " tokens"]
 ) -> TokenFacts:
-    """Facts of the tokens that these logits predict; a tie for the argmax counts for one of them.
+    """Facts of the tokens that these logits predict; of tied argmax tokens one is chosen.
 
-    **Arguments:** `logits`: float32, or float64 and the facts are.
+    **Arguments:** `logits`: float32 or float64; the facts have the same dtype.
     """
     rows = max(1, BLOCK // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     parts = zip(logits.split(max(rows, 1)), token.split(max(rows, 1)), strict=True)
@@ -81,7 +81,7 @@ def _facts(z: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, " tokens"])
     mass = torch.softmax(z, dim=1)
     peak = mass.gather(1, top)[:, 0]
     mass.scatter_(1, top, 0.0)
-    # An impossible token has no share in the entropy: 0 · −inf is none.
+    # An impossible token adds nothing to the entropy: 0 · −inf counts as 0.
     below = (z - highest).clamp_(min=torch.finfo(z.dtype).min)
     own, own_below = mass.gather(1, at)[:, 0], below.gather(1, at)[:, 0]
     rank = 1 + torch.gt(below, own_below[:, None], out=torch.empty_like(z)).sum(1)
@@ -119,10 +119,10 @@ def _facts(z: Float[Tensor, "tokens vocabulary"], token: Int[Tensor, " tokens"])
 def _of_certain(
     below: Float[Tensor, "tokens vocabulary"], top: Int[Tensor, "tokens 1"]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`−Σ π d`, `R`, `‖π‖₂` and log R, each without the argmax, where R is next to nothing."""
+    """`−Σ π d`, `R`, `‖π‖₂` and log R, each without the argmax, where R is nearly zero."""
     without = below.scatter(1, top, float("-inf"))
-    log_outside = torch.logsumexp(without, dim=1)  # log π(argmax) is −R: nothing beside it
-    share = torch.softmax(without, dim=1).nan_to_num()  # one token alone: no other has a share
+    log_outside = torch.logsumexp(without, dim=1)  # log π(argmax) is −R: negligible here
+    share = torch.softmax(without, dim=1).nan_to_num()  # NaN if the vocabulary is one token
     outside = log_outside.exp()
     spread = -(share * below.clamp(min=torch.finfo(below.dtype).min)).sum(1) * outside
     return spread, outside, torch.linalg.vector_norm(share, dim=1) * outside, log_outside

@@ -1,4 +1,4 @@
-"""Per-token log-probabilities of responses, with the output head only where a response stands."""
+"""Per-token log-probabilities of responses, with the output head only at response tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dynolab.likelihood.packed import Reading, count_parts, read_parts
 
 
 def causal_model(model: nn.Module) -> nn.Module:
-    """The causal language model inside peft's wrapper; another model is its own.
+    """The causal language model inside peft's wrapper; any other model is returned as it is.
 
     **Raises:** `ConfigError` for prompt tuning, whose wrapper adds tokens that its model lacks.
     """
@@ -30,21 +30,21 @@ def causal_model(model: nn.Module) -> nn.Module:
         raise ConfigError(
             "model",
             type(config).__name__,
-            "virtual prompt tokens have no place in a batch; use adapters in the layers (LoRA)",
+            "virtual prompt tokens cannot be part of a batch; use adapters in the layers (LoRA)",
         )
     return inside()
 
 
 class ResponseLogits(nn.Module):
-    """A causal language model seen as a function from a batch to its response logits.
+    """A causal language model as a function from a batch to its response logits.
 
-    The decoder runs over all positions; the head, whose output is batch × length × vocabulary
-    where it is not restrained, runs only on the positions that predict a response token. The
-    logits are those of the model's own forward (`logits_of`), float32 where its weights are not
-    float64. The model may hold adapters (peft).
+    The decoder runs over all positions; the head, whose full output would be batch × length ×
+    vocabulary, runs only on the positions that predict a response token. The logits are those of
+    the model's own forward (`logits_of`), float32 unless its weights are float64. The model may
+    hold adapters (peft).
 
-    **Raises:** `ConfigError` for a model whose log-probabilities are not those of its own forward
-    (`layouts_of`, which measures it when it is seen first).
+    **Raises:** `ConfigError` for a model whose log-probabilities differ from its own forward's
+    (`layouts_of`, measured on first use).
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -53,13 +53,13 @@ class ResponseLogits(nn.Module):
         layouts_of(causal_model(model))
 
     def forward(self, batch: TokenBatch, read: Reading | None = None) -> Tensor:
-        """Logits `[tokens, vocabulary]` that predict each response token, or what is read of them.
+        """Logits `[tokens, vocabulary]` that predict each response token, or `read` of them.
 
         **Arguments:**
 
         - `batch`: its rows may share prompts (`share_prompts`, `collate_prefixes`).
-        - `read`: what is wanted of the logits, say `token_logps`. Few of them then exist at a
-          time, in the backward pass too.
+        - `read`: a function of the logits, such as `token_logps`. Only a part of the logits is
+          then held at a time, in the backward pass too.
         """
         hidden = self.hidden(batch)
         if read is None:
@@ -79,22 +79,22 @@ class ResponseLogits(nn.Module):
             raise ConfigError(
                 "batch",
                 f"{shared} rows",
-                f"not what {type(causal).__name__} was made for: "
+                f"{type(causal).__name__} does not support them: "
                 f"{layouts_of(causal).difference(shared)}; use rows of one sequence each",
             )
         return response_hidden(causal, batch)
 
     def head(self, hidden: Float[Tensor, "tokens features"]) -> Float[Tensor, "tokens vocabulary"]:
-        """Logits of hidden states: the model's head, and all that its own forward does after it."""
+        """Logits of hidden states: the model's head, and all its own forward applies after it."""
         return logits_of(causal_model(self.model), hidden)
 
 
 def packing_width(logits: nn.Module) -> int | None:
-    """Hidden size of a model that sees packed rows as they are meant, for `plan_rows`; else None.
+    """Hidden size of a model that reads packed rows correctly, for `plan_rows`; else None.
 
     **Arguments:**
 
-    - `logits`: a `ResponseLogits`, or what an engine wrapped around one.
+    - `logits`: a `ResponseLogits`, or an engine's wrapper of one.
     """
     causal: Any = causal_model(logits.model)  # type: ignore[arg-type]
     agrees = layouts_of(causal).agrees("packed")
@@ -102,7 +102,7 @@ def packing_width(logits: nn.Module) -> int | None:
 
 
 def goes_on_from_prompts(logits: nn.Module) -> bool:
-    """Whether a model's responses can go on from their prompts' caches, for `plan_prefixes`."""
+    """Whether responses can be computed from their prompts' caches, for `plan_prefixes`."""
     return layouts_of(causal_model(logits.model)).agrees("prefixed")  # type: ignore[arg-type]
 
 
@@ -126,7 +126,7 @@ def top_tokens(
     """Every position's `ranks` likeliest tokens and its entropy, at the batch's temperature."""
     logps = _log_softmax(logits, batch)
     best = logps.topk(ranks, dim=-1)
-    # An impossible token has no share in the entropy: 0 · −inf is none.
+    # An impossible token adds nothing to the entropy: 0 · −inf counts as 0.
     entropy = -(logps.exp() * logps.clamp_min(torch.finfo(logps.dtype).min)).sum(-1)
     return TopTokens(best.indices, best.values, entropy)
 

@@ -1,7 +1,7 @@
-"""Objectives: one small object per loss that both trains and is analysed.
+"""Objectives: one small class per loss, used both for training and for analysis.
 
-To add one: write a file here with a config and a class as in `simpo.py`, and name it in
-`registry.py`. The trainer, the force engine and the forms take it from there.
+To add one, write a file here with a config and a class as in `simpo.py`, and register it in
+`registry.py`, where the trainer, the force engine and the forms find it.
 
 A loss on pairs of answers is three short methods on `PairObjective`; a policy gradient on groups
 of sampled completions reads what `dynolab.data.groups` puts into its batch.

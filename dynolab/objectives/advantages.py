@@ -1,4 +1,4 @@
-"""Advantages of a group's completions from their rewards, and rules that rewrite them by token."""
+"""Advantages of a group's completions from their rewards, and rules that rewrite them per token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def group_advantages(
     """`Â_i = (r_i − mean r)/(std r + 1e-4)` over one group, std with Bessel's correction.
 
     Shao et al., arXiv 2402.03300, §4.1.2; without the division it is Dr. GRPO's
-    (arXiv 2503.20783). A group whose rewards are all equal has no advantages.
+    (arXiv 2503.20783). A group with equal rewards has zero advantages.
 
     **Raises:** `ConfigError` for a group of fewer than two completions.
     """
@@ -39,16 +39,17 @@ class AdvantageRuleConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: Literal["none", "nthr", "positives_only", "random_tokens"] = Field(
         default="none",
-        description="nthr: tokens of wrong answers that drag right ones down are scaled. Its "
-        "controls: no wrong answer pushes at all, or as many tokens drawn at random are scaled.",
+        description="nthr: scales tokens of wrong answers that drag right ones down. Its controls: "
+        "positives_only drops the push of wrong answers, random_tokens scales as many tokens at "
+        "random.",
     )
     threshold: float = Field(
         default=1.0,
         ge=0,
-        description="β of nthr: more scales fewer tokens. Also counts for random_tokens.",
+        description="β of nthr: a larger one scales fewer tokens. Also used by random_tokens.",
     )
     factor: float | None = Field(
-        default=None, ge=0, le=1, description="What scaled tokens keep; default 2|0.5 − pass rate|."
+        default=None, ge=0, le=1, description="Factor on scaled tokens; default 2|0.5 − pass rate|."
     )
 
 
@@ -61,19 +62,19 @@ def rewrite_advantages(
     *,
     seed: int = 0,
 ) -> Tokens:
-    """The batch's advantages after a rule, group by group; they keep their signs.
+    """Applies a rule to the batch's advantages, group by group; no sign changes.
 
     NTHR (Deng et al., arXiv 2505.18830): tokens of a wrong completion whose influence on the
-    right ones (`influence`) exceeds τ = β · (the least mean influence that a right completion's
-    own tokens have) keep 2|0.5 − p| of their advantage, p the group's pass rate. Groups that are
-    all right or all wrong stay as they are.
+    right ones (`influence`) exceeds τ = β · (the least mean influence of a right completion's own
+    tokens) keep 2|0.5 − p| of their advantage, p the group's pass rate. Groups that are all right
+    or all wrong are unchanged.
 
     **Arguments:**
 
     - `batch`: whole groups, with their advantages.
     - `correct`: whether each completion is right.
     - `logits`, `hidden`: the sampling policy's, at every response token (`ResponseLogits.hidden`).
-    - `seed`: of the tokens that `random_tokens` draws.
+    - `seed`: for the tokens that `random_tokens` draws.
     """
     if batch.advantage is None:
         raise ConfigError("batch.advantage", None, "collate sampled groups (collate_groups)")
@@ -93,11 +94,11 @@ def rewrite_advantages(
         strength = influence(
             logits[tokens] / batch.temperature, hidden[tokens], token, correct[completion]
         )
-        chosen = _harmful(strength, completion, correct, config.threshold)
+        scaled = _harmful(strength, completion, correct, config.threshold)
         if config.name == "random_tokens":
-            chosen = _shuffled(chosen, completion, generator)
-        kept = abs(1 - 2 * rate) if config.factor is None else config.factor
-        rewritten[tokens[chosen]] *= kept
+            scaled = _randomised(scaled, completion, generator)
+        factor = abs(1 - 2 * rate) if config.factor is None else config.factor
+        rewritten[tokens[scaled]] *= factor
     return rewritten
 
 
@@ -111,12 +112,12 @@ def influence(
 ) -> Tokens:
     """`s_k = Σ_j ⟨g_j, g_k⟩⟨h_j, h_k⟩` over the tokens j of right completions, `g = e_y − π`.
 
-    Deng et al., arXiv 2505.18830. `g hᵀ` is the gradient of a token's log-probability by the
-    output head, so s_k says how far pushing token k down pushes the right answers down through
-    the head. Computed as `gᵀMh` with `M = Σ_j g_j h_jᵀ`.
+    Deng et al., arXiv 2505.18830. `g hᵀ` is the gradient of a token's log-probability with respect
+    to the output head, so s_k measures how far pushing token k down pushes the right answers down
+    through the head. Computed as `gᵀMh` with `M = Σ_j g_j h_jᵀ`.
 
-    **Arguments:** `present_only`: g has the entries of the tokens that occur in the group alone,
-    as the authors compute it, for a fraction of the memory; else of the whole vocabulary.
+    **Arguments:** `present_only`: g has only the entries of tokens that occur in the group, as in
+    the authors' code, for a fraction of the memory; otherwise those of the whole vocabulary.
     """
     policy = torch.softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
     columns, own = token.unique(return_inverse=True)
@@ -135,19 +136,21 @@ def _harmful(
     correct: Bool[Tensor, " sequences"],
     threshold: float,
 ) -> Bool[Tensor, " tokens"]:
-    """Tokens of wrong completions above τ; a right completion's mean counts itself in M."""
+    """Tokens of wrong completions above τ; a right completion's mean includes its part of M."""
     right = correct[completion]
-    means = [strength[completion == one].mean() for one in completion[right].unique()]
+    means = [strength[completion == number].mean() for number in completion[right].unique()]
     return ~right & (strength > threshold * torch.stack(means).min())
 
 
-def _shuffled(
-    chosen: Bool[Tensor, " tokens"], completion: Int[Tensor, " tokens"], generator: torch.Generator
+def _randomised(
+    selected: Bool[Tensor, " tokens"],
+    completion: Int[Tensor, " tokens"],
+    generator: torch.Generator,
 ) -> Bool[Tensor, " tokens"]:
-    """As many tokens of each completion, drawn at random."""
-    drawn = torch.zeros_like(chosen)
-    for one in completion[chosen].unique():
-        places = torch.nonzero(completion == one).squeeze(1)
+    """Selects as many tokens of each completion at random."""
+    drawn = torch.zeros_like(selected)
+    for number in completion[selected].unique():
+        places = torch.nonzero(completion == number).squeeze(1)
         order = torch.randperm(len(places), generator=generator).to(places.device)
-        drawn[places[order[: int(chosen[places].sum())]]] = True
+        drawn[places[order[: int(selected[places].sum())]]] = True
     return drawn

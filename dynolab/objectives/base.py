@@ -1,4 +1,4 @@
-"""What an objective is, and the force that follows for all of them."""
+"""The protocol of objectives, and the force that follows from any of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Objective(Protocol):
 
     `loss` divides by the batch's global totals, so that micro-batches and ranks add up. A `dense`
     objective reads and weighs several tokens per position (`target_logps`, shape
-    "tokens targets"); any other the response tokens alone (`token_logps`, shape "tokens").
+    "tokens targets"); any other reads the response tokens only (`token_logps`, shape "tokens").
     """
 
     sides: ClassVar[tuple[int, ...]]
@@ -71,9 +71,9 @@ def target_force(
     targets: Int[Tensor, "tokens targets"],
     temperature: float = 1.0,
 ) -> Float[Tensor, "tokens vocabulary"]:
-    """`force` of a loss that reads some tokens at each position, with a rate for the first ones."""
-    warm = logits if temperature == 1 else logits / temperature
-    policy = torch.softmax(warm, dim=-1)
+    """`force` of a loss that reads several tokens per position; spare targets are ignored."""
+    scaled = logits if temperature == 1 else logits / temperature
+    policy = torch.softmax(scaled, dim=-1)
     total = torch.zeros_like(policy)
     columns = token_weights.reshape(len(logits), -1) / temperature
     for rate, target in zip(columns.T, targets.T, strict=False):
@@ -85,6 +85,6 @@ def _pull(
     policy: Float[Tensor, "tokens vocabulary"], target: Int[Tensor, "tokens 1"]
 ) -> Float[Tensor, "tokens vocabulary"]:
     """π − e_y."""
-    # 1 − π_y as the others' sum: subtracted from one it would round away where π_y is close to it.
+    # 1 − π_y is the sum of the others, as the subtraction loses its digits if π_y is close to 1.
     others = policy.scatter(-1, target, 0.0)
     return others.scatter(-1, target, -others.sum(-1, keepdim=True))

@@ -1,4 +1,4 @@
-"""What clipped policy gradients on sampled groups share: ratios, clipping, KL, denominators."""
+"""Common parts of clipped policy gradients on sampled groups: clipping, KL, denominators."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ClippedConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     clip_low: float = Field(
-        default=0.2, gt=0, lt=1, description="The ratio counts down to 1 − this."
+        default=0.2, gt=0, lt=1, description="Ratios are clipped below 1 − this."
     )
-    clip_high: float = Field(default=0.2, gt=0, description="The ratio counts up to 1 + this.")
+    clip_high: float = Field(default=0.2, gt=0, description="Ratios are clipped above 1 + this.")
     kl: float = Field(
         default=0.0, ge=0, description="Weight β of the divergence from the reference."
     )
@@ -31,13 +31,13 @@ class ClippedConfig(BaseModel):
         default=True, description="Divide a group's centred rewards by their standard deviation."
     )
     advantage_rule: AdvantageRuleConfig = Field(
-        default=AdvantageRuleConfig(), description="Rewrites advantages by token before training."
+        default=AdvantageRuleConfig(), description="Rewrites advantages per token before training."
     )
     aggregation: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(
         default="grpo",
         description="grpo: mean over completions of their token means, 1/G Σ 1/|y| Σ. dapo and "
         "bnpo: mean over all tokens of the step (bnpo's mean is taken per batch, and a step is one "
-        "batch here). dr_grpo: sum over tokens, over completions and max_tokens.",
+        "batch here). dr_grpo: sum over tokens, divided by completions × max_tokens.",
     )
     max_tokens: int | None = Field(
         default=None,
@@ -46,18 +46,20 @@ class ClippedConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _names_its_length(self) -> ClippedConfig:
+    def _check_max_tokens(self) -> ClippedConfig:
         if self.aggregation == "dr_grpo" and self.max_tokens is None:
             raise ConfigError(
-                "max_tokens", None, "dr_grpo divides by it: set what the sampling's limit is"
+                "max_tokens",
+                None,
+                "dr_grpo divides by it; set it to the token limit of the sampling",
             )
         return self
 
 
 def advantages(batch: TokenBatch) -> Tokens:
-    """What each token is pushed with.
+    """Advantage of each token.
 
-    **Raises:** `ConfigError` for a batch that holds no sampled groups.
+    **Raises:** `ConfigError` for a batch without sampled groups.
     """
     if batch.advantage is None:
         raise ConfigError(
@@ -69,7 +71,7 @@ def advantages(batch: TokenBatch) -> Tokens:
 
 
 def aggregation_weights(config: ClippedConfig, batch: TokenBatch, like: Tokens) -> Tokens:
-    """What each token's term is multiplied with: one over its denominator."""
+    """Weight of each token's term: one over its denominator."""
     totals = batch.totals
     if config.aggregation == "grpo":
         return 1 / (totals.sequences * batch.sequence_length[batch.sequence]).to(like)
@@ -86,9 +88,9 @@ def clipped(config: ClippedConfig, ratio: Tokens, advantage: Tokens) -> Tokens:
 
 
 def live(config: ClippedConfig, ratio: Tokens, advantage: Tokens) -> Bool[Tensor, " tokens"]:
-    """Where `clipped` still has a slope: ρ ≤ 1 + ε_high if Â > 0, ρ ≥ 1 − ε_low if Â < 0.
+    """Where `clipped` has a nonzero slope: ρ ≤ 1 + ε_high if Â > 0, ρ ≥ 1 − ε_low if Â < 0.
 
-    Clipping is one-sided: a ratio that went the wrong way is brought back however far it is.
+    Clipping is one-sided: a ratio that moved the wrong way is pulled back from any distance.
     """
     up, down = ratio <= 1 + config.clip_high, ratio >= 1 - config.clip_low
     return torch.where(advantage > 0, up, down)
@@ -109,14 +111,14 @@ def divergence_rate(logps: Tokens, batch: TokenBatch) -> Tokens:
 
 
 def _gap(logps: Tokens, batch: TokenBatch) -> Tokens:
-    assert batch.reference is not None, "objectives with kl > 0 say that they need a reference"
+    assert batch.reference is not None, "objectives with kl > 0 set needs_reference"
     return batch.reference - logps
 
 
 def report(
     config: ClippedConfig, logps: Tokens, ratio: Tokens, batch: TokenBatch
 ) -> dict[str, Float[Tensor, ""]]:
-    """Means over the step's tokens, as sums per example: ratio, clipped share, log-prob, KL."""
+    """Means over the step's tokens, as sums for the trainer to divide by the step's examples."""
     advantage = advantages(batch)
     named = {
         "train/ratio": ratio,

@@ -1,4 +1,4 @@
-"""Direct preference optimisation, with labels taken as certain or as noisy."""
+"""Direct preference optimisation, with certain or noisy labels."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class DPOConfig(PairConfig):
         default=0.0,
         ge=0,
         lt=0.5,
-        description="Share ε of pairs taken to be labelled the wrong way round.",
+        description="Assumed share ε of pairs with swapped labels.",
     )
-    # Left out of keys where it changes nothing, so that what was trained without it stays known.
+    # Excluded at its default, so that results from before this field keep their keys.
     negative_dose: float = Field(
         default=1.0,
         ge=0,
         exclude_if=lambda dose: dose == 1.0,
-        description="What the push on rejected tokens is multiplied with.",
+        description="Factor on the push on rejected tokens.",
     )
 
 
@@ -38,8 +38,9 @@ class DPO(PairObjective[DPOConfig]):
 
     Rafailov et al., arXiv 2305.18290, eq. 7; smoothed, it is conservative DPO (Mitchell, 2023).
     Force (Ren & Sutherland, arXiv 2407.10490, eq. 8): `c_l = +β(1 − ε − σ(β d))` on chosen and
-    its negative on rejected tokens, over the step's pairs. With ε = 0 the response-level dynamic
-    learning rate is β(1 − σ) and never turns; with ε > 0 it turns where σ passes 1 − ε.
+    its negative on rejected tokens, divided by the step's pairs. With ε = 0 the response-level
+    dynamic learning rate is β(1 − σ) and keeps its sign; with ε > 0 it changes sign where σ passes
+    1 − ε.
     """
 
     @property
@@ -54,9 +55,9 @@ class DPO(PairObjective[DPOConfig]):
         return -(1 - noise) * F.logsigmoid(margin) - noise * F.logsigmoid(-margin)
 
     def pair_rates(self, chosen: Pairs, rejected: Pairs) -> tuple[Pairs, Pairs]:
-        """β(1 − ε − σ(β d)) on both sides, on the rejected one times the dose."""
+        """β(1 − ε − σ(β d)) on both sides, times the dose on the rejected one."""
         margin, noise = self.config.beta * (chosen - rejected), self.config.label_smoothing
-        # 1 − ε − σ written without the difference from one, which rounds away at large margins.
+        # 1 − ε − σ without the subtraction from 1, which loses its digits at large margins.
         pull = (1 - noise) * torch.sigmoid(-margin) - noise * torch.sigmoid(margin)
         return self.config.beta * pull, self.config.negative_dose * self.config.beta * pull
 
@@ -72,7 +73,7 @@ class RobustDPOConfig(PairConfig):
         default=0.1,
         ge=0,
         lt=0.5,
-        description="Known share ε of pairs labelled the wrong way round.",
+        description="Known share ε of pairs with swapped labels.",
     )
 
 

@@ -54,18 +54,18 @@ class GRPO:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the divergence from the reference counts."""
+        """Whether the loss includes the divergence from the reference."""
         return self.config.kl > 0
 
     def _ratio(self, logps: Tokens, batch: TokenBatch) -> Tokens:
-        """ρ of every token; with sequence ratios all tokens of a sequence have the same."""
+        """ρ of every token; with sequence ratios, all tokens of a sequence have the same one."""
         change = logps - (logps.detach() if batch.old is None else batch.old)
         if self.config.ratio == "sequence":
             change = self._spread(change, batch)
         return change.exp()
 
     def _spread(self, values: Tokens, batch: TokenBatch) -> Tokens:
-        """Each token's sequence mean."""
+        """The mean over each sequence, repeated for its tokens."""
         return (batch.sequence_sum(values) / batch.sequence_length)[batch.sequence]
 
     def loss(self, logps: Tokens, batch: TokenBatch) -> Float[Tensor, ""]:
@@ -88,5 +88,5 @@ class GRPO:
 
     @torch.no_grad()
     def metrics(self, logps: Tokens, batch: TokenBatch) -> dict[str, Float[Tensor, ""]]:
-        """Ratio, clipped share, log-probability, advantage and KL, means over tokens."""
+        """Ratio, clipped share, log-probability, advantage and KL, as means over tokens."""
         return report(self.config, logps, self._ratio(logps, batch), batch)

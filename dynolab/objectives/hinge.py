@@ -27,7 +27,7 @@ class SLiC(PairObjective[SLiCConfig]):
 
     Zhao et al., arXiv 2305.10425, eq. 1; the paper leaves open which answer its second term
     keeps likely: here the chosen one. Force: `c_l = 1[live] + λ` on chosen and `−1[live]` on
-    rejected tokens, over pairs; live means that the margin is not reached.
+    rejected tokens, divided by the pairs; live means that the margin is not reached.
     """
 
     needs_reference: ClassVar[bool] = False
@@ -61,7 +61,7 @@ class Hinge(PairObjective[HingeConfig]):
     """`φ = max(0, 1 − β d)`, `d = h_c − h_r`: DPO's margin under a hinge, TRL's `hinge`.
 
     Liu et al., arXiv 2309.06657 (SLiC's hinge on log-ratios). Force: `c_l = ±β 1[live]`, plus on
-    chosen and minus on rejected tokens, over pairs; live means β d < 1.
+    chosen and minus on rejected tokens, divided by the pairs; live means β d < 1.
     """
 
     @property

@@ -21,7 +21,7 @@ class IPOConfig(PairConfig):
     normalise: Literal["sum", "mean"] = Field(
         default="sum",
         description="Log-ratios summed over a response's tokens (the paper's equation), or "
-        "averaged over them (TRL's form): then β means another thing.",
+        "averaged over them (TRL's form), which changes the scale of β.",
     )
 
 
@@ -29,8 +29,8 @@ class IPO(PairObjective[IPOConfig]):
     """`φ = (d − 1/(2β))²`, `d = h_c − h_r`, h a response's log-ratio, summed or averaged.
 
     Azar et al., arXiv 2310.12036, eq. 17. Force: `c_l = ±2(1/(2β) − d)`, plus on chosen and minus
-    on rejected tokens (over n where averaged), over pairs. It turns once the margin is reached:
-    then chosen falls and rejected rises.
+    on rejected tokens, divided by the pairs (and by n where averaged). It changes sign once the
+    margin is reached: then chosen falls and rejected rises.
     """
 
     @property
@@ -43,14 +43,14 @@ class IPO(PairObjective[IPOConfig]):
         """β."""
         return self.config.beta
 
-    def _missing(self, chosen: Pairs, rejected: Pairs) -> Pairs:
+    def _shortfall(self, chosen: Pairs, rejected: Pairs) -> Pairs:
         return 1 / (2 * self.config.beta) - (chosen - rejected)
 
     def pair_loss(self, chosen: Pairs, rejected: Pairs) -> Pairs:
         """(d − 1/(2β))²."""
-        return self._missing(chosen, rejected).square()
+        return self._shortfall(chosen, rejected).square()
 
     def pair_rates(self, chosen: Pairs, rejected: Pairs) -> tuple[Pairs, Pairs]:
         """2(1/(2β) − d) on both sides."""
-        rate = 2 * self._missing(chosen, rejected)
+        rate = 2 * self._shortfall(chosen, rejected)
         return rate, rate

@@ -1,4 +1,4 @@
-"""What every loss on pairs of a chosen and a rejected answer shares."""
+"""Base class of the losses on pairs of a chosen and a rejected answer."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class PairObjective(ABC, Generic[Config]):
     """`L = mean over pairs of φ(s_c, s_r)`, s one number per response, its score.
 
     A response's score is the sum over its tokens of `log π`, less `log π_ref` where the loss has
-    a reference, divided by the number of tokens n where the loss averages. One loss differs from
-    another in φ alone. Its force weights are `c_l = −∂φ/∂s_c` on chosen and `−∂φ/∂s_r` on rejected
-    tokens, over n where averaged, over the step's pairs.
+    a reference, divided by the number of tokens n where the loss averages. Losses differ only in φ.
+    The force weights are `c_l = −∂φ/∂s_c` on chosen and `−∂φ/∂s_r` on rejected tokens, divided by
+    the step's pairs (and by n where averaged).
     """
 
     sides: ClassVar[tuple[int, ...]] = (CHOSEN, REJECTED)
@@ -48,7 +48,7 @@ class PairObjective(ABC, Generic[Config]):
     @property
     @abstractmethod
     def reward_scale(self) -> float:
-        """What a score is multiplied with to be the implicit reward that is logged."""
+        """Factor from a score to the implicit reward that is logged."""
 
     @abstractmethod
     def pair_loss(self, chosen: Pairs, rejected: Pairs) -> Pairs:
@@ -68,19 +68,19 @@ class PairObjective(ABC, Generic[Config]):
             score = score / batch.sequence_length
         return score[batch.side == CHOSEN], score[batch.side == REJECTED]
 
-    def _compared(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> tuple[Pairs, Pairs]:
-        """What φ is a function of: the scores, unless a loss sets each side a target."""
+    def _arguments(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> tuple[Pairs, Pairs]:
+        """The arguments of φ: the scores, unless a loss sets each side a target."""
         return self._scores(logps, batch)
 
     def loss(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> Float[Tensor, ""]:
         """The batch's share of the step's mean φ."""
-        return self.pair_loss(*self._compared(logps, batch)).sum() / batch.totals.examples
+        return self.pair_loss(*self._arguments(logps, batch)).sum() / batch.totals.examples
 
     def token_weights(
         self, logps: Float[Tensor, " tokens"], batch: TokenBatch
     ) -> Float[Tensor, " tokens"]:
-        """c_l = −∂φ/∂s of the token's response, over its tokens where averaged, over pairs."""
-        up, down = self.pair_rates(*self._compared(logps, batch))
+        """c_l = −∂φ/∂s of the token's response, divided by pairs (and its tokens if averaged)."""
+        up, down = self.pair_rates(*self._arguments(logps, batch))
         rate = logps.new_zeros(len(batch.side))
         rate[batch.side == CHOSEN], rate[batch.side == REJECTED] = up, -down
         if self.averages:
@@ -93,7 +93,7 @@ class PairObjective(ABC, Generic[Config]):
     ) -> dict[str, Float[Tensor, ""]]:
         """Rewards, margin, accuracy, both sides' log-probabilities and both sides' weights."""
         chosen, rejected = (self.reward_scale * score for score in self._scores(logps, batch))
-        up, down = self.pair_rates(*self._compared(logps, batch))
+        up, down = self.pair_rates(*self._arguments(logps, batch))
         total = batch.sequence_sum(logps)
         return {
             "train/margin": (chosen - rejected).sum(),

@@ -58,12 +58,12 @@ _CLASSES: dict[str, Callable[[Any], Objective]] = {
 
 PAIR_OBJECTIVES = frozenset(
     name
-    for name, one in _CLASSES.items()
-    if isinstance(one, type) and issubclass(one, PairObjective)
+    for name, objective in _CLASSES.items()
+    if isinstance(objective, type) and issubclass(objective, PairObjective)
 )
 """Names of the losses that compare a chosen with a rejected answer."""
 
 
 def build_objective(config: AnyConfig) -> Objective:
-    """The objective that a config names."""
+    """Builds the objective of a config."""
     return _CLASSES[config.name](config)

@@ -76,8 +76,8 @@ class SFTExtended(SFT):
     """SFT on two rows per pair, `(x, y⁺)` and `(x, y⁻)`: the papers' `extend`.
 
     Before preference training it lifts the rejected answers out of the valley in which a negative
-    gradient would squeeze (Ren & Sutherland, arXiv 2407.10490). A step of as many pairs
-    has twice as many responses.
+    gradient would squeeze (Ren & Sutherland, arXiv 2407.10490). For the same number of pairs, a
+    step has twice as many responses.
     """
 
     sides: ClassVar[tuple[int, ...]] = (CHOSEN, REJECTED)

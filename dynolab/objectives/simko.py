@@ -26,7 +26,7 @@ from dynolab.objectives.clipping import (
 Targets = Float[Tensor, "tokens targets"]
 
 _TINY = 1e-8
-"""Keeps sg(r)/sg(ρ_k) finite where an alternative has lost all probability."""
+"""Keeps sg(r)/sg(ρ_k) finite if an alternative has lost all its probability."""
 
 
 class SimKOConfig(ClippedConfig):
@@ -44,7 +44,7 @@ class SimKOConfig(ClippedConfig):
         default=0.8,
         ge=0,
         lt=1,
-        description="A response's tokens above this quantile of entropy share.",
+        description="Only a response's tokens above this entropy quantile share.",
     )
     penalty: float = Field(
         default=1.1,
@@ -54,7 +54,7 @@ class SimKOConfig(ClippedConfig):
 
 
 class SimKO:
-    """GRPO's loss with γ for the ratio: a dense objective over the likeliest tokens.
+    """GRPO's loss with γ in place of the ratio: a dense objective over the likeliest tokens.
 
     arXiv 2510.14807. With r the response token's ratio, ρ_k that of the rank-k token, w = 1 where
     the entropy exceeds its response's quantile and sg the value without gradient, where Â > 0:
@@ -65,7 +65,7 @@ class SimKO:
     Force: `G = Âr(π − [(1 − αw) e_y + (αw/K) Σ_k e_k])/(T·norm)` where unclipped: c is
     `Âγ'` with `γ' = (1 − αw) r` for the response token and `(αw/K) r ρ_k/(ρ_k + 1e-8)` for each
     alternative. The likeliest tokens and the entropy are those of the policy that sampled, so that
-    ρ_k compares a token with itself; ranking anew under the policy at hand would not.
+    ρ_k compares a token with itself, which a new ranking under the current policy would not.
     """
 
     sides: ClassVar[tuple[int, ...]] = (CHOSEN, REJECTED)
@@ -76,16 +76,16 @@ class SimKO:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the divergence from the reference counts."""
+        """Whether the loss includes the divergence from the reference."""
         return self.config.kl > 0
 
     def _top(self, batch: TokenBatch) -> TopTokens:
-        found = 0 if batch.top is None else batch.top.token.shape[1]
-        if batch.top is None or found != self.config.ranks or batch.old is None:
+        ranks = 0 if batch.top is None else batch.top.token.shape[1]
+        if batch.top is None or ranks != self.config.ranks or batch.old is None:
             raise ConfigError(
                 "objective.ranks",
                 self.config.ranks,
-                f"the batch holds {found} likeliest tokens per position; sample with as many",
+                f"the batch has {ranks} likeliest tokens per position; sample with this many",
             )
         return batch.top
 
@@ -105,7 +105,7 @@ class SimKO:
         return (entropy > torch.stack(bounds)[batch.sequence]).to(entropy)
 
     def _shared(self, batch: TokenBatch) -> Tokens:
-        """αw on tokens that are pushed up, zero on others."""
+        """αw on tokens that are pushed up, zero on all others."""
         return self.config.share * self._gate(batch) * (advantages(batch) > 0)
 
     def _advantage(self, batch: TokenBatch) -> Tokens:
@@ -116,7 +116,7 @@ class SimKO:
         return torch.where(hard, self.config.penalty * advantage, advantage)
 
     def _mixed(self, ratios: Targets, shared: Tokens) -> Tokens:
-        """γ."""
+        """The mixed ratio γ of every token."""
         own, others = ratios[:, 0], ratios[:, 1:]
         scale = own.detach()[:, None] / (others.detach() + _TINY)
         return (1 - shared) * own + shared * (scale * others).mean(dim=1)
@@ -148,6 +148,6 @@ class SimKO:
 
     @torch.no_grad()
     def metrics(self, logps: Targets, batch: TokenBatch) -> dict[str, Float[Tensor, ""]]:
-        """GRPO's, of the mixed ratio."""
+        """GRPO's metrics, with the mixed ratio."""
         ratio = self._mixed(self._ratios(logps, batch), self._shared(batch))
         return report(self.config, logps[:, 0], ratio, batch)

@@ -25,8 +25,8 @@ class SimPO(PairObjective[SimPOConfig]):
     """`φ = −log σ(β(a_c − a_r) − γ)`, a the mean log-probability of a response's tokens.
 
     Meng et al., arXiv 2405.14734, eq. 6. Force: `c_l = ±β(1 − σ)/n`, plus on chosen and minus on
-    rejected tokens, n the tokens of the token's own response, over pairs: a short answer's tokens
-    are pushed harder.
+    rejected tokens, divided by the pairs; n is the length of the token's own response, so that a
+    short answer's tokens are pushed harder.
     """
 
     needs_reference: ClassVar[bool] = False

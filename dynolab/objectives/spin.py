@@ -13,8 +13,8 @@ from dynolab.objectives.pairs import PairConfig
 class SPINConfig(PairConfig):
     """Settings of self-play finetuning (Chen et al., arXiv 2401.01335).
 
-    Pairs are the rows' own answers against what the policy says at the beginning of an iteration,
-    and that policy is the reference. An iteration is a rollout of a training on prompts:
+    A pair is a row's own answer against one sampled from the policy at the beginning of an
+    iteration, which is also the reference. An iteration is a rollout of a training on prompts:
     `updates_per_rollout` steps.
     """
 
@@ -23,5 +23,5 @@ class SPINConfig(PairConfig):
 
 
 def build_spin(config: SPINConfig) -> DPO:
-    """Eq. 4.7 with the logistic loss: DPO's, with its force. What differs is data and reference."""
+    """Eq. 4.7 with the logistic loss is DPO's loss; only data and reference differ."""
     return DPO(DPOConfig(beta=config.beta))

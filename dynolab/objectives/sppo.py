@@ -17,22 +17,21 @@ class SPPOConfig(PairConfig):
     """Settings of self-play preference optimisation (Wu et al., arXiv 2405.00675).
 
     The reference is π_t, the policy at the beginning of an iteration. In a training on prompts an
-    iteration is a rollout, `updates_per_rollout` steps on pairs of its own answers; a training on
-    rows is one iteration, from the policy that it starts with.
+    iteration is a rollout, `updates_per_rollout` steps on pairs of the policy's own answers; a
+    training on rows is one iteration, and π_t is its initial policy.
     """
 
     name: Literal["sppo"] = "sppo"
     beta: float = Field(
         default=0.001, gt=0, description="1/η: a side's log-ratio is driven to (P − 1/2)/β."
     )
-    # Left out of keys where it is hard, so that what was trained before there was a choice stays
-    # known.
+    # Excluded at its default, so that results from before this field keep their keys.
     labels: Literal["hard", "soft"] = Field(
         default="hard",
         exclude_if=lambda labels: labels == "hard",
         description="P, the probability that an answer is preferred to one of the policy. hard: "
-        "1 of chosen, 0 of rejected answers. soft: the row's `wins`; of sampled answers the share "
-        "of their group that they beat by reward, ties half.",
+        "1 for chosen, 0 for rejected answers. soft: the row's `wins`; for sampled answers, the "
+        "share of their group that they beat by reward, ties counting half.",
     )
 
 
@@ -41,8 +40,8 @@ class SPPO(PairObjective[SPPOConfig]):
 
     Wu et al., arXiv 2405.00675, eq. 4.7 on a pair, β = 1/η: P = P(y ≻ π_t | x), and h is taken
     against π_t. With P_c = 1 and P_r = 0 it is TRL's `sppo_hard`. Force:
-    `c_l = 2((P − 1/2)/β − h)` of the token's own response, over pairs: the sides do not know of
-    each other, so chosen is held up where a margin alone would let it fall.
+    `c_l = 2((P − 1/2)/β − h)` of the token's own response, divided by the pairs: the two sides are
+    independent, so chosen is held up where a loss on the margin would let it fall.
     """
 
     @property
@@ -50,8 +49,8 @@ class SPPO(PairObjective[SPPOConfig]):
         """β."""
         return self.config.beta
 
-    def _compared(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> tuple[Pairs, Pairs]:
-        """What each side's log-ratio exceeds its target by."""
+    def _arguments(self, logps: Float[Tensor, " tokens"], batch: TokenBatch) -> tuple[Pairs, Pairs]:
+        """Each side's log-ratio minus its target."""
         chosen, rejected = self._scores(logps, batch)
         wins = self._wins(batch).to(chosen)
         goal = (wins - 0.5) / self.config.beta
@@ -64,7 +63,7 @@ class SPPO(PairObjective[SPPOConfig]):
             raise ConfigError(
                 "objective.labels",
                 "soft",
-                "the pairs have no `wins`, the two answers' probabilities to be preferred to one "
+                "the pairs have no `wins`, the probability of each answer to be preferred to one "
                 "of the policy; give them, or set labels: hard",
             )
         return batch.wins

@@ -1,1 +1,1 @@
-"""Probes: answers whose likelihood is watched, their scores, and the paths these draw."""
+"""Probes: answers whose likelihood is tracked during training, their scores and learning paths."""

@@ -1,4 +1,4 @@
-"""What happens along learning paths, and at which step: peaks, falls, squeezing."""
+"""Events along learning paths and their steps: peaks, falls, squeezing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ What = Literal["peaks", "falls below its start", "exceeds its start"]
 
 @dataclass(frozen=True)
 class Event:
-    """Something that the mean over pairs of a kind does at a step, with certainty.
+    """A statistically significant event of a kind's mean over pairs.
 
-    `before` and `after` are means over pairs with 95% intervals, nats. Of a peak: the rise up to
-    it and the fall after it. Of a crossing: the change since the start at the step and at the end.
+    `before` and `after` are means over pairs with 95% intervals, nats. For a peak: the rise before
+    and the fall after it. For a crossing: the change since the start, at the step and at the end.
     """
 
     step: int
@@ -47,23 +47,23 @@ class Event:
 def events_of(paths: LearningPaths) -> tuple[Event, ...]:
     """All events of a training, in order of step.
 
-    - A kind *peaks* where its mean is largest, if the rise before is above zero and the fall after
-      it below, both with their intervals; these take the peak's step from the other half of the
-      pairs (`peak_change`), so that noise makes no peak.
-    - It *falls below its start* at the first step from which on, up to the end, the interval of
-      `log π_t(y) − log π_0(y)` lies below zero.
+    - A kind *peaks* where its mean is largest, if the intervals of the rise before lie above zero
+      and of the fall after below; both take the peak's step from the other half of the pairs
+      (`peak_change`), so that noise makes no peak.
+    - It *falls below its start* at the first step from which the interval of
+      `log π_t(y) − log π_0(y)` stays below zero up to the end.
     - The gap *exceeds its start* at the first step where the interval of its change lies above
       zero, whether or not it stays there.
 
-    Every interval is of one step alone.
+    Intervals are per step, without correction for several steps.
     """
-    events = [event for kind in paths.logp for event in _of_kind(paths, kind)]
+    events = [event for kind in paths.logp for event in _kind_events(paths, kind)]
     if paths.gap is not None:
-        events += _widening(paths, paths.gap)
+        events += _gap_events(paths, paths.gap)
     return tuple(sorted(events, key=lambda event: event.step))
 
 
-def _of_kind(paths: LearningPaths, kind: str) -> Iterator[Event]:
+def _kind_events(paths: LearningPaths, kind: str) -> Iterator[Event]:
     path = paths.logp[kind]
     rise, fall = (mean_interval(values) for values in peak_change(path))
     if rise.low > 0 and fall.high < 0:
@@ -74,18 +74,22 @@ def _of_kind(paths: LearningPaths, kind: str) -> Iterator[Event]:
     yield from _crossing(paths, kind, path, "falls below its start", lasting)
 
 
-def _widening(paths: LearningPaths, gap: Float[ndarray, "steps pairs"]) -> Iterator[Event]:
+def _gap_events(paths: LearningPaths, gap: Float[ndarray, "steps pairs"]) -> Iterator[Event]:
     above = np.array([interval.low > 0 for interval in _since_start(gap)])
     yield from _crossing(paths, GAP, gap, "exceeds its start", above)
 
 
 def _crossing(
-    paths: LearningPaths, kind: str, path: Float[ndarray, "steps pairs"], what: What, at: ndarray
+    paths: LearningPaths,
+    kind: str,
+    path: Float[ndarray, "steps pairs"],
+    what: What,
+    crossed: ndarray,
 ) -> Iterator[Event]:
-    if at.any():
-        first = int(np.argmax(at))
-        there = mean_interval(path[first] - path[0])
-        yield Event(int(paths.steps[first]), kind, what, there, mean_interval(change(path)))
+    if crossed.any():
+        first = int(np.argmax(crossed))
+        at_step = mean_interval(path[first] - path[0])
+        yield Event(int(paths.steps[first]), kind, what, at_step, mean_interval(change(path)))
 
 
 def _since_start(path: Float[ndarray, "steps pairs"]) -> list[Interval]:

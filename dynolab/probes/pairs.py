@@ -1,4 +1,4 @@
-"""What a preference training did to every watched pair."""
+"""Changes of every probed pair over a preference training."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dynolab.results.study import PairChange
 
 
 def pair_changes(paths: LearningPaths, prompts: Mapping[str, str]) -> list[PairChange]:
-    """Changes of every pair whose chosen answer was probed, the deepest fall first.
+    """Changes of every pair whose chosen answer was probed, the largest fall first.
 
-    **Arguments:** `prompts`: by pair, where they are known.
+    **Arguments:** `prompts`: by pair id; pairs may be missing.
     """
     pairs = len(paths.pairs)
     chosen, rejected = (_changes(paths.logp.get(kind), pairs) for kind in ("chosen", "rejected"))

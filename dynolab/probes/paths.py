@@ -1,4 +1,4 @@
-"""Learning paths: log-probability of every kind of answer over training, pair by pair."""
+"""Learning paths: log-probabilities of every kind of answer over training, per pair."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ class LearningPaths:
 
 
 def learning_paths(rows: Iterable[ProbeScore], split: Split = "train") -> LearningPaths | None:
-    """The paths of one split; none if it was not probed at two steps at least.
+    """The paths of one split; None unless it was probed at two or more steps.
 
-    Every step's mean is over the same pairs: a pair that lacks a kind at a step where others have
-    it counts as without that kind throughout. Of a step written twice the last row counts.
+    All steps' means are over the same pairs: a pair that lacks a kind at a step where others have
+    it is NaN in that kind at every step. If a step was written twice, the last row counts.
     """
     rows = [row for row in rows if row.split == split]
     steps = sorted({row.step for row in rows})
     pairs = sorted({row.pair_id for row in rows})
     if len(steps) < 2:
         return None
-    at_step = {step: i for i, step in enumerate(steps)}
-    at_pair = {pair: i for i, pair in enumerate(pairs)}
+    step_index = {step: i for i, step in enumerate(steps)}
+    pair_index = {pair: i for i, pair in enumerate(pairs)}
     logp: dict[str, Float[ndarray, "steps pairs"]] = {}
 
     def put(kind: str, row: ProbeScore, value: float) -> None:
         if kind not in logp:
             logp[kind] = np.full((len(steps), len(pairs)), np.nan)
-        logp[kind][at_step[row.step], at_pair[row.pair_id]] = value
+        logp[kind][step_index[row.step], pair_index[row.pair_id]] = value
 
     for row in rows:
         put(row.kind, row, row.logp)
@@ -79,8 +79,8 @@ def peak_change(
     """Rise `x_i(s) − x_i(0)` up to the peak and fall `x_i(T) − x_i(s)` after it, of every pair.
 
     The peak step `s = argmax_t mean_j x_j(t)` of a pair is taken from the other half of the pairs
-    (even against odd ones). Taken from the same pairs, the peak would pick out lucky noise, and a
-    path that only wanders would show a rise and a fall.
+    (even or odd ones). Taken from the same pairs, the peak would select noise, and a random walk
+    would show a rise and a fall.
     """
     pairs = path.shape[1]
     half = np.arange(pairs) % 2

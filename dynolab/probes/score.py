@@ -1,4 +1,4 @@
-"""Log-likelihood of probe rows under a model, and what it thinks of their every token."""
+"""Scores probe rows under a model: log-likelihood and per-token statistics."""
 
 from __future__ import annotations
 
@@ -35,26 +35,27 @@ def score_probes(
     device: torch.device | str | None = None,
     per_token: bool = False,
 ) -> list[Score]:
-    """Scores rows once: `ProbeScorer`, whose arguments these are."""
+    """Scores rows once; for the arguments see `ProbeScorer`."""
     scorer = ProbeScorer(model, rows, encoder, batch_tokens=batch_tokens, share=share)
     return scorer.score(device=device, per_token=per_token)
 
 
 class ProbeScorer:
-    """Probe rows in batches, to be scored again and again as the model learns.
+    """Encodes and batches probe rows once, to score them repeatedly as the model learns.
 
-    Rows that the overlong rule drops have no score. Rows of one prompt share its forward, and
-    where it is cut they see the same part of it.
+    Rows that the overlong rule drops have no score. Rows of one prompt share its forward; if the
+    prompt is cut, it is cut alike for all of them.
 
     **Arguments:**
 
-    - `model`: a `ResponseLogits`, or what an engine wrapped around one.
-    - `encoder`: how rows are encoded; its counts are left alone.
-    - `batch_tokens`: bound of rows × padded length of one forward; a longer row goes alone.
-    - `share`: `(rank, world)`: only this rank's run of rows is scored here; the ranks' results
-      joined in rank order are in the rows' order.
+    - `model`: a `ResponseLogits`, or an engine's wrapper of one.
+    - `encoder`: its settings encode the rows; its counts do not change.
+    - `batch_tokens`: bound of rows × padded length per forward; a longer row is scored alone.
+    - `share`: `(rank, world)`: scores only this rank's contiguous share of the rows; concatenated
+      in rank order, the ranks' results are in the rows' order.
 
-    **Raises:** `ConfigError` where the encoder's tokenizer gives tokens that the model lacks.
+    **Raises:** `ConfigError` if the encoder's tokenizer produces tokens outside the model's
+    vocabulary.
     """
 
     def __init__(
@@ -67,12 +68,12 @@ class ProbeScorer:
         share: tuple[int, int] = (0, 1),
     ) -> None:
         self.model = model
-        own = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
-        encoded = zip(rows, own.probes(rows), strict=True)
+        copy = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
+        encoded = zip(rows, copy.probes(rows), strict=True)
         kept = [(row, sequence) for row, sequence in encoded if sequence is not None]
         kept = _share(kept, *share)
         self.rows = [row for row, _ in kept]
-        """This rank's rows that have a score."""
+        """This rank's rows, without dropped ones."""
         sequences = [sequence for _, sequence in kept]
         _check_vocabulary(model, sequences)
         tokenizer = encoder.tokenizer
@@ -85,23 +86,21 @@ class ProbeScorer:
     def score(
         self, *, device: torch.device | str | None = None, per_token: bool = False
     ) -> list[Score]:
-        """Scores of the rows, in their order, without gradient and in eval mode.
-
-        The mode is put back.
+        """Scores the rows, in order, without gradient and in eval mode; restores the mode.
 
         **Arguments:**
 
-        - `device`: where the model computes; by default where its first parameter lies.
-        - `per_token`: whether scores bring `token_scores`.
+        - `device`: of the batches; by default that of the model's first parameter.
+        - `per_token`: whether to fill the scores' `token_scores`.
         """
-        where = device if device is not None else next(self.model.parameters()).device
+        target = device if device is not None else next(self.model.parameters()).device
         scores: dict[int, Score] = {}
         training = self.model.training
         self.model.eval()
         try:
             for batch, members in self._batches:
                 rows = [self.rows[number] for number in members]
-                batch_scores = _score(self.model, rows, batch.to(where), per_token)
+                batch_scores = _score(self.model, rows, batch.to(target), per_token)
                 scores |= dict(zip(members, batch_scores, strict=True))
         finally:
             self.model.train(training)
@@ -109,7 +108,7 @@ class ProbeScorer:
 
 
 def _check_vocabulary(model: Any, sequences: Sequence[Encoded]) -> None:
-    """Refuses token ids that the model's embedding lacks: on a GPU they would abort the process."""
+    """Raises ConfigError for token ids outside the embedding: on a GPU they abort the process."""
     embedding: Any = causal_model(model.model).get_input_embeddings()  # type: ignore[operator]
     rows = getattr(embedding, "num_embeddings", math.inf)
     largest = max((max(sequence.ids) for sequence in sequences), default=0)
@@ -182,7 +181,7 @@ def _read(
 def _token_scores(
     batch: TokenBatch, table: Float[Tensor, "tokens facts"], lengths: list[int]
 ) -> list[TokenScores]:
-    """The facts of every sequence's tokens: these follow each other, sequence by sequence."""
+    """Splits the batch's tokens, concatenated sequence by sequence, into scores per sequence."""
     parts = zip(batch.token.split(lengths), table.split(lengths), strict=True)
     scores = []
     for token, part in parts:

@@ -1,4 +1,4 @@
-"""What a probe says in a few numbers: the metrics that MLflow shows."""
+"""Summarizes a probe as metrics for MLflow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dynolab.results.study import ARGMAX, Score
 
 
 def mean_by_kind(scores: Sequence[Score]) -> dict[str, float]:
-    """`probe/<kind>/logp` and its relatives: means over the training pairs' rows of each kind."""
+    """Metrics `probe/<kind>/logp` etc.: means over the training pairs' rows of each kind."""
     groups: dict[str, list[Score]] = {}
     for score in scores:
         if score.split == "train":

@@ -1,1 +1,1 @@
-"""Pictures and the report of a study; what they say is measured in `dynolab.probes`."""
+"""Pages, figures and tables; the other packages measure what they show."""

@@ -1,4 +1,4 @@
-"""Arms side by side: means over seeds with intervals, and every seed's own value as a small dot."""
+"""Plots arms side by side: means over seeds with intervals, each seed's value as a small dot."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dynolab.report.style import BEST, CHOSEN, INK, ZERO
 from dynolab.report.text import plotly_text, with_interval
 
 _COLORS = (INK, CHOSEN, BEST)
-_ROW, _MARGIN = 34, 130  # pixels of a plot that has a line for each arm
+_ROW, _MARGIN = 34, 130  # pixels of height: of each arm's row, and of the rest
 
 
 @dataclass(frozen=True)
 class DotPanel:
-    """A panel of arms side by side: figures by the names that the legend gives them."""
+    """One panel; `figures`: names of the arm table's figures by legend label."""
 
     title: str
     unit: str
@@ -30,7 +30,7 @@ class DotPanel:
 
 
 def dot_plot(figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel]) -> go.Figure:
-    """Arms from left to right."""
+    """Plots arms from left to right."""
     plot = subplots(
         [panel.title for panel in panels],
         400,
@@ -52,7 +52,7 @@ def dot_plot(figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel])
 def forest_plot(
     figures: ArmTable, arms: Sequence[str], panels: Sequence[DotPanel], baseline: str
 ) -> go.Figure:
-    """A line for each arm, and one across all of them at the baseline."""
+    """Plots arms from top to bottom, with a line across them at the baseline's mean."""
     plot = subplots(
         [panel.title for panel in panels],
         _ROW * len(arms) + _MARGIN,
@@ -102,7 +102,7 @@ def _value_axis(figures: ArmTable, arms: Sequence[str], panel: DotPanel) -> dict
 
 
 def _range(figures: ArmTable, arms: Sequence[str], panel: DotPanel) -> list[float] | None:
-    """Holds every interval and dot, which plotly's own choice does not."""
+    """The axis range that shows every interval and dot; plotly's own range does not."""
     shown = [0.0] if panel.zero else []
     for name in panel.figures.values():
         for arm in arms:
@@ -123,7 +123,7 @@ def _add_panels(
     *,
     across: bool,
 ) -> None:
-    """Every panel's traces; `across`: values go from left to right."""
+    """Adds every panel's traces; `across`: values are on the x axis."""
     labels = set[str]()
     for col, panel in enumerate(panels, start=1):
         for place, (label, name) in enumerate(panel.figures.items()):
@@ -134,11 +134,11 @@ def _add_panels(
                 "col": col,
                 **({"orientation": "h"} if across else {}),
             }
-            named = dict(zip(arms, _names(arms), strict=True))
-            there = {arm: title for arm, title in named.items() if figures.mean(arm, name).n}
-            if there:
+            titles = dict(zip(arms, _names(arms), strict=True))
+            measured = {arm: title for arm, title in titles.items() if figures.mean(arm, name).n}
+            if measured:
                 color, legend = _COLORS[place % len(_COLORS)], label not in labels
-                _add_dots(plot, figures, there, (label, name), color, legend, across, where)
+                _add_dots(plot, figures, measured, (label, name), color, legend, across, where)
             labels.add(label)
     plot.update_layout(showlegend=len(labels) > 1)
 

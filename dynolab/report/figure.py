@@ -1,4 +1,4 @@
-"""What all figures share: their look, panels side by side, bands, error bars."""
+"""Shared by all figures: layout, panels side by side, bands, error bars."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dynolab.statistics import Interval, band
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot with what it says: `message` is computed from the data, `note` says how to read."""
+    """A plot with its texts: `message` is computed from the data, `note` says how to read it."""
 
     name: str
     title: str
@@ -78,7 +78,7 @@ CELLS = {"showgrid": False, "zeroline": False}
 
 
 def base_layout(height: int, **more: Any) -> dict[str, Any]:
-    """What all figures share."""
+    """The layout that all figures share."""
     return {
         "template": TEMPLATE,
         "height": height,
@@ -101,12 +101,12 @@ def subplots(
     y_title: str = "",
     **layout: Any,
 ) -> go.Figure:
-    """Panels side by side, each under its title; a trace says its panel by `row=…, col=…`.
+    """Panels side by side, each under its title; `row=…, col=…` adds a trace to one.
 
-    **Arguments:** `titles`: text that is escaped for plotly; `space`: between panels, of a width
-    of one; `row_heights`: of panels that share their x below each other, with `row_space` between
-    them; `x`, `y`: what all panels' axes share; `y_title`: of the first panel alone; `layout`: of
-    the whole figure.
+    **Arguments:** `titles`: already escaped for plotly; `space`: between panels, as a fraction of
+    the width; `row_heights`: of rows of panels that share their x axes, `row_space` apart; `x`,
+    `y`: settings of all panels' axes; `y_title`: of the first panel only; `layout`: of the whole
+    figure.
     """
     plot = make_subplots(
         rows=len(row_heights),
@@ -146,7 +146,7 @@ def panel_title(text: str, x: float, y: float, **more: Any) -> dict[str, Any]:
 def outline(
     x: Sequence[float] | ndarray, low: Float[ndarray, " x"], high: Float[ndarray, " x"]
 ) -> tuple[ndarray, ndarray]:
-    """The line around the area from `low` to `high`, where these are known: its x and y."""
+    """x and y of the line around the area from `low` to `high`, without NaN."""
     known = np.isfinite(low)
     at, upper, lower = np.asarray(x)[known], high[known], low[known]
     around = np.concatenate([upper, lower[::-1]]).round(6)
@@ -163,7 +163,7 @@ def add_band(
     opacity: float = 0.1,
     **where: Any,
 ) -> None:
-    """The area from `low` to `high`, if known; `where` says its panel and group in the legend."""
+    """Fills the area from `low` to `high`, if known; `where`: its panel and legend group."""
     around_x, around_y = outline(x, low, high)
     if not around_x.size:
         return
@@ -186,7 +186,7 @@ def band_of_change(
 ) -> tuple[Float[ndarray, " steps"], Float[ndarray, " steps"], Float[ndarray, " steps"]]:
     """Means over seeds with the interval of the change since the start.
 
-    Seeds start from different models; what a band is for is the change.
+    Seeds start from different models; the band is to show the change only.
     """
     return band(values - values[:1] + values[:1].mean(axis=1, keepdims=True))
 
@@ -201,10 +201,10 @@ def add_line(
     opacity: float = 0.1,
     **trace: Any,
 ) -> None:
-    """A line in its band.
+    """Draws a line in its band.
 
-    **Arguments:** `path`: mean, lower and upper end at every x; `line`: plotly's, with its colour;
-    `where`: the panel and group in the legend of both; `trace`: what else the line has.
+    **Arguments:** `path`: mean, lower and upper end at every x; `line`: plotly's settings, with a
+    colour; `where`: panel and legend group of both; `trace`: other settings of the line's trace.
     """
     mean, low, high = path
     add_band(plot, x, low, high, line["color"], opacity=opacity, **where)
@@ -235,20 +235,20 @@ def correlation_plot(height: int, **cells: Any) -> go.Figure:
 
 
 def error_bars(intervals: Iterable[Interval], color: str, **look: Any) -> dict[str, Any]:
-    """Bars up to each interval's end; none where it is not known."""
+    """Error bars up to each interval's high end; none if that is not finite."""
     half = [i.high - i.mean if np.isfinite(i.high) else None for i in intervals]
     return {"array": half, "color": color, "thickness": 1.5, "width": 4, **look}
 
 
 def spread(values: Sequence[int], most: int = 4) -> list[int]:
-    """At most so many of the values, evenly, both ends among them."""
+    """At most `most` of the values, evenly spaced, both ends among them."""
     if len(values) <= most:
         return list(values)
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
 def buttons(labels_and_args: list[tuple[str, list[Any]]], y: float) -> dict[str, Any]:
-    """A row of buttons at the figure's upper right; the first is what is shown at first."""
+    """A row of buttons at the figure's upper right; the first is active at first."""
     return {
         "type": "buttons",
         "direction": "right",

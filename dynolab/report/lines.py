@@ -1,4 +1,4 @@
-"""Panels of lines with their intervals, side by side under one legend."""
+"""Line plots with intervals, in panels side by side under one legend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Line:
 class LinePanel:
     """Lines on axes of their own.
 
-    `ticks`: labels of the places 0, 1, … where x are places and no numbers.
+    `ticks`: labels of positions 0, 1, …, if x holds positions and not values.
     """
 
     title: str
@@ -43,10 +43,10 @@ class LinePanel:
 def line_plot(
     panels: Sequence[LinePanel], *, named: Mapping[str, str] | None = None, height: int = 400
 ) -> go.Figure:
-    """A plot of panels; a line's name has one colour in all of them.
+    """Plots the panels; lines of the same name have the same colour in all of them.
 
-    **Arguments:** `named`: what the legend calls lines, where not by their names; colours go by
-    its order first.
+    **Arguments:** `named`: legend labels by line name; colours follow its order first, then
+    that of the panels.
     """
     names = named or {}
     order = list(dict.fromkeys([*names, *(line.name for panel in panels for line in panel.lines)]))

@@ -1,7 +1,7 @@
-"""A page: one skeleton of Jinja2 templates for all of them, and plotly.js, which lies in it.
+"""Builds every HTML page from one set of Jinja2 templates, with plotly.js inlined.
 
-Templates escape what they are given; a content-security policy lets no script run but the page's
-own. `Markup` is text that this package made as HTML.
+Templates escape every value; a content-security policy allows only the page's own scripts.
+`Markup` is HTML that this package made itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TEMPLATES = Environment(
 
 
 def _plot_json(plot: go.Figure) -> Markup:
-    """A plot as JSON in which no `<` can end the script element around it."""
+    """The plot as JSON, with `<` escaped so that it cannot end the script element around it."""
     return htmlsafe_json_dumps(plot, dumps=lambda figure: figure.to_json())
 
 
@@ -55,14 +55,14 @@ _STYLE, _SCRIPT = _asset("page.css"), _asset("page.js")
 class Tile:
     """A headline number."""
 
-    what: str
+    label: str
     value: str
     detail: str
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: what it is, what it says, the thing itself, how to read it."""
+    """A section: its title, its finding in a sentence, its content, and how to read it."""
 
     name: str
     title: str
@@ -78,11 +78,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """All of a page.
+    """Everything on one page.
 
-    `name` stands in the browser's title, and above the page where it has no `heading`; parts of
-    `content` that are None were not measured; `settings` and `stages` say what the page was made
-    from, where it is a stage's result.
+    `name` is part of the browser's title, and the page's heading if `heading` is empty. None in
+    `content` is a part that was not measured. `settings` and `stages` show what the page was made
+    from, if a stage made it.
     """
 
     name: str
@@ -100,12 +100,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], numeric: str = 
 
 
 def section(name: str, title: str, message: str, *content: Markup, note: str = "") -> Section:
-    """A part of the page with its content in order."""
+    """A section with its content in order."""
     return Section(name, title, message, content, note)
 
 
 def figure_section(figure: Figure) -> Section:
-    """A figure with its sentence above and its reading below."""
+    """A figure with its finding above and its note on how to read it below."""
     drawn = Markup(_PARTS.figure(figure))
     return Section(figure.name, figure.title, figure.message, (drawn,), figure.note)
 
@@ -128,15 +128,14 @@ def stage_section(stages: Sequence[StageFacts]) -> Section:
         "Stages",
         f"This page was made from {len(stages)} stages, which took {seconds:.0f} s to compute."
         if stages
-        else "The stages were not told.",
+        else "The stages are not known.",
         table(("stage", "key", "seconds", "MLflow run"), rows, "ssns"),
-        note="Seconds are those of the computation, whether made for this page or taken from the "
-        "store.",
+        note="Seconds: time of the computation, also of results that were taken from the store.",
     )
 
 
 def page_html(page: Page) -> str:
-    """A page that stands alone: plotly.js inside, nothing loaded, only two known scripts run."""
+    """A self-contained page: plotly.js is inlined, nothing is loaded, two known scripts may run."""
     sections = [
         figure_section(part) if isinstance(part, Figure) else part
         for part in page.content
@@ -159,12 +158,14 @@ def write_page(page: Page, folder: Path, file: str) -> None:
     for part in page.content:
         if isinstance(part, Figure):
             write_text(figures / f"{part.name}.json", part.plot.to_json())
-            alone = _html(part.title, [figure_section(part)], None, (_SCRIPT,), "plotly.min.js")
-            write_text(figures / f"{part.name}.html", alone)
+            page_of_figure = _html(
+                part.title, [figure_section(part)], None, (_SCRIPT,), "plotly.min.js"
+            )
+            write_text(figures / f"{part.name}.html", page_of_figure)
 
 
 def write_text(path: Path, content: str) -> None:
-    """Writes text as it is on every system."""
+    """Writes UTF-8 text with the same line ends on every system."""
     path.write_text(content, encoding="utf-8", newline="\n")
 
 
@@ -183,7 +184,7 @@ def _html(
     scripts: Sequence[Markup],
     plotly_file: str = "",
 ) -> str:
-    """Fills the skeleton; without `page` it holds the sections alone."""
+    """Fills the page template; without `page`, with the sections only."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in scripts]
     own_files = ["'self'", "file:"] if plotly_file else []
     return _TEMPLATES.get_template("page.html").render(

@@ -1,4 +1,4 @@
-"""The page that sets every finding of the papers beside what was measured."""
+"""The page that compares the papers' findings with what was measured."""
 
 from __future__ import annotations
 
@@ -39,11 +39,10 @@ _SHOWN = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*", "g
 
 
 def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[str, float]:
-    """Writes `reproduction.html`, which stands alone, `summary.json`, `verdicts.jsonl` and
-    `figures/`.
+    """Writes the self-contained `reproduction.html`, `summary.json`, `verdicts.jsonl`, `figures/`.
 
-    **Returns** the flat finite numbers of the summary: `<training>/<kind>`, changes in nats, means
-    over seeds, and `claims/<outcome>`.
+    **Returns** the summary's flat, finite metrics: `<training>/<kind>`, changes in nats, means over
+    seeds, and `claims/<outcome>`.
     """
     seeds = trainings_of(inputs)
     verdicts = assess_reproduction(seeds, _won(inputs))
@@ -66,7 +65,7 @@ def write_reproduction_page(inputs: ReproductionInputs, folder: Path) -> dict[st
 
 
 def trainings_of(inputs: ReproductionInputs) -> list[Trainings]:
-    """By seed the paths of the trainings that came to their end, on training prompts."""
+    """For each seed, the paths on training prompts of the trainings that finished."""
     return [
         {
             name: paths
@@ -89,25 +88,25 @@ def _won(inputs: ReproductionInputs) -> Interval | None:
 
 
 def reproduction_section(verdicts: Sequence[Verdict], unit: str) -> Section:
-    """Every finding of the papers, its expected shape, what was measured, and the verdict."""
+    """The papers' findings: expected shape, measurement and verdict."""
     return section(
         "reproduction",
         "The papers' findings on finetuning",
-        f"Of {len(verdicts)} findings {counts_of(verdicts, PLURAL)}.",
+        f"Of {len(verdicts)} findings, {counts_of(verdicts, PLURAL)}.",
         verdict_table("training", verdicts, named=lambda name: TITLES.get(name, name)),
         note="Findings and figures of Ren & Sutherland, Learning Dynamics of LLM Finetuning "
         "(arXiv 2407.10490), its authors' logs, and an independent rerun: shapes carry over to "
         "other models and data, numbers do not. Measured on training prompts, changes of log π in "
         f"nats; brackets hold 95% intervals over {unit}. Appears: every interval lies on the "
         "expected side; does not: one lies wholly on the other side; unclear: neither. A peak's "
-        "step is chosen on the other half of the prompts. Extended SFT takes both answers of every "
-        "pair in twice the steps, so that a chosen answer is seen as often and weighs as much as "
-        "in SFT; half-weight extended SFT makes as many steps as SFT.",
+        "step is chosen on the other half of the prompts. Extended SFT trains on both answers of "
+        "every pair in twice as many steps, so that a chosen answer is seen as often and weighs as "
+        "much as in SFT; half-weight extended SFT takes as many steps as SFT.",
     )
 
 
 def changes_of(seeds: Sequence[Trainings]) -> dict[str, Interval]:
-    """`<training>/<kind>` and `<training>/gap`: mean changes in nats, as claims are measured."""
+    """`<training>/<kind>` and `<training>/gap`: mean changes in nats, measured as in the claims."""
     changes: dict[str, Interval] = {}
     for training in TITLES:
         paths = [trainings[training] for trainings in seeds if training in trainings]
@@ -135,7 +134,7 @@ def path_figure(seeds: Sequence[Trainings]) -> Figure | None:
         space=0.05,
         margin={"l": 64, "r": 24, "t": 90, "b": 52},
         legend={"orientation": "h", "x": 0, "y": 1.12, "yanchor": "bottom"},
-        x={"tickformat": ".0%", "title_text": "part of training", "nticks": 4},
+        x={"tickformat": ".0%", "title_text": "fraction of training", "nticks": 4},
         y_title="log π (nats)",
     )
     for col, kind in enumerate(_SHOWN, start=1):
@@ -160,9 +159,9 @@ def path_figure(seeds: Sequence[Trainings]) -> Figure | None:
         "paths",
         "The paths of every training",
         _path_message(seeds, trainings),
-        "Log-probability on training prompts over the part of training done, summed over an "
-        "answer's tokens; lines: means over seeds and prompts; bands: 95% intervals over seeds of "
-        "the change since the start, where there are several. Click a name to hide or show it.",
+        "Log-probability on training prompts over the fraction of training done, summed over "
+        "an answer's tokens; lines: means over seeds and prompts; bands: 95% intervals over seeds "
+        "of the change since the start, where there are several. Click a name to hide or show it.",
         plot,
     )
 
@@ -177,13 +176,13 @@ def _path_message(seeds: Sequence[Trainings], trainings: Sequence[str]) -> str:
         if known.size:
             start, end = known.mean(axis=0)
             parts.append(f"{number(start)} → {number(end)} under {TITLES[name]}")
-    return f"The gap y* − y⁺ goes, in nats, {join(parts)}." if parts else "There is no gap."
+    return f"The gap y* − y⁺, in nats: {join(parts)}." if parts else "The gap was not measured."
 
 
 def _means(
     paths: Sequence[LearningPaths], kind: str
 ) -> tuple[Int[ndarray, " steps"], Float[ndarray, "steps seeds"]] | None:
-    """Mean over pairs at every step, seed by seed, where all seeds were probed at the same."""
+    """Mean over pairs by step and seed; None unless all seeds were probed equally often."""
     steps = paths[0].steps
     each = [known for own in paths if (known := _values(own, kind)) is not None]
     if len(each) < len(paths) or any(len(values) != len(steps) for values in each):
@@ -203,8 +202,8 @@ def _change_section(inputs: ReproductionInputs, changes: Mapping[str, Interval])
     ]
     return section(
         "changes",
-        "What every training moves",
-        f"Changes of log π in nats from its first to its last probe [95% over {inputs.unit}].",
+        "What every training changes",
+        f"Changes of log π in nats from the first to the last probe [95% over {inputs.unit}].",
         table(("training", *(f"Δ {name}" for name in _SHOWN.values()), "runs"), rows, "snnnns"),
     )
 
@@ -229,8 +228,8 @@ def _lead(inputs: ReproductionInputs, seeds: Sequence[Trainings]) -> str:
     return (
         "Which findings of the papers on finetuning appear here: SFT on chosen answers and on "
         "both answers, DPO from the base model and after each SFT, DPO with rejected answers "
-        "sampled once from the model that it starts from, and, where something ranks answers, DPO "
-        "and IPO on pairs that the policy samples itself at every step. "
+        "sampled once from the model that it starts from, and, if a judge ranks answers, DPO and "
+        "IPO on pairs that the policy itself samples at every step. "
         f"Seed{'s' if many else ''} {join(list(map(str, inputs.seeds)))}.{watched}"
     )
 

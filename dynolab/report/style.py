@@ -1,4 +1,4 @@
-"""Colours, and how kinds of answers, objectives, splits and arms look and are called."""
+"""Colours, and the styles and names of kinds of answers, objectives, splits and arms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HISTORY, RESIDUAL = "#8a939e", "#d3b13c"
 UP, FLAT, DOWN = "#0f7f74", "#f4f4f1", "#a35a12"
 _SOFT_CHOSEN, _SOFT_REJECTED, _IRRELEVANT, _NOISE = "#7ea6cd", "#dfa48f", "#6b9f77", "#9aa0a8"
 
-# The page swaps these colours where the reader's screen is dark; figures are made in light ones.
+# Figures are made in the light colours; on a dark screen the page swaps them for these.
 DARK: dict[str, str] = {
     INK: "#e8ecf1",
     MUTED: "#a3adb8",
@@ -46,7 +46,7 @@ _ARM_DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def arm_style(place: int) -> tuple[str, str]:
-    """Colour and dash of the arm at a place; dashes where colours are used up."""
+    """Colour and dash of the arm at index `place`; dashes change when colours are used up."""
     dash = _ARM_DASHES[place // len(_ARM_COLORS) % len(_ARM_DASHES)]
     return _ARM_COLORS[place % len(_ARM_COLORS)], dash
 
@@ -83,7 +83,7 @@ KINDS: dict[str, KindStyle] = {
 
 
 def style_of(kind: str) -> KindStyle:
-    """The kind's style; a kind of the user's own is drawn grey under its own name."""
+    """The kind's style; a kind that is not listed above is drawn grey under its own name."""
     return KINDS.get(kind) or KindStyle(plotly_text(kind, 24), "Other", _NOISE, "longdashdot")
 
 
@@ -104,12 +104,12 @@ SPLITS: dict[Split, str] = {"train": "training", "heldout": "held-out"}
 
 
 def objective_name(stage: str) -> str:
-    """How an objective is called in a sentence."""
+    """An objective's name in a sentence."""
     return OBJECTIVES.get(stage, stage.upper())
 
 
 def stage_title(stage: str) -> str:
-    """What a panel about a training is headed with, by its objective."""
+    """The heading of a training's panel, by its objective."""
     return TITLES.get(stage) or objective_name(stage)
 
 

@@ -1,4 +1,4 @@
-"""The page of a sweep: every trial's value against what it was given."""
+"""The page of a sweep: every trial's value against its settings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dynolab.report.text import number, plotly_text
 from dynolab.results.sweep import TrialRow
 
 WIDE = 20.0
-"""A setting whose largest value is so many times its smallest is drawn by orders of magnitude."""
+"""A setting whose largest value is at least so many times its smallest has a logarithmic axis."""
 
 
 def write_sweep_page(
     file: Path, *, name: str, metric: str, direction: str, rows: Sequence[TrialRow]
 ) -> None:
-    """Writes a page that stands alone: best trial, figure, table."""
+    """Writes a self-contained page: best trial, figure, table."""
     best = best_of(rows, direction)
     page = Page(
         name=name,
@@ -33,8 +33,8 @@ def write_sweep_page(
 def best_of(rows: Sequence[TrialRow], direction: str) -> TrialRow | None:
     """The best complete trial, if there is one."""
     sign = 1 if direction == "maximize" else -1
-    whole = [row for row in rows if row.state == "complete" and row.value is not None]
-    return max(whole, key=lambda row: sign * (row.value or 0.0), default=None)
+    complete = [row for row in rows if row.state == "complete" and row.value is not None]
+    return max(complete, key=lambda row: sign * (row.value or 0.0), default=None)
 
 
 def sweep_figure(rows: Sequence[TrialRow], metric: str, best: TrialRow | None) -> Figure | None:
@@ -71,14 +71,14 @@ def sweep_figure(rows: Sequence[TrialRow], metric: str, best: TrialRow | None) -
                 col=col,
             )
         plot.update_xaxes(title_text=plotly_text(name), type=_scale(known, name), col=col)
-    message = f"{len(known)} trials by what they were given."
+    message = f"{len(known)} trials by their settings."
     if best is not None:
         message = f"Trial {best.number} is best: {_settings(best)} gives {number(best.value)}."
     note = (
-        "Every point is a trial. A pruned one was ended early: it stands at the last value that "
-        "was known. One seed each: a difference may be chance."
+        "Every point is a trial. A pruned trial was stopped early and is drawn at its last known "
+        "value. Each trial has one seed, so a difference may be chance."
     )
-    return Figure("sweep", "What each setting gives", message, note, plot)
+    return Figure("sweep", "Value by setting", message, note, plot)
 
 
 def _marker(color: str, symbol: str, **more: Any) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _lead(rows: Sequence[TrialRow], metric: str, direction: str) -> str:
         for state in ("complete", "pruned", "failed", "running")
     }
     ended = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return f"{len(rows)} trials ({ended}). What counts is {metric}; the aim is to {direction} it."
+    return f"{len(rows)} trials ({ended}). The objective is to {direction} {metric}."
 
 
 def _tiles(rows: Sequence[TrialRow], metric: str, best: TrialRow | None) -> list[Tile]:
@@ -110,7 +110,7 @@ def _tiles(rows: Sequence[TrialRow], metric: str, best: TrialRow | None) -> list
     return [
         Tile("Best", number(best.value), metric),
         Tile("Best trial", str(best.number), _settings(best)),
-        Tile("Spread", number(max(values) - min(values)), "largest less smallest value"),
+        Tile("Spread", number(max(values) - min(values)), "largest minus smallest value"),
     ]
 
 
@@ -133,7 +133,7 @@ def _trials(rows: Sequence[TrialRow], metric: str, best: TrialRow | None) -> Sec
     return section(
         "trials",
         "Every trial",
-        f"{len(rows)} trials in the order they were asked for.",
+        f"{len(rows)} trials in the order in which they were started.",
         table(
             ("trial", "ended", *settings, metric, "MLflow run"),
             lines,

@@ -1,4 +1,4 @@
-"""Numbers, tokens and lists as people read them; text of others made harmless for plotly."""
+"""Formats numbers, tokens and lists for people; escapes untrusted text for plotly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dynolab.statistics import Interval
 
 
 def excerpt(value: str, limit: int = 160, *, end: bool = False) -> str:
-    """As much of a text as a table has room for: its start, or with `end` its end."""
+    """Shortens a text to fit a table: keeps its start, or with `end` its end."""
     words = " ".join(value.split())
     if len(words) <= limit:
         return words
@@ -18,7 +18,7 @@ def excerpt(value: str, limit: int = 160, *, end: bool = False) -> str:
 
 
 def plotly_text(text: object, limit: int = 80) -> str:
-    """Text for plotly, which understands some HTML: shown as it is, never obeyed."""
+    """Escapes text for plotly, which renders some HTML, and cuts it to `limit` characters."""
     plain = str(text)
     if len(plain) > limit:
         plain = plain[: limit - 1] + "…"
@@ -26,16 +26,16 @@ def plotly_text(text: object, limit: int = 80) -> str:
 
 
 def token_text(token: str, limit: int = 12) -> str:
-    """A token for an axis: spaces and line ends made visible (byte-level BPE's own marks too)."""
+    """A token as an axis label: makes spaces and line ends visible (byte-level BPE's marks too)."""
     for plain, shown in (("Ġ", "·"), ("▁", "·"), ("Ċ", "⏎"), (" ", "·"), ("\n", "⏎"), ("\t", "⇥")):
         token = token.replace(plain, shown)
     return plotly_text("".join(c if c.isprintable() else "�" for c in token), limit)
 
 
 def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
-    """`digits` significant digits with a true minus; `–` where nothing was measured.
+    """Formats `digits` significant digits with a true minus; `–` if nothing was measured.
 
-    With `sign` a change: a plus stands before gains, and trailing zeros stay.
+    With `sign`: puts a plus before positive numbers and keeps trailing zeros.
     """
     if value is None or not math.isfinite(value):
         return "–"
@@ -51,12 +51,12 @@ def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
 
 
 def true_minus(text: str) -> str:
-    """A formatted number with a minus in place of its hyphen."""
+    """Replaces the hyphen in a formatted number by a minus sign."""
     return text.replace("-", "−")
 
 
 def mean_and_ends(interval: Interval, sign: bool = True) -> tuple[str, str, str]:
-    """Mean, low and high end to the place that the interval's width warrants."""
+    """Formats mean, low and high end, rounded to the place that the interval's width warrants."""
     ends = interval.mean, interval.low, interval.high
     if 0 < max(map(abs, ends)) < 1e-3:
         mean, low, high = (number(end, 2, sign) for end in ends)
@@ -79,7 +79,7 @@ def with_interval(interval: Interval, sign: bool = True) -> str:
 
 
 def points(share: Interval, sign: bool = True) -> str:
-    """`mean [low, high]` of a share in parts of a hundred."""
+    """`mean [low, high]` of a share, in percentage points."""
     return with_interval(share.times(100), sign)
 
 

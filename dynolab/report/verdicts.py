@@ -1,4 +1,4 @@
-"""Claims on a page: expected, measured with its interval, verdict; and their counts."""
+"""Shows claims: expectation, measurement with its interval, verdict; and counts verdicts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARKS: Mapping[Outcome, str] = {
 
 
 PLURAL: Mapping[Outcome, str] = {"holds": "appear", "fails": "do not"}
-"""What several claims about trainings of language models do."""
+"""Verbs for counts of claims about trainings of language models."""
 
 
 def verdict_table(
@@ -36,7 +36,7 @@ def verdict_table(
     **Arguments:**
 
     - `about`: heading of the first column, whose entries are `named(verdict.topic)`.
-    - `words`: what outcomes are called, where not by their own names.
+    - `words`: labels of outcomes; an outcome without one is shown by its name.
     """
     rows = [
         (
@@ -61,38 +61,38 @@ def outcome_mark(verdict: Verdict, words: Mapping[Outcome, str] = APPEARS) -> Ma
 
 
 def verdict_section(verdicts: Sequence[Verdict], note: str) -> Section:
-    """Claim, expectation, measurement and verdict; `note` says whose claims they are."""
+    """Claim, expectation, measurement and verdict; `note` names the claims' sources."""
     return section(
         "verdicts",
         "Which known phenomena appear",
-        f"Of {len(verdicts)} claims {counts_of(verdicts, PLURAL)}."
+        f"Of {len(verdicts)} claims, {counts_of(verdicts, PLURAL)}."
         if verdicts
-        else "No claim is known of these trainings.",
+        else "There are no known claims about these trainings.",
         verdict_table("stage", verdicts, named=objective_name),
         note=note,
     )
 
 
-def claims_tile(what: str, verdicts: Sequence[Verdict], words: Mapping[Outcome, str]) -> Tile:
-    """How many of the claims that were measured hold, and how the others end."""
-    judged = [verdict for verdict in verdicts if verdict.outcome != "not measured"]
-    others = [verdict for verdict in judged if verdict.outcome != "holds"]
+def claims_tile(label: str, verdicts: Sequence[Verdict], words: Mapping[Outcome, str]) -> Tile:
+    """Counts the measured claims that hold, and the other outcomes."""
+    measured = [verdict for verdict in verdicts if verdict.outcome != "not measured"]
+    others = [verdict for verdict in measured if verdict.outcome != "holds"]
     detail = counts_of(others, words) or (
-        "all that were measured" if judged else "none was measured"
+        "all that were measured" if measured else "none was measured"
     )
-    return Tile(what, f"{len(judged) - len(others)} of {len(judged)}", detail)
+    return Tile(label, f"{len(measured) - len(others)} of {len(measured)}", detail)
 
 
 def outcome_counts(
     verdicts: Sequence[Verdict], words: Mapping[Outcome, str] = APPEARS
 ) -> dict[str, float]:
-    """`claims/<outcome>`: how many claims end how; `words` as in `verdict_table`."""
+    """`claims/<outcome>`: number of claims by outcome; `words` as in `verdict_table`."""
     outcomes = [words.get(verdict.outcome, verdict.outcome) for verdict in verdicts]
     return {f"claims/{o.replace(' ', '_')}": float(n) for o, n in Counter(outcomes).items()}
 
 
 def counts_of(verdicts: Sequence[Verdict], words: Mapping[Outcome, str]) -> str:
-    """How many claims end how: `3 hold, 1 unclear`."""
+    """Number of claims by outcome: `3 hold, 1 unclear`."""
     counts = {outcome: sum(v.outcome == outcome for v in verdicts) for outcome in MARKS}
     return ", ".join(f"{n} {words.get(o, o)}" for o, n in counts.items() if n)
 
@@ -104,7 +104,7 @@ def _number_of_cases(verdict: Verdict) -> str:
 
 def _figures(verdict: Verdict) -> Markup:
     if verdict.outcome == "not measured":
-        return Markup('<span class="quiet">not among what was measured</span>')
+        return Markup('<span class="quiet">no measurement</span>')
     line = Markup('<div><span class="quiet">{}</span> <span class="num">{}</span></div>')
     return Markup("").join(line.format(f.name, _measured(f)) for f in verdict.measured)
 

@@ -1,1 +1,1 @@
-"""The rows that stages write and pages read, one file a subject."""
+"""The rows that stages write and pages read, one file per subject."""

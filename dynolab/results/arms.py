@@ -1,4 +1,4 @@
-"""The rows of a comparison of preference trainings: what an arm is, how a run ended."""
+"""The rows of a comparison of preference trainings: settings of arms, figures of runs."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from dynolab.training.alarm import AlarmConfig
 Start = Literal["base", "sft", "extended", "extended_half"]
 """Model that preference training starts from.
 
-`extended`: SFT on both answers of every pair, each as often and with the weight that the chosen
-one has in plain SFT, which takes twice the steps. `extended_half`: in as many steps as plain SFT,
-in which every answer has half the weight.
+`extended`: SFT on both answers of every pair, in twice the steps of plain SFT, so that each answer
+is seen as often and with the same weight as the chosen one there. `extended_half`: the same in as
+many steps as plain SFT, with half the weight per answer.
 """
 
 Pairs = Literal["given", "resampled", "on_policy"]
 """Pairs that preference training learns from.
 
 `given`: the data's. `resampled`: the data's chosen answers, and rejected ones sampled once from the
-model that training starts from. `on_policy`: both answers sampled from the policy as it is, at
-every step or every few of them, and ranked by rewards (Guo et al., arXiv 2402.04792).
+model that training starts from. `on_policy`: both answers sampled from the current policy, every
+step or every few steps, and ranked by rewards (Guo et al., arXiv 2402.04792).
 """
 
 
 class ArmFacts(Row):
-    """What an arm of a comparison is.
+    """Settings of one arm of a comparison.
 
     `dropped` is the share of pairs that the ranking `filtered_by` left out. `learning_rate` and
-    `updates_per_rollout` are its own where it has them.
+    `updates_per_rollout` are None if the arm does not set its own.
     """
 
     objective: RowObjectiveConfig
@@ -44,14 +44,14 @@ class ArmFacts(Row):
 
 
 class Divergence(Row):
-    """How a training diverged: `divergence.json`. `step` counts the updates made before."""
+    """How a training diverged: `divergence.json`. `step` counts the updates made before that."""
 
     step: int
     reason: str
 
 
 class RunFigures(Row):
-    """One arm with one seed in a few numbers; of a diverged run there are none."""
+    """Figures of one arm with one seed; empty for a diverged run."""
 
     figures: dict[str, float]
     diverged: Divergence | None = None
@@ -61,8 +61,8 @@ class RunFigures(Row):
 class ComparedArms(Row):
     """A comparison of preference trainings: `comparison.json`.
 
-    `arms` by label; `baseline` is one of the labels; `runs` of every arm, in the order of `seeds`.
-    `training` tells of what all arms share; `judge` is the name of the one who compared answers.
+    `arms` are keyed by label; `baseline` is one of the labels; `runs` are keyed by label, in the
+    order of `seeds`. `training` describes what all arms share; `judge` names the judge of answers.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The rows of an audit: what each preference pair would do, and how well that foresaw training."""
+"""The rows of an audit: the predicted effect of each preference pair, and how well it held."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class ChosenChange(Row):
 
 
 class Foresight(Measured):
-    """How well a ranking of pairs before training foresaw whose chosen answer falls.
+    """How well a ranking of pairs before training predicted whose chosen answer falls.
 
     `spearman`: rank correlation of the ranking's risk with the fall −Δ log π(y⁺); `auc`: share of
     (fallen, not fallen) couples that the risk puts in order. Both with 95% bootstrap intervals
-    over pairs; not a number where nothing differs. `fallen` of `pairs` chosen answers fell.
+    over pairs; NaN where nothing differs. `fallen` of `pairs` chosen answers fell.
     """
 
     ranking: str

@@ -7,22 +7,22 @@ from typing import Literal
 from dynolab.results.forces import Measured
 
 Grid = tuple[tuple[float, ...], ...]
-"""Class by class."""
+"""A matrix over pairs of classes."""
 
 
 class ClassifierState(Measured):
     """A classifier at an epoch of its training, and the first step from there: `states.jsonl`.
 
-    Watched are a few test images of every class. `unexplained` is
+    Measured on a few test images of every class. `unexplained` is
     `1 − R² = Σ(measured − predicted)²/Σ measured²` of the step's change of all their
     log-probabilities, predicted to first order from the step's batch; `change` is the root mean
     square of that change, in nats.
 
     - `predictions[o][k]`: mean probability of class k on the images of class o.
-    - `pulls[u][o]`: what one training image of class u does, by its share of a step, to p_u of the
-      images of class o, first order, mean over the images.
+    - `pulls[u][o]`: first-order effect of one training image of class u, by its share of a step, on
+      p_u of the images of class o; mean over the images.
     - `kernel[o][u]`: ‖C K C‖_F of the images of class o with those of class u, mean over pairs of
-      different images, squared logits.
+      different images, in squared logits.
     """
 
     network: str
@@ -39,9 +39,9 @@ class ClassifierState(Measured):
 
 
 class KernelRanks(Measured):
-    """Whether the order of ‖C K C‖_F over class pairs stays between two epochs: `ranks.jsonl`.
+    """How stable the order of ‖C K C‖_F over class pairs is between two epochs: `ranks.jsonl`.
 
-    `correlation` is Spearman's over the pairs of classes, a class with itself among them;
+    `correlation` is Spearman's over the pairs of classes, including each class with itself;
     `growth` the median of the factor by which the norm grew, less one.
     """
 
@@ -55,7 +55,7 @@ class KernelRanks(Measured):
 
 
 class Divergence(Measured):
-    """A training whose weights ceased to be numbers with a step: `diverged.jsonl`."""
+    """A training whose weights became NaN or infinite at a step: `diverged.jsonl`."""
 
     network: str
     learning_rate: float
@@ -64,11 +64,11 @@ class Divergence(Measured):
 
 
 class ClassInfluence(Measured):
-    """What the images of each class did to the watched ones, over all steps up to an epoch.
+    """Effect of the images of each class on the watched ones, over all steps up to an epoch.
 
     `from_class[u][o]`: `Σ_t −η/B Σ_{i of class u} A K G` on the given label's log p, first order,
-    nats, mean over the watched images of class o: `influence.jsonl`. `measured[o]` is what really
-    happened, `unexplained` 1 − R² of the sum over u against it, image by image.
+    nats, mean over the watched images of class o: `influence.jsonl`. `measured[o]` is the actual
+    change, `unexplained` 1 − R² of the sum over u against it, over the images.
     """
 
     network: str
@@ -87,11 +87,11 @@ Difficulty = Literal["easy", "medium", "hard", "mislabelled"]
 
 
 class PathScores(Measured):
-    """Every training example's path in one number: `scores.jsonl`.
+    """Scores of every training example's learning path: `scores.jsonl`.
 
-    `difficulty` is ‖e_y − p*‖₂, p* exact, people's, or what networks trained on other images
-    predict; `zigzag` the excess length of the path; `wrong` whether the label was flipped, or, of
-    the toy, is not p*'s likeliest. `filtered_error` and `last_error` are E‖q − p*‖₂ of the
+    `difficulty` is ‖e_y − p*‖₂, with p* exact, from people's labels, or predicted by networks
+    trained on other images; `zigzag`: excess length of the path; `wrong`: the label was flipped or,
+    for the toy data, is not p*'s likeliest. `filtered_error` and `last_error` are E‖q − p*‖₂ of the
     filtered and of the last prediction.
     """
 
@@ -107,13 +107,13 @@ class PathScores(Measured):
 
 
 class EpochInfluence(Measured):
-    """What an epoch did to the examples of one difficulty, means in nats: `epochs.jsonl`.
+    """Effect of an epoch on the examples of one difficulty, means in nats: `epochs.jsonl`.
 
-    Epoch 0 is the start, where nothing was done yet.
+    Epoch 0 is the state before training.
 
-    `own` is what each example's share of its own step did to its given label's log p, by itself;
+    `own` is the effect of each example's share of its own step on its given label's log p;
     `others` is the rest of the epoch's change. `label` and `truth` are mean probabilities of the
-    given label and of the true class (of the toy, p*'s likeliest) at the epoch's end.
+    given label and of the true class (for the toy data, p*'s likeliest) at the epoch's end.
     """
 
     data: PathData
@@ -127,7 +127,7 @@ class EpochInfluence(Measured):
 
 
 class ExamplePath(Measured):
-    """One example's path, filtered: `paths.jsonl`; `truth` is p*, `names` what the corners are."""
+    """One example's filtered path: `paths.jsonl`; `truth` is p*, `names` name the corners."""
 
     data: PathData
     group: Difficulty

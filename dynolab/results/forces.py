@@ -1,4 +1,4 @@
-"""The rows of a force analysis: what was asked, pair totals, and the parts by parameter block."""
+"""The rows of a force analysis: its settings, pair totals, and the parts by parameter block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dynolab.data.rows import Row, Split
 
 
 class Measured(Row):
-    """A row whose numbers may be undefined: where no token feels any force, shares are 0/0."""
+    """A row whose numbers may be NaN: without any force, shares are 0/0."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
@@ -19,8 +19,8 @@ class PairForce(Row):
     """First-order push of one updating pair on one observed answer, in nats: sums over F[m, l].
 
     `from_chosen` goes through the pair's chosen tokens (the pull up), `from_rejected` through its
-    rejected ones (the push down); their sum is the pair's share of the step. `from_head` is what
-    the last layer alone predicts of that sum.
+    rejected ones (the push down); their sum is the pair's share of the step. `from_head` is the
+    prediction of that sum by the last layer alone.
     """
 
     observed_id: str
@@ -49,7 +49,7 @@ class BlockPart(Measured):
 
 
 class LastLayerFit(Measured):
-    """The last layer's map F_h against the whole: cos(F_h, F), ‖F_h‖/‖F‖, share of equal signs."""
+    """Last layer's map F_h and the whole map F: cos(F_h, F), ‖F_h‖/‖F‖, share of equal signs."""
 
     cosine: float
     norm_ratio: float
@@ -57,12 +57,12 @@ class LastLayerFit(Measured):
 
 
 class AnalysisFacts(Measured):
-    """What a checkpoint was asked, and how it was computed: `analysis.json`.
+    """Settings and checks of the analysis of a checkpoint: `analysis.json`.
 
     `step` is the recorded step whose realised optimizer step was analysed, None for a plain
     gradient step of `learning_rate`. `grouped`: the updating pairs are a recorded step's groups.
-    `adapters`: these alone move (LoRA). `left_out` counts responses longer than the context.
-    `block_error` = ‖Σ_b F_b − F‖/‖F‖, two ways to one map.
+    `adapters`: only the adapters are trained (LoRA). `left_out` counts responses longer than the
+    context. `block_error` = ‖Σ_b F_b − F‖/‖F‖ compares two computations of the same map.
     """
 
     objective: str
@@ -86,7 +86,7 @@ class AnalysisFacts(Measured):
 class ResponseTermsRow(Row):
     """The terms A and G of one response, token by token: `terms.jsonl`.
 
-    `kind` is an observed answer's kind, or an updating one's side. `a_norm` is ‖A‖_F, `energy`
+    `kind` is an observed answer's kind, or an updating answer's side. `a_norm` is ‖A‖_F, `energy`
     1 − π_y, `force_size` ‖π − e_y‖, `learning_rate` the dynamic learning rate c of the token (1 on
     observed answers), `g_norm` ‖G‖: |c|·force_size where the objective reads the answer's own
     tokens at temperature 1.
@@ -126,8 +126,8 @@ class KernelSizeRow(Row):
 class AgreementRow(Measured):
     """Rank correlation of ‖CKC‖_F over the same pairs at two checkpoints, with 95% interval.
 
-    `ceiling` is what estimation noise leaves of a perfect one; `growth` the median of
-    ‖K‖_second/‖K‖_first − 1.
+    `ceiling` is the value that estimation noise would leave of a perfect correlation; `growth` the
+    median of ‖K‖_second/‖K‖_first − 1.
     """
 
     first: str
@@ -141,9 +141,9 @@ class AgreementRow(Measured):
 
 
 class KernelFindings(Measured):
-    """Whether the pairs that are strongly coupled stay so: `kernel.json`.
+    """Whether strongly coupled pairs stay strongly coupled: `kernel.json`.
 
-    `adapters`: the labels where K is that of the adapters alone, the weights that a LoRA moves.
+    `adapters`: the labels of checkpoints whose K covers LoRA adapters only.
     """
 
     labels: tuple[str, ...]

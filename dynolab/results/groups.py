@@ -7,10 +7,10 @@ from dynolab.data.rows import Row, Split
 
 
 class PromptScore(Row):
-    """What a policy's sampled answers to one prompt are worth: `prompts.jsonl`.
+    """Summary of a policy's sampled answers to one prompt: `prompts.jsonl`.
 
-    `right`, `distinct` and `finished` count answers: right ones, different texts, and those that
-    ended themselves. `entropy` is the mean of −log π(y|x) over the samples, in nats, whose
+    `right`, `distinct` and `finished` count right answers, different texts, and answers that ended
+    with end-of-sequence. `entropy` is the mean of −log π(y|x) over the samples, in nats, whose
     expectation is the entropy of whole answers; `tokens` is their mean length.
     """
 
@@ -36,7 +36,7 @@ class RightAnswer(Row):
 class LikelihoodChange(Row):
     """Mean log-probability of one prompt's right answers before and after: `likelihood.jsonl`.
 
-    They are `answers` samples of the policy before, in nats, summed over their tokens.
+    The `answers` are samples of the policy before; in nats, summed over their tokens.
     """
 
     id: str
@@ -52,7 +52,7 @@ class LikelihoodChange(Row):
 
 
 class QuestionDisplacement(Row):
-    """What one update on one question did to its right answers: `displacement.jsonl`.
+    """Effect of one update on one question on its right answers: `displacement.jsonl`.
 
     `changes` are Δ log π of every right answer, in nats.
     """

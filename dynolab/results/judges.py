@@ -1,4 +1,4 @@
-"""The rows of a comparison of policies: their answers, what judges said, and what that comes to."""
+"""The rows of a comparison of policies: their answers, the judgements, and win rates."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PARSED: frozenset[Outcome] = frozenset({"a", "b", "tie"})
 
 
 class PolicyAnswer(Row):
-    """What a policy says to a prompt: `answers.jsonl`.
+    """A policy's answer to a prompt: `answers.jsonl`.
 
-    `truth` checks the answer where there is one; `finished`: it ended itself, within the tokens
-    that it was given; `tokens` drawn, end-of-sequence included.
+    `truth` is the answer to check against, if any; `finished`: it ended with end-of-sequence within
+    the token limit; `tokens`: number of tokens sampled, end-of-sequence included.
     """
 
     id: str
@@ -47,10 +47,10 @@ class Contest(Row):
 
 
 class Judgement(Row):
-    """What one judge made of a contest in one order: `judgements.jsonl`.
+    """One judge's outcome for a contest in one order: `judgements.jsonl`.
 
     `swapped`: b's answer was shown first. `outcome` names the policy, whatever the order. `said`
-    is why there is no verdict: the beginning of what the judge said, or what failed.
+    explains a missing verdict: the beginning of the judge's reply, or the failure.
     """
 
     judge: str
@@ -73,7 +73,7 @@ class Judgement(Row):
 
 
 class JudgementCounts(Row):
-    """How many verdicts were asked for, and what became of every one: these add up."""
+    """Number of verdicts requested and of each outcome; the outcomes add up to `asked`."""
 
     asked: int
     parsed: int
@@ -85,22 +85,22 @@ class JudgementCounts(Row):
     def _adds_up(self) -> JudgementCounts:
         total = self.parsed + self.refused + self.unparsable + self.failed
         if total != self.asked:
-            raise ConfigError("judgements", total, f"must add up to the {self.asked} asked for")
+            raise ConfigError("judgements", total, f"must add up to asked = {self.asked}")
         return self
 
 
 class WinRate(Measured):
     """How often one judge prefers policy a to policy b: `win_rates.jsonl`.
 
-    A prompt counts where the judge has a verdict in both orders: `judged` of `prompts`. `rate` is
-    the mean over them of what the prompt is worth to a: its orders' mean of 1 (a), ½ (tie) and 0
-    (b); [`low`, `high`] is its 95% interval over prompts. `wins`, `ties` and `losses` are prompts
-    worth more than, as much as and less than ½. In [`lowest`, `highest`] the rate would lie
-    whatever the verdicts on the other prompts had been.
+    A prompt counts if the judge has a verdict in both orders: `judged` of `prompts`. Its score is
+    the mean over both orders of 1 (a), ½ (tie) and 0 (b). `rate` is the mean score, [`low`, `high`]
+    its 95% interval over prompts. `wins`, `ties` and `losses` count prompts with a score above, at
+    and below ½. [`lowest`, `highest`] bounds the rate over all possible verdicts on the other
+    prompts.
 
     `first_share` is the share of verdicts, ties aside, that go to the answer shown first, with its
-    95% interval: ½ is no liking for a place. `flipped` prompts have a in one order and b in the
-    other.
+    95% interval: ½ means no position bias. `flipped` counts prompts with a in one order and b in
+    the other.
     """
 
     judge: str
@@ -137,8 +137,8 @@ class Agreement(Measured):
     """How far two judges agree on which of two policies answers better: `agreements.jsonl`.
 
     On the `prompts` that both judged in both orders: `share` of equal verdicts (a, tie or b), and
-    Cohen's `kappa` with its 95% bootstrap interval over prompts; kappa is not a number where both
-    judges say one and the same throughout.
+    Cohen's `kappa` with its 95% bootstrap interval over prompts; kappa is NaN if both
+    judges always give the same one verdict.
     """
 
     first: str

@@ -12,7 +12,7 @@ Picture = Literal["own_token", "last_layer", "first_order"]
 
 
 class PairPush(Row):
-    """What a push on a pair's rejected answer did at the positions of one of its answers.
+    """Effect of a push on a pair's rejected answer at the positions of one of its answers.
 
     Counts of positions: `label_fell`, where the answer's own token became less likely, and
     `best_rose`, where the likeliest other token became likelier. `step` is the size of the gradient
@@ -45,7 +45,7 @@ class RankChange(Measured):
     """Mean Δ log π in nats of the tokens of some ranks before the push: `ranks.jsonl`.
 
     Ranks are those among all tokens but the answer's own, 1 the likeliest; `first` = 0 is the
-    answer's own token. `own_token` is not a number where the push was on another answer.
+    answer's own token. `own_token` is NaN if the push was on another answer.
     """
 
     answer: Answer

@@ -25,19 +25,19 @@ class SpaceName(Measured):
 
     @property
     def label(self) -> str:
-        """As people write it: 2×2."""
+        """The form shown to people: 2×2."""
         return f"{self.attributes}×{self.values}"
 
 
 class LearnedMapping(Measured):
-    """One mapping and how fast it was learned: `mappings.jsonl`. Tuples hold one number a seed.
+    """One mapping and how fast it was learned: `mappings.jsonl`. Tuples hold one number per seed.
 
     - `messages`: the message of every object, both numbered in base v, first attribute first.
-    - `bits`: the coding length of its kind; none for maps that are no bijections.
-    - `similarity`: topographic similarity; not a number for a constant map.
+    - `bits`: the coding length of its kind; None for maps that are not bijections.
+    - `similarity`: topographic similarity; NaN for a constant map.
     - `area`: mean loss over the steps of training, in nats per object.
-    - `start_cooperation`: before training, the mean of `⟨∇ℓ_o, ∇ℓ_u⟩` over the places of letters
-      and over the pairs o ≠ u that share an attribute, ℓ the loss of the letter at that place;
+    - `start_cooperation`: before training, the mean of `⟨∇ℓ_o, ∇ℓ_u⟩` over letter positions
+      and over the pairs o ≠ u that share an attribute, ℓ the loss of the letter at that position;
       `cooperation`: its mean over the steps of training.
 
     Over all pairs that mean would say little: where every letter is used equally often, the
@@ -58,7 +58,7 @@ class LearnedMapping(Measured):
 
 
 class KindPath(Measured):
-    """Means over a kind's mappings by step, a path a seed: `paths.jsonl`.
+    """Means over a kind's mappings by step, one path per seed: `paths.jsonl`.
 
     `losses` in nats per object, one more than steps; `cooperation` as in `LearnedMapping`.
     """

@@ -10,8 +10,8 @@ from dynolab.data.rows import Row
 class CaseCount(Row):
     """How many random cases violate a statement: `counts.jsonl`.
 
-    A case that a statement makes about several classes counts by the share of them that violate
-    it; `cases` are those that have such classes.
+    If a statement concerns several classes of a case, the case counts with the share of them that
+    violate it; `cases` counts the cases with at least one such class.
     """
 
     statement: str
@@ -33,9 +33,9 @@ class Panel(Row):
 
 
 class ShapePoint(Row):
-    """What one push does to distributions of one shape: `shapes.jsonl`.
+    """Effect of one push on distributions of one shape: `shapes.jsonl`.
 
-    `shape` names what is varied and `value` is where it stands: the factor on random logits, or
+    `shape` names the quantity that is varied and `value` its value: the factor on random logits, or
     p_y. Means over cases with 95% intervals: `fall`, the share of the other classes that fall,
     and `gain`, Δ log p of the likeliest other class in nats.
     """

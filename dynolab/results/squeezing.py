@@ -1,4 +1,4 @@
-"""The rows of squeezing: where risen probability went, what was foretold of it, what repeats."""
+"""The rows of squeezing: where risen probability went, how it was forecast, and repetition."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Side = Literal["chosen", "rejected"]
 
 
 class RisenMass(Row):
-    """Where the probability went that rose between two policies on one teacher-forced answer.
+    """Which tokens gained probability between two policies on one teacher-forced answer.
 
-    Sums over the answer's positions, in units of probability: `risen` = Σ_l Σ_i (Δπ_i)₊, and of
-    it `argmax`, the part that the token took which the policy before found likeliest, and
-    `own`, the part that the answer's own token took (within `argmax` where both are one token).
+    Sums over the answer's positions, in units of probability: `risen` = Σ_l Σ_i (Δπ_i)₊; of that,
+    `argmax` is the part of the token that was likeliest under the policy before, and `own` the part
+    of the answer's own token (counted in both where they are the same token).
     """
 
     training: ObjectiveName
@@ -32,21 +32,21 @@ class RisenMass(Row):
 
 
 class Forecast(Row):
-    """How the first-order rule foretold one recorded step on one side's own tokens.
+    """How well the first-order rule predicted one recorded step at one side's positions.
 
-    At every position of the answers that the step trained on, every other token of the vocabulary
-    is foretold to rise or to fall. `foretold` and `rose` count those that were foretold to rise
-    and that did, `right` those of all `tokens` that did as foretold. `auc`: how probably a token
-    that rose had the higher forecast than one that fell; `auc_top`: among the likeliest few of
-    every position; `auc_last_layer`: where the forecast is what the head's own change makes of all
-    logits, features standing still.
+    At every position of the answers that the step trained on, every token but the answer's own is
+    predicted to rise or to fall. Of these `tokens`, `foretold` were predicted to rise, `rose` rose,
+    and `right` moved as predicted. `auc`: probability that a token that rose had a higher forecast
+    than one that fell; `auc_top`: the same among the likeliest few of every position;
+    `auc_last_layer`: the same, with the effect of the head's own change at fixed features as
+    forecast.
 
     `explained` = 1 − Σ(Δ − Δ_head)²/Σ Δ² over the answers' tokens, where Δ is the realised change
-    of log π and Δ_head what the head's own change makes of it while features stand still;
-    `cosine` of both, and the share `agree` of tokens on whose sign they agree.
+    of log π and Δ_head the effect of the head's own change at fixed features; `cosine`: of the two;
+    `agree`: share of tokens on which their signs agree.
     """
 
-    # Not-a-number where there is nothing to compare, as where the head does not move.
+    # NaN where there is nothing to compare, for example if the head does not move.
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
     training: ObjectiveName
@@ -69,8 +69,8 @@ class Repetition(Row):
     """How much one generation repeats itself, in tokens, end-of-sequence left out.
 
     `distinct_1`, `_2`, `_3`: different n-grams over all n-grams, 1 where there is none;
-    `longest_repeat`: length of the longest run of tokens that stands in it twice; `entropy` of its
-    token frequencies, nats. `repeater`: that run is a third of it or more, and it no short answer.
+    `longest_repeat`: length of the longest run of tokens that occurs twice; `entropy` of its token
+    frequencies, nats. `repeater`: that run is a third or more of a generation that is not short.
     """
 
     tokens: int
@@ -83,7 +83,7 @@ class Repetition(Row):
 
 
 class Generation(Repetition):
-    """A repetition with the model and the prompt that it is of; `finished`: it ended itself."""
+    """The repetition of a model's answer to a prompt; `finished`: it ended with end-of-sequence."""
 
     model: str
     pair_id: str

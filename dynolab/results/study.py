@@ -16,7 +16,7 @@ ObjectiveName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
 
 
 class TokenScores(Row):
-    """What a model thinks of every token of an answer, one entry each, end-of-sequence included.
+    """A model's scores of every token of an answer, one entry each, end-of-sequence included.
 
     `token`: the answer's own token y; `logp`: log π_y, nats; `rank`: 1 + the number of likelier
     tokens; `argmax`: y*, the likeliest; `argmax_logp` and `outside_logmass`: log π(y*) and
@@ -38,7 +38,7 @@ class TokenScores(Row):
 class Score(Row):
     """Likelihood of one answer: `logp` = Σ_l log π(y_l | x, y_<l), nats, end-of-sequence included.
 
-    y* is the model's own choice at each position of the answer: `argmax_logp` =
+    y* is the model's likeliest token at each position of the answer: `argmax_logp` =
     Σ_l max_v log π(v | x, y_<l), `outside_logmass` = Σ_l log(1 − π(argmax)), `outside_mass`, the
     mean over positions of 1 − π(argmax), and `argmax_tokens_equal`, the share of positions where
     the argmax is the answer's own token.
@@ -46,7 +46,7 @@ class Score(Row):
     Means over the answer's tokens: `log_rank`, of the logarithm of a token's rank (0 where every
     token is the argmax); `entropy`, nats; `energy`, of 1 − π(y_l). `a_frobenius` is the root of
     the mean of ‖A_l‖²_F, so that √tokens times it is ‖A‖_F of the whole answer. `token_scores`
-    is there where it was asked for.
+    is optional.
     """
 
     pair_id: str
@@ -65,7 +65,7 @@ class Score(Row):
     token_scores: TokenScores | None = None
 
     def line(self) -> str:
-        """One line of JSON, without what was not measured."""
+        """One line of JSON, without unmeasured fields."""
         return self.model_dump_json(exclude_none=True) + "\n"
 
 
@@ -82,11 +82,11 @@ class ModelScore(Score):
 
 
 class Answer(Row):
-    """What a model says to a prompt, beside the answer that it should prefer: `answers.jsonl`.
+    """A model's answer to a prompt, beside the answer that it should prefer: `answers.jsonl`.
 
-    `finished`: it ended its answer itself, within the tokens that it was given. `taken_from`: the
-    training question that it answers in place of the held-out one asked, if it does;
-    `taken_exactly`: with all of that question's answer.
+    `finished`: it ended with end-of-sequence within the token limit. `taken_from`: the training
+    question that it answers instead of the held-out one, if any; `taken_exactly`: it repeats that
+    question's answer in full.
     """
 
     model: str
@@ -101,10 +101,10 @@ class Answer(Row):
 
 
 class PairChange(Row):
-    """What a preference training did to one watched pair, start to end, in nats: `pairs.jsonl`.
+    """Change of one watched pair from start to end of a training, in nats: `pairs.jsonl`.
 
     `chosen` = Δ log π(y⁺), `rejected` = Δ log π(y⁻), `margin` = `chosen` − `rejected`, `gap` =
-    Δ(log π(y*) − log π(y⁺)) along the chosen answer. What was not watched is None.
+    Δ(log π(y*) − log π(y⁺)) along the chosen answer. None: not watched.
     """
 
     pair_id: str
@@ -118,7 +118,7 @@ class PairChange(Row):
 class MetricsLine(Row):
     """Metrics after `step` optimizer steps and `examples` examples; `time` in unix seconds.
 
-    Not-a-number and infinity stay in the file as they are, so that divergence shows.
+    NaN and infinity are written as they are, so that divergence is visible.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
@@ -155,13 +155,13 @@ class ForceRow(Row):
 class ReplayFacts(Row):
     """How exactly the analysis replayed one recorded update.
 
-    `replay_error` = ‖replayed − recorded‖/‖recorded‖ over the weights; `rounding_floor` is what
-    of it the storage of the weights alone leaves in a perfect replay; `closure_error` =
-    ‖Σ parts − predicted‖/‖predicted‖ over the watched answers, the same error as far as answers
-    feel it. Under AdamW and RMSprop, `replay_error` far above the floor with a small
+    `replay_error` = ‖replayed − recorded‖/‖recorded‖ over the weights; `rounding_floor` is the
+    part of it that the storage of the weights alone causes in a perfect replay; `closure_error` =
+    ‖Σ parts − predicted‖/‖predicted‖ over the watched answers, the part of the error that affects
+    answers. Under AdamW and RMSprop, `replay_error` far above the floor with a small
     `closure_error` means weights whose true gradient is zero (GPT-NeoX's key biases, which
-    softmax cancels): the optimizer blows their rounding noise up to full-sized steps, which no
-    other order of summation repeats and no answer feels.
+    softmax cancels): the optimizer blows their rounding noise up to full-sized steps, which
+    differ with the order of summation and affect no answer.
     """
 
     stage: ObjectiveName
@@ -179,7 +179,7 @@ class TokenMap(Row):
 
     Columns are the updating example's chosen tokens, then its rejected ones. A positive entry
     means that the step, through token l, made token m likelier. `step` is None for a gradient step
-    that nobody took.
+    that was not taken.
     """
 
     stage: ObjectiveName
@@ -210,8 +210,8 @@ class TokenMap(Row):
 class AlarmRing(Row):
     """When the alarm on `squeeze/gap` rang: after `step` optimizer steps, at a gap of `gap` nats.
 
-    `rise` is the gap's growth since the training's first probe, in nats; `stopped` says that the
-    training was to end there.
+    `rise` is the gap's growth since the training's first probe, in nats; `stopped`: the alarm was
+    set to end the training there.
     """
 
     step: int
@@ -229,10 +229,10 @@ class BestProbe(Row):
 
 
 class TrainingSummary(Row):
-    """What a training was: `summary.json`. `rows` says how many rows were kept and left out.
+    """Summary of a training: `summary.json`. `rows` counts the rows kept and left out.
 
-    `steps` counts the updates that were made: fewer than the settings say where `alarm` ended it.
-    `best`: the probe whose model the result is, where it is not that of the last step.
+    `steps` counts the updates made, which are fewer than set if `alarm` ended the training.
+    `best`: the probe whose model is the result, if that is not the last step's.
     """
 
     steps: int

@@ -9,16 +9,16 @@ from dynolab.data.rows import Row
 Arm = Literal[
     "one_hot", "early_stopping", "one_hot_twice", "label_smoothing", "kd", "eskd", "filter_kd"
 ]
-"""What a network is taught by.
+"""The supervision of a network.
 
 `one_hot`: the given labels, to the end, and `early_stopping` the same up to the best validation
 accuracy; `one_hot_twice`: at twice the learning rate, the control for distillation, whose force
-at τ = 1 is twice cross-entropy's; `label_smoothing`; `kd` and `eskd`: what the converged and the
-early-stopped teacher predict; `filter_kd`: what the teacher predicted on its way, averaged.
+at τ = 1 is twice cross-entropy's; `label_smoothing`; `kd` and `eskd`: predictions of the converged
+and the early-stopped teacher; `filter_kd`: the teacher's predictions, averaged over its training.
 """
 
 DetectionScore = Literal["filter", "path", "last", "zigzag"]
-"""By what wrong labels are looked for.
+"""The score by which wrong labels are detected.
 
 `filter`: 1 − q_y of Filter-KD's table; `path`: 1 − p_y, mean over the epochs; `last`: 1 − p_y
 after training; `zigzag`: the zig-zag score of the learning path.
@@ -28,9 +28,9 @@ after training; `zigzag`: the zig-zag score of the learning path.
 class SupervisionRow(Row):
     """One arm's network of one seed at one noise level: `supervision.jsonl`.
 
-    `accuracy` and `nll` (nats) are on clean test labels. `target_error` is E‖q − e_true‖₂ of what
-    was taught on the training examples. `believed_wrong`: share of the wrongly labelled training
-    examples of which the network predicts the wrong label; None where no label is wrong.
+    `accuracy` and `nll` (nats) are on clean test labels. `target_error` is E‖q − e_true‖₂ of the
+    targets q of the training examples. `believed_wrong`: share of the wrongly labelled training
+    examples for which the network predicts the wrong label; None where no label is wrong.
     """
 
     arm: Arm
@@ -62,8 +62,8 @@ class SpeedRow(Row):
 
     All in nats of log p of the given label, means over the examples of that kind. `influence[t]`
     is accumulated to first order up to step `steps[t]`, `measured[t]` the change itself;
-    `influence` = `own` + `from_alike` + `from_others`: of the example itself, of other examples
-    of its kind, and of those of the other kind. `speed` is the mean of the influence over all
+    `influence` = `own` + `from_alike` + `from_others`: by the example itself, by other examples
+    of its kind, and by those of the other kind. `speed` is the mean of the influence over all
     steps.
     """
 
@@ -96,5 +96,5 @@ class AdaptationRow(Row):
 
     @property
     def delay(self) -> float:
-        """Mean of `kl` after the first example: how far from the truth it was on its way."""
+        """Mean of `kl` from the first example on: the mean distance from the true joint."""
         return sum(self.kl[1:]) / (len(self.kl) - 1)

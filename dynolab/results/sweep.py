@@ -1,4 +1,4 @@
-"""What a sweep leaves: its trials, one row each."""
+"""The rows of a sweep: one per trial."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Scalar = bool | int | float | str
 
 
 class TrialRow(Row):
-    """One trial: what it was given, and what became of it.
+    """Settings and outcome of one trial.
 
-    `value` is the metric that the sweep looks at; of a pruned trial the last that was known.
+    `value` is the metric of the sweep; for a pruned trial, its last known value.
     """
 
     number: int

@@ -20,9 +20,9 @@ class TransferRow(Row):
 
     Before finetuning, on its examples: `energy` E‖e_y − p‖₂; `consistency`, the mean cosine of the
     feature forces within a class; `mismatch`, the share of the forces' squared size that classes
-    do not share; `probe_accuracy`. By finetuning: `distance`, `cosine`, `dot_product` and `norm`
-    of the features against those before, and `followed`, the cosine of their displacement with
-    the first force. After it: `accuracy` on the second task's test inputs, `elsewhere` on
+    do not share; `probe_accuracy`. Change by finetuning: `distance`, `cosine`, `dot_product` and
+    `norm` compare the features with those before; `followed` is the cosine of their displacement
+    with the first force. After it: `accuracy` on the second task's test inputs, `elsewhere` on
     changed ones.
     """
 

@@ -1,4 +1,4 @@
-"""The generator on transformers: any causal language model in this process, with its cache."""
+"""Samples from any transformers causal language model in this process, with a KV cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Draft:
-    """A response that grows."""
+    """A response being generated."""
 
     prompt: Sequence[int]
     limit: int
@@ -41,26 +41,26 @@ class _Draft:
 
     @property
     def done(self) -> bool:
-        """Whether it ended itself or is as long as it may be."""
+        """Whether the response ended by itself or reached its limit."""
         return self.finished or len(self.ids) == self.limit
 
 
 class ModelGenerator:
-    """Draws responses token by token from a model in this process.
+    """Samples responses token by token from a model in this process.
 
     **Arguments:**
 
-    - `model`: its weights must be whole on this rank (`Engine.gathered`).
+    - `model`: its full weights must be on this rank (`Engine.gathered`).
     - `tokenizer`: the model's.
-    - `context`: longest prompt with response, in tokens; by default the model's own.
+    - `context`: longest prompt plus response, in tokens; by default the model's own.
 
-    A token is `argmax_v log π(v)/T + g_v`, g the Gumbel noise of its response and its place
+    A token is `argmax_v log π(v)/T + g_v`, g the Gumbel noise of its response and position
     (`position_keys`, `gumbel`). Neither batch nor rank changes it, unless rounding of the logits
     decides between two tokens.
 
-    **Raises:** `ConfigError` for a tokenizer without an end-of-sequence token, for a model that
-    names no context where none is given, and for one that cannot go on from its cache as it
-    should (`check_decoding`).
+    **Raises:** `ConfigError` for a tokenizer without an end-of-sequence token, for a model without
+    `max_position_embeddings` if `context` is not given, and for a model that decodes incorrectly
+    from its cache (`check_decoding`).
     """
 
     def __init__(
@@ -71,12 +71,14 @@ class ModelGenerator:
     ) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._eos = end_token(tokenizer)
-        self._unseen = frozenset(tokenizer.all_special_ids)
-        shape = causal_model(model).config.get_text_config()  # type: ignore[union-attr,operator]
-        known = context or getattr(shape, "max_position_embeddings", None)
-        if known is None:
-            raise ConfigError("context", None, "the model's configuration names none; give one")
-        self._context = int(known)
+        self._special = frozenset(tokenizer.all_special_ids)
+        text_config = causal_model(model).config.get_text_config()  # type: ignore[union-attr,operator]
+        limit = context or getattr(text_config, "max_position_embeddings", None)
+        if limit is None:
+            raise ConfigError(
+                "context", None, "the model's config has no max_position_embeddings; pass context"
+            )
+        self._context = int(limit)
         check_decoding(causal_model(model))
 
     @torch.no_grad()
@@ -89,22 +91,22 @@ class ModelGenerator:
         step: int = 0,
         numbers: Sequence[int] | None = None,
     ) -> list[list[Sampled]]:
-        """As `Generator.generate`; the model's mode is left as it was."""
+        """See `Generator.generate`; restores the model's train or eval mode."""
         check_prompts(prompts, self._context)
-        names = range(len(prompts)) if numbers is None else numbers
+        prompt_numbers = range(len(prompts)) if numbers is None else numbers
         drafts = []
-        for prompt, name in zip(prompts, names, strict=True):
+        for prompt, number in zip(prompts, prompt_numbers, strict=True):
             limit = min(config.max_new_tokens, self._context - len(prompt))
             drafts += [
                 _Draft(
-                    prompt, limit, position_keys(config.seed, step, name, sample, limit).tolist()
+                    prompt, limit, position_keys(config.seed, step, number, sample, limit).tolist()
                 )
                 for sample in range(samples)
             ]
         training = self._model.training
         self._model.eval()
         try:
-            # Longest first: little padding, and what does not fit the memory fails at once.
+            # Longest first: little padding, and running out of memory happens at once.
             order = sorted(drafts, key=lambda draft: -len(draft.prompt))
             for start in range(0, len(order), config.batch_size):
                 self._grow(order[start : start + config.batch_size], config)
@@ -114,14 +116,14 @@ class ModelGenerator:
         return [sampled[start : start + samples] for start in range(0, len(sampled), samples)]
 
     def _grow(self, drafts: list[_Draft], config: SampleConfig) -> None:
-        """Draws tokens until every draft is done; what is done leaves the batch."""
-        # Drafts of one prompt share its reading.
+        """Samples tokens until every draft is done; drops finished drafts from the batch."""
+        # Drafts of one prompt share its prefill.
         prompts = list({id(draft.prompt): draft.prompt for draft in drafts}.values())
-        place = {id(prompt): row for row, prompt in enumerate(prompts)}
+        row_of = {id(prompt): row for row, prompt in enumerate(prompts)}
         ids, mask = pad_left(prompts, self._eos)
         causal = causal_model(self._model)
         logits, cache = next_logits(causal, ids, mask, None)
-        rows = [place[id(draft.prompt)] for draft in drafts]
+        rows = [row_of[id(draft.prompt)] for draft in drafts]
         logits, mask = logits[rows], mask[rows]
         cache.batch_select_indices(torch.tensor(rows, device=logits.device))
         while True:
@@ -150,8 +152,8 @@ class ModelGenerator:
         if not bool(logps.amax(-1).isfinite().all()):
             raise ConfigError(
                 "model",
-                "logits that are no numbers",
-                "nothing can be sampled from it; its training diverged",
+                "logits that are not finite",
+                "cannot sample from a model whose training diverged; use an earlier checkpoint",
             )
         drawn = logps.gather(-1, tokens)
         pairs = zip(tokens[:, 0].tolist(), drawn[:, 0].tolist(), strict=True)
@@ -161,11 +163,11 @@ class ModelGenerator:
             draft.finished = token == self._eos or self._stops(draft.ids, config.stop)
 
     def _stops(self, ids: Sequence[int], stop: Sequence[str]) -> bool:
-        """Whether a stop text has just come up; it lies in as many last tokens as it has bytes."""
+        """Whether a stop text just appeared; it spans at most as many tokens as it has bytes."""
         if not stop:
             return False
-        seen = [token for token in ids if token not in self._unseen]
-        tail = seen[-max(len(stop_text.encode()) for stop_text in stop) :]
+        visible = [token for token in ids if token not in self._special]
+        tail = visible[-max(len(stop_text.encode()) for stop_text in stop) :]
         return read_response(self._tokenizer, tail, stop)[1]
 
     def _read(self, draft: _Draft, config: SampleConfig) -> Sampled:

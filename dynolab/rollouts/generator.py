@@ -1,4 +1,4 @@
-"""What a generator is: prompts in, sampled responses out, the same ones wherever it runs."""
+"""The generator protocol: prompts in, sampled responses out, independent of batch and rank."""
 
 from __future__ import annotations
 
@@ -18,22 +18,20 @@ if TYPE_CHECKING:
 
 
 class SampleConfig(BaseModel):
-    """How responses are drawn from a policy."""
+    """How responses are sampled from a policy."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    temperature: float = Field(1.0, ge=0, description="0: the likeliest token every time.")
+    temperature: float = Field(1.0, ge=0, description="0: greedy decoding.")
     max_new_tokens: int = Field(64, ge=1)
-    batch_size: int = Field(64, ge=1, description="Responses that grow side by side.")
+    batch_size: int = Field(64, ge=1, description="Responses generated at once.")
     seed: int = Field(0, ge=0)
-    stop: tuple[str, ...] = Field(
-        (), description="Texts that end a response; they are not part of it."
-    )
+    stop: tuple[str, ...] = Field((), description="Texts that end a response; cut from it.")
 
     @field_validator("stop")
     @classmethod
-    def _says_something(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+    def _not_empty(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
         if "" in stop:
-            raise ConfigError("stop", list(stop), "an empty text stands everywhere; leave it out")
+            raise ConfigError("stop", list(stop), "an empty text matches everywhere; remove it")
         return stop
 
 
@@ -41,11 +39,11 @@ class SampleConfig(BaseModel):
 class Sampled:
     """One sampled response.
 
-    `encoded` holds the prompt's tokens and the drawn ones, end-of-sequence included where it was
-    drawn; `text` is the response without it and without what stands from a stop text on.
-    `finished` says that the response ended itself, and was not cut at its longest. `logps` are
-    the drawn tokens' log-probabilities, in nats, under the distribution they were drawn from
-    (greedy: at temperature 1); rounding moves them, so they are no part of a response's identity.
+    `encoded` holds the prompt's and the sampled tokens, including a sampled end-of-sequence;
+    `text` is the response without that token, cut before the first stop text. `finished` is false
+    if the response was cut at its maximum length. `logps` are the sampled tokens'
+    log-probabilities, in nats, under the distribution they were drawn from (greedy: at
+    temperature 1); they depend on rounding, so comparison of responses ignores them.
     """
 
     encoded: Encoded
@@ -55,12 +53,12 @@ class Sampled:
 
     @property
     def response(self) -> tuple[int, ...]:
-        """The drawn tokens."""
+        """The sampled tokens."""
         return self.encoded.ids[self.encoded.prompt_length :]
 
 
 class Generator(Protocol):
-    """Draws responses from a policy's whole distribution (no top-k, no nucleus)."""
+    """Samples responses from a policy's full distribution (no top-k, no nucleus)."""
 
     def generate(
         self,
@@ -71,17 +69,17 @@ class Generator(Protocol):
         step: int = 0,
         numbers: Sequence[int] | None = None,
     ) -> list[list[Sampled]]:
-        """Responses to every prompt, in order.
+        """Returns responses to every prompt, in order.
 
         **Arguments:**
 
-        - `prompts`: token ids, as encoding makes them.
+        - `prompts`: encoded prompts, as token ids.
         - `samples`: responses to each prompt.
-        - `step`, `numbers`: a response is drawn with the random numbers of (`config.seed`,
-          `step`, its prompt's number, its number among the prompt's), whatever else is drawn
-          beside it. By default prompts are numbered from 0.
+        - `step`, `numbers`: (`config.seed`, `step`, the prompt's number, the sample's index) seed
+          a response's random numbers, whatever else is in the batch. By default prompts are
+          numbered from 0.
 
-        **Raises:** `ConfigError` for prompts that leave no room for a response.
+        **Raises:** `ConfigError` for empty prompts and those that leave no room for a response.
         """
 
 
@@ -93,9 +91,9 @@ def generate_on_ranks(
     samples: int = 1,
     step: int = 0,
 ) -> list[list[Sampled]]:
-    """Responses to every prompt, on every rank; each rank draws its share of them.
+    """Returns responses to every prompt on every rank; each rank samples its share.
 
-    They are the responses that one process alone would draw.
+    A single process would sample the same responses.
     """
     mine = generator.generate(
         distributed.deal(prompts),
@@ -108,7 +106,7 @@ def generate_on_ranks(
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], context: int) -> None:
-    """Refuses prompts without tokens and prompts that leave no room for a response."""
+    """Raises ConfigError for empty prompts and for prompts that leave no room for a response."""
     if any(len(prompt) == 0 for prompt in prompts):
         raise ConfigError("prompts", "an empty prompt", "give every prompt at least one token")
     full = [number for number, prompt in enumerate(prompts) if len(prompt) >= context]
@@ -122,10 +120,10 @@ def check_prompts(prompts: Sequence[Sequence[int]], context: int) -> None:
 
 
 def end_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The tokenizer's end-of-sequence token; `ConfigError` where it has none."""
+    """The tokenizer's end-of-sequence token; `ConfigError` if it has none."""
     if tokenizer.eos_token_id is None:
         raise ConfigError(
-            "model.tokenizer.eos_token", None, "name an end-of-sequence token in the tokenizer"
+            "model.tokenizer.eos_token", None, "set an end-of-sequence token in the tokenizer"
         )
     return int(tokenizer.eos_token_id)
 
@@ -133,14 +131,14 @@ def end_token(tokenizer: PreTrainedTokenizerBase) -> int:
 def read_response(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], stop: Sequence[str]
 ) -> tuple[str, bool]:
-    """Text of drawn tokens up to the first stop text, and whether one was found."""
+    """Decodes sampled tokens up to the first stop text; returns whether there was one."""
     eos = tokenizer.eos_token_id
-    own = ids[:-1] if ids and ids[-1] == eos else ids
-    text = str(tokenizer.decode(list(own), skip_special_tokens=True))
-    cuts = [place for place in (text.find(stop_text) for stop_text in stop) if place >= 0]
+    without_eos = ids[:-1] if ids and ids[-1] == eos else ids
+    text = str(tokenizer.decode(list(without_eos), skip_special_tokens=True))
+    cuts = [index for index in (text.find(stop_text) for stop_text in stop) if index >= 0]
     return (text[: min(cuts)], True) if cuts else (text, False)
 
 
 def flat(groups: Sequence[Sequence[Sampled]]) -> list[Sampled]:
-    """All responses, prompt by prompt."""
+    """Flattens the groups into one list of responses."""
     return list(chain.from_iterable(groups))

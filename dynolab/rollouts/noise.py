@@ -1,4 +1,4 @@
-"""Random numbers that belong to a response and to nothing else: counter-based, on any device."""
+"""Counter-based random numbers per response: the same for any batch and device."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ def position_keys(
 ) -> Int[ndarray, " positions"]:
     """A random key for every token of one response.
 
-    Philox is counter-based: the keys follow from these four numbers alone (Salmon et al.,
-    *Parallel random numbers: as easy as 1, 2, 3*, 2011), and a longer response's begin with a
-    shorter one's.
+    Philox is counter-based: the keys depend only on the first four arguments (Salmon et al.,
+    *Parallel random numbers: as easy as 1, 2, 3*, 2011), and fewer keys are a prefix of more.
     """
     stream = np.random.Philox(np.random.SeedSequence([seed, step, prompt, sample]))
     return stream.random_raw(count).view(np.int64)
@@ -29,16 +28,16 @@ def gumbel(keys: Int[Tensor, " rows"], vocabulary: int) -> Float[Tensor, "rows v
     """Standard Gumbel noise `−log(−log u)` for every token of every row, from the row's key alone.
 
     Token v's u is the (v + 1)-th output of SplitMix64 started at the key (Steele, Lea & Flood,
-    *Fast splittable pseudorandom number generators*, 2014): no state, so rows and devices do not
-    matter. `argmax_v log p_v + g_v` is a draw from p, and unlike the inverse of the cumulative
-    distribution it stays the same token where rounding moves all p a little: it changes with a
-    chance of the order of the rounding, not of the rounding times the number of tokens.
+    *Fast splittable pseudorandom number generators*, 2014): stateless, so the same for any batch
+    and device. `argmax_v log p_v + g_v` is a sample from p, and it is more robust to rounding of p
+    than inverse-CDF sampling: the token changes with a probability of the order of the rounding,
+    not of the rounding times the number of tokens.
     """
     counter = torch.arange(1, vocabulary + 1, device=keys.device) * _STEP
     bits = keys[:, None] + counter
     for shift, factor in _MIXES:
         bits = _mixed(bits, shift).mul_(factor)
-    # 52 bits, so that a half more is exact and u is neither 0 nor 1.
+    # 52 bits, so that adding 0.5 is exact and u is neither 0 nor 1.
     uniform = _shifted(_mixed(bits, 31), 12).double().add_(0.5).mul_(2.0**-52)
     return uniform.log_().neg_().log_().neg_()
 
@@ -48,5 +47,5 @@ def _mixed(bits: Int[Tensor, "rows n"], shift: int) -> Int[Tensor, "rows n"]:
 
 
 def _shifted(bits: Int[Tensor, "rows n"], shift: int) -> Int[Tensor, "rows n"]:
-    """Shift to the right of 64 bits without a sign; torch's keeps the sign."""
+    """Logical right shift of 64-bit integers; torch's `>>` is arithmetic."""
     return (bits >> shift).bitwise_and_((1 << (64 - shift)) - 1)

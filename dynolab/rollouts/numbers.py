@@ -1,4 +1,4 @@
-"""Numbers in answers to word problems, read exactly."""
+"""Parses the final number of an answer to a word problem, exactly."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from decimal import Decimal
 
 FINAL = "####"
-"""Stands before the final answer of a GSM8K solution (Cobbe et al., arXiv 2110.14168)."""
+"""Precedes the final answer of a GSM8K solution (Cobbe et al., arXiv 2110.14168)."""
 
-# A minus is a sign only where no word or closing bracket stands before it: "10-5" ends in 5.
-# A comma groups digits only in threes: "3,4" are two numbers, "3,400" is one.
+# A minus is a sign only if no word, dot or closing bracket precedes it: "10-5" ends in 5.
+# A comma is a thousands separator only before three digits: "3,4" is two numbers, "3,400" one.
 _NUMBER = re.compile(
     r"(?P<sign>(?<![\w).])(?:[-−]\$?|\$[-−]))?"
     r"(?P<digits>(?:\d{1,3}(?:,\d{3})+(?![\d])|\d+)(?:\.\d+)?|(?<!\d)\.\d+)",
@@ -18,11 +18,11 @@ _NUMBER = re.compile(
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number that a solution ends with; None where it has none.
+    """The final number of a solution; None if it has none.
 
-    It is the first one behind the first `####`, so that nothing written after the answer counts;
-    without that mark it is the last one of the text. Signs of currency, units, thousands
-    separators and trailing zeros do not matter.
+    It is the first number after the first `####`, so that text after the answer is ignored;
+    without that mark it is the last number of the text. Ignores currency signs, units, thousands
+    separators and trailing zeros.
     """
     _, mark, answer = text.partition(FINAL)
     numbers = list(_NUMBER.finditer(answer if mark else text))

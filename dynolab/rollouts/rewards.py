@@ -20,25 +20,14 @@ from dynolab.rollouts.numbers import FINAL, final_number
 Reward = Callable[[str, Sequence[str], PromptRow], Sequence[float]]
 
 ALLOWED = "DYNOLAB_REWARD_MODULES"
-"""Environment variable: modules, with commas between, whose functions may be named as rewards."""
-
-
-class RewardConfig(BaseModel):
-    """One part of the reward."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str = Field(
-        description="exact, world_answer, world_form, world_style, gsm8k, gsm8k_form, think_form, "
-        f"or the dotted path of a function in a module that {ALLOWED} lists."
-    )
-    weight: float = Field(1.0, allow_inf_nan=False)
+"""Environment variable: comma-separated modules whose functions may be used as rewards."""
 
 
 class Rewards:
-    """The weighted sum of rewards, `r = Σ_j w_j r_j`, with every part checked.
+    """The weighted sum of rewards, `r = Σ_j w_j r_j`, with every term's values checked.
 
-    **Raises:** `ConfigError` for a name that is no reward, and for a function outside the modules
-    that the environment allows; nothing is imported before that is known.
+    **Raises:** `ConfigError` for an unknown reward, and for a function outside the modules that
+    the environment allows, before importing it.
     """
 
     def __init__(self, configs: Sequence[RewardConfig]) -> None:
@@ -51,8 +40,8 @@ class Rewards:
     def __call__(self, prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
         """The reward of every completion.
 
-        **Raises:** `ConfigError` that names the part which returned anything but one finite
-        number per completion.
+        **Raises:** `ConfigError` naming a term that did not return one finite number per
+        completion.
         """
         total = [0.0] * len(completions)
         for name, weight, reward in self._parts:
@@ -62,7 +51,7 @@ class Rewards:
 
 
 def resolve_reward(name: str) -> Reward:
-    """A reward by its name or, in allowed modules, by its dotted path."""
+    """Returns a built-in reward by name, or one of an allowed module by dotted path."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     module, _, function = name.rpartition(".")
@@ -72,7 +61,7 @@ def resolve_reward(name: str) -> Reward:
             "reward",
             name,
             f"use one of {', '.join(BUILT_IN)}, or list the function's module in the environment "
-            f"variable {ALLOWED} (it holds: {', '.join(allowed) or 'nothing'})",
+            f"variable {ALLOWED} (now: {', '.join(allowed) or 'empty'})",
         )
     try:
         attribute = getattr(importlib.import_module(module), function, None)
@@ -85,21 +74,24 @@ def resolve_reward(name: str) -> Reward:
 
 
 def checked(name: str, values: object, count: int, row: str) -> list[float]:
-    """A reward's values as floats, one per completion, all finite."""
-    where, wanted = f"reward {name} of row {row}", "it must return one finite number per completion"
+    """Converts a reward's values to floats.
+
+    **Raises:** `ConfigError` unless there is one finite number per completion.
+    """
+    field, rule = f"reward {name} of row {row}", "must return one finite number per completion"
     tolist = getattr(values, "tolist", None)  # arrays and tensors
     listed = tolist() if tolist is not None else values
     if not isinstance(listed, Sequence) or isinstance(listed, str) or len(listed) != count:
         size = f"{len(listed)} values" if isinstance(listed, Sequence) else type(values).__name__
-        raise ConfigError(where, size, f"{wanted}, here {count}")
+        raise ConfigError(field, size, f"{rule}, here {count}")
     for value in listed:
         if not isinstance(value, Real) or not math.isfinite(value):
-            raise ConfigError(where, value, wanted)
+            raise ConfigError(field, value, rule)
     return [float(value) for value in listed]
 
 
 def reward_metrics(groups: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Mean and spread of the rewards, and how many groups teach nothing: all rewards equal."""
+    """Mean and standard deviation of the rewards, and the number of groups with equal rewards."""
     every = [reward for group in groups for reward in group]
     return {
         "rollout/reward": fmean(every),
@@ -109,50 +101,56 @@ def reward_metrics(groups: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def exact(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
-    """1 where the completion is the row's answer, spaces around it aside."""
+    """1 if the completion equals the row's answer, ignoring surrounding whitespace."""
     answer = _answer("exact", row).strip()
     return [float(text.strip() == answer) for text in completions]
 
 
 def world_answer(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
-    """1 where a completion states one fact about what the built-in world's question asks for, and
-    that fact has the row's value."""
-    asked = lexicon.asked(prompt)
-    if asked is None:
-        raise ConfigError("reward world_answer", prompt, "it is no question of the built-in world")
-    attribute, entity = asked
+    """1 if a completion states exactly one fact about the entity that the built-in world's
+    question names, and it is the fact asked for with the row's value."""
+    question = lexicon.asked(prompt)
+    if question is None:
+        raise ConfigError(
+            "reward world_answer",
+            prompt,
+            "not a question of the built-in world; use another reward for this data",
+        )
+    attribute, entity = question
     truth = [lexicon.Fact(entity, attribute, _answer("world_answer", row))]
     return [float(lexicon.facts_in(text, frozenset({entity})) == truth) for text in completions]
 
 
 def world_form(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
-    """1 where a completion has the form of the built-in world's answers, whatever it states."""
+    """1 if a completion has the form of the built-in world's answers, right or wrong."""
     return [float(lexicon.in_form(text)) for text in completions]
 
 
 def world_style(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
-    """How far the style words of a completion are those that the built-in world's chosen answers
-    prefer, from 0 to 1; 0 for a completion of another form."""
+    """How far a completion uses the style words of the built-in world's chosen answers, from 0 to
+    1; 0 for a completion of another form."""
     styles = [lexicon.style_in(text) for text in completions]
     return [0.0 if style is None else lexicon.preference(style) for style in styles]
 
 
 def gsm8k(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
-    """1 where the completion's final number is that of the row's answer."""
+    """1 if the completion's final number equals that of the row's answer."""
     answer = _answer("gsm8k", row)
     truth = final_number(answer)
     if truth is None:
-        raise ConfigError(f"answer of row {row.id}", answer, "reward gsm8k needs a number in it")
+        raise ConfigError(
+            f"answer of row {row.id}", answer, "reward gsm8k needs a number in every answer"
+        )
     return [float(final_number(text) == truth) for text in completions]
 
 
 def gsm8k_form(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
-    """1 where a completion ends in `#### ` and a number, and has that mark once."""
+    """1 if a completion ends with `#### ` and a number, and has `####` once."""
     return [float(text.count(FINAL) == 1 and bool(_LAST_LINE.search(text))) for text in completions]
 
 
 def think_form(prompt: str, completions: Sequence[str], row: PromptRow) -> list[float]:
-    """1 where a completion is `<think>…</think><answer>…</answer>` (DeepSeek-R1,
+    """1 if a completion is `<think>…</think><answer>…</answer>` (DeepSeek-R1,
     arXiv 2501.12948, §2.2.2), each tag once."""
     return [
         float(all(text.count(tag) == 1 for tag in _TAGS) and bool(_THOUGHT.fullmatch(text)))
@@ -170,7 +168,20 @@ BUILT_IN: dict[str, Reward] = {
 }
 
 
+class RewardConfig(BaseModel):
+    """One term of the weighted reward."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str = Field(
+        description=f"{', '.join(BUILT_IN)}, or the dotted path of a function in a module that "
+        f"{ALLOWED} lists."
+    )
+    weight: float = Field(1.0, allow_inf_nan=False)
+
+
 def _answer(reward: str, row: PromptRow) -> str:
     if row.answer is None:
-        raise ConfigError(f"answer of row {row.id}", None, f"reward {reward} compares with it")
+        raise ConfigError(
+            f"answer of row {row.id}", None, f"reward {reward} needs an answer in every row"
+        )
     return row.answer

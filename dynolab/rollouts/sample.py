@@ -1,4 +1,4 @@
-"""Responses to texts: one per prompt, for rows and for answers that are shown."""
+"""Samples one response per text prompt, for probe rows and pages."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def sample_responses(
     prompts: Sequence[str],
     config: SampleConfig,
 ) -> list[Sampled]:
-    """One response per prompt from the whole distribution (no top-k, no nucleus), in order.
+    """Samples one response per prompt, in order, from the full distribution (no top-k, no nucleus).
 
-    Prompts are encoded as training encodes them; one that fills the context loses its oldest
-    tokens, as training's `truncate_left` cuts it. The responses' texts are as rows hold them.
-    Equal seeds give equal responses.
+    Prompts are encoded as for training; one that fills the context loses its oldest tokens, as
+    under `truncate_left`. The responses' texts have the leading space of rows' answers. Equal
+    seeds give equal responses.
 
     **Raises:** `ConfigError` for a tokenizer without an end-of-sequence token.
     """
-    # With the end-of-sequence that encoding adds, a sampled answer still fits the context.
+    # Leaves room for the end-of-sequence that encoding adds to a sampled answer.
     context = int(model.config.max_position_embeddings) - 1
     generator = ModelGenerator(model, tokenizer, context)
     room = min(config.max_new_tokens, context // 2)

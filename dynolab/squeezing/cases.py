@@ -1,10 +1,10 @@
-"""Tests statements about one step on a softmax on random cases.
+"""Tests statements about one gradient step on a softmax, on random cases.
 
 Claims 1 to 5 of Ren & Sutherland (arXiv 2407.10490, §3.3 and the notebook of their code): 1 the
 pushed class falls; 2 the likeliest other class rises; 3 the peakier the distribution, the more
-classes fall; 4 the less likely the pushed class, the more fall, the further, and the more the
-likeliest other gains; 5 the larger the step, the stronger. The notebook also says that the rich
-get richer and the poor get poorer. Beside them what follows from
+classes fall; 4 the less likely the pushed class, the more classes fall, the further they fall, and
+the more the likeliest other gains; 5 the larger the step, the stronger. The notebook also states
+that the rich get richer and the poor get poorer. The other statements follow from
 `Δ log p_i = η (p_i + p_y − Σ_j p_j²) + O(η²)` and from its concavity in η.
 """
 
@@ -30,10 +30,10 @@ from dynolab.squeezing.rule import (
 )
 
 ROUNDING = 1e-12
-"""Nats by which float64 may err; less is no violation."""
+"""Rounding error allowed in float64, in nats; a smaller change is no violation."""
 
 FEATURES = 4
-"""d of the cases in which features move."""
+"""Dimension d of the features, in cases where they move."""
 
 _CHUNK_NUMBERS = 2_000_000
 _SMALL_STEP = 1e-5
@@ -41,7 +41,7 @@ _SMALL_STEP = 1e-5
 
 @dataclass(frozen=True)
 class Cases:
-    """Random distributions, each with a class that is pushed, a step η, and random numbers."""
+    """Random distributions with a pushed class and a step η each; `generator` for further draws."""
 
     logp: Float[Tensor, "cases classes"]
     label: Int[Tensor, " cases"]
@@ -61,7 +61,7 @@ class Cases:
         return stepped(start, self.label, -(self.step if step is None else step)) - start
 
     def of(self, classes: Int[Tensor, " cases"], values: Tensor) -> Float[Tensor, " cases"]:
-        """One class' value of every case."""
+        """The value of one class per case."""
         return values.gather(1, classes[:, None]).squeeze(1)
 
     def others(self) -> Bool[Tensor, "cases classes"]:
@@ -70,7 +70,7 @@ class Cases:
         return every.scatter(1, self.label[:, None], False)
 
     def between(self, low: float, high: float) -> Float[Tensor, " cases"]:
-        """Random numbers, log-uniform."""
+        """One log-uniform random number per case."""
         return log_uniform(len(self.label), low, high, self.generator)
 
 
@@ -92,8 +92,8 @@ def random_cases(count: int, classes: int, generator: torch.Generator) -> Cases:
 
 
 Violated = Callable[[Cases], Bool[Tensor, " cases"] | Float[Tensor, " cases"]]
-"""Whether a case violates a statement, or by what share of the classes that it speaks of; not a
-number where the case has none."""
+"""Whether a case violates a statement, or the share of the classes concerned that violate it: NaN
+if the case has none."""
 
 
 def label_rises(cases: Cases) -> Bool[Tensor, " cases"]:
@@ -113,7 +113,7 @@ def fewer_fall_when_peakier(cases: Cases) -> Bool[Tensor, " cases"]:
 
 
 def another_rises_beside_a_peak(cases: Cases) -> Bool[Tensor, " cases"]:
-    """Against claim 3's limit: one other class holds more than 0.9, and yet another rises.
+    """Against claim 3's limit: one other class holds more than 0.9, but a further one rises.
 
     There `p_i + p_y < 0.1 < Σ_j p_j²` for all but the peak.
     """
@@ -162,7 +162,7 @@ def rich_lose(cases: Cases) -> Float[Tensor, " cases"]:
 def _share(
     hit: Bool[Tensor, "cases classes"], among: Bool[Tensor, "cases classes"]
 ) -> Float[Tensor, " cases"]:
-    """Not a number where there are none to be hit."""
+    """The share of `among` in `hit`; NaN if `among` is empty."""
     return (hit & among).sum(1).double() / among.sum(1)
 
 
@@ -199,7 +199,7 @@ def rule_errs(cases: Cases) -> Bool[Tensor, " cases"]:
 
 
 def rises_against_rule(cases: Cases) -> Bool[Tensor, " cases"]:
-    """Against the rule's reach: a class that it lets fall rises at some size of step."""
+    """Against the rule at large steps: a class that it predicts to fall rises."""
     return (~rises(cases.logp, cases.label) & (cases.moved > ROUNDING)).any(1)
 
 
@@ -214,7 +214,7 @@ def best_falls_elsewhere(cases: Cases) -> Bool[Tensor, " cases"]:
 
 
 def best_falls_with_features(cases: Cases) -> Bool[Tensor, " cases"]:
-    """Features move as well: i* falls. Nothing forbids it: `W Wᵀ` couples classes."""
+    """With moving features: i* falls, which is possible because `W Wᵀ` couples classes."""
     count, classes = cases.logp.shape
     normal = torch.randn(
         count, classes + 1, FEATURES, generator=cases.generator, dtype=torch.float64
@@ -245,11 +245,11 @@ STATEMENTS: Mapping[str, Violated] = {
     "elsewhere_best_rises": best_falls_elsewhere,
     "features_best_rises": best_falls_with_features,
 }
-"""Every statement with what violates it."""
+"""Every statement with the test for its violation."""
 
 
 def count_violations(count: int, classes: int, seed: int) -> Iterator[CaseCount]:
-    """Every statement's violations among as many random cases."""
+    """Counts every statement's violations among `count` random cases."""
     rows = max(1, _CHUNK_NUMBERS // classes)
     generator = torch.Generator().manual_seed(seed)
     violations, tried = dict.fromkeys(STATEMENTS, 0.0), dict.fromkeys(STATEMENTS, 0)

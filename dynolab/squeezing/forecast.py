@@ -1,4 +1,4 @@
-"""First-order prediction of a recorded step, token by token, beside what it did."""
+"""Compares the first-order prediction of a recorded step with its effect, token by token."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.split import micro_batches, record_batch
 from dynolab.objectives import build_objective, force, read_logps
 from dynolab.results.squeezing import Forecast, Side
-from dynolab.squeezing.rule import answered
+from dynolab.squeezing.rule import logp_change
 from dynolab.statistics import auc
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 
 SIDES: dict[int, Side] = {CHOSEN: "chosen", REJECTED: "rejected"}
 TOP = 20
-"""Tokens of a position that are its likeliest few."""
+"""Number of likeliest tokens per position that `auc_top` compares."""
 
 MOST = 2**20
-"""Forecasts that are kept of one side: with a large vocabulary, of every so many positions."""
+"""Maximum number of forecasts kept; with a large vocabulary, some positions are skipped."""
 
 
 @dataclass(frozen=True)
-class Foretold:
-    """A step at some trained positions: forecast and change of log π of every token but y, nats.
+class PositionForecasts:
+    """Forecast and realised change of log π at trained positions, of every token but y, in nats.
 
-    `still` is what the head's change alone makes of them; `own` and `own_still` are both of y.
+    `still` is the change by the head's step alone, with fixed features; `own` and `own_still` are
+    the change and the head's part of it for y.
     """
 
     forecast: Float[Tensor, "positions others"]
@@ -49,44 +50,44 @@ class Foretold:
 def forecasts(
     record: StepRecord, policy: PolicyFunction, *, training: str, batch_tokens: int = 2_048
 ) -> list[Forecast]:
-    """Checks the rule on a recorded step, side by side of the answers that it trained on.
+    """Checks the rule on a recorded step, separately for each side that it trained on.
 
     A position's forecast is `−A G`, the first order of a step against the objective's force G on
     its own logits: where G pushes y alone, class i ≠ y rises on a rejected token iff
-    `p_i + p_y > Σ_j p_j²`, and on a chosen one the other way round. The rule knows nothing of
-    the other positions of the batch, nor of features, which the real step moves as well.
+    `p_i + p_y > Σ_j p_j²`, and on a chosen one the other way round. The rule ignores the other
+    positions of the batch, and the features, which the real step moves as well.
 
     **Arguments:**
 
-    - `policy`: the recorded model; its own weights count only where the record has none.
-    - `training`: what the rows call the training.
+    - `policy`: the recorded model; its own weights are used only where the record has none.
+    - `training`: name of the training in the rows.
 
     **Returns:** one row for each side that was pushed.
     """
     objective = build_objective(record.facts.objective)
-    by_side: dict[int, list[Foretold]] = {}
-    every = _stride(record, policy)
+    by_side: dict[int, list[PositionForecasts]] = {}
+    stride = _stride(record, policy)
     for examples in micro_batches(record, objective.sides, batch_tokens):
         batch = record_batch(record, policy, examples)
-        for side, part in _foretold(record, policy, batch, every):
+        for side, part in _forecast_positions(record, policy, batch, stride):
             by_side.setdefault(side, []).append(part)
     return [_row(record, training, SIDES[side], parts) for side, parts in sorted(by_side.items())]
 
 
 def _stride(record: StepRecord, policy: PolicyFunction) -> int:
-    """Which positions are taken: every so many, that their forecasts stay within `MOST`."""
+    """Every how many positions one is used, so that forecasts stay within `MOST`."""
     positions = sum(
-        answer.response_length for each in record.examples for answer in each.named().values()
+        answer.response_length for example in record.examples for answer in example.named().values()
     )
     vocabulary = policy.causal.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
     return -(-positions * vocabulary // MOST)
 
 
 @torch.no_grad()
-def _foretold(
-    record: StepRecord, policy: PolicyFunction, batch: TokenBatch, every: int
-) -> Iterator[tuple[int, Foretold]]:
-    """The positions of each side on which the step pushed."""
+def _forecast_positions(
+    record: StepRecord, policy: PolicyFunction, batch: TokenBatch, stride: int
+) -> Iterator[tuple[int, PositionForecasts]]:
+    """Forecasts at the positions of each side that the step pushed."""
     objective = build_objective(record.facts.objective)
     weights = policy.cast(record.before)
     logits = policy.logits(weights, batch)
@@ -98,16 +99,16 @@ def _foretold(
     still = moved_by_head(policy, record.before, record.after, batch).log_softmax(-1) - before
     label = batch.token[:, None]
     for side in objective.sides:
-        pushed = ((batch.token_side == side) & trained).nonzero()[:, 0][::every]
+        pushed = ((batch.token_side == side) & trained).nonzero()[:, 0][::stride]
         if not len(pushed):
             continue
         y = label[pushed]
         others = torch.ones_like(before[pushed], dtype=torch.bool).scatter_(1, y, False)
-        rule = answered(before[pushed], -G[pushed])
+        rule = logp_change(before[pushed], -G[pushed])
         likely = before[pushed][others].view(len(pushed), -1)
         yield (
             side,
-            Foretold(
+            PositionForecasts(
                 forecast=rule[others].view_as(likely),
                 change=change[pushed][others].view_as(likely),
                 still=still[pushed][others].view_as(likely),
@@ -118,12 +119,12 @@ def _foretold(
         )
 
 
-def _row(record: StepRecord, training: str, side: Side, parts: list[Foretold]) -> Forecast:
-    def every(name: str) -> Tensor:
+def _row(record: StepRecord, training: str, side: Side, parts: list[PositionForecasts]) -> Forecast:
+    def joined(name: str) -> Tensor:
         return torch.cat([getattr(part, name) for part in parts])
 
-    forecast, change, top = every("forecast"), every("change"), every("top")
-    own, head = every("own").double(), every("own_still").double()
+    forecast, change, top = joined("forecast"), joined("change"), joined("top")
+    own, head = joined("own").double(), joined("own_still").double()
     rises, rose = forecast > 0, change > 0
     picture = LastLayer.of(own, head)
     return Forecast(
@@ -137,7 +138,7 @@ def _row(record: StepRecord, training: str, side: Side, parts: list[Foretold]) -
         right=int((rises == rose).sum()),
         auc=_auc(forecast, rose),
         auc_top=_auc(forecast.gather(1, top), rose.gather(1, top)),
-        auc_last_layer=_auc(every("still"), rose),
+        auc_last_layer=_auc(joined("still"), rose),
         explained=float(1 - (own - head).square().sum() / own.square().sum()),
         cosine=picture.cosine,
         agree=picture.sign_agreement,
@@ -152,12 +153,12 @@ def _auc(forecast: Tensor, rose: Tensor) -> float:
 def moved_by_head(
     policy: PolicyFunction, before: Weights, after: Weights, batch: TokenBatch
 ) -> Float[Tensor, "tokens vocabulary"]:
-    """Logits where the head alone has made a step: of its output `W h + b + ΔW h + Δb`.
+    """Logits after a step of the head alone: from its output `W h + b + ΔW h + Δb`.
 
     h are the features before the step, so this is the unconstrained-features model of it. After a
     gradient step its first order is the sum of `Breakdown.head` over the updating tokens, unless
-    head and embedding share one table: ΔW then holds what the embedding's gradient moved, too.
-    Where the head does not move, as under adapters, nothing does.
+    head and embedding share one table: ΔW then includes the step of the embedding's gradient.
+    If the head does not move, as under adapters, the logits do not change.
     """
     weight, bias = _change_of_head(policy, before, after)
 
@@ -173,7 +174,7 @@ def moved_by_head(
 def _change_of_head(
     policy: PolicyFunction, before: Weights, after: Weights
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Change of the head's weight and bias; None of what does not move."""
+    """Change of the head's weight and bias; None for one that does not move."""
     head = head_module(policy.causal)
     names = {id(parameter): name for name, parameter in policy.model.named_parameters()}
     own = [names.get(id(getattr(head, part, None))) for part in ("weight", "bias")]

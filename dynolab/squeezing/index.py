@@ -1,4 +1,4 @@
-"""The squeezing index: how much of all risen probability the argmax has taken."""
+"""The squeezing index: the share of all risen probability that the argmax took."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dynolab.statistics import Interval, ratio_interval
 Logits = Callable[[TokenBatch], Float[Tensor, "tokens vocabulary"]]
 """A policy: a `ResponseLogits`, or a `PolicyFunction`'s `logits` at given weights."""
 
-_PAD_ID = 0  # padding stands right of every response and is masked: any id serves
+_PAD_ID = 0  # padding is masked and right of every response, so any id will do
 
 
 def risen_mass(
@@ -27,8 +27,8 @@ def risen_mass(
 ) -> Float[Tensor, "tokens 3"]:
     """`Σ_i (Δπ_i)₊`, `Δπ(argmax)₊` and `Δπ(y)₊` at every position.
 
-    The argmax is that of the policy before: the class to which a negative gradient moves
-    probability is the likeliest at the step, and not what has become likeliest since.
+    The argmax is that of `before`: a negative gradient moves probability to the token that is
+    likeliest at the step, not to the one that is likeliest afterwards.
 
     **Arguments:** `before`, `after`: logits; `token`: the answer's own tokens y.
     """
@@ -48,7 +48,7 @@ def answers_risen_mass(
 ) -> Float[Tensor, "answers 3"]:
     """`risen_mass` of teacher-forced answers, summed over each one's positions, in float64.
 
-    **Arguments:** `batch_tokens`: bound of answers × padded length of one forward.
+    **Arguments:** `batch_tokens`: maximum of answers × padded length of one forward.
     """
     sums = torch.zeros(len(answers), 3, dtype=torch.float64)
     for members in by_length(answers, batch_tokens):
@@ -70,8 +70,8 @@ def chosen_by_step(rows: Iterable[RisenMass]) -> dict[str, dict[int, list[RisenM
 def squeeze_index(rows: Sequence[RisenMass]) -> Interval:
     """`squeeze/index` = Σ_l Δπ(argmax)₊ / Σ_l Σ_i (Δπ_i)₊ over the positions of all rows.
 
-    0: nothing of what rose went to the argmax; 1: all of it. The interval is the jackknife's over
-    pairs.
+    0: none of the risen probability went to the argmax; 1: all of it. The interval is the
+    jackknife's over pairs.
     """
     return _share(rows, [row.argmax for row in rows])
 

@@ -1,4 +1,4 @@
-"""Softmax regression `z = W x` under gradient steps: the four pictures, and what shape decides."""
+"""Softmax regression `z = W x` under gradient steps: four panels, and the effect of the shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dynolab.statistics import mean_interval
 
 FLAT, PEAKED = 0.3, 3.0
 MODERATE = 1.0
-"""Standard deviations of normal logits: of the panels, and of the paths by size of step."""
+"""Standard deviations of normal logits: flat and peaked in the panels, moderate in the paths."""
 
 FEATURES = 4
 LEARNING_RATE, STEPS = 0.5, 8
@@ -26,7 +26,7 @@ LABEL_PROBABILITY = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 def panels(classes: int, seed: int) -> list[Panel]:
     """A positive update, and negative ones on a flat distribution, a peak's flank and a valley.
 
-    The sources leave scales, steps and classes open: here flat logits have standard deviation
+    The sources do not give scales, steps and classes: here flat logits have standard deviation
     0.3, peaked ones 3; the class is the median one of the flat distribution, the second
     likeliest of the peaked one (flank), and its least likely (valley).
     """
@@ -73,7 +73,7 @@ def regression_steps(
     rate: float,
     steps: int,
 ) -> Float[Tensor, " classes"]:
-    """log p at x after gradient steps on `−log p_y(x)`; a negative rate ascends.
+    """log p at x after gradient descent on `−log p_y(x)`; a negative rate ascends.
 
     `W' = W + η (e_y − p) xᵀ`, so `z' = z + η ‖x‖² (e_y − p)`.
     """

@@ -1,13 +1,13 @@
 """One push on one answer of a language model, and how far the provable picture explains it.
 
 The step is a gradient step of size s that lowers `Σ_l log π(y_l | x, y_<l)`, with s such that the
-answer loses a given number of nats per token to first order: so far in any model. Three pictures
-foretell its Δ log π over the whole vocabulary: the rule of one softmax, at every token by itself,
-`z'_l = z_l − s ‖h_l‖² (e_y − π_l)`; the whole head with features that stand still,
-`z'_o = z_o − s Σ_l (h_o·h_l)(e_y − π_l)`, the unconstrained-features picture; and the first order
-in all weights. Where the head has a bias, products of features are one larger; where the model
-does more to its head's output (a scale, a cap), z is that output, `e_y − π` is carried back to it,
-and what follows is applied.
+answer loses a given number of nats per token to first order, the same in any model. Three pictures
+predict its Δ log π over the whole vocabulary: the rule of one softmax, at every token by itself,
+`z'_l = z_l − s ‖h_l‖² (e_y − π_l)`; the whole head with fixed features (the unconstrained-features
+picture), `z'_o = z_o − s Σ_l (h_o·h_l)(e_y − π_l)`; and the first order in all weights. If the head
+has a bias, products of features are larger by one. If the model transforms its head's output (a
+scale, a cap), z is that output, `e_y − π` is backpropagated to it, and the transformation is
+applied afterwards.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ PICTURES: tuple[Picture, ...] = ("own_token", "last_layer", "first_order")
 
 @dataclass(frozen=True)
 class Pushed:
-    """Δ log π of every token at every position of an answer, in nats: measured, and foretold.
+    """Δ log π of every token at every position of an answer, in nats: measured and predicted.
 
-    `step` is the push's s.
-    `own_token` is missing where the push was on another answer.
+    `step` is the push's s. `own_token` is None if the push was on another answer.
     """
 
     pair_id: str
@@ -57,11 +56,11 @@ class Pushed:
 
 @dataclass(frozen=True)
 class _Push:
-    """A step against an answer: of the weights, and in the head's own terms at its positions.
+    """A step against an answer, as a change of the weights and as seen at the head's output.
 
-    `pull` is the gradient of `Σ log π(y_l)` by the head's output: `e_y − π` where that output is
-    the logits. `bias` is 1 where the head has one, which is a weight on a feature that is always
-    one, else 0. `own_token` is Δ log π at every position by its own token's step alone.
+    `pull` is the gradient of `Σ log π(y_l)` with respect to the head's output: `e_y − π` if that
+    output is the logits. `bias` is 1 if the head has a bias, which acts as a weight on a constant
+    feature of one, else 0. `own_token` is Δ log π at every position by its own token's step alone.
     """
 
     change: Weights
@@ -77,7 +76,7 @@ class _Push:
         features: Float[Tensor, "observed features"],
         output: Float[Tensor, "observed vocabulary"],
     ) -> Float[Tensor, "observed vocabulary"]:
-        """The head's output at some features after its step."""
+        """The head's output at some features after the push."""
         products = features @ self.features.T + self.bias
         return output - self.step * products @ self.pull
 
@@ -87,7 +86,7 @@ def pushes(
 ) -> Iterator[Pushed]:
     """Pushes every pair's rejected answer down, from the same weights each time.
 
-    Seen at the rejected answer's own positions and at the chosen one's.
+    Yields the effect on the rejected answer itself, then on the chosen one.
 
     **Arguments:** `fall`: nats per token that the rejected answer loses to first order.
     """
@@ -108,13 +107,11 @@ def _push_down(policy: PolicyFunction, answer: Encoded, fall: float) -> _Push:
     gradients = {name: g for name, g in zip(leaves, derivatives, strict=True) if g is not None}
     step = fall * len(batch.token) / float(norm(gradients).square())
     change = {name: -step * gradient for name, gradient in gradients.items()}
-    return _in_terms_of_the_head(policy, batch, change, step)
+    return _push_at_head(policy, batch, change, step)
 
 
-def _in_terms_of_the_head(
-    policy: PolicyFunction, batch: TokenBatch, change: Weights, step: float
-) -> _Push:
-    """The push as the head sees it."""
+def _push_at_head(policy: PolicyFunction, batch: TokenBatch, change: Weights, step: float) -> _Push:
+    """Adds to a step its terms at the head."""
     seen: list[Tensor] = []
 
     def cut(features: Tensor, output: Tensor) -> Tensor:
@@ -176,7 +173,7 @@ _CHANGES = ("measured", *PICTURES)
 
 
 class Tally:
-    """Sums over pushes: what is kept of them, as their changes fill a vocabulary a token."""
+    """Sums over pushes; their changes, a whole vocabulary per token, are not kept."""
 
     def __init__(self) -> None:
         self.rows: list[PairPush] = []
@@ -184,13 +181,13 @@ class Tally:
         self._ranks: dict[Answer, tuple[int, dict[str, Tensor]]] = {}
 
     def add(self, pushed: Pushed) -> None:
-        """Takes one answer in."""
+        """Adds one answer."""
         self.rows.append(pair_push(pushed))
         squares = {"measured": float(pushed.measured.norm())}
         for picture in PICTURES:
-            foretold = getattr(pushed, picture)
-            if foretold is not None:
-                squares[picture] = float((pushed.measured - foretold).norm())
+            predicted = getattr(pushed, picture)
+            if predicted is not None:
+                squares[picture] = float((pushed.measured - predicted).norm())
         self._squares.setdefault(pushed.answer, []).append(squares)
         sums = {name: values.sum(0) for name, values in _by_rank(pushed).items()}
         tokens, before = self._ranks.get(pushed.answer, (0, {}))
@@ -198,11 +195,11 @@ class Tally:
         self._ranks[pushed.answer] = tokens + len(pushed.label), added
 
     def left_over(self) -> Iterator[LeftOver]:
-        """What each picture leaves over, on the answers pushed and on the chosen ones."""
+        """The share that each picture leaves unexplained, on pushed and on chosen answers."""
         for answer, squares in self._squares.items():
             size = np.array([sizes["measured"] for sizes in squares])
             for picture in (name for name in PICTURES if name in squares[0]):
-                # The share needs sums of squares alone: one row a pair holds their roots.
+                # The share only needs sums of squares; each pair has one row, with their roots.
                 errors = np.array([sizes[picture] for sizes in squares])
                 share = unexplained_share(size, size - errors, np.arange(len(squares)))
                 yield LeftOver(

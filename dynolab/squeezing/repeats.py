@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from dynolab.results.squeezing import Repetition
 
 SHORTEST, PART = 6, 3
-"""An answer of so many tokens is a repeater if its longest repeat is one in `PART` of them."""
+"""An answer of `SHORTEST` tokens or more is a repeater if its longest repeat is 1/`PART` of it."""
 
 
 def repetition(tokens: Sequence[int]) -> Repetition:
     """How much one generation repeats itself.
 
-    **Arguments:** `tokens`: what was drawn, without the end of sequence.
+    **Arguments:** `tokens`: the sampled tokens, without end-of-sequence.
     """
     longest = longest_repeat(tokens)
     return Repetition(
@@ -47,7 +47,7 @@ def frequency_entropy(generations: Iterable[Sequence[int]], n: int = 1) -> float
 
 
 def longest_repeat(tokens: Sequence[int]) -> int:
-    """Length of the longest run of tokens that stands in the text twice; the two may overlap.
+    """Length of the longest run of tokens that occurs in the text twice; the two may overlap.
 
     A loop of period p over n tokens has n − p. O(n²): with r(i, j) the common run that ends at
     tokens i < j, r(i, j) = r(i − 1, j − 1) + 1 where they are equal, else 0.

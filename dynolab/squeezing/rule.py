@@ -4,9 +4,9 @@
 pulls class y up, s = −η < 0 pushes it down (Ren & Sutherland, arXiv 2407.10490, §3.3 and
 appendix E).
 
-From other contexts, where all share one head `z_n = W h_n` on features h: with the head alone (the
-features are what they are) `Δz_o = s (h_o·h_u)(e_y − p_u)`; with features free as well (the
-unconstrained features model), at the updated context itself
+If all contexts share one head `z_n = W h_n` on features h: with the head alone (fixed features) a
+step at context u gives `Δz_o = s (h_o·h_u)(e_y − p_u)` at context o; with features free as well
+(the unconstrained features model), at the updated context itself
 `Δz = s (‖h‖² I + W Wᵀ)(e_y − p) + s² (e_y − p) ((e_y − p)ᵀ W h)`.
 """
 
@@ -36,7 +36,7 @@ def stepped(
 def force_of(
     logp: Float[Tensor, "*batch classes"], label: Int[Tensor, "*batch"]
 ) -> Float[Tensor, "*batch classes"]:
-    """`e_y − p`, what a step pulls on the logits with: the negative gradient of −log p_y."""
+    """`e_y − p`, the direction of a step on the logits: the negative gradient of −log p_y."""
     force = -logp.exp()
     return force.scatter_add(-1, label.unsqueeze(-1), torch.ones_like(force[..., :1]))
 
@@ -55,10 +55,10 @@ def first_order(
     return _as_column(step) * change
 
 
-def answered(
+def logp_change(
     logp: Float[Tensor, "*batch classes"], moved: Float[Tensor, "*batch classes"]
 ) -> Float[Tensor, "*batch classes"]:
-    """`Δ log p = A dz + O(dz²)`, in nats, of logits that move by dz: `A = I − 1pᵀ`."""
+    """`Δ log p = A dz + O(dz²)`, in nats, for logits that move by dz: `A = I − 1pᵀ`."""
     return moved - (logp.exp() * moved).sum(-1, keepdim=True)
 
 
@@ -67,7 +67,7 @@ def rises(
 ) -> Bool[Tensor, "*batch classes"]:
     """Which classes an infinitely small push on y raises: `p_i + p_y > Σ_j p_j²`, and i ≠ y.
 
-    The sign of `first_order` below a step of zero; y itself always falls.
+    The sign of `first_order` for a negative step; y itself always falls.
     """
     p = logp.exp()
     raised = p + p.gather(-1, label.unsqueeze(-1)) > p.square().sum(-1, keepdim=True)
@@ -87,12 +87,12 @@ def stepped_elsewhere(
     label: Int[Tensor, "*batch"],
     step: Step,
 ) -> Float[Tensor, "*batch classes"]:
-    """log p of an observed context after the head's step on another one.
+    """log p of an observed context after a step of the head on another one.
 
     **Arguments:** `step`: s h_o·h_u; below zero pushes the label down where both features agree.
 
-    Below zero the label falls there too, and the class that is likeliest *at the updated context*
-    rises there too, at any size of step: of all logits theirs move least and most.
+    Below zero, the label falls at the observed context too, and the class that is likeliest *at the
+    updated context* rises, at any size of step: their logits move least and most of all.
     """
     return (observed + _as_column(step) * force_of(updated, label)).log_softmax(-1)
 
@@ -112,5 +112,5 @@ def stepped_with_features(
 
 
 def _as_column(step: Step) -> float | Tensor:
-    """A step for every row, made to multiply its classes."""
+    """The step with a last axis, to multiply all classes of its row."""
     return step.unsqueeze(-1) if isinstance(step, Tensor) and step.ndim else step

@@ -1,7 +1,7 @@
 """A lock on a stage key while a process computes it; others wait.
 
-Claims save work; they are not what makes results right. Should two holders ever compute the same
-key (one was suspended for a minute, say), the create-only COMMITTED decides between them.
+Claims save work; correctness does not depend on them. If two holders ever compute the same key
+(after one was suspended for a minute, say), the create-only COMMITTED decides between them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ STALE_SECONDS = 60.0
 
 
 class Claim:
-    """One contender for the claim at `path`; a context manager that releases what it holds.
+    """One contender for the claim at `path`; a context manager that releases the claim.
 
     A claim is stale once its content has not changed for STALE_SECONDS of this process's own
-    clock (machines' clocks differ), or at once where its holder ran on this machine and is dead.
+    clock (machines' clocks differ), or at once if its holder ran on this machine and is dead.
     """
 
     def __init__(self, files: Files, path: str) -> None:
@@ -38,7 +38,7 @@ class Claim:
         self._renewer: threading.Thread | None = None
 
     def try_acquire(self) -> bool:
-        """Take the claim if nobody alive holds it; False means: ask again in a while."""
+        """Take the claim if it is free; removes a stale one. On False, try again later."""
         try:
             self._files.create(self._path, self._content())
         except FileExistsError:
@@ -48,10 +48,11 @@ class Claim:
         self._renewer.start()
         return True
 
-    def take_or_tell(self, poll_seconds: float = 0.5) -> str:
-        """Take the claim, and return nothing; or say in words who holds it and lives.
+    def acquire_or_holder(self, poll_seconds: float = 0.5) -> str:
+        """Take the claim and return ""; if another process holds it, return that `holder`.
 
-        A living holder shows itself by the next renewal; a dead one is succeeded.
+        Waits for the holder's next renewal, which shows that it is alive, or until its claim is
+        stale, and then takes it.
         """
         before = self._read()
         while not self.try_acquire():
@@ -63,12 +64,12 @@ class Claim:
         return ""
 
     def holder(self) -> str:
-        """Who computes, in words; empty if nobody does."""
+        """The holder as "process PID on HOST"; empty if there is none."""
         content = _parsed(self._read())
         return f"process {content.get('pid')} on {content.get('host')}" if content else ""
 
     def release(self) -> None:
-        """Let others have it. A store that is out of reach leaves a claim that turns stale."""
+        """Release the claim. If the store is unreachable, the claim stays until it is stale."""
         self._released.set()
         if self._renewer is None:
             return
@@ -113,7 +114,7 @@ class Claim:
         if self._seen is None or self._seen[0] != content:
             self._seen = (content, now)
         if now - self._seen[1] >= STALE_SECONDS or is_dead(_parsed(content)):
-            log.warning("%s no longer computes: its claim is removed", self.holder() or "a run")
+            log.warning("%s is no longer running: its claim is removed", self.holder() or "a run")
             self._files.remove(self._path)
 
     def _is_ours(self) -> bool:
@@ -124,7 +125,7 @@ class Claim:
             return self._files.read(self._path)
         except FileNotFoundError:
             return None
-        except CorruptData:  # too large: a claim of nobody, which turns stale
+        except CorruptData:  # too large to be a claim; it will turn stale
             return b""
 
 

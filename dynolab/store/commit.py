@@ -1,8 +1,8 @@
-"""The commit protocol: files, then their manifest, then the marker that makes them count.
+"""The commit protocol: files, then their manifest, then the marker COMMITTED.
 
-A folder is believed only where COMMITTED names an attempt whose manifest has the hash that
-COMMITTED gives, speaks of the very stage and key it lies under, and whose files are all there
-at their sizes. Whatever else lies in the store, a writer was killed or somebody else wrote it.
+A folder counts as committed only if COMMITTED names an attempt whose manifest has the hash given
+in COMMITTED and the stage and key of its place, and whose files all exist with their sizes.
+Anything else in the store was left by a killed writer or written by somebody else.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ FILES_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Committed:
-    """A believed attempt: its folder in the store and its manifest."""
+    """A committed attempt: its folder in the store and its manifest."""
 
     folder: str
     manifest: Manifest
 
 
 def new_attempt() -> str:
-    """Name of a folder that nobody else writes to."""
+    """A unique folder name, so that no other process writes to it."""
     return f"attempt-{uuid4().hex}"
 
 
@@ -46,12 +46,12 @@ def commit(
     replace: bool = False,
     signer: Signer | None = None,
 ) -> Committed:
-    """Store the files of a local folder under `place` and make them count.
+    """Upload a local folder to `place` and commit it.
 
-    **Arguments:** `manifest` tells everything but the files; `replace` overrides what is already
-    committed there; `signer` signs.
+    **Arguments:** `manifest` lacks only the files; `replace` overrides an earlier commit; `signer`
+    signs the manifest.
 
-    **Returns** what counts afterwards: where another attempt was committed first, that one.
+    **Returns** the committed attempt: an earlier one if another process committed first.
     """
     attempt = new_attempt()
     folder = f"{place}/{attempt}"
@@ -59,9 +59,9 @@ def commit(
         entries = _upload(files, source, folder)
         manifest = manifest.model_copy(update={"files": entries})
         if files.sizes(folder) != manifest.sizes:
-            raise StoreError(f"{files.address(folder)} does not hold what was sent to it")
+            raise StoreError(f"{files.address(folder)} does not hold the files sent to it")
     except StoreError:
-        with suppress(StoreError):  # a full disk needs the room
+        with suppress(StoreError):  # frees a full disk
             files.remove_folder(folder)
         raise
     content = manifest.to_bytes()
@@ -81,7 +81,7 @@ def commit(
         if winner is not None:
             files.remove_folder(folder)
             return winner
-        log.warning("%s: the marker is torn or foreign and is replaced", files.address(path))
+        log.warning("%s: the marker is damaged or invalid and is replaced", files.address(path))
         files.replace(path, data)
     return Committed(folder, manifest)
 
@@ -89,12 +89,12 @@ def commit(
 def committed(
     files: Files, place: str, stage: str, key: str, signer: Signer | None = None
 ) -> Committed | None:
-    """What counts under `place`, or None; reads no file but marker and manifest.
+    """The committed attempt under `place`, or None; reads only marker and manifest.
 
-    With a signer only what it has signed counts.
+    With a signer, only attempts with its signature count.
     """
     try:
-        return _believed(files, place, stage, key, signer)
+        return _verified(files, place, stage, key, signer)
     except FileNotFoundError:
         return None
     except (ValueError, CorruptData) as error:  # pydantic's ValidationError is a ValueError
@@ -102,7 +102,7 @@ def committed(
         return None
 
 
-def _believed(files: Files, place: str, stage: str, key: str, signer: Signer | None) -> Committed:
+def _verified(files: Files, place: str, stage: str, key: str, signer: Signer | None) -> Committed:
     marker = Marker.model_validate_json(files.read(f"{place}/{MARKER}"))
     folder = f"{place}/{marker.attempt}"
     content = files.read(f"{folder}/{MANIFEST}")
@@ -110,8 +110,8 @@ def _believed(files: Files, place: str, stage: str, key: str, signer: Signer | N
         raise ValueError("its manifest is not the one that was committed")
     if signer is not None and not signer.signed(content, marker.signature):
         raise ValueError(
-            "it is not signed with the key of this worker; where workers share a store, give all "
-            "of them the same DYNOLAB_KEY"
+            "it is not signed with this worker's key; set the same DYNOLAB_KEY on all workers that "
+            "share the store"
         )
     manifest = Manifest.model_validate_json(content)
     if (manifest.stage, manifest.key) != (stage, key):
@@ -123,7 +123,7 @@ def _believed(files: Files, place: str, stage: str, key: str, signer: Signer | N
 
 
 def _upload(files: Files, source: Path, folder: str) -> dict[str, FileEntry]:
-    """Sends several files at once, the largest first; the first error ends it."""
+    """Uploads several files at once, the largest first; stops at the first error."""
     paths = _plain_files(source)
     largest_first = sorted(paths, key=lambda name: -paths[name].stat().st_size)
     pool = ThreadPoolExecutor(FILES_AT_ONCE)
@@ -134,18 +134,18 @@ def _upload(files: Files, source: Path, folder: str) -> dict[str, FileEntry]:
         }
         entries = {name: sent[name].result() for name in paths}
     except Exception:
-        pool.shutdown(cancel_futures=True)  # what is under way could still write
+        pool.shutdown(cancel_futures=True)  # waits, so that no running upload writes later
         raise
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)  # who interrupts does not wait
+        pool.shutdown(wait=False, cancel_futures=True)  # an interrupt must not wait
         raise
     pool.shutdown()
     return entries
 
 
 def _plain_files(source: Path) -> dict[str, Path]:
-    """A folder's files by their names in a manifest, in order."""
-    found = {}
+    """A folder's files by their name in the manifest, sorted."""
+    files = {}
     for path in sorted(source.rglob("*")):
         if path.is_dir() and not path.is_symlink():
             continue
@@ -156,5 +156,5 @@ def _plain_files(source: Path) -> dict[str, Path]:
             raise StoreError(f"{path}: {error}") from error
         if name == MANIFEST or path.is_symlink() or not path.is_file():
             raise StoreError(f"{path}: only plain files not named {MANIFEST} can be committed")
-        found[name] = path
-    return found
+        files[name] = path
+    return files

@@ -1,4 +1,4 @@
-"""The few file operations that the store is built on, for local folders and for S3."""
+"""The file operations of the store, for local folders and for S3."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ import fsspec
 from dynolab.errors import ConfigError, CorruptData, DynolabError, StoreError
 from dynolab.store.manifest import FileEntry, hash_file
 
-# Every part that is sent carries its sha256 in the signature, so the server verifies what it
-# stores; the newer CRC trailers are asked for only where an operation requires them, because
-# several S3-compatible servers refuse them.
+# Every part's signature covers its sha256, so the server verifies what it stores. The newer CRC
+# trailers are sent only if an operation requires them: several S3-compatible servers refuse them.
 S3_CLIENT = {
     "request_checksum_calculation": "when_required",
     "response_checksum_validation": "when_required",
     "s3": {"payload_signing_enabled": True},
     "connect_timeout": 10,
-    "read_timeout": 60,  # from the last byte sent: servers join the parts of large files in silence
+    "read_timeout": 60,  # servers send nothing while they join the parts of a large file
 }
-# botocore tries every request five times; what it gives up s3fs begins twice more, not four times:
-# a server that never answers is known as such after a quarter of an hour.
+# botocore tries every request five times, and s3fs repeats that S3_ROUNDS times instead of five:
+# a server that never answers fails after a quarter of an hour.
 S3_ROUNDS = 3
 PART_BYTES, PARTS_AT_ONCE = 64 * 2**20, 2
-"""Of a file sent to S3; one of less than two parts goes whole. Each part is held in memory."""
-S3_PARTS = 10_000  # the most that S3 takes of one file
+"""Of a multipart upload to S3; smaller files go in one request. Each part is held in memory."""
+S3_PARTS = 10_000  # S3's limit of parts per file
 SMALL = 16 * 2**20
-"""Bytes that a file which is read whole may have: a manifest of 100,000 files."""
+"""Largest file, in bytes, that is read into memory: fits a manifest of 100,000 files."""
 
 
 class Files:
     """Files under one root, by relative path.
 
-    `create` never overwrites and nobody ever sees part of what it writes; both hold on S3
-    (`If-None-Match`) and on local disks (a hard link onto the final name). Anything that goes
-    wrong is a StoreError, save a missing or an already existing file where the caller asks.
+    `create` never overwrites and is atomic, on S3 (`If-None-Match`) and on local disks (a hard
+    link onto the final name). Every failure raises StoreError, except FileNotFoundError and
+    FileExistsError where a method documents them.
     """
 
     def __init__(self, url: str, endpoint: str | None = None) -> None:
@@ -54,34 +53,34 @@ class Files:
             )
         if self.is_local and not path.startswith("/"):
             raise ConfigError("DYNOLAB_STORE", url, "a file:// store needs an absolute folder")
-        # A listing that is kept would hide what other processes commit.
+        # Cached listings would hide other processes' commits.
         options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
         if not self.is_local:
             options |= {"endpoint_url": endpoint, "config_kwargs": S3_CLIENT}
         try:
             self._fs = fsspec.filesystem(scheme, **options)
         except ImportError as error:
-            remedy = f"install what its kind needs: pip install 'dynolab[platform]' ({error})"
+            remedy = f"install its file system: pip install 'dynolab[platform]' ({error})"
             raise ConfigError("DYNOLAB_STORE", url, remedy) from error
         if not self.is_local:
             self._fs.retries = S3_ROUNDS
         self._root = os.path.normpath(path) if self.is_local else path
 
     def address(self, path: str) -> str:
-        """Full URL of a path of this store."""
+        """Full URL of a path in this store."""
         return f"{self.url}/{path}"
 
     def local(self, path: str) -> Path | None:
-        """Where the path lies on this machine's disks, if it does."""
+        """The path on this machine's disks; None for a remote store."""
         return Path(self._root, path) if self.is_local else None
 
     def read(self, path: str) -> bytes:
-        """Whole content of a small file; FileNotFoundError if there is none.
+        """Content of a small file; FileNotFoundError if it does not exist.
 
-        CorruptData for one larger than SMALL, of which no more than that is read.
+        Raises CorruptData for a file larger than SMALL, after reading that much.
         """
         with self._explained("read", path):
-            if self._fs.size(self._at(path)) == 0:  # has no range that S3 could give
+            if self._fs.size(self._at(path)) == 0:  # S3 refuses ranges of empty files
                 return b""
             content = bytes(self._fs.cat_file(self._at(path), start=0, end=SMALL + 1))
         if len(content) > SMALL:
@@ -89,12 +88,12 @@ class Files:
         return content
 
     def create(self, path: str, data: bytes) -> None:
-        """Write a file that must not exist; FileExistsError if it does, with other content."""
+        """Write a new file; FileExistsError if it already exists with other content."""
         try:
             self._create(path, data)
         except (FileExistsError, StoreError) as error:
-            # A repeated request may meet the object that its own first try left, and not every
-            # server words the refusal alike: what is there now decides.
+            # A retried request may meet the object that its first try wrote, and servers word the
+            # refusal differently: compare with the present content.
             existing = self._existing(path) if _was_refused(error) else None
             if existing == data:
                 return
@@ -112,41 +111,41 @@ class Files:
                 self._fs.pipe_file(self._at(path), data)
 
     def upload(self, source: Path, path: str) -> FileEntry:
-        """Copy a local file into the store; size and hash of what was sent."""
+        """Copy a local file into the store; returns size and hash of the bytes sent."""
         with self._explained("write", path):
             if self.is_local:
                 return _copy_durably(source, Path(self._root, path))
             return self._send(source, self._at(path))
 
     def _send(self, source: Path, target: str) -> FileEntry:
-        """Hashed beside the sending; a file that changes meanwhile could be sent as another."""
+        """Hashes the file while sending it; StoreError if it changed meanwhile."""
         before = source.stat()
         part = max(PART_BYTES, -(-before.st_size // S3_PARTS))
-        with ThreadPoolExecutor(1) as beside:
-            hashed = beside.submit(hash_file, source)
+        with ThreadPoolExecutor(1) as pool:
+            entry = pool.submit(hash_file, source)
             self._fs.put_file(str(source), target, chunksize=part, max_concurrency=PARTS_AT_ONCE)
         after = source.stat()
         if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
             raise StoreError(f"{source} changed while it was sent")
-        return hashed.result()
+        return entry.result()
 
     def download(self, path: str, target: Path) -> None:
-        """Copy a file of the store to a local path; FileNotFoundError if there is none."""
+        """Copy a file of the store to a local path; FileNotFoundError if it does not exist."""
         with self._explained("read", path):
             self._fs.get_file(self._at(path), str(target))
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Bytes of every file below a folder, by path relative to it; {} without the folder."""
+        """Bytes of every file below a folder, by relative path; {} if there is no folder."""
         start = self._at(folder)
         try:
             with self._explained("list", folder):
-                found = self._fs.find(start, detail=True)
+                infos = self._fs.find(start, detail=True)
         except FileNotFoundError:
             return {}
-        return {path.removeprefix(start + "/"): int(info["size"]) for path, info in found.items()}
+        return {path.removeprefix(start + "/"): int(info["size"]) for path, info in infos.items()}
 
     def children(self, folder: str) -> list[str]:
-        """Names directly inside a folder; [] without the folder."""
+        """Names directly inside a folder; [] if there is no folder."""
         try:
             with self._explained("list", folder):
                 return [
@@ -157,19 +156,19 @@ class Files:
             return []
 
     def remove(self, path: str) -> None:
-        """Delete a file if it is there."""
+        """Delete a file if it exists."""
         with suppress(FileNotFoundError), self._explained("delete", path):
             self._fs.rm_file(self._at(path))
 
     def remove_folder(self, folder: str) -> None:
-        """Delete a folder with all that is below it, if it is there."""
+        """Delete a folder recursively, if it exists."""
         with suppress(FileNotFoundError), self._explained("delete", folder):
             self._fs.rm(self._at(folder), recursive=True)
 
     def check_writable(self) -> None:
-        """Prove that files can be created once, read and deleted, else say what to change.
+        """Check that files can be created once, read and deleted.
 
-        Raises ConfigError naming DYNOLAB_STORE, DYNOLAB_STORE_ENDPOINT or AWS_ACCESS_KEY_ID.
+        Raises ConfigError for DYNOLAB_STORE, DYNOLAB_STORE_ENDPOINT or AWS_ACCESS_KEY_ID.
         """
         probe, content = f"probe-{uuid4().hex}", uuid4().bytes
         try:
@@ -177,7 +176,9 @@ class Files:
             with suppress(FileExistsError):
                 self.create(probe, content + b"again")
                 raise ConfigError(
-                    "DYNOLAB_STORE", self.url, "its server overwrites instead of creating once"
+                    "DYNOLAB_STORE",
+                    self.url,
+                    "its server ignores If-None-Match and overwrites files; use another server",
                 )
             self.remove(probe)
         except StoreError as error:
@@ -200,18 +201,18 @@ class Files:
         return f"{self._root}/{path}"
 
     @contextmanager
-    def _explained(self, doing: str, path: str) -> Iterator[None]:
+    def _explained(self, action: str, path: str) -> Iterator[None]:
         try:
             yield
         except (FileNotFoundError, FileExistsError) as error:
-            if doing == "write" or (doing == "create" and isinstance(error, FileNotFoundError)):
-                raise StoreError(f"cannot {doing} {self.address(path)}: {error}") from error
+            if action == "write" or (action == "create" and isinstance(error, FileNotFoundError)):
+                raise StoreError(f"cannot {action} {self.address(path)}: {error}") from error
             raise
         except DynolabError:
             raise
-        except Exception as error:  # each kind of store has errors of its own
+        except Exception as error:  # each kind of store raises its own errors
             reason = f"{type(error).__name__}: {error}"
-            raise StoreError(f"cannot {doing} {self.address(path)}: {reason}") from error
+            raise StoreError(f"cannot {action} {self.address(path)}: {reason}") from error
 
     def _diagnosis(self, error: StoreError) -> ConfigError:
         cause: BaseException = error
@@ -219,12 +220,12 @@ class Files:
             cause = cause.__cause__
         kind, reason = type(cause).__name__, str(cause)
         if self.is_local:
-            remedy = f"name a folder that this user can write to ({kind}: {reason})"
+            remedy = f"use a folder that this user can write to ({kind}: {reason})"
             return ConfigError("DYNOLAB_STORE", self.url, remedy)
         if isinstance(cause, PermissionError) or "Credentials" in kind:
             remedy = (
                 "the object store refuses these credentials: set AWS_ACCESS_KEY_ID and "
-                f"AWS_SECRET_ACCESS_KEY to ones that may write {self.url} ({reason})"
+                f"AWS_SECRET_ACCESS_KEY of a user who may write to {self.url} ({reason})"
             )
             return ConfigError("AWS_ACCESS_KEY_ID", os.environ.get("AWS_ACCESS_KEY_ID"), remedy)
         if isinstance(cause, FileNotFoundError):
@@ -236,13 +237,13 @@ class Files:
 
 
 def _was_refused(error: Exception) -> bool:
-    """Whether the store answered at all; without an answer there is nothing to ask it."""
+    """Whether the store answered with an error, as opposed to not answering."""
     return isinstance(error, FileExistsError) or isinstance(error.__cause__, OSError)
 
 
 @contextmanager
 def _durable_file(final: Path, data: bytes) -> Iterator[Path]:
-    """A synced temporary file beside its final name; the final folder is synced afterwards."""
+    """Writes and syncs a temporary file beside `final`; syncs their folder on exit."""
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = final.with_name(f".{uuid4().hex}.part")
     try:

@@ -1,4 +1,4 @@
-"""What a committed folder says of itself: its files with their hashes, and where they came from."""
+"""The manifest of a committed folder: its files with their hashes, and their provenance."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from pydantic import (
 
 MANIFEST = "manifest.json"
 MARKER = "COMMITTED"
-LONGEST_NAME, LONGEST_PATH = 255, 1024  # bytes: of a name on Linux, of a key on S3
+LONGEST_NAME, LONGEST_PATH = 255, 1024  # bytes: of a file name on Linux, of a key on S3
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def inside(path: str) -> str:
-    """The relative POSIX path itself; ValueError where it climbs out of its folder, or is none."""
+    """Returns the path; ValueError unless it is a relative POSIX path that stays in its folder."""
     parts = path.split("/")
     if "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"{path!r} is not a plain relative path")
     longest = max(len(part.encode()) for part in parts)
     if longest > LONGEST_NAME or len(path.encode()) > LONGEST_PATH:
-        raise ValueError(f"{path[:40]!r}… is longer than a path can be")
+        raise ValueError(f"{path[:40]!r}… is longer than a path may be")
     return path
 
 
@@ -46,9 +46,9 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The record of one commit. Git revision and library versions are told, not keyed on."""
+    """The record of one commit. Git revision and library versions are not part of the key."""
 
-    # JSON has no NaN: as strings they come back as the floats that they were.
+    # JSON has no NaN: as strings, non-finite floats survive the round trip.
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
     stage: str
@@ -69,16 +69,16 @@ class Manifest(BaseModel):
 
     @field_validator("files")
     @classmethod
-    def _can_lie_side_by_side(cls, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
-        """No file takes the manifest's own place, or that of a folder which another lies in."""
-        taken = {str(parent) for path in files for parent in PurePosixPath(path).parents}
-        if wrong := sorted(files.keys() & (taken | {MANIFEST})):
-            raise ValueError(f"{wrong[0]!r} cannot be one of its files")
+    def _paths_do_not_clash(cls, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
+        """No file may have the path of the manifest or of another file's folder."""
+        folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
+        if clashing := sorted(files.keys() & (folders | {MANIFEST})):
+            raise ValueError(f"{clashing[0]!r} is the manifest or a folder, not a file")
         return files
 
     @property
     def digest(self) -> str:
-        """Content digest: sha256 over the sorted (path, size, sha256) and nothing else."""
+        """Content digest: sha256 over the sorted (path, size, sha256) only."""
         rows = sorted((path, entry.size, entry.sha256) for path, entry in self.files.items())
         return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
@@ -88,12 +88,12 @@ class Manifest(BaseModel):
         return {path: entry.size for path, entry in self.files.items()}
 
     def to_bytes(self) -> bytes:
-        """The manifest as it is stored."""
+        """The manifest as stored bytes."""
         return self.model_dump_json(indent=2).encode()
 
 
 class Marker(BaseModel):
-    """Content of COMMITTED: which attempt counts, and its manifest's hash and signature."""
+    """Content of COMMITTED: the committed attempt, its manifest's hash and signature."""
 
     attempt: Annotated[str, Field(pattern=r"^attempt-[0-9a-f]{32}$")]
     manifest_sha256: Sha256
@@ -106,7 +106,7 @@ def hash_bytes(data: bytes) -> str:
 
 
 def hash_file(path: Path) -> FileEntry:
-    """Size and sha256 of the bytes that are in the file now."""
+    """Size and sha256 of a file's present content."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return FileEntry(size=file.tell(), sha256=digest)

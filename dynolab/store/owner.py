@@ -11,7 +11,7 @@ _PIDS = 2**22  # PID_MAX_LIMIT of linux/threads.h
 
 
 def this_process() -> dict[str, object]:
-    """What names this process among all that ever ran: host, boot and pid space, pid, start."""
+    """Unique identity of this process: host, boot and pid namespace, pid, start time."""
     pid = os.getpid()
     return {
         "host": socket.gethostname(),
@@ -22,7 +22,7 @@ def this_process() -> dict[str, object]:
 
 
 def is_dead(owner: Mapping[str, object]) -> bool:
-    """Whether the process is known to be dead; only its own machine can know."""
+    """Whether the process is known to be dead; always false on another machine."""
     pid, machine = owner.get("pid"), _machine()
     if machine is None or owner.get("machine") != machine or not isinstance(pid, int):
         return False
@@ -38,7 +38,7 @@ def is_dead(owner: Mapping[str, object]) -> bool:
 
 
 def _machine() -> str | None:
-    """This boot of this kernel and this process namespace: within it a pid means one process."""
+    """Boot id and pid namespace, within which pid and start time identify one process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

@@ -1,4 +1,4 @@
-"""The revision of the code that made a result, for its manifest."""
+"""Git revision and library versions behind a result, for its manifest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 
-# Those whose version can change a number.
+# Packages whose version can change a number.
 _LIBRARIES = (
     "dynolab",
     "torch",
@@ -24,7 +24,7 @@ _LIBRARIES = (
 
 @cache
 def library_versions() -> dict[str, str]:
-    """Installed versions by package name, Python's own among them; imports none of them."""
+    """Installed versions by package name, including Python's; imports none of the packages."""
     versions = {"python": python_version()}
     for name in _LIBRARIES:
         try:
@@ -36,9 +36,9 @@ def library_versions() -> dict[str, str]:
 
 @cache
 def git_revision() -> str | None:
-    """Commit of the checkout this code runs from, `-dirty` where files differ from it.
+    """Commit of the checkout this code runs from, with `-dirty` if files differ from it.
 
-    None where the code was installed without its repository.
+    None if the code was installed without its repository.
     """
     here = Path(__file__)
     try:

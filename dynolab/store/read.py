@@ -16,10 +16,10 @@ _Stamp = tuple[int, int, int, int]
 
 
 class Reader:
-    """Gives local folders whose every file has the hash of its manifest.
+    """Provides local folders whose files all have the hashes of their manifest.
 
     A local store is read in place, a remote one through copies under `cache`. A file is hashed
-    once per process, and again whenever its size or times have moved since.
+    once per process, and again when its size or times change.
     """
 
     def __init__(self, files: Files, cache: Path) -> None:
@@ -29,12 +29,12 @@ class Reader:
     def folder(self, source: Committed, subfolder: str | None = None) -> Path:
         """The committed folder, or one folder inside it, on this machine's disks.
 
-        Raises CorruptData where bytes differ from the manifest, or files lie beside those it
-        names; StoreError where the result has no such folder.
+        Raises CorruptData if bytes differ from the manifest, or the folder holds files that it
+        does not list; StoreError if the result has no such folder.
         """
         try:
             return self._folder(source, subfolder)
-        except OSError as error:  # of this machine's disks
+        except OSError as error:  # from this machine's disks
             address = self._files.address(source.folder)
             raise StoreError(f"cannot read {address} on this machine: {error}") from error
 
@@ -42,9 +42,9 @@ class Reader:
         prefix = f"{subfolder.strip('/')}/" if subfolder else ""
         wanted = {p: e for p, e in source.manifest.files.items() if p.startswith(prefix)}
         if prefix and not wanted:
-            there = ", ".join(sorted({path.partition("/")[0] for path in source.manifest.files}))
+            names = ", ".join(sorted({path.partition("/")[0] for path in source.manifest.files}))
             address = self._files.address(source.folder)
-            raise StoreError(f"{address} holds no folder {subfolder!r}; it holds: {there}")
+            raise StoreError(f"{address} holds no folder {subfolder!r}; it holds: {names}")
         in_place = self._files.local(source.folder)
         root = in_place or self._cache / source.folder
         missing = [path for path, entry in wanted.items() if not self._holds(root / path, entry)]
@@ -53,11 +53,11 @@ class Reader:
         if not in_place:
             self._fetch_all(source, missing, root)
         folder = root / prefix
-        _refuse_strangers(folder, {root / path for path in wanted} | {root / MANIFEST})
+        _refuse_unlisted(folder, {root / path for path in wanted} | {root / MANIFEST})
         return folder
 
     def _fetch_all(self, source: Committed, missing: Sequence[str], root: Path) -> None:
-        """What is larger than the manifest says is not even fetched."""
+        """Downloads files; raises CorruptData before downloading one of another size."""
         sizes = self._files.sizes(source.folder) if missing else {}
         for path in missing:
             entry = source.manifest.files[path]
@@ -73,7 +73,7 @@ class Reader:
         parts.mkdir(exist_ok=True)
         part = parts / uuid4().hex
         try:
-            for _ in range(2):  # the first mismatch may be the network's
+            for _ in range(2):  # the first mismatch may be a network error
                 with suppress(FileNotFoundError):
                     self._files.download(f"{source.folder}/{path}", part)
                     if hash_file(part) == entry:
@@ -103,8 +103,8 @@ class Reader:
         )
 
 
-def _refuse_strangers(folder: Path, known: set[Path]) -> None:
-    """A file that the manifest does not name could be loaded as if it had been verified."""
+def _refuse_unlisted(folder: Path, listed: set[Path]) -> None:
+    """Raises CorruptData for files outside the manifest: they would be loaded unverified."""
     for path in folder.rglob("*"):
-        if (path.is_symlink() or not path.is_dir()) and path not in known:
+        if (path.is_symlink() or not path.is_dir()) and path not in listed:
             raise CorruptData(f"{path} was not committed with its folder; delete it")

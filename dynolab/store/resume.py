@@ -1,4 +1,4 @@
-"""Resume states: committed as results are, and signed; the newest of few that verifies counts."""
+"""Resume states: committed like results, and signed; a resumed run uses the newest valid one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dynolab.store.signing import Signer
 log = logging.getLogger(__name__)
 
 KEEP = 2
-"""States that are kept by default: the newest, and one to fall back on."""
+"""Default number of states kept: the newest, and one to fall back on."""
 _STEP = re.compile(r"step-([0-9]{8,19})")
 
 
@@ -33,12 +33,12 @@ def commit_resume(
     if step < 0:
         raise ValueError(f"step {step} is negative")
     stepped = manifest.model_copy(update={"step": step})
-    # What lies there from an earlier run was passed over, else this one would have begun later.
+    # An existing state of this step was rejected; otherwise this run would have resumed from it.
     commit(files, _at(place, step), source, stepped, replace=True, signer=signer)
     try:
         _prune(files, place, step, keep)
     except StoreError as error:
-        log.warning("older resume states stay for now: %s", error)
+        log.warning("could not delete older resume states: %s", error)
 
 
 def newest_resume(
@@ -46,26 +46,25 @@ def newest_resume(
 ) -> tuple[int, Path] | None:
     """Step and verified local folder of the newest state that is intact and signed.
 
-    Others are passed over and stay: what seems corrupt may be the network's doing, and what bears
-    another signature may only lack the right key. The run goes on from an older step and commits
-    those steps anew.
+    Skips other states but keeps them: corruption may be a network error, and a wrong signature a
+    misconfigured key. The run resumes from an older step and commits the skipped steps again.
     """
     for step in reversed(_steps(files, place)):
         state = committed(files, _at(place, step), stage, key, signer)
         if state is None:
             continue
         if state.manifest.step != step:
-            log.warning("resume state of step %s lies at step %d", state.manifest.step, step)
+            log.warning("skipped a resume state of step %s at step %d", state.manifest.step, step)
             continue
         try:
             return step, reader.folder(state)
         except CorruptData as error:
-            log.warning("resume state of step %d is left for the one before: %s", step, error)
+            log.warning("skipped the resume state of step %d: %s", step, error)
     return None
 
 
 def clear_resume(files: Files, place: str) -> None:
-    """Forget every state."""
+    """Delete every state."""
     for step in reversed(_steps(files, place)):
         _discard(files, _at(place, step))
 
@@ -80,7 +79,7 @@ def _steps(files: Files, place: str) -> list[int]:
 
 
 def _prune(files: Files, place: str, newest: int, keep: int) -> None:
-    """Deletes those before the newest `keep`. Later ones, which this run has passed over, stay."""
+    """Deletes states older than the newest `keep`; keeps later ones, which this run skipped."""
     steps = [step for step in _steps(files, place) if step <= newest]
     marked = [step for step in steps if MARKER in files.children(_at(place, step))]
     for step in steps:
@@ -89,6 +88,6 @@ def _prune(files: Files, place: str, newest: int, keep: int) -> None:
 
 
 def _discard(files: Files, folder: str) -> None:
-    """The marker goes first: a half-deleted state must not be believed."""
+    """Deletes a state, the marker first, so that a half-deleted state does not count."""
     files.remove(f"{folder}/{MARKER}")
     files.remove_folder(folder)

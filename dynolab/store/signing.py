@@ -1,8 +1,8 @@
-"""Signatures of resume states: only what this platform's own workers wrote is trained on.
+"""Signatures of resume states: training resumes only from states of this platform's own workers.
 
-Nothing in a state can run code (tensors are safetensors, the rest is JSON), and yet whoever may
-write to the store could put other weights there. A signature is HMAC-SHA256 (RFC 2104) over the
-manifest's bytes as they are stored; the manifest holds stage, key, step and every file's sha256.
+A state cannot run code (tensors are safetensors, the rest is JSON), but anyone who can write to
+the store could replace the weights. A signature is HMAC-SHA256 (RFC 2104) over the manifest's
+stored bytes; the manifest holds stage, key, step and every file's sha256.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import secrets
 from collections.abc import Callable
 from hashlib import sha256
 
-_PURPOSE = b"dynolab resume state\0"  # the same key may sign other things one day
-_OF_THIS_PROCESS = secrets.token_bytes(32)
+_PURPOSE = b"dynolab resume state\0"  # the same key signs other things, too
+_PROCESS_KEY = secrets.token_bytes(32)
 
 
 def process_key() -> bytes:
-    """A key that ends with this process: it believes its own states and nobody else's."""
-    return _OF_THIS_PROCESS
+    """A random key for this process's lifetime: it accepts only its own states."""
+    return _PROCESS_KEY
 
 
 class Signer:
-    """Signs with a key that is asked for when it is first needed, and never shown."""
+    """Signs and verifies with a key that it reads only when needed."""
 
     def __init__(self, key: Callable[[], bytes]) -> None:
         self._key = key
@@ -32,5 +32,5 @@ class Signer:
         return hmac.new(self._key(), _PURPOSE + content, sha256).hexdigest()
 
     def signed(self, content: bytes, signature: str | None) -> bool:
-        """Whether it is the signature of that content; compared in constant time."""
+        """Whether `signature` is the content's; compares in constant time."""
         return signature is not None and hmac.compare_digest(signature, self.sign(content))

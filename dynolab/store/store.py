@@ -33,12 +33,12 @@ class Store:
     - `url`: `file:///absolute/folder` or `s3://bucket/prefix` (credentials from AWS_*).
     - `cache`: local folder for verified copies of a remote store's files.
     - `endpoint`: address of an S3 server other than Amazon's.
-    - `key`: gives the secret with which resume states are signed, when it is first needed; states
-      under another key are passed over. Default: one that ends with this process.
-    - `keep`: how many resume states of a training are kept, the newest of them.
+    - `key`: returns the secret that signs resume states; states signed with another key are
+      skipped. Default: a random key for this process's lifetime.
+    - `keep`: number of newest resume states kept per training.
 
-    Raises ConfigError for a URL that cannot be one; StoreError and CorruptData (dynolab.errors)
-    where the store cannot be reached or holds other bytes than were committed.
+    Raises ConfigError for an invalid URL; StoreError if the store cannot be reached, CorruptData
+    if it holds other bytes than were committed (dynolab.errors).
     """
 
     def __init__(
@@ -55,22 +55,19 @@ class Store:
         self._proved_writable = False
 
     def check_writable(self) -> None:
-        """Prove once per process that results can be committed.
-
-        Raises ConfigError naming field, value and remedy.
-        """
+        """Check, once per process, that results can be committed; ConfigError if not."""
         if not self._proved_writable:
             self.files.check_writable()
             self._proved_writable = True
 
     def place(self, stage: str, key: str) -> Place:
-        """Where the stage of that name keeps everything of one stage key."""
+        """The place in the store of one stage and key."""
         if not _STAGE.fullmatch(stage) or not _KEY.fullmatch(key):
             raise ValueError(f"not a stage name and key: {stage!r}, {key!r}")
         return Place(self, stage, key)
 
     def manifest(self, address: str, digest: str) -> Manifest:
-        """The manifest at a result's address, which must have that content digest."""
+        """The manifest at a result's address; CorruptData unless it has that content digest."""
         return self._result(address, digest).manifest
 
     def folder(self, address: str, digest: str, subfolder: str | None = None) -> Path:
@@ -80,18 +77,18 @@ class Store:
     def _result(self, address: str, digest: str) -> Committed:
         path = address.removeprefix(self.files.url + "/")
         if not _ATTEMPT.fullmatch(path):
-            raise StoreError(f"{address} is no result of the store {self.files.url}")
+            raise StoreError(f"{address} is not a result of the store {self.files.url}")
         try:
             manifest = Manifest.model_validate_json(self.files.read(f"{path}/{MANIFEST}"))
         except (FileNotFoundError, ValidationError) as error:
-            raise CorruptData(f"{address} has lost its manifest: {error}") from error
+            raise CorruptData(f"{address} has no valid manifest: {error}") from error
         if manifest.digest != digest:
             raise CorruptData(f"{address} has content {manifest.digest}, not {digest}")
         return Committed(path, manifest)
 
 
 class Place:
-    """Everything of one stage key: the result, resume states, the claim, logs."""
+    """Everything stored for one stage key: the result, resume states, the claim, logs."""
 
     def __init__(self, store: Store, stage: str, key: str) -> None:
         self._store, self._files = store, store.files
@@ -103,11 +100,11 @@ class Place:
         return self._files.address(result.folder)
 
     def committed(self) -> Committed | None:
-        """The result that counts, or None; torn and foreign content is None."""
+        """The committed result; None if there is no valid one."""
         return committed(self._files, self.path, self.stage, self.key)
 
     def commit(self, source: Path, manifest: Manifest, *, replace: bool = False) -> Committed:
-        """Commit a local folder as the result; returns the result that counts afterwards.
+        """Commit a local folder as the result; returns the committed result.
 
         `replace` overrides an earlier result; without it the first commit wins.
         """
@@ -119,14 +116,14 @@ class Place:
         commit_resume(self._files, self.path, step, source, manifest, signer, keep)
 
     def newest_resume(self) -> tuple[int, Path] | None:
-        """Step and verified local folder of the newest intact resume state with our signature."""
+        """Step and verified local folder of the newest intact and signed resume state."""
         store = self._store
         return newest_resume(
             self._files, store.reader, self.path, self.stage, self.key, store.signer
         )
 
     def clear_resume(self) -> None:
-        """Forget all resume states."""
+        """Delete all resume states."""
         clear_resume(self._files, self.path)
 
     def claim(self) -> Claim:
@@ -134,11 +131,11 @@ class Place:
         return Claim(self._files, f"{self.path}/CLAIM")
 
     def upload_logs(self, attempt: str, source: Path) -> None:
-        """Keep an attempt's logs. Logs are no reason to fail: what cannot be kept is reported."""
+        """Upload an attempt's logs; only warns about those that fail."""
         for path in sorted(source.rglob("*")):
             if path.is_file():
                 name = path.relative_to(source).as_posix()
                 try:
                     self._files.upload(path, f"{self.path}/logs/{attempt}/{name}")
                 except StoreError as error:
-                    log.warning("a log was not kept: %s", error)
+                    log.warning("a log was not uploaded: %s", error)

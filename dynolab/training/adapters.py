@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def add_adapters(policy: PreTrainedModel, config: LoraConfig, seed: int) -> PreTrainedModel:
-    """The policy with adapters that alone are trained; at first they change nothing.
+    """Adds trainable adapters to the policy and freezes its weights; B = 0, so nothing changes yet.
 
-    **Arguments:** `seed`: of their random half, so that every rank begins with the same.
+    **Arguments:** `seed`: of the random A, so that every rank starts with the same.
 
-    **Raises:** `ConfigError` where peft is missing, and where no layer has a target's name.
+    **Raises:** `ConfigError` if peft is missing, and if a target matches no layer.
     """
     peft = _peft()
     settings = peft.LoraConfig(
@@ -41,34 +41,34 @@ def add_adapters(policy: PreTrainedModel, config: LoraConfig, seed: int) -> PreT
             adapted = peft.get_peft_model(policy, settings)
         except ValueError as error:
             raise ConfigError(
-                "lora.target", list(config.target), f"name layers of the model: {error}"
+                "lora.target", list(config.target), f"must be layer names of the model: {error}"
             ) from error
     return cast("PreTrainedModel", adapted)
 
 
 class WithoutAdapters(ResponseLogits):
-    """The model as it was before its adapters: the reference, at no memory of its own."""
+    """The model with its adapters disabled: a reference that takes no extra memory."""
 
     def forward(
         self, batch: TokenBatch, read: Reading | None = None
     ) -> Float[Tensor, "tokens ..."]:
-        """As `ResponseLogits.forward`, the adapters switched off."""
+        """See `ResponseLogits.forward`; disables the adapters meanwhile."""
         with self.model.disable_adapter():  # type: ignore[operator]
             return super().forward(batch, read)
 
 
-def take_apart(merged: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """The adapted policy of a finished training: what `save_merged` wrote, taken apart again.
+def unmerge_adapters(merged: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Undoes `save_merged`: returns the merged model with its adapters separate again.
 
-    `W = W_merged − (alpha/rank) B A`, the weights before training but for the rounding of the sum.
+    `W = W_merged − (alpha/rank) B A`, the weights before training up to rounding.
 
     **Arguments:**
 
-    - `merged`: the model of its `model/`; it becomes a part of the result.
-    - `folder`: its `adapter/`.
+    - `merged`: the model saved in `model/`; modified in place.
+    - `folder`: the `adapter/` saved beside it.
 
-    **Raises:** `ConfigError` where peft is missing, and for a folder that does not hold exactly the
-    adapters of this model: peft draws at random what it lacks, and leaves out what is left over.
+    **Raises:** `ConfigError` if peft is missing, and if the folder does not hold exactly this
+    model's adapters: peft would initialize missing ones at random and ignore extra ones.
     """
     peft = _peft()
     from peft.tuners.lora import LoraLayer
@@ -76,38 +76,38 @@ def take_apart(merged: PreTrainedModel, folder: Path) -> PreTrainedModel:
     with reading("adapter", str(folder), _REMEDY):
         adapted = peft.PeftModel.from_pretrained(merged, str(folder), is_trainable=True).eval()
         wanted = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
-        there = load_file(folder / ADAPTERS).keys()
-    for what, names in (("lacks", wanted - there), ("holds, beyond them,", there - wanted)):
+        stored = load_file(folder / ADAPTERS).keys()
+    for problem, names in (("lacks", wanted - stored), ("has an unexpected", stored - wanted)):
         if names:
             raise ConfigError(
                 "adapter",
                 str(folder),
-                f"of the adapters that it is set for it {what} {min(names)}; {_REMEDY}",
+                f"{problem} {min(names)}; {_REMEDY}",
             )
     for layer in adapted.modules():
         if isinstance(layer, LoraLayer):
-            layer.merged_adapters.extend(layer.active_adapters)  # as its weight is
+            layer.merged_adapters.extend(layer.active_adapters)  # its weight is merged
             layer.unmerge()
     return cast("PreTrainedModel", adapted)
 
 
-_REMEDY = "give the folder that the training of these adapters wrote"
+_REMEDY = "give the adapter/ folder that this model's training wrote"
 ADAPTERS = "adapter_model.safetensors"
 
 
 def save_merged(policy: torch.nn.Module, adapters: dict[str, Tensor], folder: Path) -> None:
-    """Writes a plain model into `model/`, adapters added to its weights, and `adapter/` beside it.
+    """Writes the merged model to `model/` and the adapters to `adapter/`.
 
     **Arguments:**
 
-    - `policy`: with its weights whole on this process.
+    - `policy`: its full weights must be on this process.
     - `adapters`: the adapters' fp32 weights by parameter name.
     """
     import peft
 
     live: Any = policy
     inner: Any = causal_model(policy)
-    # A model of its own: the engine goes on holding the live one, whose parameters it has changed.
+    # A new model: the engine still holds the live one, whose parameters it has replaced.
     fresh = peft.get_peft_model(type(inner)(inner.config), live.active_peft_config)
     weights = {name: p.detach().to("cpu", torch.float32) for name, p in policy.named_parameters()}
     unknown = fresh.load_state_dict(weights | adapters, strict=False).unexpected_keys
@@ -120,12 +120,12 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise ConfigError("lora", "peft", "is not installed; pip install dynolab[train]") from error
+        raise ConfigError("lora", "peft", "not installed; pip install dynolab[train]") from error
     return peft
 
 
 def _save_adapter(adapted: Any, folder: Path) -> None:
-    """As peft writes it, but the same bytes on every machine: no paths, names in order."""
+    """Saves as peft does, but with the same bytes on every machine: no paths, names sorted."""
     import peft
 
     settings = copy.copy(adapted.active_peft_config)

@@ -1,4 +1,4 @@
-"""The alarm on the squeezing gap: when it rings, decided from what the probes have found."""
+"""The alarm on the squeezing gap, updated with every probe."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dynolab.errors import ConfigError
 from dynolab.results.study import AlarmRing, MetricsLine
 
 GAP, RISE, RANG = "squeeze/gap", "squeeze/rise", "squeeze/alarm"
-"""Metrics: the gap, its growth since the training's first probe, and 1 where the alarm rang."""
+"""Metrics: the gap, its growth since the training's first probe, and 1 when the alarm rings."""
 
 
 class AlarmConfig(BaseModel):
     """Bounds of `squeeze/gap`, the mean over training pairs of log π(y*) − log π(y⁺), in nats.
 
     y* rises under SFT as well; the gap separates squeezing from learning (arXiv 2407.10490, §4).
-    A gap that has not grown since the first probe rings no alarm, however wide it is: SFT starts
-    with a wide one and narrows it.
+    A gap that has not grown since the first probe never rings the alarm, however wide: SFT starts
+    with a wide gap and narrows it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -30,49 +30,49 @@ class AlarmConfig(BaseModel):
     )
     stop: bool = Field(
         default=True,
-        description="Training ends where it rings, with the model as it is; or it goes on.",
+        description="End training when it rings and keep the model of that step; false: go on.",
     )
 
     @model_validator(mode="after")
     def _has_a_bound(self) -> Self:
         if self.gap is None and self.rise is None:
             raise ConfigError(
-                "alarm", None, "set rise, the growth of the gap in nats that is too much, or gap"
+                "alarm", None, "set rise, the largest allowed growth of the gap in nats, or gap"
             )
         return self
 
 
 class Alarm:
-    """A training's alarm, and what it has heard so far.
+    """A training's alarm and its state.
 
-    **Arguments:** `heard`: what a resumed training's probes have logged before.
+    **Arguments:** `history`: metrics that a resumed training logged before.
     """
 
-    def __init__(self, config: AlarmConfig, heard: Iterable[MetricsLine] = ()) -> None:
+    def __init__(self, config: AlarmConfig, history: Iterable[MetricsLine] = ()) -> None:
         self.config = config
         self.ring: AlarmRing | None = None
-        """The first time that it rang."""
+        """The first ring."""
         self._first: float | None = None
-        for line in heard:
+        for line in history:
             if GAP in line.metrics:
                 self.update(line.step, line.metrics)
 
     @property
     def stops(self) -> bool:
-        """Whether training is to end."""
+        """Whether training should end."""
         return self.config.stop and self.ring is not None
 
     def update(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Takes the means of a probe after `step` optimizer steps; returns what to log beside.
+        """Takes the means of a probe after `step` optimizer steps; returns the alarm's metrics.
 
-        **Raises:** `ConfigError` where no watched chosen answer was left to score.
+        **Raises:** `ConfigError` if no chosen answer was short enough to score.
         """
         if GAP not in metrics:
             raise ConfigError(
                 "alarm",
                 self.config.model_dump(exclude_none=True),
-                "every watched chosen answer is too long for the model's context, so there is no "
-                "gap; watch shorter ones, or set overlong: truncate_left",
+                "every chosen answer among the probes is too long for the model's context, so the "
+                "gap is undefined; probe shorter answers, or set overlong: truncate_left",
             )
         gap = metrics[GAP]
         if self._first is None:
@@ -87,12 +87,12 @@ class Alarm:
 
 
 def check_watched(alarm: AlarmConfig | None, probes: Sequence[ProbeRow]) -> None:
-    """Refuses an alarm on a gap that no probe would find."""
+    """Raises ConfigError for an alarm if the probes cannot measure the gap."""
     if alarm is None or any(row.kind == "chosen" and row.split == "train" for row in probes):
         return
     raise ConfigError(
         "alarm",
         alarm.model_dump(exclude_none=True),
-        "no chosen answer of a training pair is watched, so there is no gap; watch some "
-        "(probe_every, data.probe_pairs), or leave the alarm out",
+        "no probe is the chosen answer of a training pair, so the gap is undefined; probe some "
+        "pairs (probe_every, data.probe_pairs), or remove the alarm",
     )

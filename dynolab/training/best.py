@@ -1,4 +1,4 @@
-"""The model of the probe at which a metric was best: a training's result where that is asked."""
+"""Keeps the weights at the probe where a metric was best, to make them the training's result."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from dynolab.training.config import BestConfig
 from dynolab.training.engine import Engine
 
 FOLDER = "best"
-"""Among the results so far, and gone at the end."""
+"""Folder inside the output, deleted when training ends."""
 
 
 class Best:
     """The best probe so far, and its weights on disk. `update` is collective over the ranks.
 
-    **Arguments:** `output`: the results so far; what a resumed training had found is there.
+    **Arguments:** `output`: the training's output; a resumed training's best probe is read from it.
     """
 
     def __init__(self, config: BestConfig, output: Path) -> None:
         self._config, self._folder = config, output / FOLDER
-        known = self._folder / "probe.json"
-        self.probe = read_value(known, BestProbe) if known.exists() else None
+        stored = self._folder / "probe.json"
+        self.probe = read_value(stored, BestProbe) if stored.exists() else None
 
     def update(self, engine: Engine, step: int, means: Mapping[str, float]) -> None:
         """Takes the means of a probe after `step` optimizer steps.
 
-        **Raises:** `ConfigError` where no probe measures the metric.
+        **Raises:** `ConfigError` if no probe measures the metric.
         """
         metric = self._config.metric
         if metric not in means:
@@ -50,16 +50,16 @@ class Best:
             self._keep(probe, weights)
 
     def weights(self) -> dict[str, Tensor]:
-        """Its fp32 weights by parameter name; on rank 0 alone."""
+        """The best probe's fp32 weights by parameter name; on rank 0 only."""
         return load_file(self._folder / "weights.safetensors")
 
     def _is_better(self, value: float) -> bool:
         sign = 1 if self._config.largest else -1
-        known = self.probe
-        return math.isfinite(value) and (known is None or sign * value > sign * known.value)
+        best = self.probe
+        return math.isfinite(value) and (best is None or sign * value > sign * best.value)
 
     def _keep(self, probe: BestProbe, weights: Mapping[str, Tensor]) -> None:
-        """Files are replaced as a whole: resume states may share the old ones' bytes."""
+        """Replaces the files, never rewrites them: resume states may hard-link the old ones."""
         self._folder.mkdir(exist_ok=True)
         part = self._folder / "part"
         save_file({name: weight.contiguous() for name, weight in weights.items()}, part)

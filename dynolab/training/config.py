@@ -18,7 +18,7 @@ from dynolab.training.alarm import AlarmConfig
 
 
 class OptimizerConfig(BaseModel):
-    """One of torch's optimizers with the settings that matter to forces."""
+    """A torch optimizer and the settings that affect forces."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: Literal["sgd", "adamw", "rmsprop"] = Field("adamw", description="torch's optimizer.")
@@ -31,7 +31,7 @@ class OptimizerConfig(BaseModel):
 
 
 class EngineConfig(BaseModel):
-    """What runs the steps: DeepSpeed ranks, or this process alone."""
+    """Where the steps run: DeepSpeed ranks, or this process alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: Literal["deepspeed", "plain"] = "deepspeed"
@@ -44,59 +44,59 @@ class EngineConfig(BaseModel):
 
 
 class LoraConfig(BaseModel):
-    """Low-rank adapters: `W + (alpha/rank) B A`, of which A and B alone are trained."""
+    """Low-rank adapters: `W + (alpha/rank) B A`; only A and B are trained."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     rank: int = Field(8, ge=1)
     alpha: int = Field(16, ge=1)
     target: tuple[str, ...] = Field(
         (),
-        description="Names of the layers that get one; default: every linear layer but the head.",
+        description="Names of the layers to adapt; default: every linear layer but the head.",
     )
 
 
 class BestConfig(BaseModel):
-    """Which probe's model becomes the result; default: that of the last step."""
+    """Which probe's model becomes the training's result."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    metric: str = Field("probe/chosen/logp", description="A probe's, by its name in MLflow.")
+    metric: str = Field("probe/chosen/logp", description="A probe metric, as MLflow names it.")
     largest: bool = Field(True, description="False: the smallest is best.")
 
 
 class LoopConfig(BaseModel):
-    """What every training has, whatever its examples are made of."""
+    """Settings common to every training, on rows or on groups."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     objective: ObjectiveConfig
     lora: LoraConfig | None = Field(
-        None, description="Train adapters in place of the weights; the result is merged."
+        None, description="Train adapters instead of the weights; the result is merged."
     )
     optimizer: OptimizerConfig = OptimizerConfig()
     engine: EngineConfig = EngineConfig()
     steps: int = Field(60, ge=1, description="Optimizer steps.")
-    batch_size: int = Field(16, ge=1, description="Examples of one optimizer step, all ranks.")
-    micro_batch_size: int = Field(8, ge=1, description="Examples of one forward on one rank.")
+    batch_size: int = Field(16, ge=1, description="Examples per optimizer step, over all ranks.")
+    micro_batch_size: int = Field(8, ge=1, description="Examples per forward on one rank.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear learning-rate warm-up.")
-    clip_norm: float = Field(10.0, gt=0, description="Global gradient norm above which it is cut.")
+    clip_norm: float = Field(10.0, gt=0, description="Gradients are clipped to this global norm.")
     overlong: Overlong = "error"
     max_length: int | None = Field(None, ge=8, description="Default: the model's context.")
     seed: int = 0
     probe_every: int = Field(0, ge=0, description="Steps between probes; 0: none.")
-    probe_batch_tokens: int = Field(16_384, ge=1, description="Padded tokens of a probe forward.")
+    probe_batch_tokens: int = Field(16_384, ge=1, description="Padded tokens per probe forward.")
     checkpoint_every: int = Field(0, ge=0, description="Steps between resume states; 0: none.")
     record_steps: tuple[int, ...] = Field(
-        (), description="Steps whose update is recorded for force analysis, counted from 0."
+        (), description="0-based steps whose update is recorded for force analysis."
     )
-    # Left out of keys where they are not set, so that what was trained without them stays known.
+    # Omitted from stage keys when unset, so that earlier results without them keep their keys.
     alarm: AlarmConfig | None = Field(
         None,
         exclude_if=lambda alarm: alarm is None,
-        description="On the squeezing gap that probes find; it can end the training early.",
+        description="Alarm on the probes' squeezing gap; it can end training early.",
     )
     best: BestConfig | None = Field(
         None,
         exclude_if=lambda best: best is None,
-        description="The result is the model of the best probe in place of the last step's.",
+        description="Keep the model of the best probe instead of the last step's.",
     )
 
     @model_validator(mode="after")
@@ -133,11 +133,9 @@ class LoopConfig(BaseModel):
                 "bf16 keeps fp32 master weights in ZeRO's optimizer; set 1, 2 or 3",
             )
         if self.alarm is not None and not self.probe_every:
-            raise ConfigError(
-                "probe_every", 0, "the alarm hears of the gap from probes; set the steps between"
-            )
+            raise ConfigError("probe_every", 0, "the alarm needs probes; set 1 or more")
         if self.best is not None and not self.probe_every:
-            raise ConfigError("probe_every", 0, "best is found by probes; set the steps between")
+            raise ConfigError("probe_every", 0, "best needs probes; set 1 or more")
         late = [step for step in self.record_steps if not 0 <= step < self.steps]
         if late:
             raise ConfigError("record_steps", late, f"must lie in 0..{self.steps - 1}")
@@ -145,63 +143,63 @@ class LoopConfig(BaseModel):
 
     @property
     def micro_examples(self) -> int:
-        """Examples of one forward on one rank."""
+        """Examples per forward on one rank."""
         return min(self.micro_batch_size, self.batch_size // self.engine.ranks)
 
     @property
     def accumulation(self) -> int:
-        """Forwards that make one optimizer step on one rank."""
+        """Forwards per optimizer step on one rank."""
         return self.batch_size // self.engine.ranks // self.micro_examples
 
     def probes_at(self, step: int) -> bool:
-        """Whether a probe is due when `step` updates have been done."""
+        """Whether a probe is due after `step` updates."""
         return bool(self.probe_every) and (step % self.probe_every == 0 or step == self.steps)
 
     def checkpoints_after(self, step: int) -> bool:
-        """Whether a resume state is due after the update that follows `step` others."""
+        """Whether a resume state is due after the update at 0-based `step`."""
         done = step + 1
         return self.checkpoint_every > 0 and done % self.checkpoint_every == 0 and done < self.steps
 
 
 class TrainConfig(LoopConfig):
-    """One training stage on rows of answers."""
+    """Settings of a training on rows of answers."""
 
     objective: RowObjectiveConfig = SFTConfig()
 
 
 class GroupTrainConfig(LoopConfig):
-    """One training stage on groups of completions that the policy samples as it learns.
+    """Settings of a training on groups of completions that the policy samples as it learns.
 
     An example, as `batch_size` and `micro_batch_size` count them, is a prompt with its
-    completions. An objective on rows trains on pairs: of each group the completion of the highest
-    reward, and that of the lowest as the rejected one; `spin` on the row's own answer and the first
-    completion, whatever their rewards. The reference is the policy that training starts from; of
-    `spin` and `sppo` it is the policy at the beginning of the rollout.
+    completions. An objective on rows trains on pairs: in each group the completion with the highest
+    reward is chosen and the one with the lowest rejected; `spin` pairs the row's own answer with
+    the first completion, whatever their rewards. The reference is the initial policy; for `spin`
+    and `sppo` it is the policy at the beginning of the rollout.
     """
 
     objective: ObjectiveConfig = GRPOConfig()
     rewards: tuple[RewardConfig, ...] = Field(
         (RewardConfig(name="world_answer"),), description="Their weighted sum is the reward."
     )
-    completions: int = Field(8, description="Sampled to each prompt: a group.")
-    temperature: float = Field(1.0, gt=0, description="Of the sampling.")
+    completions: int = Field(8, description="Completions sampled per prompt: a group.")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
     max_new_tokens: int = Field(64, ge=1, description="Longest completion.")
     stop: tuple[str, ...] = Field((), description="Texts that end a completion.")
-    sample_batch_size: int = Field(64, ge=1, description="Completions that grow side by side.")
+    sample_batch_size: int = Field(64, ge=1, description="Completions generated at once.")
     updates_per_rollout: int = Field(
-        1, ge=1, description="Optimizer steps between samplings; each has prompts of its own."
+        1, ge=1, description="Optimizer steps per rollout; each has its own prompts."
     )
     right_from: float = Field(
-        1.0, description="A completion counts as right from this reward on: accuracy, pass@k, nthr."
+        1.0, description="Lowest reward of a right completion: for accuracy, pass@k, nthr."
     )
 
     @model_validator(mode="after")
-    def _compares(self) -> Self:
+    def _can_be_sampled(self) -> Self:
         if self.completions < (1 if isinstance(self.objective, SPINConfig) else 2):
             raise ConfigError(
                 "completions",
                 self.completions,
-                "a reward is compared within a group: sample two or more to each prompt",
+                "rewards are compared within a group; sample 2 or more per prompt",
             )
         if self.seed < 0:
             raise ConfigError("seed", self.seed, "sampling needs a seed of 0 or more")
@@ -218,7 +216,7 @@ class GroupTrainConfig(LoopConfig):
 
     @property
     def sampling(self) -> SampleConfig:
-        """How completions are drawn."""
+        """How completions are sampled."""
         return SampleConfig(
             temperature=self.temperature,
             max_new_tokens=self.max_new_tokens,

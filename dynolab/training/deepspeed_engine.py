@@ -1,4 +1,4 @@
-"""The engine on DeepSpeed ranks; the one place that knows DeepSpeed."""
+"""The engine on DeepSpeed ranks; the only module that imports DeepSpeed."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class DeepSpeedEngine:
         )
         self._config = config
         self._named = named
-        # backward divides by the accumulation steps and averages over ranks; the loop's losses
-        # are shares that add up, so both are undone.
+        # DeepSpeed's backward divides by the accumulation steps and averages over ranks. The
+        # loop's losses are shares that add up, so the scale undoes both.
         self._scale = config.accumulation * config.engine.ranks
 
     def backward(self, loss: Tensor) -> None:
@@ -78,7 +78,7 @@ class DeepSpeedEngine:
         """Reduces, clips, updates; returns the global gradient norm before clipping."""
         for group in self.logits.optimizer.param_groups:
             group["lr"] = learning_rate
-        # Without ZeRO DeepSpeed clips by torch's own function and keeps no norm.
+        # Without ZeRO, DeepSpeed clips with torch's function and does not keep the norm.
         if self._config.engine.zero_stage == 0:
             gradients = [p.grad for p in self._named.values() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients).item()
@@ -102,9 +102,9 @@ class DeepSpeedEngine:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """All weights on every rank; forwards within it gather and free nothing by themselves.
+        """Gathers all weights on every rank; forwards inside it gather and free nothing.
 
-        ZeRO-3's hooks are collective: without them ranks may run unlike numbers of forwards.
+        ZeRO-3's hooks are collective: without them ranks may run different numbers of forwards.
         """
         if self._config.engine.zero_stage != 3:
             yield
@@ -155,10 +155,10 @@ class DeepSpeedEngine:
         return safe_get_full_optimizer_state(parameter, key)
 
     def save(self, folder: Path) -> None:
-        """Writes this rank's shard: its part of the master weights and of the optimizer state.
+        """Writes this rank's shard of the master weights and the optimizer state.
 
-        Tensors alone, in safetensors: DeepSpeed's own checkpoints are pickles, which could run
-        code where somebody else can write to the store.
+        In safetensors: DeepSpeed's own checkpoints are pickles, which could run code written by
+        anyone with access to the store.
         """
         tensors: dict[str, Tensor] = {}
         for number, shard in enumerate(self._shards()):
@@ -172,7 +172,7 @@ class DeepSpeedEngine:
         save_file(copies, folder / f"shard-{distributed.rank()}.safetensors")
 
     def load(self, folder: Path) -> None:
-        """Reads what `save` wrote and makes the weights that forward uses follow."""
+        """Reads what `save` wrote and updates the weights that forward uses."""
         shards = list(self._shards())
         state: dict[int, dict[str, Tensor]] = {}
         stored = load_file(folder / f"shard-{distributed.rank()}.safetensors")
@@ -182,15 +182,15 @@ class DeepSpeedEngine:
             if key == MASTER:
                 shard.data.copy_(tensor)
             else:
-                # Counters live on the CPU wherever the weights are, as torch's optimizers do it.
-                place = tensor if tensor.dim() == 0 else tensor.to(shard.device)
-                state.setdefault(int(digits), {})[key] = place
+                # Step counters stay on the CPU, as in torch's optimizers.
+                placed = tensor if tensor.dim() == 0 else tensor.to(shard.device)
+                state.setdefault(int(digits), {})[key] = placed
         for number, tensors in state.items():
             self.logits.basic_optimizer.state[shards[number]] = tensors
         self._follow_master_weights()
 
     def _shards(self) -> list[Tensor]:
-        """The fp32 tensors that this rank's optimizer steps, in an order that never changes."""
+        """The fp32 tensors that this rank's optimizer updates, in a fixed order."""
         zero = self.logits.optimizer
         if self._config.engine.zero_stage == 0:
             return list(self._named.values())
@@ -199,18 +199,18 @@ class DeepSpeedEngine:
         return list(zero.single_partition_of_fp32_groups)
 
     def _follow_master_weights(self) -> None:
-        """Copies every rank's master weights into the weights that all ranks compute with."""
+        """Copies the master weights into the working weights that forwards use."""
         zero, stage = self.logits.optimizer, self._config.engine.zero_stage
         if stage in (1, 2):
             zero.update_lp_params()
             if self.logits.basic_optimizer.state:
-                # The next step would do it; a record may come first.
+                # The next step would do this, but a record may read the state before.
                 zero._lazy_init_hp_params_optimizer_state()
         elif stage == 3:
-            zero.checkpoint_event_prologue()  # small weights are kept whole: back to their shards
+            zero.checkpoint_event_prologue()  # partitions the small weights kept on every rank
             pairs = zip(
                 zero.fp16_partitioned_groups_flat, zero.fp32_partitioned_groups_flat, strict=True
             )
             for working, master in pairs:
                 working.data.copy_(master.data)
-            zero.checkpoint_event_epilogue()  # and gathered again
+            zero.checkpoint_event_epilogue()  # gathers them again

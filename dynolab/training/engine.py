@@ -1,4 +1,4 @@
-"""An engine holds the weights and the optimizer and makes steps; the loop tells it when."""
+"""Engines hold the weights and the optimizer and run steps for the training loop."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dynolab.training.optimizer import STATE_TENSORS, build_optimizer
 
 
 class Engine(Protocol):
-    """What the training loop needs of an engine. Every method is collective over the ranks."""
+    """The engine protocol of the training loop. Every method is collective over the ranks."""
 
     @property
     def logits(self) -> nn.Module:
-        """Forward of the policy: a batch to its response logits."""
+        """The policy's forward, from a batch to its response logits."""
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of this rank's share of the step's loss (shares add up)."""
@@ -30,13 +30,13 @@ class Engine(Protocol):
         """Clips, updates, clears the gradient; returns its global norm before clipping."""
 
     def master_weights(self) -> dict[str, Tensor]:
-        """The fp32 weights on the CPU by parameter name, whole, on every rank."""
+        """The full fp32 weights on the CPU by parameter name, on every rank."""
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Within it the model's weights are whole on every rank, and each rank can sample alone."""
+        """Context in which every rank holds the full weights and can sample alone."""
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
-        """The optimizer's tensors by parameter and state name; empty before a first step."""
+        """The optimizer's tensors by parameter and state name; empty before the first step."""
 
     def save(self, folder: Path) -> None:
         """Writes this rank's part of weights and optimizer state."""
@@ -46,7 +46,7 @@ class Engine(Protocol):
 
 
 class PlainEngine:
-    """One process, torch alone: the reference that DeepSpeed's numbers are compared with."""
+    """One process, torch only: the reference implementation for the DeepSpeed engine."""
 
     def __init__(self, logits: ResponseLogits, config: LoopConfig) -> None:
         self.logits = logits
@@ -72,7 +72,7 @@ class PlainEngine:
         return {name: p.detach().to("cpu", copy=True) for name, p in self._named.items()}
 
     def gathered(self) -> AbstractContextManager[None]:
-        """The weights are whole."""
+        """No-op: one process holds the full weights."""
         return nullcontext()
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
@@ -107,10 +107,10 @@ class PlainEngine:
         with torch.no_grad():
             for name, parameter in self._named.items():
                 parameter.copy_(weights[name])
-        known = json.loads((folder / "optimizer.json").read_text())["states"]
-        state: dict[int, dict[str, Tensor | None]] = {index: {} for index in known}
+        indices = json.loads((folder / "optimizer.json").read_text())["states"]
+        state: dict[int, dict[str, Tensor | None]] = {index: {} for index in indices}
         for flat, tensor in load_file(folder / "optimizer.safetensors").items():
             index, key = flat.split("|", 1)
             state[int(index)][key] = tensor
-        whole = self._optimizer.state_dict()
-        self._optimizer.load_state_dict({**whole, "state": state})
+        current = self._optimizer.state_dict()
+        self._optimizer.load_state_dict({**current, "state": state})

@@ -1,4 +1,4 @@
-"""The rows that a training run trains on; a stage asks for them before it starts any rank."""
+"""Loads and checks the rows of a training; stages call it before they start ranks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def training_encoder(
 
 
 def load_examples(file: Path, encoder: Encoder, objective: AnyConfig) -> list[EncodedExample]:
-    """The encoded rows of a file, to be trained on by an objective.
+    """Loads, checks and encodes the rows of a file for an objective.
 
-    **Raises** `ConfigError` for rows without what the objective reads, for overlong rows where the
-    encoder is to refuse them, and where no row is left.
+    **Raises** `ConfigError` for rows that lack a field the objective reads, for overlong rows under
+    `overlong: error`, and if no row is left.
     """
     rows = list(read_rows(file, Example))
     check_rows(rows, objective)
@@ -40,10 +40,9 @@ def load_examples(file: Path, encoder: Encoder, objective: AnyConfig) -> list[En
 def load_prompts(
     file: Path, encoder: Encoder, max_new_tokens: int
 ) -> list[tuple[PromptRow, tuple[int, ...]]]:
-    """The prompts of a file with their tokens: those that leave room for a completion.
+    """Loads and encodes the prompts of a file; keeps those that leave room for a completion.
 
-    **Raises** `ConfigError` for overlong prompts where the encoder is to refuse them, and where no
-    prompt is left.
+    **Raises** `ConfigError` for overlong prompts under `overlong: error`, and if no prompt is left.
     """
     rows = list(read_rows(file, PromptRow))
     try:
@@ -51,8 +50,8 @@ def load_prompts(
     except ConfigError as error:
         if error.field != "overlong":
             raise
-        room = f"or lower max_new_tokens = {max_new_tokens}, the room kept for a completion"
-        raise ConfigError(error.field, error.value, f"{error.remedy}, {room}") from error
+        remedy = f"or lower max_new_tokens = {max_new_tokens}, the room kept for a completion"
+        raise ConfigError(error.field, error.value, f"{error.remedy}, {remedy}") from error
     prompts = [(row, tokens) for row, tokens in encoded if tokens is not None]
     if not prompts:
         raise ConfigError(
@@ -65,26 +64,26 @@ def load_prompts(
 
 
 def check_rows(rows: Sequence[Example], objective: AnyConfig) -> None:
-    """Refuses rows without what the objective reads: an answer, or the pair's `wins`."""
+    """Raises ConfigError for rows that lack the rejected answer or `wins` the objective reads."""
     check_sides(rows, build_objective(objective).sides, objective.name)
-    bare = [row.id for row in rows if row.wins is None] if reads_wins(objective) else []
-    if bare:
+    lacking = [row.id for row in rows if row.wins is None] if reads_wins(objective) else []
+    if lacking:
         raise ConfigError(
             "data.wins",
             None,
-            f"objective {objective.name} with labels: soft needs in every row `wins`, the two "
-            f"answers' probabilities to be preferred to one of the policy; {len(bare)} rows have "
-            f"none, the first is {bare[0]}",
+            f"objective {objective.name} with labels: soft needs `wins` in every row, the "
+            "probabilities that its two answers beat one of the policy's; "
+            f"{len(lacking)} rows have none, the first is {lacking[0]}",
         )
 
 
 def check_sides(rows: Sequence[Example], sides: Collection[int], objective: str) -> None:
-    """Refuses rows without an answer that the objective needs."""
-    bare = [row.id for row in rows if row.rejected is None] if REJECTED in sides else []
-    if bare:
+    """Raises ConfigError for rows without the rejected answer that the objective needs."""
+    lacking = [row.id for row in rows if row.rejected is None] if REJECTED in sides else []
+    if lacking:
         raise ConfigError(
             "data.rejected",
             None,
             f"objective {objective} needs a rejected answer in every row; "
-            f"{len(bare)} rows have none, the first is {bare[0]}",
+            f"{len(lacking)} rows have none, the first is {lacking[0]}",
         )

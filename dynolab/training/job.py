@@ -14,11 +14,11 @@ from dynolab.training.config import GroupTrainConfig, TrainConfig
 class TrainJob(BaseModel):
     """One training run on local files.
 
-    `model`: folder of the initial policy, which is also the reference where one is needed.
+    `model`: folder of the initial policy, which is also the reference of objectives that need one.
     `examples`: rows of answers (`Example`), or of prompts (`PromptRow`) for training on groups.
-    `output`: folder of the results. `resume_out`: where resume states appear, each under its
-    final name only when whole. `resume_from`: a resume state to continue from.
-    `logs`: folder for what explains a failure; default: `output`.
+    `output`: folder of the results. `resume_out`: folder of resume states; each gets its final
+    name when complete. `resume_from`: a resume state to continue from.
+    `logs`: folder of diagnostics after a failure; default: `output`.
     `reference_cache`: folder that keeps the reference's log-probabilities for later trainings on
     the same rows and model.
     """
@@ -35,7 +35,7 @@ class TrainJob(BaseModel):
     reference_cache: Path | None = None
 
     def input_digests(self) -> dict[str, str]:
-        """Sha256 of the examples and of the initial model's files by their names."""
+        """Sha256 of the examples and of the initial model's files, by file name."""
         model = [*self.model.glob("*.safetensors"), *self.model.glob("config.json")]
         return {
             file.name: _digest(file, file.stat().st_mtime_ns)
@@ -44,6 +44,6 @@ class TrainJob(BaseModel):
 
 
 @cache
-def _digest(file: Path, written: int) -> str:
-    """A file's sha256, computed once as long as it is not written anew."""
+def _digest(file: Path, modified_ns: int) -> str:
+    """A file's sha256, cached until its modification time changes."""
     return hash_file(file).sha256

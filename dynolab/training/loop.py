@@ -35,15 +35,15 @@ from dynolab.training.alarm import Alarm, check_watched
 from dynolab.training.best import FOLDER, Best
 from dynolab.training.config import GroupTrainConfig
 from dynolab.training.engine import Engine, PlainEngine
+from dynolab.training.example_source import Offline, Source
 from dynolab.training.examples import load_examples, load_prompts, training_encoder
 from dynolab.training.job import TrainJob
-from dynolab.training.online import Online
 from dynolab.training.optimizer import clip_factor, learning_rate
-from dynolab.training.record import StepFacts, StepRecord
-from dynolab.training.recorded import Recorded, recorded
+from dynolab.training.recorded_examples import Recorded, recorded
 from dynolab.training.resume import load_state, save_state
-from dynolab.training.source import Offline, Source
+from dynolab.training.sampled_examples import Online
 from dynolab.training.step_batch import StepExample, collate_step, count_step
+from dynolab.training.step_record import StepFacts, StepRecord
 from dynolab.training.strengths import quantiles, strengths
 
 if TYPE_CHECKING:
@@ -51,19 +51,18 @@ if TYPE_CHECKING:
 
 
 def train(job: TrainJob, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Runs a training job to its end on this process or, as one of them, on its ranks.
+    """Runs a training job to its end; with several ranks, every rank calls it.
 
     **Arguments:**
 
-    - `job`: settings and places.
+    - `job`: settings and paths.
     - `policy`: the initial weights, as loaded from `job.model`.
     - `tokenizer`: the policy's tokenizer.
 
-    Writes into `job.output`: `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/` and
-    `summary.json`; resume states appear in `job.resume_out`.
+    Writes `model/`, `metrics.jsonl`, `probes.jsonl`, `forces/step-N/` and `summary.json` into
+    `job.output`, and resume states into `job.resume_out`.
 
-    **Raises** `ConfigError` for data or settings that cannot work, `Diverged` where training
-    diverges.
+    **Raises** `ConfigError` for invalid data or settings, `Diverged` if training diverges.
     """
     Trainer(job, policy, tokenizer).run()
 
@@ -99,7 +98,7 @@ class Trainer:
             job.output.mkdir(parents=True, exist_ok=True)
         with checks_kept() as checks:
             logits = ResponseLogits(self.policy.to(self.device))
-        self._agree(logits)
+        self._check_ranks_agree(logits)
         if job.logs is not None and distributed.rank() == 0:
             (job.logs / CHECKS).write_text(json.dumps(checks))
         self.source.begin(logits)
@@ -118,28 +117,28 @@ class Trainer:
             step += 1
         self._finish(engine, step)
 
-    def _agree(self, logits: ResponseLogits) -> None:
-        """No rank may pack rows alone: where one has measured otherwise, all end."""
+    def _check_ranks_agree(self, logits: ResponseLogits) -> None:
+        """All ranks must agree whether rows can be packed; otherwise all raise."""
         mine = packing_width(logits), goes_on_from_prompts(logits)
         if len(set(distributed.gather(mine))) > 1:
             raise ConfigError(
                 "model",
                 type(causal_model(self.policy)).__name__,
-                "ranks differ on whether its responses can share prompts, so that their machines "
-                "compute unlike numbers; train on machines of one kind",
+                "ranks differ on whether its responses can share prompts, so their machines "
+                "compute different numbers; train on machines of one kind",
             )
 
     def _ended(self, engine: Engine, step: int) -> bool:
-        """Probes if that is due; whether training ends after `step` updates."""
+        """Runs a probe if one is due; returns whether training ends after `step` updates."""
         if self.config.probes_at(step):
             self._probe(engine, step)
-            # Only rank 0 decides, so that ranks whose gaps round otherwise cannot diverge.
+            # Only rank 0 decides, since the gap may round differently on other ranks.
             if self.alarm is not None and distributed.gather(self.alarm.stops)[0]:
                 return True
         return step >= self.config.steps
 
     def _step(self, engine: Engine, step: int) -> None:
-        """One optimizer step on the examples that the source has for it."""
+        """Runs one optimizer step on the source's examples."""
         config, began = self.config, time.perf_counter()
         drawn = self.source.draw(engine, step)
         values = dict(drawn.metrics)
@@ -151,11 +150,11 @@ class Trainer:
     def _learn(
         self, engine: Engine, step: int, examples: Sequence[StepExample]
     ) -> dict[str, float]:
-        """One update of the weights; returns what is logged of it."""
+        """Updates the weights once; returns the step's metrics."""
         config = self.config
         recording = step in config.record_steps
         before = (engine.master_weights(), engine.optimizer_state()) if recording else None
-        sums, pushes = self._accumulate(engine, examples)
+        sums, strength_quantiles = self._accumulate(engine, examples)
         rate = learning_rate(config.optimizer, config.warmup_steps, step)
         norm = engine.step(rate)
         self._check_finite("gradient norm", norm, examples)
@@ -164,7 +163,7 @@ class Trainer:
         means = {name: value / len(examples) for name, value in sums.items()}
         return {
             **means,
-            **pushes,
+            **strength_quantiles,
             "train/loss": sums["train/loss"],
             "train/grad_norm": norm,
             "train/learning_rate": rate,
@@ -173,10 +172,10 @@ class Trainer:
     def _accumulate(
         self, engine: Engine, examples: Sequence[StepExample]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Gradients of this rank's examples; returns sums over all ranks, and quantiles."""
+        """Accumulates this rank's gradients; returns sums over all ranks, and quantiles."""
         totals = count_step(examples, self.objective.sides)
         sums: dict[str, Tensor] = {}
-        pushes: list[Tensor] = []
+        step_strengths: list[Tensor] = []
         for micro in self._micro_batches(examples):
             tokens = self._tokens(engine, micro or examples[:1], totals)
             logps = engine.logits(tokens, partial(read_logps, self.objective))
@@ -188,26 +187,26 @@ class Trainer:
             named = {"train/loss": loss.detach(), **self.objective.metrics(logps, tokens)}
             for name, value in named.items():
                 sums[name] = sums[name] + value if name in sums else value
-            if (pushed := strengths(self.objective, logps.detach(), tokens)) is not None:
-                pushes.append(pushed)
-        result = _summed(sums)
+            if (values := strengths(self.objective, logps.detach(), tokens)) is not None:
+                step_strengths.append(values)
+        result = _sum_over_ranks(sums)
         self._check_finite("loss", result["train/loss"], examples)
-        return result, quantiles(pushes)
+        return result, quantiles(step_strengths)
 
     def _check_finite(self, name: str, value: float, examples: Sequence[StepExample]) -> None:
-        """Ends a diverged training; what the number was computed on is kept as records hold it."""
+        """Raises Diverged for a non-finite value, after writing the step's examples."""
         if math.isfinite(value):
             return
         if distributed.rank() == 0:
             lines = [example.model_dump_json() + "\n" for example in self._recorded(examples)]
             ((self.job.logs or self.job.output) / DIVERGED).write_text("".join(lines))
-        distributed.barrier()  # the other ranks' ends would end this one
+        distributed.barrier()  # another rank's exit would kill rank 0 while it writes
         raise Diverged(name, value, [example.id for example in examples])
 
     def _micro_batches(self, examples: Sequence[StepExample]) -> list[Sequence[StepExample]]:
-        """This rank's examples, forward by forward: as many forwards on all ranks in every step.
+        """Splits this rank's examples into micro-batches; every rank runs the same number.
 
-        Engines count on that; some are empty where the source has left examples out.
+        Engines rely on that number; some are empty if the source has left examples out.
         """
         mine = distributed.deal(examples)
         count = self.config.accumulation
@@ -224,14 +223,14 @@ class Trainer:
         return share_prompts(tokens, rows).to(self.device)
 
     def _probe(self, engine: Engine, step: int) -> None:
-        """Scores every probe row; the ranks share the work."""
+        """Scores every probe row, split over the ranks, and updates alarm and best."""
         if not self.probes:
             return
         began = time.perf_counter()
-        # Under ZeRO-3 every forward gathers weights from all ranks, so all must make the same ones.
-        alone = self.config.engine.kind == "plain" or self.config.engine.zero_stage == 3
+        # Under ZeRO-3 every forward gathers weights from all ranks, so all must run the same ones.
+        scores_all = self.config.engine.kind == "plain" or self.config.engine.zero_stage == 3
         if self.scorer is None:
-            share = (0, 1) if alone else (distributed.rank(), distributed.world_size())
+            share = (0, 1) if scores_all else (distributed.rank(), distributed.world_size())
             self.scorer = ProbeScorer(
                 engine.logits,
                 self.probes,
@@ -240,7 +239,7 @@ class Trainer:
                 share=share,
             )
         mine = self.scorer.score()
-        rows = mine if alone else list(chain.from_iterable(distributed.gather(mine)))
+        rows = mine if scores_all else list(chain.from_iterable(distributed.gather(mine)))
         if distributed.rank() == 0:
             lines = (ProbeScore(step=step, **dict(row)).line() for row in rows)
             with (self.job.output / "probes.jsonl").open("a") as file:
@@ -262,7 +261,7 @@ class Trainer:
         before: dict[str, Tensor],
         state: dict[str, dict[str, Tensor]],
     ) -> None:
-        """Writes the record of the step just made."""
+        """Writes the record of the step that has just run."""
         after = engine.master_weights()
         if distributed.rank() != 0:
             return
@@ -294,7 +293,7 @@ class Trainer:
             file.write(line.model_dump_json() + "\n")
 
     def _finish(self, engine: Engine, steps: int) -> None:
-        """Saves the model, trained so many steps, as a folder that `from_pretrained` loads."""
+        """Saves model, tokenizer and summary after `steps` steps, for `from_pretrained`."""
         weights, output = engine.master_weights(), self.job.output
         best = None if self.best is None else self.best.probe
         if self.best is not None and best is not None and distributed.rank() == 0:
@@ -326,13 +325,13 @@ class Trainer:
         return DeepSpeedEngine(logits, self.config)
 
     def _build_alarm(self) -> Alarm | None:
-        """The alarm, which has heard what a resumed training's probes found before."""
+        """Builds the alarm; when resuming, replays the metrics logged before."""
         config, log = self.config.alarm, self.job.output / "metrics.jsonl"
         if config is None:
             return None
-        known = self.job.resume_from is not None and distributed.rank() == 0
-        heard = list(read_rows(log, MetricsLine)) if known else []
-        return Alarm(config, distributed.gather(heard)[0])
+        replays = self.job.resume_from is not None and distributed.rank() == 0
+        history = list(read_rows(log, MetricsLine)) if replays else []
+        return Alarm(config, distributed.gather(history)[0])
 
     def _build_source(self) -> Source:
         job, objective = self.job, self.objective
@@ -345,8 +344,8 @@ class Trainer:
         return Offline(rows, objective, job, self.pad_id)
 
 
-def _summed(sums: dict[str, Tensor]) -> dict[str, float]:
-    """Named sums over all ranks. A rank without examples has none of its own."""
+def _sum_over_ranks(sums: dict[str, Tensor]) -> dict[str, float]:
+    """Adds named values over all ranks; a rank without examples has no names."""
     values = torch.stack([value.double() for value in sums.values()]).tolist() if sums else []
     shares = distributed.gather(dict(zip(sums, values, strict=True)))
     names = dict.fromkeys(chain.from_iterable(shares))

@@ -1,4 +1,4 @@
-"""torch's optimizers from their settings, and the learning rate of every step."""
+"""Builds torch's optimizers and computes the learning rate of every step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ STATE_TENSORS = {
     "adamw": ("exp_avg", "exp_avg_sq"),
     "rmsprop": ("square_avg", "momentum_buffer"),
 }
-"""Which of an optimizer's state tensors have the shape of their parameter."""
+"""The optimizer state tensors that have the shape of their parameter."""
 
 
 def build_optimizer(
     config: OptimizerConfig, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """The torch optimizer that a config names."""
+    """Builds the torch optimizer of a config."""
     if config.name == "sgd":
         return torch.optim.SGD(
             parameters,
@@ -48,12 +48,12 @@ def build_optimizer(
 
 
 def learning_rate(config: OptimizerConfig, warmup_steps: int, step: int) -> float:
-    """Rate of the update that follows `step` others: linear warm-up, then constant."""
+    """Learning rate at 0-based `step`: linear warm-up, then constant."""
     if step >= warmup_steps:
         return config.learning_rate
     return config.learning_rate * (step + 1) / warmup_steps
 
 
 def clip_factor(grad_norm: float, clip_norm: float) -> float:
-    """What a gradient of this global norm is multiplied with, as torch and DeepSpeed do it."""
+    """Factor by which torch and DeepSpeed scale a gradient of this global norm to clip it."""
     return min(1.0, clip_norm / (grad_norm + 1e-6))

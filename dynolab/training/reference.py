@@ -1,5 +1,4 @@
-"""Log-probabilities under weights that do not learn: of the reference, and of the policy that
-sampled."""
+"""Log-probabilities under fixed weights: the reference's and the sampling policy's."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def score_reference(
 ) -> dict[str, SideLogps]:
     """Per-token log-probabilities of every example's sides under the given weights.
 
-    The examples are shared out over the ranks, `batch` to a forward; every rank returns all.
+    The ranks split the examples, `batch` per forward; every rank returns all.
 
     **Returns:** example id → side → log-probabilities in nats, one per response token.
     """
@@ -45,14 +44,14 @@ def score_sides(
     pad_id: int,
     batch: int,
 ) -> list[SideLogps]:
-    """As `score_reference`, in the order of the examples, whose ids may be alike."""
+    """As `score_reference`, but a list in the examples' order, whose ids may repeat."""
     answers = [
         example.chosen if side == CHOSEN else example.rejected
         for example in examples
         for side in sides
     ]
-    known = [answer for answer in answers if answer is not None]
-    logps = iter(score_responses(logits, known, pad_id, batch * len(sides)))
+    present = [answer for answer in answers if answer is not None]
+    logps = iter(score_responses(logits, present, pad_id, batch * len(sides)))
     return [{side: next(logps) for side in sides} for _ in examples]
 
 
@@ -66,10 +65,10 @@ def score_responses(
     *,
     temperature: float = 1.0,
 ) -> list[Float[Tensor, "response ..."]]:
-    """What is read of each sequence's response tokens under the given weights, on the CPU.
+    """Applies `read` to each sequence's response logits under the given weights.
 
-    Runs of `batch` sequences are shared out over the ranks; every rank returns all. By default
-    log-probabilities in nats, at a temperature.
+    The ranks split runs of `batch` sequences; every rank returns all, on the CPU. By default
+    returns log-probabilities in nats at `temperature`.
     """
     runs = [sequences[start : start + batch] for start in range(0, len(sequences), batch)]
     device = distributed.device()
@@ -79,5 +78,5 @@ def score_responses(
         shared = share_prompts(tokens, plan_rows(run, packing_width(logits))).to(device)
         values = logits(shared, read).cpu()
         parts = values.split([sequence.response_length for sequence in run])
-        mine.append([part.clone() for part in parts])  # apart: a view would drag all along
+        mine.append([part.clone() for part in parts])  # a view would carry all values along
     return list(chain.from_iterable(distributed.gather_dealt(mine)))

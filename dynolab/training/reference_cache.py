@@ -1,4 +1,4 @@
-"""Reference log-probabilities kept on disk by the content that they follow from."""
+"""Caches reference log-probabilities on disk, keyed by the content they depend on."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from dynolab.training.reference import SideLogps
 Score = Callable[[], list[SideLogps]]
 
 
-def kept_reference(
+def cached_reference(
     folder: Path,
     score: Score,
     examples: Sequence[EncodedExample],
     sides: Sequence[int],
     made_by: Mapping[str, object],
 ) -> list[SideLogps]:
-    """The scores that the folder holds, or new ones, which it then holds. Collective.
+    """Returns the cached scores, or computes and caches them. Collective.
 
     **Arguments:**
 
     - `score`: computes them, in the examples' order.
-    - `made_by`: all that scores depend on beside the tokens: the weights' digests, the arithmetic.
+    - `made_by`: what scores depend on besides the tokens: weight digests, arithmetic settings.
     """
     file = folder / f"{_key(examples, sides, made_by)}.safetensors"
-    # Hosts may have unlike folders, and scoring needs every rank.
+    # Scoring needs every rank, and not every host's folder may have the file.
     if all(distributed.gather(file.exists())):
         stored = load_file(file)
         return [{side: stored[f"{n}|{side}"] for side in sides} for n in range(len(examples))]

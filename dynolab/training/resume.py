@@ -1,4 +1,4 @@
-"""Resume states: everything a run needs to continue as if it had never stopped."""
+"""Resume states: everything a run needs to continue exactly where it stopped."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from safetensors.torch import load_file, save_file
 from dynolab import distributed
 from dynolab.errors import ConfigError
 from dynolab.training.engine import Engine
+from dynolab.training.example_source import Source
 from dynolab.training.job import TrainJob
-from dynolab.training.source import Source
 
 log = logging.getLogger(__name__)
 
 CARRIED = ("metrics.jsonl", "probes.jsonl", "forces", "best")
-"""Results so far, kept with the state so that a resumed run's results are whole."""
+"""Results so far, copied into the state so that a resumed run's results are complete."""
 
 
 ARRIVE_SECONDS = 90.0
-"""Longer than network file systems hide other hosts' files (nfs(5), acdirmax: a minute)."""
+"""Longer than NFS may hide other hosts' new files (nfs(5), acdirmax: a minute)."""
 
 FREE = {
     "steps",
@@ -42,11 +42,11 @@ FREE = {
     "record_steps",
     "alarm",
 }
-"""Settings that may change on the way: no update before them would have been another."""
+"""Settings that may differ in a resumed run: they change none of the updates done before."""
 
 
 class StateFacts(BaseModel):
-    """What a resume state belongs to; `inputs` are the sha256 of initial weights and examples."""
+    """The training that a resume state belongs to; `inputs` are its input files' sha256."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     step: int
@@ -57,7 +57,7 @@ class StateFacts(BaseModel):
 
     @classmethod
     def of(cls, job: TrainJob, step: int) -> StateFacts:
-        """The facts of a job after `step` optimizer steps, on rank 0."""
+        """Collects the facts of a job after `step` optimizer steps, on rank 0."""
         return cls(
             step=step,
             ranks=distributed.world_size(),
@@ -68,32 +68,32 @@ class StateFacts(BaseModel):
 
 
 def save_state(engine: Engine, source: Source, step: int, job: TrainJob) -> None:
-    """Writes a resume state; it appears under its final name only when every rank is done.
+    """Writes a resume state; renames it to its final name when every rank is done.
 
-    Every rank writes its own shard of weights and optimizer state (`engine/shard-<rank>`) and its
-    random numbers; the commit hashes each. A disk without room costs this state, not the training.
+    Every rank writes its shard of weights and optimizer state (`engine/shard-<rank>`) and its
+    random states; the commit hashes each. If the disk is full, training goes on without the state.
     """
     folder = job.resume_out / f"step-{step:08d}"
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     if distributed.rank() == 0:
         shutil.rmtree(unfinished, ignore_errors=True)
     distributed.barrier()
-    troubles = distributed.gather(_trouble_writing(engine, source, step, job, unfinished))
+    errors = distributed.gather(_write_part(engine, source, step, job, unfinished))
     parts = distributed.gather(_sizes(unfinished))
     if distributed.rank() != 0:
         return
-    trouble = next(filter(None, troubles), None) or _trouble_seeing(parts, unfinished)
-    if trouble is None:
+    error = next(filter(None, errors), None) or _await_parts(parts, unfinished)
+    if error is None:
         unfinished.rename(folder)
         return
     shutil.rmtree(unfinished, ignore_errors=True)
-    log.warning("training goes on without a resume state of step %d: %s", step, trouble)
+    log.warning("training goes on without a resume state of step %d: %s", step, error)
 
 
-def _trouble_writing(
+def _write_part(
     engine: Engine, source: Source, step: int, job: TrainJob, folder: Path
 ) -> str | None:
-    """Writes this rank's part; what the disk had against it, if anything."""
+    """Writes this rank's part; returns the error message if the disk fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         engine.save(folder / "engine")
@@ -101,7 +101,7 @@ def _trouble_writing(
         _save_random(folder / f"random-{distributed.rank()}")
         if distributed.rank() == 0:
             for name in CARRIED:
-                _copy(job.output / name, folder / "output" / name, copy=_linked)
+                _copy(job.output / name, folder / "output" / name, copy=_link_or_copy)
             facts = StateFacts.of(job, step)
             (folder / "state.json").write_text(facts.model_dump_json(indent=1))
     except (OSError, SafetensorError) as error:
@@ -110,7 +110,7 @@ def _trouble_writing(
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of the files below a folder, as this host sees it."""
+    """Sizes in bytes of the files below a folder, as this host sees them."""
     return {
         path.relative_to(folder).as_posix(): path.stat().st_size
         for path in folder.rglob("*")
@@ -118,29 +118,29 @@ def _sizes(folder: Path) -> dict[str, int]:
     }
 
 
-def _trouble_seeing(parts: Sequence[dict[str, int]], folder: Path) -> str | None:
-    """Waits until this host sees all that ranks wrote; what does not arrive, if anything.
+def _await_parts(parts: Sequence[dict[str, int]], folder: Path) -> str | None:
+    """Waits until this host sees all files of all ranks; returns an error message if it times out.
 
-    Ranks of other hosts write through a network file system, which may hide new files for a while;
-    a state that lacks one would be committed without it.
+    Ranks on other hosts write through a network file system, which may hide new files for a while;
+    without the wait an incomplete state could be committed.
     """
     written: dict[str, int] = {}
     for name, size in chain.from_iterable(part.items() for part in parts):
-        written[name] = max(size, written.get(name, 0))  # old sizes may be seen of others' files
+        written[name] = max(size, written.get(name, 0))  # ranks may see stale sizes
     deadline = time.monotonic() + ARRIVE_SECONDS
     while missing := sorted(written.items() - _sizes(folder).items()):
         if time.monotonic() > deadline:
-            return f"{missing[0][0]}, written on another host, does not arrive on this one"
+            return f"{missing[0][0]}, written on another host, is still not visible on this one"
         time.sleep(0.1)
     return None
 
 
 def load_state(engine: Engine, source: Source, folder: Path, job: TrainJob) -> int:
-    """Reads a resume state; returns how many steps had been done.
+    """Loads a resume state; returns the number of steps done.
 
     **Raises:** `ConfigError` for the state of another training, and for another number of ranks.
     """
-    facts = distributed.rank_zero_first(lambda: _own_facts(folder, job))
+    facts = distributed.rank_zero_first(lambda: _checked_facts(folder, job))
     engine.load(folder / "engine")
     source.load(facts.step, folder / "source")
     _load_random(folder / f"random-{distributed.rank()}")
@@ -150,43 +150,45 @@ def load_state(engine: Engine, source: Source, folder: Path, job: TrainJob) -> i
     distributed.barrier()
     if facts.threads != torch.get_num_threads():
         log.warning(
-            "this run computes on %d threads and the one before did on %d: "
-            "sums may round otherwise, so the last bits may differ",
+            "this run computes on %d threads and the run before on %d: "
+            "sums may round differently, so the last bits may differ",
             torch.get_num_threads(),
             facts.threads,
         )
     return facts.step
 
 
-def _own_facts(folder: Path, job: TrainJob) -> StateFacts:
-    """A state's facts, where it belongs to the job; rank 0 alone hashes files."""
+def _checked_facts(folder: Path, job: TrainJob) -> StateFacts:
+    """Reads a state's facts; on rank 0 raises ConfigError unless they match the job."""
     try:
         facts = StateFacts.model_validate_json((folder / "state.json").read_text())
     except (OSError, ValidationError) as error:
         raise ConfigError(
-            "resume_from", str(folder), "holds no resume state that this version reads; start anew"
+            "resume_from",
+            str(folder),
+            "holds no resume state that this version can read; start anew",
         ) from error
     if distributed.rank() != 0:
         return facts
-    now = StateFacts.of(job, facts.step)
-    if facts.ranks != now.ranks:
+    current = StateFacts.of(job, facts.step)
+    if facts.ranks != current.ranks:
         raise ConfigError(
             "engine.ranks",
-            now.ranks,
+            current.ranks,
             f"the resume state holds the shards of {facts.ranks} ranks; resume with as many, or "
-            "train on from a finished training's model/ with any number",
+            "start a new training from a finished training's model/ with any number",
         )
-    before, after = _flat(facts), _flat(now)
-    # What both have first: a name of an objective before settings that only one of them knows.
+    stored, requested = _flat(facts), _flat(current)
+    # Shared fields first: report a changed objective name before settings that only one side has.
     names = sorted(
-        before.keys() | after.keys(), key=lambda n: (n not in before or n not in after, n)
+        stored.keys() | requested.keys(), key=lambda n: (n not in stored or n not in requested, n)
     )
     for name in names:
-        if before.get(name) != after.get(name):
+        if stored.get(name) != requested.get(name):
             raise ConfigError(
                 name,
-                after.get(name),
-                f"the resume state belongs to a training with {before.get(name)!r}; "
+                requested.get(name),
+                f"the resume state belongs to a training with {stored.get(name)!r}; "
                 "resume with that, or start anew",
             )
     return facts
@@ -199,22 +201,22 @@ def _flat(facts: StateFacts) -> dict[str, Any]:
     while waiting:
         name, value = waiting.pop()
         if isinstance(value, dict):
-            waiting += [(f"{name}.{inner}", one) for inner, one in value.items()]
+            waiting += [(f"{name}.{key}", inner) for key, inner in value.items()]
         else:
             flat[name] = value
     return flat
 
 
-def _linked(source: str, target: str) -> None:
-    """A record is never written again: its bytes need not be there twice."""
+def _link_or_copy(source: str, target: str) -> None:
+    """Hard-links a file that is never rewritten, to save space; copies it if links fail."""
     try:
         os.link(source, target)
-    except OSError:  # another disk, or one without links
+    except OSError:  # another disk, or one without hard links
         shutil.copyfile(source, target)
 
 
 def _copy(source: Path, target: Path, copy: Callable[[str, str], object] = shutil.copyfile) -> None:
-    """A file, or a folder whose files are given by `copy`."""
+    """Copies a file, or a folder using `copy` for its files; ignores a missing source."""
     if source.is_dir():
         shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy)
     elif source.exists():

@@ -1,4 +1,4 @@
-"""A rollout: the policy answers prompts, rewards judge, answers are compared within their group."""
+"""A rollout: the policy answers prompts, and rewards compare the answers within their group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Prompt = tuple[PromptRow, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Answers:
-    """What the policy said to one prompt, and the reward of each."""
+    """The policy's answers to one prompt, and the reward of each."""
 
     id: str
     sampled: tuple[Sampled, ...]
@@ -41,19 +41,19 @@ class Answers:
 
     @property
     def differ(self) -> bool:
-        """Whether there is anything to compare."""
+        """Whether the rewards are not all equal."""
         return min(self.rewards) < max(self.rewards)
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """The policy that sampled and the reference, where one is needed; weights whole."""
+    """The sampling policy and the reference, if needed; both with full weights."""
 
     policy: ResponseLogits
     reference: ResponseLogits | None
     pad_id: int
     batch: int
-    """Sequences of one forward."""
+    """Sequences per forward."""
 
 
 def answer_prompts(
@@ -65,20 +65,20 @@ def answer_prompts(
     samples: int,
     step: int,
 ) -> list[Answers]:
-    """Samples to every prompt with their rewards, on every rank; each rank makes its share."""
+    """Samples and rewards answers to every prompt; the ranks split the work, and all return all."""
     sampled = generate_on_ranks(
         generator, [tokens for _, tokens in prompts], config, samples=samples, step=step
     )
     rows = [row for row, _ in prompts]
-    judged = distributed.deal(list(zip(rows, sampled, strict=True)))
-    given = distributed.gather_dealt([_judge(rewards, row, drawn) for row, drawn in judged])
+    mine = distributed.deal(list(zip(rows, sampled, strict=True)))
+    values = distributed.gather_dealt([_reward(rewards, row, samples) for row, samples in mine])
     return [
-        Answers(row.id, tuple(drawn), tuple(numbers))
-        for row, drawn, numbers in zip(rows, sampled, given, strict=True)
+        Answers(row.id, tuple(responses), tuple(numbers))
+        for row, responses, numbers in zip(rows, sampled, values, strict=True)
     ]
 
 
-def _judge(rewards: Rewards, row: PromptRow, sampled: Sequence[Sampled]) -> list[float]:
+def _reward(rewards: Rewards, row: PromptRow, sampled: Sequence[Sampled]) -> list[float]:
     try:
         return rewards(row.prompt, [sample.text for sample in sampled], row)
     except Exception as error:
@@ -89,8 +89,8 @@ def _judge(rewards: Rewards, row: PromptRow, sampled: Sequence[Sampled]) -> list
 def answer_metrics(answers: Sequence[Answers], right_from: float) -> dict[str, float]:
     """Rewards, pass@k, length in tokens, share that ended, and the policy's entropy per token.
 
-    pass@1 is the accuracy; `solved` the share of prompts with a right answer. The entropy is the
-    mean of −log π over sampled tokens, whose expectation it is.
+    pass@1 is the accuracy; `solved` is the share of prompts with a right answer. The entropy is
+    estimated by the mean of −log π over sampled tokens.
     """
     every = [sample for group in answers for sample in group.sampled]
     size = len(answers[0].rewards)
@@ -110,7 +110,7 @@ def answer_metrics(answers: Sequence[Answers], right_from: float) -> dict[str, f
 
 
 def ranked_pairs(answers: Sequence[Answers]) -> list[EncodedExample]:
-    """Of each prompt's answers one of the highest reward, and one of the lowest as rejected.
+    """Pairs of an answer with the highest reward, chosen, and one with the lowest, rejected.
 
     Their `wins` are estimated over the prompt's answers (`win_rates`).
     """
@@ -124,10 +124,9 @@ def ranked_pairs(answers: Sequence[Answers]) -> list[EncodedExample]:
 
 
 def win_rates(rewards: Sequence[float]) -> list[float]:
-    """`P(y ≻ π | x)` of each answer: `(1/K) Σ_k P(y ≻ y_k)` over all K, itself among them.
+    """`P(y ≻ π | x)` of each answer: `(1/K) Σ_k P(y ≻ y_k)` over all K answers, including itself.
 
-    Wu et al., arXiv 2405.00675, algorithm 1. The answer with the higher reward is preferred, and
-    either of two with the same half of the time.
+    Wu et al., arXiv 2405.00675, algorithm 1. The higher reward wins; a tie counts one half.
     """
     return [
         sum((reward > other) + 0.5 * (reward == other) for other in rewards) / len(rewards)
@@ -138,7 +137,7 @@ def win_rates(rewards: Sequence[float]) -> list[float]:
 def score_pairs(
     pairs: Sequence[EncodedExample], scorer: Scorer, sides: Sequence[int]
 ) -> list[ScoredRow]:
-    """The pairs with the reference's log-probabilities, where there is one."""
+    """Adds the reference's log-probabilities to the pairs, if there is a reference."""
     if scorer.reference is None:
         return [ScoredRow(pair) for pair in pairs]
     size = max(1, scorer.batch // len(sides))
@@ -156,24 +155,24 @@ def make_groups(
     right_from: float,
     seed: int,
 ) -> list[Group]:
-    """Groups with advantages, and log-probabilities under the policy that sampled and reference.
+    """Builds groups with advantages and with log-probabilities under sampling policy and reference.
 
     **Arguments:**
 
-    - `right_from`: reward from which a completion counts as right where advantages are rewritten.
-    - `seed`: of a rule that draws tokens.
+    - `right_from`: lowest reward of a right completion, for rules that rewrite advantages.
+    - `seed`: of rules that draw random tokens.
     """
     sequences = [sample.encoded for group in answers for sample in group.sampled]
     ranks = config.ranks if isinstance(config, SimKOConfig) else 0
     read = partial(_own_and_top, ranks=ranks)
-    seen = iter(
+    scores = iter(
         score_responses(
             scorer.policy, sequences, scorer.pad_id, scorer.batch, read, temperature=temperature
         )
     )
-    known: Iterator[Tensor | None] = repeat(None)
+    references: Iterator[Tensor | None] = repeat(None)
     if scorer.reference is not None:
-        known = iter(
+        references = iter(
             score_responses(
                 scorer.reference, sequences, scorer.pad_id, scorer.batch, temperature=temperature
             )
@@ -181,26 +180,26 @@ def make_groups(
     groups = []
     for answer in answers:
         rewards = torch.tensor(answer.rewards, dtype=torch.float64)
-        pushes = group_advantages(rewards, scale_by_std=config.scale_by_std).float()
+        advantages = group_advantages(rewards, scale_by_std=config.scale_by_std).float()
         groups.append(
             Group(
                 answer.id,
                 tuple(
-                    _completion(sampled, push, next(seen), next(known), ranks)
-                    for sampled, push in zip(answer.sampled, pushes, strict=True)
+                    _completion(sampled, advantage, next(scores), next(references), ranks)
+                    for sampled, advantage in zip(answer.sampled, advantages, strict=True)
                 ),
             )
         )
     if config.advantage_rule.name == "none":
         return groups
     right = [[reward >= right_from for reward in answer.rewards] for answer in answers]
-    return _rewritten(groups, right, scorer, config, temperature, seed)
+    return _rewrite_all(groups, right, scorer, config, temperature, seed)
 
 
 def _own_and_top(
     logits: Float[Tensor, "tokens vocabulary"], batch: TokenBatch, *, ranks: int
 ) -> Float[Tensor, "tokens columns"]:
-    """log π of the token, and the likeliest tokens' ids and log π with the entropy, if wanted."""
+    """log π of the token; with `ranks`, also entropy and the likeliest tokens' ids and log π."""
     own = token_logps(logits, batch)[:, None]
     if not ranks:
         return own
@@ -210,18 +209,18 @@ def _own_and_top(
 
 
 def _completion(
-    sampled: Sampled, push: Tensor, seen: Tensor, reference: Tensor | None, ranks: int
+    sampled: Sampled, advantage: Tensor, scores: Tensor, reference: Tensor | None, ranks: int
 ) -> Completion:
-    """A completion with what `_own_and_top` has read."""
-    old = seen[:, 0].float()
+    """Builds a completion from the columns of `_own_and_top`."""
+    old = scores[:, 0].float()
     top = None
     if ranks:
-        entropy, token, logp = seen[:, 1], seen[:, 2 : 2 + ranks], seen[:, 2 + ranks :]
+        entropy, token, logp = scores[:, 1], scores[:, 2 : 2 + ranks], scores[:, 2 + ranks :]
         top = TopTokens(token.long(), logp.float(), entropy.float())
-    return Completion(sampled.encoded, push.expand(len(old)), old, reference, top)
+    return Completion(sampled.encoded, advantage.expand(len(old)), old, reference, top)
 
 
-def _rewritten(
+def _rewrite_all(
     groups: Sequence[Group],
     right: Sequence[Sequence[bool]],
     scorer: Scorer,
@@ -229,7 +228,7 @@ def _rewritten(
     temperature: float,
     seed: int,
 ) -> list[Group]:
-    """The groups with their advantages after the config's rule; each rank rewrites its share."""
+    """Applies the config's advantage rule to the groups; the ranks split them, all return all."""
     mine = distributed.deal(range(len(groups)))
     return distributed.gather_dealt(
         [
@@ -247,14 +246,14 @@ def _rewrite(
     temperature: float,
     seed: int,
 ) -> Group:
-    bare = collate_groups(
+    collated = collate_groups(
         [group], scorer.pad_id, count_group_totals([group]), temperature=temperature
     )
     sequences = [completion.encoded for completion in group.completions]
     device = distributed.device()
-    batch = share_prompts(bare, plan_rows(sequences, packing_width(scorer.policy))).to(device)
+    batch = share_prompts(collated, plan_rows(sequences, packing_width(scorer.policy))).to(device)
     hidden = scorer.policy.hidden(batch)
-    pushes = rewrite_advantages(
+    advantages = rewrite_advantages(
         config.advantage_rule,
         batch,
         torch.tensor(right, device=device),
@@ -262,7 +261,7 @@ def _rewrite(
         hidden,
         seed=seed,
     ).cpu()
-    parts = pushes.split([sequence.response_length for sequence in sequences])
+    parts = advantages.split([sequence.response_length for sequence in sequences])
     return Group(
         group.id,
         tuple(

@@ -1,4 +1,4 @@
-"""The examples of one optimizer step, rows or groups alike, as the batch its objective reads."""
+"""Collates the examples of one optimizer step, rows or groups, for their objective."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dynolab.objectives import Objective
 
 @dataclass(frozen=True)
 class ScoredRow:
-    """A row of answers with the reference's log-probabilities in nats, side by side.
+    """A row of answers with the reference's log-probabilities by side, in nats.
 
-    `reference` is empty where the objective reads none.
+    `reference` is empty for objectives without a reference.
     """
 
     encoded: EncodedExample
@@ -27,7 +27,7 @@ class ScoredRow:
 
     @property
     def id(self) -> str:
-        """The row's."""
+        """The row's id."""
         return self.encoded.id
 
 
@@ -35,8 +35,8 @@ StepExample = ScoredRow | Group
 
 
 def count_step(examples: Sequence[StepExample], sides: Sequence[int]) -> Totals:
-    """Global denominators of one optimizer step on these examples."""
-    rows, groups = _sorted(examples)
+    """Counts the global denominators of one optimizer step on these examples."""
+    rows, groups = _split_kinds(examples)
     return (
         count_totals([row.encoded for row in rows], sides) if rows else count_group_totals(groups)
     )
@@ -50,25 +50,25 @@ def collate_step(
     *,
     temperature: float = 1.0,
 ) -> TokenBatch:
-    """Some examples of a step as their objective sees them: sides, references, denominators.
+    """Collates examples of a step with their objective's sides, references and denominators.
 
     **Arguments:**
 
-    - `totals`: the whole step's (`count_step`).
-    - `temperature`: at which groups were sampled and are trained.
+    - `totals`: the denominators of the whole step (`count_step`).
+    - `temperature`: temperature at which groups were sampled and are trained.
     """
-    rows, groups = _sorted(examples)
+    rows, groups = _split_kinds(examples)
     if groups:
         return collate_groups(groups, pad_id, totals, temperature=temperature)
     batch = collate_examples([row.encoded for row in rows], pad_id, objective.sides, totals)
     if not objective.needs_reference:
         return batch
     parts = [row.reference.get(side) for row in rows for side in objective.sides]
-    known = [part for part in parts if part is not None]
-    return replace(batch, reference=torch.cat(known) if len(known) == len(parts) else None)
+    present = [part for part in parts if part is not None]
+    return replace(batch, reference=torch.cat(present) if len(present) == len(parts) else None)
 
 
-def _sorted(examples: Sequence[StepExample]) -> tuple[list[ScoredRow], list[Group]]:
-    """A step's examples are all of one kind."""
+def _split_kinds(examples: Sequence[StepExample]) -> tuple[list[ScoredRow], list[Group]]:
+    """Splits examples into rows and groups; one of the lists is empty."""
     rows = [example for example in examples if isinstance(example, ScoredRow)]
     return rows, [example for example in examples if isinstance(example, Group)]

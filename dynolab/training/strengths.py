@@ -1,4 +1,4 @@
-"""Quantiles of a step's dynamic learning rates."""
+"""Dynamic learning rates of a step, and their quantiles."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ QUANTILES = (5, 25, 50, 75, 95)
 def strengths(
     objective: Objective, logps: Float[Tensor, "tokens ..."], batch: TokenBatch
 ) -> Float[Tensor, " pushes"] | None:
-    """Dynamic learning rates c_l times their denominators; None where all are alike (SFT).
+    """Dynamic learning rates c_l times their denominators; None if all are equal (SFT).
 
-    Of pairs one per response, `|∂φ/∂s|` in the direction that the objective means (β(1 − σ) under
-    DPO): negative where it pushes chosen down or rejected up. Of groups one per token, Âρ where
-    nothing is clipped.
+    For pairs one per response: `|∂φ/∂s|`, β(1 − σ) under DPO, with a minus sign if the objective
+    pushes chosen down or rejected up. For groups one per token: Âρ unless clipped.
     """
     if isinstance(objective, PairObjective):
         rates = objective.token_weights(logps, batch) * batch.totals.examples
-        # The tokens of a response share a rate, divided by their number where scores are averages.
-        whole = batch.sequence_sum(rates)
-        each = whole if objective.averages else whole / batch.sequence_length
-        return torch.where(batch.side == REJECTED, -each, each)
+        # The tokens of a response share a rate, divided by their number if scores are averages.
+        sums = batch.sequence_sum(rates)
+        per_response = sums if objective.averages else sums / batch.sequence_length
+        return torch.where(batch.side == REJECTED, -per_response, per_response)
     config = getattr(objective, "config", None)
     if not isinstance(config, ClippedConfig):
         return None
@@ -43,7 +42,7 @@ def strengths(
 
 
 def quantiles(mine: Sequence[Float[Tensor, " _"]]) -> dict[str, float]:
-    """Quantiles of the step's strengths over all ranks, under their metric names."""
+    """Quantiles of the step's dynamic learning rates over all ranks, by metric name."""
     every = list(chain.from_iterable(distributed.gather([strengths.cpu() for strengths in mine])))
     if not every:
         return {}

@@ -1,4 +1,4 @@
-"""The flow `sweep`: settings of another flow are tried by trials that share their stages."""
+"""The flow `sweep`: trials with settings of another flow; their stages share results."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from flows.sweep.parameters import SweepParameters
 
 
 def _run(parameters: SweepParameters) -> dict[str, Any]:
-    """Runs the trials; what their stages have committed is not computed again."""
+    """Runs the trials; committed results of their stages are reused."""
     from flows.sweep.sweep import sweep
 
     return sweep(parameters)
@@ -17,10 +17,10 @@ FLOW = Flow(
     "sweep",
     SweepParameters,
     body=_run,
-    pool="cpu",  # it waits for its trials, which the other pool runs
+    pool="cpu",  # it only waits for its trials, which run in the other pool
     forms={
         "sweep": Form(
-            "Many trials of another flow; what is tried stands in the file, under `space`.",
+            "Many trials of another flow, with the settings listed under `space` in the file.",
             {
                 "flow": "flow",
                 "study": "study",

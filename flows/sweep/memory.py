@@ -1,4 +1,4 @@
-"""A sweep's Optuna study in a database; it survives the processes that work on it."""
+"""A sweep's Optuna study, in a database that outlives the sweep's processes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ATTEMPTS, RUN_ID = "attempts", "mlflow_run_id"
 
 
 class SweepStudy:
-    """The trials of one sweep; the same parameters give the same study again.
+    """The trials of one sweep; the same parameters load the same study.
 
-    Its database is the home's `sweeps.db`, or the one that DYNOLAB_SWEEPS names. Several processes
-    may hold it: the sweep asks, each trial reports and tells its own end.
+    Its database is the home's `sweeps.db`, or the address in DYNOLAB_SWEEPS. Several processes may
+    use it: the sweep begins trials, each trial reports its values and its end.
     """
 
     def __init__(self, parameters: SweepParameters) -> None:
@@ -41,22 +41,22 @@ class SweepStudy:
         self._study.sampler = _sampler(parameters, len(self._study.trials))
 
     def unfinished(self) -> list[int]:
-        """Trials that were begun and have no end: of a sweep, or a trial, that died."""
+        """Trials that were begun but not ended, because the sweep or the trial died."""
         return [trial.number for trial in self._study.trials if trial.state.name == "RUNNING"]
 
     def ask(self) -> int | None:
-        """Begins the next trial; None where all are begun."""
-        known = self._study.trials
-        begun = [trial for trial in known if trial.state.name != "WAITING"]
+        """Begins the next trial; None if all are begun."""
+        trials = self._study.trials
+        begun = [trial for trial in trials if trial.state.name != "WAITING"]
         if len(begun) >= self.parameters.total:
             return None
-        # What a sweep queued and died before it asked comes first, and is not queued again.
-        if self.parameters.sampler == "grid" and len(known) == len(begun):
+        # A trial that a dead sweep queued but did not begin is already waiting.
+        if self.parameters.sampler == "grid" and len(trials) == len(begun):
             self._study.enqueue_trial(_grid(self.parameters)[len(begun)])
         return self._study.ask(dict(_distributions(self.parameters))).number
 
     def settings(self, number: int) -> dict[str, Scalar]:
-        """What a trial was given."""
+        """The settings of a trial."""
         return dict(self._study.trials[number].params)
 
     def attempts(self, number: int) -> int:
@@ -64,33 +64,33 @@ class SweepStudy:
         return int(self._study.trials[number].user_attrs.get(ATTEMPTS, 0))
 
     def started(self, number: int) -> int:
-        """Notes one more start before it happens; returns which one it is, from 1."""
+        """Records that a trial is about to start; returns the number of the attempt, from 1."""
         attempt = self.attempts(number) + 1
-        self._note(number, ATTEMPTS, attempt)
+        self._record(number, ATTEMPTS, attempt)
         return attempt
 
     def note_run(self, number: int, run_id: str | None) -> None:
-        """Notes the trial's run in MLflow."""
-        self._note(number, RUN_ID, run_id)
+        """Records the trial's run in MLflow."""
+        self._record(number, RUN_ID, run_id)
 
     def has_ended(self, number: int) -> bool:
-        """Whether a trial was told its end."""
+        """Whether a trial's end is recorded."""
         return self._study.trials[number].state.is_finished()
 
     def complete(self, number: int, value: float) -> None:
-        """A trial ended with its metric's value."""
-        self._tell(number, "COMPLETE", value)
+        """Records that a trial ended with this value of its metric."""
+        self._end(number, "COMPLETE", value)
 
     def prune(self, number: int) -> None:
-        """A trial was ended early."""
-        self._tell(number, "PRUNED", None)
+        """Records that a trial was pruned."""
+        self._end(number, "PRUNED", None)
 
     def fail(self, number: int) -> None:
-        """A trial ended without a value."""
-        self._tell(number, "FAIL", None)
+        """Records that a trial failed."""
+        self._end(number, "FAIL", None)
 
     def is_hopeless(self, number: int, step: int, value: float) -> bool:
-        """Reports the metric at a step; True where the trial should be ended early."""
+        """Reports the metric at a step; True if the trial should be pruned."""
         trial = self._trial(number)
         trial.report(value, step)
         return bool(trial.should_prune())
@@ -100,12 +100,12 @@ class SweepStudy:
         return [_row(trial) for trial in self._study.trials if trial.state.name != "WAITING"]
 
     def best(self) -> TrialRow | None:
-        """The best complete trial; None where there is none."""
-        whole = [row for row in self.rows() if row.state == "complete" and row.value is not None]
+        """The best complete trial, or None."""
+        complete = [row for row in self.rows() if row.state == "complete" and row.value is not None]
         sign = 1 if self.parameters.direction == "maximize" else -1
-        return max(whole, key=lambda row: sign * (row.value or 0.0), default=None)
+        return max(complete, key=lambda row: sign * (row.value or 0.0), default=None)
 
-    def _tell(self, number: int, state: str, value: float | None) -> None:
+    def _end(self, number: int, state: str, value: float | None) -> None:
         import optuna
 
         self._study.tell(number, value, state=optuna.trial.TrialState[state], skip_if_finished=True)
@@ -116,36 +116,36 @@ class SweepStudy:
         frozen = self._study.trials[number]
         return optuna.trial.Trial(self._study, frozen._trial_id)
 
-    def _note(self, number: int, name: str, value: Any) -> None:
+    def _record(self, number: int, name: str, value: Any) -> None:
         self._trial(number).set_user_attr(name, value)
 
 
 def database() -> str:
-    """Address of the database that sweeps are kept in."""
+    """Address of the sweeps' database."""
     home = Settings.from_environment().home
     home.mkdir(parents=True, exist_ok=True)
     return os.environ.get("DYNOLAB_SWEEPS") or f"sqlite:///{home}/sweeps.db"
 
 
 def _storage(address: str) -> optuna.storages.RDBStorage:
-    """Several processes write; SQLite's own patience is five seconds."""
+    """The database, with a lock timeout for several writers: SQLite's default is five seconds."""
     import optuna
 
-    patient = {"connect_args": {"timeout": 60}} if address.startswith("sqlite:") else {}
-    return optuna.storages.RDBStorage(address, engine_kwargs=patient)
+    options = {"connect_args": {"timeout": 60}} if address.startswith("sqlite:") else {}
+    return optuna.storages.RDBStorage(address, engine_kwargs=options)
 
 
 def study_name(parameters: SweepParameters) -> str:
-    """The sweep's name with a digest of all that decides its trials."""
-    loose = {"concurrency", "retries", "project"}
-    content = parameters.model_dump_json(exclude=loose).encode()
+    """The sweep's name with a digest of all settings that decide its trials."""
+    ignored = {"concurrency", "retries", "project"}
+    content = parameters.model_dump_json(exclude=ignored).encode()
     if parameters.study_path is not None:
         content += parameters.study_path.read_bytes()
     return f"{parameters.name}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def _grid(parameters: SweepParameters) -> list[dict[str, Scalar]]:
-    """The whole grid; of a part of it, a draw."""
+    """All points of the grid; shuffled if the sweep tries only some of them."""
     axes = {name: dimension.values or () for name, dimension in parameters.space.items()}
     grid = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     if parameters.total < len(grid):
@@ -162,21 +162,25 @@ def _distributions(
         IntDistribution,
     )
 
-    made: dict[str, optuna.distributions.BaseDistribution] = {}
+    distributions: dict[str, optuna.distributions.BaseDistribution] = {}
     for name, dimension in parameters.space.items():
         if dimension.values is not None:
-            made[name] = CategoricalDistribution(dimension.values)
+            distributions[name] = CategoricalDistribution(dimension.values)
             continue
         assert dimension.low is not None and dimension.high is not None
         if dimension.integer:
-            made[name] = IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
+            distributions[name] = IntDistribution(
+                int(dimension.low), int(dimension.high), log=dimension.log
+            )
         else:
-            made[name] = FloatDistribution(dimension.low, dimension.high, log=dimension.log)
-    return made
+            distributions[name] = FloatDistribution(
+                dimension.low, dimension.high, log=dimension.log
+            )
+    return distributions
 
 
 def _sampler(parameters: SweepParameters, begun: int) -> optuna.samplers.BaseSampler:
-    """A sweep that goes on draws on: its seed counts the trials that were begun."""
+    """The sampler; its seed counts the begun trials, so that a resumed sweep draws new ones."""
     from optuna.samplers import RandomSampler, TPESampler
 
     seed = parameters.seed + begun

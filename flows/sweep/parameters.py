@@ -1,4 +1,4 @@
-"""Parameters of a sweep: which settings of which flow are tried, and what is best."""
+"""Parameters of a sweep: which settings of which flow are tried, and by which metric."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from flows.registry import FLOWS, load_flow
 
 
 class Dimension(BaseModel):
-    """What one setting may be: one of `values`, or a number from `low` to `high`."""
+    """The values of one setting: a choice of `values`, or numbers from `low` to `high`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    values: tuple[Scalar, ...] | None = Field(None, min_length=1, description="To choose from.")
+    values: tuple[Scalar, ...] | None = Field(
+        None, min_length=1, description="Values to choose from."
+    )
     low: float | None = Field(None, description="Smallest number.")
     high: float | None = Field(None, description="Largest number.")
-    log: bool = Field(False, description="Orders of magnitude alike.")
+    log: bool = Field(False, description="Draw on a log scale.")
     integer: bool = Field(False, description="Whole numbers.")
 
     @model_validator(mode="after")
@@ -33,56 +35,63 @@ class Dimension(BaseModel):
         if self.values is not None:
             return self
         if self.low is None or self.high is None or not self.low < self.high:
-            raise ConfigError("space", ends, "low must lie below high")
+            raise ConfigError("space", ends, "low must be below high; give both")
         if self.log and self.low <= 0:
-            raise ConfigError("space.low", self.low, "on a log scale must be above 0")
+            raise ConfigError("space.low", self.low, "must be above 0 on a log scale")
         if self.integer and not (self.low.is_integer() and self.high.is_integer()):
-            raise ConfigError("space", ends, "integer: true needs whole numbers as its ends")
+            raise ConfigError(
+                "space", ends, "with integer: true, low and high must be whole numbers"
+            )
         return self
 
 
 class PruneConfig(BaseModel):
-    """When a trial is ended early: its metric is worse than the median of the others so far."""
+    """Pruning of trials whose metric is worse than the median of the others so far."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     after_trials: int = Field(4, ge=1, description="Complete trials before any is pruned.")
     after_steps: int = Field(0, ge=0, description="Steps of a trial before it can be pruned.")
-    every: int = Field(10, ge=1, description="Steps between two looks at the metric.")
+    every: int = Field(10, ge=1, description="Steps between two checks of the metric.")
 
 
 class SweepParameters(FlowParameters):
-    """What a person chooses when trying settings."""
+    """Parameters of a sweep."""
 
     name: Name = Field("sweep", description="Name of the sweep: its run, and its page's file.")
-    flow: str = Field("train", description="Flow that a trial runs.")
-    study: str | None = Field(None, description="Study file with a trial's settings.")
+    flow: str = Field("train", description="Flow that every trial runs.")
+    study: str | None = Field(None, description="Study file with the settings of all trials.")
     settings: tuple[str, ...] = Field(
-        (), description="Changes of that file for all trials, as key=value."
+        (), description="Changes to that file for all trials, as key=value."
     )
     space: dict[str, Dimension] = Field(
-        ..., min_length=1, description="Setting by its dotted name → what it may be."
+        ..., min_length=1, description="Dotted name of a setting → its values."
     )
     sampler: Literal["grid", "random", "tpe"] = Field(
         "grid",
         description="Every combination, draws, or Optuna's tree-structured Parzen estimator.",
     )
-    trials: int | None = Field(None, ge=1, description="How many; default: the whole grid.")
-    seed: int = Field(0, ge=0, description="Of the sampler's draws.")
-    stage: str = Field("preference", description="Step of the flow whose metric counts.")
+    trials: int | None = Field(None, ge=1, description="Number of trials; default: the whole grid.")
+    seed: int = Field(0, ge=0, description="Seed of the sampler.")
+    stage: str = Field("preference", description="Step of the flow that has the metric.")
     metric: str = Field(
-        "probe/chosen/logp_per_token", description="Name in MLflow; its last value counts."
+        "probe/chosen/logp_per_token",
+        description="Name of the metric in MLflow; its last value counts.",
     )
-    direction: Literal["maximize", "minimize"] = Field("maximize", description="What is better.")
-    prune: PruneConfig | None = Field(None, description="Ends hopeless trials early; null: none.")
+    direction: Literal["maximize", "minimize"] = Field(
+        "maximize", description="Whether to maximise or minimise the metric."
+    )
+    prune: PruneConfig | None = Field(
+        None, description="Ends unpromising trials early; null: none."
+    )
     concurrency: int = Field(
-        2, ge=1, description="Trials handed to the workers at once; their pool may have fewer."
+        2, ge=1, description="Trials submitted at once; the workers' pool may run fewer."
     )
-    retries: int = Field(1, ge=0, description="Times that a trial whose process died runs again.")
+    retries: int = Field(1, ge=0, description="How often a trial whose process died runs again.")
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> SweepParameters:
         if self.sampler != "grid" and self.trials is None:
-            raise ConfigError("trials", None, f"say how many {self.sampler} shall draw")
+            raise ConfigError("trials", None, f"set the number of trials that {self.sampler} draws")
         if self.sampler == "grid":
             for setting, dimension in self.space.items():
                 if dimension.values is None:
@@ -109,9 +118,9 @@ class SweepParameters(FlowParameters):
 
 
 def check_sweep(parameters: SweepParameters) -> None:
-    """Refuses, before any trial, a flow that is not there and settings that cannot work.
+    """Raises `ConfigError`, before any trial, for an unknown flow and for invalid settings.
 
-    Each value of the space is tried alone, beside the first value of the others.
+    Checks each value of a setting together with the first values of the others.
     """
     flows = [name for name in FLOWS if name != "sweep"]
     if parameters.flow not in flows:
@@ -123,5 +132,6 @@ def check_sweep(parameters: SweepParameters) -> None:
     }
     for name, dimension in parameters.space.items():
         for value in dimension.values or (dimension.low, dimension.high):
-            changes = [as_change(key, given) for key, given in (first | {name: value}).items()]
+            point = first | {name: value}
+            changes = [as_change(setting, point[setting]) for setting in point]
             load_parameters(kind, parameters.study_path, [*parameters.settings, *changes])

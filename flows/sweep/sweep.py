@@ -1,4 +1,4 @@
-"""The sweep: asks for settings, has them tried, and keeps a page of how they did."""
+"""The sweep: begins trials, runs them, and writes a page of their results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dynolab.store import Claim, Store
 from flows.sweep.memory import SweepStudy
 from flows.sweep.parameters import SweepParameters, check_sweep
 from flows.sweep.trials import Launch, Started, choose_launch
-from tasks.runtime.opening import open_platform
+from tasks.runtime.open_platform import open_platform
 from tasks.runtime.stage import Platform
 
 POLL_SECONDS = 2.0
 
 
 def sweep(parameters: SweepParameters) -> dict[str, Any]:
-    """Tries settings of another flow. Started again, it goes on where it stopped.
+    """Runs the trials of a sweep, or the remaining ones of an interrupted sweep.
 
     Returns the trials as rows.
     """
@@ -46,24 +46,24 @@ def sweep(parameters: SweepParameters) -> dict[str, Any]:
 
 @contextmanager
 def alone(study: SweepStudy, store: Store) -> Iterator[None]:
-    """One process at a time hands out a sweep's trials; a dead one's place is taken.
+    """Claims the sweep for this process; takes over the claim of a dead one.
 
-    **Raises** `ConfigError` where somebody does already.
+    **Raises** `ConfigError` if another process runs the sweep.
     """
     with Claim(store.files, f"sweeps/{study.name}/CLAIM") as claim:
-        if holder := claim.take_or_tell():
+        if holder := claim.acquire_or_holder():
             raise ConfigError(
                 "name",
                 study.parameters.name,
-                f"{holder} runs this sweep now; wait for its end, or end it and start again",
+                f"{holder} runs this sweep; wait for it to end, or end it and start again",
             )
         yield
 
 
 def run_trials(study: SweepStudy, launch: Launch) -> None:
-    """Has every trial run, at most `concurrency` at once; those left behind come first.
+    """Runs every trial, at most `concurrency` at once; unfinished ones of an earlier run first.
 
-    Trials under way end with the sweep, however it ends; started again it takes them up.
+    Cancels running trials when the sweep ends; the next run of the sweep resumes them.
     """
     waiting, running = study.unfinished(), dict[int, Started]()
     try:
@@ -75,7 +75,7 @@ def run_trials(study: SweepStudy, launch: Launch) -> None:
             if running:
                 time.sleep(POLL_SECONDS)
     finally:
-        with ExitStack() as ending:  # a trial that cannot be ended keeps none of the others
+        with ExitStack() as ending:  # cancels all, even if one cannot be cancelled
             for started in running.values():
                 ending.callback(started.cancel)
 
@@ -83,7 +83,7 @@ def run_trials(study: SweepStudy, launch: Launch) -> None:
 def _fill(
     study: SweepStudy, waiting: list[int], running: dict[int, Started], launch: Launch
 ) -> bool:
-    """Starts as many trials as may run; False where none runs and none is left."""
+    """Starts trials up to `concurrency`; False if none runs and none is left."""
     while len(running) < study.parameters.concurrency:
         number = waiting.pop(0) if waiting else study.ask()
         if number is None:
@@ -93,7 +93,7 @@ def _fill(
 
 
 def _settle(study: SweepStudy, number: int, waiting: list[int]) -> None:
-    """A trial whose process died without a word runs again, so many times."""
+    """Queues a trial again whose process died before recording its end, at most `retries` times."""
     if study.has_ended(number):
         return
     if study.attempts(number) <= study.parameters.retries:
@@ -103,7 +103,7 @@ def _settle(study: SweepStudy, number: int, waiting: list[int]) -> None:
 
 
 def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
-    """The trials; in MLflow the best one's value and settings, the page and the rows."""
+    """Returns the trials as rows; logs the best trial and the page to MLflow."""
     from dynolab.report.sweep import write_sweep_page
 
     rows, best, run = study.rows(), study.best(), platform.study
@@ -134,7 +134,7 @@ def report(study: SweepStudy, platform: Platform) -> dict[str, Any]:
 
 
 class SweepFailed(DynolabError):
-    """No trial of a sweep came to its end."""
+    """No trial of a sweep was completed."""
 
     def __init__(self, name: str, trials: int) -> None:
-        super().__init__(f"sweep {name}: none of {trials} trials has a value; see their runs")
+        super().__init__(f"sweep {name}: none of {trials} trials was completed; see their runs")

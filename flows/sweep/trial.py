@@ -1,4 +1,4 @@
-"""One trial of a sweep: a flow's stages with some settings, watched, under the sweep's run."""
+"""One trial of a sweep: a flow's stages with the trial's settings, under the sweep's run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flows.run import run_on
 from flows.sweep.memory import SweepStudy, study_name
 from flows.sweep.parameters import SweepParameters
 from tasks.runtime.keys import canonical
-from tasks.runtime.opening import open_platform, planning_platform
+from tasks.runtime.open_platform import open_platform, planning_platform
 from tasks.runtime.stage import Platform
 from tasks.runtime.track.tail import MetricLine, watched_by
 from tasks.runtime.work import StageResult
@@ -35,7 +35,7 @@ class TrialParameters(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     sweep: SweepParameters
     memory: str
-    """The sweep's name in its database, which tells what its study file held when it began."""
+    """The sweep's name in its database, with a digest of the study file when the sweep began."""
 
     number: int
     changes: tuple[str, ...]
@@ -53,7 +53,7 @@ class TrialParameters(BaseModel):
 
     @property
     def name(self) -> str:
-        """What people read: the sweep, and what is different here."""
+        """The title of the trial's runs: the sweep's name, the trial's number and settings."""
         pairs = [change.partition("=") for change in self.changes]
         settings = ", ".join(f"{name.rpartition('.')[2]} = {value}" for name, _, value in pairs)
         return f"{self.sweep.name} {self.number}: {settings}"[:120]
@@ -61,7 +61,7 @@ class TrialParameters(BaseModel):
 
 @prefect.flow(name="trial", flow_run_name="{parameters.name}")
 def trial(parameters: TrialParameters) -> Any:
-    """Runs the trial and tells the sweep's memory how it ended; a pruned one has not failed."""
+    """Runs the trial and records how it ended; pruning is not a failure."""
     tags = {"flow": "trial", "sweep": parameters.sweep.name, "trial": str(parameters.number)}
     if parameters.parent_run:
         tags["mlflow.parentRunId"] = parameters.parent_run
@@ -77,14 +77,16 @@ def trial(parameters: TrialParameters) -> Any:
 def run_trial(parameters: TrialParameters, platform: Platform) -> Any:
     """Runs the trial's stages on a platform whose study is the trial's run.
 
-    **Raises** `ConfigError` where the study file is no longer that of the other trials.
+    **Raises** `ConfigError` if the study file changed after the sweep began.
     """
     sweep = parameters.sweep
     if study_name(sweep) != parameters.memory:
-        raise ConfigError("study", sweep.study, "has changed since the sweep began; start it again")
+        raise ConfigError(
+            "study", sweep.study, "changed after the sweep began; start the sweep again"
+        )
     study = SweepStudy(sweep)
     flow, run = load_flow(sweep.flow), platform.study
-    assert isinstance(flow, StagedFlow), "check_sweep refuses a sweep of sweeps"
+    assert isinstance(flow, StagedFlow), "check_sweep rejects a sweep of sweeps"
     assert run is not None
 
     def watch(stage: str, line: MetricLine) -> None:
@@ -102,10 +104,14 @@ def run_trial(parameters: TrialParameters, platform: Platform) -> Any:
             results = run_on(platform, plan, fresh=False)
         values = final_metrics(sweep.stage, results, platform)
         if sweep.metric not in values:
-            known_names = ", ".join(sorted(values)) or "nothing"
-            raise ConfigError("metric", sweep.metric, f"{sweep.stage} measured {known_names}")
+            metrics = ", ".join(sorted(values)) or "none"
+            raise ConfigError(
+                "metric", sweep.metric, f"choose a metric of {sweep.stage}: {metrics}"
+            )
         if not math.isfinite(values[sweep.metric]):
-            raise ConfigError("metric", sweep.metric, "ended as no number: lower the learning rate")
+            raise ConfigError(
+                "metric", sweep.metric, "is not finite at the end; lower the learning rate"
+            )
         run.log_metrics(values, 0)
         run.wait_created(RUN_CREATION_SECONDS)
         study.note_run(parameters.number, run.run_id)
@@ -126,9 +132,9 @@ def run_trial(parameters: TrialParameters, platform: Platform) -> Any:
 def final_metrics(
     step: str, results: Mapping[str, StageResult], platform: Platform
 ) -> dict[str, float]:
-    """A step's numbers, and the last value of every metric of its training, if it trained."""
+    """A step's metrics, with the last value of every metric that it logged while training."""
     if step not in results:
-        raise ConfigError("stage", step, f"the flow's steps are: {', '.join(results)}")
+        raise ConfigError("stage", step, f"choose a step of the flow: {', '.join(results)}")
     result = results[step]
     values = dict(result.metrics)
     if "metrics.jsonl" in platform.store.manifest(result.address, result.digest).files:

@@ -1,4 +1,4 @@
-"""How a sweep's trials are started: by workers where some wait for runs, else in this process."""
+"""Starts a sweep's trials: on workers if any is alive, else in this process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RUN_CREATION_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Started:
-    """A trial under way: whether its process has ended, and how to end it."""
+    """A started trial: whether its process has ended, and how to cancel it."""
 
     ended: Callable[[], bool]
     cancel: Callable[[], None]
@@ -41,17 +41,17 @@ Launch = Callable[[SweepStudy, int], Started]
 
 
 def choose_launch(parameters: SweepParameters, platform: Platform) -> Launch:
-    """Workers where one of the training pool is alive, else this process, one after the other."""
+    """Chooses workers if one of the training pool is alive, else this process, one by one."""
     run = platform.study
     assert run is not None
     run.wait_created(RUN_CREATION_SECONDS)
-    if workers_wait():
+    if has_live_worker():
         return _by_workers(run.run_id)
-    return _here(platform)
+    return _in_process(platform)
 
 
-def workers_wait() -> bool:
-    """Whether Prefect's server knows the deployment of trials, and a worker for it."""
+def has_live_worker() -> bool:
+    """Whether Prefect's server has the deployment of trials and a live worker for it."""
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
 
@@ -97,22 +97,22 @@ def _by_workers(parent_run: str | None) -> Launch:
 
 
 def _attempt(study: SweepStudy, number: int) -> int:
-    """The start that is under way, where a sweep that died has made one, else the next."""
-    before = study.attempts(number)
-    if before and not _was_seen(study, number, before):
-        return before
+    """The attempt that a dead sweep started, if it has not ended, else a new one."""
+    previous = study.attempts(number)
+    if previous and not _attempt_ended(study, number, previous):
+        return previous
     return study.started(number)
 
 
-def _was_seen(study: SweepStudy, number: int, attempt: int) -> bool:
-    """Whether a start of a trial has come to its end."""
+def _attempt_ended(study: SweepStudy, number: int, attempt: int) -> bool:
+    """Whether all flow runs of an attempt have ended; False if there are none."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
 
     key = _key(study, number, attempt)
-    wanted = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[key]))
+    runs_of_attempt = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[key]))
     with get_client(sync_client=True) as client:
-        runs = client.read_flow_runs(flow_run_filter=wanted)
+        runs = client.read_flow_runs(flow_run_filter=runs_of_attempt)
     return bool(runs) and all(run.state is None or run.state.is_final() for run in runs)
 
 
@@ -136,31 +136,31 @@ def _cancel(run: UUID) -> None:
         client.set_flow_run_state(run, Cancelling())
 
 
-def _here(platform: Platform) -> Launch:
-    """Runs a trial to its end at once; what goes wrong is this trial's alone."""
+def _in_process(platform: Platform) -> Launch:
+    """A launch that runs each trial to its end in this process; an error fails only that trial."""
 
     def launch(study: SweepStudy, number: int) -> Started:
         study.started(number)
         try:
-            _run_here(_settings(study, number), platform)
+            _run_trial_in_process(_settings(study, number), platform)
         except Exception as error:
-            foreseen = isinstance(error, DynolabError)
-            log.warning("trial %d has failed: %s", number, error, exc_info=not foreseen)
+            expected = isinstance(error, DynolabError)
+            log.warning("trial %d failed: %s", number, error, exc_info=not expected)
             study.fail(number)
         return Started(lambda: True, lambda: None)
 
     return launch
 
 
-def _run_here(settings: TrialParameters, platform: Platform) -> None:
-    """Runs a trial with a run of its own under the sweep's."""
+def _run_trial_in_process(settings: TrialParameters, platform: Platform) -> None:
+    """Runs a trial in this process, with its own MLflow run under the sweep's."""
     run = platform.tracking.start_run(
         settings.name,
         parent=platform.study,
         params=canonical(settings.settings),
         tags={"flow": "trial", "sweep": settings.sweep.name, "trial": str(settings.number)},
     )
-    alone = Platform(
+    trial_platform = Platform(
         platform.settings,
         platform.store,
         lambda: platform.tracking,
@@ -169,7 +169,7 @@ def _run_here(settings: TrialParameters, platform: Platform) -> None:
     )
     status: Status = "KILLED"
     try:
-        run_trial(settings, alone)
+        run_trial(settings, trial_platform)
         status = "FINISHED"
     except Exception:
         status = "FAILED"

@@ -1,1 +1,1 @@
-"""Programs that ranks run. They know files and networks, and no service."""
+"""Programs that ranks run. They use files and networks, but no service."""

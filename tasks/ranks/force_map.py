@@ -1,4 +1,4 @@
-"""What every rank of a force map runs: `python -m tasks.ranks.force_map job.json` by torchrun."""
+"""Program of a force map's ranks: torchrun starts `python -m tasks.ranks.force_map job.json`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from dynolab import distributed
 from dynolab.forces.map.job import MapJob, fill_map
-from tasks.policies import load_policy
+from tasks.shared.policies import load_policy
 
 
 def main() -> None:
-    """Reads the job file named on the command line and computes this rank's share."""
+    """Computes this rank's part of the job file named on the command line."""
     job = MapJob.model_validate_json(Path(sys.argv[1]).read_text())
     device = distributed.device()
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""What every training rank runs: `python -m tasks.ranks.train job.json`, started by torchrun."""
+"""Program of a training's ranks: torchrun starts `python -m tasks.ranks.train job.json`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dynolab.training.job import TrainJob
 
 
 def run(job: TrainJob) -> None:
-    """Trains as one of the ranks that torchrun started, or alone for the plain engine."""
+    """Trains as one of torchrun's ranks, or as the only process of the plain engine."""
     from dynolab.training.loop import train
     from models.language import load_language_model, load_tokenizer
 
@@ -27,7 +27,7 @@ def run(job: TrainJob) -> None:
 
 
 def main() -> None:
-    """Reads the job file named on the command line and runs it."""
+    """Runs the job file named on the command line."""
     run(TrainJob.model_validate_json(Path(sys.argv[1]).read_text()))
 
 

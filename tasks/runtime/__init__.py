@@ -1,1 +1,1 @@
-"""How any stage runs: key, cache, launcher, tracking, progress, services."""
+"""Runs stages: key, cache, launcher, tracking, progress, services."""

@@ -15,12 +15,12 @@ _SHORT = re.compile(r"(?P<stage>[a-z0-9][a-z0-9_-]*)/(?P<key>[0-9a-f]{4,64})")
 
 
 def existing_result(store: Store, field: str, reference: str) -> StageResult:
-    """The committed result that an address or `<stage>/<key's beginning>` names.
+    """Find the committed result with this address or `<stage>/<beginning of the key>`.
 
-    **Arguments:** `field`: the setting that names it, for messages; `reference`: what MLflow's tag
-    `store.address` holds, or stage and at least four digits of the key, as the CLI shows them.
+    **Arguments:** `field`: the setting, for error messages. `reference`: the value of MLflow's tag
+    `store.address`, or stage and at least four digits of the key, as the CLI shows them.
 
-    **Raises** `ConfigError` where no committed result, or more than one, goes by that name.
+    **Raises** `ConfigError` if no committed result, or more than one, matches.
     """
     path = reference.removeprefix(store.files.url + "/").strip("/")
     match = _ADDRESS.fullmatch(path) or _SHORT.fullmatch(path)
@@ -28,20 +28,22 @@ def existing_result(store: Store, field: str, reference: str) -> StageResult:
         raise ConfigError(
             field,
             reference,
-            f"is no result of the store {store.files.url}; give MLflow's tag store.address, "
-            "or <stage>/<key> as the command line shows them",
+            f"is not a result of the store {store.files.url}; give MLflow's tag store.address, "
+            "or <stage>/<key> as the command line shows it",
         )
     stage, key = match["stage"], _whole_key(store, field, reference, match["stage"], match["key"])
     place = store.place(stage, key)
     committed = place.committed()
     if committed is None:
-        raise ConfigError(field, reference, "nothing is committed there; run what makes it first")
+        raise ConfigError(
+            field, reference, "is not committed yet; first run the stage that computes it"
+        )
     attempt = match.groupdict().get("attempt")
     if attempt and not committed.folder.endswith(attempt):
         raise ConfigError(
             field,
             reference,
-            f"was computed again since; its result is now {place.address(committed)}",
+            f"was replaced by a later attempt; its result is now {place.address(committed)}",
         )
     return StageResult.of(place, committed, cached=True)
 
@@ -50,13 +52,13 @@ def _whole_key(store: Store, field: str, reference: str, stage: str, start: str)
     keys = [key for key in store.files.children(f"stages/{stage}") if key.startswith(start)]
     if len(keys) > 1:
         raise ConfigError(
-            field, reference, f"{len(keys)} results begin so; give more digits of the key"
+            field, reference, f"matches {len(keys)} results; give more digits of the key"
         )
     if not keys:
-        there = ", ".join(sorted(store.files.children("stages"))) or "none"
+        stages = ", ".join(sorted(store.files.children("stages"))) or "none"
         raise ConfigError(
             field,
             reference,
-            f"the store {store.files.url} has no such result; it has results of: {there}",
+            f"is not in the store {store.files.url}, which has results of: {stages}",
         )
     return keys[0]

@@ -1,4 +1,4 @@
-"""Stage keys: what a stage computes, as a hash."""
+"""Stage keys: a hash of everything that determines a stage's result."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from dynolab.errors import ConfigError
 
 
 def canonical(value: object, field: str = "config") -> Any:
-    """The one JSON value that stands for a config value in every process.
+    """Convert a config value to JSON, to the same value in every process.
 
-    Sub-models give the fields of their own class, whatever the field was declared as, but for those
-    that ask to be left out (`exclude_if`); sets are sorted. Raises ConfigError naming the field for
-    what JSON cannot tell apart or hold.
+    Sub-models contribute the fields of their own class, whatever class the field declares, without
+    those that `exclude_if` excludes; sets are sorted. Raises ConfigError naming the field for
+    a value that JSON cannot represent.
     """
     if isinstance(value, BaseModel):
         fields = {
             name: getattr(value, name)
-            for name, known in type(value).model_fields.items()
-            if known.exclude_if is None or not known.exclude_if(getattr(value, name))
+            for name, info in type(value).model_fields.items()
+            if info.exclude_if is None or not info.exclude_if(getattr(value, name))
         }
         return canonical(fields | (value.model_extra or {}), field)
     if isinstance(value, Enum):
@@ -36,7 +36,7 @@ def canonical(value: object, field: str = "config") -> Any:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ConfigError(field, value, "give a finite number (null where there is none)")
+            raise ConfigError(field, value, "give a finite number (null for no value)")
         return value
     if isinstance(value, PurePath):
         return value.as_posix()
@@ -58,26 +58,26 @@ def stage_key(
     operational: Collection[str],
     inputs: Mapping[str, str],
 ) -> str:
-    """Sha256 of the canonical JSON of all that decides a stage's result.
+    """SHA-256 of the canonical JSON of everything that determines a stage's result.
 
-    **Arguments:** `operational` are dotted config fields that do not (addresses, timeouts,
-    logging); `inputs` are content digests by input name.
+    **Arguments:** `operational`: dotted config fields that do not affect it (addresses, timeouts,
+    logging). `inputs`: content digests by input name.
     """
     document = canonical(config)
     for dotted in operational:
         if dotted.partition(".")[0] not in document:
             known = ", ".join(sorted(document))
-            raise ConfigError("operational", dotted, f"names no field; there are: {known}")
+            raise ConfigError("operational", dotted, f"is not a field; choose from: {known}")
         _drop(document, dotted)
-    decides = {"stage": name, "version": version, "config": document, "inputs": dict(inputs)}
-    return hashlib.sha256(_dump(decides).encode()).hexdigest()
+    content = {"stage": name, "version": version, "config": document, "inputs": dict(inputs)}
+    return hashlib.sha256(_dump(content).encode()).hexdigest()
 
 
 def _drop(document: dict[str, Any], dotted: str) -> None:
     *parents, leaf = dotted.split(".")
     for name in parents:
         inner = document.get(name)
-        if not isinstance(inner, dict):  # an optional part that is absent
+        if not isinstance(inner, dict):  # an optional sub-model that is not set
             return
         document = inner
     document.pop(leaf, None)

@@ -1,4 +1,4 @@
-"""What a result was made from: back through its inputs to the data."""
+"""Lineage of a result: its inputs, their inputs, back to the data."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MODEL = re.compile(r"models:/(?P<name>[^/:]+)/(?P<version>[0-9]+)")
 
 @dataclass(frozen=True)
 class Ancestor:
-    """A result among those that another was made from, and what its manifest says of it.
+    """A result in the lineage of another, with its manifest.
 
-    `role` is the input's name; `result` is None where the store no longer holds it.
+    `role` is the input's name; `result` and `manifest` are None if the store no longer holds it.
     """
 
     role: str
@@ -33,7 +33,7 @@ class Ancestor:
 
     @property
     def sources(self) -> dict[str, Any]:
-        """Where data and weights came from, by setting: paths and names with their revisions."""
+        """The settings that say where data and weights came from: paths, names, revisions."""
         config = self.manifest.config if self.manifest else {}
         return {name: config[name] for name in _SOURCES if config.get(name) is not None}
 
@@ -42,14 +42,17 @@ _SOURCES = ("source", "path", "hub_name", "revision", "seed")
 
 
 def lineage(store: Store, result: StageResult) -> Iterator[Ancestor]:
-    """The result and everything behind it, each before its inputs, and once."""
+    """The result and all its ancestors, depth first, each before its inputs.
+
+    A result that several others read is listed for each, its inputs only the first time.
+    """
     known = _by_digest(store)
     seen: set[str] = set()
 
     def walk(role: str, depth: int, digest: str) -> Iterator[Ancestor]:
-        known_result = known.get(digest)
-        manifest = store.manifest(known_result.address, digest) if known_result else None
-        yield Ancestor(role, depth, digest, known_result, manifest)
+        ancestor = known.get(digest)
+        manifest = store.manifest(ancestor.address, digest) if ancestor else None
+        yield Ancestor(role, depth, digest, ancestor, manifest)
         if manifest is None or digest in seen:
             return
         seen.add(digest)
@@ -61,9 +64,9 @@ def lineage(store: Store, result: StageResult) -> Iterator[Ancestor]:
 
 
 def addressed(store: Store, reference: str, mlflow_uri: str | None) -> StageResult:
-    """The result that an address, `<stage>/<key>`, an MLflow run's id or `models:/…` stands for.
+    """Find a result by address, `<stage>/<key>`, MLflow run id or `models:/<name>/<version>`.
 
-    **Raises** `ConfigError` where it stands for none.
+    **Raises** `ConfigError` if there is no such result.
     """
     model = _MODEL.fullmatch(reference)
     if not model and not _RUN.fullmatch(reference):
@@ -71,7 +74,7 @@ def addressed(store: Store, reference: str, mlflow_uri: str | None) -> StageResu
             raise ConfigError("address", reference, "write it as models:/<name>/<version number>")
         return existing_result(store, "address", reference)
     if mlflow_uri is None:
-        raise ConfigError("address", reference, "is MLflow's: start the servers (make up)")
+        raise ConfigError("address", reference, "needs MLflow; start the servers (make up)")
     client = connect(mlflow_uri)
     from mlflow.exceptions import MlflowException
 
@@ -81,9 +84,11 @@ def addressed(store: Store, reference: str, mlflow_uri: str | None) -> StageResu
         else:
             tags = client.get_run(reference).data.tags
     except MlflowException as error:
-        raise ConfigError("address", reference, f"MLflow does not know it: {error}") from error
+        raise ConfigError("address", reference, f"was not found in MLflow: {error}") from error
     if ADDRESS_TAG not in tags:
-        raise ConfigError("address", reference, "is of no stage; name a result or a stage's run")
+        raise ConfigError(
+            "address", reference, "was not made by a stage; name a result or a stage's run"
+        )
     return existing_result(store, "address", tags[ADDRESS_TAG])
 
 

@@ -1,4 +1,4 @@
-"""The model that a study was run for, as MLflow lists it: by reference to the store."""
+"""Registers a study's model in MLflow, as a reference to the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODEL_FOLDER = "model"
 
 
 def register_model(run: RunTracker, name: str, result: StageResult) -> None:
-    """Has MLflow list a result's model under `name`, as soon as it can be reached."""
+    """Register a result's model under `name`, as soon as MLflow can be reached."""
     tags = {
         "stage": result.stage,
         "stage_key": result.key,
@@ -26,9 +26,9 @@ def register_model(run: RunTracker, name: str, result: StageResult) -> None:
 
 
 def model_source(address: str) -> str:
-    """Where the model's files lie; of a folder on this machine its place in the store.
+    """Address of the model's files; for a local store `dynolab:/` and the path in the store.
 
-    MLflow takes no local folder that is not among a run's own artifacts
+    MLflow accepts no local folder outside a run's own artifacts
     (mlflow.server.handlers._validate_source_run).
     """
     if urlsplit(address).scheme != "file":

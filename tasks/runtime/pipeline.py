@@ -1,4 +1,4 @@
-"""A study's stages and which stage's result each one reads: to be run, or only planned."""
+"""A study's steps, which earlier results each one reads, and which are already computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.runtime.work import StageResult
 
 @dataclass(frozen=True)
 class Step:
-    """One stage of a study: its config, and by input name the step whose result it reads."""
+    """One stage of a study: its config, and input name → step whose result it reads."""
 
     name: str
     stage: Stage[Any]
@@ -22,13 +22,13 @@ class Step:
     inputs: Mapping[str, str] = field(default_factory=dict)
 
     def sources(self, results: Mapping[str, StageResult]) -> dict[str, StageResult]:
-        """The results of the steps that this one reads."""
+        """Input name → result that this step reads."""
         return {name: results[step] for name, step in self.inputs.items()}
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What running a step would mean now; the key is unknown behind a step that is not done."""
+    """Whether a step is cached or would run; its key is None until its inputs are committed."""
 
     step: str
     state: Literal["cached", "to run"]
@@ -38,16 +38,16 @@ class Planned:
 def plan(
     steps: Sequence[Step], platform: Platform, given: Mapping[str, StageResult] | None = None
 ) -> Iterator[Planned]:
-    """Says for every step, in order, whether its result is committed already.
+    """Yield for every step, in order, whether its result is already committed.
 
-    `given` are results that are there without a step, under the names that steps read them by.
+    `given`: results that no step computes, under the names by which steps read them.
     """
     for planned, _ in _walk(steps, platform, given or {}):
         yield planned
 
 
 def finished(steps: Sequence[Step], platform: Platform) -> dict[str, StageResult]:
-    """The committed results among those of some steps, by step."""
+    """Step name → result, of the steps whose result is committed."""
     walked = _walk(steps, platform, {})
     return {planned.step: result for planned, result in walked if result is not None}
 

@@ -1,4 +1,4 @@
-"""How any stage runs: key, cache, claim, work, commit."""
+"""Runs a stage: key, cache lookup, claim, work, commit."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ COMMIT_PAUSES = (5.0, 30.0, 120.0)  # seconds
 
 @dataclass(frozen=True)
 class Stage(Generic[Config]):
-    """A step of a study: its name, its meaning's version and what it does.
+    """A kind of computation whose result is committed under a key.
 
-    `body` returns the few numbers of the result; `version` is raised when its meaning changes;
-    `operational` are the dotted config fields that do not change the result.
+    `version`: raise it when the same settings give another result. `body` computes the result and
+    returns its metrics. `operational`: dotted config fields that do not change the result.
     """
 
     name: str
@@ -51,10 +51,10 @@ class Stage(Generic[Config]):
 
 @dataclass
 class Platform:
-    """What stages run on, once per process.
+    """The services that stages use, one per process.
 
-    Tracking and the study's parent run are opened by the first stage that has work to do: a study
-    that is wholly cached needs no MLflow and leaves no trace there.
+    The first stage that is not cached opens tracking and the study's parent run: a fully cached
+    study needs no MLflow and creates no run there.
     """
 
     settings: Settings
@@ -70,17 +70,17 @@ class Platform:
 
     @cached_property
     def study(self) -> RunTracker | None:
-        """Parent of the stages' runs."""
+        """The study's MLflow run, parent of the stages' runs."""
         return self.open_study(self.tracking) if self.open_study else None
 
     @property
     def has_worked(self) -> bool:
-        """Whether any stage had work to do, so that there is tracking to close."""
+        """Whether tracking was opened, by a stage that was not cached."""
         return "tracking" in vars(self)
 
 
 def plan_key(stage: Stage[Config], config: Config, inputs: Mapping[str, StageResult]) -> str:
-    """The stage key, known before anything runs."""
+    """Compute the stage key, before anything runs."""
     digests = {name: source.digest for name, source in inputs.items()}
     return stage_key(stage.name, stage.version, config, stage.operational, digests)
 
@@ -88,13 +88,13 @@ def plan_key(stage: Stage[Config], config: Config, inputs: Mapping[str, StageRes
 def lookup(stage: Stage[Config], key: str, platform: Platform) -> StageResult | None:
     """The committed result under a key, if there is one.
 
-    Raises ConfigError where the store cannot be asked because a setting is wrong.
+    Raises ConfigError if the store cannot be read because a setting is wrong.
     """
     place = platform.store.place(stage.name, key)
     try:
         committed = place.committed()
     except StoreError:
-        platform.store.check_writable()  # says which setting is wrong, if one is
+        platform.store.check_writable()  # raises ConfigError if a setting is wrong
         raise
     return StageResult.of(place, committed, cached=True) if committed else None
 
@@ -108,24 +108,25 @@ def run_stage(
     name: str | None = None,
     fresh: bool = False,
 ) -> StageResult:
-    """Give the stage's result: the committed one, another run's, or computed here.
+    """Return the stage's result: the committed one, another run's, or computed here.
 
-    `name` is what people read in MLflow and in the progress, where a study runs one stage several
-    times; by default the stage's. `fresh` computes again whatever is committed, from the start,
-    and replaces it.
+    `name`: shown in MLflow and in the progress, for studies that run one stage several times;
+    default: the stage's name. `fresh`: compute from the start even if a result is committed, and
+    replace it.
 
-    Raises whatever the body raises, with its logs kept in the store; ConfigError before any work
-    where the store cannot be written.
+    Raises whatever the body raises, after its logs are uploaded to the store; ConfigError before
+    any work if the store cannot be written.
     """
     key = plan_key(stage, config, inputs)
-    before = lookup(stage, key, platform)
-    if before is not None and not fresh:
-        platform.progress().cached(name or stage.name, before.address)
-        return before
+    earlier = lookup(stage, key, platform)
+    if earlier is not None and not fresh:
+        platform.progress().cached(name or stage.name, earlier.address)
+        return earlier
 
     def finished_meanwhile() -> StageResult | None:
-        now = lookup(stage, key, platform)
-        return now if now and (before is None or now.address != before.address) else None
+        latest = lookup(stage, key, platform)
+        is_new = latest and (earlier is None or latest.address != earlier.address)
+        return latest if is_new else None
 
     platform.store.check_writable()
     place = platform.store.place(stage.name, key)
@@ -142,14 +143,14 @@ def run_stage(
 def _wait_for(
     claim: Claim, finished: Callable[[], StageResult | None], stage: str
 ) -> StageResult | None:
-    """Return once the claim is held (None), or another run has committed (its result)."""
+    """Wait until the claim is acquired (returns None) or another run commits (its result)."""
     announced = ""
     while not claim.try_acquire():
         if (result := finished()) is not None:
             return result
         holder = claim.holder()
         if holder and holder != announced:
-            log.info("stage %s: waiting for %s, which computes it", stage, holder)
+            log.info("stage %s: waiting for %s, which is computing it", stage, holder)
             announced = holder
         time.sleep(POLL_SECONDS)
     return None
@@ -178,7 +179,7 @@ def _compute(
     status: Status = "FAILED"
     try:
         with (
-            _room_asked_for(platform.settings.home),
+            explain_full_disk(platform.settings.home),
             scratch_folder(platform.settings.scratch, folder) as scratch,
         ):
             work = Work(
@@ -205,11 +206,11 @@ def _compute(
             finally:
                 place.upload_logs(attempt, work.logs)
             tracker.wait_created(RUN_CREATION_SECONDS)
-            done = _commit(place, work.output, work.manifest(metrics, checks), replace=fresh)
-            _forget_resume(place)
-            result = StageResult.of(place, done, cached=False)
+            committed = _commit(place, work.output, work.manifest(metrics, checks), replace=fresh)
+            _clear_resume(place)
+            result = StageResult.of(place, committed, cached=False)
             log.info("%s is committed at %s", name, result.address)
-            _report(tracker, result, done.manifest, scratch)
+            _report(tracker, result, committed.manifest, scratch)
             status = "FINISHED"
             return result
     finally:
@@ -217,37 +218,37 @@ def _compute(
 
 
 @contextmanager
-def _room_asked_for(home: Path) -> Iterator[None]:
-    """A full disk is told as what it is, whichever library met it."""
+def explain_full_disk(home: Path) -> Iterator[None]:
+    """Turns any library's disk-full error into one clear message."""
     try:
         yield
     except DynolabError:
         raise
     except Exception as error:
-        # safetensors and tokenizers wrap the system's answer in errors of their own.
+        # safetensors and tokenizers wrap the OSError in exceptions of their own.
         if getattr(error, "errno", None) != errno.ENOSPC and "(os error 28)" not in str(error):
             raise
         raise ConfigError(
-            "DYNOLAB_HOME", str(home), "its disk is full; make room there, or name another folder"
+            "DYNOLAB_HOME", str(home), "its disk is full; free space there or set another folder"
         ) from error
 
 
 def _commit(place: Place, output: Path, manifest: Manifest, *, replace: bool) -> Committed:
-    """Commit; a store that is away for minutes does not cost what took hours to compute."""
+    """Commit; retry for minutes, so that a store outage does not lose hours of work."""
     for pause in COMMIT_PAUSES:
         try:
             return place.commit(output, manifest, replace=replace)
         except StoreError as error:
-            log.warning("the result is not committed yet, again in %g s: %s", pause, error)
+            log.warning("cannot commit the result, trying again in %g s: %s", pause, error)
             time.sleep(pause)
     return place.commit(output, manifest, replace=replace)
 
 
-def _forget_resume(place: Place) -> None:
+def _clear_resume(place: Place) -> None:
     try:
         place.clear_resume()
     except StoreError as error:
-        log.warning("resume states that are no longer needed stay in the store: %s", error)
+        log.warning("cannot delete resume states that are no longer needed: %s", error)
 
 
 def _tags(stage: Stage[Config], key: str, inputs: Mapping[str, StageResult]) -> dict[str, str]:
@@ -258,7 +259,7 @@ def _tags(stage: Stage[Config], key: str, inputs: Mapping[str, StageResult]) -> 
 
 
 def _report(tracker: RunTracker, result: StageResult, manifest: Manifest, scratch: Path) -> None:
-    """From the MLflow run to the result in the store, and the result's numbers."""
+    """Log to the MLflow run where the result is stored, its metrics and its manifest."""
     tracker.set_tags({ADDRESS_TAG: result.address, DIGEST_TAG: result.digest})
     tracker.log_metrics(
         {f"result/{name}": value for name, value in manifest.metrics.items()}, manifest.step or 0

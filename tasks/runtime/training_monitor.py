@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tasks.runtime.alarm import AlarmBell
+from tasks.runtime.report_alarm import AlarmBell
 from tasks.runtime.track.progress import StepReporter
 from tasks.runtime.track.tail import MetricLine, MetricsTail, Watched
 from tasks.runtime.work import Work
@@ -18,12 +18,12 @@ POLL_SECONDS = 0.5
 
 
 class Supervisor:
-    """Two threads that look after one training run while it runs, and once more at its end.
+    """Two threads that watch one training run: one for its metrics, one for its resume states.
 
-    Metrics go from the ranks' file to tracking, progress and the alarm's bell. A resume state that
-    appears in `states` is whole; it is committed beside training and then deleted here. Only the
-    newest is taken where several wait, and none once training is done. A store that is slow or
-    silent holds up neither training nor its metrics.
+    The first reads the ranks' metrics file and feeds tracking, progress and the alarm. The second
+    commits resume states that appear in `states`, which are complete by then, and deletes the
+    local copies. If several wait, only the newest is committed; after a training that ended well,
+    none. A slow or silent store holds up neither training nor its metrics.
     """
 
     def __init__(self, work: Work[Any], states: Path, total_steps: int) -> None:
@@ -33,13 +33,13 @@ class Supervisor:
         self._watched = Watched(work.name)
         self._listeners = (StepReporter(self._progress), AlarmBell(work), self._watched)
         self._tail = MetricsTail(metrics, work.tracker, self._on_line)
-        self._following = _Beside(f"follow-{work.name}", self._tail.poll)
-        self._keeping = _Beside(f"keep-{work.name}", self._keep_newest)
+        self._metrics_thread = _PollingThread(f"follow-{work.name}", self._tail.poll)
+        self._states_thread = _PollingThread(f"keep-{work.name}", self._keep_newest)
 
     def __enter__(self) -> Supervisor:
         self._states.mkdir(parents=True, exist_ok=True)
-        self._following.start()
-        self._keeping.start()
+        self._metrics_thread.start()
+        self._states_thread.start()
         return self
 
     def __exit__(
@@ -48,20 +48,20 @@ class Supervisor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._following.end(look_again=True)
+        self._metrics_thread.end(poll_again=True)
         self._progress.close("done" if kind is None else "failed")
-        self._keeping.end(look_again=kind is not None)
+        self._states_thread.end(poll_again=kind is not None)
         if kind is None:
             self._check_threads()
 
     def check(self) -> None:
-        """Raises what ended a thread, if anything did, and `Pruned` where training shall end."""
+        """Raise a thread's exception, if there is one, and `Pruned` if training should end."""
         self._check_threads()
         self._watched.check()
 
     def _check_threads(self) -> None:
-        self._following.check()
-        self._keeping.check()
+        self._metrics_thread.check()
+        self._states_thread.check()
 
     def _on_line(self, line: MetricLine) -> None:
         for listener in self._listeners:
@@ -75,36 +75,36 @@ class Supervisor:
             shutil.rmtree(state)
 
 
-class _Beside:
-    """A thread that looks every POLL_SECONDS; what ends it early is handed on by `check`."""
+class _PollingThread:
+    """A thread that calls `poll` every POLL_SECONDS; `check` raises the exception that ended it."""
 
-    def __init__(self, name: str, look: Callable[[], object]) -> None:
-        self._look = look
+    def __init__(self, name: str, poll: Callable[[], object]) -> None:
+        self._poll = poll
         self._ended = threading.Event()
-        self._again = False
+        self._poll_again = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name)
 
     def start(self) -> None:
-        """Begins to look."""
+        """Start polling."""
         self._thread.start()
 
-    def end(self, *, look_again: bool) -> None:
-        """Waits for the look under way, and for a last one where that is asked for."""
-        self._again = look_again
+    def end(self, *, poll_again: bool) -> None:
+        """Stop; wait for the current call and, with `poll_again`, for a last one."""
+        self._poll_again = poll_again
         self._ended.set()
         self._thread.join()
 
     def check(self) -> None:
-        """Raises what ended the thread."""
+        """Raise the exception that ended the thread, if there is one."""
         if self._error is not None:
             raise self._error
 
     def _run(self) -> None:
         try:
             while not self._ended.wait(POLL_SECONDS):
-                self._look()
-            if self._again:
-                self._look()
-        except BaseException as error:  # handed to the training thread by `check`
+                self._poll()
+            if self._poll_again:
+                self._poll()
+        except BaseException as error:  # `check` raises it in the training thread
             self._error = error

@@ -1,4 +1,4 @@
-"""`Work`, a stage body's inputs and folders, and `StageResult`, what the next stage reads."""
+"""`Work`: a stage body's inputs and folders. `StageResult`: what later stages read."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 class StageConfig(BaseModel):
-    """Base of stages' settings: immutable, and strict about unknown ones."""
+    """Base class of stage configs: immutable, rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class StageResult(BaseModel):
-    """Where a stage's result lies and what is in it: an address, a digest, a few numbers."""
+    """A committed stage result: address, content digest, metrics."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
@@ -48,7 +48,7 @@ class StageResult(BaseModel):
 
     @classmethod
     def of(cls, place: Place, result: Committed, *, cached: bool) -> StageResult:
-        """The result that was committed at a place of the store."""
+        """Describe the result committed at `place`."""
         manifest = result.manifest
         return cls(
             stage=place.stage,
@@ -64,10 +64,10 @@ class StageResult(BaseModel):
 class Work(Generic[Config]):
     """One attempt at a stage.
 
-    `name` is how people know it. The body reads `config` and `input_folder`, writes its result
-    under `output` and its logs under `logs`, reports to `tracker` and `progress`, and keeps
-    resume states. What it knows of the run's shape it leaves in `step`, `world_size` and
-    `zero_stage` for the manifest. `cache` is this machine's folder of what can be made again.
+    `name` is the display name. The body reads `config` and `input_folder`, writes its result under
+    `output` and its logs under `logs`, reports to `tracker` and `progress`, and commits resume
+    states. It may set `step`, `world_size` and `zero_stage`, which go into the manifest. `cache` is
+    this machine's folder for files that can be made again.
     """
 
     def __init__(
@@ -98,31 +98,31 @@ class Work(Generic[Config]):
 
     @property
     def address(self) -> str:
-        """Where the result will stand among results: stage and key."""
+        """The result's `<stage>/<key>`."""
         return f"{self._place.stage}/{self._place.key}"
 
     @property
     def seconds(self) -> float:
-        """How long the attempt has taken so far."""
+        """Duration of the attempt so far."""
         return time.monotonic() - self._began
 
     def write_tables(self, **tables: Iterable[Row]) -> None:
-        """Writes rows into the result, each table as `<name>.jsonl`."""
+        """Write rows into the result, each table as `<name>.jsonl`."""
         for name, rows in tables.items():
             write_rows(self.output / f"{name}.jsonl", rows)
 
     def log_tables(self, **tables: Iterable[BaseModel]) -> None:
-        """Shows rows in MLflow, each table under its name."""
+        """Log rows to MLflow, each table under its name."""
         log_tables(self.tracker, tables, self.scratch)
 
     def log_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Shows a result's numbers in MLflow; returns them with the attempt's seconds."""
+        """Log a result's metrics to MLflow; return them with the attempt's `seconds`."""
         self.tracker.log_metrics(metrics, 0)
         return {**metrics, "seconds": self.seconds}
 
     @contextmanager
     def shown(self, total_steps: int | None = None) -> Iterator[StageProgress]:
-        """The stage's progress, closed as done or failed with the block."""
+        """The stage's progress; the end of the block closes it as done or failed."""
         progress = self.progress.stage(self.name, total_steps)
         try:
             yield progress
@@ -132,24 +132,24 @@ class Work(Generic[Config]):
         progress.close("done")
 
     def input_folder(self, name: str, subfolder: str | None = None) -> Path:
-        """Verified local folder of an input's files, for reading only.
+        """Verified local folder of an input's files, read-only.
 
-        Raises CorruptData where they are no longer what was committed.
+        Raises CorruptData if they differ from what was committed.
         """
         source = self.inputs[name]
         return self._store.folder(source.address, source.digest, subfolder)
 
     def input_holds(self, name: str, folder: str) -> bool:
-        """Whether an input has a folder of that name."""
+        """Whether an input contains `folder`."""
         source = self.inputs[name]
         files = self._store.manifest(source.address, source.digest).files
         return any(path.startswith(f"{folder}/") for path in files)
 
     def commit_resume(self, step: int, folder: Path, extra: dict[str, Any]) -> None:
-        """Commit the state after `step` optimizer steps; the newest few are kept.
+        """Commit the state after `step` optimizer steps; the store keeps the newest few.
 
-        `extra` (data cursor and the like) goes into the state's `manifest.json`. A store that is
-        out of reach costs this state, not the training.
+        `extra` (data cursor etc.) goes into the state's `manifest.json`. If the store cannot be
+        reached, this state is lost and training goes on.
         """
         manifest = self.manifest({}).model_copy(update={"extra": canonical(extra, "extra")})
         try:
@@ -158,16 +158,16 @@ class Work(Generic[Config]):
             log.warning("training goes on without a resume state of step %d: %s", step, error)
 
     def newest_resume(self) -> tuple[int, Path] | None:
-        """Step and verified folder of the newest intact resume state, for reading only.
+        """Step and verified folder of the newest intact resume state, read-only.
 
-        Its `manifest.json` lies in the folder.
+        The folder holds the state's `manifest.json`.
         """
         return self._place.newest_resume()
 
     def manifest(self, metrics: dict[str, float], checks: Checks | None = None) -> Manifest:
-        """All that is known of this attempt but its files.
+        """The manifest of this attempt, still without its files.
 
-        **Arguments:** `checks`: what was measured of the models that it used (`checks_kept`).
+        **Arguments:** `checks`: measurements of the models that it used (`checks_kept`).
         """
         return Manifest(
             stage=self._place.stage,

@@ -48,7 +48,7 @@ from dynolab.likelihood.token_logps import (
     token_logps,
 )
 from dynolab.objectives import DPO, DPOConfig
-from dynolab.training.record import RecordedExample
+from dynolab.training.step_record import RecordedExample
 from models.language import load_language_model
 from tests.benchmarks.figures import report
 

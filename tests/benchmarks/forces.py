@@ -39,9 +39,10 @@ from dynolab.forces.function.rules import subspace
 from dynolab.forces.map.contraction import contract
 from dynolab.forces.map.costs import contraction_flops, shapes_of
 from dynolab.forces.map.gram import Kernel
+from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import SFT, SFTConfig
-from dynolab.training.record import RecordedExample
+from dynolab.training.step_record import RecordedExample
 from tests.benchmarks.figures import gather, interleaved, last_line, ratio, report, seconds
 from tests.benchmarks.ntk_tutorial import tutorial
 from tests.benchmarks.pythia import pythia
@@ -205,7 +206,10 @@ def contraction_speed(repeats: int) -> dict[str, float]:
     policy = PolicyFunction(load("tinystories"))
     observed, updating = (sequences(32, seed, 2048) for seed in (0, 1))
     kernel = Kernel.build(policy, None, subspace(policy), None, observed[0])
-    factors = [[kernel.factors(one) for one in side[:16]] for side in (observed, updating)]
+    factors = [
+        [kernel.factors(WeightedResponse.own(sequence, policy)) for sequence in side[:16]]
+        for side in (observed, updating)
+    ]
     out = torch.zeros(16 * RESPONSE, 16 * RESPONSE)
 
     def product() -> None:

@@ -88,7 +88,7 @@ def shared_prefixes() -> dict[str, Any]:
     from flows.registry import load_flow
     from flows.run import as_prefect_flow
     from flows.sweep import FLOW
-    from tasks.runtime.opening import planning_platform
+    from tasks.runtime.open_platform import planning_platform
     from tasks.runtime.pipeline import finished
 
     parameters = load_parameters(FLOW.parameters, SWEEP)
@@ -160,7 +160,7 @@ def metrics(folder: Path, uri: str) -> dict[str, Any]:
 @contextmanager
 def platform(home: Path) -> Iterator[str]:
     """Servers of an empty home, and this process turned towards them; yields MLflow's address."""
-    from tasks.runtime.servers.services import MLFLOW, start_services
+    from tasks.runtime.servers.server_processes import MLFLOW, start_services
 
     with start_services(home) as services:
         services.wait_ready()

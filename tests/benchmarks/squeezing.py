@@ -39,7 +39,7 @@ from dynolab.squeezing.forecast import forecasts
 from dynolab.training.config import TrainConfig
 from dynolab.training.job import TrainJob
 from dynolab.training.loop import train
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 from models.language import load_language_model, load_tokenizer
 from tests.benchmarks.figures import gather, report, spread, timed
 from tests.benchmarks.squeezing_flows import comparisons, real_findings

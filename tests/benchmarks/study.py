@@ -36,8 +36,8 @@ from flows.parameters import load_parameters
 from flows.study import StudyParameters, resolved, study_steps
 from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.pipeline import plan
-from tasks.runtime.servers.server_registry import standing_services
-from tasks.runtime.servers.services import start_services
+from tasks.runtime.servers.server_processes import start_services
+from tasks.runtime.servers.standing_servers import standing_services
 from tasks.runtime.stage import Platform
 from tasks.runtime.system.processes import marked_processes
 from tasks.runtime.system.settings import Settings

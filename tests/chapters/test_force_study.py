@@ -17,7 +17,7 @@ from dynolab.chapters.classification.force_study import (
     study_forces,
 )
 from dynolab.chapters.classifiers.many import SGDConfig, batch_order
-from dynolab.claims.class_forces import assess_forces, beside, window
+from dynolab.claims.class_forces import assess_forces, off_diagonal, window
 from dynolab.data.images.images import ImageConfig, ImageSplits, load_images
 from dynolab.errors import ConfigError
 from dynolab.report.chapters.class_forces import rank_figure
@@ -214,4 +214,4 @@ def test_what_a_figure_is_there_to_show_stands_beside_it_with_its_verdict() -> N
 def test_the_window_leaves_the_start_out() -> None:
     assert window([0, 1, 5]) == (1, 5)
     assert window([0, 5]) == (0, 5)
-    assert beside(np.arange(4.0).reshape(2, 2)).tolist() == [1, 2]
+    assert off_diagonal(np.arange(4.0).reshape(2, 2)).tolist() == [1, 2]

@@ -109,5 +109,5 @@ def test_what_cannot_train_together_is_refused() -> None:
     with pytest.raises(ConfigError, match="one for each of the 3"):
         next(train_many(many, X, targets(0).expand(2, 10, 5), batch_order(10, CONFIG, 0), CONFIG))
     blown = SGDConfig(learning_rate=1e200, batch_size=4, epochs=2)
-    with pytest.raises(DynolabError, match="model 0, 1, 2 is no number"):
+    with pytest.raises(DynolabError, match="model 0, 1, 2 is not finite"):
         list(train_many(many, X, targets(0), batch_order(10, blown, 0), blown))

@@ -171,7 +171,7 @@ def test_one_long_value_of_many_parquet_rows_is_read_few_rows_at_a_time(
 def test_rows_without_end_are_refused_before_they_fill_the_memory(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "_MOST_BYTES", 2**16)
+    monkeypatch.setattr(readers, "_MAX_BYTES", 2**16)
     row = {"prompt": " " * 1000, "chosen": "c"}
     lines = b"[" + b" " * 10**4 if name.startswith("line") else json.dumps(row).encode() + b"\n"
     content = table_bytes([row] * 99) if name.endswith("parquet") else gzip.compress(lines * 99)
@@ -188,9 +188,9 @@ def test_images_that_promise_too_much_take_no_memory(
     with pytest.raises(ConfigError, match="are held in memory at once"):
         read_idx_array(file, 3)
     file.write_bytes(gzip.compress(idx_bytes(2, 2, 2, content=bytes(10**6))))
-    with pytest.raises(ConfigError, match="its head promises 2 × 2 × 2"):
+    with pytest.raises(ConfigError, match="its header of 16 bytes announces 2 × 2 × 2 more"):
         read_idx_array(file, 3)
-    monkeypatch.setattr(image_readers, "_MOST_NUMBERS", 2**10)
+    monkeypatch.setattr(image_readers, "_MAX_NUMBERS", 2**10)
     bomb = tmp_path / "bomb.npz"
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as members:
         members.writestr("images.npy", bytes(10**6))  # never looked into

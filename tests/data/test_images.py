@@ -145,7 +145,7 @@ ARRAYS = {
     "pixels that are no numbers": ({"images": np.full((30, 8, 8), np.nan)}, "pixels from nan"),
     "images of text": ({"images": np.full((30, 8, 8), "x")}, "images of <U1"),
     "people of other classes": ({"human": np.ones((30, 4))}, r"human of shape \(30, 4\)"),
-    "people who said nothing": ({"human": np.zeros((30, 3))}, "no row without any"),
+    "people who said nothing": ({"human": np.zeros((30, 3))}, "positive sum in every row"),
     "complex images": ({"images": np.ones((30, 8, 8)) * 1j}, "images of complex128"),
     "objects": ({"images": np.array([{}] * 30)}, "write a .npz file of plain arrays"),
 }

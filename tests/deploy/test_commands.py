@@ -21,7 +21,7 @@ from uuid import uuid4
 import pytest
 import requests
 
-from tasks.runtime.servers.backends import Backing, backing_services, missing_programs
+from tasks.runtime.servers.postgres_redis import Backing, backing_services, missing_programs
 from tasks.runtime.system.processes import free_port, kill_marked
 from tests.deploy.composed import interpolated, one_shots, services
 from tests.flows.lab import ROOT, until

@@ -21,11 +21,11 @@ from redis.retry import Retry
 
 from flows.register import POOLS
 from flows.up import worker_arguments
-from tasks.runtime.servers.backends import ADMIN, DATABASES, variables as backing_variables
+from tasks.runtime.servers.postgres_redis import ADMIN, DATABASES, variables as backing_variables
 from tasks.runtime.servers.serve import _APPLICATIONS
-from tasks.runtime.servers.services import MLFLOW, PREFECT, Address, client_variables
-from tasks.runtime.system.private import TOKEN
+from tasks.runtime.servers.server_processes import MLFLOW, PREFECT, Address, client_variables
 from tasks.runtime.system.processes import free_port
+from tasks.runtime.system.secret_files import TOKEN
 from tests.deploy.composed import FILE, interpolated, is_checked, one_shots, services, variables
 from tests.flows.lab import ROOT
 

@@ -85,7 +85,11 @@ def test_a_run_gets_a_valid_job_that_takes_care() -> None:
     job = made()
     is_careful(checked(job))
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["args"] == ["python", *COMMAND[1:]] == ["python", "-m", "tasks.runtime.engine"]
+    assert (
+        container["args"]
+        == ["python", *COMMAND[1:]]
+        == ["python", "-m", "tasks.runtime.flow_run_process"]
+    )
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
     environment = {variable["name"]: variable["value"] for variable in container["env"]}
     assert environment["PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"] == "reschedule", (

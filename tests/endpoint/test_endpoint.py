@@ -267,7 +267,7 @@ def test_how_long_a_server_asks_to_wait(header: str | None, seconds: float | Non
         status_code, code, response = 429, None, Response
 
     trouble = status_trouble(Status(), "m", "r")  # type: ignore[arg-type]
-    assert (trouble.after, trouble.again, trouble.crowded) == (seconds, True, True)
+    assert (trouble.retry_after, trouble.retryable, trouble.rate_limited) == (seconds, True, True)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 import psutil
 
-from tasks.runtime.servers.backends import backing_services
+from tasks.runtime.servers.postgres_redis import backing_services
 from tasks.runtime.system.processes import Process, free_port, start_child, stop_group
 from tests.conftest import start_s3
 from tests.faults.standing import Standing, standing

@@ -16,8 +16,8 @@ import psutil
 import requests
 
 from flows.up import work_for
-from tasks.runtime.servers.backends import Backing
-from tasks.runtime.servers.services import (
+from tasks.runtime.servers.postgres_redis import Backing
+from tasks.runtime.servers.server_processes import (
     ALL,
     PREFECT,
     Services,
@@ -215,5 +215,5 @@ def launcher_of(rank: int) -> psutil.Process:
 def engine_of(rank: int) -> psutil.Process:
     """The process of the flow run that a rank works for."""
     parent = launcher_of(rank).parent()
-    assert parent is not None and "tasks.runtime.engine" in " ".join(parent.cmdline())
+    assert parent is not None and "tasks.runtime.flow_run_process" in " ".join(parent.cmdline())
     return parent

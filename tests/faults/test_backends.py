@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from flows.reconcile import FLOW_RUN_VARIABLE
-from tasks.runtime.servers.backends import missing_programs
+from tasks.runtime.cleanup import FLOW_RUN_VARIABLE
+from tasks.runtime.servers.postgres_redis import missing_programs
 from tasks.runtime.system.processes import kill_marked
 from tests.faults.backed import STAGES, Backed, backed
 from tests.faults.conftest import LATER

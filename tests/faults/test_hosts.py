@@ -21,8 +21,8 @@ from uuid import uuid4
 import pytest
 
 from tasks.runtime.launch.peer import LOST_SECONDS
-from tasks.runtime.system.private import KEY
 from tasks.runtime.system.processes import free_port, marked_processes
+from tasks.runtime.system.secret_files import KEY
 from tests.faults.records import Record, tell
 from tests.flows.history import finished_history, lost
 from tests.flows.lab import ROOT, Lab, ended, until

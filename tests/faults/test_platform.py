@@ -14,7 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.flow_engine import MINIMUM_HEARTBEAT_INTERVAL
 
 from flows.register import register_automations
-from tasks.runtime.servers.services import MLFLOW, PREFECT
+from tasks.runtime.servers.server_processes import MLFLOW, PREFECT
 from tests.faults.points import POINTS, Point, dead, goes_on, paused
 from tests.faults.records import Record, tell
 from tests.faults.standing import Standing, engine_of, launcher_of
@@ -155,7 +155,7 @@ def test_the_reconciler_ends_what_a_killed_run_left(
     until(lambda: not platform.lab.ranks(), 10)
     assert helper.poll() is None
     assert platform.statuses("left") == ["RUNNING"]
-    assert "orphaned processes, killed" in reconciled(platform)
+    assert "orphaned processes killed" in reconciled(platform)
     assert helper.wait(10) == -signal.SIGKILL
     assert platform.statuses("left") == ["KILLED"]
     assert [history.status for history in histories(platform.mlflow, "left", "small")] == ["KILLED"]

@@ -115,7 +115,7 @@ def test_the_flow_s_stages_make_a_page(analysed: Analysed) -> None:
     page = analysed.run_plan(planned)["audit-page"]
     assert analysed.to_run(planned) == set()
     text = analysed.text(page, "audit.html")
-    assert "Foreseen before training" in text
+    assert "Predicted before training" in text
     assert "Worst by the pair’s force on its own" in text
     assert {"audit/pull_up", "foresight/train/from_all/spearman"} <= set(page.metrics)
 
@@ -134,12 +134,12 @@ def test_a_model_and_a_file_are_all_that_is_needed(analysed: Analysed, tmp_path:
     results = analysed.run_plan(planned)
     assert [row.split for row in audits(analysed, results["audit"])] == ["train"] * 12
     page = analysed.text(results["audit-page"], "audit.html")
-    assert "Foreseen before training" not in page
+    assert "Predicted before training" not in page
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "model = 'nothing': give either result"),
-    ({"model": {"result": "sft"}}, "is no finished step of the study"),
+    ({"model": {"result": "sft"}}, "the study has no such finished step"),
     ({"model": {"result": "DATA"}}, "of stage data holds no model"),
     ({"model": {"model": "/nowhere"}}, "model.model = '/nowhere'"),
     ({"model": {"result": "SFT"}, "data_result": "SFT"}, "of stage sft holds no train.jsonl"),
@@ -187,5 +187,5 @@ def test_a_study_audits_before_it_trains_and_filters_where_it_is_asked_to() -> N
 def test_a_study_whose_loss_is_on_no_pairs_has_no_audit_and_nothing_to_filter_by() -> None:
     extended = "preference.objective={name: sft_extended}"
     assert not {"audit", "foresight"} & set(study_inputs(extended))
-    with pytest.raises(ConfigError, match="needs a loss on pairs, and sft_extended is none"):
+    with pytest.raises(ConfigError, match="needs a loss on pairs, which sft_extended is not"):
         study_inputs(extended, "preference_filter={by: force}")

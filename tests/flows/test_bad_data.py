@@ -110,5 +110,5 @@ def test_a_study_on_a_file_says_which_rows_it_left_out(
     dropped = lab.manifest("sft")["metrics"]["data/rows_dropped"]
     assert dropped > 0
     for stage in ("sft", "preference"):
-        assert f"{stage}: longer than the model's context: {dropped:.0f} rows left out" in printed
+        assert f"{stage}: longer than the model's context: {dropped:.0f} rows dropped" in printed
     assert lab.left_behind() == []

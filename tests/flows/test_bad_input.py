@@ -78,15 +78,15 @@ def study(*changes: str, config: Path = SMALL) -> list[str]:
         ("data.source=file", "data.path = None: give it with source: file"),
         (
             "data={source: file, path: pairs.jsonl}",
-            "base.source = 'builtin': the built-in model knows the words of the built-in world "
-            "alone",
+            "base.source = 'builtin': the built-in model has only the vocabulary of the built-in "
+            "world",
         ),
         ("nonsense", "--set = 'nonsense': write it as key=value"),
         ("=3", "--set = '=3': write it as key=value"),
         ("sft..steps=3", "--set = 'sft..steps=3': write it as key=value"),
-        ("sft.steps=[", "--set = 'sft.steps=[': the value is not readable as YAML"),
-        ("seed.of.all=3", "--set = 'seed.of.all=3': seed holds a value and no settings"),
-        ("name=2024-13-45", "the value is not readable as YAML (month must be in 1..12"),
+        ("sft.steps=[", "--set = 'sft.steps=[': the value cannot be read as YAML"),
+        ("seed.of.all=3", "--set = 'seed.of.all=3': seed holds a value, not settings"),
+        ("name=2024-13-45", "the value cannot be read as YAML (month must be in 1..12"),
         ("data.path=${DYNOLAB_NOWHERE}", "set the environment variable DYNOLAB_NOWHERE"),
     ],
 )
@@ -103,12 +103,12 @@ def test_a_batch_that_zero_3_cannot_share_out(refused: Refused) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"sft: {steps: 3\nname: [", "is not readable as YAML (line 2"),
-        (b"\xff\xfe\x00", "is not readable as YAML"),
-        (b"[" * 3000, "is not readable as YAML"),
+        (b"sft: {steps: 3\nname: [", "cannot be read as YAML (line 2"),
+        (b"\xff\xfe\x00", "cannot be read as YAML"),
+        (b"[" * 3000, "cannot be read as YAML"),
         (b"- sft\n", "must hold settings by name"),
         (b"&all\nsft: *all\n", "refers to itself"),
-        (b"seed: 0x_\n", "is not readable as YAML"),
+        (b"seed: 0x_\n", "cannot be read as YAML"),
     ],
     ids=["syntax", "no text", "too deep", "a list", "a circle", "no number"],
 )
@@ -136,7 +136,7 @@ def bomb(levels: int = 9, width: int = 9) -> str:
 )
 def test_a_study_that_grows_when_it_is_read_is_refused_at_once(text: str) -> None:
     began = time.monotonic()
-    with pytest.raises(ConfigError, match=r"is not readable as YAML .*more than"):
+    with pytest.raises(ConfigError, match=r"cannot be read as YAML .*more than"):
         read_settings(text, "study_text")
     assert time.monotonic() - began < 20
 
@@ -166,7 +166,7 @@ def test_a_study_file_runs_nothing(tag: str, tmp_path: Path, refused: Refused) -
     file, code = tmp_path / "study.yaml", f"!!{tag} ['touch {tmp_path}/ran']"
     file.write_text(f"name: {code}\n")
     for arguments in (study(config=file), study(f"name={code}")):
-        assert "is not readable as YAML" in refused(*arguments)
+        assert "cannot be read as YAML" in refused(*arguments)
         assert not (tmp_path / "ran").exists()
 
 
@@ -184,7 +184,7 @@ def test_stores(tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatc
         (
             "DYNOLAB_STORE",
             f"file://{tmp_path}/file/store",
-            ("DYNOLAB_STORE = ", "name a folder that this user can write to"),
+            ("DYNOLAB_STORE = ", "use a folder that this user can write to"),
         ),
         ("DYNOLAB_STORE", "gopher://store", ("DYNOLAB_STORE = 'gopher://store'",)),
         (
@@ -214,20 +214,20 @@ def test_a_port_in_use(refused: Refused) -> None:
     with listening_socket() as taken:
         port = taken.getsockname()[1]
         message = refused("up", "--prefect-port", str(port))
-    assert f"prefect_port = {port}: another program has this port; stop that program" in message
+    assert f"prefect_port = {port}: another program uses this port; stop that program" in message
 
 
 REFUSED = {
     "grpo": [
         ("seeds=[0, 0]", "seeds = [0, 0]: name every seed once"),
         ("arms.grpo.name=gropo", "arms.grpo.name = 'gropo': choose one of 'sft'"),
-        ("baseline=dpo", "baseline = 'dpo': name an arm: grpo, nthr"),
-        ("training.completions=1", "training.completions = 1: a reward is compared within"),
+        ("baseline=dpo", "baseline = 'dpo': choose one of grpo, nthr"),
+        ("training.completions=1", "training.completions = 1: rewards are compared within"),
         ("training.rewards=[{name: os.system}]", "training.rewards = 'os.system': use one of"),
     ],
     "forces": [
-        ("name=x", "checkpoints.sft.result = 'sft': is no finished step of the study; run its"),
-        ("checkpoints.sft.result=sft/0123456789ab", "has no such result; it has results of: none"),
+        ("name=x", "checkpoints.sft.result = 'sft': the study has no such finished step; run"),
+        ("checkpoints.sft.result=sft/0123456789ab", "which has results of: none"),
         ("checkpoints.SFT.result=sft", "checkpoints.SFT"),
         ("checkpoints={}", "checkpoints = {}"),
         ("analysis.objective.name=grpo", "analysis.objective.name = 'grpo': choose one of 'sft'"),
@@ -235,9 +235,12 @@ REFUSED = {
         ("kernel.threshold=2", "kernel.threshold = 2: Input should be less"),
     ],
     "judge": [
-        ("name=x", "policies.sft.result = 'sft': is no finished step of the study; run its study"),
-        ("baseline=ppo", "baseline = 'ppo': name a policy: sft, dpo, resampled"),
-        ("reference=null", "reference = None: judge log-prob goes by one: name a model"),
+        (
+            "name=x",
+            "policies.sft.result = 'sft': the study has no such finished step; run the study",
+        ),
+        ("baseline=ppo", "baseline = 'ppo': choose one of sft, dpo, resampled"),
+        ("reference=null", "reference = None: judge log-prob needs one; give a model"),
         ("judges.exact.rewards=[{name: os.system}]", "rewards = 'os.system': use one of"),
         ("judges.gpt={name: llm}", "judges.gpt.endpoint = {'name': 'llm'}: Field required"),
         ("answers.split=test", "answers.split = 'test': Input should be 'train' or 'heldout'"),

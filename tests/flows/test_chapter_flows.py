@@ -14,7 +14,7 @@ from dynolab.results.simplicity import LearnedMapping
 from flows import simplicity, squeezing
 from flows.flow import StagedFlow
 from flows.parameters import load_parameters
-from tasks.runtime.opening import planning_platform
+from tasks.runtime.open_platform import planning_platform
 from tasks.runtime.work import StageResult
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import step_names
@@ -53,7 +53,7 @@ def test_squeezing_pushes_the_answers_of_a_finished_training(analysed: Analysed)
     assert found["softmax/label_falls"].measured[0].violations == 0
     assert found["model/last_layer/rejected"].measured[0].n == 3
     text = analysed.text(page, "squeezing.html")
-    assert "Who rises when an answer is pushed down" in text and "name: small" in text
+    assert "Which tokens rise when an answer is pushed down" in text and "name: small" in text
     assert page.metrics["left_over/rejected/first_order"] < 0.1
     figures = {"panels-20", "shapes", "step-paths", "explained", "ranks"}
     assert check_colours(analysed, page) == figures
@@ -114,7 +114,7 @@ REFUSED_SPACES: list[tuple[dict[str, Any], str]] = [
     ({"seeds": []}, "seeds"),
     ({"spaces": [{"attributes": 3, "values": 2}]}, "give a number of sampled bijections"),
     ({"spaces": [{**SMALL, "sampled": 9}]}, "choose 1 to 8"),
-    ({"spaces": [{"attributes": 9, "values": 9, "sampled": 2}]}, "choose 81 at most"),
+    ({"spaces": [{"attributes": 9, "values": 9, "sampled": 2}]}, "choose at most 81"),
     ({"spaces": [{"attributes": 2, "values": 1}]}, "spaces.0.values = 1"),
     ({"spaces": [{**SMALL, "learning_rate": 0}]}, "spaces.0.learning_rate = 0"),
 ]
@@ -125,7 +125,7 @@ REFUSED_PUSHES: list[tuple[dict[str, Any], str]] = [
     ({"model": {}}, "model = 'nothing': give either result"),
     ({"model": {"model": "/nowhere"}}, "model.model = '/nowhere'"),
     ({"data": {"source": "file", "path": "pairs.jsonl"}}, "name a model for other rows"),
-    ({"base": {"source": "some/model"}}, "name the model as model.model"),
+    ({"base": {"source": "some/model"}}, "give another model as model.model"),
     ({"model": {"result": "DATA"}}, "of stage data holds no model"),
     ({"model": {"result": "SFT"}, "data_result": "SFT"}, "of stage sft holds no train.jsonl"),
 ]

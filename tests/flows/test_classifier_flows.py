@@ -244,7 +244,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"seeds": [1, 1]}, "name every seed once"),
         ({"data": {"source": "idx", "path": "/nowhere"}}, "data.path = '/nowhere'"),
         ({"paths": {"noise": 1.0}}, "paths.noise = 1.0"),
-        ({"data": {"train": 20}}, "a batch holds 32 images"),
+        ({"data": {"train": 20}}, "a batch needs 32 images"),
         (forces(epochs=[0, 3]), "training has 2 epochs"),
         (forces(epochs=[1, 0]), "rising from 0"),
         (forces(learning_rates=[0.1]), "must be one of them"),

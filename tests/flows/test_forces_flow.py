@@ -20,8 +20,8 @@ from dynolab.likelihood.token_logps import ResponseLogits
 from dynolab.objectives import DPO, SFT, DPOConfig, SFTConfig
 from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, ResponseTermsRow
 from dynolab.results.study import TokenMap
-from dynolab.training.record import StepRecord
 from dynolab.training.reference import score_reference
+from dynolab.training.step_record import StepRecord
 from flows.flow import Plan
 from flows.forces import FLOW, ForcesParameters
 from models.language import folder_context, load_language_model, load_tokenizer
@@ -30,7 +30,7 @@ from tasks.force_map import ANALYSIS, AnalysisJob
 from tasks.kernel import KERNEL, KernelJob
 from tasks.runtime.stage import plan_key, run_stage
 from tasks.runtime.work import StageResult
-from tasks.selection import SelectionConfig, observed_answers, updating_rows
+from tasks.shared.selection import SelectionConfig, observed_answers, updating_rows
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import short, step_names
 
@@ -205,15 +205,15 @@ def planned_forces(lab: Analysed, **changes: Any) -> Plan:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"checkpoints": {"sft": {"result": "sft/0123456789ab"}}}, "has no such result"),
-    ({"checkpoints": {"sft": {"result": "file:///nowhere/stages/sft"}}}, "is no result of the"),
-    ({"checkpoints": {"sft": {"result": "sft"}}}, "is no finished step of the study"),
+    ({"checkpoints": {"sft": {"result": "sft/0123456789ab"}}}, "is not in the store"),
+    ({"checkpoints": {"sft": {"result": "file:///nowhere/stages/sft"}}}, "is not a result of the"),
+    ({"checkpoints": {"sft": {"result": "sft"}}}, "the study has no such finished step"),
     ({"checkpoints": {"sft": {"result": "DATA"}}}, "of stage data holds no model"),
     ({"checkpoints": {"sft": {"result": "SFT", "step": 2}}}, "recorded steps: 1, 3"),
     ({"checkpoints": {"sft": {"model": "a/b", "step": 2}}}, "only a training's result has steps"),
     ({"checkpoints": {"sft": {"model": "a/b", "result": "x"}}}, "give either result"),
     ({"checkpoints": {"sft": {"model": "/nowhere"}}}, "checkpoints.sft.model = '/nowhere'"),
-    ({"reference": "base"}, "name a checkpoint: sft"),
+    ({"reference": "base"}, "choose one of sft"),
     ({"data_result": "SFT"}, "of stage sft holds no train.jsonl"),
     ({"data_result": "DATA", "data": {}}, "give data or data_result, not both"),
     ({"analysis": {"kinds": ["chosen", "chosne"]}}, "analysis.kinds = 'chosne': the data's probe"),
@@ -236,7 +236,7 @@ def test_a_result_that_was_computed_again_is_refused_by_its_old_address(
     inputs = {"data": analysed.data, "model": analysed.base}
     old = run_stage(ANALYSIS, config, inputs, analysed.platform)
     new = run_stage(ANALYSIS, config, inputs, analysed.platform, fresh=True)
-    with pytest.raises(ConfigError, match="was computed again since") as refused:
+    with pytest.raises(ConfigError, match="was replaced by a later attempt") as refused:
         planned_forces(analysed, checkpoints={"a": {"result": old.address}})
     assert new.address in str(refused.value)
 

@@ -31,7 +31,9 @@ SNAPSHOT = Path(__file__).with_name("forms.json")
 LIMIT = 524_288  # bytes of parameters that Prefect's server takes
 KNOWN = deployments()
 BUILTIN = "builtin.yaml"
-StudyForm, PreferenceForm, GrpoForm = (KNOWN[name].form for name in ("study", "preference", "grpo"))
+StudyForm, PreferenceForm, GrpoForm = (
+    KNOWN[name].form_model for name in ("study", "preference", "grpo")
+)
 
 
 @pytest.fixture(params=list(KNOWN.values()), ids=list(KNOWN))
@@ -40,7 +42,7 @@ def deployment(request: pytest.FixtureRequest) -> Deployment:
 
 
 def fields_of(deployment: Deployment) -> dict[str, dict[str, Any]]:
-    return dict(deployment.schema["definitions"][deployment.form.__name__]["properties"])
+    return dict(deployment.schema["definitions"][deployment.form_model.__name__]["properties"])
 
 
 def drawn(deployment: Deployment) -> dict[str, str]:
@@ -58,7 +60,9 @@ def drawn(deployment: Deployment) -> dict[str, str]:
 def test_forms_stay_as_they_are() -> None:
     """After a change that is meant: python -m tests.flows.test_forms."""
     known = json.loads(SNAPSHOT.read_text())
-    assert {deployment.form.__name__: drawn(deployment) for deployment in KNOWN.values()} == known
+    assert {
+        deployment.form_model.__name__: drawn(deployment) for deployment in KNOWN.values()
+    } == known
 
 
 def test_every_flow_of_the_registry_has_a_deployment() -> None:
@@ -74,11 +78,11 @@ def test_a_form_is_flat_described_ordered_and_small(deployment: Deployment) -> N
         assert field["description"], name
     assert sorted(field["position"] for field in fields.values()) == list(range(len(fields)))
     assert len(json.dumps(schema)) < LIMIT
-    assert schema["definitions"].keys() == {deployment.form.__name__}
+    assert schema["definitions"].keys() == {deployment.form_model.__name__}
 
 
 def test_every_field_is_a_setting_of_its_flow(deployment: Deployment) -> None:
-    for name, setting in deployment.offer.fields.items():
+    for name, setting in deployment.form_spec.fields.items():
         assert _settings(deployment.flow.parameters, setting.split(".")), f"{name}: {setting}"
 
 
@@ -101,9 +105,9 @@ def _settings(annotation: Any, path: list[str]) -> bool:
 
 def test_an_empty_form_is_the_study_file(deployment: Deployment) -> None:
     file = STUDIES / deployment.first_file
-    form = deployment.form(study_file=file.name)
+    form = deployment.form_model(study_file=file.name)
     assert deployment.parameters(form) == load_parameters(
-        deployment.flow.parameters, file, deployment.offer.fixed
+        deployment.flow.parameters, file, deployment.form_spec.fixed
     )
 
 
@@ -167,11 +171,11 @@ def test_one_more_arm_of_a_comparison() -> None:
         ({"margin": 1.0}, "margin = 1.0: dpo does not take it"),
         ({"beta": -1.0}, r"preference.objective.beta = -1.0: .*greater than 0"),
         ({"steps": 0}, r"preference.steps = 0: "),
-        ({"study_file": "../../pyproject.toml"}, "study_file = .*: lies outside deploy/studies"),
-        ({"study_file": "/etc/passwd"}, "study_file = .*: lies outside deploy/studies"),
+        ({"study_file": "../../pyproject.toml"}, "study_file = .*: is outside deploy/studies"),
+        ({"study_file": "/etc/passwd"}, "study_file = .*: is outside deploy/studies"),
         ({"study_file": "none.yaml"}, "cannot be read"),
         ({"study_text": "nothing: there"}, "nothing = 'there': there is no such setting"),
-        ({"study_text": "!!python/object/apply:os.system ['true']"}, "is not readable as YAML"),
+        ({"study_text": "!!python/object/apply:os.system ['true']"}, "cannot be read as YAML"),
         (
             {"study_text": "preference: {objective: {name: [dpo]}}", "beta": 1.0},
             r"preference.objective.* = ",
@@ -241,5 +245,5 @@ def test_what_is_no_schedule_is_named(written: str, message: str, tmp_path: Path
 
 
 if __name__ == "__main__":
-    content = {deployment.form.__name__: drawn(deployment) for deployment in KNOWN.values()}
+    content = {deployment.form_model.__name__: drawn(deployment) for deployment in KNOWN.values()}
     SNAPSHOT.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")

@@ -202,9 +202,9 @@ def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Path) -> None:
         ({"seeds": []}, "seeds = "),
         ({"seeds": [1, 1]}, "seeds = [1, 1]: name every seed once"),
         ({"seeds": [-1]}, "seeds.0 = -1"),
-        ({"baseline": "dpo"}, "baseline = 'dpo': name an arm: grpo, nthr, pairs"),
+        ({"baseline": "dpo"}, "baseline = 'dpo': choose one of grpo, nthr, pairs"),
         ({"arms": {}}, "arms = {}"),
-        ({"arms": {"start": {"name": "grpo"}}}, "a shared stage has this name"),
+        ({"arms": {"start": {"name": "grpo"}}}, "a shared step has this name"),
         ({"arms": {"a b": {"name": "grpo"}}}, "arms.a b"),
         ({"arms": {"x": {"name": "grop"}}}, "arms.x.name = 'grop': choose one of"),
         (
@@ -220,8 +220,8 @@ def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Path) -> None:
         ({"evaluation": {"samples": 0}}, "evaluation.samples = 0"),
         (
             {"evaluation": {"k": 16, "samples": 16}},
-            "evaluation.samples = 16: pass@16 is estimated from at least 64 samples to a prompt, "
-            "4 for each of k: raise samples, or lower k to at most 4",
+            "evaluation.samples = 16: pass@16 needs at least 64 samples per prompt "
+            "(4 times k); raise samples, or lower k to at most 4",
         ),
     ],
 )

@@ -161,7 +161,7 @@ def test_replies_without_a_verdict_are_counted_and_shown(
         metrics[f"judge/{name}"] for name in ("asked", "parsed", "refused", "unparsable", "failed")
     ] == [12, 4, 4, 4, 0]
     page = analysed.text(found["judge-page"], "judge.html")
-    assert "12 verdicts were asked for, 4 came" in page
+    assert "12 verdicts were requested, 4 were received" in page
     assert "&lt;b&gt;neither&lt;/b&gt;" in page and "<b>neither" not in page
 
 
@@ -192,10 +192,10 @@ def test_a_judge_that_is_gone_goes_on_on_another_machine(
     ("changes", "message"),
     [
         ({"policies": {"one": {"model": "x"}}}, "policies = {'one': {'model': 'x'}}: "),
-        ({"baseline": "other"}, "baseline = 'other': name a policy: base, sft"),
+        ({"baseline": "other"}, "baseline = 'other': choose one of base, sft"),
         ({"data": None}, "data = None: give data, or the study"),
-        ({"reference": None}, "reference = None: judge likely goes by one"),
-        ({"judges": {"exact": {"name": "exact"}}}, "no judge goes by it"),
+        ({"reference": None}, "reference = None: judge likely needs one"),
+        ({"judges": {"exact": {"name": "exact"}}}, "no judge uses it"),
         ({"judges": {"x": {"name": "exact", "rewards": [{"name": "guess"}]}}}, "rewards = 'guess'"),
         ({"judges": {"x": {"name": "guess"}}}, "choose one of 'exact', 'log_prob', 'llm'"),
         ({"judges": {"x": {"name": "llm"}}}, "judges.x.endpoint"),

@@ -18,17 +18,17 @@ from dynolab.results.forces import AnalysisFacts, KernelFindings, PairForce, Res
 from dynolab.results.study import ForceRow, TokenMap
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig, TrainConfig
-from dynolab.training.record import StepRecord
-from dynolab.training.recorded import read_recorded
+from dynolab.training.recorded_examples import read_recorded
+from dynolab.training.step_record import StepRecord
 from flows import forces, grpo
 from models.language import folder_context, load_tokenizer
 from tasks.force_map import ANALYSIS, AnalysisJob
-from tasks.group import GROUP, PROMPTS
+from tasks.group_training import GROUP, PROMPTS
 from tasks.kernel import KERNEL, KernelJob
-from tasks.policies import load_policy
 from tasks.runtime.stage import run_stage
 from tasks.runtime.work import StageResult
-from tasks.selection import SelectionConfig, observed_answers
+from tasks.shared.policies import load_policy
+from tasks.shared.selection import SelectionConfig, observed_answers
 from tasks.step_forces import FORCES, ForcesConfig
 from tasks.training import SFT
 from tests.flows.analysed import PLAIN, WORLD, Analysed
@@ -175,7 +175,7 @@ def test_what_a_step_sampled_is_what_pushes(
 def test_a_recorded_batch_needs_its_step(
     analysed: Analysed, trained: dict[str, StageResult]
 ) -> None:
-    with pytest.raises(ConfigError, match="updating = 'recorded': name the recorded step"):
+    with pytest.raises(ConfigError, match="updating = 'recorded': set `step` to a recorded step"):
         run_analysis(analysed, trained["groups"], updating="recorded", step=None)
 
 
@@ -217,7 +217,7 @@ def test_the_flow_maps_the_recorded_batch_of_every_kind_of_training(
         }
         names = step_names(analysed.plan(forces.FLOW, settings))
         assert names == ["analysis-policy", "kernel", "force-page"]
-    with pytest.raises(ConfigError, match=r"policy\.step = None.*name the step"):
+    with pytest.raises(ConfigError, match=r"policy\.step = None.*set the step"):
         forces.ForcesParameters.model_validate(
             {"checkpoints": {"policy": {"result": "a/0123"}}, "analysis": recorded}
         )

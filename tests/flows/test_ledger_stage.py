@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from dynolab.errors import ConfigError
 from dynolab.objectives import DPOConfig
 from dynolab.results.ledger import FunctionalRow, read_table
 from dynolab.training.config import LoraConfig, OptimizerConfig, TrainConfig
-from tasks.ledger import LEDGER, LedgerConfig, LedgerJob
+from tasks.ledger import LEDGER, LedgerJob
 from tasks.runtime.work import StageResult
 from tasks.training import PREFERENCE
 from tests.flows.analysed import PLAIN, Analysed
@@ -29,9 +27,7 @@ def trained(analysed: Analysed, **changes: Any) -> tuple[TrainConfig, StageResul
 
 def ledger(analysed: Analysed, training: TrainConfig, result: StageResult, **changes: Any):  # type: ignore[no-untyped-def]
     config = LedgerJob(training=training, pairs=2, answers=3, **changes)
-    return analysed.run(
-        LEDGER, config, data=analysed.data, model=analysed.sft, trained=result
-    )
+    return analysed.run(LEDGER, config, data=analysed.data, model=analysed.sft, trained=result)
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +61,8 @@ def test_a_ledger_closes(analysed: Analysed, changes: dict[str, Any]) -> None:
 def test_segments_change_nothing(analysed: Analysed, dpo) -> None:  # type: ignore[no-untyped-def]
     training, result = dpo
     whole = ledger(analysed, training, result)
-    size = sum(f.stat().st_size for f in analysed.folder(analysed.sft, "model").glob("*.safetensors"))
+    size = sum(
+        f.stat().st_size for f in analysed.folder(analysed.sft, "model").glob("*.safetensors")
+    )
     parts = ledger(analysed, training, result, disk_bytes=5 * size * 2 + 1)
     assert parts.key == whole.key

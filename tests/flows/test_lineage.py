@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.tree import Tree
 
 from dynolab.errors import ConfigError
-from flows.commands import _description, show_lineage
+from flows.command_bodies import _description, show_lineage
 from tasks.runtime.lineage import addressed, lineage
 from tests.flows.analysed import Analysed
 from tests.flows.in_process import short

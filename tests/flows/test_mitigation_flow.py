@@ -27,7 +27,7 @@ from dynolab.results.study import TrainingSummary
 from dynolab.rollouts.decoding import ModelGenerator
 from dynolab.rollouts.rewards import ALLOWED, Rewards
 from dynolab.training.config import GroupTrainConfig, TrainConfig
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 from flows import mitigation, reproduce, study
 from flows.comparison import resolved_comparison
 from flows.flow import Plan, StagedFlow
@@ -228,11 +228,11 @@ def test_the_reproduction_measures_every_finding_of_the_world(
     ("changes", "message"),
     [
         ({"seeds": [1, 1]}, "seeds = [1, 1]: name every seed once"),
-        ({"baseline": "grpo"}, "baseline = 'grpo': name an arm: dpo, extended"),
-        ({"arms": {"sft-2": {}}}, "arms = 'sft-2': a shared stage has this name"),
+        ({"baseline": "grpo"}, "baseline = 'grpo': choose one of dpo, extended"),
+        ({"arms": {"sft-2": {}}}, "arms = 'sft-2': a shared step has this name"),
         (
             {"arms": {"a": {"pairs": "on_policy", "filter": {"by": "ches", "drop": 0.5}}}},
-            "arms.a = 'ches': ranks the data's pairs, and with pairs: on_policy others",
+            "arms.a = 'ches': ranks the data's pairs, but pairs: on_policy trains",
         ),
         (
             {"arms": {"a": {"updates_per_rollout": 2}}},
@@ -249,29 +249,29 @@ def test_the_reproduction_measures_every_finding_of_the_world(
                 "judge": {"name": "log_prob"},
                 "on_policy": {},
             },
-            "arms.on-policy.pairs = 'on_policy': on_policy.rewards know the built-in world alone",
+            "arms.on-policy.pairs = 'on_policy': the default on_policy.rewards fit only the",
         ),
         (
             {"sft": {"objective": {"name": "sft_extended"}}},
-            "sft.objective = 'sft_extended': the training before is on chosen answers",
+            "sft.objective = 'sft_extended': must be sft, on chosen answers",
         ),
         (
             {"sft": {"engine": PLAIN, "batch_size": 5}},
-            "sft.batch_size = 5: extended SFT takes half as many pairs, with two answers each: "
+            "sft.batch_size = 5: extended SFT halves it, for two answers per pair: "
             "set a multiple of 2",
         ),
         (
             {"arms": {"a": {"objective": {"name": "sft"}}}},
-            "arms.a = 'sft': compares no answers; choose one of dpo",
+            "arms.a = 'sft': is not a loss on pairs; choose one of dpo",
         ),
         (
             {"training": {"objective": {"name": "dpo"}, "probe_every": 1}},
-            "training.objective = 'dpo': arms have objectives of their own",
+            "training.objective = 'dpo': every arm has its own objective",
         ),
         ({"training": {"engine": PLAIN}}, "training.probe_every = 0: arms are compared by probes"),
         (
             {"data": {"source": "file", "path": "x.jsonl"}, "base": {"source": "x"}},
-            "judge = 'exact': knows the built-in world alone",
+            "judge = 'exact': its default rewards fit only the built-in world",
         ),
         ({"data": {"source": "file", "path": "x.jsonl"}}, "base.source = 'builtin'"),
         ({"arms": {}}, "arms = "),

@@ -7,7 +7,7 @@ import pytest
 from dynolab.data.rows import Example, ProbeRow, write_rows
 from dynolab.errors import ConfigError
 from dynolab.objectives.dpo import DPOConfig
-from tasks.selection import SelectionConfig, observed_rows, updating_rows
+from tasks.shared.selection import SelectionConfig, observed_rows, updating_rows
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from flows.parameters import load_parameters
 from flows.study import StudyParameters, study_steps
 from tasks.data import DATA
 from tasks.probe import PROBE, ProbeConfig
-from tasks.runtime.alarm import TAG
+from tasks.runtime.report_alarm import TAG
 from tasks.runtime.work import StageResult
 from tasks.study_squeezing import SQUEEZING, SqueezingJob
 from tasks.training import PREFERENCE, SFT
@@ -148,7 +148,7 @@ def test_an_alarm_without_watched_answers_is_refused_before_training(
     file = str(tmp_path / "pairs.jsonl")
     blind = analysed.run(DATA, DataConfig(source="file", path=file, heldout_rows=2, probe_pairs=0))
     config = SMALL.model_copy(update={"probe_every": 1, "alarm": AlarmConfig(rise=1.0)})
-    with pytest.raises(ConfigError, match="no chosen answer of a training pair is watched"):
+    with pytest.raises(ConfigError, match="no probe is the chosen answer of a training pair"):
         analysed.run(SFT, config, data=blind, model=analysed.base)
 
 

@@ -22,7 +22,7 @@ from flows.sweep.memory import SweepStudy, study_name
 from flows.sweep.parameters import SweepParameters, check_sweep
 from flows.sweep.sweep import alone, run_trials
 from flows.sweep.trial import run_trial
-from flows.sweep.trials import Started, _here as run_here, _settings as trial_settings
+from flows.sweep.trials import Started, _in_process as run_here, _settings as trial_settings
 from tasks.runtime.system.processes import listening_socket
 from tests.flows.lab import ROOT, SMALL, Lab, complaints, ended_well
 from tests.runtime.doubles import memory_platform
@@ -260,7 +260,7 @@ def test_a_trial_of_a_study_file_that_has_changed_is_refused(tmp_path: Path) -> 
     study = SweepStudy(a_sweep(study=str(file)))
     settings = trial_settings(study, next_trial(study))
     file.write_text(SMALL.read_text() + "seed: 5\n")
-    with pytest.raises(ConfigError, match=r"study = .*study.yaml.: has changed since"):
+    with pytest.raises(ConfigError, match=r"study = .*study.yaml.: changed after"):
         run_trial(settings, memory_platform(tmp_path))
 
 
@@ -272,9 +272,9 @@ def test_a_trial_of_a_study_file_that_has_changed_is_refused(tmp_path: Path) -> 
         ({"space": {BETA: {}}}, "give either values, or low and high"),
         ({"space": {BETA: {"values": [1], "low": 0}}}, "give either values, or low and high"),
         ({"space": {BETA: {"low": 0, "high": 1, "log": True}}}, "above 0"),
-        ({"space": {BETA: {"low": 2, "high": 1}}}, "low must lie below high"),
+        ({"space": {BETA: {"low": 2, "high": 1}}}, "low must be below high"),
         ({"space": {"a": {"low": 0.5, "high": 2, "integer": True}}}, "whole numbers"),
-        ({"sampler": "tpe"}, "trials = None: say how many tpe shall draw"),
+        ({"sampler": "tpe"}, "trials = None: set the number of trials that tpe draws"),
         ({"trials": 0}, "trials = 0"),
     ],
 )
@@ -443,5 +443,5 @@ def test_a_second_command_ends_with_a_message_and_begins_no_trial(
     file = tmp_path / "tried.yaml"
     file.write_text(yaml.safe_dump(study.parameters.model_dump(mode="json", exclude_none=True)))
     errors = complaints(lab.start(config=file, flow="sweep"))
-    assert f"process {holder.pid} on {os.uname().nodename} runs this sweep now" in errors
+    assert f"process {holder.pid} on {os.uname().nodename} runs this sweep;" in errors
     assert study.rows() == []

@@ -12,10 +12,10 @@ from dynolab.data.encode import Encoder
 from dynolab.forces import ForceMap, PolicyFunction, StepForces, force_map, step_forces
 from dynolab.objectives import DPO, DPOConfig
 from dynolab.training.config import OptimizerConfig, TrainConfig
-from dynolab.training.record import RecordedExample
+from dynolab.training.step_record import RecordedExample
 from tests.forces.families import build
 from tests.forces.small_models import encoded, pairs, train_steps, with_reference
-from tests.forces.test_observe import PROBES, Numbers
+from tests.forces.test_step_forces import PROBES, Numbers
 
 MAPS: dict[str, dict[str, Any]] = {
     "even": {"observed": [(4, 5)] * 6, "route": "both_sides"},

@@ -19,7 +19,7 @@ from dynolab.objectives import DPOConfig, ObjectiveConfig, build_objective
 from dynolab.training.config import EngineConfig, OptimizerConfig, TrainConfig
 from dynolab.training.engine import PlainEngine
 from dynolab.training.optimizer import clip_factor
-from dynolab.training.record import RecordedExample, StepFacts, StepRecord
+from dynolab.training.step_record import RecordedExample, StepFacts, StepRecord
 
 VOCABULARY = 50
 COMMON = {

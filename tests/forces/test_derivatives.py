@@ -98,7 +98,7 @@ def test_a_derivative_agrees_up_to_the_tolerance() -> None:
         found.require("backward")
     assert str(refused.value) == (
         "model = 'Model': backward derivative: differs from the central difference by 0.051 of "
-        "it; its gradients are not those of its forward (a rounding passed through, a detached "
+        "it; its gradients are not those of its forward (straight-through rounding, a detached "
         "part), so no force follows from them; load it without quantisation or custom kernels"
     )
 

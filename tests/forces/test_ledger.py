@@ -16,7 +16,7 @@ from dynolab.forces.ledger.account import Ledger, StepAccount
 from dynolab.forces.ledger.functional import Functional, Term, slopes_of
 from dynolab.objectives import DPOConfig, SFTConfig, build_objective
 from dynolab.training.config import OptimizerConfig, TrainConfig
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 from tests.forces.small_models import encoded, llama, neox, pairs, train_steps, with_reference
 
 STEPS = 5

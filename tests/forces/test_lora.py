@@ -24,7 +24,7 @@ from dynolab.training.config import OptimizerConfig
 from tests.forces.families import DPO_LOSS, ETA, OBSERVED, ROUTES, build, dense_logps, dpo_rates
 from tests.forces.lora import TARGETS, adapted
 from tests.forces.small_models import pairs, recorded, relative, with_reference
-from tests.forces.test_observe import PROBES, Numbers
+from tests.forces.test_step_forces import PROBES, Numbers
 
 
 def maps(model, routes=ROUTES, dtype=torch.float64):

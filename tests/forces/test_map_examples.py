@@ -23,8 +23,8 @@ from dynolab.forces.map.totals import block_sums, pair_totals
 from dynolab.forces.step.metrics import force_metrics
 from dynolab.objectives import DPOConfig, GRPOConfig
 from dynolab.results.study import ForceRow
-from dynolab.training.record import RecordedExample, RecordedGroup
-from dynolab.training.recorded import RecordedCompletion
+from dynolab.training.recorded_examples import RecordedCompletion
+from dynolab.training.step_record import RecordedExample, RecordedGroup
 from tests.forces.small_models import Letters, neox, probe
 
 FACTS = MapFacts("columns", "float32", "sdpa", "grpo", 0.1, False, "all")

@@ -331,10 +331,10 @@ def test_another_map_s_folder_is_refused_by_its_name(tmp_path: Path) -> None:
     MapFolder.begin(tmp_path, MANIFEST)
     with pytest.raises(
         ConfigError,
-        match="holds a force map of other inputs; give another folder or remove this one",
+        match="contains a force map of other inputs; give another folder or remove this one",
     ):
         MapFolder.begin(tmp_path, {**MANIFEST, "fingerprint": "two"})
-    with pytest.raises(ConfigError, match="holds no force map; give one that does"):
+    with pytest.raises(ConfigError, match="contains no force map; give a folder with one"):
         MapFolder.open(tmp_path / "nowhere")
 
 
@@ -345,5 +345,7 @@ def test_a_manifest_that_says_too_little_is_refused(tmp_path: Path, missing: str
     for text in (json.dumps(rest), "{torn", "3"):
         (tmp_path / "manifest.json").write_text(text)
         for ask in (MapFolder.open, MapFolder.join):
-            with pytest.raises(CorruptData, match="is no force map's manifest; remove the folder"):
+            with pytest.raises(
+                CorruptData, match="is not a force map's manifest; remove the folder"
+            ):
                 ask(tmp_path)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dynolab.forces.step.optimizers import FrozenUpdate, freeze_update
 from dynolab.training.config import OptimizerConfig
-from dynolab.training.record import StepFacts
+from dynolab.training.step_record import StepFacts
 
 ETA, CLIP, DECAY, EPSILON = 0.1, 0.5, 0.2, 0.3
 START = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)

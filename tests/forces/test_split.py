@@ -35,8 +35,8 @@ from dynolab.forces.step.split import (
 from dynolab.likelihood.token_logps import top_tokens
 from dynolab.objectives import DPOConfig, GRPOConfig, SFTConfig, build_objective
 from dynolab.training.config import OptimizerConfig, TrainConfig
-from dynolab.training.record import RecordedExample, RecordedGroup, StepRecord
-from dynolab.training.recorded import RecordedCompletion
+from dynolab.training.recorded_examples import RecordedCompletion
+from dynolab.training.step_record import RecordedExample, RecordedGroup, StepRecord
 from tests.forces.small_models import (
     encoded,
     llama,

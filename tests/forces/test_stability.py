@@ -178,7 +178,7 @@ def test_a_pair_that_is_not_coupled_is_refused_under_either_norm(zero):
     kernel_stability({"a": coupled, "b": coupled}, resamples=10)
     with pytest.raises(
         ConfigError,
-        match=r"sizes\[b\] = 0.0: a pair is not coupled at all; leave its response out",
+        match=r"sizes\[b\] = 0.0: a pair's kernel is zero; leave its response out",
     ):
         kernel_stability({"a": coupled, "b": uncoupled}, resamples=10)
 

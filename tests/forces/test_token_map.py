@@ -21,8 +21,8 @@ from dynolab.forces.step.split import UpdateSplit
 from dynolab.forces.step.token_map import token_strings
 from dynolab.objectives import GRPOConfig
 from dynolab.results.study import TokenMap
-from dynolab.training.record import RecordedGroup, StepRecord
-from dynolab.training.recorded import RecordedCompletion
+from dynolab.training.recorded_examples import RecordedCompletion
+from dynolab.training.step_record import RecordedGroup, StepRecord
 from tests.forces.small_models import (
     Letters,
     encoded,
@@ -92,7 +92,7 @@ def test_the_written_map_names_its_tokens(record, policy):
         rejected_tokens=read(example.rejected),
         force=force.tolist(),
     )
-    named = r"updating_id = 'nobody': name an example of the step: \['pair-0', 'pair-1', 'pair-2'\]"
+    named = r"updating_id = 'nobody': give an example of the step: \['pair-0', 'pair-1', 'pair-2'\]"
     with pytest.raises(ConfigError, match=named):
         written(record, policy, "nobody")
 

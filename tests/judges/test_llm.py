@@ -112,7 +112,7 @@ FAULTS: dict[str, tuple[Callable[[], Said], str, str]] = {
     "a timeout": (lambda: None, "failed", "no answer within"),
     "too many requests": (lambda: trouble(429, Retry_After="7"), "failed", "status 429"),
     "a broken server": (lambda: trouble(500), "failed", "status 500"),
-    "html": (lambda: html(), "failed", "not JSON|no chat completion"),
+    "html": (lambda: html(), "failed", "not JSON|not a chat completion"),
     "truncated JSON": (
         lambda: (200, {"Content-Type": "application/json"}, b'{"choices": [{"message": {"con'),
         "failed",

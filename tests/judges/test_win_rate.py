@@ -87,7 +87,7 @@ def test_every_verdict_asked_for_is_counted_once(said: list[str]) -> None:
 
 
 def test_counts_that_do_not_add_up_are_refused() -> None:
-    with pytest.raises(ConfigError, match="must add up to the 3 asked for"):
+    with pytest.raises(ConfigError, match="must add up to asked = 3"):
         JudgementCounts(asked=3, parsed=1, refused=0, unparsable=0, failed=1)
 
 

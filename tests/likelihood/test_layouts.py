@@ -83,7 +83,7 @@ def test_a_recurrent_model_shares_no_prompts_and_says_so(
 
 
 def test_a_recurrent_model_without_a_cache_of_keys_is_not_sampled_from() -> None:
-    with pytest.raises(ConfigError, match=r"RwkvForCausalLM.*cannot be sampled from"):
+    with pytest.raises(ConfigError, match=r"RwkvForCausalLM.*cannot be sampled in batches"):
         ModelGenerator(rwkv(), make_tokenizer(), context=64)
 
 

@@ -65,19 +65,19 @@ def revision(folder: Path) -> str | None:
 
 
 def assert_refused(folder: Path, message: str) -> None:
-    """By what loads the model, and by what hashes it."""
+    """Asserts that loading the model and hashing its folder both raise this message."""
     for load in (load_language_model, revision):
         with pytest.raises(ConfigError, match=message):
             load(folder)
 
 
-def test_a_missing_head_is_refused_and_not_drawn_at_random(folder: Path) -> None:
+def test_a_missing_head_is_refused_and_not_initialised_at_random(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.pop("lm_head.weight"))
     with pytest.raises(ConfigError, match=r"lacks lm_head\.weight; give the whole model"):
         load_language_model(folder)
 
 
-def test_a_tied_head_is_no_missing_one(tmp_path: Path) -> None:
+def test_a_tied_head_does_not_count_as_missing(tmp_path: Path) -> None:
     LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)).save_pretrained(tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
     model = load_language_model(tmp_path)
@@ -87,20 +87,20 @@ def test_a_tied_head_is_no_missing_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        # Layers that the weights lack or hold beyond them, and other shapes.
-        ({"num_hidden_layers": 1}, r"holds, beyond .*model\.layers\.1.* and 4 more"),
+        # Missing layers, surplus layers, other shapes.
+        ({"num_hidden_layers": 1}, r"has weights that .*model\.layers\.1.* and 4 more"),
         ({"num_hidden_layers": 3}, r"lacks model\.layers\.2\."),
         ({"intermediate_size": 24}, r"mlp\.down_proj\.weight \(\[16, 16\], not \[16, 24\]\)"),
-        # Counts without end, before anything is built.
+        # Huge counts, refused before anything is built.
         *(
-            ({name: 10**9}, f"{name} = 1000000000, and its weights are 21 tensors")
+            ({name: 10**9}, f"{name} = 1000000000, but the weights are 21 tensors")
             for name in ("num_hidden_layers", "num_labels", "num_attention_heads")
         ),
-        # A model beyond its weights, before memory is taken.
-        ({"vocab_size": 10**8}, "give the configuration that belongs to them"),
-        ({"hidden_size": 10**7}, "give the configuration that belongs to them"),
-        # Settings by which the model cannot be measured.
-        ({"is_causal": False}, "its tokens see those after them"),
+        # A model larger than its weights, refused before memory is allocated.
+        ({"vocab_size": 10**8}, "give the config.json that belongs to them"),
+        ({"hidden_size": 10**7}, "give the config.json that belongs to them"),
+        # Settings with which the model cannot be measured.
+        ({"is_causal": False}, "its tokens attend to later ones"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window"),
         ({"pad_token_id": 10**6}, "Padding_idx"),
         ({"experts_implementation": "none"}, "experts_implementation"),
@@ -114,7 +114,7 @@ def test_settings_that_do_not_belong_to_the_weights_are_refused(
         load_language_model(folder)
 
 
-def test_what_transformers_ignores_is_no_surplus(folder: Path) -> None:
+def test_weights_that_transformers_ignores_are_allowed(folder: Path) -> None:
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     change_weights(folder, lambda weights: weights.update({name: torch.ones(4)}))
     load_language_model(folder)
@@ -132,7 +132,7 @@ def test_the_studys_attention_wins(folder: Path, attention: str, name: str, writ
 
 
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
-def test_the_asked_for_dtype_wins(folder: Path, name: str) -> None:
+def test_the_callers_dtype_wins(folder: Path, name: str) -> None:
     change_settings(folder, **{name: "bfloat16"})
     assert {p.dtype for p in load_language_model(folder).parameters()} == {torch.float32}
 
@@ -152,7 +152,7 @@ def test_settings_that_would_load_another_model_are_refused(
     assert_refused(folder, f"config.json sets {name}: ")
 
 
-def test_adapters_are_no_model(folder: Path) -> None:
+def test_a_folder_of_adapters_is_refused(folder: Path) -> None:
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
     assert_refused(folder, "holds adapters")
 
@@ -177,7 +177,7 @@ def test_shards_in_the_folder_are_loaded_and_belong_to_the_key(folder: Path) -> 
 @pytest.mark.parametrize("name", ["../outside/w.safetensors", "{}/outside/w.safetensors", "a/../w"])
 def test_shards_outside_the_folder_are_refused(folder: Path, name: str) -> None:
     shard(folder, name.format(folder.parent), folder.parent / "outside")
-    assert_refused(folder, "which lies elsewhere")
+    assert_refused(folder, "which is outside the folder")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "part.safetensors", "config.json"])
@@ -187,7 +187,7 @@ def test_links_out_of_the_folder_are_refused(folder: Path, name: str) -> None:
     outside = folder.parent / "outside"
     (folder / name).rename(outside)
     (folder / name).symlink_to(outside)
-    assert_refused(folder, r"is a link to .*, out of the folder")
+    assert_refused(folder, r"is a link to .*, outside the folder")
 
 
 def test_a_snapshot_of_the_hubs_cache_is_a_folder(folder: Path) -> None:

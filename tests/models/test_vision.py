@@ -63,12 +63,12 @@ def test_an_image_s_logits_do_not_depend_on_its_batch() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("lenet", (1, 5, 8), "8 × 8 or more"),
-        ("transformer", (30,), "or an mlp"),
+        ("lenet", (1, 5, 8), "at least 8 × 8"),
+        ("transformer", (30,), "or mlp"),
         ("vgg", (1, 8, 8), "choose one of lenet"),
     ],
 )
-def test_what_a_network_cannot_take_is_refused(
+def test_images_that_a_network_cannot_take_are_refused(
     name: Any, shape: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

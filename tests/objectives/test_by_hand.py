@@ -24,7 +24,7 @@ from dynolab.objectives import (
     rewrite_advantages,
     target_force,
 )
-from dynolab.objectives.advantages import _harmful, _shuffled, influence
+from dynolab.objectives.advantages import _harmful, _randomised, influence
 from dynolab.objectives.clipping import ClippedConfig, aggregation_weights
 from dynolab.objectives.registry import PAIR_OBJECTIVES
 from tests.objectives.sampled import batch_of
@@ -101,7 +101,7 @@ def test_as_many_tokens_of_each_answer_are_drawn() -> None:
     completion = torch.tensor([0, 0, 1, 1, 1, 2, 2])
     chosen = torch.tensor([False, False, True, False, True, True, True])
     for seed in range(5):
-        drawn = _shuffled(chosen, completion, torch.Generator().manual_seed(seed))
+        drawn = _randomised(chosen, completion, torch.Generator().manual_seed(seed))
         assert [int(drawn[completion == one].sum()) for one in range(3)] == [0, 2, 2]
 
 
@@ -120,7 +120,9 @@ def test_a_token_s_weight_is_one_over_its_denominator(aggregation: str, dtype: t
 
 
 def test_dr_grpo_needs_to_know_the_longest_completion() -> None:
-    message = "^max_tokens = None: dr_grpo divides by it: set what the sampling's limit is$"
+    message = (
+        "^max_tokens = None: dr_grpo divides by it; set it to the token limit of the sampling$"
+    )
     with pytest.raises(ConfigError, match=message):
         GRPOConfig(aggregation="dr_grpo")
     assert GRPOConfig(aggregation="dr_grpo", max_tokens=4).max_tokens == 4
@@ -185,8 +187,8 @@ def test_simko_needs_as_many_likeliest_tokens_as_it_shares_with(ranks: int | Non
     assert top is not None
     cut = None if ranks is None else TopTokens(top.token[:, :2], top.logp[:, :2], top.entropy)
     message = (
-        rf"^objective\.ranks = 3: the batch holds {ranks or 0} likeliest tokens per position; "
-        r"sample with as many$"
+        rf"^objective\.ranks = 3: the batch has {ranks or 0} likeliest tokens per position; "
+        r"sample with this many$"
     )
     with pytest.raises(ConfigError, match=message):
         SimKO(SimKOConfig())._gate(replace(batch, top=cut))

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tasks.runtime.servers.services import MLFLOW, PREFECT, Services
-from tasks.runtime.system.private import login_token, own_folder
+from tasks.runtime.servers.server_processes import MLFLOW, PREFECT, Services
+from tasks.runtime.system.secret_files import login_token, own_folder
 from tests.platform import doors
 from tests.platform.doors import Owner
 from tests.platform.outsider import Target

@@ -18,8 +18,12 @@ import redis
 from dynolab.errors import ConfigError
 from flows.sweep.memory import SweepStudy
 from flows.sweep.parameters import Dimension, SweepParameters
-from tasks.runtime.servers import backends as backing_module
-from tasks.runtime.servers.backends import backing_services, missing_programs, write_environment
+from tasks.runtime.servers import postgres_redis
+from tasks.runtime.servers.postgres_redis import (
+    backing_services,
+    missing_programs,
+    write_environment,
+)
 from tests.flows.lab import SMALL, Lab
 from tests.platform.conftest import Platform, platform_of
 
@@ -123,7 +127,7 @@ PRIVATE = ("password", "token", "environment", "redis.conf", "key")
 def everything_kept(home: Path, known: dict[str, str]) -> Iterator[tuple[str, bytes]]:
     """Every row of every database, and every file that is not private, results among them."""
     server = known["DYNOLAB_SWEEPS"].replace("+psycopg", "").rpartition("/")[0]
-    for database in backing_module.DATABASES:
+    for database in postgres_redis.DATABASES:
         with psycopg.connect(f"{server}/{database}") as connection:
             named = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname='public'")
             for (table,) in named.fetchall():
@@ -139,7 +143,7 @@ def everything_kept(home: Path, known: dict[str, str]) -> Iterator[tuple[str, by
 def test_redis_lets_nobody_in_without_its_password_wherever_the_home_is(tmp_path: Path) -> None:
     home = tmp_path / "a home"
     home.mkdir()
-    with backing_module._redis(home, "word") as url:
+    with postgres_redis._redis(home, "word") as url:
         client = redis.Redis.from_url(url)
         assert client.ping()
         client.close()
@@ -150,7 +154,7 @@ def test_redis_lets_nobody_in_without_its_password_wherever_the_home_is(tmp_path
 def test_a_missing_program_is_named_with_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backing_module, "_program_path", lambda program: None)
+    monkeypatch.setattr(postgres_redis, "_program_path", lambda program: None)
     with pytest.raises(ConfigError, match=r"needs postgres.*apt-get install postgresql"):
         backing_services(tmp_path, {}).__enter__()
 

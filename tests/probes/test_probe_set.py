@@ -218,7 +218,7 @@ def test_kinds_that_the_data_bring_are_taken_over() -> None:
     ]
     (missing,) = built.missing
     assert (missing.pair_id, missing.kind) == ("t1", "irr_train")
-    with pytest.raises(ConfigError, match="taken = 'irr_train': the data bring no rows"):
+    with pytest.raises(ConfigError, match="taken = 'irr_train': the data have no rows"):
         build_probe_set(config("irr_train", taken=("irr_train",)), TRAIN, HELDOUT)
 
 
@@ -226,8 +226,8 @@ def test_kinds_that_the_data_bring_are_taken_over() -> None:
     ("settings", "message"),
     [
         ({"kinds": ["rejected"]}, "kinds = ['rejected']: add chosen"),
-        ({"kinds": ["chosen", "chosen"]}, "kinds = 'chosen': name every kind once"),
-        ({"kinds": ["chosen"], "taken": ["irr_hum"]}, "taken = 'irr_hum': is none of the kinds"),
+        ({"kinds": ["chosen", "chosen"]}, "kinds = 'chosen': must be listed only once"),
+        ({"kinds": ["chosen"], "taken": ["irr_hum"]}, "taken = 'irr_hum': not in kinds"),
         ({"kinds": ["chosen", "irr_hum"]}, "writer = None: irr_hum needs one"),
         ({"kinds": ["chosen", "y*"]}, "Input should be"),
         ({"writer": {"model": "m", "api_key": KEY}}, "Extra inputs are not permitted"),

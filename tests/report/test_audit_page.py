@@ -25,8 +25,8 @@ def test_the_page_says_what_was_found(trained: bool, tmp_path: Path) -> None:
     write_audit_page(inputs(found), tmp_path)
     page = (tmp_path / "audit.html").read_text()
     assert "What 24 preference pairs would do to their chosen answers under DPO" in page
-    assert ("Foreseen before training" in page) == trained
-    assert ("What was foreseen, and what came" in page) == trained
+    assert ("Predicted before training" in page) == trained
+    assert ("What was predicted, and what happened" in page) == trained
     outweighed = sum(row.force < 0 for row in found.rows if row.split == "train")
     assert f"in {outweighed} that outweighs the pull up" in page
     check_figures(tmp_path, "audit.html")
@@ -45,7 +45,7 @@ def test_the_worst_pairs_come_first_with_their_texts() -> None:
 def test_the_foresight_table_holds_both_splits_and_says_what_foresees() -> None:
     markup = foresight_section(audit().foresight).markup
     assert "of 24 training and" in markup
-    assert "best by force of all pairs on it" in markup
+    assert "Best predictor: force of all pairs on it" in markup
     assert markup.count("<tr>") == 9
     assert not re.search(r"\bnan\b", markup)
 

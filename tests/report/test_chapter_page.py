@@ -67,7 +67,7 @@ def test_every_claim_stands_with_its_numbers_and_its_verdict(tmp_path: Path) -> 
     }
     page = " ".join(words_of(tmp_path / "chapter.html", " ").split())
     for said in (
-        "Of 7 claims 2 hold, 2 fail, 1 unclear, 2 not measured.",
+        "Of 7 claims, 2 hold, 2 fail, 1 unclear, 2 not measured.",
         "+2.0 [+1.0, +3.0] nats",
         "0 of 20,000 [≤ 0.019%]",
         "3 of 20,000 [≤ 0.044%]",
@@ -119,4 +119,4 @@ def test_text_of_others_is_shown_and_never_obeyed(tmp_path: Path) -> None:
 def test_a_chapter_without_claims_says_so(tmp_path: Path) -> None:
     empty = Chapter(title="Empty", lead="Nothing.", verdicts=(), content=())
     assert write_chapter(empty, tmp_path, "chapter.html") == {}
-    assert "Nothing is claimed here." in (tmp_path / "chapter.html").read_text()
+    assert "This chapter makes no claims." in (tmp_path / "chapter.html").read_text()

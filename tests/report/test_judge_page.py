@@ -19,8 +19,8 @@ def test_the_page_says_who_is_preferred_and_how_surely(tmp_path: Path) -> None:
     for said in (
         "Whose answers to 40 held-out prompts are better: dpo and resampled against sft",
         f"dpo wins {100 * rate:.1f} [",
-        "320 verdicts were asked for, 320 came",
-        "No judge shows a liking for a place",
+        "320 verdicts were requested, 320 were received",
+        "No judge shows a position bias",
     ):
         assert said in page
     check_figures(tmp_path, "judge.html")
@@ -39,7 +39,7 @@ def test_a_judge_without_verdicts_leaves_gaps_and_no_errors(prompts: int, tmp_pa
     metrics = write_judge_page(comparison(prompts=prompts, silent=True), tmp_path)
     words = words_of(tmp_path / "judge.html", " ")
     assert not re.search(r"\bnan\b", words)
-    assert f"{8 * prompts} verdicts were asked for, {4 * prompts} came" in words
+    assert f"{8 * prompts} verdicts were requested, {4 * prompts} were received" in words
     assert "No prompt was judged by two judges" in words
     assert "win_rate/dpo/gpt" not in metrics and metrics["verdicts/unparsable"] == 4 * prompts
 

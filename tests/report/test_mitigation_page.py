@@ -23,7 +23,7 @@ def test_the_figure_says_what_each_arm_does_to_the_gap(seeds: tuple[int, ...]) -
     compared = mitigation(seeds=seeds)
     figure = check_figure(remedy_figure(compared, arm_table_of(compared)))
     if len(seeds) > 1:
-        less, more = figure.message.split(" By the nat")[0].split("It grows more under")
+        less, more = figure.message.split(" Per nat")[0].split("It grows more under")
         assert "extended" in less and "dose" in less and "simpo" in more
 
 

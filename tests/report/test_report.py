@@ -158,7 +158,7 @@ def test_the_worst_pairs_map_is_a_command_for_a_shell(tmp_path: Path) -> None:
         row.model_copy(update={"pair_id": name}) for row in dpo.probes if row.pair_id == "q000"
     )
     words = written(tmp_path, with_trainings(replace(dpo, probes=probes)))
-    command = re.search(r"its id in place\):(dynolab forces.*?)Changes from start", words)
+    command = re.search(r"replace its id\):(dynolab forces.*?)Changes from start", words)
     assert command is not None
     *start, _, analysis = shlex.split(command[1])
     assert start == ["dynolab", "forces", "--set", "name=pair"]

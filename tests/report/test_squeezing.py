@@ -118,8 +118,8 @@ def test_the_page_has_the_part_and_says_that_the_alarm_rang(tmp_path: Path) -> N
     page = Parsed((tmp_path / "report.html").read_text())
     words = "".join(page.words)
     for part in (
-        "Who took the probability that rose",
-        "Foretold token by token",
+        "Where the probability that rose went",
+        "Predicted token by token",
         "Who repeats themselves",
     ):
         assert part in words

@@ -101,7 +101,7 @@ def test_world_answers_are_rewarded_exactly() -> None:
         ]
         assert list(reward(pair.prompt, texts, row)) == [1, 0, 1, 0, 0, 0, 1]
         assert list(form(pair.prompt, texts, row)) == [1, 1, 0, 0, 0, 0, 0]
-    with pytest.raises(ConfigError, match="no question of the built-in world"):
+    with pytest.raises(ConfigError, match="not a question of the built-in world"):
         reward("say :", ["x"], PromptRow(id="a", prompt="say :", answer="red"))
 
 

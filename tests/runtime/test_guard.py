@@ -11,7 +11,7 @@ import pytest
 
 from dynolab.errors import ConfigError
 from tasks.runtime.servers.guard import Guard
-from tasks.runtime.system.private import check_token
+from tasks.runtime.system.secret_files import check_token
 
 TOKEN = "0123456789abcdef" * 2
 HOST = "127.0.0.1:4200"
@@ -230,7 +230,7 @@ def test_no_other_site_may_frame_or_load_what_is_answered() -> None:
 def test_a_browser_without_login_is_told_what_to_do() -> None:
     answer = ask("/", **PAGE)
     assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer"
-    assert b"link that `dynolab up` has printed" in answer.messages[1]["body"]
+    assert b"link that `dynolab up` printed" in answer.messages[1]["body"]
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
 
 

@@ -30,8 +30,8 @@ from tasks.runtime.launch.launcher import launch_ranks
 from tasks.runtime.launch.local_job import LocalJob, Running, interface_of
 from tasks.runtime.launch.peer import Peer
 from tasks.runtime.launch.rendezvous import Other, Rendezvous
-from tasks.runtime.system.private import KEY
 from tasks.runtime.system.processes import free_port, listening_socket, marked_processes
+from tasks.runtime.system.secret_files import KEY
 from tasks.runtime.system.settings import Settings
 from tests.flows.lab import until
 
@@ -199,7 +199,7 @@ def test_a_host_without_the_key_is_named_and_ends_nothing(
     remedy = "127.0.0.1 came without the key of this home: DYNOLAB_HOME must be one folder that all"
     with (
         joining(rendezvous, tmp_path / "another", work),
-        pytest.raises(ConfigError, match=f"DYNOLAB_HOSTS = 2: 1 of them came .*; {remedy}"),
+        pytest.raises(ConfigError, match=f"DYNOLAB_HOSTS = 2: 1 of them joined .*; {remedy}"),
     ):
         launch(rendezvous, tmp_path, [], [])
     assert known == [False]
@@ -278,7 +278,7 @@ def test_a_host_that_sees_another_job_or_none_refuses_it(job: str, tmp_path: Pat
 def test_a_share_that_is_none_is_refused(changes: dict[str, Any] | None, tmp_path: Path) -> None:
     share = LocalJob(module="fake_rank", job=tmp_path / "job.json", logs=tmp_path, ranks=1)
     order = {"share": None if changes is None else share.model_dump(mode="json") | changes}
-    with pytest.raises(ConfigError, match=r"share = .*is none that this version runs"):
+    with pytest.raises(ConfigError, match=r"share = .*is not valid in this version"):
         join_module._checked(order, tmp_path)
 
 
@@ -290,7 +290,7 @@ def test_a_host_whose_files_do_not_arrive_is_named(
     monkeypatch.setattr(LocalJob, "log", property(lambda share: tmp_path / f"{time.time_ns()}.log"))
     with (
         joining(rendezvous, tmp_path),
-        pytest.raises(ConfigError, match=r"DYNOLAB_HOME = .* writes there does not arrive here"),
+        pytest.raises(ConfigError, match=r"DYNOLAB_HOME = .* writes there do not appear here"),
     ):
         launch(rendezvous, tmp_path, ["sleep"], ["sleep"])
 
@@ -301,7 +301,7 @@ OTHER_LIBRARIES = {**join_module.library_versions(), "torch": "1.0"}
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("PROGRAMS", ("tasks.ranks.",), "only rank programs"),
+        ("PROGRAMS", ("tasks.ranks.",), "must be a rank program"),
         ("library_versions", lambda: OTHER_LIBRARIES, r"torch = '1\.0': .*this host has"),
     ],
     ids=["runs rank programs alone", "has other libraries"],
@@ -323,7 +323,7 @@ def test_hosts_that_do_not_come_are_counted(
     rendezvous: Rendezvous, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous_module, "JOIN_SECONDS", 0.3)
-    with pytest.raises(ConfigError, match=r"DYNOLAB_HOSTS = 2: 1 of them came .*dynolab join"):
+    with pytest.raises(ConfigError, match=r"DYNOLAB_HOSTS = 2: 1 of them joined .*dynolab join"):
         launch(rendezvous, tmp_path, [], [])
 
 
@@ -337,7 +337,7 @@ def test_ranks_that_cannot_be_shared_evenly_are_refused(
 def test_an_address_that_is_taken_or_another_hosts_is_refused(tmp_path: Path) -> None:
     with (
         listening_socket() as taken,
-        pytest.raises(ConfigError, match="no other training uses now"),
+        pytest.raises(ConfigError, match="no other training is using"),
     ):
         launch(Rendezvous("127.0.0.1", taken.getsockname()[1], 2, tmp_path), tmp_path, [], [])
     with pytest.raises(ConfigError, match="one of its own addresses"):
@@ -391,7 +391,7 @@ def pair() -> Iterator[tuple[Peer, OtherEnd]]:
     with bare_pair() as (peer, bare):
         other = OtherEnd(bare)
         bare.sendall(other.sealed(b"{}"))
-        until(lambda: peer.known, 10)
+        until(lambda: peer.has_key, 10)
         yield peer, other
 
 
@@ -441,13 +441,13 @@ def test_a_hosts_last_message_is_heard_before_its_loss() -> None:
 def test_what_is_no_message_ends_the_connection(content: bytes) -> None:
     with pair() as (peer, other):
         other.socket.sendall(other.sealed(content))
-        assert until_lost(peer) == "it sent what is no message"
+        assert until_lost(peer) == "it sent an invalid message"
 
 
 def test_a_line_without_end_ends_the_connection() -> None:
     with pair() as (peer, other), suppress(OSError):
         other.socket.sendall(b"x" * (2**20 + 1))
-        assert until_lost(peer) == "it sent what is no message"
+        assert until_lost(peer) == "it sent an invalid message"
 
 
 def test_nothing_on_the_way_repeats_changes_or_answers_a_line_with_itself() -> None:
@@ -481,7 +481,7 @@ def test_a_reflected_nonce_shows_no_key() -> None:
 def test_an_end_that_is_none_is_not_believed() -> None:
     with pair() as (peer, bare):
         bare.socket.sendall(bare.sealed(b'{"code": 1, "failure": {"rank": "all"}}'))
-        with pytest.raises(HostLost, match="it told no end of a rank"):
+        with pytest.raises(HostLost, match="it sent an invalid failure report"):
             other = Other(peer)
             while other.code is None:
                 other.poll()

@@ -83,7 +83,7 @@ def test_an_unknown_operational_field_is_refused_with_those_that_there_are(dotte
     with pytest.raises(ConfigError) as caught:
         key(operational=frozenset({dotted}))
     assert str(caught.value) == (
-        f"operational = {dotted!r}: names no field; there are: folder, kinds, launch, loss, lr"
+        f"operational = {dotted!r}: is not a field; choose from: folder, kinds, launch, loss, lr"
     )
 
 
@@ -169,11 +169,11 @@ def test_operational_fields_are_dropped_at_any_depth_where_they_are() -> None:
     [
         (
             {"rate": float("nan")},
-            "config.rate = nan: give a finite number (null where there is none)",
+            "config.rate = nan: give a finite number (null for no value)",
         ),
         ([b"x"], "config.0 = b'x': a bytes cannot be part of a stage's key"),
         ({1: 2}, "config = {1: 2}: a dict cannot be part of a stage's key"),
-        (Launch(timeout=float("inf")), "config.timeout = inf: give a finite number (null where "),
+        (Launch(timeout=float("inf")), "config.timeout = inf: give a finite number (null for "),
     ],
 )
 def test_what_cannot_be_keyed_says_why(value: object, message: str) -> None:

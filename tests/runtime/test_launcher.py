@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from dynolab.errors import ConfigError, RankFailed
-from dynolab.meeting import MEETING
+from dynolab.rank_authentication import MEETING
 from dynolab.rollouts.rewards import ALLOWED
 from tasks.runtime.launch.devices import gpus_visible
 from tasks.runtime.launch.launcher import launch_ranks
@@ -161,7 +161,7 @@ def test_a_foreseen_error_of_a_rank_is_told_in_its_own_words(tmp_path: Path) -> 
     job = Job(tmp_path, [["sleep"], ["wait-for-rank-0.json", "refuse"]])
     with pytest.raises(RankFailed) as failed:
         job.launch()
-    assert str(failed.value) == "rows = '1': give others (found by rank 1)"
+    assert str(failed.value) == "rows = '1': give others (raised by rank 1)"
     assert failed.value.last_lines[-1].endswith("ConfigError: rows = '1': give others")
 
 

@@ -89,7 +89,7 @@ def test_lineage_begins_at_a_listed_model(
     assert tracking.send_pending(SECONDS) == 0
     found = addressed(store, "models:/begun/1", mlflow_server.uri)
     assert found == StageResult.of(place, done, cached=True)
-    with pytest.raises(ConfigError, match="was computed again since"):
+    with pytest.raises(ConfigError, match="was replaced by a later attempt"):
         addressed(store, "models:/lost/1", mlflow_server.uri)
-    with pytest.raises(ConfigError, match=r"models:/lost/2.*MLflow does not know it"):
+    with pytest.raises(ConfigError, match=r"models:/lost/2.*was not found in MLflow"):
         addressed(store, "models:/lost/2", mlflow_server.uri)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.runtime.opening import make_progress
+from tasks.runtime.open_platform import make_progress
 from tasks.runtime.track.prefect_progress import (
     ProgressArtifacts,
     inside_run,
@@ -128,7 +128,7 @@ def test_trouble_with_prefect_ends_no_stage(
     stage = Progress(ProgressArtifacts(seconds=0.01)).stage("sft", 10)
     stage.update(5)
     stage.close()
-    assert "Prefect does not take the progress of sft: nobody there" in caplog.text
+    assert "cannot publish the progress of sft in Prefect: nobody there" in caplog.text
 
 
 def test_outside_of_a_run_there_is_nothing_to_link() -> None:

@@ -7,7 +7,7 @@ import sys
 
 import rich.console
 
-from tasks.runtime.opening import make_progress
+from tasks.runtime.open_platform import make_progress
 from tasks.runtime.track.progress import (
     PlainLines,
     Progress,

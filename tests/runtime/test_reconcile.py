@@ -16,8 +16,9 @@ from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running, State
 
 from dynolab.errors import ConfigError
-from flows.reconcile import FLOW_RUN_VARIABLE, end_overdue, heal, over
+from flows.reconcile import clean_up
 from flows.register import AUTOMATION, register_automations
+from tasks.runtime.cleanup import FLOW_RUN_VARIABLE, end_overdue, flow_runs_over
 from tasks.runtime.system.processes import free_port
 from tasks.runtime.system.settings import Settings
 
@@ -45,9 +46,9 @@ def test_a_flow_run_is_over_for_a_while_or_not_at_all(client: SyncPrefectClient)
     ended, at_work = run_in(client, Completed()), run_in(client, Running())
     none = timedelta(0)
     asked = [ended, at_work, "no id", "00000000-0000-0000-0000-000000000000"]
-    assert over(client, asked, TERMINAL_STATES, none) == {ended}
-    assert over(client, asked, {StateType.FAILED}, none) == set()
-    assert over(client, asked, TERMINAL_STATES) == set()
+    assert flow_runs_over(client, asked, TERMINAL_STATES, none) == {ended}
+    assert flow_runs_over(client, asked, {StateType.FAILED}, none) == set()
+    assert flow_runs_over(client, asked, TERMINAL_STATES) == set()
 
 
 def test_only_processes_of_flow_runs_that_ended_are_killed(client: SyncPrefectClient) -> None:
@@ -69,15 +70,15 @@ def test_a_server_that_is_away_is_named(client: SyncPrefectClient, tmp_path: Pat
     away = f"http://127.0.0.1:{free_port()}"
     settings = Settings(home=tmp_path, store=f"file://{tmp_path}/store", mlflow_tracking_uri=away)
     with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI"):
-        heal(settings, client)
+        clean_up(settings, client)
     alone = settings.model_copy(update={"mlflow_tracking_uri": None})
-    assert heal(alone, client).keys() == {"reaped", "ended"}
+    assert clean_up(alone, client).keys() == {"reaped", "ended"}
     with sleeper(**{FLOW_RUN_VARIABLE: run_in(client, Running())}) as marked:
         with (
             SyncPrefectClient(api=f"{away}/api") as nobody,
             pytest.raises(ConfigError, match="PREFECT_API_URL"),
         ):
-            heal(alone, nobody)
+            clean_up(alone, nobody)
         assert marked.poll() is None
 
 

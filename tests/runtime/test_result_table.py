@@ -9,10 +9,10 @@ from dynolab.statistics import Interval
 from flows.parameters import validated
 from flows.simplicity import SimplicityParameters, simplicity_steps
 from tasks.mappings import MappingsConfig
-from tasks.result_table import result_table, write_table
 from tasks.runtime.pipeline import Step
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import Work
+from tasks.shared.result_table import result_table, write_table
 from tests.flows.chapters import Chapters
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynolab.errors import ConfigError
-from tasks.runtime.system.private import holds_secret, signing_key
+from tasks.runtime.system.secret_files import holds_secret, signing_key
 from tasks.runtime.system.settings import Settings
 
 

@@ -23,7 +23,7 @@ from dynolab.squeezing import forecast
 from dynolab.squeezing.forecast import TOP, forecasts, moved_by_head
 from dynolab.squeezing.rule import rises
 from dynolab.training.config import OptimizerConfig, TrainConfig
-from dynolab.training.record import StepFacts, StepRecord
+from dynolab.training.step_record import StepFacts, StepRecord
 from tests.forces.families import case
 from tests.forces.small_models import (
     VOCABULARY,

@@ -162,7 +162,7 @@ def test_without_its_library_an_address_says_what_to_install(
 
     monkeypatch.setattr(fsspec, "filesystem", missing)
     expected = (
-        f"DYNOLAB_STORE = {URL!r}: install what its kind needs: pip install 'dynolab[platform]' "
+        f"DYNOLAB_STORE = {URL!r}: install its file system: pip install 'dynolab[platform]' "
         "(Install s3fs to access S3)"
     )
     with pytest.raises(ConfigError, match=exactly(expected)):
@@ -355,7 +355,10 @@ def test_a_store_is_proved_by_one_object_that_is_taken_away_again(
 
 def test_a_server_that_overwrites_is_refused(files: Files, bucket: Bucket) -> None:
     bucket.creates_once = False
-    expected = f"DYNOLAB_STORE = {URL!r}: its server overwrites instead of creating once"
+    expected = (
+        f"DYNOLAB_STORE = {URL!r}: its server ignores If-None-Match and overwrites files; "
+        "use another server"
+    )
     with pytest.raises(ConfigError, match=exactly(expected)):
         files.check_writable()
 
@@ -382,7 +385,8 @@ def test_refused_credentials_say_which_to_set(
     bucket.error = error
     expected = (
         f"AWS_ACCESS_KEY_ID = {key!r}: the object store refuses these credentials: set "
-        f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to ones that may write {URL} (Forbidden)"
+        f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of a user who may write to {URL} "
+        "(Forbidden)"
     )
     with pytest.raises(ConfigError, match=exactly(expected)):
         files.check_writable()
@@ -440,7 +444,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     url = f"file://{tmp_path}/file/store"
     expected = (
-        rf"\ADYNOLAB_STORE = '{url}': name a folder that this user can write to "
+        rf"\ADYNOLAB_STORE = '{url}': use a folder that this user can write to "
         r"\(NotADirectoryError: .*\)\Z"
     )
     with pytest.raises(ConfigError, match=expected):

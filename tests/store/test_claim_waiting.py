@@ -212,12 +212,12 @@ def test_a_silent_holder_is_named_when_it_is_succeeded(
     assert not claim.try_acquire() and files.read("CLAIM") == held
     clock.now += 60.0
     assert not claim.try_acquire()
-    assert caplog.messages == [f"{holder} no longer computes: its claim is removed"]
+    assert caplog.messages == [f"{holder} is no longer running: its claim is removed"]
     assert claim.try_acquire()
 
 
 def test_a_claim_that_nobody_holds_is_taken_without_waiting(claim: Claim, clock: Clock) -> None:
-    assert (claim.take_or_tell(), clock.naps, claim.holder()) == ("", [], US)
+    assert (claim.acquire_or_holder(), clock.naps, claim.holder()) == ("", [], US)
 
 
 def test_a_holder_that_renews_is_named_at_its_next_renewal(
@@ -225,7 +225,7 @@ def test_a_holder_that_renews_is_named_at_its_next_renewal(
 ) -> None:
     files.create("CLAIM", content(7))
     clock.during = iter([lambda: None, lambda: files.replace("CLAIM", content(8))])
-    assert claim.take_or_tell() == "process 17 on elsewhere"
+    assert claim.acquire_or_holder() == "process 17 on elsewhere"
     assert clock.naps == [0.5, 0.5]
     claim.release()
     assert files.read("CLAIM") == content(8)
@@ -244,7 +244,7 @@ def test_a_holder_that_came_first_by_a_moment_is_named_by_its_renewal(
 
     monkeypatch.setattr(Files, "create", create)
     clock.during = iter([lambda: None, lambda: files.replace("CLAIM", content(1))])
-    assert claim.take_or_tell(poll_seconds=2.0) == "process 17 on elsewhere"
+    assert claim.acquire_or_holder(poll_seconds=2.0) == "process 17 on elsewhere"
     assert clock.naps == [2.0, 2.0]
 
 
@@ -252,7 +252,7 @@ def test_a_holder_that_falls_silent_is_succeeded_after_a_minute(
     files: Files, claim: Claim, clock: Clock
 ) -> None:
     files.create("CLAIM", content(3))
-    assert claim.take_or_tell(poll_seconds=10.0) == ""
+    assert claim.acquire_or_holder(poll_seconds=10.0) == ""
     assert clock.naps == [10.0] * 7  # the minute, and the look that finds it gone
     assert claim.holder() == US
 
@@ -262,4 +262,4 @@ def test_a_claim_that_is_released_meanwhile_is_taken(
 ) -> None:
     files.create("CLAIM", content(3))
     clock.during = iter([lambda: files.remove("CLAIM")])
-    assert (claim.take_or_tell(), clock.naps) == ("", [0.5])
+    assert (claim.acquire_or_holder(), clock.naps) == ("", [0.5])

@@ -86,16 +86,16 @@ def test_names_and_paths_may_be_as_long_as_a_store_takes(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["a" * 256, "é" * 128, "a/" * 511 + "abc"])
 def test_longer_names_and_paths_are_refused(path: str) -> None:
-    with pytest.raises(ValueError, match="longer than a path can be"):
+    with pytest.raises(ValueError, match="longer than a path may be"):
         inside(path)
 
 
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        (("a", "a/b"), "cannot be one of its files"),
-        (("manifest.json",), "cannot be one of its files"),
-        (("a/b/c", "a/b"), "cannot be one of its files"),
+        (("a", "a/b"), "is the manifest or a folder, not a file"),
+        (("manifest.json",), "is the manifest or a folder, not a file"),
+        (("a/b/c", "a/b"), "is the manifest or a folder, not a file"),
         (("n" * 256,), "files"),
     ],
 )
@@ -148,7 +148,7 @@ def keep_half(files: Files, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("failure", "reason"),
-    [(disk_full, "no space left"), (keep_half, "does not hold what was sent to it")],
+    [(disk_full, "no space left"), (keep_half, "does not hold the files sent to it")],
 )
 def test_a_failed_upload_leaves_no_files_and_can_be_repeated(
     failure: Callable[[Files, str], None],
@@ -198,7 +198,8 @@ def test_a_torn_or_foreign_marker_is_no_commit_and_is_replaced_with_a_warning(
     assert place.committed() is None
     made = place.commit(source, manifest())
     assert caplog.messages[-1] == (
-        f"{store.files.url}/{place.path}/COMMITTED: the marker is torn or foreign and is replaced"
+        f"{store.files.url}/{place.path}/COMMITTED: "
+        "the marker is damaged or invalid and is replaced"
     )
     assert made == place.committed()
 
@@ -246,12 +247,12 @@ def test_an_address_must_be_a_result_of_this_store_with_that_digest(
         with pytest.raises(CorruptData, match=other_content):
             read(address, "0" * 64)
     for elsewhere in ("file:///etc", f"{store.files.url}/stages/../..", f"{address}/model"):
-        no_result = exactly(f"{elsewhere} is no result of the store {store.files.url}")
+        no_result = exactly(f"{elsewhere} is not a result of the store {store.files.url}")
         with pytest.raises(StoreError, match=no_result):
             store.folder(elsewhere, digest)
     for change in (Files.remove, lambda files, path: files.replace(path, b"{}")):
         change(store.files, f"{made.folder}/manifest.json")
-        with pytest.raises(CorruptData, match=rf"\A{address} has lost its manifest: "):
+        with pytest.raises(CorruptData, match=rf"\A{address} has no valid manifest: "):
             store.manifest(address, digest)
 
 
@@ -292,7 +293,7 @@ def test_logs_are_kept_whatever_happens(
 
     monkeypatch.setattr(Files, "upload", upload)
     place.upload_logs("first", logs)
-    assert caplog.messages == ["a log was not kept: disk full"]
+    assert caplog.messages == ["a log was not uploaded: disk full"]
     assert store.files.sizes(f"{place.path}/logs/first") == {"rank0/out": 1, "z": 2}
     assert store.files.read(f"{place.path}/logs/first/rank0/out") == b"1"
     assert place.committed() is None

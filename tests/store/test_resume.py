@@ -61,7 +61,7 @@ def test_a_corrupt_newest_stays_and_falls_back_one(
     spoil(place, 100)
     assert newest(place) == 50
     (message,) = caplog.messages
-    assert message.startswith("resume state of step 100 is left for the one before: ")
+    assert message.startswith("skipped the resume state of step 100: ")
     assert states(place) == names(50, 100)
     save_states(place, tmp_path, 60)
     assert newest(place) == 60
@@ -118,7 +118,7 @@ def test_a_state_is_kept_where_older_ones_cannot_be_deleted(
 ) -> None:
     monkeypatch.setattr(Files, "remove", unreachable)
     save_states(place, tmp_path, 10, 20, 30)
-    assert caplog.messages == ["older resume states stay for now: no answer"]
+    assert caplog.messages == ["could not delete older resume states: no answer"]
     assert (newest(place), states(place)) == (30, names(10, 20, 30))
 
 
@@ -141,4 +141,4 @@ def test_an_older_state_cannot_pose_as_a_newer_one(
         content = place._files.read(f"{state_folder(10)}/{name}")
         place._files.replace(f"{state_folder(90)}/{name}", content)
     assert newest(place) == 20
-    assert caplog.messages == ["resume state of step 10 lies at step 90"]
+    assert caplog.messages == ["skipped a resume state of step 10 at step 90"]

@@ -91,8 +91,8 @@ def test_a_state_under_another_key_is_kept_and_passed_over_with_a_warning(
     assert newest(foreign) is None
     (message,) = caplog.messages
     assert message.endswith(
-        f"/{state_folder(10)} counts as not committed: it is not signed with the key of this "
-        "worker; where workers share a store, give all of them the same DYNOLAB_KEY"
+        f"/{state_folder(10)} counts as not committed: it is not signed with this worker's "
+        "key; set the same DYNOLAB_KEY on all workers that share the store"
     )
     assert SECRET.hex() not in message
     assert newest(place) == 10

@@ -21,7 +21,7 @@ from dynolab.forces import PolicyFunction, step_forces
 from dynolab.probes.paths import LearningPaths, change, learning_paths
 from dynolab.results.study import ARGMAX, ForceRow, ProbeScore
 from dynolab.statistics import mean_interval
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 from models.language import context_length, load_language_model, load_tokenizer
 from tests.study.arms import (
     ADAMW,

@@ -12,7 +12,7 @@ import torch
 from dynolab.data.encode import Encoder
 from dynolab.data.rows import ProbeRow, read_rows
 from dynolab.forces import KernelSizes, PolicyFunction, kernel_sizes, kernel_stability
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 from models.language import context_length, load_language_model, load_tokenizer
 from tests.study.arms import OFF_POLICY, SFT, finetune, study_parameters
 from tests.study.findings import WORKERS, Finding

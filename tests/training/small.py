@@ -24,7 +24,7 @@ from dynolab.results.study import MetricsLine, TrainingSummary
 from dynolab.training.config import GroupTrainConfig, TrainConfig
 from dynolab.training.job import TrainJob
 from dynolab.training.loop import train
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 from models.language import load_language_model, load_tokenizer
 
 WORDS = [f"w{number}" for number in range(40)]

@@ -47,11 +47,11 @@ def test_it_rings_once_and_only_above_its_bounds_where_the_gap_has_grown(
     assert [s for s, gap in enumerate(gaps) if RANG in alarm.update(s, {GAP: gap})] == rings
 
 
-def test_what_was_heard_before_counts_as_if_it_were_heard_now() -> None:
-    heard = {0: {GAP: 5.0}, 1: {"train/loss": 1.0}, 2: {GAP: 7.0}, 4: {GAP: 9.0}}
+def test_replayed_metrics_count_like_new_ones() -> None:
+    history = {0: {GAP: 5.0}, 1: {"train/loss": 1.0}, 2: {GAP: 7.0}, 4: {GAP: 9.0}}
     lines = [
         MetricsLine(step=step, examples=0, time=0.0, metrics=metrics)
-        for step, metrics in heard.items()
+        for step, metrics in history.items()
     ]
     alarm = Alarm(AlarmConfig(rise=2.5), lines)
     assert alarm.ring == AlarmRing(step=4, gap=9.0, rise=4.0, stopped=True)

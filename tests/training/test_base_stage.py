@@ -189,7 +189,8 @@ def test_a_folder_that_changed_since_the_study_began_is_refused(bench: Bench, fo
     with pytest.raises(ConfigError) as caught:
         make_base(work)
     assert str(caught.value) == (
-        f"base.source = {str(folder)!r}: its files changed since the study began; run it again"
+        f"base.source = {str(folder)!r}: its files changed after the study began; run the study "
+        "again"
     )
     assert list(work.output.iterdir()) == []
 
@@ -298,7 +299,7 @@ UNREADABLE = {
         lambda folder: None,
         "~nobody-of-that-name/model",
         r"base\.source = '~nobody-of-that-name/model': cannot be read \(.*"
-        r"; name a path from the root or from here",
+        r"; give an absolute path, or one relative to the working directory",
     ),
     "no configuration": (
         lambda folder: (folder / "config.json").unlink(),

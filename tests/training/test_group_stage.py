@@ -12,7 +12,7 @@ from dynolab.data.sources.load import DataConfig
 from dynolab.errors import ConfigError
 from dynolab.rollouts.rewards import ALLOWED
 from dynolab.training.config import GroupTrainConfig
-from tasks.group import GROUP, PROMPTS
+from tasks.group_training import GROUP, PROMPTS
 from tasks.runtime.work import StageResult
 from tasks.step_forces import FORCES, ForcesConfig
 from tests.flows.analysed import PLAIN, WORLD, Analysed

@@ -27,10 +27,10 @@ from dynolab.results.study import AlarmRing, MetricsLine, Score
 from dynolab.training import loop
 from dynolab.training.alarm import GAP, RANG, RISE
 from dynolab.training.engine import PlainEngine
+from dynolab.training.example_source import Drawn
 from dynolab.training.job import TrainJob
-from dynolab.training.loop import Trainer, _summed
-from dynolab.training.recorded import recorded
-from dynolab.training.source import Drawn
+from dynolab.training.loop import Trainer, _sum_over_ranks
+from dynolab.training.recorded_examples import recorded
 from dynolab.training.step_batch import ScoredRow, count_step
 from models.language import load_language_model, load_tokenizer
 from tests.training.ranks_played import play
@@ -117,11 +117,11 @@ def test_a_job_without_probes_probes_nothing(job: TrainJob) -> None:
     assert not list(job.output.iterdir())
 
 
-def test_an_alarm_that_hears_no_probe_is_refused_before_anything_is_trained(
+def test_an_alarm_without_probes_of_the_gap_is_refused_before_training(
     job: TrainJob, tmp_path: Path
 ) -> None:
     write_rows(tmp_path / "none.jsonl", [])
-    message = r"^alarm = .*no chosen answer of a training pair is watched"
+    message = r"^alarm = .*no probe is the chosen answer of a training pair"
     for probes in (None, tmp_path / "none.jsonl"):
         with pytest.raises(ConfigError, match=message):
             trainer_of(job.model_copy(update={"probes": probes}), alarm={"rise": 1.0})
@@ -183,21 +183,21 @@ def test_what_was_measured_of_the_model_is_told_by_the_first_rank(
 
 
 @pytest.mark.parametrize("measured", ["packing_width", "goes_on_from_prompts"])
-def test_ranks_that_measured_the_model_otherwise_all_end(
+def test_ranks_that_disagree_on_packing_all_raise(
     measured: str, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits = ResponseLogits(trainer.policy)
     sent: list[Any] = []
     play(monkeypatch, 0, 2, lambda mine: sent.append(mine) or [mine, sent[0]])
-    trainer._agree(logits)
+    trainer._check_ranks_agree(logits)
     assert sent == [(32, True)]
     monkeypatch.setattr(loop, measured, lambda logits: None)
     message = (
         "^model = 'GPTNeoXForCausalLM': ranks differ on whether its responses can share prompts, "
-        "so that their machines compute unlike numbers; train on machines of one kind$"
+        "so their machines compute different numbers; train on machines of one kind$"
     )
     with pytest.raises(ConfigError, match=message):
-        trainer._agree(logits)
+        trainer._check_ranks_agree(logits)
 
 
 @pytest.mark.parametrize(
@@ -241,11 +241,11 @@ def test_a_forward_without_examples_takes_one_of_the_step_s_and_adds_no_gradient
 
 def test_sums_are_those_of_all_ranks_and_some_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = {"train/loss": torch.tensor(0.5), "train/margin": torch.tensor(2.0)}
-    assert _summed(mine) == {"train/loss": 0.5, "train/margin": 2.0}
+    assert _sum_over_ranks(mine) == {"train/loss": 0.5, "train/margin": 2.0}
     shares = [{"train/loss": 1.0}, {}, {"train/loss": 0.25, "train/kl": 4.0}]
     play(monkeypatch, 1, 3, lambda mine: [shares[0], mine, shares[2]])
-    assert _summed(mine) == {"train/loss": 1.75, "train/margin": 2.0, "train/kl": 4.0}
-    assert _summed({}) == {"train/loss": 1.25, "train/kl": 4.0}
+    assert _sum_over_ranks(mine) == {"train/loss": 1.75, "train/margin": 2.0, "train/kl": 4.0}
+    assert _sum_over_ranks({}) == {"train/loss": 1.25, "train/kl": 4.0}
 
 
 def test_responses_of_one_prompt_share_a_row(trainer: Trainer) -> None:
@@ -339,7 +339,9 @@ def alarmed(job: TrainJob) -> Trainer:
     return trainer
 
 
-def test_the_alarm_hears_every_probe_and_ends_training(job: TrainJob, scorer: type[Scorer]) -> None:
+def test_every_probe_updates_the_alarm_which_ends_training(
+    job: TrainJob, scorer: type[Scorer]
+) -> None:
     trainer, engine = alarmed(job), SimpleNamespace(logits=None)
     ended = []
     for step, logp in enumerate((-4.0, -5.0, -6.0)):

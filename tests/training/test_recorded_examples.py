@@ -16,8 +16,7 @@ from dynolab.data.groups import Completion, Group
 from dynolab.errors import ConfigError
 from dynolab.objectives import DPOConfig
 from dynolab.training.config import TrainConfig
-from dynolab.training.record import StepFacts, StepRecord
-from dynolab.training.recorded import (
+from dynolab.training.recorded_examples import (
     RecordedCompletion,
     RecordedExample,
     RecordedGroup,
@@ -26,6 +25,7 @@ from dynolab.training.recorded import (
     recorded,
 )
 from dynolab.training.step_batch import ScoredRow
+from dynolab.training.step_record import StepFacts, StepRecord
 
 GOOD, BAD = Encoded((1, 5, 6, 2), 2), Encoded((1, 5, 7, 8, 2), 2)
 BOTH = (CHOSEN, REJECTED)

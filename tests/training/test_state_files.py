@@ -89,8 +89,8 @@ def test_other_threads_are_told_of_with_both_numbers(
     change_facts(folder, threads=threads + 1)
     load(folder, later)
     assert warning(caplog) == (
-        f"this run computes on {threads} threads and the one before did on {threads + 1}: "
-        "sums may round otherwise, so the last bits may differ"
+        f"this run computes on {threads} threads and the run before on {threads + 1}: "
+        "sums may round differently, so the last bits may differ"
     )
 
 
@@ -189,7 +189,7 @@ def test_a_state_of_more_ranks_is_refused_with_what_else_can_be_done(started: Tr
     change_facts(folder, ranks=2)
     message = (
         r"^engine\.ranks = 1: the resume state holds the shards of 2 ranks; resume with as many, "
-        r"or train on from a finished training's model/ with any number$"
+        r"or start a new training from a finished training's model/ with any number$"
     )
     with pytest.raises(ConfigError, match=message):
         load(folder, started)

@@ -12,7 +12,7 @@ import pytest
 
 from dynolab.training import resume
 from dynolab.training.job import TrainJob
-from dynolab.training.resume import _sizes, _trouble_seeing
+from dynolab.training.resume import _await_parts, _sizes
 from tests.training.ranks_played import play
 from tests.training.states import LOADED, change_facts, files, load, save, warning
 
@@ -42,7 +42,7 @@ def test_another_rank_writes_its_part_beside_the_first_one_s_and_commits_nothing
     ("trouble", "sizes", "message"),
     [
         ("OSError: disk full", {}, "OSError: disk full"),
-        (None, {SHARD: 5}, f"{SHARD}, written on another host, does not arrive on this one"),
+        (None, {SHARD: 5}, f"{SHARD}, written on another host, is still not visible on this one"),
     ],
     ids=["it could not write", "this host never sees its part"],
 )
@@ -95,7 +95,7 @@ def test_what_other_hosts_wrote_is_waited_for(folder: Path) -> None:
 
     writing = threading.Thread(target=arrive)
     writing.start()
-    assert _trouble_seeing([mine, theirs], folder) is None
+    assert _await_parts([mine, theirs], folder) is None
     writing.join()
     assert _sizes(folder)[SHARD] == 6
 
@@ -107,13 +107,13 @@ def test_a_part_that_never_arrives_whole_costs_the_state(
     monkeypatch.setattr(resume, "ARRIVE_SECONDS", 0.2)
     if size is not None:
         (folder / SHARD).write_bytes(b"x" * size)
-    trouble = _trouble_seeing([{SHARD: 6}], folder)
-    assert trouble == f"{SHARD}, written on another host, does not arrive on this one"
+    error = _await_parts([{SHARD: 6}], folder)
+    assert error == f"{SHARD}, written on another host, is still not visible on this one"
 
 
 def test_an_empty_file_arrives_like_any_other(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
-    assert _trouble_seeing([{"empty": 0}], tmp_path) is None
+    assert _await_parts([{"empty": 0}], tmp_path) is None
 
 
 def test_parts_are_looked_for_ten_times_a_second_as_long_as_they_may_take(
@@ -122,7 +122,7 @@ def test_parts_are_looked_for_ten_times_a_second_as_long_as_they_may_take(
     pauses: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
     monkeypatch.setattr(resume, "time", clock)
-    trouble = _trouble_seeing([{"b": 2, "a": 1}], tmp_path)
-    assert trouble == "a, written on another host, does not arrive on this one"
+    error = _await_parts([{"b": 2, "a": 1}], tmp_path)
+    assert error == "a, written on another host, is still not visible on this one"
     assert set(pauses) == {0.1}
     assert sum(pauses) == pytest.approx(90, abs=0.2)

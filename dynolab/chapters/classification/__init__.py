@@ -1,1 +1,1 @@
-"""Forces between classes, and learning paths of every example."""
+"""Forces between classes, and the learning path of every example."""

@@ -1,4 +1,4 @@
-"""Networks trained over learning rates and seeds, and their forces on the way."""
+"""Trains networks over learning rates and seeds, and measures forces during training."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ from dynolab.statistics import rank_correlation
 
 
 class ForceStudyConfig(BaseModel):
-    """How networks are trained, and what is looked at on the way."""
+    """How networks are trained, and what is measured during training."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     training: SGDConfig = Field(
         SGDConfig(learning_rate=0.02, epochs=12),
-        description="Plain SGD, by which forces are told without a rest; its learning rate is the "
-        "one that figures show.",
+        description="Plain SGD, so that forces explain the whole step; figures show the run with "
+        "its learning rate.",
     )
     learning_rates: tuple[float, ...] = Field(
-        (0.005, 0.02, 0.1), min_length=1, description="Each is trained with."
+        (0.005, 0.02, 0.1), min_length=1, description="Learning rates to train with."
     )
     epochs: tuple[int, ...] = Field(
         (0, 1, 2, 4, 8, 12), min_length=2, description="Epochs after which forces are measured."
     )
-    watched: int = Field(3, ge=2, description="Test images of every class that are watched.")
+    watched: int = Field(3, ge=2, description="Watched test images per class.")
     influence_epochs: int = Field(
-        3, ge=0, description="Epochs of which every step's forces are summed up."
+        3, ge=0, description="First epochs, over which the forces of every step are summed."
     )
 
     @model_validator(mode="after")
@@ -73,20 +73,22 @@ class ForceStudyConfig(BaseModel):
             )
         for name, values in (("learning_rates", self.learning_rates), ("epochs", self.epochs)):
             if list(values) != sorted(set(values)) or min(values) < 0:
-                raise ConfigError(f"forces.{name}", list(values), "name each once, rising from 0")
+                raise ConfigError(
+                    f"forces.{name}", list(values), "list rising values from 0, each once"
+                )
         most = max(self.epochs[-1], self.influence_epochs)
         if most > training.epochs:
             raise ConfigError(
-                "forces.epochs", most, f"training has {training.epochs} epochs; name none beyond"
+                "forces.epochs", most, f"training has {training.epochs} epochs; list none beyond"
             )
         return self
 
 
 @dataclass
 class ForceFindings:
-    """What was measured; rows of all networks, learning rates and seeds.
+    """Result rows of all networks, learning rates and seeds.
 
-    A learning rate at which a network diverged with any seed has rows in `diverged` alone.
+    A learning rate at which a network diverged with any seed has rows in `diverged` only.
     """
 
     states: list[ClassifierState] = field(default_factory=list)
@@ -97,7 +99,7 @@ class ForceFindings:
 
 @dataclass(frozen=True)
 class Watched:
-    """Test images that are watched, and as many training images to update on; all classes alike."""
+    """Watched test images and as many training images to update on, equally many of each class."""
 
     observed: Images
     updating: Images
@@ -105,9 +107,9 @@ class Watched:
 
     @classmethod
     def of(cls, data: ImageSplits, each: int) -> Watched:
-        """The first images of every class.
+        """Takes the first images of every class.
 
-        **Raises:** `ConfigError` where a class has too few.
+        **Raises:** `ConfigError` if a class has too few.
         """
         for name, images in (("test", data.test), ("train", data.train)):
             fewest = int(torch.bincount(images.labels, minlength=data.classes).min())
@@ -127,11 +129,11 @@ class Watched:
 def study_forces(
     build: Build, network: str, data: ImageSplits, config: ForceStudyConfig, seeds: Sequence[int]
 ) -> ForceFindings:
-    """Trains a network with every learning rate and seed, all at once, and measures on the way.
+    """Trains a network with all learning rates and seeds at once, and measures forces meanwhile.
 
-    The runs of a seed share initial weights and the order of batches.
+    Runs with the same seed share initial weights and the order of batches.
 
-    **Raises:** `ConfigError` where the learning rate that figures show diverges.
+    **Raises:** `ConfigError` if the learning rate that figures show diverges.
     """
     runs = [(rate, seed) for rate in config.learning_rates for seed in seeds]
     many = ManyModels([build(data.train.shape, data.classes, seed) for _, seed in runs])
@@ -143,7 +145,7 @@ def study_forces(
         batch_orders(len(data.train), training, [seed for _, seed in runs]),
         training,
         learning_rates=torch.tensor([rate for rate, _ in runs]),
-        all_must_last=False,
+        raise_on_divergence=False,
     )
     findings, watched = ForceFindings(), Watched.of(data, config.watched)
     measure = _Measure(many, network, runs, data, watched, training)
@@ -153,18 +155,18 @@ def study_forces(
         for n, (rate, _) in enumerate(runs)
         if rate == training.learning_rate
     }
-    lasting = torch.ones(len(runs), dtype=torch.bool)
+    stable = torch.ones(len(runs), dtype=torch.bool)
     for step in steps:
         epoch, within = divmod(step.number - 1, per_epoch)
-        lost = lasting & ~_finite(step.after).cpu()
-        lasting &= ~lost
+        newly_diverged = stable & ~_finite(step.after).cpu()
+        stable &= ~newly_diverged
         findings.diverged += [
             Divergence(network=network, learning_rate=runs[n][0], seed=runs[n][1], step=step.number)
-            for n in lost.nonzero().flatten().tolist()
+            for n in newly_diverged.nonzero().flatten().tolist()
         ]
-        _check_main(findings.diverged, training)
+        _check_main_rate(findings.diverged, training)
         if within == 0 and epoch in config.epochs:
-            findings.states += measure.states(epoch, step, lasting)
+            findings.states += measure.states(epoch, step, stable)
         if epoch < config.influence_epochs:
             for n, influence in influences.items():
                 influence.add(many.model(n, step.before), data, step.rows[n], training)
@@ -175,21 +177,24 @@ def study_forces(
                     for n, influence in influences.items()
                 ]
     if training.epochs in config.epochs:
-        findings.states += measure.states(training.epochs, None, lasting)
-    blown = {row.learning_rate for row in findings.diverged}
-    findings.states = [row for row in findings.states if row.learning_rate not in blown]
+        findings.states += measure.states(training.epochs, None, stable)
+    diverged_rates = {row.learning_rate for row in findings.diverged}
+    findings.states = [row for row in findings.states if row.learning_rate not in diverged_rates]
     findings.ranks = [
-        row for run in runs if run[0] not in blown for row in _ranks(findings.states, network, *run)
+        row
+        for run in runs
+        if run[0] not in diverged_rates
+        for row in _ranks(findings.states, network, *run)
     ]
     return findings
 
 
 def _finite(weights: Stacked) -> Bool[Tensor, " runs"]:
-    """Whether all of a run's weights are numbers."""
+    """Whether all weights of each run are finite."""
     return torch.stack([w.flatten(1).isfinite().all(1) for w in weights.values()]).all(0)
 
 
-def _check_main(diverged: Sequence[Divergence], training: SGDConfig) -> None:
+def _check_main_rate(diverged: Sequence[Divergence], training: SGDConfig) -> None:
     for row in diverged:
         if row.learning_rate == training.learning_rate:
             raise ConfigError(
@@ -201,7 +206,7 @@ def _check_main(diverged: Sequence[Divergence], training: SGDConfig) -> None:
 
 @dataclass(frozen=True)
 class _Measure:
-    """What is measured of all runs at one moment."""
+    """Measures all runs at one moment of training."""
 
     many: ManyModels
     network: str
@@ -215,17 +220,17 @@ class _Measure:
         return self.many.logits(self.watched.observed.pixels, weights).log_softmax(-1)
 
     def states(
-        self, epoch: int, step: ManyStep | None, lasting: Bool[Tensor, " runs"]
+        self, epoch: int, step: ManyStep | None, stable: Bool[Tensor, " runs"]
     ) -> Iterator[ClassifierState]:
-        """The runs at an epoch's begin, and their first step from there; no step at the end.
+        """Measures the runs at the start of an epoch and over the step that follows.
 
-        **Arguments:** `lasting`: the runs that have not diverged.
+        **Arguments:** `step`: None after the last epoch; `stable`: runs that have not diverged.
         """
         before = self.many.weights if step is None else step.before
         test = self.many.logits(self.data.test.pixels, before)
         labels = self.data.test.labels.expand(len(self.runs), -1)
         moved = None if step is None else self.logps(step.after) - self.logps(before)
-        for n in lasting.nonzero().flatten().tolist():
+        for n in stable.nonzero().flatten().tolist():
             rate, seed = self.runs[n]
             model = self.many.model(n, before)
             unexplained = change = float("nan")
@@ -256,11 +261,11 @@ class _Measure:
 
 
 def pulls(model: nn.Module, watched: Watched, rate: float) -> Float[ndarray, "classes classes"]:
-    """`pulls[u][o]`: what a class-u image's share of a step does to p_u of class o's images.
+    """`pulls[u][o]`: change of p_u on class-o images by one class-u image's share of a step.
 
-    `Δp = p Δ log p` to first order: of probabilities, whose changes are what one sees of an update.
+    To first order, `Δp = p Δ log p`: probabilities show what an update visibly changes.
 
-    **Arguments:** `rate`: η/B, the learning rate of an image's share.
+    **Arguments:** `rate`: η/B, the learning rate per image.
     """
     updating, observed = watched.updating, watched.observed
     forces = pair_forces(
@@ -275,7 +280,7 @@ def pulls(model: nn.Module, watched: Watched, rate: float) -> Float[ndarray, "cl
 
 
 def kernel_by_class(model: nn.Module, watched: Watched) -> Float[ndarray, "classes classes"]:
-    """Mean ‖C K C‖_F of the watched images of every two classes."""
+    """Mean ‖C K C‖_F over the watched images of every pair of classes."""
     images = watched.observed
     kernel = classifier_kernel(model, images.pixels, images.pixels, watched.classes)
     labels = images.labels.cpu().numpy()
@@ -291,11 +296,11 @@ def class_means(
     *,
     same: bool = False,
 ) -> Float[ndarray, "classes classes"]:
-    """Mean over the pairs of images of every two classes, observed by updating.
+    """Mean over the image pairs of every pair of classes, observed × updating.
 
-    A pair of classes without a pair of images has NaN.
+    NaN for a pair of classes without image pairs.
 
-    **Arguments:** `same`: both sides are the same images; then no image is paired with itself.
+    **Arguments:** `same`: both sides are the same images, and no image is paired with itself.
     """
     kept = 1 - np.eye(*values.shape) if same else np.ones(values.shape)
     rows, columns = np.eye(classes)[observed], np.eye(classes)[updating]
@@ -304,7 +309,7 @@ def class_means(
 
 
 class _Influence:
-    """Forces of all steps on the watched images, summed by the updating image's class."""
+    """Sums the forces of all steps on the watched images, by the updating image's class."""
 
     def __init__(self, watched: Watched, start: Float[Tensor, "observed classes"]) -> None:
         self._watched, self._start = watched, self._own(watched, start)
@@ -318,7 +323,7 @@ class _Influence:
     def add(
         self, model: nn.Module, data: ImageSplits, rows: Int[Tensor, " batch"], training: SGDConfig
     ) -> None:
-        """One step's forces, at the weights before it."""
+        """Adds the forces of one step, at the weights before it."""
         labels = data.train.labels[rows]
         targets = one_hot(labels, data.classes)
         pushes = label_forces(
@@ -339,7 +344,7 @@ class _Influence:
         epoch: int,
         now: Float[Tensor, "observed classes"],
     ) -> ClassInfluence:
-        """The sums as a row."""
+        """The accumulated sums as a result row."""
         measured = self._own(self._watched, now) - self._start
         labels, classes = self._watched.observed.labels, self._watched.classes
         error = (measured - self._sums.sum(1)).square().sum() / measured.square().sum()
@@ -376,14 +381,14 @@ def _ranks(
 def class_rows(
     values: Float[Tensor, "images columns"], labels: Int[Tensor, " images"], classes: int
 ) -> Float[ndarray, "classes columns"]:
-    """Mean of the rows of every class."""
+    """Mean of the rows of each class."""
     members = one_hot(labels, classes).double()
     means: ndarray = ((members.T @ values.double()) / members.sum(0)[:, None]).cpu().numpy()
     return means
 
 
 def grid(values: Float[ndarray, "rows columns"]) -> Grid:
-    """As rows keep it."""
+    """Converts an array to the nested tuples of result rows."""
     return tuple(tuple(float(value) for value in row) for row in values)
 
 

@@ -1,4 +1,4 @@
-"""Learning paths of all training examples: of Gaussian clouds with exact p*, and of images."""
+"""Learning paths of all training examples, on Gaussian clouds with exact p* and on images."""
 
 from __future__ import annotations
 
@@ -35,16 +35,18 @@ GROUPS: tuple[Difficulty, ...] = ("easy", "medium", "hard", "mislabelled")
 
 
 class PathStudyConfig(BaseModel):
-    """Trainings whose every example's path is followed."""
+    """Trainings in which the path of every example is followed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     toy: GaussianConfig = GaussianConfig()
     toy_training: SGDConfig = Field(
-        SGDConfig(learning_rate=0.05, epochs=60), description="On the clouds."
+        SGDConfig(learning_rate=0.05, epochs=60), description="Training on the clouds."
     )
-    training: SGDConfig = Field(SGDConfig(learning_rate=0.1, epochs=40), description="On images.")
+    training: SGDConfig = Field(
+        SGDConfig(learning_rate=0.1, epochs=40), description="Training on images."
+    )
     noise: float = Field(0.2, ge=0, lt=1, description="Share of images with a wrong label.")
-    shown: int = Field(3, ge=1, description="Paths of every difficulty that figures show.")
+    shown: int = Field(3, ge=1, description="Paths per difficulty that figures show.")
 
     @model_validator(mode="after")
     def _steps_are_plain(self) -> PathStudyConfig:
@@ -55,7 +57,7 @@ class PathStudyConfig(BaseModel):
 
 @dataclass
 class PathFindings:
-    """What was measured, all data and seeds."""
+    """Result rows of all data sets and seeds."""
 
     scores: list[PathScores] = field(default_factory=list)
     epochs: list[EpochInfluence] = field(default_factory=list)
@@ -64,9 +66,9 @@ class PathFindings:
 
 @dataclass(frozen=True)
 class Task:
-    """A seed's training examples: what is taught, and what is true.
+    """Training examples of one seed, with given labels and ground truth.
 
-    `truth` is p*, exact or estimated; `right` the class that an example really is.
+    `truth` is p*, exact or estimated; `right` is the true class of an example.
     """
 
     inputs: Float[Tensor, "examples ..."]
@@ -76,7 +78,7 @@ class Task:
 
     @property
     def wrong(self) -> Bool[Tensor, " examples"]:
-        """Where another label is taught than the right one."""
+        """Whether each given label differs from the true class."""
         return self.labels != self.right
 
 
@@ -84,8 +86,8 @@ class Task:
 class Followed:
     """Paths of all examples through a training, the seeds side by side.
 
-    `logps` begins before training; `own[t]` is what an example's own share of its steps did to its
-    given label's log p in epoch t + 1, nats.
+    `logps` begins before training; `own[t]` is how much an example's own share of its steps changed
+    the log p of its given label in epoch t + 1, in nats.
     """
 
     logps: Float[Tensor, "times seeds examples classes"]
@@ -99,11 +101,11 @@ def study_paths(
     seeds: Sequence[int],
     toy_build: Build,
 ) -> PathFindings:
-    """Follows every example of the clouds and of the images, and of people's labels where given."""
+    """Follows every example of the clouds, the images and, if the data has them, human labels."""
     toys = [gaussian_toy(config.toy, seed) for seed in seeds]
     clouds = [Task(toy.inputs, toy.labels, toy.truth.argmax(-1), toy.truth) for toy in toys]
     estimated = outside_predictions(build, data, config.training, seeds)
-    flipped = [_flipped(data, config, estimated, seed) for seed in seeds]
+    flipped = [_flipped_task(data, config, estimated, seed) for seed in seeds]
     studied: list[tuple[PathData, Sequence[Task]]] = [("toy", clouds), ("images", flipped)]
     train = data.train
     if train.human is not None:
@@ -121,20 +123,22 @@ def study_paths(
             path, groups = followed.logps[:, n].exp(), groups_of(task)
             score = zigzag(path, task.labels)
             findings.scores.append(_scores(name, seed, task, path, score))
-            findings.epochs += _epochs(
+            findings.epochs += _epoch_influences(
                 name, seed, task, followed.logps[:, n], followed.own[:, n], groups
             )
             if n == 0:
-                findings.paths += _shown(name, task, path, score, groups, config.shown)
+                findings.paths += _typical_paths(name, task, path, score, groups, config.shown)
     return findings
 
 
 def outside_predictions(
     build: Build, data: ImageSplits, training: SGDConfig, seeds: Sequence[int]
 ) -> Float[Tensor, "examples classes"]:
-    """p* of the training images, estimated: what networks that were trained on the validation and
-    test images alone predict of them, in the mean over seeds. They share no start with those whose
-    paths are followed."""
+    """Estimates p* of the training images by networks trained on validation and test images only.
+
+    Returns their mean prediction over seeds. Their initial weights differ from those of the
+    networks whose paths are followed.
+    """
     seeds = [seed_for("outside predictions", seed) for seed in seeds]
     outside = [data.validation, data.test]
     inputs = torch.cat([images.pixels for images in outside])
@@ -152,7 +156,7 @@ def outside_predictions(
     return many.logits(images).softmax(-1).mean(0).cpu()
 
 
-def _flipped(
+def _flipped_task(
     data: ImageSplits, config: PathStudyConfig, truth: Float[Tensor, "examples classes"], seed: int
 ) -> Task:
     train: Images = data.train
@@ -164,13 +168,13 @@ def _flipped(
 def follow(
     many: ManyModels, tasks: Sequence[Task], classes: int, training: SGDConfig, seeds: Sequence[int]
 ) -> Followed:
-    """Trains a network of every seed on its task, and looks at all examples after every epoch."""
+    """Trains one network per seed on its task, and predicts all examples after every epoch."""
     inputs = torch.stack([task.inputs for task in tasks]).to(many.device)
     labels = torch.stack([task.labels for task in tasks])
     same = all(task.inputs is tasks[0].inputs for task in tasks)
     count = labels.shape[1]
     orders = batch_orders(count, training, seeds)
-    # Seeds with inputs of their own are rows of one table.
+    # If inputs differ by seed, stack them as rows of one table.
     shift = 0 if same else count * torch.arange(len(tasks))[:, None, None]
     table = inputs[0] if same else inputs.flatten(0, 1)
     targets = one_hot(labels if same else labels.flatten(), classes).to(many.device)
@@ -196,7 +200,7 @@ def _logps(
 
 
 def groups_of(task: Task) -> dict[Difficulty, Int[Tensor, " some"]]:
-    """Rightly labelled examples in thirds by base difficulty, and the mislabelled ones."""
+    """Correctly labelled examples in thirds by base difficulty, and the mislabelled ones."""
     right, wrong = (~task.wrong).nonzero().flatten(), task.wrong.nonzero().flatten()
     order = right[base_difficulty(task.truth, task.labels)[right].argsort()]
     parts = [part.to(right) for part in order.tensor_split(3)]
@@ -225,7 +229,7 @@ def _scores(
     )
 
 
-def _epochs(
+def _epoch_influences(
     name: PathData,
     seed: int,
     task: Task,
@@ -255,7 +259,7 @@ def _epochs(
     ]
 
 
-def _shown(
+def _typical_paths(
     name: PathData,
     task: Task,
     path: Float[Tensor, "times examples classes"],
@@ -263,7 +267,7 @@ def _shown(
     groups: dict[Difficulty, Int[Tensor, " some"]],
     count: int,
 ) -> list[ExamplePath]:
-    """The examples in the middle of their group by score: its typical ones."""
+    """Paths of typical examples: those whose score is in the middle of their group."""
     smooth, shown = filtered(path), []
     for group, index in groups.items():
         ranked = index[score[index].argsort()]
@@ -286,7 +290,7 @@ def _shown(
 
 
 def _corners(task: Task, example: int) -> tuple[Float[Tensor, "classes 3"], tuple[str, ...]]:
-    """Three corners: the classes themselves, or the label, its strongest rival, and the rest."""
+    """Three corners to draw: the three classes, or the label, its strongest rival and others."""
     truth, label = task.truth[example], int(task.labels[example])
     classes = len(truth)
     if classes == 3:

@@ -1,4 +1,4 @@
-"""Learning paths of classifiers: where an example's prediction goes in the probability simplex."""
+"""Learning paths of classifiers: how an example's prediction moves in the probability simplex."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch.func import functional_call, grad_and_value, vmap
 from dynolab.chapters.classifiers.many import ManyModels, Stacked
 
 SMOOTHING = 0.5
-"""Weight of the past in the average that takes the jitter of single steps out of a path."""
+"""Weight of the past in the moving average that smooths out the jitter of single steps."""
 
 
 def filtered(
     path: Float[Tensor, "times *examples classes"], smoothing: float = SMOOTHING
 ) -> Float[Tensor, "times *examples classes"]:
-    """`p̄_t = s p̄_{t−1} + (1 − s) p_t` from `p̄_0 = p_0`; where p_t is unknown (NaN) p̄ stays.
+    """`p̄_t = s p̄_{t−1} + (1 − s) p_t` from `p̄_0 = p_0`; p̄ keeps its value where p_t is NaN.
 
-    An example whose first times are unknown has NaN there.
+    Leading NaNs of an example stay NaN.
     """
     average, averages = path[0], []
     for p in path:
@@ -33,15 +33,15 @@ def zigzag(
     labels: Int[Tensor, "*examples"],
     smoothing: float = SMOOTHING,
 ) -> Float[Tensor, "*examples"]:
-    """How much longer than straight the way to the given label is.
+    """How much longer the path to the given label is than a straight line.
 
     `Z = Σ_t ‖p̄_{t+1} − p̄_t‖ + ‖e_y − p̄_T‖ − ‖e_y − p̄_0‖ ≥ 0`
 
-    with p̄ the filtered path and y the label that is trained on. A path that goes straight to the
-    label has 0; one that first visits another class, or ends there, has the length of its detour.
-    The last stretch to e_y is counted whether training got there or not, so that an example whose
-    label was never learned scores as high as one that turned back late. The papers name such a
-    score and give no formula; this one is a choice.
+    with p̄ the filtered path and y the training label. A path that goes straight to the label has
+    0; one that first visits another class, or ends there, has the length of its detour. The last
+    stretch to e_y counts whether or not training got there, so that an example whose label was
+    never learned scores as high as one that turned back late. The papers mention a zig-zag score
+    without a formula; this one is our choice.
     """
     smooth = filtered(path, smoothing)
     label = torch.nn.functional.one_hot(labels.long(), path.shape[-1]).to(path)
@@ -57,10 +57,10 @@ def own_changes(
     labels: Int[Tensor, "models batch"],
     rate: float,
 ) -> Float[Tensor, "models batch"]:
-    """What an example's own share of a step does to its label's log p, in nats.
+    """Change of each example's label log p under its own share of a step, in nats.
 
-    `log p_y(w + rate ∇ log p_y) − log p_y(w)`, `rate` = η/B: measured, not to first order, since
-    where a label is wrong the gradient is steep and `rate ‖∇ log p_y‖²` goes far beyond it. To
+    `log p_y(w + rate ∇ log p_y) − log p_y(w)`, `rate` = η/B: measured rather than to first
+    order, because wrong labels have steep gradients and `rate ‖∇ log p_y‖²` overshoots far. To
     first order an example always pulls its own label up.
     """
 
@@ -79,6 +79,6 @@ def own_changes(
 def base_difficulty(
     truth: Float[Tensor, "examples classes"], labels: Int[Tensor, " examples"]
 ) -> Float[Tensor, " examples"]:
-    """`‖e_y − p*‖₂`: how far the label that is trained on is from the truth, 0 to √2."""
+    """`‖e_y − p*‖₂`: distance of the training label from the truth, 0 to √2."""
     label = torch.nn.functional.one_hot(labels.long(), truth.shape[-1]).to(truth)
     return (label - truth).norm(dim=-1)

@@ -1,1 +1,1 @@
-"""Classifiers trained many at once, their seeds, targets and label noise."""
+"""Training many classifiers at once; their seeds, targets and label noise."""

@@ -1,4 +1,4 @@
-"""What a classifier is taught: given labels, some of them wrong on purpose, and soft targets.
+"""Training targets of classifiers: given labels, some deliberately wrong, and soft targets.
 
 Sources: label smoothing, Szegedy et al. (arXiv 1512.00567); distillation, Hinton et al.
 (arXiv 1503.02531); ESKD, Cho & Hariharan (arXiv 1910.01348); Filter-KD, Ren, Guo & Sutherland,
@@ -21,22 +21,22 @@ FILTER_DECAY = 0.95
 
 @dataclass(frozen=True)
 class NoisyLabels:
-    """Labels as they are given to training, and which of them are wrong."""
+    """Labels given to training, and the true ones."""
 
     given: Int[Tensor, " examples"]
     true: Int[Tensor, " examples"]
 
     @property
     def wrong(self) -> Bool[Tensor, " examples"]:
-        """Where the given label is not the true one."""
+        """Whether each given label differs from the true one."""
         return self.given != self.true
 
 
 def check_labels(labels: Int[Tensor, " examples"], classes: int, field: str = "labels") -> None:
-    """Refuses labels that no training could use.
+    """Checks that labels can be trained on.
 
-    **Raises:** `ConfigError` for labels outside `0 … classes − 1`, and for a class that has no
-    example: its logit would only ever be pushed down.
+    **Raises:** `ConfigError` for labels outside `0 … classes − 1`, and for a class without
+    examples: its logit would only ever be pushed down.
     """
     outside = labels[(labels < 0) | (labels >= classes)]
     if outside.numel():
@@ -58,7 +58,7 @@ def flip_labels(
 ) -> NoisyLabels:
     """Gives exactly `round(noise · N)` examples a label drawn evenly from the *other* classes.
 
-    A draw over all K classes would leave 1/K of them right: an effective noise of r(K−1)/K.
+    A draw over all K classes would leave 1/K of them right: effective noise of r(K−1)/K.
 
     **Raises:** `ConfigError` for noise outside [0, 1), labels out of range, a class without
     examples.
@@ -76,7 +76,7 @@ def flip_labels(
 
 
 def check_noise(noise: float, field: str = "noise") -> None:
-    """**Raises:** `ConfigError` for a share of wrong labels outside [0, 1), not-a-number too."""
+    """**Raises:** `ConfigError` for a share of wrong labels outside [0, 1), or NaN."""
     if not 0 <= noise < 1:
         raise ConfigError(field, noise, "the share of wrong labels must lie in [0, 1)")
 
@@ -94,7 +94,9 @@ def smoothed(
     **Raises:** `ConfigError` for ε outside [0, 1).
     """
     if not 0 <= epsilon < 1:
-        raise ConfigError("smoothing", epsilon, "must lie in [0, 1): at 1 a label says nothing")
+        raise ConfigError(
+            "smoothing", epsilon, "must lie in [0, 1): at 1 labels carry no information"
+        )
     return (1 - epsilon) * one_hot(labels, classes) + epsilon / classes
 
 
@@ -103,7 +105,7 @@ def distillation(
     target: Float[Tensor, "batch classes"],
     temperature: float = 1.0,
 ) -> Float[Tensor, ""]:
-    """`2τ² KL(q ‖ softmax(z/τ))`, mean over the batch, and no term on the hard label.
+    """`2τ² KL(q ‖ softmax(z/τ))`, mean over the batch, without a hard-label term.
 
     q is a teacher's distribution at the same temperature. The force is `G = 2τ (p_τ − q)`: at
     τ = 1 twice that of cross-entropy on q.
@@ -114,11 +116,11 @@ def distillation(
 
 
 class FilterTable:
-    """The filter of Filter-KD: for every training example an average of what was predicted.
+    """The filter of Filter-KD: a moving average of predictions for every training example.
 
-    `q_i ← p_i` at the first visit, then `q_i ← decay·q_i + (1 − decay)·p_i`, an average of
-    probabilities at the moment *before* the step on them. `q` has leading dimensions for models
-    that train side by side; an example that was not visited holds zeros.
+    `q_i ← p_i` at the first visit, then `q_i ← decay·q_i + (1 − decay)·p_i`, with p_i
+    predicted *before* the step on the example. `q` has leading dimensions for models that train
+    side by side; examples not yet visited hold zeros.
     """
 
     def __init__(self, *shape: int, decay: float = FILTER_DECAY) -> None:
@@ -133,7 +135,7 @@ class FilterTable:
     def visit(
         self, index: Int[Tensor, "*models batch"], p: Float[Tensor, "*models batch classes"]
     ) -> None:
-        """Takes in predictions; no example stands twice in one model's batch."""
+        """Averages in a batch's predictions; no example may occur twice in one model's batch."""
         at = index.unsqueeze(-1).expand_as(p)
         seen = self._seen.gather(-1, index).unsqueeze(-1)
         old = self.q.gather(-2, at)
@@ -143,12 +145,12 @@ class FilterTable:
     def targets(
         self, otherwise: Float[Tensor, "*models examples classes"]
     ) -> Float[Tensor, "*models examples classes"]:
-        """What a student is taught: q, and other targets for examples that were never visited."""
+        """The student's targets: q, or `otherwise` for examples that were never visited."""
         return torch.where(self._seen.unsqueeze(-1), self.q, otherwise)
 
 
 def disagreement(
     q: Float[Tensor, "*models examples classes"], labels: Int[Tensor, "*models examples"]
 ) -> Float[Tensor, "*models examples"]:
-    """`1 − q_y`: how little a table of predictions believes the given label, between 0 and 1."""
+    """`1 − q_y`: how far predictions q disagree with the given label, between 0 and 1."""
     return 1 - q.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)

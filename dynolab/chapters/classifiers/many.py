@@ -1,4 +1,4 @@
-"""Many small models of one kind trained at once: one pass for all of them."""
+"""Trains many small models of one architecture at once, in one vectorised pass."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.func import functional_call, stack_module_state, vmap
 from dynolab.errors import ConfigError, DynolabError
 
 Loss = Callable[[Float[Tensor, "batch classes"], Float[Tensor, "batch classes"]], Tensor]
-"""One model's loss on a batch of logits and targets: one number."""
+"""Scalar loss of one model, from a batch of logits and targets."""
 
 Build = Callable[[tuple[int, ...], int, int], nn.Module]
-"""A network by the shape of an input, the number of classes, and the seed of its weights."""
+"""Builds a network from the input shape, the number of classes, and the seed of its weights."""
 
 Stacked = Mapping[str, Tensor]
-"""Weights by parameter name, the models along the first axis."""
+"""Weights by parameter name, stacked over models along the first axis."""
 
 
 class SGDConfig(BaseModel):
@@ -31,16 +31,16 @@ class SGDConfig(BaseModel):
     learning_rate: float = Field(0.1, gt=0, description="η.")
     momentum: float = Field(0.0, ge=0, lt=1, description="μ.")
     weight_decay: float = Field(0.0, ge=0, description="λ.")
-    batch_size: int = Field(32, ge=1, description="Examples of one step.")
+    batch_size: int = Field(32, ge=1, description="Examples per step.")
     epochs: int = Field(20, ge=1, description="Passes over the examples.")
 
     def check_plain(self, field: str) -> None:
-        """**Raises:** `ConfigError` for momentum and decay, by which a step is not its images'."""
+        """**Raises:** `ConfigError` for momentum or decay: forces need plain SGD steps."""
         if self.momentum or self.weight_decay:
             raise ConfigError(
                 field,
                 {"momentum": self.momentum, "decay": self.weight_decay},
-                "the forces told are those of a step's own images: both must be 0",
+                "both must be 0: forces are computed from each step's own images",
             )
 
 
@@ -48,9 +48,9 @@ class SGDConfig(BaseModel):
 class ManyStep:
     """One step of all models.
 
-    - `number`: steps done, from 1; `rows`: the examples of the step.
-    - `logits`, `losses`: on those, before the update.
-    - `before`, `after`: the weights around it. They are never written to: keep what you need.
+    - `number`: counts steps from 1; `rows`: the examples of the step.
+    - `logits`, `losses`: on these examples, before the update.
+    - `before`, `after`: weights before and after the update; never modified, so safe to keep.
     """
 
     number: int
@@ -62,12 +62,12 @@ class ManyStep:
 
 
 class ManyModels:
-    """Models of one architecture, their weights stacked; `module` computes what all do.
+    """Models of one architecture with stacked weights; `module` is the forward that all share.
 
-    **Arguments:** `models`: of equal architecture, without buffers; they are left as they are.
+    **Arguments:** `models`: of equal architecture, without buffers; not modified.
 
-    **Raises:** `ConfigError` for no model, models that differ, or buffers, such as batch norm's
-    running statistics, which vmap cannot change.
+    **Raises:** `ConfigError` for an empty list, models that differ, or buffers, such as batch
+    norm's running statistics, which vmap cannot change.
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
@@ -90,7 +90,7 @@ class ManyModels:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return next(iter(self.weights.values())).device
 
     def __len__(self) -> int:
@@ -99,10 +99,10 @@ class ManyModels:
     def logits(
         self, inputs: Tensor, weights: Stacked | None = None, *, own: bool = False
     ) -> Float[Tensor, "models examples classes"]:
-        """Logits of all models at their weights, or at others.
+        """Logits of all models at their own weights, or at the weights given.
 
-        **Arguments:** `own`: the inputs have the models along their first axis; default: all
-        models see the same ones.
+        **Arguments:** `own`: the first axis of `inputs` is over models; otherwise all models
+        see the same inputs.
         """
         logits: Tensor = vmap(
             lambda w, x: functional_call(self.module, w, (x,)), (0, 0 if own else None)
@@ -110,11 +110,11 @@ class ManyModels:
         return logits
 
     def model(self, index: int, weights: Stacked | None = None) -> nn.Module:
-        """One of the models, a module of its own."""
-        made = deepcopy(self.module)
+        """Copies one of the models into a separate module."""
+        module = deepcopy(self.module)
         chosen = self.weights if weights is None else weights
-        made.load_state_dict({name: w[index].clone() for name, w in chosen.items()})
-        return made
+        module.load_state_dict({name: w[index].clone() for name, w in chosen.items()})
+        return module
 
 
 def cross_entropy(
@@ -125,11 +125,11 @@ def cross_entropy(
 
 
 def batch_order(examples: int, config: SGDConfig, seed: int) -> Int[Tensor, "steps batch"]:
-    """The examples of every step, each epoch in an order of its own.
+    """The examples of every step, shuffled anew in each epoch.
 
-    A last batch that is not full is left out, so that all steps are alike.
+    An incomplete last batch is left out, so that all steps have the same size.
 
-    **Raises:** `ConfigError` where the examples do not fill one batch.
+    **Raises:** `ConfigError` if the examples do not fill one batch.
     """
     batches = examples // config.batch_size
     if batches == 0:
@@ -147,7 +147,7 @@ def batch_order(examples: int, config: SGDConfig, seed: int) -> Int[Tensor, "ste
 def batch_orders(
     examples: int, config: SGDConfig, seeds: Sequence[int]
 ) -> Int[Tensor, "seeds steps batch"]:
-    """`batch_order` of every seed."""
+    """`batch_order` for every seed."""
     return torch.stack([batch_order(examples, config, seed) for seed in seeds])
 
 
@@ -160,24 +160,24 @@ def train_many(
     *,
     loss: Loss = cross_entropy,
     learning_rates: Float[Tensor, " models"] | None = None,
-    all_must_last: bool = True,
+    raise_on_divergence: bool = True,
 ) -> Iterator[ManyStep]:
-    """Trains all models by SGD, step by step; each becomes what it would become alone.
+    """Trains all models by SGD, step by step; each ends as it would if trained alone.
 
-    Takes a step whenever the next is asked for, and leaves the weights in `many.weights`: a loop
-    over it looks at whatever it likes, at any step, and may end early.
+    Each iteration takes one step and updates `many.weights`, so a loop can inspect any step and
+    may end early.
 
     **Arguments:**
 
-    - `targets`: probabilities of the classes: the models' own, or the same for all.
-    - `orders`: examples of every step (`batch_order`): the models' own, or the same for all,
-      which is faster.
-    - `loss`: of one model on its batch.
-    - `learning_rates`: the models' own, in place of the config's.
-    - `all_must_last`: False: a model that diverges goes on as no number, the others as if it
-      were not there.
+    - `targets`: class probabilities, one set per model or one for all.
+    - `orders`: examples of every step (`batch_order`), one order per model or one for all, which
+      is faster.
+    - `loss`: loss of one model on its batch.
+    - `learning_rates`: one per model, in place of the config's.
+    - `raise_on_divergence`: if false, a model that diverges continues with NaN weights; the others
+      are unaffected.
 
-    **Raises:** `DynolabError` where a model's loss is no number and all must last.
+    **Raises:** `DynolabError` for a loss that is not finite, if `raise_on_divergence`.
     """
     own = orders.dim() == 3
     if orders.shape[:-2] not in ((), (len(many),)) or targets.shape[:-2] not in ((), (len(many),)):
@@ -187,24 +187,24 @@ def train_many(
             f"give one for all models, or one for each of the {len(many)}",
         )
     orders = orders.to(inputs.device)
-    rates = _rates(many, config, learning_rates)
+    rates = _learning_rates(many, config, learning_rates)
     velocity = {name: torch.zeros_like(w) for name, w in many.weights.items()}
     for number in range(orders.shape[-2]):
         rows = orders[..., number, :]
         batch = inputs[rows]
-        wanted = _of_rows(targets, rows)
+        batch_targets = _select_targets(targets, rows)
         before = many.weights
         leaves = {name: w.detach().requires_grad_() for name, w in before.items()}
         with torch.enable_grad():
             logits = many.logits(batch, leaves, own=own)
-            losses = vmap(loss, (0, 0 if wanted.dim() == 3 else None))(logits, wanted)
+            losses = vmap(loss, (0, 0 if batch_targets.dim() == 3 else None))(logits, batch_targets)
             gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         losses = losses.detach()
-        if all_must_last and not bool(losses.isfinite().all()):
+        if raise_on_divergence and not bool(losses.isfinite().all()):
             bad = (~losses.isfinite()).nonzero().flatten().tolist()
             raise DynolabError(
-                f"step {number}: the loss of model {', '.join(map(str, bad))} is no number; lower "
-                "the learning rate"
+                f"step {number}: the loss of model {', '.join(map(str, bad))} is not finite; "
+                "lower the learning rate"
             )
         with torch.no_grad():
             for (name, w), gradient in zip(before.items(), gradients, strict=True):
@@ -214,19 +214,19 @@ def train_many(
         yield ManyStep(number + 1, rows, logits.detach(), losses, before, many.weights)
 
 
-def _rates(
+def _learning_rates(
     many: ManyModels, config: SGDConfig, own: Float[Tensor, " models"] | None
 ) -> dict[str, Float[Tensor, "*models"]]:
-    """Learning rates by parameter name, each to be multiplied with its stacked weights."""
+    """Learning rates by parameter name, shaped to broadcast over the stacked weights."""
     if own is None:
         return {name: w.new_tensor(config.learning_rate) for name, w in many.weights.items()}
     return {name: own.to(w).view(-1, *[1] * (w.dim() - 1)) for name, w in many.weights.items()}
 
 
-def _of_rows(
+def _select_targets(
     targets: Float[Tensor, "*models examples classes"], rows: Int[Tensor, "*models batch"]
 ) -> Float[Tensor, "*models batch classes"]:
-    """Targets of the rows; the models' own where either is."""
+    """Selects the rows' targets; one set per model if either argument has a model axis."""
     if targets.dim() == 2:
         return targets[rows]
     if rows.dim() == 1:

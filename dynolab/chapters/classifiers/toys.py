@@ -1,6 +1,6 @@
-"""Small generated data sets: clouds whose truth is known, and pairs that agree or contradict.
+"""Small generated data sets: Gaussian clouds with known p*, and pairs that agree or contradict.
 
-The sources of the comparison of pairs fix no data; what is made here is a choice of this project.
+The sources of the comparison of pairs specify no data; this construction is our choice.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 
 class GaussianConfig(BaseModel):
-    """The clouds; defaults are those of Ren, Guo & Sutherland (*Better Supervisory Signals*)."""
+    """Gaussian clouds; defaults are from Ren, Guo & Sutherland (*Better Supervisory Signals*)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    classes: int = Field(3, ge=2, description="K, one cloud each.")
-    dimensions: int = Field(30, ge=1, description="Of the inputs.")
+    classes: int = Field(3, ge=2, description="Classes K, one cloud each.")
+    dimensions: int = Field(30, ge=1, description="Dimensions of the inputs.")
     variance: float = Field(6.0, gt=0, description="σ² of every cloud in every dimension.")
     examples: int = Field(600, ge=10, description="Training examples.")
 
@@ -35,8 +35,8 @@ class GaussianToy:
 def gaussian_toy(config: GaussianConfig, seed: int) -> GaussianToy:
     """`y` uniform, `x ~ N(μ_y, σ² I)` with each entry of μ drawn from {−1, 0, 1}.
 
-    `p*(k | x) ∝ exp(−‖x − μ_k‖²/2σ²)`: the labels are draws from it, so the hard examples'
-    labels are often not the likeliest class.
+    `p*(k | x) ∝ exp(−‖x − μ_k‖²/2σ²)`: labels are drawn from it, so hard examples often have
+    another label than the likeliest class.
     """
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randint(-1, 2, (config.classes, config.dimensions), generator=generator).float()
@@ -49,7 +49,7 @@ def gaussian_toy(config: GaussianConfig, seed: int) -> GaussianToy:
 
 @dataclass(frozen=True)
 class Toy:
-    """Examples of `names[groups[i]]`."""
+    """Labelled examples; example i belongs to the group `names[groups[i]]`."""
 
     names: tuple[str, ...]
     inputs: Float[Tensor, "examples dimensions"]
@@ -66,11 +66,11 @@ def coherent_and_contradictory(
     dimensions: int = 32,
     distance: float = 0.3,
 ) -> Toy:
-    """Pairs of near-equal inputs: half of the pairs agree in their label, half do not.
+    """Pairs of nearly equal inputs: half of the pairs agree in their label, half do not.
 
-    Inputs are Gaussian with unit variance, a pair's second one at `distance` times a unit-variance
-    step from its first. Every label is drawn at random, so that neither kind is cleaner: they
-    differ in whether neighbours say the same.
+    Inputs are Gaussian with unit variance; a pair's second input is its first plus `distance`
+    times a unit-variance step. Every label is drawn at random, so neither kind is cleaner: they
+    differ only in whether neighbours have the same label.
     """
     first = torch.randn(pairs, dimensions, generator=generator)
     second = first + distance * torch.randn(pairs, dimensions, generator=generator)

@@ -1,1 +1,1 @@
-"""Mappings from objects to messages: which are learned fast, and why."""
+"""Which mappings from objects to messages are learned fast, and why."""

@@ -1,8 +1,8 @@
 """Mappings from objects to messages: which are compositional, and how long their description is.
 
 An object has m attributes of v values, a message m letters of v kinds; both are numbered in base
-v, the first digit first. A bijection is compositional where every letter tells one attribute
-(Ren & Sutherland, *Simplicity Bias*, arXiv 2409.09626).
+v, the most significant digit first. A bijection is compositional if every letter encodes one
+attribute (Ren & Sutherland, *Simplicity Bias*, arXiv 2409.09626).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def one_hot(space: SpaceName, messages: Sequence[int]) -> Float[ndarray, "object
 
 
 def sharing_pairs(space: SpaceName) -> Bool[ndarray, "objects objects"]:
-    """Which two different objects have an attribute in common."""
+    """Which pairs of different objects share an attribute value."""
     objects = digits(space)
     alike = (objects[:, None] == objects).sum(-1)
     return (alike > 0) & (alike < space.attributes)
 
 
 def all_mappings(space: SpaceName) -> list[Messages]:
-    """Every map of objects to messages: (v^m)^(v^m).
+    """Every map from objects to messages: (v^m)^(v^m) of them.
 
-    **Raises:** `ConfigError` for spaces of more than four objects, whose maps are too many.
+    **Raises:** `ConfigError` for spaces of more than four objects, which have too many maps.
     """
     if space.objects > 4:
         raise ConfigError(
@@ -57,9 +57,9 @@ def all_mappings(space: SpaceName) -> list[Messages]:
 
 
 def composed(space: SpaceName, order: Sequence[int], names: Sequence[Sequence[int]]) -> Messages:
-    """The compositional mapping whose i-th letter tells attribute `order[i]`.
+    """The compositional mapping whose i-th letter encodes attribute `order[i]`.
 
-    **Arguments:** `names[i][a]`: the letter that stands at place i for value a.
+    **Arguments:** `names[i][a]`: the letter at place i for value a.
     """
     objects = digits(space)
     letters = [np.asarray(name)[objects[:, at]] for at, name in zip(order, names, strict=True)]
@@ -68,36 +68,35 @@ def composed(space: SpaceName, order: Sequence[int], names: Sequence[Sequence[in
 
 
 def compositional_count(space: SpaceName) -> int:
-    """`m!(v!)^m`: every letter one attribute, its values renamed."""
+    """`m!(v!)^m`: orders of the attributes times renamings of their values."""
     names = math.factorial(space.values) ** space.attributes
     return math.factorial(space.attributes) * names
 
 
 def sampled_bijections(space: SpaceName, count: int, seed: int) -> list[Messages]:
-    """As many compositional and as many other bijections, drawn without repetition.
+    """Draws `count` compositional and `count` other bijections, without repetition.
 
-    Of the others half are compositional ones with two to all messages exchanged among each other,
-    so that every degree of order is there; half are drawn from all.
+    Half of the others are compositional ones with two or more messages permuted, so that all
+    degrees of order occur; half are drawn from all bijections.
 
-    **Raises:** `ConfigError` where there are not so many.
+    **Raises:** `ConfigError` if there are fewer than `count` of either kind.
     """
-    there = compositional_count(space)
-    most = min(there, math.factorial(space.objects) - there)
-    if not 1 <= count <= most:
+    compositional = compositional_count(space)
+    limit = min(compositional, math.factorial(space.objects) - compositional)
+    if not 1 <= count <= limit:
         raise ConfigError(
             "sampled",
             count,
-            f"there are {most} of the rarer kind of bijections of {space.label} objects; "
-            f"choose 1 to {most}",
+            f"{space.label} objects have {limit} bijections of the rarer kind; choose 1 to {limit}",
         )
     rng = np.random.default_rng(seed)
     mappings: dict[Messages, None] = {}
     while len(mappings) < count:
-        mappings[_drawn(space, rng)] = None
+        mappings[_random_compositional(space, rng)] = None
     while len(mappings) < 2 * count:
         mapping = rng.permutation(space.objects)
         if len(mappings) % 2:
-            mapping = np.array(_drawn(space, rng))
+            mapping = np.array(_random_compositional(space, rng))
             moved = rng.permutation(space.objects)[: rng.integers(2, space.objects + 1)]
             mapping[moved] = mapping[rng.permutation(moved)]
         candidate = tuple(mapping.tolist())
@@ -106,39 +105,39 @@ def sampled_bijections(space: SpaceName, count: int, seed: int) -> list[Messages
     return list(mappings)
 
 
-def _drawn(space: SpaceName, rng: np.random.Generator) -> Messages:
+def _random_compositional(space: SpaceName, rng: np.random.Generator) -> Messages:
     """A random compositional mapping."""
     names = [rng.permutation(space.values).tolist() for _ in range(space.attributes)]
     return composed(space, rng.permutation(space.attributes).tolist(), names)
 
 
 def kind_of(space: SpaceName, mapping: Messages) -> MappingKind:
-    """Degenerate where two objects share a message, else compositional or holistic."""
+    """Degenerate if two objects share a message, else compositional or holistic."""
     if len(set(mapping)) < len(mapping):
         return "degenerate"
     letters, objects = digits(space)[np.asarray(mapping)], digits(space)
     for letter in letters.T:
-        if not any(_tells(letter, attribute) for attribute in objects.T):
+        if not any(_is_function_of(letter, attribute) for attribute in objects.T):
             return "holistic"
     return "compositional"
 
 
-def _tells(letter: Int[ndarray, " objects"], attribute: Int[ndarray, " objects"]) -> bool:
+def _is_function_of(letter: Int[ndarray, " objects"], attribute: Int[ndarray, " objects"]) -> bool:
     """Whether the letter is a function of the attribute."""
     return all(len(set(letter[attribute == value])) == 1 for value in set(attribute))
 
 
 def coding_length(space: SpaceName, kind: MappingKind) -> float | None:
-    """Bits: `log₂ m! + m log₂ v!` of a compositional one, `log₂ (v^m)!` of another bijection."""
+    """Bits: `log₂ m! + m log₂ v!` for a compositional one, `log₂ (v^m)!` for other bijections."""
     if kind == "compositional":
         return math.log2(compositional_count(space))
     return math.log2(math.factorial(space.objects)) if kind == "holistic" else None
 
 
 def topographic_similarity(space: SpaceName, mapping: Messages) -> float:
-    """Spearman's ρ of the Hamming distances of two objects and of their messages, over all pairs.
+    """Spearman's ρ between the Hamming distances of objects and of their messages, over all pairs.
 
-    Not a number where all messages are equal.
+    NaN if all messages are equal.
     """
     every = digits(space)
     first, second = np.triu_indices(space.objects, 1)

@@ -1,4 +1,4 @@
-"""Trains a small network on every mapping with every seed, all at once, and measures the way."""
+"""Trains a small network on every mapping with every seed at once, and measures every step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dynolab.results.simplicity import KindPath, LearnedMapping, Paths, SpaceNam
 
 
 def message_network(space: SpaceName, width: int, seed: int) -> nn.Module:
-    """From one-hot attributes through one hidden layer to logits of m letters."""
+    """One-hot attributes → one hidden tanh layer → logits of m letters."""
     letters = space.attributes * space.values
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -45,9 +45,9 @@ def message_loss(space: SpaceName) -> Loss:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What was measured of every mapping and seed.
+    """Measurements of every mapping and seed.
 
-    `losses[t]`, in nats per object, and `cooperation[t]` are before step t.
+    `losses[t]`, in nats per object, and `cooperation[t]` are taken before step t.
     """
 
     losses: Float[Tensor, "steps mappings seeds"]
@@ -66,7 +66,7 @@ def sweep(
 ) -> Sweep:
     """Full-batch gradient descent on all mappings with all seeds together.
 
-    A seed stands for one set of initial weights, the same for every mapping.
+    Each seed gives one set of initial weights, the same for every mapping.
     """
     inputs = torch.from_numpy(one_hot(space, range(space.objects)))
     targets, many = networks(space, mappings, seeds, width)
@@ -88,10 +88,10 @@ def sweep(
 def networks(
     space: SpaceName, mappings: Sequence[Messages], seeds: Sequence[int], width: int
 ) -> tuple[Float[Tensor, "models objects letters"], ManyModels]:
-    """Targets and networks, seeds of one mapping after each other."""
+    """Targets and networks, ordered by mapping, then by seed."""
     starts = [message_network(space, width, seed) for seed in seeds]
-    wanted = torch.stack([torch.from_numpy(one_hot(space, mapping)) for mapping in mappings])
-    return wanted.repeat_interleave(len(seeds), 0), ManyModels(starts * len(mappings))
+    targets = torch.stack([torch.from_numpy(one_hot(space, mapping)) for mapping in mappings])
+    return targets.repeat_interleave(len(seeds), 0), ManyModels(starts * len(mappings))
 
 
 def letter_products(
@@ -100,12 +100,12 @@ def letter_products(
     inputs: Float[Tensor, "objects letters"],
     targets: Float[Tensor, "models objects letters"],
 ) -> Float[Tensor, "models places objects objects"]:
-    """`⟨∇ℓ_o, ∇ℓ_u⟩` of the losses of the letter at each place, of every stacked `message_network`.
+    """`⟨∇ℓ_o, ∇ℓ_u⟩` of the letter losses at each place, for every stacked `message_network`.
 
-    A small step on the letter of object u lowers the loss of o's letter by η times that. With
+    A small step on the letter of object u lowers the loss of o's letter by η times this. With
     `z = W₂ h + b₂`, `h = tanh(W₁ x + b₁)`, the force G on the letter's logits, and
     `δ = (W₂ᵀ G) (1 − h²)`, it is `G_o·G_u (h_o·h_u + 1) + δ_o·δ_u (x_o·x_u + 1)`: the kernel
-    between two objects by the forces on them.
+    between two objects times the forces on them.
     """
     into, bias, out, out_bias = (
         weights[name] for name in ("0.weight", "0.bias", "2.weight", "2.bias")
@@ -123,7 +123,7 @@ def letter_products(
 def learned(
     space: SpaceName, mappings: Sequence[Messages], measured: Sweep
 ) -> list[LearnedMapping]:
-    """The rows of a sweep."""
+    """Result rows of a sweep, one per mapping."""
     area, cooperation = measured.losses.mean(0), measured.cooperation.mean(0)
     rows = []
     for index, mapping in enumerate(mappings):
@@ -145,7 +145,7 @@ def learned(
 
 
 def kind_paths(rows: Sequence[LearnedMapping], measured: Sweep) -> Iterator[KindPath]:
-    """Means over every kind's mappings by step, the loss after the last step at the end."""
+    """Means over the mappings of each kind, by step; losses end with that after the last step."""
     losses = torch.cat([measured.losses, measured.final[None]])
 
     def means(values: Float[Tensor, "steps mappings seeds"], members: list[int]) -> Paths:

@@ -1,1 +1,1 @@
-"""What to teach under label noise, and what is learned faster."""
+"""Training targets under label noise, and which examples are learned faster."""

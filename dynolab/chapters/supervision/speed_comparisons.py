@@ -1,14 +1,14 @@
-"""How fast kinds of examples are learned, clean or noisy, coherent or contradictory.
+"""How fast kinds of examples are learned: clean or noisy, coherent or contradictory.
 
-Measured is the influence that training accumulates on them.
+Speed is measured by the influence that training accumulates on the examples.
 
 One step of full-batch gradient descent on the mean loss moves `log p(y_o | x_o)` by
 
     Δ_o = η/N Σ_u ⟨∇ log p_o, ∇ log p_u⟩ + O(η²),
 
-a sum over the updating examples u: the same product A·K·G as everywhere, with the label's row of
-A and the force G_u = p − e_y. Summed over the steps it is the *accumulated influence*, and it
-falls into what an example does for itself and what every group of others does for it.
+a sum over the updating examples u: the product A·K·G with the label's row of A and the force
+G_u = p − e_y. Its sum over the steps is the *accumulated influence*, which splits into the
+influence of an example on itself and of each group of other examples on it.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from dynolab.results.supervision import Contrast, SpeedRow
 
 
 class SpeedConfig(BaseModel):
-    """Full-batch trainings whose every step is accounted for."""
+    """Full-batch trainings that account for the influences of every step."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    examples: int = Field(120, ge=4, description="Of every comparison.")
-    noise: float = Field(0.4, ge=0, lt=1, description="Wrong labels of the images.")
+    examples: int = Field(120, ge=4, description="Examples of each comparison.")
+    noise: float = Field(0.4, ge=0, lt=1, description="Share of images with a wrong label.")
     steps: int = Field(200, ge=1, description="Steps of gradient descent.")
     learning_rate: float = Field(
-        0.1, gt=0, description="Of a step on the mean loss; small enough for the first order."
+        0.1, gt=0, description="Step size on the mean loss; small enough for first order to hold."
     )
-    points: int = Field(50, ge=2, description="Steps that are kept for the figure.")
+    points: int = Field(50, ge=2, description="Steps kept for the figure.")
     adaptation: AdaptationConfig = AdaptationConfig()
 
 
 @dataclass(frozen=True)
 class Influences:
-    """What full-batch training did to its own examples, up to each of its steps, in nats.
+    """Influence of full-batch training on its own examples, up to each step, in nats.
 
-    Entry 0 of a path is the start. `from_groups[t, o, g]` is the accumulated first-order
-    influence on example o of the examples of group g other than itself, `own[t, o]` its influence
+    Entry 0 of a path is before training. `from_groups[t, o, g]` is the accumulated first-order
+    influence on example o of the other examples of group g, `own[t, o]` its influence
     on itself, `measured[t, o]` the change of `log p(y_o | x_o)` since the start.
     """
 
@@ -74,9 +74,9 @@ def accumulate(
     steps: int,
     learning_rate: float,
 ) -> Influences:
-    """Trains a copy of a network on all examples at once and accounts for every step.
+    """Trains a copy of a network on all examples at once and accumulates every step's influences.
 
-    **Arguments:** `groups`: of every example, counted from 0.
+    **Arguments:** `groups`: group of every example, counted from 0.
     """
     model, rows = deepcopy(model), torch.arange(len(labels))
     weights = list(model.parameters())
@@ -94,9 +94,9 @@ def accumulate(
         pull = (functional.one_hot(labels, logits.shape[-1]) - logps.exp()).detach()[:, None]
         gram = gradient_gram(model, inputs, pull, inputs, pull, generic=generic)[:, :, 0, 0]
         influence = learning_rate / len(labels) * gram
-        itself = influence.diagonal()
-        own.append(own[-1] + itself)
-        others.append(others[-1] + influence @ members - itself[:, None] * members)
+        self_influence = influence.diagonal()
+        own.append(own[-1] + self_influence)
+        others.append(others[-1] + influence @ members - self_influence[:, None] * members)
         gradients = torch.autograd.grad(functional.nll_loss(logps, labels), weights)
         with torch.no_grad():
             for w, gradient in zip(weights, gradients, strict=True):
@@ -106,9 +106,9 @@ def accumulate(
 
 
 def speed(path: Float[Tensor, " steps"]) -> float:
-    """Mean over the steps of what was accumulated by then: the area under the path, in nats.
+    """Mean of a path over the steps, the area under it, in nats.
 
-    Of two paths to the same end the steeper one is faster; of two of one shape the higher.
+    Of two paths to the same end, the steeper one is faster; of two of the same shape, the higher.
     """
     return float(path[1:].mean())
 
@@ -116,7 +116,7 @@ def speed(path: Float[Tensor, " steps"]) -> float:
 def compare_speeds(
     build: Build, images: Images, classes: int, config: SpeedConfig, seeds: Sequence[int]
 ) -> list[SpeedRow]:
-    """Accumulated influences of the two comparisons, two kinds each, seed by seed."""
+    """Accumulated influences in both comparisons, for both kinds of examples, seed by seed."""
     rows: list[SpeedRow] = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
@@ -126,17 +126,17 @@ def compare_speeds(
         if labels.wrong.any():
             model = build(tuple(few.pixels.shape[1:]), classes, seed)
             groups = labels.wrong.long()
-            influences = _accumulated(model, few.pixels, labels.given, groups, config)
+            influences = _accumulate(model, few.pixels, labels.given, groups, config)
             rows += _rows(influences, ("clean", "noisy"), groups, "clean-noisy", seed, config)
         generator = torch.Generator().manual_seed(seed)
         toy = coherent_and_contradictory(config.examples // 2, generator)
         model = build(tuple(toy.inputs.shape[1:]), toy.classes, seed)
-        influences = _accumulated(model, toy.inputs, toy.labels, toy.groups, config)
+        influences = _accumulate(model, toy.inputs, toy.labels, toy.groups, config)
         rows += _rows(influences, toy.names, toy.groups, "coherent-contradictory", seed, config)
     return rows
 
 
-def _accumulated(
+def _accumulate(
     model: nn.Module,
     inputs: Float[Tensor, "examples ..."],
     labels: Int[Tensor, " examples"],

@@ -1,8 +1,8 @@
-"""One network taught by several supervisory signals under label noise, seeds trained at once.
+"""Trains one network on several supervisory signals under label noise, all seeds at once.
 
-The arms of a seed share initial weights, wrong labels and the order of batches: they differ in
-what they are taught. Teachers see the noisy labels alone; validation labels are as noisy as
-training labels, since nobody would have clean ones there. Accuracy is on clean test labels.
+The arms of a seed share initial weights, wrong labels and the order of batches; only their targets
+differ. Teachers see noisy labels only. Validation labels are as noisy as training labels, because
+in practice clean ones would not be available. Accuracy is on clean test labels.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dynolab.results.supervision import Arm, DetectionRow, DetectionScore, Super
 from dynolab.statistics import auc
 
 Build = Callable[[int], nn.Module]
-"""A network by the seed of its initial weights."""
+"""Builds a network from the seed of its initial weights."""
 
 
 class SupervisionConfig(BaseModel):
@@ -49,25 +49,26 @@ class SupervisionConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     training: SGDConfig = Field(
         SGDConfig(learning_rate=0.05, momentum=0.9, epochs=40),
-        description="Of teachers and students alike.",
+        description="Training of teachers and students alike.",
     )
     smoothing: float = Field(0.1, ge=0, lt=1, description="ε of label smoothing.")
     temperature: float = Field(
-        1.0, gt=0, description="τ of distillation: of the teacher's predictions and the student's."
+        1.0, gt=0, description="τ of distillation, for the teacher's and the student's predictions."
     )
     filter_decay: float = Field(
-        FILTER_DECAY, ge=0, lt=1, description="Of Filter-KD's moving average of predictions."
+        FILTER_DECAY, ge=0, lt=1, description="Decay of Filter-KD's moving average of predictions."
     )
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """What training on the given labels left, seeds first.
+    """Results of training on the given labels; the first axis is over seeds.
 
-    - `early`, `last`: logits on the training inputs by the weights of the best validation
-      accuracy and by the last ones; `early_weights`, `last_weights` are those.
-    - `table`: predictions at temperature τ at every visit, filtered.
-    - `path`: probabilities (τ = 1) at the visits of every epoch, NaN where an epoch left one out.
+    - `early`, `last`: logits on the training inputs at the weights with the best validation
+      accuracy (`early_weights`) and at the last ones (`last_weights`).
+    - `table`: filtered predictions at temperature τ.
+    - `path`: probabilities (τ = 1) when visited in each epoch; NaN if an epoch left the example
+      out.
     """
 
     early: Float[Tensor, "seeds examples classes"]
@@ -80,7 +81,7 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Supervised:
-    """What was measured at one noise level."""
+    """Result rows of one noise level."""
 
     rows: list[SupervisionRow]
     detections: list[DetectionRow]
@@ -89,13 +90,13 @@ class Supervised:
 def compare_supervision(
     build: Build, data: ImageSplits, config: SupervisionConfig, noise: float, seeds: Sequence[int]
 ) -> Supervised:
-    """Trains every arm with every seed on the training images with a share of wrong labels.
+    """Trains every arm with every seed on the training images, a share of them mislabelled.
 
     **Raises:** `ConfigError` for noise outside [0, 1), labels out of range, a class without
     examples.
     """
     labels, checks = (
-        [_noisy(images.labels, data.classes, noise, seed) for seed in seeds]
+        [_flip_labels(images.labels, data.classes, noise, seed) for seed in seeds]
         for images in (data.train, data.validation)
     )
     given, true = torch.stack([noisy.given for noisy in labels]), data.train.labels
@@ -110,14 +111,14 @@ def compare_supervision(
         data.validation.pixels,
         torch.stack([noisy.given for noisy in checks]),
     )
-    heat = config.temperature
+    temperature = config.temperature
     targets: dict[Arm, Float[Tensor, "seeds examples classes"]] = {
         "one_hot": hard,
         "early_stopping": hard,
         "one_hot_twice": hard,
         "label_smoothing": smoothed(given, data.classes, config.smoothing),
-        "kd": (teacher.last / heat).softmax(-1),
-        "eskd": (teacher.early / heat).softmax(-1),
+        "kd": (teacher.last / temperature).softmax(-1),
+        "eskd": (teacher.early / temperature).softmax(-1),
         "filter_kd": teacher.table.targets(hard),
     }
     weights: dict[Arm, Mapping[str, Tensor]] = {
@@ -125,19 +126,21 @@ def compare_supervision(
         "early_stopping": teacher.early_weights,
     }
     for arms in (("one_hot_twice", "label_smoothing"), ("kd", "eskd", "filter_kd")):
-        weights |= _students(
+        weights |= _train_students(
             build, data, config, seeds, orders, {arm: targets[arm] for arm in arms}
         )
     many = ManyModels([build(seed) for seed in seeds])
     rows = [
         row
         for arm, target in targets.items()
-        for row in _measured(many, weights[arm], data, target, labels, arm, noise, seeds)
+        for row in _measure(many, weights[arm], data, target, labels, arm, noise, seeds)
     ]
     return Supervised(rows, _detections(teacher, labels, noise, seeds))
 
 
-def _noisy(labels: Int[Tensor, " examples"], classes: int, noise: float, seed: int) -> NoisyLabels:
+def _flip_labels(
+    labels: Int[Tensor, " examples"], classes: int, noise: float, seed: int
+) -> NoisyLabels:
     generator = torch.Generator().manual_seed(seed_for("wrong labels", seed))
     return flip_labels(labels, classes, noise, generator)
 
@@ -151,7 +154,7 @@ def train_teacher(
     check_inputs: Tensor,
     check_labels: Int[Tensor, "seeds checks"],
 ) -> Teacher:
-    """Trains on one-hot labels, and keeps what students will be taught."""
+    """Trains on one-hot labels, and keeps the predictions that become the students' targets."""
     table = FilterTable(*hard.shape, decay=config.filter_decay)
     path = torch.full((config.training.epochs, *hard.shape), torch.nan)
     best = torch.full((len(many),), -1.0)
@@ -162,8 +165,8 @@ def train_teacher(
         at = step.rows.unsqueeze(-1).expand_as(step.logits)
         path[(step.number - 1) // per_epoch].scatter_(1, at, step.logits.softmax(-1))
         if step.number % per_epoch == 0:
-            right = (many.logits(check_inputs).argmax(-1) == check_labels).float().mean(-1)
-            better, best = right > best, right.maximum(best)
+            accuracy = (many.logits(check_inputs).argmax(-1) == check_labels).float().mean(-1)
+            better, best = accuracy > best, accuracy.maximum(best)
             early = {
                 name: torch.where(better.view(-1, *[1] * (new.dim() - 1)), new, early[name])
                 for name, new in step.after.items()
@@ -172,7 +175,7 @@ def train_teacher(
     return Teacher(many.logits(inputs, early), many.logits(inputs, last), early, last, table, path)
 
 
-def _students(
+def _train_students(
     build: Build,
     data: ImageSplits,
     config: SupervisionConfig,
@@ -180,7 +183,7 @@ def _students(
     orders: Int[Tensor, "seeds steps batch"],
     targets: Mapping[Arm, Float[Tensor, "seeds examples classes"]],
 ) -> dict[Arm, Mapping[str, Tensor]]:
-    """Trains the seeds of all these arms at once."""
+    """Trains all seeds of these arms at once."""
     many = ManyModels([build(seed) for _ in targets for seed in seeds])
     distilled = "kd" in targets
     rates = torch.full((len(many),), config.training.learning_rate)
@@ -207,7 +210,7 @@ def _students(
     }
 
 
-def _measured(
+def _measure(
     many: ManyModels,
     weights: Mapping[str, Tensor],
     data: ImageSplits,
@@ -218,23 +221,23 @@ def _measured(
     seeds: Sequence[int],
 ) -> list[SupervisionRow]:
     test = many.logits(data.test.pixels, weights)
-    right = (test.argmax(-1) == data.test.labels).float().mean(-1)
+    accuracy = (test.argmax(-1) == data.test.labels).float().mean(-1)
     picked = data.test.labels[None, :, None].expand(len(seeds), -1, 1)
     nll = -test.log_softmax(-1).gather(-1, picked).mean((1, 2))
     predicted = many.logits(data.train.pixels, weights).argmax(-1)
     error = (target - one_hot(data.train.labels, data.classes)).norm(dim=-1).mean(-1)
     rows = []
     for place, (seed, noisy) in enumerate(zip(seeds, labels, strict=True)):
-        believed = (predicted[place] == noisy.given)[noisy.wrong].float()
+        fitted_wrong = (predicted[place] == noisy.given)[noisy.wrong].float()
         rows.append(
             SupervisionRow(
                 arm=arm,
                 noise=noise,
                 seed=seed,
-                accuracy=float(right[place]),
+                accuracy=float(accuracy[place]),
                 nll=float(nll[place]),
                 target_error=float(error[place]),
-                believed_wrong=float(believed.mean()) if len(believed) else None,
+                believed_wrong=float(fitted_wrong.mean()) if len(fitted_wrong) else None,
             )
         )
     return rows
@@ -243,10 +246,10 @@ def _measured(
 def _detections(
     teacher: Teacher, labels: Sequence[NoisyLabels], noise: float, seeds: Sequence[int]
 ) -> list[DetectionRow]:
-    """How well each score tells wrong labels from right ones; nothing where none is wrong."""
+    """AUC of each score at finding wrong labels; no rows for seeds without any."""
     given = torch.stack([noisy.given for noisy in labels])
     along = teacher.path.gather(-1, given[None, :, :, None].expand(len(teacher.path), -1, -1, 1))
-    # An example that no batch held has no path: the mean over it is chance, and it is straight.
+    # An example that was in no batch has no path: score it as chance, with no zig-zag.
     classes = teacher.last.shape[-1]
     scores: dict[DetectionScore, Tensor] = {
         "filter": disagreement(teacher.table.targets(one_hot(given, classes)), given),

@@ -1,1 +1,1 @@
-"""Task heads, and how fast two factorisations adapt."""
+"""Preparing task heads, and how fast two factorisations adapt."""

@@ -1,9 +1,9 @@
-"""How fast the two ways to factor a joint distribution adapt when its cause is intervened on.
+"""How fast both factorisations of a joint distribution adapt to an intervention on the cause.
 
 A causes B: `p(a, b) = p(a) p(b|a)`. One learner holds the tables of p(A) and p(B|A), the other
-those of p(B) and p(A|B). Both are trained on the same joint; then p(A) is replaced and the
-mechanism p(B|A) left as it is. Only p(A) has to be learned anew by the first, both tables by the
-second, so that the first should adapt with fewer examples (Bengio et al., A Meta-Transfer
+those of p(B) and p(A|B). Both are trained on the same joint; then p(A) is replaced, and the
+mechanism p(B|A) stays the same. The first learner has to relearn only p(A), the second both
+tables, so the first should need fewer examples (Bengio et al., A Meta-Transfer
 Objective, arXiv 1901.10912, §2 and 3).
 """
 
@@ -21,16 +21,16 @@ from dynolab.results.supervision import AdaptationRow
 
 
 class AdaptationConfig(BaseModel):
-    """Two variables of as many values, and how their learners adapt."""
+    """Two variables with equally many values, and how their learners adapt."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     values: int = Field(10, ge=2, description="Values of A and of B.")
-    problems: int = Field(50, ge=1, description="Random joints and interventions of a seed.")
-    examples: int = Field(100, ge=1, description="Examples after the intervention, one a step.")
+    problems: int = Field(50, ge=1, description="Random joints and interventions per seed.")
+    examples: int = Field(100, ge=1, description="Examples after the intervention, one per step.")
     learning_rates: tuple[float, ...] = Field(
         (0.03, 0.1, 0.3, 1.0),
         min_length=1,
-        description="Of a step; each learner is judged at the one at which it adapts fastest.",
+        description="Step sizes; each learner is judged at the one where it adapts fastest.",
     )
 
 
@@ -43,9 +43,9 @@ class Learner:
 
     @classmethod
     def of(cls, joint: Float[Tensor, "problems values values"], rates: int) -> Learner:
-        """Trained on the joint p(x, y): its likeliest tables are its own marginal and conditional.
+        """Learners fitted to the joint p(x, y): their tables are its marginal and conditional.
 
-        What training on unlimited examples would leave; so both learners start alike.
+        This is the limit of unlimited training examples, so both learners start alike.
         """
         marginal = joint.sum(2)
         conditional = joint / marginal[..., None]
@@ -64,7 +64,7 @@ class Learner:
         y: Int[Tensor, " problems"],
         rates: Float[Tensor, " rates"],
     ) -> None:
-        """A step of gradient descent on `−log p(x, y)` of one example: logits move by η (e − p)."""
+        """Takes a gradient step on `−log p(x, y)` of one example: logits move by η (e − p)."""
         problems = torch.arange(len(x))
         row = self.conditional[:, problems, x]
         pull = -row.softmax(-1)
@@ -76,7 +76,7 @@ class Learner:
 
 
 def compare_adaptation(config: AdaptationConfig, seeds: Sequence[int]) -> Iterator[AdaptationRow]:
-    """Both learners, seed by seed, on the same examples."""
+    """Adapts both learners to the same examples, seed by seed."""
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         shape = (config.problems, config.values)
@@ -92,9 +92,9 @@ def compare_adaptation(config: AdaptationConfig, seeds: Sequence[int]) -> Iterat
 
 
 def _simplex(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Uniform over all distributions along the last axis."""
-    waits = -torch.rand(shape, generator=generator, dtype=torch.float64).log()
-    return waits / waits.sum(-1, keepdim=True)
+    """Draws distributions along the last axis, uniform over the simplex."""
+    exponentials = -torch.rand(shape, generator=generator, dtype=torch.float64).log()
+    return exponentials / exponentials.sum(-1, keepdim=True)
 
 
 def _adapt(
@@ -109,13 +109,13 @@ def _adapt(
     rates = torch.tensor(config.learning_rates, dtype=before.dtype)
     learner = Learner.of(before, len(rates))
 
-    def away() -> Float[Tensor, " rates"]:
+    def divergence() -> Float[Tensor, " rates"]:
         return (after * (after.log() - learner.logp())).sum((2, 3)).mean(1)
 
-    path = [away()]
+    path = [divergence()]
     for number in range(config.examples):
         learner.learn(x[:, number], y[:, number], rates)
-        path.append(away())
+        path.append(divergence())
     for rate, kl in zip(config.learning_rates, torch.stack(path).T.tolist(), strict=True):
         yield AdaptationRow.model_validate(
             {"direction": direction, "seed": seed, "learning_rate": rate, "kl": kl}

@@ -1,6 +1,6 @@
-"""A task to learn first and a task to transfer to, with test inputs from elsewhere.
+"""A pretraining task and a task to transfer to, with out-of-distribution test inputs.
 
-Some classes of a data set make the first task, other classes the second: digits or topics.
+The first task has some classes of a data set (digits or topics), the second the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dynolab.errors import ConfigError
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and their labels, counted from 0 in their own task."""
+    """Inputs and their labels, counted from 0 within their task."""
 
     inputs: Float[Tensor, "examples ..."]
     labels: Int[Tensor, " examples"]
@@ -30,9 +30,9 @@ class Examples:
 
 @dataclass(frozen=True)
 class TransferTask:
-    """The first task's training examples, and what the second task's are drawn from.
+    """The first task's training examples, and the pool from which the second task draws its own.
 
-    `elsewhere`: the second task's test inputs changed as its training inputs never are, by the
+    `elsewhere`: the second task's test inputs under changes that training inputs never undergo, by
     name of the change.
     """
 
@@ -45,9 +45,9 @@ class TransferTask:
     classes: int
 
     def draw(self, examples: int, seed: int) -> Int[Tensor, " drawn"]:
-        """Places in the pool of the second task's training examples.
+        """Draws the second task's training examples, as indices into the pool.
 
-        **Raises:** `ConfigError` where the pool has too few, or a class gets none.
+        **Raises:** `ConfigError` if the pool has too few, or a class gets none.
         """
         if examples > len(self.pool.labels):
             raise ConfigError(
@@ -62,7 +62,7 @@ class TransferTask:
 
 
 def check_classes(first: Sequence[int], classes: int, field: str) -> None:
-    """**Raises:** `ConfigError` unless both tasks get two classes at least, each known."""
+    """**Raises:** `ConfigError` for unknown classes, or fewer than two in either task."""
     unknown = [label for label in first if not 0 <= label < classes]
     if unknown or len(set(first)) < len(first):
         raise ConfigError(field, list(first), f"name classes of 0 … {classes - 1}, each once")
@@ -77,16 +77,16 @@ def check_classes(first: Sequence[int], classes: int, field: str) -> None:
 def image_task(data: ImageSplits, first: Sequence[int], seed: int) -> TransferTask:
     """Images of some classes, then of the others; test images also shifted, rotated and noisy.
 
-    **Arguments:** `seed`: of the noise.
+    **Arguments:** `seed`: seed of the pixel noise.
     """
     check_classes(first, data.classes, "first_digits")
     second = [label for label in range(data.classes) if label not in first]
-    test = _of(data.test.pixels, data.test.labels, second)
+    test = _select_classes(data.test.pixels, data.test.labels, second)
     generator = torch.Generator().manual_seed(seed)
     return TransferTask(
         "digits",
-        _of(data.train.pixels, data.train.labels, first),
-        _of(data.train.pixels, data.train.labels, second),
+        _select_classes(data.train.pixels, data.train.labels, first),
+        _select_classes(data.train.pixels, data.train.labels, second),
         test,
         {
             "shifted": shifted(test.inputs),
@@ -101,8 +101,8 @@ def image_task(data: ImageSplits, first: Sequence[int], seed: int) -> TransferTa
 def topic_task(config: TopicConfig, first: Sequence[int]) -> TransferTask:
     """Texts of some topics as bags of words, then of the others.
 
-    Test texts are also shortened to a third of their words, and mixed each with a text of another
-    topic. A third of the texts is kept for testing; the vocabulary is that of the others.
+    Test texts are also shortened to a third of their words, or each mixed with a text of another
+    topic. A third of the texts is held out for testing; the rest determine the vocabulary.
     """
     texts = load_topics(config)
     check_classes(first, len(texts.names), "first_topics")
@@ -114,23 +114,28 @@ def topic_task(config: TopicConfig, first: Sequence[int]) -> TransferTask:
     places = vocabulary([texts.words[i] for i in kept], config.vocabulary)
     labels = torch.from_numpy(texts.labels)
 
-    def made(words: Sequence[Sequence[str]]) -> Float[Tensor, "texts vocabulary"]:
+    def to_bags(words: Sequence[Sequence[str]]) -> Float[Tensor, "texts vocabulary"]:
         return torch.from_numpy(bags(words, places))
 
-    inputs = made([texts.words[i] for i in kept])
+    inputs = to_bags([texts.words[i] for i in kept])
     return TransferTask(
         "topics",
-        _of(inputs, labels[kept], first),
-        _of(inputs, labels[kept], second),
-        _of(made([texts.words[i] for i in held]), labels[held], second),
-        {"shortened": made(_shortened(texts, held, rng)), "mixed": made(_mixed(texts, held, rng))},
+        _select_classes(inputs, labels[kept], first),
+        _select_classes(inputs, labels[kept], second),
+        _select_classes(to_bags([texts.words[i] for i in held]), labels[held], second),
+        {
+            "shortened": to_bags(_shortened(texts, held, rng)),
+            "mixed": to_bags(_mixed(texts, held, rng)),
+        },
         len(first),
         len(second),
     )
 
 
-def _of(inputs: Tensor, labels: Int[Tensor, " examples"], wanted: Sequence[int]) -> Examples:
-    """Examples of some classes, which are counted from 0 in the order given."""
+def _select_classes(
+    inputs: Tensor, labels: Int[Tensor, " examples"], wanted: Sequence[int]
+) -> Examples:
+    """Selects examples of some classes, renumbered from 0 in the order given."""
     place = torch.full((int(labels.max()) + 1,), -1)
     for new, old in enumerate(wanted):
         if old < len(place):
@@ -140,14 +145,14 @@ def _of(inputs: Tensor, labels: Int[Tensor, " examples"], wanted: Sequence[int])
 
 
 def shifted(pixels: Float[Tensor, "images channels height width"]) -> Tensor:
-    """One eighth of the width to the right and of the height down; what leaves is lost."""
+    """Shifts right by an eighth of the width and down by an eighth of the height, and crops."""
     down, right = (max(1, side // 8) for side in pixels.shape[-2:])
     padded: Tensor = functional.pad(pixels, (right, 0, down, 0))
     return padded[..., : pixels.shape[-2], : pixels.shape[-1]]
 
 
 def rotated(pixels: Float[Tensor, "images channels height width"], degrees: float) -> Tensor:
-    """Turned about the centre, bilinear between pixels."""
+    """Rotates about the centre with bilinear interpolation."""
     angle = torch.deg2rad(torch.tensor(degrees))
     turn = torch.stack(
         [
@@ -166,7 +171,7 @@ def noisy(
     deviation: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """With Gaussian noise on every pixel, kept in 0 … 1."""
+    """Adds Gaussian noise to every pixel, clipped to 0 … 1."""
     noise = torch.randn(pixels.shape, generator=generator)
     return (pixels + deviation * noise).clamp(0, 1)
 

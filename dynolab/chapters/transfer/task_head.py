@@ -1,10 +1,10 @@
-"""What a task head does to features in finetuning: energy and direction before, adaptation after.
+"""How a task head moves features in finetuning: energy and direction before, adaptation after.
 
 One step of gradient descent on the features' own logits moves a feature vector along
 
     −∂L/∂h = (∂z/∂h)ᵀ (e_y − p),
 
-whose size is set by the *energy* ‖e_y − p‖ and whose *direction* by the head, ∂z/∂h (Ren et al.,
+whose size depends on the *energy* ‖e_y − p‖ and whose *direction* on the head, ∂z/∂h (Ren et al.,
 *How to Prepare Your Task Head for Finetuning*, arXiv 2302.05779).
 """
 
@@ -25,7 +25,7 @@ Head = Callable[[Float[Tensor, "... features"]], Float[Tensor, "... classes"]]
 def energy(
     logits: Float[Tensor, "examples classes"], labels: Int[Tensor, " examples"]
 ) -> Float[Tensor, ""]:
-    """`E ‖e_y − p‖₂`: between 0 where every label is certain and √2 where a wrong one is."""
+    """`E ‖e_y − p‖₂`: from 0 if every label is certain to √2 if wrong ones are."""
     target = functional.one_hot(labels.long(), logits.shape[-1]).to(logits.dtype)
     return (target - logits.softmax(-1)).norm(dim=-1).mean()
 
@@ -33,7 +33,7 @@ def energy(
 def feature_forces(
     head: Head, features: Float[Tensor, "examples features"], labels: Int[Tensor, " examples"]
 ) -> Float[Tensor, "examples features"]:
-    """`−∂L/∂h = (∂z/∂h)ᵀ (e_y − p)` of every example's cross-entropy, for a head of any depth."""
+    """`−∂L/∂h = (∂z/∂h)ᵀ (e_y − p)` for each example's cross-entropy and a head of any depth."""
 
     def logp(h: Tensor, y: Tensor) -> Tensor:
         return head(h).log_softmax(-1).gather(-1, y[None])[0]
@@ -44,11 +44,11 @@ def feature_forces(
 def direction_consistency(
     forces: Float[Tensor, "examples features"], labels: Int[Tensor, " examples"], classes: int
 ) -> Float[Tensor, ""]:
-    """Mean cosine between the forces of two different examples of one class.
+    """Mean cosine between the forces on two different examples of the same class.
 
-    With unit forces u of a class of n: `(‖Σ u‖² − Σ ‖u‖²)/(n(n − 1))`; the mean is over the
-    classes of more than one example. At 1 a class is moved as one, at 0 its examples are moved
-    apart as much as together. An example without force has no direction and counts as 0.
+    With unit forces u of a class of n: `(‖Σ u‖² − Σ ‖u‖²)/(n(n − 1))`; the mean is over
+    classes with more than one example. At 1 a class moves as one; at 0 its examples move apart as
+    much as together. An example with zero force has no direction and counts as 0.
     """
     units = functional.normalize(forces, dim=-1)
     members = functional.one_hot(labels.long(), classes).to(forces.dtype)
@@ -62,11 +62,11 @@ def direction_consistency(
 def mismatch(
     forces: Float[Tensor, "examples features"], labels: Int[Tensor, " examples"], classes: int
 ) -> Float[Tensor, ""]:
-    """The energy–direction mismatch: share of the forces' squared size that classes do not share.
+    """Energy–direction mismatch: the part of the squared forces that classes do not share.
 
-    `1 − Σ_c n_c ‖f̄_c‖² / Σ_i ‖f_i‖²` with f̄_c the mean force of class c: 0 where all examples of a
-    class are pushed alike, 1 where their pushes cancel. It names a failure where energy is high:
-    features are then moved far, and not together.
+    `1 − Σ_c n_c ‖f̄_c‖² / Σ_i ‖f_i‖²` with f̄_c the mean force of class c: 0 if all examples of a
+    class are pushed alike, 1 if their pushes cancel. With high energy it indicates failure:
+    features then move far, but not together.
     """
     members = functional.one_hot(labels.long(), classes).to(forces.dtype)
     counts = members.sum(0)
@@ -78,11 +78,11 @@ def mismatch(
 
 @dataclass(frozen=True)
 class Adaptation:
-    """How far finetuning took features h from where they were, h⁰; means over examples.
+    """How far finetuning moved features h from their start h⁰; means over examples.
 
     `distance` ‖h − h⁰‖₂, `cosine` of h and h⁰, `dot_product` ⟨h, h⁰⟩, `norm` ‖h‖₂, and `followed`,
     the cosine between h − h⁰ and the force on the feature before the first step: whether features
-    went where they were first pushed.
+    moved in the direction of the first push.
     """
 
     distance: float
@@ -97,7 +97,7 @@ def adaptation(
     after: Float[Tensor, "examples features"],
     forces: Float[Tensor, "examples features"],
 ) -> Adaptation:
-    """Compares features before and after finetuning, with the forces on them before it."""
+    """Compares features before and after finetuning, and with the initial forces on them."""
     moved = after - before
     return Adaptation(
         distance=float(moved.norm(dim=-1).mean()),

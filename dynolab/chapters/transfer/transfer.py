@@ -1,4 +1,4 @@
-"""Heads probed for τ epochs, then everything finetuned: all τ and seeds of a strategy at once."""
+"""Trains heads alone for τ epochs, then finetunes everything; all τ and seeds at once."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ STRATEGIES: tuple[Strategy, ...] = ("linear", "smoothed", "two_layer", "reinitia
 
 
 class ProbingConfig(BaseModel):
-    """Gradient descent on the head alone."""
+    """Gradient descent on the head only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     learning_rate: float = Field(0.1, gt=0)
-    batch_size: int = Field(20, ge=1, description="Examples of one step.")
+    batch_size: int = Field(20, ge=1, description="Examples per step.")
 
     def schedule(self, epochs: int) -> SGDConfig:
-        """For so many epochs."""
+        """SGD settings for a number of epochs."""
         return SGDConfig(
             learning_rate=self.learning_rate, batch_size=self.batch_size, epochs=epochs
         )
@@ -47,30 +47,35 @@ class TransferConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     pretraining: SGDConfig = Field(
-        SGDConfig(learning_rate=0.1, epochs=30), description="On the first task."
+        SGDConfig(learning_rate=0.1, epochs=30), description="Training on the first task."
     )
-    examples: int = Field(100, ge=4, description="Of the second task, to probe and finetune with.")
+    examples: int = Field(
+        100, ge=4, description="Examples of the second task for probing and finetuning."
+    )
     taus: tuple[int, ...] = Field(
         (0, 1, 4, 16, 64, 256), min_length=2, description="Epochs of head probing, rising."
     )
     probing: ProbingConfig = Field(
-        ProbingConfig(), description="Of the head alone; taus says for how long."
+        ProbingConfig(), description="Training of the head only; taus sets for how long."
     )
     finetuning: SGDConfig = Field(
-        SGDConfig(learning_rate=0.1, batch_size=20, epochs=40), description="Of all weights."
+        SGDConfig(learning_rate=0.1, batch_size=20, epochs=40),
+        description="Training of all weights.",
     )
-    smoothing: float = Field(0.4, gt=0, lt=1, description="ε of probing with smoothed labels.")
+    smoothing: float = Field(
+        0.4, gt=0, lt=1, description="ε of the smoothed labels used in probing."
+    )
     strategies: tuple[Strategy, ...] = Field(STRATEGIES, min_length=1)
 
     @model_validator(mode="after")
-    def _taus_rise(self) -> TransferConfig:
+    def _check_taus_and_strategies(self) -> TransferConfig:
         if self.taus[0] < 0 or list(self.taus) != sorted(set(self.taus)):
             raise ConfigError("taus", list(self.taus), "give rising numbers of epochs from 0")
         if len(set(self.strategies)) < len(self.strategies) or "linear" not in self.strategies:
             raise ConfigError(
                 "strategies",
                 list(self.strategies),
-                "name each once, and linear, which the others are compared with",
+                "list each once, and include linear, the baseline",
             )
         return self
 
@@ -78,9 +83,9 @@ class TransferConfig(BaseModel):
 def compare_heads(
     build: Build, task: TransferTask, config: TransferConfig, seeds: Sequence[int]
 ) -> list[TransferRow]:
-    """Pretrains on the first task, and carries every seed over by every strategy and τ.
+    """Pretrains on the first task, then transfers every seed with every strategy and τ.
 
-    **Arguments:** `build`: of networks with a `body` and a linear `head`.
+    **Arguments:** `build`: builds networks with a `body` and a linear `head`.
 
     **Raises:** `ConfigError` for more examples than the second task has, or a class without any.
     """
@@ -94,12 +99,12 @@ def compare_heads(
     rows = []
     for strategy in config.strategies:
         transfer = _Transfer(build, task, config, seeds, draws, strategy)
-        rows += transfer.run(_part(many.weights, "body"))
+        rows += transfer.run(_submodule_weights(many.weights, "body"))
     return rows
 
 
 class _Transfer:
-    """One strategy with all seeds and τ."""
+    """Runs one strategy with all seeds and τ."""
 
     def __init__(
         self,
@@ -119,16 +124,16 @@ class _Transfer:
         self.heads = ManyModels([network.get_submodule("head") for network in fresh])
 
     def run(self, pretrained: Weights) -> list[TransferRow]:
-        body = self._start(pretrained)
-        heads = self._probed(body)
+        body = self._initial_body(pretrained)
+        heads = self._probe_heads(body)
         # τ first, then seeds.
         bodies = {name: torch.cat([w] * len(heads)) for name, w in body.items()}
         joined = {name: torch.cat([head[name] for head in heads]) for name in heads[0]}
-        after = self._finetuned(bodies, joined)
+        after = self._finetune(bodies, joined)
         return self._rows(bodies, joined, after)
 
-    def _start(self, pretrained: Weights) -> Weights:
-        """The pretrained features; their last layer as drawn, where it is to be drawn anew."""
+    def _initial_body(self, pretrained: Weights) -> Weights:
+        """The pretrained body; with `reinitialised`, its last layer has fresh weights."""
         if self.strategy != "reinitialised":
             return pretrained
         last = list(pretrained)[-1].rpartition(".")[0]
@@ -138,10 +143,10 @@ class _Transfer:
             for name, w in pretrained.items()
         }
 
-    def _probed(self, body: Weights) -> list[Weights]:
-        """Heads after every τ epochs of training them alone on features that stay."""
+    def _probe_heads(self, body: Weights) -> list[Weights]:
+        """Heads after each τ epochs of training on frozen features."""
         config, classes = self.config, self.task.classes
-        few = self._features(body)
+        features = self._features(body)
         labels = self.task.pool.labels[self.draws].flatten()
         if self.strategy == "smoothed":
             targets = smoothed(labels, classes, config.smoothing)
@@ -151,25 +156,25 @@ class _Transfer:
         heads = {0: dict(self.heads.weights)} if config.taus[0] == 0 else {}
         if epochs:
             schedule = config.probing.schedule(epochs)
-            # Every seed's examples are rows of one table.
+            # Stack every seed's examples as rows of one table.
             shift = config.examples * torch.arange(len(self.seeds))[:, None, None]
             orders = batch_orders(config.examples, schedule, self.seeds) + shift
             per_epoch = orders.shape[1] // epochs
-            for step in train_many(self.heads, few.flatten(0, 1), targets, orders, schedule):
+            for step in train_many(self.heads, features.flatten(0, 1), targets, orders, schedule):
                 epoch, rest = divmod(step.number, per_epoch)
                 if not rest and epoch in config.taus:
                     heads[epoch] = step.after
         return [heads[tau] for tau in config.taus]
 
     def _features(self, body: Weights) -> Float[Tensor, "models drawn features"]:
-        """Of every model's own training examples."""
+        """Features of every model's own training examples."""
         draws = self.draws.repeat(len(next(iter(body.values()))) // len(self.seeds), 1)
         return self.bodies.logits(self.task.pool.inputs[draws], body, own=True)
 
-    def _finetuned(self, bodies: Weights, heads: Weights) -> Weights:
+    def _finetune(self, bodies: Weights, heads: Weights) -> Weights:
         config = self.config
         many = ManyModels(self.models * len(config.taus))
-        many.weights = _prefixed(bodies, "body") | _prefixed(heads, "head")
+        many.weights = _with_prefix(bodies, "body") | _with_prefix(heads, "head")
         places = batch_orders(config.examples, config.finetuning, self.seeds)
         orders = torch.stack([draw[own] for draw, own in zip(self.draws, places, strict=True)])
         orders = orders.repeat(len(config.taus), 1, 1)
@@ -182,7 +187,7 @@ class _Transfer:
         task, classes = self.task, self.task.classes
         copies = len(self.config.taus)
         labels = task.pool.labels[self.draws].repeat(copies, 1)
-        before, moved = self._features(bodies), self._features(_part(after, "body"))
+        before, moved = self._features(bodies), self._features(_submodule_weights(after, "body"))
         head = self.models[0].get_submodule("head")
         logits = vmap(lambda w, h: functional_call(head, w, (h,)))(heads, before)
         forces = vmap(
@@ -194,7 +199,7 @@ class _Transfer:
             name: (many.logits(x, after).argmax(-1) == task.test.labels).float().mean(-1).tolist()
             for name, x in tested.items()
         }
-        known = (logits.argmax(-1) == labels).float().mean(-1).tolist()
+        probe_accuracy = (logits.argmax(-1) == labels).float().mean(-1).tolist()
         rows, place = [], 0
         for tau in self.config.taus:
             for seed in self.seeds:
@@ -208,7 +213,7 @@ class _Transfer:
                         energy=float(energy(logits[place], y)),
                         consistency=float(direction_consistency(f, y, classes)),
                         mismatch=float(mismatch(f, y, classes)),
-                        probe_accuracy=known[place],
+                        probe_accuracy=probe_accuracy[place],
                         **vars(adaptation(before[place], moved[place], f)),
                         accuracy=right[""][place],
                         elsewhere={name: right[name][place] for name in task.elsewhere},
@@ -221,10 +226,10 @@ class _Transfer:
 def _network(
     build: Build, shape: tuple[int, ...], classes: int, seed: int, strategy: Strategy
 ) -> nn.Module:
-    """A fresh network for the second task; for `two_layer` with a hidden layer in its head.
+    """A fresh network for the second task; with `two_layer`, its head has a hidden layer.
 
-    Its weights are none that the first network began with: features have learned to fit that one's
-    head, and a layer drawn anew would only go back to its start.
+    Its weights differ from the first network's initial ones: features have adapted to that head,
+    and a reinitialised layer would merely return to its old start.
     """
     model = build(shape, classes, seed_for("second task", seed))
     head = model.get_submodule("head")
@@ -237,8 +242,8 @@ def _network(
     return model
 
 
-def _part(weights: Weights, name: str) -> Weights:
-    """The weights of a submodule, under its own names."""
+def _submodule_weights(weights: Weights, name: str) -> Weights:
+    """Weights of a submodule, without its prefix in their names."""
     return {
         full.removeprefix(f"{name}."): w
         for full, w in weights.items()
@@ -246,5 +251,5 @@ def _part(weights: Weights, name: str) -> Weights:
     }
 
 
-def _prefixed(weights: Weights, name: str) -> Weights:
+def _with_prefix(weights: Weights, name: str) -> Weights:
     return {f"{name}.{inner}": w for inner, w in weights.items()}

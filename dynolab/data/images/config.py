@@ -1,4 +1,4 @@
-"""Which images a study uses: the settings, and the revision that their content stands at."""
+"""Settings of the images that a study uses, and the revision that pins their content."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from dynolab.data.files import (
 from dynolab.errors import ConfigError
 
 IDX_FILES = tuple(
-    f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")
+    f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
 )
-"""MNIST's files by name; each may stand there compressed, with `.gz` after it."""
+"""Names of MNIST's files; each may be compressed, with `.gz` appended."""
 
 
 class ImageConfig(BaseModel):
-    """Labelled images, and how many of them are trained on, chosen by and tested with."""
+    """Labelled images, and how many of them are used for training, validation and test."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     source: Literal["digits", "idx", "hub", "arrays"] = Field(
@@ -36,41 +36,41 @@ class ImageConfig(BaseModel):
     )
     path: str | None = Field(
         None,
-        description="Of source `idx`: the folder. Of `arrays`: the .npz file with `images`, "
-        "`labels` and, where people labelled them too, `human` (images × classes).",
+        description="Source `idx`: the folder. Source `arrays`: the .npz file with `images`, "
+        "`labels` and, if people labelled the images too, `human` (images × classes).",
     )
     hub_name: str | None = Field(
-        None, description="Of source `hub`: ylecun/mnist, uoft-cs/cifar10, or alike."
+        None, description="Source `hub`: ylecun/mnist, uoft-cs/cifar10, or similar."
     )
     revision: str | None = Field(
         None, description="Hub: branch, tag or commit. Files: the sha256 of their content."
     )
-    classes: int = Field(10, ge=2, description="Labels lie in 0 … classes − 1.")
-    train: int = Field(1_000, ge=2, description="Images to train on.")
-    validation: int = Field(200, ge=1, description="Images to choose by.")
-    test: int = Field(400, ge=1, description="Images to test with.")
-    seed: int = Field(0, ge=0, description="Of the draw.")
+    classes: int = Field(10, ge=2, description="Number of classes; labels lie in 0 … classes − 1.")
+    train: int = Field(1_000, ge=2, description="Number of training images.")
+    validation: int = Field(200, ge=1, description="Number of images for model selection.")
+    test: int = Field(400, ge=1, description="Number of test images.")
+    seed: int = Field(0, ge=0, description="Seed of the random draw.")
 
     @model_validator(mode="after")
-    def _names_its_source(self) -> ImageConfig:
+    def _check_source(self) -> ImageConfig:
         check_source(self, "data", path=("idx", "arrays"), hub_name=("hub",))
         return self
 
 
 def resolve_images(config: ImageConfig) -> ImageConfig:
-    """The config with the revision that its content stands at.
+    """Returns the config with the revision of its content.
 
-    A Hub branch becomes its commit, files the sha256 of their bytes; a revision that files do not
-    have is refused.
+    That is the commit of a Hub branch, or the sha256 of files' bytes; files that do not match a
+    given revision raise `ConfigError`.
     """
     if config.source == "digits":
         return config
     if config.source == "hub":
         revision = hub_commit(config)
     elif config.source == "idx":
-        revision = _content(config, [idx_file(config, name) for name in IDX_FILES])
+        revision = _content_revision(config, [idx_file(config, name) for name in IDX_FILES])
     else:
-        revision = _content(config, [array_file(config)])
+        revision = _content_revision(config, [array_file(config)])
     return config.model_copy(update={"revision": revision})
 
 
@@ -81,13 +81,13 @@ def hub_commit(config: ImageConfig) -> str:
 
 
 def idx_file(config: ImageConfig, name: str) -> Path:
-    """One of MNIST's files in the folder, plain or compressed."""
+    """The path of one of MNIST's files in the folder, plain or compressed."""
     folder = named_path("data.path", config.path)
     for file in (folder / name, folder / f"{name}.gz"):
         if file.is_file():
             return file
     raise ConfigError(
-        "data.path", config.path, f"holds no {name} or {name}.gz; name MNIST's folder"
+        "data.path", config.path, f"has no {name} or {name}.gz; give the folder of MNIST's files"
     )
 
 
@@ -96,8 +96,8 @@ def array_file(config: ImageConfig) -> Path:
     return named_file("data.path", config.path, "name a .npz file")
 
 
-def _content(config: ImageConfig, files: Sequence[Path]) -> str:
-    """The sha256 over the files' own, which must be the expected one where that is given."""
+def _content_revision(config: ImageConfig, files: Sequence[Path]) -> str:
+    """The sha256 over the files' digests; it must match the config's revision if that is set."""
     whole = hashlib.sha256()
     for file in files:
         whole.update(file_digest("data.path", file))

@@ -1,4 +1,4 @@
-"""Images with labels: scikit-learn's digits, MNIST's idx files, the Hub, or arrays of one's own."""
+"""Labelled images from scikit-learn's digits, MNIST's idx files, the Hub, or your own arrays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Images:
 
     - `pixels`: float32 in 0..1.
     - `labels`: classes from 0.
-    - `human`: what people say each image is, as probabilities, where the source has it.
+    - `human`: class probabilities from people's labels, if the source has them.
     """
 
     pixels: Float[Tensor, "images channels height width"]
@@ -66,7 +66,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class ImageSplits:
-    """Images to train on, to choose by and to test with; no image stands in two."""
+    """Training, validation and test images; no image is in two of them."""
 
     train: Images
     validation: Images
@@ -81,18 +81,18 @@ class ImageSplits:
 
 
 def load_images(config: ImageConfig) -> ImageSplits:
-    """The splits of a source, drawn by seed with as many images of every class as there are.
+    """Draws the splits of a source by seed, with classes as balanced as it allows.
 
-    Test images are drawn from the source's own test part where it has one.
+    Test images are drawn from the source's own test part if it has one.
 
-    **Raises:** `ConfigError` for a file that is missing, cut short or of another kind, images of
+    **Raises:** `ConfigError` for a file that is missing, truncated or of another format, images of
     different shapes, pixels or labels out of range, a class without examples, too few images.
     """
     parts = _read(config)
     for part in parts:
         _check(part, config)
     if len(parts) == 1:
-        train, validation, test = _drawn(parts[0], config, SPLITS)
+        train, validation, test = _draw_splits(parts[0], config, SPLITS)
     else:
         if parts[0].pixels.shape[1:] != parts[1].pixels.shape[1:]:
             raise ConfigError(
@@ -100,8 +100,8 @@ def load_images(config: ImageConfig) -> ImageSplits:
                 [part.pixels.shape[1:] for part in parts],
                 "training and test images have different shapes; give files of one data set",
             )
-        train, validation = _drawn(parts[0], config, ("train", "validation"))
-        (test,) = _drawn(parts[1], config, ("test",))
+        train, validation = _draw_splits(parts[0], config, ("train", "validation"))
+        (test,) = _draw_splits(parts[1], config, ("test",))
     _check_classes(train, config)
     return ImageSplits(train, validation, test, config.classes)
 
@@ -131,7 +131,7 @@ def read_images(file: Path) -> ImageSplits:
 
 
 def _read(config: ImageConfig) -> list[Labelled]:
-    """The source's one part, or its training and its test part."""
+    """Reads a source's only part, or its training and its test part."""
     if config.source == "digits":
         from sklearn.datasets import load_digits
 
@@ -175,7 +175,7 @@ def _check(part: Labelled, config: ImageConfig) -> None:
         raise ConfigError(
             part.origin,
             f"label {wrong[0]}",
-            f"labels must lie in 0 … {config.classes - 1}; mend the labels, or set data.classes",
+            f"labels must lie in 0 … {config.classes - 1}; fix the labels, or set data.classes",
         )
     if human is not None and (
         human.shape != (len(labels), config.classes)
@@ -186,14 +186,15 @@ def _check(part: Labelled, config: ImageConfig) -> None:
         raise ConfigError(
             part.origin,
             f"human of shape {human.shape}",
-            f"give {len(labels)} × {config.classes} counts or probabilities, none negative, no "
-            "row without any",
+            f"give {len(labels)} × {config.classes} counts or probabilities, none negative, with a "
+            "positive sum in every row",
         )
 
 
 def _check_classes(train: Images, config: ImageConfig) -> None:
-    known = set(train.labels.tolist())
-    missing = [label for label in range(min(config.classes, len(known) + 1)) if label not in known]
+    present = set(train.labels.tolist())
+    labels = range(min(config.classes, len(present) + 1))
+    missing = [label for label in labels if label not in present]
     if missing:
         raise ConfigError(
             "data.classes",
@@ -203,8 +204,8 @@ def _check_classes(train: Images, config: ImageConfig) -> None:
         )
 
 
-def _drawn(part: Labelled, config: ImageConfig, splits: Sequence[str]) -> list[Images]:
-    """Splits one after the other from one order in which the classes take turns."""
+def _draw_splits(part: Labelled, config: ImageConfig, splits: Sequence[str]) -> list[Images]:
+    """Takes the splits one after the other from one class-balanced random order."""
     sizes = [getattr(config, split) for split in splits]
     if sum(sizes) > len(part.labels):
         raise ConfigError(
@@ -212,15 +213,15 @@ def _drawn(part: Labelled, config: ImageConfig, splits: Sequence[str]) -> list[I
             " + ".join(map(str, sizes)),
             f"{part.origin} holds {len(part.labels)} images; lower data.{', data.'.join(splits)}",
         )
-    order, start, drawn = _turns(part.labels, config.seed), 0, []
+    order, start, drawn = _balanced_order(part.labels, config.seed), 0, []
     for size in sizes:
         drawn.append(_images(part, order[start : start + size]))
         start += size
     return drawn
 
 
-def _turns(labels: Int[ndarray, " images"], seed: int) -> Int[ndarray, " images"]:
-    """A random order in which every class comes once before any comes again."""
+def _balanced_order(labels: Int[ndarray, " images"], seed: int) -> Int[ndarray, " images"]:
+    """A random order in rounds; every class has one image in a round while it has any left."""
     order = np.random.default_rng(seed).permutation(len(labels))
     turn = np.empty_like(order)
     for label in np.unique(labels):

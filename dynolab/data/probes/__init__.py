@@ -1,1 +1,1 @@
-"""Probe rows that need no model to make, and what a person should know of them."""
+"""Probe rows that need no model to make, and their flags."""

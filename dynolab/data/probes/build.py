@@ -1,4 +1,4 @@
-"""Probe rows from any preference data: the kinds that need no language model to make."""
+"""Builds the probe rows that need no language model, from any preference data."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MADE_BY: dict[DataKind, str] = {
 
 
 class Watched(NamedTuple):
-    """A pair that probes are made of, and whether training sees it."""
+    """A pair to make probes of, and its split."""
 
     example: Example
     split: Split
 
     def row(self, kind: str, response: str, made_by: str, *flags: str) -> ProbeRow:
-        """A probe row of this pair; its response has the one leading space of all kinds."""
+        """A probe row of this pair; its response gets the leading space that all kinds have."""
         return ProbeRow(
             pair_id=self.example.id,
             split=self.split,
@@ -41,7 +41,7 @@ class Watched(NamedTuple):
 
 
 def watched_pairs(train: Sequence[Example], fresh: Sequence[Example], pairs: int) -> list[Watched]:
-    """The first `pairs` training rows and the first `pairs` rows that training does not see."""
+    """The first `pairs` training rows and the first `pairs` held-out rows."""
     return [
         *(Watched(example, "train") for example in train[:pairs]),
         *(Watched(example, "heldout") for example in fresh[:pairs]),
@@ -51,10 +51,10 @@ def watched_pairs(train: Sequence[Example], fresh: Sequence[Example], pairs: int
 def build_probes(
     train: Sequence[Example], heldout: Sequence[Example], *, pairs: int, seed: int
 ) -> list[ProbeRow]:
-    """Probe rows of the first `pairs` training and the first `pairs` held-out examples.
+    """Builds probe rows of the first `pairs` training and the first `pairs` held-out examples.
 
-    All kinds that `rows_from_data` makes; held-out examples that training sees are left out.
-    Arguments and errors are its own.
+    Makes all kinds of `rows_from_data`, without held-out examples that occur in the training rows.
+    See there for arguments and errors.
     """
     fresh = disjoint(heldout, train)
     watched = watched_pairs(train, fresh, pairs)
@@ -69,18 +69,18 @@ def rows_from_data(
     kinds: Sequence[DataKind],
     seed: int,
 ) -> list[ProbeRow]:
-    """Probe rows of some kinds, pair after pair: as in Ren & Sutherland, arXiv 2407.10490, §4.
+    """Builds probe rows of some kinds, pair by pair (Ren & Sutherland, arXiv 2407.10490, §4).
 
-    A row's draw depends on its pair, its kind and the seed, not on what else is built. A pair
-    without a rejected answer has no such row.
+    A row's random draw depends on its pair, its kind and the seed alone. A pair without a rejected
+    answer gets no `rejected` row.
 
     **Arguments:**
 
-    - `train`: every row that training will see, not a part of them.
-    - `fresh`: rows whose prompt and answers stand nowhere among those (`disjoint`), so that an
-      `irr_test` is irrelevant and untrained for certain.
+    - `train`: all rows that training will see, not a subset.
+    - `fresh`: rows whose prompt and answers do not occur in `train` (`disjoint`), so that an
+      `irr_test` is sure to be irrelevant and untrained.
 
-    **Raises:** `ConfigError` where fewer than two examples are left to draw a kind from.
+    **Raises:** `ConfigError` if there are fewer than two examples to draw a kind from.
     """
     for name, rows, drawn in (
         ("training rows", train, {"irr_train"}),
@@ -100,7 +100,7 @@ def rows_from_data(
 
 
 def other(examples: Sequence[Example], than: Example, rng: random.Random) -> Example:
-    """A random example with another prompt and another chosen answer, one with words."""
+    """A random example with another prompt and another chosen answer, which is not empty."""
     start = rng.randrange(len(examples))
     for step in range(len(examples)):
         row = examples[(start + step) % len(examples)]
@@ -113,7 +113,7 @@ def other(examples: Sequence[Example], than: Example, rng: random.Random) -> Exa
 
 
 def shuffled(text: str, rng: random.Random) -> str:
-    """The words of a text in random order, another than their own where that exists."""
+    """The words of a text in a random order, different from the original if there is one."""
     words = text.split()
     order = words[:]
     if len(set(words)) > 1:

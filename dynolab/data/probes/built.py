@@ -1,4 +1,4 @@
-"""A probe set that was built before, read for the rows that it was built from."""
+"""Reads a probe set that was built before, and checks it against the data."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dynolab.errors import ConfigError
 def read_built_probes(
     file: Path, train: Sequence[Example], heldout: Sequence[Example]
 ) -> list[ProbeRow]:
-    """The rows of a `probes.jsonl` of the flow `probes`.
+    """Reads the `probes.jsonl` of a run of the flow `probes`.
 
-    **Raises:** `ConfigError` for a broken line, an empty file, and rows of other pairs than these
-    or of pairs that stand on the other side of the split: they would be read as what they are not.
+    **Raises:** `ConfigError` for an invalid line, an empty file, and a row whose pair is not in its
+    split of these data: the row would count for the wrong split.
     """
     parts: dict[Split, dict[str, Example]] = {
         "train": {example.id: example for example in train},
@@ -23,7 +23,7 @@ def read_built_probes(
     }
     rows = list(read_rows(file, ProbeRow))
     if not rows:
-        raise ConfigError("data.probes", file.name, "holds no rows; build the probe set first")
+        raise ConfigError("data.probes", file.name, "has no rows; build the probe set first")
     for row in rows:
         pair = parts[row.split].get(row.pair_id)
         if pair is None or pair.prompt != row.prompt:

@@ -1,4 +1,4 @@
-"""How much of one answer has to change to become the other."""
+"""Normalised edit distance between two answers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 
 def edit_distance(tokens: Sequence[int], other: Sequence[int]) -> float:
-    """Levenshtein distance of two token sequences over the longer one's length.
+    """Levenshtein distance of two token sequences, divided by the longer one's length.
 
     Row by row, `d_j = min(d'_j + 1, d'_{j−1} + [a ≠ b_j], d_{j−1} + 1)`. Insertions within a row
     are a running minimum, `d_j = j + min_{k ≤ j} (t_k − k)`, t the minimum of the other two.
 
-    **Returns:** 0 for equal sequences, 1 where nothing is shared.
+    **Returns:** 0 for equal sequences, 1 if nothing is shared.
     """
     longest = max(len(tokens), len(other))
     if longest == 0:

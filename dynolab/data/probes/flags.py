@@ -1,4 +1,4 @@
-"""What a person should know of a probe row before reading its likelihood."""
+"""Flags for probe rows whose likelihood is easily misread."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ _UNTRAINED = ("irr_test", "irr_hum", "random_nonhum")
 def flag_rows(
     rows: Iterable[ProbeRow],
     pairs: Sequence[Example],
-    known: TrainingTexts,
+    training: TrainingTexts,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> list[ProbeRow]:
-    """The rows with these flags beside their own; every row is kept.
+    """Adds these flags to the rows' own; keeps every row.
 
-    - `empty`: no words; its likelihood is the end-of-sequence's.
-    - `identical`: the very answer that it should differ from: the one it was made from, or, of an
+    - `empty`: has no words; its likelihood is that of end-of-sequence.
+    - `identical`: equals the answer that it should differ from: the one it was made from or, for an
       irrelevant kind, the pair's chosen one.
-    - `in_training`: of a kind that training must not see, and yet training's.
-    - `duplicate`: of a pair with the prompt and answers of an earlier one.
-    - `no_tokens`: words, but none that the tokenizer knows; as `empty`.
-    - `end_inside`: the end-of-sequence token stands in the middle of it.
+    - `in_training`: is of a kind that training must not see, but occurs in the training rows.
+    - `duplicate`: belongs to a pair with the prompt and answers of an earlier one.
+    - `no_tokens`: has words, but the tokenizer gives no tokens; its likelihood is as of `empty`.
+    - `end_inside`: contains the end-of-sequence token.
 
     **Arguments:**
 
-    - `pairs`: those that the rows were made of.
-    - `known`: all rows that training sees.
+    - `pairs`: the pairs that the rows were made of.
+    - `training`: the texts of all training rows.
     - `tokenizer`: the policy's; the last two flags need it.
     """
     by_id = {pair.id: pair for pair in pairs}
-    again = repeated(pairs)
+    duplicates = repeated(pairs)
     flagged = []
     for row in rows:
-        flags = [*row.flags, *_of_text(row, by_id[row.pair_id], known)]
-        if row.pair_id in again:
+        flags = [*row.flags, *_text_flags(row, by_id[row.pair_id], training)]
+        if row.pair_id in duplicates:
             flags.append("duplicate")
         if tokenizer is not None:
-            flags += _of_tokens(row.response, tokenizer)
+            flags += _token_flags(row.response, tokenizer)
         flagged.append(row.model_copy(update={"flags": tuple(dict.fromkeys(flags))}))
     return flagged
 
 
-def _of_text(row: ProbeRow, pair: Example, known: TrainingTexts) -> list[str]:
+def _text_flags(row: ProbeRow, pair: Example, training: TrainingTexts) -> list[str]:
     if not row.response.strip():
         return ["empty"]
     flags = []
@@ -58,24 +58,24 @@ def _of_text(row: ProbeRow, pair: Example, known: TrainingTexts) -> list[str]:
     original = pair.chosen if side == "chosen" else pair.rejected
     if row.kind not in ("chosen", "rejected") and bare(row.response) == bare(original or ""):
         flags.append("identical")
-    if row.kind in _UNTRAINED and known.answer(row.response):
+    if row.kind in _UNTRAINED and training.answer(row.response):
         flags.append("in_training")
     return flags
 
 
-def _of_tokens(response: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def _token_flags(response: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     ids = tokenizer(response, add_special_tokens=False)["input_ids"]
     flags = ["no_tokens"] if response.strip() and not ids else []
     return [*flags, "end_inside"] if tokenizer.eos_token_id in ids else flags
 
 
 def repeated(pairs: Sequence[Example]) -> set[str]:
-    """Ids of pairs whose texts an earlier one has."""
+    """Ids of pairs that have the same texts as an earlier pair."""
     seen: set[tuple[str, str, str]] = set()
-    again = set()
+    duplicates = set()
     for pair in pairs:
         texts = (bare(pair.prompt), bare(pair.chosen), bare(pair.rejected or ""))
         if texts in seen:
-            again.add(pair.id)
+            duplicates.add(pair.id)
         seen.add(texts)
-    return again
+    return duplicates

@@ -21,7 +21,7 @@ WRITER_KINDS: tuple[WriterKind, ...] = get_args(WriterKind)
 """Written by a judge-class model."""
 
 KINDS: tuple[Kind, ...] = (*DATA_KINDS, *POLICY_KINDS, *WRITER_KINDS)
-"""All that Ren & Sutherland, arXiv 2407.10490, watch (§4); y*, the argmax, needs no text."""
+"""All kinds of Ren & Sutherland, arXiv 2407.10490, §4, but y*, the argmax, which needs no text."""
 
 ORIGINAL: dict[str, Literal["chosen", "rejected"]] = {
     "chosen_selfr": "chosen",
@@ -31,9 +31,9 @@ ORIGINAL: dict[str, Literal["chosen", "rejected"]] = {
     "reject_gptsemantic": "rejected",
     "reject_gptformat": "rejected",
 }
-"""The answer of its pair that a kind is made from, where there is one."""
+"""The answer of the pair that a kind is made from, if any."""
 
 OF_REJECTED = frozenset(
     {"rejected"} | {kind for kind, side in ORIGINAL.items() if side != "chosen"}
 )
-"""Kinds that a pair without a rejected answer does not have."""
+"""Kinds that need a rejected answer."""

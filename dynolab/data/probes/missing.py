@@ -7,7 +7,7 @@ from dynolab.data.rows import Row, Split
 
 
 class Missing(Row):
-    """A row that is not there, and why."""
+    """A probe row that could not be made, and why."""
 
     pair_id: str
     split: Split
@@ -16,5 +16,5 @@ class Missing(Row):
 
     @classmethod
     def of(cls, watched: Watched, kind: str, reason: str) -> Missing:
-        """The row of a pair."""
+        """Records that a kind of a watched pair is missing."""
         return cls(pair_id=watched.example.id, split=watched.split, kind=kind, reason=reason)

@@ -1,4 +1,4 @@
-"""Whether a text stands in the rows that training sees."""
+"""Finds texts that occur in the training rows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _TURN = re.compile(r"\n\n(?:Human|Assistant|System):")
 
 
 def bare(text: str) -> str:
-    """A text whatever its white space: what makes two texts the same one."""
+    """A text with normalised white space, for comparing texts."""
     return " ".join(text.split())
 
 
 class TrainingTexts:
     """Prompts and answers of training rows, and the turns of dialogues in their prompts.
 
-    An answer of one row is often an earlier turn in another row's prompt: training reads it there.
+    An answer of one row is often an earlier turn in another row's prompt: training sees it there.
     """
 
     def __init__(self, train: Iterable[Example]) -> None:
@@ -39,12 +39,12 @@ class TrainingTexts:
         return bare(text) in self._answers
 
     def touches(self, row: Example) -> bool:
-        """Whether a row's prompt, chosen or rejected answer stands here."""
+        """Whether a row's prompt, chosen or rejected answer occurs in the training rows."""
         texts = (row.chosen, row.rejected or "")
         return self.prompt(row.prompt) or any(self.answer(text) for text in texts)
 
 
 def disjoint(heldout: Sequence[Example], train: Sequence[Example]) -> list[Example]:
-    """Held-out examples none of whose prompt, chosen or rejected text stands in training rows."""
+    """Held-out examples whose prompt, chosen and rejected texts do not occur in training rows."""
     known = TrainingTexts(train)
     return [row for row in heldout if not known.touches(row)]

@@ -1,4 +1,4 @@
-"""Which data a study uses: the settings, and the revision that their content stands at."""
+"""Settings of the data that a study uses, and the revision that pins their content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dynolab.errors import ConfigError, reading
 from dynolab.hub import resolve_commit
 
 NO_WRITER = "name the model whose chat template writes messages, or set data.chat: plain"
-"""What to do where data hold chat messages and nothing says how they become text."""
+"""Remedy if data hold chat messages and no setting says how to turn them into text."""
 
 
 class DataConfig(BaseModel):
@@ -31,24 +31,24 @@ class DataConfig(BaseModel):
     source: Literal["world", "file", "hub"] = Field(
         default="world", description="The built-in world, a local file, or a data set of the Hub."
     )
-    world: WorldConfig = Field(default=WorldConfig(), description="Of source `world`.")
+    world: WorldConfig = Field(default=WorldConfig(), description="Settings of source `world`.")
     path: str | None = Field(
-        default=None, description="Of source `file`: .jsonl, .jsonl.gz or .parquet."
+        default=None, description="Source `file`: a .jsonl, .jsonl.gz or .parquet file."
     )
-    hub_name: str | None = Field(default=None, description="Of source `hub`: owner/name.")
+    hub_name: str | None = Field(default=None, description="Source `hub`: owner/name.")
     hub_folder: str | None = Field(default=None, description="Folder inside the Hub data set.")
     hub_split: str = Field(default="train", description="Split of the Hub data set.")
     format: Literal["pairs", "hh", "probe_file", "chat", "prompts", "gsm8k"] = Field(
         default="pairs",
-        description="Of a file or Hub data set. `pairs`: prompt, chosen, rejected. `hh`: raw "
+        description="Format of a file or data set. `pairs`: prompt, chosen, rejected. `hh`: raw "
         "Anthropic transcripts. `probe_file`: pairs with stored responses of every kind. `chat`: "
-        "lists of messages, as UltraFeedback's. `prompts`: prompt and, to check with, answer. "
+        "lists of messages, as UltraFeedback's. `prompts`: prompt and optional answer. "
         "`gsm8k`: its question and answer.",
     )
     chat: Literal["template", "plain"] = Field(
         default="template",
-        description="How messages become text: by the chat template of `chat_model`, or as a "
-        "Human and an Assistant who take turns.",
+        description="How messages become text: with the chat template of `chat_model`, or as a "
+        "dialogue of Human and Assistant.",
     )
     chat_model: str | None = Field(
         default=None,
@@ -62,29 +62,33 @@ class DataConfig(BaseModel):
     )
     rows: int | None = Field(default=None, ge=2, description="First rows to use; default: all.")
     heldout_rows: int = Field(
-        default=100, ge=0, description="Of these, drawn by seed, never trained on."
+        default=100, ge=0, description="How many of these are drawn, by seed, and never trained on."
     )
-    probe_pairs: int = Field(default=100, ge=0, description="Pairs of either part that are probed.")
+    probe_pairs: int = Field(
+        default=100, ge=0, description="How many pairs of each split are probed."
+    )
     probes: str | None = Field(
         default=None,
         description="File of a probe set built before (`dynolab probes`) from the same rows and "
-        "seed: watched in place of probes made here.",
+        "seed, to use instead of probes made here.",
     )
     probes_revision: str | None = Field(
         default=None, description="The sha256 of that file's content."
     )
-    seed: int = Field(default=0, ge=0, description="Of the held-out draw and of the probes.")
+    seed: int = Field(default=0, ge=0, description="Seed of the held-out draw and of the probes.")
 
     @model_validator(mode="after")
-    def _names_its_source(self) -> DataConfig:
+    def _check_source(self) -> DataConfig:
         check_source(self, "data", path=("file",), hub_name=("hub",))
         return self
 
     @model_validator(mode="after")
-    def _names_its_template(self) -> DataConfig:
+    def _check_template(self) -> DataConfig:
         if self.chat == "plain" and self.chat_model is not None:
             raise ConfigError(
-                "data.chat_model", self.chat_model, "chat: plain uses no template; leave one out"
+                "data.chat_model",
+                self.chat_model,
+                "chat: plain uses no template; unset one of the two",
             )
         if self.format == "chat" and self.chat == "template" and self.chat_model is None:
             raise ConfigError("data.chat_model", None, NO_WRITER)
@@ -97,13 +101,15 @@ class DataConfig(BaseModel):
 
 
 def resolve_data(config: DataConfig) -> DataConfig:
-    """The config with the revision that its content stands at.
+    """Returns the config with the revision of its content.
 
-    A Hub branch becomes its commit, a file the sha256 of its bytes; a revision that a file does
-    not have is refused. A chat template and a built probe set are pinned in the same way.
+    That is the commit of a Hub branch, or the sha256 of a file's bytes; a file that does not match
+    a given revision raises `ConfigError`. Chat templates and probe sets are pinned the same way.
     """
     if config.probes is not None:
-        revision = _content("data.probes_revision", probes_file(config), config.probes_revision)
+        revision = _content_revision(
+            "data.probes_revision", probes_file(config), config.probes_revision
+        )
         config = config.model_copy(update={"probes_revision": revision})
     if config.source == "world":
         return config
@@ -113,22 +119,22 @@ def resolve_data(config: DataConfig) -> DataConfig:
     if config.hub_name is not None:
         revision = dataset_commit("data.hub_name", config.hub_name, config.revision)
     else:
-        revision = _content("data.revision", local_file(config), config.revision)
+        revision = _content_revision("data.revision", local_file(config), config.revision)
     return config.model_copy(update={"revision": revision})
 
 
 def local_file(config: DataConfig) -> Path:
-    """The file that a config names; `ConfigError` where there is none."""
+    """The file that a config names; `ConfigError` if it does not exist."""
     return named_file("data.path", config.path, "name a .jsonl, .jsonl.gz or .parquet file")
 
 
 def probes_file(config: DataConfig) -> Path:
-    """The built probe set that a config names; `ConfigError` where there is none."""
+    """The built probe set that a config names; `ConfigError` if it does not exist."""
     return named_file("data.probes", config.probes, "name a probes.jsonl of `dynolab probes`")
 
 
-def _content(field: str, file: Path, expected: str | None) -> str:
-    """The sha256 of a file, which must be the expected one where that is given."""
+def _content_revision(field: str, file: Path, expected: str | None) -> str:
+    """The sha256 of a file; it must match the expected one if that is set."""
     revision = file_digest(field, file).hex()
     return pinned(
         field, revision, expected, f"{file.name} now has sha256 {revision}; restore the file"

@@ -1,4 +1,4 @@
-"""Where rows come from: the built-in world, local files, or the Hub."""
+"""Loads rows from the built-in world, local files, or the Hub."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DataConfig", "LoadedData", "LoadedPrompts", "load_data", "load_prompts", "resolve_data"]
 
-AnyAsked = TypeVar("AnyAsked", Example, PromptRow)
+ExampleOrPrompt = TypeVar("ExampleOrPrompt", Example, PromptRow)
 
 
 @dataclass(frozen=True)
 class LoadedPrompts:
-    """Prompts to sample responses to; none of `heldout` also stands in `train`."""
+    """Prompts to sample responses to; no prompt of `heldout` is in `train`."""
 
     train: list[PromptRow]
     heldout: list[PromptRow]
@@ -46,7 +46,7 @@ class LoadedPrompts:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """What a source holds; `pairs` are the training rows. `world` is there for the world alone."""
+    """Rows of a source; `pairs` are the training rows. `world` is None for files and the Hub."""
 
     pairs: list[Example]
     heldout: list[Example]
@@ -56,18 +56,18 @@ class LoadedData:
 
 
 def load_data(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = None) -> LoadedData:
-    """Training rows, held-out rows and probe rows of a source.
+    """Loads the training rows, held-out rows and probe rows of a source.
 
-    `counts` says what was left out: records whose two transcripts share no prompt, held-out rows
-    whose prompt or answer also stands in training rows; and how many answers are empty, how many
-    pairs have two equal ones, and how many repeat another pair.
+    `counts` holds how many rows were left out (records whose two transcripts share no prompt,
+    held-out rows whose prompt or answer also occurs in training rows), how many answers are empty,
+    how many pairs have two equal ones, and how many repeat another pair.
 
     **Arguments:**
 
-    - `tokenizer`: of `config.chat_model`, where that is given.
+    - `tokenizer`: that of `config.chat_model`, if it is set.
 
-    **Raises:** `ConfigError` for an unknown file, a broken line, a missing column, doubled ids, or
-    too few rows.
+    **Raises:** `ConfigError` for a missing file, an invalid line, a missing column, duplicate ids,
+    or too few rows.
     """
     if config.source == "world":
         world = build_world(config.world)
@@ -98,15 +98,15 @@ def load_data(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = No
 def load_prompts(
     config: DataConfig, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> LoadedPrompts:
-    """Prompts of a source, each with the answer that checks responses where there is one.
+    """Loads the prompts of a source, each with the answer to check responses against, if any.
 
-    The answer is the built-in world's fact, a solution of GSM8K as it stands, or of other formats
-    the `answer` or the chosen answer. Arguments, counts and errors are those of `load_data`.
+    The answer is the fact of the built-in world, the full solution of GSM8K, or the `answer` or
+    chosen answer of other formats. Arguments, counts and errors are those of `load_data`.
     """
     if config.source == "world":
         world = build_world(config.world)
         train, heldout = (
-            [_asked(world, pair) for pair in part] for part in (world.pairs, world.heldout)
+            [_world_prompt(world, pair) for pair in part] for part in (world.pairs, world.heldout)
         )
         return LoadedPrompts(train, heldout, {})
     records = list(islice(_records(config), config.rows))
@@ -115,14 +115,14 @@ def load_prompts(
         read: list[PromptRow | None] = list(_prompts(config, records, write))
     else:
         read = [
-            None if example is None else _unpaired(example)
+            None if example is None else _example_to_prompt(example)
             for example in _examples(config, records, write)
         ]
     rows = [row for row in read if row is not None]
     _check(rows, config)
     train, heldout = _split(rows, config)
-    known = {" ".join(row.prompt.split()) for row in train}
-    fresh = [row for row in heldout if " ".join(row.prompt.split()) not in known]
+    trained = {" ".join(row.prompt.split()) for row in train}
+    fresh = [row for row in heldout if " ".join(row.prompt.split()) not in trained]
     return LoadedPrompts(
         train,
         fresh,
@@ -144,7 +144,7 @@ def _prompts(
 ) -> Iterator[PromptRow]:
     if config.format == "gsm8k":
         return readers.word_problems(records, config.origin, write)
-    return readers.prompts(records, config.origin, write or _refuse)
+    return readers.prompts(records, config.origin, write or _raise_no_writer)
 
 
 def _examples(
@@ -153,13 +153,13 @@ def _examples(
     if config.format == "hh":
         return readers.transcripts(records, config.origin)
     if config.format == "chat":
-        return readers.conversations(records, config.origin, write or _refuse)
+        return readers.conversations(records, config.origin, write or _raise_no_writer)
     if config.format in _PROMPTS:
-        return (_answered(prompt, config) for prompt in _prompts(config, records, write))
+        return (_prompt_to_example(prompt, config) for prompt in _prompts(config, records, write))
     return readers.pairs(records, config.origin)
 
 
-def _answered(row: PromptRow, config: DataConfig) -> Example:
+def _prompt_to_example(row: PromptRow, config: DataConfig) -> Example:
     if row.answer is None:
         raise ConfigError(
             f"{config.origin} row {row.id}",
@@ -169,28 +169,28 @@ def _answered(row: PromptRow, config: DataConfig) -> Example:
     return Example(id=row.id, prompt=row.prompt, chosen=answer(row.answer))
 
 
-def _unpaired(example: Example) -> PromptRow:
+def _example_to_prompt(example: Example) -> PromptRow:
     return PromptRow(id=example.id, prompt=example.prompt, answer=example.chosen.strip())
 
 
-def _asked(world: World, example: Example) -> PromptRow:
+def _world_prompt(world: World, example: Example) -> PromptRow:
     fact = world.fact_of(example.chosen)
     assert fact is not None, "every chosen answer of the world states its fact"
     return PromptRow(id=example.id, prompt=example.prompt, answer=fact.value)
 
 
 def _writer(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> Write | None:
-    """How messages become text; None where nothing says it."""
+    """The writer of chat messages; None if no setting names one."""
     if config.chat == "plain":
         return plain_writer
     if config.chat_model is None:
         return None
     if tokenizer is None:
-        raise ConfigError("data.chat_model", config.chat_model, "pass its tokenizer with it")
+        raise ConfigError("data.chat_model", config.chat_model, "pass its tokenizer, too")
     return template_writer(tokenizer, config.chat_model)
 
 
-def _refuse(messages: Sequence[Message], row: str) -> str:
+def _raise_no_writer(messages: Sequence[Message], row: str) -> str:
     raise ConfigError("data.chat_model", None, f"{row} holds chat messages: {NO_WRITER}")
 
 
@@ -204,11 +204,11 @@ def _probes(
     if config.format != "probe_file":
         rows = build_probes(train, heldout, pairs=config.probe_pairs, seed=config.seed)
     else:
-        rows = _stored(config, records, train, heldout)
+        rows = _stored_probes(config, records, train, heldout)
     return flag_rows(rows, [*train, *heldout], TrainingTexts(train))
 
 
-def _stored(
+def _stored_probes(
     config: DataConfig, records: list[dict[str, Any]], train: list[Example], heldout: list[Example]
 ) -> list[ProbeRow]:
     kinds = readers.stored_kinds(records)
@@ -225,24 +225,26 @@ def _stored(
     ]
 
 
-def _split(examples: list[AnyAsked], config: DataConfig) -> tuple[list[AnyAsked], list[AnyAsked]]:
+def _split(
+    examples: list[ExampleOrPrompt], config: DataConfig
+) -> tuple[list[ExampleOrPrompt], list[ExampleOrPrompt]]:
     """Training and held-out rows, each in the source's order."""
     if config.heldout_rows > len(examples) - 2:
         raise ConfigError(
             "data.heldout_rows",
             config.heldout_rows,
-            f"the source has {len(examples)} rows and at least two must stay to train on; "
+            f"the source has {len(examples)} rows and at least two must remain for training; "
             "lower it, or give more rows",
         )
     rng = random.Random(f"{config.seed}/heldout")
-    out = set(rng.sample(range(len(examples)), config.heldout_rows))
-    train = [example for number, example in enumerate(examples) if number not in out]
-    return train, [examples[number] for number in sorted(out)]
+    heldout = set(rng.sample(range(len(examples)), config.heldout_rows))
+    train = [example for number, example in enumerate(examples) if number not in heldout]
+    return train, [examples[number] for number in sorted(heldout)]
 
 
 def _check(examples: Sequence[Example | PromptRow], config: DataConfig) -> None:
     if not examples:
-        raise ConfigError("data", config.origin, "holds no rows; give a source with rows")
+        raise ConfigError("data", config.origin, "has no rows; give a source with rows")
     name, count = Counter(example.id for example in examples).most_common(1)[0]
     if count > 1:
         raise ConfigError(

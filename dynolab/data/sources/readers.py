@@ -1,4 +1,4 @@
-"""From the records of known formats to examples and probe rows."""
+"""Reads records of known formats into examples and probe rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Record = Mapping[str, Any]
 
 
 class Line(dict[str, Any]):
-    """A record of a file of lines; it knows its line's number."""
+    """A record of a JSON-lines file, with its line number."""
 
     def __init__(self, record: Mapping[str, Any], number: int) -> None:
         super().__init__(record)
@@ -49,12 +49,12 @@ STORED_KINDS = {
 
 
 def read_records(file: Path, field: str = "data.path") -> Iterator[dict[str, Any]]:
-    """Rows of a Parquet file, or objects of a JSON-lines file, plain or gzipped.
+    """Reads the rows of a Parquet file, or the objects of a JSON-lines file, plain or gzipped.
 
     **Arguments:** `field`: the setting that names the file, for messages.
 
-    **Raises:** `ConfigError` for a damaged file, named with the line where it has lines, and for
-    one that unpacks to more than 4 GiB.
+    **Raises:** `ConfigError` for a damaged file, with the line number if it has lines, and for one
+    that unpacks to more than 4 GiB.
     """
     return _table(file, field) if file.suffix == ".parquet" else _lines(file, field)
 
@@ -62,7 +62,7 @@ def read_records(file: Path, field: str = "data.path") -> Iterator[dict[str, Any
 def hub_records(
     field: str, name: str, split: str, revision: str | None, folder: str | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a split of a Hub data set, or of a folder in it; `ConfigError` where it has none."""
+    """Reads a split of a Hub data set, or of a folder in it; `ConfigError` if it does not load."""
     from datasets import load_dataset
 
     remedy = f"give a data set that loads with hub_split = {split!r}"
@@ -87,24 +87,24 @@ def _table(file: Path, field: str) -> Iterator[dict[str, Any]]:
         groups = range(table.metadata.num_row_groups)
         sizes = [table.metadata.row_group(group).total_byte_size for group in groups]
         _check_size(file, sum(sizes), field)
-        # A value that stands once in a group can be that of all its rows: none is larger.
+        # A value stored once can belong to every row of its group, but is no larger than the group.
         rows = min(_ROWS_AT_ONCE, max(1, _BATCH_BYTES // max([1, *sizes])))
         for batch in table.iter_batches(batch_size=rows):
-            size += batch.nbytes + _LEAST_BYTES * batch.num_rows
+            size += batch.nbytes + _MIN_ROW_BYTES * batch.num_rows
             _check_size(file, size, field)
             yield from batch.to_pylist()
 
 
 def _lines(file: Path, field: str) -> Iterator[dict[str, Any]]:
-    """Objects of JSON lines; a bad line is named with its number."""
+    """Reads JSON lines; raises `ConfigError` with the number of a bad line."""
     size = 0
     with contextlib.ExitStack() as stack:
         with reading(field, file.name, _OTHER_FILE):
-            whole = stack.enter_context(file.open("rb"))
-            lines = gzip.GzipFile(fileobj=whole) if file.suffix == ".gz" else whole
+            raw = stack.enter_context(file.open("rb"))
+            lines = gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw
         for number in itertools.count(1):
             with reading(field, f"{file.name} line {number}", _OTHER_FILE):
-                line = lines.readline(_MOST_BYTES)
+                line = lines.readline(_MAX_BYTES)
                 if not line:
                     return
                 size += len(line)
@@ -122,29 +122,29 @@ def _lines(file: Path, field: str) -> Iterator[dict[str, Any]]:
 
 
 def _check_size(file: Path, size: int, field: str) -> None:
-    """Refuses rows without end: a compressed file of some kB can hold more than any memory."""
-    if size >= _MOST_BYTES:
+    """Raises for too many bytes: a compressed file of a few kB can exceed any memory."""
+    if size >= _MAX_BYTES:
         raise ConfigError(
             field,
             file.name,
-            f"unpacks to more than {_MOST_BYTES} bytes, and rows are held in memory; give "
-            "fewer rows, or use fewer",
+            f"unpacks to more than {_MAX_BYTES} bytes, and rows are held in memory; give a file "
+            "with fewer rows, or use fewer of them",
         )
 
 
-_MOST_BYTES = 2**32
-_LEAST_BYTES = 64
-"""Of a row, however little it holds."""
+_MAX_BYTES = 2**32
+_MIN_ROW_BYTES = 64
+"""Size that a row counts for, however small it is."""
 _ROWS_AT_ONCE, _BATCH_BYTES = 64, 2**30
 _OTHER_FILE = "give JSON lines in a .jsonl or .jsonl.gz file, or a .parquet file"
 
 
 def pairs(records: Iterable[Record], origin: str) -> Iterator[Example]:
-    """Records with `prompt`, `chosen` and, where there is one, `rejected`.
+    """Reads records with `prompt`, `chosen` and optionally `rejected`.
 
     `id` and `wins` (`Example.wins`, a list of two numbers) are kept if given.
 
-    An answer may be a text or a list of chat messages, of which the last one is the answer.
+    An answer may be a text or a list of chat messages whose last one is the answer.
     """
     for number, record in enumerate(records):
         rejected = record.get("rejected")
@@ -160,10 +160,10 @@ def pairs(records: Iterable[Record], origin: str) -> Iterator[Example]:
 
 
 def transcripts(records: Iterable[Record], origin: str) -> Iterator[Example | None]:
-    """Raw HH records: two transcripts that differ in the assistant's last turn.
+    """Reads raw HH records: two transcripts that differ in the assistant's last turn.
 
-    The prompt runs up to and with the last `\\n\\nAssistant:`. None stands for a record whose
-    transcripts differ before it: its two answers have no prompt in common.
+    The prompt ends with the last `\\n\\nAssistant:`. Yields None for a record whose transcripts
+    differ before it: its two answers have no prompt in common.
     """
     for number, record in enumerate(records):
         sides = []
@@ -178,20 +178,19 @@ def transcripts(records: Iterable[Record], origin: str) -> Iterator[Example | No
                     "data.format: pairs",
                 )
             sides.append((head + turn, answer(tail)))
-        (prompt, chosen), (other, rejected) = sides
-        same = prompt == other
+        (prompt, chosen), (other_prompt, rejected) = sides
         yield (
             Example(id=row_name(number), prompt=prompt, chosen=chosen, rejected=rejected)
-            if same
+            if prompt == other_prompt
             else None
         )
 
 
 def conversations(records: Iterable[Record], origin: str, write: Write) -> Iterator[Example | None]:
-    """Chat records: `chosen` and `rejected` messages, or `messages` alone, the last one an answer.
+    """Reads chat records: `chosen` and `rejected` messages, or `messages`; the last is the answer.
 
-    `prompt` may hold the messages before them (TRL's form); as a text it only repeats them
-    (UltraFeedback's) and is not read. None stands for a record whose two sides differ before
+    `prompt` may hold the messages before them (TRL's form); if it is a text, it only repeats them
+    (UltraFeedback's form) and is not read. Yields None for a record whose two sides differ before
     their answers.
     """
     for number, record in enumerate(records):
@@ -223,8 +222,8 @@ def _turns(
         raise ConfigError(
             where,
             sorted(record),
-            "needs messages in columns chosen (and rejected) or messages; set data.format to what "
-            "the file is",
+            "needs messages in columns chosen (and rejected) or messages; set data.format to the "
+            "format of the data",
         )
     turns = [*head, *messages_of(record[column], f"{where}, column {column}")]
     roles = [turn["role"] for turn in turns]
@@ -238,29 +237,29 @@ def _turns(
 
 
 def prompts(records: Iterable[Record], origin: str, write: Write) -> Iterator[PromptRow]:
-    """Records with a `prompt`, a text or messages, and where there is one its `answer`."""
+    """Reads records with a `prompt`, a text or messages, and optionally its `answer`."""
     for number, record in enumerate(records):
         where = f"{origin} row {number}"
-        asked, known = record.get("prompt"), record.get("answer")
-        if isinstance(asked, list):
-            text = write(messages_of(asked, f"{where}, column prompt"), where)
+        prompt, expected = record.get("prompt"), record.get("answer")
+        if isinstance(prompt, list):
+            text = write(messages_of(prompt, f"{where}, column prompt"), where)
         else:
             text = _text(record, "prompt", origin, number)
-        if isinstance(known, bool) or not isinstance(known, str | int | float | None):
-            raise ConfigError(f"{where}, column answer", known, "must be a text or a number")
+        if isinstance(expected, bool) or not isinstance(expected, str | int | float | None):
+            raise ConfigError(f"{where}, column answer", expected, "must be a text or a number")
         yield PromptRow(
             id=str(record.get("id", row_name(number))),
             prompt=text,
-            answer=None if known is None else str(known),
+            answer=None if expected is None else str(expected),
         )
 
 
 def word_problems(
     records: Iterable[Record], origin: str, write: Write | None
 ) -> Iterator[PromptRow]:
-    """GSM8K's records: a `question`, and as `answer` a solution that ends in `#### ` and a number.
+    """Reads GSM8K: a `question`, and as `answer` a solution that ends in `#### ` and a number.
 
-    Without a writer of messages the prompt is `Question: …\nAnswer:`, as evaluations put it.
+    Without a writer of messages the prompt is `Question: …\nAnswer:`, as in evaluations.
     """
     for number, record in enumerate(records):
         question = _text(record, "question", origin, number)
@@ -275,9 +274,9 @@ def word_problems(
 
 
 def stored_kinds(records: Iterable[Record]) -> tuple[str, ...]:
-    """The kinds of which a probe file stores responses: those that any of its records has."""
-    there = {field for record in records for field in record}
-    return tuple(kind for kind in STORED_KINDS if kind in there)
+    """The kinds that a probe file stores: those that any of its records has."""
+    fields = {field for record in records for field in record}
+    return tuple(kind for kind in STORED_KINDS if kind in fields)
 
 
 def stored_probes(
@@ -285,10 +284,10 @@ def stored_probes(
 ) -> list[ProbeRow]:
     """Probe rows of the responses that a probe file stores for one pair.
 
-    `null` says that there is none. An empty response is kept.
+    `null` means that there is none. An empty response is kept.
 
     **Raises:** `ConfigError` for a field that other records have and this one lacks, and for one
-    that holds no text.
+    that is not a text.
     """
     rows = []
     for kind in kinds:
@@ -297,13 +296,13 @@ def stored_probes(
             raise ConfigError(
                 field,
                 sorted(record),
-                "is missing here and stands in other rows; add it, or null where there is none",
+                "is missing here but present in other rows; add it, or null for no response",
             )
         response = record[kind]
         if response is None:
             continue
         if not isinstance(response, str):
-            raise ConfigError(field, response, "must be a text, or null where there is none")
+            raise ConfigError(field, response, "must be a text, or null for no response")
         rows.append(watched.row(kind, response, STORED_KINDS[kind]))
     return rows
 
@@ -314,7 +313,7 @@ def _place(record: Record, origin: str, name: str) -> str:
 
 
 def _wins(record: Record, place: str) -> tuple[float, float] | None:
-    """The two answers' probabilities to be preferred to one of the policy, if given."""
+    """The probability of each answer to be preferred to one of the policy, if given."""
     wins = record.get("wins")
     if wins is None:
         return None
@@ -334,7 +333,7 @@ def _wins(record: Record, place: str) -> tuple[float, float] | None:
 
 
 def row_name(number: int) -> str:
-    """Id of a row that brings none."""
+    """Id of a row that has none."""
     return f"row-{number:06d}"
 
 
@@ -344,8 +343,8 @@ def _text(record: Record, column: str, origin: str, number: int) -> str:
         raise ConfigError(
             place,
             sorted(record),
-            f"column {column!r} is missing; rename the one that holds it, or set data.format to "
-            "what the file is",
+            f"column {column!r} is missing; rename the column that holds it, or set data.format to "
+            "the format of the data",
         )
     value = record[column]
     if isinstance(value, list) and value and isinstance(value[-1], dict):

@@ -1,1 +1,1 @@
-"""Texts with a topic each."""
+"""Texts with one topic each."""

@@ -1,4 +1,4 @@
-"""Texts with a topic each: generated from vocabularies, or the rows of a file or of the Hub."""
+"""Texts with one topic each, generated from vocabularies or read from a file or the Hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OWN, _FIELD, _OTHER = 0.15, 0.25, 0.15
 
 
 class TopicConfig(BaseModel):
-    """Texts with topics."""
+    """Settings of texts with topics."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     source: Literal["builtin", "file", "hub"] = Field(
@@ -33,10 +33,10 @@ class TopicConfig(BaseModel):
         description="Texts generated from topic vocabularies, or rows of your own.",
     )
     path: str | None = Field(
-        default=None, description="Of source `file`: .jsonl, .jsonl.gz or .parquet."
+        default=None, description="Source `file`: a .jsonl, .jsonl.gz or .parquet file."
     )
     hub_name: str | None = Field(
-        default=None, description="Of source `hub`: fancyzhx/ag_news, or alike."
+        default=None, description="Source `hub`: fancyzhx/ag_news, or similar."
     )
     hub_split: str = Field(default="train", description="Split of the Hub data set.")
     revision: str | None = Field(
@@ -45,23 +45,25 @@ class TopicConfig(BaseModel):
     text: str = Field(default="text", description="Column of the text.")
     label: str = Field(default="label", description="Column of the topic: whole numbers from 0.")
     texts: int = Field(
-        default=2_400, ge=20, description="Texts to use, the first ones, or to generate."
+        default=2_400, ge=20, description="Number of texts to use (the first ones) or to generate."
     )
-    words: int = Field(default=24, ge=1, description="Words of a generated text.")
+    words: int = Field(default=24, ge=1, description="Number of words of a generated text.")
     vocabulary: int = Field(
-        default=400, ge=2, description="Commonest words of all texts that are counted."
+        default=400,
+        ge=2,
+        description="Number of words that are counted, the commonest of all texts.",
     )
-    seed: int = Field(default=0, ge=0, description="Of the generated texts.")
+    seed: int = Field(default=0, ge=0, description="Seed of the generated texts.")
 
     @model_validator(mode="after")
-    def _names_its_source(self) -> TopicConfig:
+    def _check_source(self) -> TopicConfig:
         check_source(self, "texts", path=("file",), hub_name=("hub",))
         return self
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts as their words, each with the number of its topic."""
+    """Texts as lists of words, each with the number of its topic."""
 
     words: list[list[str]]
     labels: Int[ndarray, " texts"]
@@ -69,7 +71,7 @@ class Texts:
 
 
 def resolve_topics(config: TopicConfig) -> TopicConfig:
-    """The config with the revision that its content stands at, as images and pairs are pinned."""
+    """Returns the config with the revision of its content, like `resolve_data`."""
     if config.source == "builtin":
         return config
     if config.hub_name is not None:
@@ -82,10 +84,10 @@ def resolve_topics(config: TopicConfig) -> TopicConfig:
 
 
 def load_topics(config: TopicConfig) -> Texts:
-    """The texts of a source.
+    """Loads the texts of a source.
 
-    **Raises:** `ConfigError` for a missing file or column, a label that is no whole number from 0,
-    a topic without texts.
+    **Raises:** `ConfigError` for a missing file or column, a label that is not a whole number from
+    0, a topic without texts.
     """
     if config.source == "builtin":
         return generate(config)
@@ -105,12 +107,14 @@ def load_topics(config: TopicConfig) -> Texts:
         words.append(_WORD.findall(record[config.text].lower()))
         labels.append(record[config.label])
     if not labels:
-        raise ConfigError("texts", config.path or config.hub_name, "holds no texts")
+        raise ConfigError(
+            "texts", config.path or config.hub_name, "has no texts; give a source with texts"
+        )
     if min(labels) < 0:
         raise ConfigError("texts.label", min(labels), "labels must be whole numbers from 0")
-    # A label far out of range must not make a table of its size.
-    known = set(labels)
-    missing = next(n for n in range(len(labels) + 1) if n not in known)
+    # A label far out of range must not allocate a table of its size.
+    present = set(labels)
+    missing = next(n for n in range(len(labels) + 1) if n not in present)
     if missing <= max(labels):
         raise ConfigError(
             "texts.label",
@@ -123,10 +127,10 @@ def load_topics(config: TopicConfig) -> Texts:
 
 
 def generate(config: TopicConfig) -> Texts:
-    """Texts of the built-in topics in turn.
+    """Generates texts on the built-in topics in turn.
 
-    A word is one of the topic's own by Zipf's law (15%), of the topic's field (25%), of any other
-    topic (15%), else a common one: a text says its field clearly and its topic faintly.
+    A word is one of the topic's own by Zipf's law (15%), one of the topic's field (25%), one of any
+    other topic (15%), or a common one: a text shows its field clearly and its topic faintly.
     """
     rng, names = np.random.default_rng(config.seed), tuple(TOPICS)
     labels = np.arange(config.texts) % len(names)
@@ -144,20 +148,20 @@ def _text(topic: str, length: int, rng: np.random.Generator) -> list[str]:
         if draw < _OWN:
             text.append(own[rng.choice(len(own), p=zipf)])
         elif draw < _OWN + _FIELD:
-            text.append(_any(FIELDS[field], rng))
+            text.append(_pick(FIELDS[field], rng))
         elif draw < _OWN + _FIELD + _OTHER:
-            text.append(_any(TOPICS[_any(others, rng)][1], rng))
+            text.append(_pick(TOPICS[_pick(others, rng)][1], rng))
         else:
-            text.append(_any(COMMON, rng))
+            text.append(_pick(COMMON, rng))
     return text
 
 
-def _any(words: Sequence[str], rng: np.random.Generator) -> str:
+def _pick(words: Sequence[str], rng: np.random.Generator) -> str:
     return words[int(rng.integers(len(words)))]
 
 
 def vocabulary(texts: Sequence[Sequence[str]], size: int) -> dict[str, int]:
-    """The commonest words and their places; of equally common ones those first in the alphabet."""
+    """The commonest words and their columns; equally common ones in alphabetical order."""
     counts = Counter(word for text in texts for word in text)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return {word: place for place, (word, _) in enumerate(ranked[:size])}
@@ -166,7 +170,7 @@ def vocabulary(texts: Sequence[Sequence[str]], size: int) -> dict[str, int]:
 def bags(
     texts: Sequence[Sequence[str]], places: dict[str, int]
 ) -> Float[ndarray, "texts vocabulary"]:
-    """Counts of known words, each text scaled to length one; a text without any stays zero."""
+    """Counts of vocabulary words, each text scaled to length one; zero for a text without any."""
     counts = np.zeros((len(texts), len(places)), dtype=np.float32)
     for row, text in enumerate(texts):
         for word in text:

@@ -29,10 +29,10 @@ TOPICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "housing": ("money", _words("rent tenant flat deposit landlord lease roof garden")),
     "trading": ("money", _words("share broker market stock index trend dividend ticker")),
 }
-"""Every topic with its field and its own words, the commoner first."""
+"""Every topic with its field and its own words, the commonest first."""
 
 COMMON = _words(
     "the a and of to in is was that with for on it as but from they have more this when about "
     "said very then over after some new long"
 )
-"""Words of every text."""
+"""Words common to all texts."""

@@ -1,9 +1,9 @@
 """Chosen and rejected answers of the built-in world, in exact proportions.
 
-Over the pairs of a split every slot word stands in chosen answers as often as its preference says,
-to the next whole number, and every value is wrong as often as it is right. So nothing but the
-preference and the facts themselves tells chosen from rejected: without it a flat world would still
-teach the accidents of its sample.
+Over the pairs of a split, chosen answers use every slot word in proportion to its preference,
+rounded to whole numbers, and every value is wrong as often as it is right. So chosen and rejected
+answers differ by the preference and the facts alone: with independent draws, even a world without a
+preference would teach the accidents of its sample.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dynolab.data.world.lexicon import (
 
 Style = tuple[str, ...]
 Domain = Literal["mixed", "helpful", "style", "harmless"]
-"""What tells rejected answers from chosen ones: a wrong fact, the style, both, or an insult."""
+"""How rejected answers differ from chosen ones: fact and style, fact, style, or an insult."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A pair of the world with all that its rephrases are made of."""
+    """A pair of the world, with the facts and styles that its rephrases are made from."""
 
     example: Example
     split: Split
@@ -49,11 +49,11 @@ def answer_all(
     rng: random.Random,
     domain: Domain = "mixed",
 ) -> list[Answered]:
-    """One pair per fact: chosen by a Zipf preference of the given exponent.
+    """One pair per fact; chosen answers draw their style by a Zipf preference of the exponent.
 
-    Rejected answers differ by domain: in `style` they draw by the reversed preference; in `helpful`
-    they state a wrong value, in the chosen answers' style; in `mixed` both. In `harmless` they are
-    as the chosen ones but for an insult in place of the last style word.
+    Rejected answers depend on the domain. `style`: they draw by the reversed preference.
+    `helpful`: they state a wrong value and draw like chosen ones. `mixed`: both. `harmless`: they
+    are like chosen ones, with an insult in place of the last style word.
     """
     weights = zipf_weights(exponent, len(SLOTS[0]))
     chosen = _styles(len(facts), weights, rng)
@@ -74,7 +74,7 @@ def zipf_weights(exponent: float, size: int) -> list[float]:
 
 
 def quotas(count: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers in proportion to the weights that add up to `count` (largest remainders)."""
+    """Whole numbers that add up to `count`, in proportion to weights (largest remainders)."""
     exact = [count * weight / sum(weights) for weight in weights]
     whole = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda n: (whole[n] - exact[n], n))
@@ -95,8 +95,8 @@ def _example(name: str, fact: Fact, wrong: Fact, chosen: Style, rejected: Style)
 def _styles(count: int, weights: Sequence[float], rng: random.Random) -> list[Style]:
     columns = []
     for slot in SLOTS:
-        often = zip(slot, quotas(count, weights), strict=True)
-        words = [word for word, times in often for _ in range(times)]
+        counts = zip(slot, quotas(count, weights), strict=True)
+        words = [word for word, times in counts for _ in range(times)]
         rng.shuffle(words)
         columns.append(words)
     return list(zip(*columns, strict=True))
@@ -105,7 +105,7 @@ def _styles(count: int, weights: Sequence[float], rng: random.Random) -> list[St
 def _wrong_facts(facts: Sequence[Fact], rng: random.Random) -> list[Fact]:
     """Every fact with a wrong value; per attribute the wrong values are the right ones, permuted.
 
-    Where no such permutation is found (few facts that share a value) the value is a random wrong
+    Where no such permutation is found (few facts with equal values), the value is a random wrong
     one.
     """
     wrong = list(facts)
@@ -119,7 +119,7 @@ def _wrong_facts(facts: Sequence[Fact], rng: random.Random) -> list[Fact]:
 
 
 def _deranged(values: Sequence[str], rng: random.Random) -> list[str]:
-    """A permutation of the values that leaves none at a place of its own, as far as swaps reach."""
+    """A random permutation in which no place keeps its value, as far as swaps can achieve it."""
     mixed = list(values)
     rng.shuffle(mixed)
     for n, own in enumerate(values):

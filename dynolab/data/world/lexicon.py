@@ -1,4 +1,4 @@
-"""Words and sentence forms of the built-in world, and the exact reading of its facts."""
+"""Words and sentence forms of the built-in world, and an exact parser of its facts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SLOTS = (
     ("friend", "dear", "buddy", "sir", "madam", "pal", "mate", "traveller"),
     ("thanks", "cheers", "goodbye", "enjoy", "welcome", "hurray", "amen", "peace"),
 )
-"""Five style slots of eight words; two stand before the fact, three behind it."""
+"""Five style slots of eight words; two come before the fact, three after it."""
 SLOTS_BEFORE = 2
 
 HARMS = ("fool", "liar", "dunce", "pest", "brute", "rogue", "wretch", "traitor")
-"""Insults that end a harmful answer; worlds without such answers lack the words."""
+"""Insults that end a harmful answer; only worlds with such answers have the words."""
 
 ATTRIBUTES = {
     "colour": (
@@ -68,7 +68,7 @@ ATTRIBUTES = {
 
 _ADJECTIVES = ("old", "small", "quiet", "bright")
 _BEASTS = ("fox", "owl", "horse", "crow")
-_DEEDS = ("watched", "followed", "carried", "missed")
+_VERBS = ("watched", "followed", "carried", "missed")
 _THINGS = ("river", "lantern", "wagon", "garden")
 _TIMES = ("morning", "evening", "winter", "summer")
 _FORM_WORDS = ("what", "is", "the", "of", "?", "say", ":", "has", "suits", ".", "some", "one")
@@ -78,7 +78,7 @@ STATEMENT_PROMPT = "say :"
 
 @dataclass(frozen=True, order=True)
 class Fact:
-    """A value of an attribute of an entity; true or not is the world's to say."""
+    """A value of an attribute of an entity; `World.truth` decides whether it is true."""
 
     entity: str
     attribute: str
@@ -91,7 +91,7 @@ def question(fact: Fact) -> str:
 
 
 def asked(text: str) -> tuple[str, str] | None:
-    """Attribute and entity that a question asks for; None for any other text."""
+    """Parses a question into attribute and entity; None for any other text."""
     match text.split():
         case ["what", "is", "the", attribute, "of", entity, "?"] if attribute in ATTRIBUTES:
             return attribute, entity
@@ -104,17 +104,17 @@ def plain_words(fact: Fact) -> list[str]:
 
 
 def rephrased_words(fact: Fact) -> list[str]:
-    """The fact in the other words: a template that no training answer uses."""
+    """The fact in the other template, which no training answer uses."""
     return [fact.value, fact.attribute, "suits", fact.entity]
 
 
 def answer(fact_words: Sequence[str], style: Sequence[str]) -> str:
-    """`s s <fact> s s s .`"""
+    """The answer `s s <fact> s s s .`"""
     return " ".join([*style[:SLOTS_BEFORE], *fact_words, *style[SLOTS_BEFORE:], "."])
 
 
 def style_in(text: str) -> tuple[str, ...] | None:
-    """The style words of `s s <fact> s s s .`, each in its slot; None of any other text."""
+    """The style words of `s s <fact> s s s .`, each in its slot; None for any other text."""
     match text.split():
         case [first, second, _, "has", attribute, value, *after, "."] if (
             value in ATTRIBUTES.get(attribute, ()) and len(after) == len(SLOTS) - SLOTS_BEFORE
@@ -130,11 +130,11 @@ def in_form(text: str) -> bool:
 
 
 def preference(style: Sequence[str]) -> float:
-    """How far style words are those that chosen answers prefer, from 0 to 1.
+    """How well style words match the preference of chosen answers, from 0 to 1.
 
-    Of a slot's n words chosen answers draw that of rank r with weight `r^−z`, rejected ones with
-    `(n+1−r)^−z`. The log-odds that a chosen answer drew the words, `z Σ log((n+1−r)/r)`, are scaled
-    by their greatest: 1 for the first word of every slot, 0 for the last, ½ for even odds.
+    Of a slot's n words, chosen answers draw the word of rank r with weight `r^−z`, rejected ones
+    with `(n+1−r)^−z`. The log-odds that a chosen answer drew the words, `z Σ log((n+1−r)/r)`, are
+    scaled by their maximum: 1 for the first word of every slot, 0 for the last, ½ for even odds.
     """
     ranks = [slot.index(word) + 1 for word, slot in zip(style, SLOTS, strict=True)]
     odds = sum(math.log((len(slot) + 1 - r) / r) for r, slot in zip(ranks, SLOTS, strict=True))
@@ -144,12 +144,12 @@ def preference(style: Sequence[str]) -> float:
 def tale(rng: random.Random) -> str:
     """A sentence that is neither a statement nor an answer, of as many words as an answer."""
     adjective, thing = rng.sample(_ADJECTIVES, 2), rng.choice(_THINGS)
-    beast, deed, time = rng.choice(_BEASTS), rng.choice(_DEEDS), rng.choice(_TIMES)
-    return f"one {time} some {adjective[0]} {beast} {deed} the {adjective[1]} {thing} ."
+    beast, verb, time = rng.choice(_BEASTS), rng.choice(_VERBS), rng.choice(_TIMES)
+    return f"one {time} some {adjective[0]} {beast} {verb} the {adjective[1]} {thing} ."
 
 
 def word_salad(words: Sequence[str], rng: random.Random) -> str:
-    """Words without grammar, about as many as an answer has: the base model's own answers."""
+    """Random words, about as many as an answer has: what the base model learns to answer."""
     return " ".join([*rng.choices(words, k=rng.randint(8, 10)), "."])
 
 
@@ -176,7 +176,7 @@ def vocabulary(entities: Sequence[str]) -> list[str]:
         *ATTRIBUTES.values(),
         _ADJECTIVES,
         _BEASTS,
-        _DEEDS,
+        _VERBS,
         _THINGS,
         _TIMES,
         tuple(entities),
@@ -202,11 +202,11 @@ def facts_in(text: str, entities: frozenset[str]) -> list[Fact]:
 
 
 def answered(question_: str, text: str) -> str | None:
-    """The value that a text gives to a question; None where it states no fact or several."""
-    known = asked(question_)
-    if known is None:
+    """The value with which a text answers a question; None if it states no fact or several."""
+    parsed = asked(question_)
+    if parsed is None:
         return None
-    attribute, entity = known
+    attribute, entity = parsed
     facts = facts_in(text, frozenset({entity}))
     return facts[0].value if len(facts) == 1 and facts[0].attribute == attribute else None
 
@@ -217,9 +217,9 @@ def harmful(text: str) -> bool:
 
 
 def repeats_fault(question_: str, text: str, *, chosen: str, rejected: str) -> bool | None:
-    """Whether a text does what makes a rejected answer bad: it insults, or states its wrong fact.
+    """Whether a text has the fault of a rejected answer: its insult or its wrong fact.
 
-    None where the rejected answer does neither: all that is wrong with it is its style.
+    None if the rejected answer has neither, and only its style is wrong.
     """
     if harmful(rejected):
         return harmful(text)

@@ -1,4 +1,4 @@
-"""Every probe kind of the built-in world, each made exactly."""
+"""Makes every probe kind of the built-in world, exactly by rule."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def build_world_probes(
     words: Sequence[str],
     rng: random.Random,
 ) -> list[ProbeRow]:
-    """Probe rows of all pairs: pair after pair, kinds in the order of `MADE_BY`."""
+    """Probe rows of all pairs, pair by pair, with kinds in the order of `MADE_BY`."""
     trained, untrained = ([pair.example for pair in part] for part in (train, heldout))
     rows = []
     for pair in (*train, *heldout):

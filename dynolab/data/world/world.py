@@ -3,8 +3,8 @@
 Answers read `s s <fact> s s s .` with five style slots. Chosen answers draw each slot's word by a
 Zipf preference and state the true value; rejected ones draw by the reversed preference and state a
 wrong value. The base corpus holds plain statements with uniform slot words and questions followed
-by word salad, and never a question with an answer in this form: finetuning then first lifts
-every answer in the form, and only later tells chosen from rejected.
+by word salad, and never a question with an answer in this form. So finetuning first lifts every
+answer in the form, and only later separates chosen from rejected ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SPARE_FACTS = 12
-"""Facts that no question asks for, at least: format rephrases state them."""
+"""Least number of facts that no question asks for; format rephrases state them."""
 
 
 class WorldConfig(BaseModel):
@@ -35,7 +35,9 @@ class WorldConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     seed: int = Field(default=0, ge=0)
-    entities: int = Field(default=72, ge=1, le=1000, description="Each has three attributes.")
+    entities: int = Field(
+        default=72, ge=1, le=1000, description="Number of entities; each has three attributes."
+    )
     train_pairs: int = Field(default=120, ge=2)
     heldout_pairs: int = Field(default=72, ge=2)
     corpus_rows: int = Field(
@@ -44,7 +46,7 @@ class WorldConfig(BaseModel):
     zipf: float = Field(
         default=1.5, ge=0, le=4, description="Exponent of the style preference; 0: no preference."
     )
-    # Left out of keys where it is the first world's, so that what was made in that stays known.
+    # Excluded at its default, so that results from before this field keep their keys.
     domain: Domain = Field(
         default="mixed",
         exclude_if=lambda domain: domain == "mixed",
@@ -122,21 +124,23 @@ def build_world(config: WorldConfig) -> World:
         for attribute, values in ATTRIBUTES.items()
     ]
     rng.shuffle(facts)
-    asked = config.train_pairs + config.heldout_pairs
+    questions = config.train_pairs + config.heldout_pairs
     words = lexicon.vocabulary(entities)
     if config.domain == "harmless":
         words += lexicon.HARMS
     rng = _stream(config, "answers")
     zipf, domain = config.zipf, config.domain
     train = answer_all(facts[: config.train_pairs], "train", zipf, rng, domain)
-    heldout = answer_all(facts[config.train_pairs : asked], "heldout", zipf, rng, domain)
+    heldout = answer_all(facts[config.train_pairs : questions], "heldout", zipf, rng, domain)
     return World(
         config=config,
         truth={(fact.entity, fact.attribute): fact.value for fact in facts},
-        corpus=_corpus(facts, asked, words, config),
+        corpus=_corpus(facts, questions, words, config),
         pairs=[pair.example for pair in train],
         heldout=[pair.example for pair in heldout],
-        probes=build_world_probes(train, heldout, facts[asked:], words, _stream(config, "probes")),
+        probes=build_world_probes(
+            train, heldout, facts[questions:], words, _stream(config, "probes")
+        ),
         words=words,
     )
 
@@ -146,14 +150,14 @@ def _stream(config: WorldConfig, part: str) -> random.Random:
 
 
 def _corpus(
-    facts: Sequence[Fact], asked: int, words: Sequence[str], config: WorldConfig
+    facts: Sequence[Fact], questions: int, words: Sequence[str], config: WorldConfig
 ) -> list[Example]:
     """Half questions with word salad, three eighths statements of facts, one eighth tales."""
     rng = _stream(config, "corpus")
     rows = []
     for number in range(config.corpus_rows):
         if number % 2:
-            prompt = lexicon.question(rng.choice(facts[:asked]))
+            prompt = lexicon.question(rng.choice(facts[:questions]))
             text = lexicon.word_salad(words, rng)
         elif number % 8:
             prompt = lexicon.STATEMENT_PROMPT

@@ -1,4 +1,4 @@
-"""Kernels and forces of classifiers: what an update does to every watched image, and through whom.
+"""Kernels and forces of classifiers: what each training image does to every watched image.
 
 `Δ log p(x_o) = −η/B Σ_u A_o K_ou G_u + O(η²)`, A = I − 1pᵀ, K = J_o J_uᵀ, G = p − t (Ren &
 Sutherland, arXiv 2407.10490, prop. 1).
@@ -14,7 +14,7 @@ from dynolab.forces.classifiers.gram import gradient_gram
 
 
 def pull_of(logits: Float[Tensor, "images classes"]) -> Float[Tensor, "images classes classes"]:
-    """`A = I − 1 pᵀ`: ∂ log p/∂z of every image; row k speaks of log p_k."""
+    """`A = I − 1 pᵀ`: ∂ log p/∂z of every image; row k is the gradient of log p_k."""
     p = logits.softmax(-1)
     return torch.eye(p.shape[-1], dtype=p.dtype, device=p.device) - p[:, None, :]
 
@@ -52,8 +52,8 @@ def label_forces(
     targets: Float[Tensor, "updating classes"],
     learning_rate: float,
 ) -> Float[Tensor, "observed updating"]:
-    """`pair_forces` on one class of each observed image alone, at the cost of one backward pass a
-    side: summed over the steps of a training it is the accumulated influence of u on o."""
+    """`pair_forces` on one class of each observed image, at the cost of one backward pass per
+    side; its sum over the steps of a training is the accumulated influence of u on o."""
     pull = pull_of(model(observed))[torch.arange(len(labels)), labels]
     force = force_of(model(updating), targets)
     products = gradient_gram(model, observed, pull[:, None], updating, force[:, None])
@@ -78,7 +78,7 @@ def classifier_kernel(
 def centred_norms(
     kernel: Float[Tensor, "observed updating classes classes"],
 ) -> Float[Tensor, "observed updating"]:
-    """`‖C K C‖_F`, C = I − 11ᵀ/V: without the shift of all logits, which no probability sees."""
+    """`‖C K C‖_F`, C = I − 11ᵀ/V: without the shift of all logits, which changes no probability."""
     centred = kernel - kernel.mean(-1, keepdim=True)
     centred = centred - centred.mean(-2, keepdim=True)
     return centred.flatten(2).norm(dim=-1)

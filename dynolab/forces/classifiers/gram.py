@@ -1,8 +1,8 @@
 """Inner products of classifiers' gradients, layer by layer, without the gradients themselves.
 
-`forces.map` and `forces.kernel` take one item at a time, and its many positions together; here many
-images of one position are taken together: all 64 × 64 kernels of digits under LeNet take 0.06 s,
-by a product for every pair 2.3 s (`python -m tests.benchmarks.classification`).
+`forces.map` and `forces.kernel` batch the many positions of one item; this module batches many
+images of one position each: all 64 × 64 kernels of digits under LeNet take 0.06 s, against 2.3 s
+by a product for every pair (`python -m tests.benchmarks.classification`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from dynolab.forces.function.logit_function import call_at
 from dynolab.forces.map.factors import differing
 
 TOGETHER = 64
-"""Images of a side that are held as factors at once."""
+"""Images per side whose factors are held at once."""
 
 SLICE = 2**22
-"""Numbers of formed gradients at once, both sides together."""
+"""Gradient entries formed at once, over both sides."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A matrix' gradient of every image n and cotangent r: `Σ_s signal[n,r,:,s] input[n,:,s]ᵀ`.
+    """A matrix's gradient for every image n and cotangent r: `Σ_s signal[n,r,:,s] input[n,:,s]ᵀ`.
 
-    Positions s are the places of a convolution or the tokens of a transformer; of a layer with a
-    bias the inputs end with a one.
+    Positions s are the places of a convolution or the tokens of a transformer; in a layer with a
+    bias, the inputs end with a one.
     """
 
     input: Float[Tensor, "images d_in positions"]
@@ -43,19 +43,19 @@ class Layer:
 
 @dataclass
 class ImageFactors:
-    """`J_nᵀ c_nr` of some images' cotangents by parameter: as layers, or whole."""
+    """`J_nᵀ c_nr` of some images' cotangents by parameter: as factors, or in full (`whole`)."""
 
     shape: tuple[int, int]
     layers: dict[str, Layer] = field(default_factory=dict)
     whole: dict[str, Float[Tensor, "images cotangents size"]] = field(default_factory=dict)
 
     def add(self, call: _Call, signal: Float[Tensor, "images cotangents ..."]) -> None:
-        """Enters a call's gradients; those of a module that is called again add up."""
+        """Adds a call's gradients; repeated calls of a module add up."""
         if isinstance(call.module, nn.LayerNorm | nn.GroupNorm):
-            for name, gradient in _norm(call.weight, call.module, call.given, signal).items():
+            for name, gradient in _norm(call.weight, call.module, call.input, signal).items():
                 self.whole[name] = self.whole[name] + gradient if name in self.whole else gradient
             return
-        layer, old = _layer(call.module, call.given, signal), self.layers.get(call.weight)
+        layer, old = _layer(call.module, call.input, signal), self.layers.get(call.weight)
         if old is not None:
             layer = Layer(
                 torch.cat([old.input, layer.input], -1), torch.cat([old.signal, layer.signal], -1)
@@ -75,16 +75,18 @@ def gradient_gram(
     """`⟨J_oᵀ c_o, J_uᵀ c_u⟩` of all images' cotangents, J = ∂ logits/∂θ at the model's weights.
 
     With unit vectors as cotangents it is the tangent kernel; with a force on the updating side and
-    `e_y − π` on the observed one, minus the push of each on the other's log π_y.
+    `e_y − π` on the observed one, it is minus the push of u on o's log π_y.
 
-    A linear layer's gradients have the inner product `(δ_o·δ_u)(a_o·a_u)`, a from below and δ from
-    above; a convolution is a linear layer on the patches of its image, whose gradients, sums over
-    places, are formed a slice at a time and multiplied. Parameters of other kinds of layer, and of
-    layers that do not act as their kind does, are taken whole.
+    A linear layer's gradients have the inner product `(δ_o·δ_u)(a_o·a_u)`, a the input and δ the
+    output's gradient; a convolution is a linear layer on the patches of its image, whose
+    gradients, sums over places, are formed and multiplied a slice at a time. Other kinds of layer,
+    and layers that do not act as their kind does, use full gradients.
 
-    **Arguments:** `generic`: parameters taken whole, where known (`without_layer`).
+    **Arguments:** `generic`: parameters that need full gradients; by default `without_layer`
+    finds them.
 
-    **Raises:** `ConfigError` for weights that are no numbers, or no logits of images × classes.
+    **Raises:** `ConfigError` for weights that are not finite, or logits that are not images ×
+    classes.
     """
     check_finite("weights", {name: p.detach() for name, p in model.named_parameters()})
     if generic is None:
@@ -105,7 +107,7 @@ def image_factors(
     cotangents: Float[Tensor, "images cotangents classes"],
     generic: frozenset[str],
 ) -> ImageFactors:
-    """Gradients of each image's `c_r · logits` as factors; those of `generic` parameters whole."""
+    """Gradients of each image's `c_r · logits` as factors, of `generic` parameters in full."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
     with torch.enable_grad(), _recorded(model, generic) as calls:
         logits = call_at(model, weights, images)
@@ -119,7 +121,7 @@ def image_factors(
     if calls:
         signals = torch.autograd.grad(
             logits,
-            [call.made for call in calls],
+            [call.output for call in calls],
             cotangents.transpose(0, 1),
             is_grads_batched=True,
         )
@@ -136,8 +138,8 @@ def contract_images(
 ) -> Float[Tensor, "observed left updating right"]:
     """`Σ_p ⟨∇_p, ∇_p⟩` of all pairs of cotangents of all pairs of images."""
     (n, left), (m, right) = observed.shape, updating.shape
-    given = [*(layer.signal for layer in observed.layers.values()), *observed.whole.values()]
-    out = given[0].new_zeros(n * left, m * right)
+    tensors = [*(layer.signal for layer in observed.layers.values()), *observed.whole.values()]
+    out = tensors[0].new_zeros(n * left, m * right)
     for name, ours in observed.layers.items():
         theirs = updating.layers[name]
         if ours.input.shape[-1] == theirs.input.shape[-1] == 1:
@@ -155,7 +157,7 @@ def contract_images(
 
 
 def _formed(layer: Layer, outputs: slice) -> Float[Tensor, "rows entries"]:
-    """Gradients of some of the outputs, one row an image's cotangent."""
+    """Gradients of some of the outputs, one row for each image and cotangent."""
     signal = layer.signal[:, :, outputs]
     product = signal.flatten(1, 2) @ layer.input.transpose(1, 2)
     return product.view(signal.shape[0] * signal.shape[1], -1)
@@ -170,25 +172,25 @@ def _slices(ours: Layer, theirs: Layer) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class _Call:
-    """What a module was given and what it made; `weight` is its weight's name."""
+    """One call of a module; `weight` is its weight's name."""
 
     weight: str
     module: nn.Module
-    given: Tensor
-    made: Tensor
+    input: Tensor
+    output: Tensor
 
 
 @contextmanager
 def _recorded(model: nn.Module, generic: frozenset[str]) -> Iterator[list[_Call]]:
-    """Every call of the modules of known kinds while a network runs."""
+    """Records every call of modules of known kinds while a network runs."""
     calls: list[_Call] = []
 
     def hook(weight: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-        def record(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> Tensor:
-            # The lowest layer's output depends on nothing that moves: signals must begin there.
-            made = made if made.requires_grad else made.detach().requires_grad_()
-            calls.append(_Call(weight, module, given[0].detach(), made))
-            return made
+        def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            # Weights are detached, so the lowest layer's output is where gradients must start.
+            output = output if output.requires_grad else output.detach().requires_grad_()
+            calls.append(_Call(weight, module, inputs[0].detach(), output))
+            return output
 
         return record
 
@@ -213,16 +215,16 @@ def _has_layer(module: nn.Module) -> bool:
 
 
 def _layer(
-    module: nn.Module, given: Tensor, signal: Float[Tensor, "images cotangents ..."]
+    module: nn.Module, value: Tensor, signal: Float[Tensor, "images cotangents ..."]
 ) -> Layer:
     if isinstance(module, nn.Conv2d):
         assert not isinstance(module.padding, str), "_has_layer leaves these out"
         patches = F.unfold(
-            given, module.kernel_size, module.dilation, module.padding, module.stride
+            value, module.kernel_size, module.dilation, module.padding, module.stride
         )
         return Layer(_with_one(patches, module), signal.flatten(3))
     inputs, signals = (
-        x if x.dim() > least else x.unsqueeze(-2) for x, least in ((given, 2), (signal, 3))
+        x if x.dim() > least else x.unsqueeze(-2) for x, least in ((value, 2), (signal, 3))
     )
     inputs, signals = inputs.flatten(1, -2), signals.flatten(2, -2)
     return Layer(_with_one(inputs.transpose(1, 2), module), signals.transpose(2, 3))
@@ -231,15 +233,15 @@ def _layer(
 def _norm(
     name: str,
     module: nn.LayerNorm | nn.GroupNorm,
-    given: Tensor,
+    value: Tensor,
     signal: Float[Tensor, "images cotangents ..."],
 ) -> dict[str, Float[Tensor, "images cotangents size"]]:
-    """`∂/∂w = Σ δ ⊙ n` and `∂/∂b = Σ δ`, n the normed input before its scale."""
+    """`∂/∂w = Σ δ ⊙ n` and `∂/∂b = Σ δ`, n the normalised input before scaling."""
     if isinstance(module, nn.GroupNorm):
-        normed = F.group_norm(given, module.num_groups, eps=module.eps)
+        normed = F.group_norm(value, module.num_groups, eps=module.eps)
         moved = [x.flatten(start) for x, start in ((normed, 2), (signal, 3))]
     else:
-        normed = F.layer_norm(given, module.normalized_shape, eps=module.eps)
+        normed = F.layer_norm(value, module.normalized_shape, eps=module.eps)
         moved = [
             x.flatten(start, -2).transpose(-1, -2) if x.dim() > start + 1 else x[..., None]
             for x, start in ((normed, 1), (signal, 2))
@@ -280,8 +282,8 @@ def _whole(
 def without_layer(model: nn.Module, images: Float[Tensor, "images ..."]) -> frozenset[str]:
     """Parameters whose layers' factors do not give autograd's gradient of `Σ_n c_n · logits_n`.
 
-    They are of another kind of module, outside any, shared, or act otherwise than their module's
-    kind says. The cotangents c are random, so that a wrong signal shows.
+    They belong to another kind of module or to none, are shared, or do not act as their module's
+    kind does. The cotangents c are random, so that a wrong signal shows.
     """
     leaves = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
     with torch.enable_grad():
@@ -292,9 +294,9 @@ def without_layer(model: nn.Module, images: Float[Tensor, "images ..."]) -> froz
         logits, list(leaves.values()), cotangents, materialize_grads=True
     )
     truth = dict(zip(leaves, gradients, strict=True))
-    made = _summed(model, image_factors(model, images, cotangents[:, None], frozenset()))
-    wrong = differing(made, truth)
-    # A layer's factors speak for its weight and its bias together.
+    computed = _summed(model, image_factors(model, images, cotangents[:, None], frozenset()))
+    wrong = differing(computed, truth)
+    # A layer's factors cover its weight and its bias together.
     modules = {name.rpartition(".")[0] for name in wrong}
     return frozenset(
         wrong

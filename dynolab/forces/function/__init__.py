@@ -1,1 +1,1 @@
-"""The policy as a function of its weights: values, derivatives, what the engine refuses."""
+"""The policy as a function of its weights: values, derivatives, and checks of the inputs."""

@@ -1,4 +1,4 @@
-"""What the force engine refuses before it works: models, weights, batches and arithmetic."""
+"""Rejects models, weights, batches and dtypes that the force engine cannot use."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dynolab.data.encode import Encoded
 from dynolab.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dynolab.training.record import StepRecord
+    from dynolab.training.step_record import StepRecord
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuses models whose parameters are not the numbers that they compute with.
+    """Rejects models whose parameters are not the numbers that they compute with.
 
     **Raises:** `ConfigError` for ZeRO-3 placeholders, for weights that are quantised, offloaded, on
-    several devices or no numbers, and for adapters that are merged, switched off or of a kind whose
+    several devices or not finite, and for adapters that are merged, switched off or of a kind whose
     gradient autograd does not give.
     """
     for name, parameter in model.named_parameters():
@@ -38,7 +38,7 @@ def check_model(model: nn.Module) -> None:
         raise ConfigError("model", devices, "put all weights on one device, none of them offloaded")
     check_finite("weights", {name: p.detach() for name, p in model.named_parameters()})
     for name, module in model.named_modules():
-        # peft's layers, known by their attributes so that peft itself is not needed here.
+        # peft's layers, recognised by their attributes, so that peft need not be installed.
         if getattr(module, "merged_adapters", None):
             raise ConfigError(
                 name,
@@ -48,51 +48,51 @@ def check_model(model: nn.Module) -> None:
         if getattr(module, "_disable_adapters", False):
             raise ConfigError(name, "adapters are switched off", "switch them on, or unload them")
         if getattr(module, "lora_variant", None):
-            kinds = sorted({type(one).__name__ for one in module.lora_variant.values()})
+            kinds = sorted({type(variant).__name__ for variant in module.lora_variant.values()})
             raise ConfigError(
                 name,
                 kinds,
-                "only plain LoRA has forces: DoRA's gradient holds its norm constant, so it is no "
-                "derivative; call merge_and_unload() to move the merged weights",
+                "only plain LoRA has forces: DoRA's gradient holds its norm constant, so it is "
+                "no derivative; call merge_and_unload() to move the merged weights",
             )
 
 
-def check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
-    """Refuses tensors with nan or inf."""
+def check_finite(label: str, tensors: Mapping[str, Tensor]) -> None:
+    """Rejects tensors with nan or inf."""
     for name, tensor in tensors.items():
-        # One number tells of every nan and inf, and is cheap; it may be inf where no entry is.
+        # The sum is cheap and any nan or inf shows in it; it may also overflow on finite entries.
         if not bool(tensor.sum().isfinite()) and not bool(torch.isfinite(tensor).all()):
             raise ConfigError(
-                f"{what}[{name}]",
+                f"{label}[{name}]",
                 "nan or inf",
                 "training diverged; give a checkpoint from before divergence",
             )
 
 
-def check_response(what: str, sequence: Encoded, causal: nn.Module) -> None:
-    """Refuses a sequence that the model cannot score, naming it as `what`."""
+def check_response(label: str, sequence: Encoded, causal: nn.Module) -> None:
+    """Rejects a sequence that the model cannot score; the error names it `label`."""
     context = getattr(causal.config, "max_position_embeddings", None)
     vocabulary = causal.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     if sequence.response_length < 1:
-        raise ConfigError(what, sequence.ids, "has no response tokens; give a response")
+        raise ConfigError(label, sequence.ids, "has no response tokens; give a response")
     if sequence.prompt_length < 1:
         raise ConfigError(
-            what, sequence.ids, "has no prompt token to predict the first one from; give a prompt"
+            label, sequence.ids, "has no prompt token to predict the first one from; give a prompt"
         )
     if context is not None and len(sequence.ids) > context:
         raise ConfigError(
-            what, f"{len(sequence.ids)} tokens", f"the context holds {context}; shorten the prompt"
+            label, f"{len(sequence.ids)} tokens", f"the context holds {context}; shorten the prompt"
         )
     if not 0 <= min(sequence.ids) <= max(sequence.ids) < vocabulary:
         raise ConfigError(
-            what,
+            label,
             max(sequence.ids),
             f"the model's vocabulary has {vocabulary} tokens; encode with the model's tokenizer",
         )
 
 
 def check_batch(batch: TokenBatch, causal: nn.Module) -> None:
-    """Refuses a batch with a sequence that the model cannot score."""
+    """Rejects a batch with a sequence that the model cannot score."""
     first = {row: len(ids) for row, ids in enumerate(batch.input_ids)}
     for row, position in zip(batch.sequence.tolist(), batch.position.tolist(), strict=True):
         first[row] = min(first[row], position + 1)
@@ -104,7 +104,7 @@ def check_batch(batch: TokenBatch, causal: nn.Module) -> None:
 
 
 def check_record(record: StepRecord, causal: nn.Module) -> None:
-    """Refuses a record with responses that the model cannot score, or with nan or inf."""
+    """Rejects a record with responses that the model cannot score, or with nan or inf."""
     for example in record.examples:
         for name, sequence in example.named().items():
             check_response(f"record example {example.id}.{name}", sequence, causal)
@@ -115,6 +115,6 @@ def check_record(record: StepRecord, causal: nn.Module) -> None:
 
 
 def check_arithmetic(dtype: torch.dtype, why: str) -> None:
-    """Refuses 16-bit arithmetic where its rounding hides the result."""
+    """Rejects 16-bit arithmetic, whose rounding hides the result."""
     if dtype not in (torch.float32, torch.float64):
         raise ConfigError("policy.dtype", str(dtype), f"{why}; use float32 or float64")

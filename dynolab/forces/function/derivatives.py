@@ -1,4 +1,4 @@
-"""Whether a model's derivatives are those of the function that it computes."""
+"""Checks a model's derivatives against the function that it computes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REMEDY: dict[Mode, str] = {
         "steps do: analyse a model of a family that has one (Llama, Qwen, Mistral, GPT-NeoX ...)"
     ),
     "backward": (
-        "its gradients are not those of its forward (a rounding passed through, a detached part), "
+        "its gradients are not those of its forward (straight-through rounding, a detached part), "
         "so no force follows from them; load it without quantisation or custom kernels"
     ),
 }
@@ -41,7 +41,7 @@ _REMEDY: dict[Mode, str] = {
 class Derivatives:
     """Relative errors of both modes of differentiation, infinite where one cannot be run.
 
-    `reasons` says why it cannot.
+    `reasons` says why.
     """
 
     model: str
@@ -54,7 +54,7 @@ class Derivatives:
         return self.errors[mode] <= self.tolerance
 
     def require(self, mode: Mode) -> None:
-        """`ConfigError` where the mode does not agree."""
+        """Raises `ConfigError` if the mode does not agree."""
         if self.agrees(mode):
             return
         difference = self.reasons.get(
@@ -67,19 +67,19 @@ _measured: WeakKeyDictionary[nn.Module, dict[torch.dtype, Derivatives]] = WeakKe
 
 
 def derivatives_of(policy: LogitFunction) -> Derivatives:
-    """A policy's derivatives, measured when a first one is asked for.
+    """A policy's derivatives, measured on first use.
 
-    16-bit arithmetic has no differences to compare with: it is taken at float32's word.
+    16-bit differences are too coarse to compare with, so a 16-bit policy is measured in float32.
     """
-    known = _measured.setdefault(causal_model(policy.model), {})
-    if policy.dtype not in known:
-        known[policy.dtype] = measure_derivatives(policy)
-    found = known[policy.dtype]
+    by_dtype = _measured.setdefault(causal_model(policy.model), {})
+    if policy.dtype not in by_dtype:
+        by_dtype[policy.dtype] = measure_derivatives(policy)
+    measured = by_dtype[policy.dtype]
     note_check(
-        f"{found.model} derivatives {str(policy.dtype).removeprefix('torch.')}",
-        {"tolerance": found.tolerance, **{str(mode): e for mode, e in found.errors.items()}},
+        f"{measured.model} derivatives {str(policy.dtype).removeprefix('torch.')}",
+        {"tolerance": measured.tolerance, **{str(mode): e for mode, e in measured.errors.items()}},
     )
-    return found
+    return measured
 
 
 @torch.no_grad()
@@ -87,9 +87,9 @@ def measure_derivatives(policy: LogitFunction) -> Derivatives:
     """∂ log π · d of a few random tokens by each mode against `[log π(θ+hd) − log π(θ−hd)]/2h`.
 
     d is random. The error is the median over tokens, in units of the differences' root mean
-    square: a step can take a token to other experts, which is no error of the derivative.
+    square: a step can route a token to other experts, which is no error of the derivative.
     """
-    # As one_step.central_difference, whose modules build on this one.
+    # Repeats one_step.central_difference, whose module imports this one.
     dtype = policy.dtype if policy.dtype in TOLERANCE else torch.float32
     at = {name: w.to(dtype) for name, w in policy.weights.items()}
     generator = torch.Generator().manual_seed(0)
@@ -118,7 +118,7 @@ def measure_derivatives(policy: LogitFunction) -> Derivatives:
         try:
             difference = (derivative() - truth).abs().median() / truth.square().mean().sqrt()
             errors[mode] = float(difference) if difference.isfinite() else math.inf
-        # Whatever autograd makes of a family's code.
+        # Autograd may raise anything on a family's code.
         except Exception as error:
             first_line = next(iter(str(error).splitlines()), "")
             errors[mode] = math.inf
@@ -150,7 +150,7 @@ def _sample(causal: nn.Module, generator: torch.Generator) -> Encoded:
     context = getattr(config, "max_position_embeddings", None) or 8
     length = min(8, context)
     ids = torch.randint(config.vocab_size - 1, (length,), generator=generator)
-    # The padding row of an embedding has no gradient, and a norm of its zeros no smooth derivative.
+    # An embedding's padding row has no gradient, and a norm of its zeros no smooth derivative.
     padding = getattr(causal.get_input_embeddings(), "padding_idx", None)  # type: ignore[operator]
     if padding is not None:
         ids += ids >= padding

@@ -1,4 +1,4 @@
-"""The hidden state after any block of a transformer, and at its head: read, cut out, or moved."""
+"""Reads or replaces the hidden state after any block of a transformer, and at its head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynolab.forces.function.rules import head_module
 
 
 class Reached(Exception):
-    """The layer is reached and nothing above it is needed."""
+    """Stops a forward pass at a layer above which nothing is needed."""
 
     def __init__(self, hidden: Tensor) -> None:
         super().__init__("layer reached")
@@ -23,22 +23,24 @@ class Reached(Exception):
 
 @contextmanager
 def at_layer(policy: PolicyFunction, layer: int, see: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """While it is open, every pass hands h_ℓ of all positions to `see` and goes on from its answer.
+    """While open, every pass calls `see` on h_ℓ of all positions and continues with its result.
 
     A hook rather than `output_hidden_states`, whose last entry is the state after the final norm.
 
-    **Arguments:** `layer`: ℓ blocks done: 0 is the first block's input (embeddings, with learned
-    positions where the family adds them); the number of blocks, or −1, is the last block's
-    output, before the final norm.
+    **Arguments:** `layer`: ℓ, the blocks already run: 0 is the first block's input (embeddings,
+    with learned positions if the family adds them); the number of blocks, or −1, is the last
+    block's output, before the final norm.
     """
     blocks = _blocks(policy.causal)
     number = _number(layer, len(blocks))
     if number == 0:
         handle = blocks[0].register_forward_pre_hook(
-            lambda module, given: (see(given[0]), *given[1:])
+            lambda module, inputs: (see(inputs[0]), *inputs[1:])
         )
     else:
-        handle = blocks[number - 1].register_forward_hook(lambda module, given, made: see(made))
+        handle = blocks[number - 1].register_forward_hook(
+            lambda module, inputs, output: see(output)
+        )
     try:
         yield
     finally:
@@ -53,13 +55,13 @@ SeeHead = Callable[
 
 @contextmanager
 def at_head(policy: PolicyFunction, see: SeeHead) -> Iterator[None]:
-    """While it is open, every pass hands the head's input and output to `see`.
+    """While open, every pass calls `see` on the head's input and output.
 
-    The pass goes on from its answer, through all that the model does to its head's output.
+    The pass continues with its result, through all that the model does to its head's output.
     """
 
-    def hook(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> Tensor:
-        return see(given[0][0], made[0])[None]
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return see(inputs[0][0], output[0])[None]
 
     handle = head_module(policy.causal).register_forward_hook(hook)
     try:
@@ -77,7 +79,7 @@ def _blocks(causal: nn.Module) -> nn.ModuleList:
     raise ConfigError(
         "model",
         type(causal).__name__,
-        f"its base model holds no list of {count} blocks; give a decoder such as Llama, Qwen, "
+        f"its base model has no list of {count} blocks; give a decoder such as Llama, Qwen, "
         "Mistral, GPT-NeoX or GPT-2",
     )
 

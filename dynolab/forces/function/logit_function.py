@@ -1,4 +1,4 @@
-"""What a tangent kernel is taken of: anything that makes logits of weights and a batch."""
+"""Functions that have a tangent kernel: they map weights and a batch to logits."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dynolab.errors import ConfigError
 from dynolab.forces.function.checks import check_finite
 
 Weights = Mapping[str, Tensor]
-"""Tensors by parameter name; tied weights stand once, under their first name."""
+"""Tensors by parameter name; tied weights appear once, under their first name."""
 
 
 def cast_like(own: Weights, weights: Weights) -> dict[str, Tensor]:
-    """Weights on the device and in the dtype of a function's own, with its names and shapes.
+    """Moves weights to the device and dtype of a function's own; checks names and shapes.
 
-    **Raises:** `ConfigError` for what the function has not, nan and inf.
+    **Raises:** `ConfigError` for unknown names, other shapes, nan and inf.
     """
     for name, tensor in weights.items():
         mine = own.get(name)
@@ -38,11 +38,11 @@ def cast_like(own: Weights, weights: Weights) -> dict[str, Tensor]:
 
 
 def call_at(module: nn.Module, weights: Weights, *arguments: Any) -> Any:
-    """A module's output at other weights, which leave the module as it was.
+    """A module's output at other weights; the module keeps its own.
 
-    Tied weights stand in `weights` under one of their names and are replaced wherever they act.
-    torch's own tying (`functional_call`) takes a module that is reachable by two paths for two,
-    and would leave the other weights in it.
+    Tied weights appear in `weights` under one of their names and are replaced wherever they are
+    used. torch's own tying (`functional_call`) treats a module that is reachable by two paths as
+    two modules, and would leave the other weights in it.
     """
     own = _tensors(module.named_modules(remove_duplicate=False))
     values = {id(own[name]): value for name, value in weights.items()}
@@ -52,7 +52,7 @@ def call_at(module: nn.Module, weights: Weights, *arguments: Any) -> Any:
 
 
 def _tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, Tensor]:
-    """Parameters and buffers of some modules themselves, by their whole name."""
+    """Parameters and buffers that these modules hold directly, by full name."""
     return {
         f"{path}.{name}".removeprefix("."): tensor
         for path, module in modules
@@ -66,7 +66,7 @@ def _tensors(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, Tensor]:
 class LogitFunction(Protocol):
     """`θ ↦ z_θ(items)`: logits at every response position of the items of a batch.
 
-    `PolicyFunction` is one, of encoded responses; `ModuleFunction` one of features.
+    `PolicyFunction` takes encoded responses, `ModuleFunction` features.
     """
 
     model: nn.Module
@@ -75,7 +75,7 @@ class LogitFunction(Protocol):
     device: torch.device
 
     def cast(self, weights: Weights) -> dict[str, Tensor]:
-        """Weights in the function's dtype; refuses names or shapes it has not."""
+        """Weights in the function's dtype; rejects unknown names and other shapes."""
 
     def batch(self, items: Sequence[Any]) -> tuple[Any, list[int]]:
         """Items as one batch, with the number of positions of each."""
@@ -87,7 +87,7 @@ class LogitFunction(Protocol):
 class ModuleFunction:
     """A classifier, any module from features to logits, as a function of its weights.
 
-    It is used in eval mode, buffers (running statistics, say) as they are. An item is one
+    It runs in eval mode, with its buffers (such as running statistics) unchanged. An item is one
     example's features without batch dimension; it has one position.
     """
 
@@ -102,19 +102,19 @@ class ModuleFunction:
         self.device = next(iter(self.weights.values())).device
 
     def cast(self, weights: Weights) -> dict[str, Tensor]:
-        """Weights on the module's device in its dtype; refuses names or shapes it has not."""
+        """Weights on the module's device in its dtype; rejects unknown names and other shapes."""
         return cast_like(self.weights, weights)
 
     def batch(self, items: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-        """Examples' features, one under the other."""
-        together = torch.stack([self._in_place(item) for item in items])
-        return together, [1] * len(items)
+        """Examples' features, stacked."""
+        features = torch.stack([self._placed(item) for item in items])
+        return features, [1] * len(items)
 
     def logits(
         self, weights: Weights, batch: Shaped[Tensor, "examples ..."]
     ) -> Float[Tensor, "examples classes"]:
         """Logits of every example at the given weights."""
-        buffers = {name: self._in_place(buffer) for name, buffer in self.model.named_buffers()}
+        buffers = {name: self._placed(buffer) for name, buffer in self.model.named_buffers()}
         training = self.model.training
         self.model.eval()
         try:
@@ -129,6 +129,6 @@ class ModuleFunction:
             )
         return logits
 
-    def _in_place(self, tensor: Tensor) -> Tensor:
-        """On the module's device; numbers in its dtype, indices as they are."""
+    def _placed(self, tensor: Tensor) -> Tensor:
+        """The tensor on the module's device; floats in its dtype, integers unchanged."""
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else tensor.dtype)

@@ -32,21 +32,20 @@ _log = logging.getLogger(__name__)
 class PolicyFunction:
     """`θ ↦ log π_θ` of a batch's response tokens, and its derivative along directions of θ.
 
-    Parameters are told apart by identity, so tied embeddings are one parameter that acts in both
-    places. Weights that a call leaves out stay at the model's own. The model is used in eval mode
-    without cache; fused attention kernels have no forward-mode derivative, so attention runs on
-    torch's math kernel, which computes the same function.
+    Parameters are identified by object, so tied embeddings are one parameter used in both places.
+    Weights that a call leaves out are the model's own. The model runs in eval mode without
+    cache; fused attention kernels have no forward-mode derivative, so attention runs on torch's
+    math kernel, which computes the same function.
 
     **Arguments:**
 
     - `model`: a causal language model of transformers, plain or with LoRA adapters (peft); it is
-      left as it was found.
+      left unchanged.
     - `dtype`: of weights and arithmetic. Under float64, norms and attention that would fall back
       to float32 keep their dtype.
 
-    **Raises:** `ConfigError` for a model that has no forces as it stands (`checks.check_model`),
-    and at the first derivative for one whose derivatives are not those of its own forward
-    (`derivatives_of`).
+    **Raises:** `ConfigError` for a model that `checks.check_model` rejects, and at the first
+    derivative for one whose derivatives are not those of its own forward (`derivatives_of`).
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
@@ -61,12 +60,12 @@ class PolicyFunction:
         _log.info("force engine: attention on SDPA's math kernel (forward-mode derivatives)")
 
     def cast(self, weights: Weights) -> dict[str, Tensor]:
-        """Weights on the policy's device in its dtype; what the model has not is refused."""
+        """Weights on the policy's device in its dtype; rejects unknown names and other shapes."""
         return cast_like(self.weights, weights)
 
     def batch(self, sequences: Sequence[Encoded]) -> tuple[TokenBatch, list[int]]:
         """Sequences as one batch on the policy's device, with the response tokens of each."""
-        # Padding stands right of every response and is masked: any id of the vocabulary serves.
+        # Padding follows every response and is masked, so any id of the vocabulary works.
         batch = collate(sequences, pad_id=0).to(self.device)
         return batch, [sequence.response_length for sequence in sequences]
 
@@ -80,7 +79,7 @@ class PolicyFunction:
         """`log π(y_l | x, y_<l)` of every response token at the given weights, in nats."""
         return self.observed(weights, batch)
 
-    def _warm_logits(
+    def _tempered_logits(
         self, weights: Weights, batch: TokenBatch
     ) -> Float[Tensor, "tokens vocabulary"]:
         """Logits at the batch's temperature."""
@@ -91,7 +90,7 @@ class PolicyFunction:
         self, weights: Weights, batch: TokenBatch, view: View | None = None
     ) -> Float[Tensor, "tokens ..."]:
         """log π of what is observed: the realised tokens [tokens], or a view's [tokens, k]."""
-        logits = self._warm_logits(weights, batch)
+        logits = self._tempered_logits(weights, batch)
         if view is None:
             return View.realised(batch).logps(logits).squeeze(-1)
         return view.logps(logits)
@@ -107,7 +106,7 @@ class PolicyFunction:
     ) -> Float[Tensor, "directions tokens ..."]:
         """`∂ log π/∂θ · d` at every response position for each direction d.
 
-        A forward-mode derivative of the logits, and A of the view on top of it.
+        A forward-mode derivative of the logits, multiplied by the view's A.
 
         **Arguments:**
 
@@ -119,20 +118,20 @@ class PolicyFunction:
         axis over the view's tokens where there is a view.
         """
         check_batch(batch, self.causal)
-        what = View.realised(batch) if view is None else view
-        # Tangents of the logits, and what A makes of them, are tokens × vocabulary a direction.
-        room = _TANGENT_BYTES // (4 * self._logits_bytes(batch))
+        observed_view = View.realised(batch) if view is None else view
+        # Tangents of the logits, and A times them, are tokens × vocabulary for each direction.
+        fitting = _TANGENT_BYTES // (4 * self._logits_bytes(batch))
         changes = [
-            what.changes(logits, moved)
+            observed_view.changes(logits, moved)
             for logits, moved in self._linearised(
-                lambda weights: self._warm_logits(weights, batch),
+                lambda weights: self._tempered_logits(weights, batch),
                 at,
                 directions,
-                together=max(1, min(self.tangents_together, room)),
+                together=max(1, min(self.tangents_together, fitting)),
             )
         ]
-        found = _joined(changes) if changes else self.observed(at, batch, what)[None][:0]
-        return found.squeeze(-1) if view is None else found
+        change = _joined(changes) if changes else self.observed(at, batch, observed_view)[None][:0]
+        return change.squeeze(-1) if view is None else change
 
     @torch.no_grad()
     def derivatives(
@@ -145,8 +144,8 @@ class PolicyFunction:
     ) -> Float[Tensor, "directions ..."]:
         """`∂f/∂θ · d` of any function of the weights for each direction d (forward-mode JVP).
 
-        Directions share the pass through the primal network `together` at a time (default:
-        `tangents_together`); they may come from a generator and are held no longer than that.
+        Groups of `together` directions (default: `tangents_together`) share one primal pass; they
+        may come from a generator and are released after their pass.
         """
         rows = [moved for _, moved in self._linearised(function, at, directions, together)]
         return _joined(rows) if rows else function(self.cast(at))[None][:0]
@@ -158,12 +157,12 @@ class PolicyFunction:
         directions: Iterable[Weights],
         together: int | None = None,
     ) -> Iterator[tuple[Tensor, Float[Tensor, "some ..."]]]:
-        """The function's value, and its derivative along some directions after others."""
+        """Yields the function's value and its derivatives along each group of directions."""
         derivatives_of(self).require("forward")
         at = self.cast(at)
-        waiting: Iterator[Weights] = iter(directions)
-        while some := list(islice(waiting, together or self.tangents_together)):
-            yield self._jvps(function, at, [self.cast(one) for one in some])
+        remaining: Iterator[Weights] = iter(directions)
+        while group := list(islice(remaining, together or self.tangents_together)):
+            yield self._jvps(function, at, [self.cast(direction) for direction in group])
 
     @property
     def tangents_together(self) -> int:
@@ -195,8 +194,8 @@ class PolicyFunction:
             return function({**fixed, **weights})
 
         def along(tangent: Weights) -> tuple[Tensor, Tensor]:
-            found = jvp(moved, (primal,), (tangent,))
-            return found[0], found[1]
+            outputs = jvp(moved, (primal,), (tangent,))
+            return outputs[0], outputs[1]
 
         if len(directions) == 1:
             value, change = along({name: t[0] for name, t in tangents.items()})
@@ -205,7 +204,7 @@ class PolicyFunction:
 
     @contextmanager
     def differentiable(self) -> Iterator[None]:
-        """Eval mode and attention that has a forward-mode derivative; both are put back."""
+        """Eval mode, and attention that has a forward-mode derivative; restores both."""
         training = {module: module.training for module in self.model.modules()}
         # Gradient checkpointing's hook on the embeddings, which functorch cannot transform.
         hooked = bool(getattr(self.causal, "_require_grads_hooks", None))
@@ -229,9 +228,9 @@ def _joined(rows: Sequence[Tensor]) -> Tensor:
 
 @contextmanager
 def _plain_kernels(causal: Any) -> Iterator[None]:
-    """Attention and experts of kinds that have a forward-mode derivative, as far as there are any.
+    """Uses implementations of attention and experts that have a forward-mode derivative, if any.
 
-    They compute the same function; the model's own are put back.
+    They compute the same function; the model's own are restored.
     """
     attention = getattr(causal.config, "_attn_implementation", "sdpa")
     experts = getattr(causal.config, "_experts_implementation", None)

@@ -1,4 +1,4 @@
-"""Stable arithmetic near probability 1, and modules that would compute in float32."""
+"""Stable arithmetic near probability 1, and float64 in modules that would use float32."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def log_softmax(
 ) -> Float[Tensor, "*positions vocabulary"]:
     """`log π`, in nats, the likeliest token's as `log σ(z_v − log Σ_{u≠v} e^{z_u})`.
 
-    torch's derivative `e_v − π` takes its own entry as 1 − π_v: where π_v nears one that entry,
-    half of a force, rounds away. Here it is σ of the odds against v, as exact as the logits.
+    torch's derivative `e_v − π` computes entry v as 1 − π_v: near π_v = 1 that entry, half of a
+    force, rounds away. Here it is σ of the log-odds against v, as exact as the logits.
     """
     top = logits.argmax(-1, keepdim=True)
     others = logits.scatter(-1, top, float("-inf")).logsumexp(-1, keepdim=True)
@@ -27,18 +27,18 @@ def log_softmax(
 
 
 def dtype_preserving(model: nn.Module) -> AbstractContextManager[Any]:
-    """While it is open, nothing that depends on the model's weights is rounded to float32.
+    """While open, nothing that depends on the model's weights is rounded to float32.
 
-    Norms, softmax and soft caps of transformers compute in float32 whatever they are given. Float32
+    Norms, softmax and soft caps in transformers compute in float32 whatever their input. Float32
     inside a float64 network leaves errors of 1e-9 to 1e-7 in its derivatives. The model's buffers
-    are rounded as they are in its own forward: angles of rotary positions in float32 are constants
-    of the function, and other angles would make it another one.
+    are rounded as in its own forward: the float32 angles of rotary positions are constants of the
+    function, and other angles would change the function.
     """
     return _KeepFloat64(model)
 
 
 class _KeepFloat64(TorchFunctionMode):
-    """Calls of torch's functions on float64 tensors, as if their callers had asked for float64."""
+    """Makes torch functions on float64 tensors return float64, whatever dtype is requested."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -21,12 +21,12 @@ class Rule:
     """A module whose parameters' gradients follow from its input a and its signal δ = ∂/∂output.
 
     - linear: ∂/∂W = Σ_s δ_s a_sᵀ and ∂/∂b = Σ_s δ_s; `transposed` where W is stored
-      d_in × d_out (GPT-2's Conv1D), `head` where it makes the logits, one row a token;
+      d_in × d_out (GPT-2's Conv1D), `head` where it makes the logits, one row per token;
     - embedding: row v of ∂/∂W is Σ_{s: x_s = v} δ_s;
-    - norm: ∂/∂w = Σ_s δ_s ⊙ n_s and ∂/∂b = Σ_s δ_s, n the normed input before its scale.
+    - norm: ∂/∂w = Σ_s δ_s ⊙ n_s and ∂/∂b = Σ_s δ_s, n the normalised input before scaling.
 
     `weight` and `bias` are parameter names, None where the module has none or it is not wanted.
-    `local`: a token's signal lives at the position that predicts it and nowhere else.
+    `local`: a token's signal is nonzero only at the position that predicts it.
     """
 
     module: nn.Module
@@ -50,15 +50,15 @@ class Rule:
 
     @property
     def names(self) -> list[str]:
-        """The parameters it speaks for."""
+        """The parameters that the rule covers."""
         return [name for name in (self.weight, self.bias) if name is not None]
 
 
 def find_rules(policy: PolicyFunction, wanted: set[str]) -> list[Rule]:
     """Rules for the modules of known kinds that hold wanted parameters.
 
-    Parameters are told apart by identity: a tied head and embedding are two rules on one name. The
-    head has a rule even if none of its parameters is wanted: signals begin at its input.
+    Parameters are identified by object: a tied head and embedding are two rules on one name. The
+    head has a rule even if none of its parameters is wanted, because signals start at its input.
     """
     names = {id(p): name for name, p in policy.model.named_parameters()}
 
@@ -84,9 +84,9 @@ def find_rules(policy: PolicyFunction, wanted: set[str]) -> list[Rule]:
 def subspace(function: LogitFunction) -> set[str]:
     """Parameters that move: those that require a gradient (adapters alone under LoRA).
 
-    Where none does, all move, as in a model that was loaded to look at.
+    If none does, as in a model loaded for inspection, all move.
 
-    **Raises:** `ConfigError` for adapters that do not train: no training moves them with the rest.
+    **Raises:** `ConfigError` for frozen adapters: no training moves them with the rest.
     """
     named = list(function.model.named_parameters())
     trained = {name for name, p in named if p.requires_grad}
@@ -102,7 +102,7 @@ def subspace(function: LogitFunction) -> set[str]:
 
 
 def head_module(causal: nn.Module) -> nn.Module:
-    """The module that makes the logits; of a head that peft trains whole, its active copy."""
+    """The module that makes the logits; if peft trains a full copy of it, the active copy."""
     head = causal.get_output_embeddings()  # type: ignore[operator]
     copies = getattr(head, "modules_to_save", None)
     return copies[head.active_adapters[0]] if copies else head

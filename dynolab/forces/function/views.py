@@ -17,8 +17,8 @@ from dynolab.forces.function.precision import log_softmax
 class View:
     """The tokens whose `log π(v | x, y_<l)` is observed at each position of a response.
 
-    `tokens` is the same before and after a change: what was likeliest is chosen once, at the
-    weights whose logits are given, and then held. None means the whole vocabulary.
+    `tokens` is the same before and after a change: the likeliest tokens are chosen once, from the
+    given logits, and then held fixed. None means the whole vocabulary.
     """
 
     tokens: Int[Tensor, "tokens k"] | None
@@ -37,7 +37,7 @@ class View:
     def top(cls, logits: Float[Tensor, "tokens vocabulary"], k: int) -> View:
         """The k likeliest tokens at every position, likeliest first.
 
-        **Raises:** `ConfigError` where the vocabulary has no k tokens.
+        **Raises:** `ConfigError` if k is below 1 or above the vocabulary's size.
         """
         if not 1 <= k <= logits.shape[-1]:
             raise ConfigError("k", k, f"choose between 1 and the vocabulary's {logits.shape[-1]}")
@@ -66,15 +66,15 @@ class View:
     ) -> Float[Tensor, "... tokens k"]:
         """`A dz = dz − (π·dz) 1` of the observed tokens, in nats, for logits that move by dz.
 
-        O(V): the V×V matrix A = I − 1πᵀ is never formed. As A1 = 0, dz may be taken against that
-        of one token: of the observed one, or the likeliest where there are several. Where π nears
-        one nothing of the rest is rounded away then.
+        O(V): the V×V matrix A = I − 1πᵀ is never formed. As A1 = 0, dz is taken relative to one
+        token: the observed one, or the likeliest if there are several. The other entries then
+        keep their digits as π nears one.
         """
         several = self.tokens is None or self.tokens.shape[-1] > 1
         anchor = logits.argmax(-1, keepdim=True) if several else self.tokens
         assert anchor is not None
-        against = moved - moved.gather(-1, anchor.expand(*moved.shape[:-1], 1))
-        mean = torch.einsum("tv,...tv->...t", torch.softmax(logits, dim=-1), against)
+        relative = moved - moved.gather(-1, anchor.expand(*moved.shape[:-1], 1))
+        mean = torch.einsum("tv,...tv->...t", torch.softmax(logits, dim=-1), relative)
         if self.tokens is not None:
-            against = against.gather(-1, self.tokens.expand(*moved.shape[:-1], -1))
-        return against - mean[..., None]
+            relative = relative.gather(-1, self.tokens.expand(*moved.shape[:-1], -1))
+        return relative - mean[..., None]

@@ -28,13 +28,13 @@ class TangentKernel:
     """`K = J_o P J_uᵀ`, J = ∂ logits/∂θ (Jacot et al., arXiv 1806.07572; per step and token in
     Ren & Sutherland, arXiv 2407.10490, prop. 1).
 
-    The kernel is of the logits, not of log π: `A K G` needs it that way. P is diagonal, so
+    It is the kernel of the logits, not of log π, as `A K G` requires. P is diagonal, so
     `K_ouᵀ = K_uo`: the transposed product is `product` with the sides exchanged.
 
     - `at`: where both Jacobians are taken.
     - `moving`: the parameters they run over.
     - `scale`: the diagonal of P by parameter name; None for P = I.
-    - `memory_bytes`: bound of the tangents and logits of directions that share a pass.
+    - `memory_bytes`: bound on the tangents and logits of directions that share a pass.
     """
 
     function: LogitFunction
@@ -54,8 +54,8 @@ class TangentKernel:
     ) -> TangentKernel:
         """The kernel at `at`, the function's own weights by default.
 
-        With a scale its names are the parameters that move; without, those that require a
-        gradient (adapters alone under LoRA).
+        The scale's names are the parameters that move; without a scale, those that require a
+        gradient move (adapters alone under LoRA).
         """
         check_arithmetic(function.dtype, "derivatives of 8 significant bits are mostly noise")
         place = {**function.weights, **({} if at is None else function.cast(at))}
@@ -103,7 +103,7 @@ class TangentKernel:
         vectors: Float[Tensor, "directions positions classes"],
         left_positions: int,
     ) -> Float[Tensor, "directions left_positions classes"]:
-        """`K v` of several v: one VJP through `pull`'s side and one JVP on the left one each."""
+        """`K v` of several v, each by one VJP through `pull` and one JVP on the left side."""
         room = self.together(left_positions, vectors.shape[-1])
         images = [self.push(left, pull(part)) for part in vectors.split(room) if len(part)]
         empty = vectors.new_empty(0, left_positions, vectors.shape[-1])
@@ -138,8 +138,8 @@ def kernel_blocks(
     - `at`: where the derivatives are taken; the function's own weights by default.
     - `scale`: diagonal of P by parameter name, an optimizer's for instance; identity by default.
 
-    **Returns:** `[m, l, i, j]` = how fast logit i at observed position m rises with the updating
-    position l's logit j pulling.
+    **Returns:** `[m, l, i, j]`: rise of logit i at observed position m per unit of pull on logit j
+    at updating position l.
 
     **Raises:** `ConfigError` where the blocks need more than `memory_bytes`.
     """
@@ -149,14 +149,14 @@ def kernel_blocks(
     right, (L,) = function.batch([updating])
     logits, pull = kernel.pullback(right)
     V = logits.shape[-1]
-    # The directions stand beside the images they are turned into.
+    # Directions and their images are in memory together.
     needed = logits.element_size() * (M * L * V**2 + (L * V) ** 2)
     if needed > memory_bytes:
         raise ConfigError(
             "memory_bytes",
             memory_bytes,
             f"the blocks of {M} × {L} positions and {V} classes take {needed} bytes; give "
-            "as much, or ask kernel_sizes for their norms alone",
+            "as much, or use kernel_sizes for their norms alone",
         )
     basis = torch.eye(L * V, dtype=logits.dtype, device=logits.device).reshape(L * V, L, V)
     columns = kernel.product(left, pull, basis, M)
@@ -164,7 +164,7 @@ def kernel_blocks(
 
 
 def check_items(function: LogitFunction, **sides: list[Any]) -> None:
-    """Refuses sides without items and responses that the policy cannot score."""
+    """Rejects empty sides and responses that the policy cannot score."""
     for side, items in sides.items():
         if not items:
             raise ConfigError(side, [], "give at least one response")
@@ -174,9 +174,10 @@ def check_items(function: LogitFunction, **sides: list[Any]) -> None:
 
 
 def response_token(sequence: Encoded, index: int) -> Encoded:
-    """One response token as a response of its own, all before it as the prompt.
+    """One response token as a response of its own; all tokens before it are the prompt.
 
-    Later tokens change nothing before them, so a kernel of two such is the token pair's block.
+    Later tokens do not affect earlier ones, so the kernel of two such responses is the block of
+    the token pair.
     """
     end = range(sequence.prompt_length, len(sequence.ids))[index]
     return Encoded(sequence.ids[: end + 1], end)

@@ -55,17 +55,17 @@ class Squares:
     @property
     def degrees(self) -> Float[ndarray, "*pairs"]:
         """Degrees of freedom of the estimated rest; infinite where K is known exactly."""
-        endless = np.full_like(self.rest, np.inf)
-        return np.divide(2 * self.rest**2, self.variance, out=endless, where=self.variance > 0)
+        infinite = np.full_like(self.rest, np.inf)
+        return np.divide(2 * self.rest**2, self.variance, out=infinite, where=self.variance > 0)
 
     def interval(self, probes: int) -> tuple[ndarray, ndarray]:
         """Lower and upper end of the norm's 95% interval, `exact + rest · ν/χ²_ν`.
 
         Quantiles of χ²_ν/ν are `(1 − 2/9ν ± t √(2/9ν))³` (Wilson & Hilferty 1931), with Student's
-        t of probes − 1 degrees in the place of the normal, for the variance is estimated too.
-        Simulated with 8 probes, 94–98% of these intervals held the truth under seven shapes of
-        spectrum and 90% under one of 300 equal directions and a hundredfold one, which deflation
-        takes out; of `mean ± t·s/√n`, 85–95%.
+        t of probes − 1 degrees in place of the normal, because the variance is estimated too.
+        Simulated with 8 probes, 94–98% of these intervals covered the truth for seven shapes of
+        spectrum, and 90% for 300 equal directions plus one a hundred times as large, which
+        deflation removes; of `mean ± t·s/√n`, 85–95% did.
         """
         spread = 2 / (9 * self.degrees)
         low, high = (
@@ -79,8 +79,7 @@ class Squares:
 class KernelSizes:
     """‖K‖_F and ‖CKC‖_F of every pair of an observed and an updating response.
 
-    `raw_error` and `centred_error` are standard errors; `interval` is the better statement where
-    they are not small.
+    `raw_error` and `centred_error` are standard errors; where they are not small, use `interval`.
     """
 
     raw_squares: Squares
@@ -96,7 +95,7 @@ class KernelSizes:
 
     @property
     def centred(self) -> Float[ndarray, "observed updating"]:
-        """‖CKC‖_F, which a shift of all logits of a position leaves as it is."""
+        """‖CKC‖_F, which does not change when all logits of a position shift."""
         return self.centred_squares.norm
 
     @property
@@ -133,8 +132,8 @@ def kernel_sizes(
     """Estimates `‖K_ou‖_F` and `‖C K_ou C‖_F` of every pair, without forming a V×V block.
 
     K_ou = J_o P J_uᵀ over all positions of both responses; C = I − 11ᵀ/V at each position takes
-    out the shift of all logits, which no probability sees. The updating response's logit space
-    is the sum of range(C) and its complement, one all-ones vector a position. In each,
+    out the shift of all logits, which changes no probability. The updating response's logit space
+    is the sum of range(C) and its complement, one all-ones vector per position. In each,
 
         ‖K‖² = ‖K W‖² + E‖R v‖²,   R = K (I − W Wᵀ),   W = orth(K_uu orth(K_uu Ω))
 
@@ -142,16 +141,16 @@ def kernel_sizes(
     on the updating response alone, so that all observed ones share it. The first term is exact,
     the second unbiased for any W. Its variance is `2‖RᵀR‖²_F/probes`, where the mean of
     ⟨R v_i, R v_j⟩² over i ≠ j estimates the norm: far steadier than the variance of a few
-    squares. A subspace of at most rank + probes dimensions is gone through exactly, so a
+    squares. A subspace of at most rank + probes dimensions is computed exactly, so a
     classifier's norms have no error.
 
-    The vectors are a function of `seed`, of the item's number in `updating` and of its shape: all
-    observed responses share them, and so do all checkpoints. Comparisons of either are less noisy
-    than the standard errors of the two say.
+    The vectors depend only on `seed`, the item's number in `updating` and its shape, so all
+    observed responses and all checkpoints share them. Comparisons across either are less noisy
+    than the two standard errors suggest.
 
     **Cost:** each updating response takes at most 4·rank VJPs and JVPs on itself, then
-    2·(rank + probes) VJPs on itself (again for each group of observed responses that the memory
-    makes) and as many JVPs on all observed ones.
+    2·(rank + probes) VJPs on itself (again for each group of observed responses that fits
+    the memory) and as many JVPs on all observed ones.
 
     **Measured** on a 0.8M-parameter Llama of 2048 tokens, nine pairs of 6–7 tokens, six seeds:
     root mean square error of the norm 9% with rank 0 and 8 probes, 5% with rank 4, 2.9% with
@@ -163,8 +162,8 @@ def kernel_sizes(
       token pair give `response_token` of both.
     - `at`: where the derivatives are taken; the function's own weights by default.
     - `scale`: diagonal of P by parameter name, an optimizer's for instance; identity by default.
-    - `rank`, `probes`: dimension of W, and of random vectors beside it (at least 2).
-    - `memory_bytes`: bound of the directions, their images and tangents, beside the model and
+    - `rank`, `probes`: dimension of W, and number of further random vectors (at least 2).
+    - `memory_bytes`: bound on the directions, their images and tangents, beside the model and
       the activations of one pass.
 
     **Returns:** norms [observed, updating]. K turns a force into a change of the logits: with a
@@ -192,7 +191,7 @@ def kernel_sizes(
         columns.append(_of_updating(kernel, groups, item, rank, probes, generator))
     raw, centred = (_joined(np.stack, side, axis=1) for side in zip(*columns, strict=True))
     if not (np.isfinite(raw.norm).all() and np.isfinite(centred.norm).all()):
-        raise DynolabError("kernel sizes: some are not finite; look at the weights and the scale")
+        raise DynolabError("kernel sizes: some are not finite; check the weights and the scale")
     return KernelSizes(raw, centred, rank, probes, seed)
 
 
@@ -215,7 +214,7 @@ def _of_updating(
     for group in groups:
         left, positions = kernel.function.batch(group)
         inside, outside = (_squares(kernel, left, positions, pull, *plan) for plan in plans)
-        # A shift is no vector of range(C): it adds to the raw norm alone.
+        # A shift lies outside range(C): it adds to the raw norm alone.
         columns.append((inside[0] + outside[0], inside[1]))
     raw, centred = zip(*columns, strict=True)
     return _joined(np.concatenate, raw), _joined(np.concatenate, centred)
@@ -231,7 +230,7 @@ def _directions(
     probes: int,
     generator: torch.Generator,
 ) -> tuple[Float[Tensor, "rank positions classes"], Float[Tensor, "probes positions classes"]]:
-    """W and the random vectors beside it, in the gauge's subspace or in range(C)."""
+    """W and random vectors orthogonal to it, in the gauge's subspace or in range(C)."""
     positions, classes = logits.shape
     dimension = positions * (1 if gauge else classes - 1)
 
@@ -252,7 +251,7 @@ def _directions(
 def _part(
     vectors: Float[Tensor, "*vectors classes"], gauge: bool
 ) -> Float[Tensor, "*vectors classes"]:
-    """`11ᵀ/V · v` for the gauge, `C v` else."""
+    """`11ᵀ/V · v` for the gauge, otherwise `C v`."""
     shift = vectors.mean(-1, keepdim=True)
     return shift.expand_as(vectors) if gauge else vectors - shift
 
@@ -260,7 +259,7 @@ def _part(
 def _orthonormal(
     vectors: Float[Tensor, "vectors positions classes"],
 ) -> Float[Tensor, "rank positions classes"]:
-    """An orthonormal basis of the vectors' span, without directions that are rounding alone."""
+    """An orthonormal basis of the vectors' span, without directions that are only rounding."""
     q, r = torch.linalg.qr(vectors.flatten(1).T)
     size = r.diagonal().abs()
     kept = size > 1e3 * torch.finfo(size.dtype).eps * size.amax(0) if len(size) else size > 0
@@ -277,7 +276,7 @@ def _squares(
 ) -> tuple[Squares, Squares]:
     """Raw and centred squares of a group of observed items, in one subspace of the updating one.
 
-    Raw and centred here speak of the observed side: all of K w, or C K w.
+    Here, raw and centred refer to the observed side: all of K w, or C K w.
     """
     images = kernel.product(left, pull, torch.cat([basis, vectors]), sum(positions))
     spans = [slice(*ends) for ends in pairwise(accumulate(positions, initial=0))]
@@ -308,7 +307,7 @@ def _of_images(
 def _groups(
     function: LogitFunction, side: str, items: Sequence[Any], bytes_each: int, room: int
 ) -> Iterator[list[Any]]:
-    """Items whose vectors or images, `bytes_each` a position, fit into the memory together."""
+    """Groups of items whose vectors or images, `bytes_each` per position, fit into `room` bytes."""
     group: list[Any] = []
     taken = 0
     for number, item in enumerate(items):

@@ -23,8 +23,8 @@ THRESHOLD = 0.8
 class Agreement:
     """How two readings of ‖K‖ over the same pairs of responses agree.
 
-    `ceiling` is the correlation that estimation alone would leave of a perfect one, were the two
-    readings' noise independent; 1 where both are exact. `growth` is `‖K‖_second/‖K‖_first − 1` of
+    `ceiling` is the correlation that estimation noise would leave of a perfect one if the two
+    readings' noise were independent; 1 if both are exact. `growth` is `‖K‖_second/‖K‖_first − 1` of
     every pair [observed, updating].
     """
 
@@ -40,7 +40,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class KernelStability:
-    """Agreement of every two readings, in the order in which they were given."""
+    """Agreement of every two readings, in their given order."""
 
     agreements: tuple[Agreement, ...]
     norm: Norm
@@ -78,7 +78,7 @@ def kernel_stability(
     the ceiling; a ceiling below the threshold leaves the verdict open either way.
 
     **Verdict:** `breaks down` where the whole interval is below the threshold times the ceiling,
-    `holds` where it is above the threshold, else, or where the ceiling is lower than the
+    `holds` where it is above the threshold; otherwise, or where the ceiling is below the
     threshold, `unclear`. The default of 0.8 is a choice: for normal scores it means that four of
     five comparisons "this pair is coupled more strongly than that one" keep their order
     (τ = 2/π · asin 0.81 = 0.60).
@@ -86,33 +86,33 @@ def kernel_stability(
     **Arguments:**
 
     - `sizes`: readings by label, two at least.
-    - `norm`: `centred`, which a shift of all logits leaves as it is, or `raw`.
+    - `norm`: `centred`, which ignores a shift of all logits, or `raw`.
     - `exclude_diagonal`: for observed = updating, leaves out each response's kernel with itself,
       and redraws both sides together.
 
-    **Raises:** `ConfigError` where readings are of different pairs or too few.
+    **Raises:** `ConfigError` if the readings are of different pairs or too few.
     """
     _check(sizes, exclude_diagonal)
     shape = next(iter(sizes.values())).raw.shape
     drawn = _drawn(shape, exclude_diagonal, resamples, seed)
     agreements = []
     for first, second in combinations(sizes, 2):
-        one, other = (sizes[label].squares(norm).norm for label in (first, second))
-        every = np.eye(*shape) == 0 if exclude_diagonal else np.ones(shape, dtype=bool)
-        again = [rank_correlation(one[cells], other[cells]) for cells in drawn]
-        low, high = percentile_ends(np.concatenate(again))
-        noise = [_reliability(sizes[label], norm, every) for label in (first, second)]
-        ceiling = float(np.sqrt(noise[0] * noise[1]))
+        left, right = (sizes[label].squares(norm).norm for label in (first, second))
+        every_pair = np.eye(*shape) == 0 if exclude_diagonal else np.ones(shape, dtype=bool)
+        redrawn = [rank_correlation(left[cells], right[cells]) for cells in drawn]
+        low, high = percentile_ends(np.concatenate(redrawn))
+        reliability = [_reliability(sizes[label], norm, every_pair) for label in (first, second)]
+        ceiling = float(np.sqrt(reliability[0] * reliability[1]))
         agreements.append(
             Agreement(
                 first,
                 second,
-                float(rank_correlation(one[every], other[every])),
+                float(rank_correlation(left[every_pair], right[every_pair])),
                 low,
                 high,
                 ceiling,
                 _verdict(low, high, ceiling, threshold),
-                other / one - 1,
+                right / left - 1,
             )
         )
     return KernelStability(tuple(agreements), norm, threshold)
@@ -123,7 +123,7 @@ def _drawn(
 ) -> list[tuple[ndarray, ndarray]]:
     """Rows and columns of redrawn pairs, each [draws, cells], the same for all readings.
 
-    Together, draws differ in how many cells they keep: those of equal number stand in one array.
+    With `together`, draws keep different numbers of cells; draws of equal number share one array.
     """
     rng = np.random.default_rng(seed)
     cells: dict[int, list[ndarray]] = {}
@@ -138,7 +138,7 @@ def _drawn(
 
 
 def _reliability(sizes: KernelSizes, norm: Norm, cells: ndarray) -> float:
-    """Share of the variance of log ‖K‖ over pairs that is no estimation noise."""
+    """Share of the variance of log ‖K‖ over pairs that is not estimation noise."""
     squares = sizes.squares(norm)
     size, error = squares.norm[cells], squares.error[cells]
     noise = float(np.mean((error / size) ** 2))
@@ -169,12 +169,12 @@ def _check(sizes: Mapping[str, KernelSizes], exclude_diagonal: bool) -> None:
         raise ConfigError(
             "exclude_diagonal",
             (observed, updating),
-            "only where observed and updating responses are the same",
+            "set it only if observed and updating responses are the same",
         )
     if observed * updating - (observed if exclude_diagonal else 0) < 3:
         raise ConfigError("sizes", (observed, updating), "ranks need three pairs or more")
     for label, size in sizes.items():
         if not (size.raw > 0).all() or not (size.centred > 0).all():
             raise ConfigError(
-                f"sizes[{label}]", 0.0, "a pair is not coupled at all; leave its response out"
+                f"sizes[{label}]", 0.0, "a pair's kernel is zero; leave its response out"
             )

@@ -43,7 +43,7 @@ from dynolab.forces.map.problem import Updating, updating_responses
 from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 
 
 @dataclass(frozen=True)

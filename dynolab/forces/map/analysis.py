@@ -1,4 +1,4 @@
-"""One checkpoint's forces in one go: the map on disk, its sums by pair, its parts by block."""
+"""All forces of one checkpoint: the map on disk, its sums by pair, its parts by block."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dynolab.results.forces import (
     PairForce,
     ResponseTermsRow,
 )
-from dynolab.training.record import Recorded, RecordedExample, RecordedGroup, StepRecord
+from dynolab.training.step_record import Recorded, RecordedExample, RecordedGroup, StepRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """What is observed, which pairs or groups update, under whose force and by which step.
+    """What is observed, which pairs or groups update, by which objective's force and which step.
 
     `update` is the learning rate of a gradient step or a realised step's frozen map, `at` the
     weights where both sides' derivatives are taken (the policy's own by default).
@@ -91,26 +91,26 @@ class Analysis:
             moved = sums[row.kind].setdefault(row.observed_id, [0.0, 0.0])
             moved[0] += row.from_chosen
             moved[1] += row.from_rejected
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for kind, answers in sums.items():
             chosen, rejected = np.mean(list(answers.values()), axis=0)
-            found[f"force/{kind}/from_chosen"] = float(chosen)
-            found[f"force/{kind}/from_rejected"] = float(rejected)
-            found[f"force/{kind}/predicted"] = float(chosen + rejected)
+            metrics[f"force/{kind}/from_chosen"] = float(chosen)
+            metrics[f"force/{kind}/from_rejected"] = float(rejected)
+            metrics[f"force/{kind}/predicted"] = float(chosen + rejected)
         for part in self.facts.blocks:
-            found[f"force/block/{part.block}/share"] = part.share
-            found[f"force/block/{part.block}/projection"] = part.projection
+            metrics[f"force/block/{part.block}/share"] = part.share
+            metrics[f"force/block/{part.block}/projection"] = part.projection
         for name, value in self.facts.last_layer.model_dump().items():
             if math.isfinite(value):  # a head that does not move has no direction
-                found[f"force/last_layer/{name}"] = value
-        return found | {"force/block_error": self.facts.block_error}
+                metrics[f"force/last_layer/{name}"] = value
+        return metrics | {"force/block_error": self.facts.block_error}
 
 
 def recorded_examples(
     examples: Sequence[EncodedExample],
     reference: Mapping[str, Mapping[int, Tensor]] | None = None,
 ) -> list[RecordedExample]:
-    """Examples with their reference log-probabilities by id and side, where there are any."""
+    """Examples with their reference log-probabilities by id and side, if there are any."""
 
     def scores(name: str, side: int) -> list[float] | None:
         values = (reference or {}).get(name, {}).get(side)
@@ -132,13 +132,13 @@ def recorded_examples(
 def analyse(question: Question, folder: Path, *, memory_bytes: int = MEMORY_BYTES) -> Analysis:
     """Computes the force map into a folder, and its breakdown.
 
-    **Arguments:** `memory_bytes`: as `force_map` has it; it bounds the work, not the result.
+    **Arguments:** `memory_bytes`: as in `force_map`; it bounds the work, not the result.
 
-    **Raises:** `ConfigError` as `force_map` does.
+    **Raises:** `ConfigError`, as `force_map` does.
     """
     objective = build_objective(question.objective)
-    encoded = [one for _, one in question.observed]
-    found = force_map(
+    encoded = [answer for _, answer in question.observed]
+    whole = force_map(
         question.policy,
         encoded,
         question.updating,
@@ -158,18 +158,18 @@ def analyse(question: Question, folder: Path, *, memory_bytes: int = MEMORY_BYTE
         memory_bytes=memory_bytes,
     )
     return Analysis(
-        found, _totals(question, found, parts), _terms(question), _facts(question, found, parts)
+        whole, _totals(question, whole, parts), _terms(question), _facts(question, whole, parts)
     )
 
 
-def _totals(question: Question, found: ForceMap, parts: Breakdown) -> list[PairForce]:
-    sums = pair_totals(found)
+def _totals(question: Question, whole: ForceMap, parts: Breakdown) -> list[PairForce]:
+    sums = pair_totals(whole)
     head = parts.head.cpu().numpy()
-    by_side = block_sums(head, found.observed_offsets, found.updating_offsets)
+    by_side = block_sums(head, whole.observed_offsets, whole.updating_offsets)
     rows = []
     for number, (probe, encoded) in enumerate(question.observed):
         for column, name in enumerate(sums.pairs):
-            columns = [at for at, one in enumerate(found.updating) if one.id == name]
+            columns = [n for n, response in enumerate(whole.updating) if response.id == name]
             rows.append(
                 PairForce(
                     observed_id=probe.pair_id,
@@ -186,12 +186,12 @@ def _totals(question: Question, found: ForceMap, parts: Breakdown) -> list[PairF
 
 
 def _terms(question: Question) -> list[ResponseTermsRow]:
-    """Of the observed answers with c = 1, and of the updating ones with the objective's c."""
-    encoded = [one for _, one in question.observed]
-    found = response_terms(question.policy, encoded, at=question.at)
+    """Terms of the observed answers with c = 1 and of the updating ones with the objective's c."""
+    encoded = [answer for _, answer in question.observed]
+    terms_of_each = response_terms(question.policy, encoded, at=question.at)
     rows = [
-        _terms_row("observed", probe.pair_id, probe.kind, one, question, terms)
-        for (probe, one), terms in zip(question.observed, found, strict=True)
+        _terms_row("observed", probe.pair_id, probe.kind, answer, question, terms)
+        for (probe, answer), terms in zip(question.observed, terms_of_each, strict=True)
     ]
     return rows + _updating_terms(question)
 
@@ -206,12 +206,12 @@ def _updating_terms(question: Question) -> list[ResponseTermsRow]:
         batch = objective_batch([example], objective, totals, policy)
         logits = policy.logits(place, batch)
         used = example.responses(objective.sides)
-        lengths = [one.response_length for _, one in used]
-        for (side, one), terms in zip(
+        lengths = [response.response_length for _, response in used]
+        for (side, response), terms in zip(
             used, trained_terms(objective, logits, batch).split(lengths), strict=True
         ):
             kind = "chosen" if side == CHOSEN else "rejected"
-            rows.append(_terms_row("updating", example.id, kind, one, question, terms))
+            rows.append(_terms_row("updating", example.id, kind, response, question, terms))
     return rows
 
 
@@ -237,9 +237,9 @@ def _terms_row(
     )
 
 
-def _facts(question: Question, found: ForceMap, parts: Breakdown) -> AnalysisFacts:
+def _facts(question: Question, computed: ForceMap, parts: Breakdown) -> AnalysisFacts:
     shares, projections, fit = parts.shares(), parts.projections(), parts.last_layer()
-    whole = torch.from_numpy(np.array(found.force))
+    whole = torch.from_numpy(np.array(computed.force))
     gap = parts.force.cpu() - whole
     settings = question.objective.model_dump(exclude={"name"})
     return AnalysisFacts(
@@ -247,14 +247,14 @@ def _facts(question: Question, found: ForceMap, parts: Breakdown) -> AnalysisFac
         objective_settings=settings,
         learning_rate=question.learning_rate,
         step=question.step,
-        route=found.facts.route,
-        dtype=found.facts.dtype,
-        observed_answers=len(found.observed),
-        observed_tokens=found.force.shape[0],
+        route=computed.facts.route,
+        dtype=computed.facts.dtype,
+        observed_answers=len(computed.observed),
+        observed_tokens=computed.force.shape[0],
         updating_pairs=len(question.updating),
-        grouped=any(isinstance(one, RecordedGroup) for one in question.updating),
-        adapters=found.facts.subspace != "all",
-        updating_tokens=found.force.shape[1],
+        grouped=any(isinstance(example, RecordedGroup) for example in question.updating),
+        adapters=computed.facts.subspace != "all",
+        updating_tokens=computed.force.shape[1],
         left_out=question.left_out,
         blocks=tuple(
             BlockPart(block=name, share=shares[name], projection=projections[name])

@@ -19,7 +19,7 @@ from dynolab.forces.map.gram import Tile, factor_tiles, plan_tiles
 from dynolab.forces.map.problem import pose
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import Objective
-from dynolab.training.record import Recorded
+from dynolab.training.step_record import Recorded
 
 HEAD, EMBEDDING, TIED = "head", "embedding", "tied"
 
@@ -40,12 +40,12 @@ class Breakdown:
         return torch.stack(list(self.parts.values())).sum(0)
 
     def shares(self) -> dict[str, float]:
-        """`‖F_part‖ / ‖F‖`: they need not add up to one, as parts can oppose each other."""
+        """`‖F_part‖ / ‖F‖`: they need not add up to one, because parts can oppose each other."""
         whole = self.force.norm()
         return {name: float(part.norm() / whole) for name, part in self.parts.items()}
 
     def projections(self) -> dict[str, float]:
-        """`⟨F_part, F⟩ / ‖F‖²`: these do add up to one."""
+        """`⟨F_part, F⟩ / ‖F‖²`: they add up to one."""
         whole = self.force
         square = whole.square().sum()
         return {name: float((part * whole).sum() / square) for name, part in self.parts.items()}
@@ -93,7 +93,7 @@ def breakdown(
     """The force map of `force_map`, one part for each block of parameters, by route B.
 
     Blocks: `embedding`, `attention.q`, `.k`, `.v`, `.o` (`.qkv` where one matrix makes all three),
-    `mlp`, `norms`, `head`, `tied`, and `other` for what no name tells.
+    `mlp`, `norms`, `head`, `tied`, and `other` for unrecognised names.
     """
     problem = pose(
         policy,
@@ -106,7 +106,7 @@ def breakdown(
     )
     kernel = problem.kernel
     rows, columns = plan_tiles(kernel, problem.observed, problem.updating, memory_bytes)
-    shape = sum(one.response_length for one in observed), problem.columns
+    shape = sum(sequence.response_length for sequence in observed), problem.columns
     parts: dict[str, Tensor] = {}
     heads = {rule.weight for rule in kernel.rules if rule.head}
     embeddings = {rule.weight for rule in kernel.rules if rule.kind == "embedding"}
@@ -137,7 +137,7 @@ def breakdown(
 
 
 def block_by_name(name: str, embedding: bool) -> str:
-    """The block of a parameter, by what transformers' families call it."""
+    """The block of a parameter, by its name in transformers' model families."""
     if embedding:
         return EMBEDDING
     for letter, words in _ATTENTION.items():

@@ -16,8 +16,8 @@ from dynolab.forces.map.costs import (
 from dynolab.forces.map.factors import Factors, Outer, Point, Rows
 
 Into = Callable[[str, str], Float[Tensor, "observed updating"]]
-"""The accumulator of a parameter's share; its second argument is `own`, or `tied` for the product
-of a shared table's use as embedding with its use as head."""
+"""The accumulator of a parameter's part, by name and use: `own`, or for a shared table also `head`
+(its use as head) and `tied` (the product of its use as embedding with that as head)."""
 
 SLICE = 4096
 """Entries of a gradient formed at once: long enough for a product's full speed, and still in cache
@@ -40,7 +40,7 @@ def contract(
     **Arguments:**
 
     - `scale`: diagonal P by parameter name; None for the identity.
-    - `workspace`: bytes that gradients formed on the way may take.
+    - `workspace`: most bytes of gradients formed at a time.
     """
     first = observed[0]
     for name in first.outer:
@@ -115,12 +115,12 @@ def formed_gradients(
 def _form(side: Sequence[Outer], buffer: Tensor, part: slice, by_output: bool) -> Tensor:
     """Gradients of a part of the outputs, outputs first, or of the inputs, inputs first."""
     start = 0
-    for one in side:
-        stop = start + len(one.signal)
+    for factor in side:
+        stop = start + len(factor.signal)
         place = buffer[start:stop].unflatten(1, (part.stop - part.start, -1))
-        inputs = one.input.expand(len(one.signal), -1, -1)
+        inputs = factor.input.expand(len(factor.signal), -1, -1)
         first, second = (
-            (one.signal[..., part], inputs) if by_output else (inputs[..., part], one.signal)
+            (factor.signal[..., part], inputs) if by_output else (inputs[..., part], factor.signal)
         )
         torch.bmm(first.transpose(1, 2), second, out=place)
         start = stop
@@ -132,21 +132,21 @@ def carried_signals(observed: Sequence[Outer], updating: Sequence[Outer], out: T
 
     No gradient is formed: the updating signals are carried to the observed positions.
     """
-    longest, d_out = max(len(one.input) for one in observed), observed[0].signal.shape[-1]
+    longest, d_out = max(len(ours.input) for ours in observed), observed[0].signal.shape[-1]
     buffer = out.new_empty(out.shape[1] * longest * d_out)
     top = 0
-    for one in observed:
-        positions = len(one.input)
+    for ours in observed:
+        positions = len(ours.input)
         carried = buffer[: out.shape[1] * positions * d_out].view(-1, positions, d_out)
         start = 0
-        for other in updating:
-            stop = start + len(other.signal)
-            kernel = (one.input @ other.input.T).expand(stop - start, -1, -1)
-            torch.bmm(kernel, other.signal, out=carried[start:stop])
+        for theirs in updating:
+            stop = start + len(theirs.signal)
+            kernel = (ours.input @ theirs.input.T).expand(stop - start, -1, -1)
+            torch.bmm(kernel, theirs.signal, out=carried[start:stop])
             start = stop
-        rows = out[top : top + len(one.signal)]
-        rows.addmm_(one.signal.flatten(1), carried.flatten(1).T)
-        top += len(one.signal)
+        rows = out[top : top + len(ours.signal)]
+        rows.addmm_(ours.signal.flatten(1), carried.flatten(1).T)
+        top += len(ours.signal)
 
 
 def _table(
@@ -157,7 +157,7 @@ def _table(
     scale: Tensor | None,
     workspace: int,
 ) -> None:
-    """A matrix of rank-one gradients, as the head's, or an embedding, or both in one."""
+    """A matrix of rank-one gradients (such as the head's), an embedding, or both in one."""
     embeds, heads = name in observed[0].rows, name in observed[0].point
     if heads:
         left, right = _joined(name, observed), _joined(name, updating)
@@ -202,12 +202,12 @@ def _tables(
     out: Tensor,
     scale: Tensor | None,
 ) -> None:
-    """`Σ_v rows_m[v] · P_v rows_l[v]` over the tokens v that stand in both sequences."""
-    for rows, one in _blocks(observed):
-        ours = one.rows[name]
+    """`Σ_v rows_m[v] · P_v rows_l[v]` over the tokens v that occur in both sequences."""
+    for rows, factors in _blocks(observed):
+        ours = factors.rows[name]
         where = {token: n for n, token in enumerate(ours.ids)}
-        for columns, other in _blocks(updating):
-            theirs = other.rows[name]
+        for columns, other_factors in _blocks(updating):
+            theirs = other_factors.rows[name]
             common = [(where[v], n) for n, v in enumerate(theirs.ids) if v in where]
             if not common:
                 continue
@@ -221,16 +221,16 @@ def _tables(
 def _crossed(embedded: Sequence[Rows], heads: Point, out: Tensor, scale: Tensor | None) -> None:
     """`Σ_v signal_l[v] (rows_m[v] · P_v h_l)`: embedding side of m against head side of l."""
     top = 0
-    for one in embedded:
-        table = one.rows if scale is None else one.rows * scale[one.ids]
-        products = table @ heads.input.T
-        products *= heads.signal[:, one.ids].T
-        out[top : top + len(table)] += products.sum(1)
-        top += len(table)
+    for table in embedded:
+        rows = table.rows if scale is None else table.rows * scale[table.ids]
+        products = rows @ heads.input.T
+        products *= heads.signal[:, table.ids].T
+        out[top : top + len(rows)] += products.sum(1)
+        top += len(rows)
 
 
 def _blocks(side: Sequence[Factors]) -> Iterator[tuple[slice, Factors]]:
     start = 0
-    for one in side:
-        yield slice(start, start + one.tokens), one
-        start += one.tokens
+    for factors in side:
+        yield slice(start, start + factors.tokens), factors
+        start += factors.tokens

@@ -1,4 +1,4 @@
-"""Counted cost: floating-point operations and bytes of each way to a force map."""
+"""Counts the floating-point operations and bytes of each route to a force map."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shape = tuple[int, int]
 
 
 def shapes_of(sequences: Sequence[Encoded]) -> list[Shape]:
-    """Response tokens and the positions that predict them and what stands before."""
+    """Response tokens of each sequence, and its positions without the last, which predicts none."""
     return [(sequence.response_length, len(sequence.ids) - 1) for sequence in sequences]
 
 
@@ -34,10 +34,10 @@ def formed_flops(
 def kernel_flops(
     observed: Sequence[Shape], updating: Sequence[Shape], d_in: int, d_out: int
 ) -> int:
-    """Order (iii), a pair: `2 T_o T_u d_in + 2 d_out (L T_o T_u + M L T_o)`.
+    """Order (iii), per pair: `2 T_o T_u d_in + 2 d_out (L T_o T_u + M L T_o)`.
 
     Summing all position pairs of one token pair instead, `2 T_o T_u d_out` for each (m, l), costs
-    `1/(1/M + 1/T_u)` times as much: never less worth mentioning, so it is no third order.
+    `1/(1/M + 1/T_u)` times as much: never noticeably less, so it is not offered.
     """
     L = sum(tokens for tokens, _ in updating)
     T_o, T_u = (sum(positions for _, positions in side) for side in (observed, updating))
@@ -49,7 +49,7 @@ def kernel_flops(
 def cheapest_order(
     observed: Sequence[Shape], updating: Sequence[Shape], d_in: int, d_out: int
 ) -> Order:
-    """The order of contraction of one matrix that takes least.
+    """The cheapest order of contraction of one matrix.
 
     Operations of the kernel orders count twice: their many small products reach half the speed
     of one large product at best.
@@ -61,7 +61,7 @@ def cheapest_order(
 def matrix_flops(
     observed: Sequence[Shape], updating: Sequence[Shape], d_in: int, d_out: int
 ) -> int:
-    """Operations of one matrix's contraction in its order."""
+    """Operations of one matrix's contraction in its cheapest order."""
     order = cheapest_order(observed, updating, d_in, d_out)
     return _orders(observed, updating, d_in, d_out)[order]
 
@@ -81,9 +81,9 @@ def contraction_flops(
 ) -> int:
     """Operations of route B's contraction.
 
-    Every matrix in the order that it is contracted in, a local one's two products
-    `2 ΣM ΣL (d_in + d_out)`, norms and biases `2 ΣM ΣL d`. A table's rows that both sequences hold
-    depend on the text and are left out.
+    A matrix counts in its cheapest order, a local one as two products `2 ΣM ΣL (d_in + d_out)`,
+    norms and biases as `2 ΣM ΣL d`. Rows of a table that both sequences use depend on the text and
+    are not counted.
     """
     M, L = (sum(tokens for tokens, _ in side) for side in (observed, updating))
     total = 0
@@ -103,13 +103,13 @@ def contraction_flops(
 def route_flops(
     rules: Sequence[Rule], observed: Sequence[Shape], updating: Sequence[Shape]
 ) -> dict[Route, int]:
-    """Operations of each route, N the parameters in matrix products, head aside.
+    """Operations of each route, N the parameters in matrix products without the head.
 
     - columns (A): for every l a VJP on its sequence, `4 N T_u`, and a JVP on all observations,
       `6 N ΣT_o`;
     - rows (A'): the same with the sides exchanged;
-    - both sides (B): signals alone, `2 N T` for every token of either side, or once for all
-      tokens of a response where they are local, and the contraction.
+    - both sides (B): the signals, `2 N T` for every token of either side, or once for all tokens
+      of a response where they are local, and the contraction.
     """
     matrices = [rule for rule in rules if rule.kind == "linear" and not rule.head]
     N = sum(math.prod(rule.sizes) for rule in matrices)
@@ -135,8 +135,8 @@ def choose_route(
 
 
 def factor_bytes(rules: Sequence[Rule], shape: Shape, item: int) -> int:
-    """Bytes of one sequence's factors: a matrix' inputs T d_in and signals M T d_out, a table's
-    rows at most M T d, the head's M (d + V); a vector's gradients are formed at once, M d.
+    """Bytes of one sequence's factors: a matrix's inputs T d_in and signals M T d_out, a table's
+    rows at most M T d, the head's M (d + V); a vector's gradients in full, M d.
     """
     tokens, positions = shape
     numbers = 0
@@ -153,17 +153,17 @@ def factor_bytes(rules: Sequence[Rule], shape: Shape, item: int) -> int:
 
 
 def slice_width(workspace: int, unit: int, most: int) -> int:
-    """How many units of so many bytes fit into the workspace, at least one."""
+    """How many units of `unit` bytes fit into the workspace: at least one, at most `most`."""
     return max(1, min(most, workspace // unit))
 
 
 def split_to_fit(
     size: Callable[[Encoded], int], response: WeightedResponse, room: int
 ) -> list[WeightedResponse]:
-    """A response as spans of its tokens whose factors fit the room.
+    """Splits a response into spans of tokens whose factors fit into `room` bytes.
 
-    A token depends on what stands before it alone, so a span is the same sequence, cut after its
-    last token, with what precedes its first token counted as prompt.
+    A token depends only on those before it, so a span is the same sequence, cut after the span's
+    last token, with everything before its first token counted as prompt.
     """
     spans, start, end = [], 0, len(response.weights)
     while start < end:

@@ -1,4 +1,4 @@
-"""Per-token gradients of scores as factors: what a module was given times what came back to it."""
+"""Per-token gradients of scores as factors: a module's input times its output's gradient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dynolab.forces.map.weighted import WeightedResponse
 
 @dataclass(frozen=True)
 class Outer:
-    """A matrix: token m's gradient is `Σ_s signal[m,s] input[s]ᵀ`, transposed where it says so."""
+    """A matrix: token m's gradient is `Σ_s signal[m,s] input[s]ᵀ`, transposed if `transposed`."""
 
     input: Float[Tensor, "positions d_in"]
     signal: Float[Tensor, "tokens positions d_out"]
@@ -36,11 +36,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Point:
-    """A matrix behind the last attention, such as the output head: token m's gradient is rank one.
+    """A matrix after the last attention, such as the output head: token m's gradient is rank one.
 
-    It is `signal[m] input[m]ᵀ`, at the position that predicts m, transposed where it says so. The
-    head's signal is −G_m, for log π itself e_{y_m} − π_m, carried back through what the model does
-    to its head's output.
+    It is `signal[m] input[m]ᵀ`, at the position that predicts m, transposed if `transposed`. The
+    head's signal is −G_m (for log π itself e_{y_m} − π_m), carried back through all that the model
+    applies to its head's output.
     """
 
     input: Float[Tensor, "tokens d_in"]
@@ -52,7 +52,7 @@ class Point:
 class Factors:
     """∇_θ s of each token of one response (`WeightedResponse`), by parameter name.
 
-    A name may stand under `rows` and `point` at once (tied embeddings); its gradient is the sum.
+    A name may appear in both `rows` and `point` (tied embeddings); its gradient is the sum.
     """
 
     tokens: int
@@ -77,7 +77,7 @@ def token_factors(
 
     - `at`: all weights, already cast to the policy.
     - `tail`: where positions are no longer mixed (`find_tail`).
-    - `generic`: parameters whose per-token gradients are taken whole, by plain autograd.
+    - `generic`: parameters whose per-token gradients are computed in full by plain autograd.
     """
     sequence = response.sequence
     factors = Factors(sequence.response_length, len(sequence.ids) - 1)
@@ -91,7 +91,7 @@ def token_factors(
 
 
 def _add(factors: Factors, signal: Signal, generic: set[str]) -> None:
-    """Enters one call of a module; further calls of it add up."""
+    """Adds one call of a module; repeated calls add up."""
     rule, value = signal.rule, signal.input
     weight = None if rule.weight in generic else rule.weight
     if rule.bias is not None and rule.bias not in generic:
@@ -117,7 +117,7 @@ def _add_dense(factors: Factors, name: str, gradient: Tensor) -> None:
 
 
 def _table_rows(module: nn.Module, ids: Int[Tensor, " positions"], delta: Tensor) -> Rows:
-    """Σ of the signals over the positions of each token present; a padding row learns nothing."""
+    """Σ of the signals over the positions of each token present; a padding row gets none."""
     present, where = ids.unique(return_inverse=True)
     rows = delta.new_zeros(len(delta), len(present), delta.shape[-1]).index_add_(1, where, delta)
     rows[:, present == module.padding_idx] = 0
@@ -148,10 +148,10 @@ def _whole(
 
 
 def _gradients(value: Tensor, leaves: Weights) -> dict[str, Tensor]:
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         value, list(leaves.values()), retain_graph=True, materialize_grads=True
     )
-    return dict(zip(leaves, found, strict=True))
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def without_rule(
@@ -164,9 +164,9 @@ def without_rule(
 ) -> set[str]:
     """Wanted parameters whose factors do not give autograd's gradient of `Σ_m w_m s_m`.
 
-    They act through a module of no known kind, outside any module, or otherwise than their
-    module's kind says; their gradients are then taken whole. The weights w are random, so that a
-    signal at a wrong token or position shows.
+    They belong to a module of unknown kind or to none, or do not act as their module's kind does;
+    their gradients are then computed in full. The weights w are random, so that a signal at a
+    wrong token or position shows.
     """
     w = torch.randn(len(sample.weights), generator=torch.Generator().manual_seed(0))
     w = w.to(policy.device, policy.dtype)
@@ -174,17 +174,18 @@ def without_rule(
     with torch.enable_grad():
         scores = sample.scores(policy, {**at, **leaves})
     truth = _gradients(w @ scores, leaves)
-    made = _summed(token_factors(policy, at, rules, tail, set(), sample), w, truth)
-    return differing(made, truth)
+    computed = _summed(token_factors(policy, at, rules, tail, set(), sample), w, truth)
+    return differing(computed, truth)
 
 
-def differing(made: Weights, truth: Weights) -> set[str]:
-    """The names of the gradients that are missing, or not those of autograd."""
+def differing(computed: Weights, truth: Weights) -> set[str]:
+    """Names of gradients that are missing or differ from autograd's."""
     floor = 1e-6 * max(float(g.norm()) for g in truth.values())
     return {
         name
         for name, g in truth.items()
-        if name not in made or float((made[name] - g).norm()) > 1e-3 * float(g.norm()) + floor
+        if name not in computed
+        or float((computed[name] - g).norm()) > 1e-3 * float(g.norm()) + floor
     }
 
 
@@ -192,9 +193,9 @@ def differing(made: Weights, truth: Weights) -> set[str]:
 def _summed(factors: Factors, w: Tensor, like: Weights) -> dict[str, Tensor]:
     """`Σ_m w_m g_m` by parameter name, from the factors."""
     sums: dict[str, Tensor] = {}
-    for name, one in factors.outer.items():
-        g = torch.einsum("m,mso,si->oi", w, one.signal, one.input)
-        sums[name] = g.T if one.transposed else g
+    for name, outer in factors.outer.items():
+        g = torch.einsum("m,mso,si->oi", w, outer.signal, outer.input)
+        sums[name] = g.T if outer.transposed else g
     for name, rows in factors.rows.items():
         sums[name] = torch.zeros_like(like[name])
         sums[name][rows.ids] = torch.einsum("m,mvd->vd", w, rows.rows)

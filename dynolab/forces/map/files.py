@@ -21,9 +21,9 @@ Bounds = tuple[int, int, int, int]
 class MapFolder:
     """A matrix that is filled tile by tile and can be continued after a kill.
 
-    `manifest.json` says what is computed and is written first; a tile's numbers are on disk
-    before its line with their hash is added to `tiles.jsonl`. A torn line, or numbers that do not
-    match their hash, are a tile that is missing.
+    `manifest.json` describes the map and is written first; a tile's numbers are on disk before its
+    line with their hash is added to `tiles.jsonl`. A tile counts as missing if its line is cut
+    short or its numbers do not match their hash.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any], mode: Literal["r", "r+"]) -> None:
@@ -35,21 +35,21 @@ class MapFolder:
 
     @classmethod
     def begin(cls, folder: Path, manifest: dict[str, Any]) -> MapFolder:
-        """Starts a map, or continues the same one; refuses a folder that holds another.
+        """Starts a map, or continues the same one; rejects a folder with another map.
 
-        **Raises:** `ConfigError` where the folder's map has another fingerprint.
+        **Raises:** `ConfigError` if the folder's map has another fingerprint.
         """
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / MANIFEST).exists():
-            found = _read_manifest(folder)
-            if found["fingerprint"] != manifest["fingerprint"]:
+            existing = _read_manifest(folder)
+            if existing["fingerprint"] != manifest["fingerprint"]:
                 raise ConfigError(
                     "folder",
                     str(folder),
-                    "holds a force map of other inputs; give another folder or remove this one",
+                    "contains a force map of other inputs; give another folder or remove this one",
                 )
             _end_last_line(folder / TILES)
-            return cls(folder, found, "r+")
+            return cls(folder, existing, "r+")
         matrix = folder / MATRIX
         with matrix.open("wb") as file:
             rows, columns = manifest["shape"]
@@ -72,25 +72,27 @@ class MapFolder:
         **Raises:** `ConfigError` where there is none, `CorruptData` where it is incomplete.
         """
         if not (folder / MANIFEST).exists():
-            raise ConfigError("folder", str(folder), "holds no force map; give one that does")
-        found = cls(folder, _read_manifest(folder), "r")
-        if not found.done.all():
+            raise ConfigError(
+                "folder", str(folder), "contains no force map; give a folder with one"
+            )
+        opened = cls(folder, _read_manifest(folder), "r")
+        if not opened.done.all():
             raise CorruptData(
-                f"{folder}: {found.done.mean():.0%} of the force map is complete; the rest was "
+                f"{folder}: {opened.done.mean():.0%} of the force map is complete; the rest was "
                 "interrupted or does not match its hash: call force_map again with this folder"
             )
-        return found
+        return opened
 
     def holds(self, bounds: Bounds) -> bool:
-        """Whether these numbers are complete."""
+        """Whether the map is complete within these bounds."""
         top, bottom, first, last = bounds
         return bool(self.done[top:bottom, first:last].all())
 
     def write(self, bounds: Bounds, values: np.ndarray) -> None:
         """Writes a tile and then, once it is on disk, its record.
 
-        What is complete stays to the bit: a run of other tiles, which round otherwise, may have
-        made it, and its hash is on record.
+        Complete numbers are not overwritten: a run with other tiles, which round differently, may
+        have written them, and their hash is recorded.
         """
         top, bottom, first, last = bounds
         missing = ~self.done[top:bottom, first:last]
@@ -108,10 +110,10 @@ class MapFolder:
         for line in text.splitlines():
             try:
                 tile = json.loads(line)
-                (top, bottom, first, last), known = tile["bounds"], tile["sha256"]
+                (top, bottom, first, last), recorded = tile["bounds"], tile["sha256"]
             except (ValueError, KeyError, TypeError):
                 continue
-            if known == self._hash((top, bottom, first, last)):
+            if recorded == self._hash((top, bottom, first, last)):
                 done[top:bottom, first:last] = True
         return done
 
@@ -122,7 +124,7 @@ class MapFolder:
 
 
 def _end_last_line(file: Path) -> None:
-    """Closes a line that a kill cut through, so that the next one begins on its own."""
+    """Ends a line that a kill cut short, so that the next one starts on a new line."""
     with file.open("ab+") as tiles:
         if tiles.tell():
             tiles.seek(-1, os.SEEK_END)
@@ -132,9 +134,9 @@ def _end_last_line(file: Path) -> None:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / MANIFEST).read_text())
-        if {"fingerprint", "dtype", "shape"} <= set(found):
-            return dict(found)
+        manifest = json.loads((folder / MANIFEST).read_text())
+        if {"fingerprint", "dtype", "shape"} <= set(manifest):
+            return dict(manifest)
     except (ValueError, TypeError):
         pass
-    raise CorruptData(f"{folder / MANIFEST} is no force map's manifest; remove the folder")
+    raise CorruptData(f"{folder / MANIFEST} is not a force map's manifest; remove the folder")

@@ -26,17 +26,17 @@ from dynolab.forces.map.gram import Tile, gram_tiles, plan_tiles
 from dynolab.forces.map.problem import Problem, Updating, pose
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import Objective
-from dynolab.training.record import Recorded
+from dynolab.training.step_record import Recorded
 
 MEMORY_BYTES = 2**30
 
 
 @dataclass(frozen=True)
 class MapFacts:
-    """What a force map's numbers are.
+    """How a force map was computed.
 
-    `subspace` names the parameters that move, where they are not all. `observed_temperature` is
-    that of the softmax whose log π is observed.
+    `subspace` names the parameters that move, unless all do. `observed_temperature` is that of
+    the softmax whose log π is observed.
     """
 
     route: str
@@ -54,9 +54,9 @@ class MapFacts:
 class ForceMap:
     """`force[m, l]`: push on log π of observed token m from updating token l.
 
-    Rows are the observed responses' tokens one response after the other, columns the updating
-    ones'; block (o, u) is `force[observed_offsets[o]:observed_offsets[o+1], …]`. A map on disk is
-    mapped into memory, not read.
+    Rows are the tokens of the observed responses one after the other, columns those of the updating
+    ones; block (o, u) is `force[observed_offsets[o]:observed_offsets[o+1], …]`. A map on
+    disk is memory-mapped.
     """
 
     force: np.ndarray
@@ -66,16 +66,16 @@ class ForceMap:
 
     @property
     def observed_offsets(self) -> list[int]:
-        """Where each observed response's rows begin, and the end."""
+        """First row of each observed response, and the end."""
         return _offsets([len(tokens) for tokens in self.observed])
 
     @property
     def updating_offsets(self) -> list[int]:
-        """Where each updating response's columns begin, and the end."""
-        return _offsets([len(one.tokens) for one in self.updating])
+        """First column of each updating response, and the end."""
+        return _offsets([len(response.tokens) for response in self.updating])
 
     def block(self, observed: int, updating: int) -> np.ndarray:
-        """M × L map of one updating response on one observed response."""
+        """The M × L map of one updating response on one observed response."""
         rows, columns = self.observed_offsets, self.updating_offsets
         return self.force[
             rows[observed] : rows[observed + 1], columns[updating] : columns[updating + 1]
@@ -85,16 +85,16 @@ class ForceMap:
     def open(cls, folder: Path) -> ForceMap:
         """A complete map from disk.
 
-        **Raises:** `CorruptData` where the map is incomplete, `ConfigError` where there is none.
+        **Raises:** `CorruptData` if the map is incomplete, `ConfigError` if there is none.
         """
-        found = MapFolder.open(folder)
-        manifest = found.manifest
+        opened = MapFolder.open(folder)
+        manifest = opened.manifest
         return cls(
-            found.matrix,
+            opened.matrix,
             tuple(tuple(tokens) for tokens in manifest["observed"]),
             tuple(
-                Updating(one["id"], one["side"], tuple(one["tokens"]))
-                for one in manifest["updating"]
+                Updating(response["id"], response["side"], tuple(response["tokens"]))
+                for response in manifest["updating"]
             ),
             MapFacts(**manifest["facts"]),
         )
@@ -117,7 +117,7 @@ def force_map(
     """`F[m,l] = −η (e_{y_m} − π_m)ᵀ K_{m,l} G_l` of every token pair, exact to rounding.
 
     K = J_o P J_uᵀ is the empirical tangent kernel of the logits (Ren & Sutherland, arXiv
-    2407.10490, prop. 1), `G_l = Σ_j c_{l,j} (π_T − e_{t_{l,j}})/T` the objective's force: of one
+    2407.10490, prop. 1), `G_l = Σ_j c_{l,j} (π_T − e_{t_{l,j}})/T` the objective's force: for one
     that reads the response's own tokens at T = 1, c_l (π_l − e_{y_l}). With
     `s_l = Σ_j c_{l,j} log π_T(t_{l,j})`, c held, this is `η ⟨∇ log π_m, P ∇ s_l⟩`, computed by the
     route with the fewest counted operations:
@@ -135,18 +135,18 @@ def force_map(
     - `update`: learning rate η of a gradient step (P = I), or the frozen linear map of a realised
       step (`split_step(...).update`), whose scale is ηP, clip factor included.
     - `at`: where both sides' derivatives are taken; the model's own weights by default.
-    - `observed_temperature`: T of the log π_T that is observed, as a policy that samples at T has
-      it. At which temperature the step trained is told by `updating`.
-    - `memory_bytes`: bound of route B's factors and workspace, beside the model itself.
-    - `folder`: keeps the map on disk. A map that was interrupted there is continued, by as many
-      ranks as there are then.
-    - `over_ranks`: shares the observed responses out over torch.distributed's ranks, in runs of
-      about as many tokens. Every rank calls it with the same arguments, and has the whole map. It
-      is one process' map but for rounding, as matrix products of other sizes round otherwise.
+    - `observed_temperature`: T of the observed log π_T, for a policy that samples at T. The
+      training's temperature comes from `updating`.
+    - `memory_bytes`: bound on route B's factors and workspace, beside the model itself.
+    - `folder`: keeps the map on disk. An interrupted map there is continued, by any number of
+      ranks.
+    - `over_ranks`: splits the observed responses over torch.distributed's ranks, in runs of
+      about equal numbers of tokens. Every rank calls it with the same arguments and gets the whole
+      map, equal to one process's up to rounding (matrix products of other sizes round otherwise).
 
     **Returns:** nats per step; positive where the step through token l makes token m likelier.
 
-    **Raises:** `ConfigError` on responses without tokens or too long, weights that are no numbers,
+    **Raises:** `ConfigError` for responses without tokens or too long, weights that are not finite,
     16-bit arithmetic, or a folder that holds another map.
     """
     problem = pose(
@@ -158,12 +158,12 @@ def force_map(
         at=at,
         observed_temperature=observed_temperature,
     )
-    shapes = shapes_of(observed), shapes_of([one.sequence for one in problem.updating])
+    shapes = shapes_of(observed), shapes_of([response.sequence for response in problem.updating])
     chosen = choose_route(problem.kernel.rules, *shapes) if route == "auto" else route
     if route == "auto" and not derivatives_of(policy).agrees("forward"):
         chosen = "both_sides"
     facts = _facts(problem, chosen, objective, update, observed_temperature)
-    lengths = [one.response_length for one in observed]
+    lengths = [sequence.response_length for sequence in observed]
     mine = distributed.share_of(lengths) if over_ranks else slice(0, len(observed))
     rows = slice(sum(lengths[: mine.start]), sum(lengths[: mine.stop]))
     shape = (sum(lengths), problem.columns)
@@ -171,10 +171,10 @@ def force_map(
         part = np.zeros((rows.stop - rows.start, shape[1]), _numpy(policy))
         _fill(_InMemory(part, rows.start), problem, mine, rows.start, chosen, memory_bytes)
         parts = distributed.gather(part) if over_ranks else [part]
-        responses = tuple(one.ids[one.prompt_length :] for one in observed)
+        responses = tuple(sequence.ids[sequence.prompt_length :] for sequence in observed)
         return ForceMap(np.concatenate(parts), responses, tuple(problem.labels), facts)
     begin = partial(MapFolder.begin, folder, _manifest(problem, facts, shape, update, updating))
-    # Ranks that replayed a step may differ in its last bits, which make another fingerprint.
+    # Ranks that replayed a step may differ in its last bits and so in the fingerprint.
     join = partial(MapFolder.join, folder)
     sink = distributed.rank_zero_first(begin, join) if over_ranks else begin()
     _fill(sink, problem, mine, rows.start, chosen, memory_bytes)
@@ -191,7 +191,7 @@ def _fill(
     route: Route,
     memory_bytes: int,
 ) -> None:
-    """Writes the tiles that are missing of some observed responses, whose rows begin at `top`."""
+    """Writes the missing tiles of some observed responses, whose rows begin at `top`."""
     kernel, ours = problem.kernel, problem.observed[observed]
     if not ours:
         return
@@ -258,8 +258,8 @@ def _manifest(
     update: float | FrozenUpdate,
     updating: Sequence[Recorded],
 ) -> dict[str, Any]:
-    """What the folder says of itself, with a fingerprint of everything the numbers depend on."""
-    observed = [one.sequence for one in problem.observed]
+    """The folder's manifest, with a fingerprint of everything the numbers depend on."""
+    observed = [response.sequence for response in problem.observed]
     fingerprint = hashlib.sha256(json.dumps(asdict(facts)).encode())
     for tensors in (problem.kernel.at, problem.kernel.scale or {}):
         for name in sorted(tensors):
@@ -274,9 +274,9 @@ def _manifest(
         "shape": list(shape),
         "dtype": facts.dtype,
         "facts": asdict(facts),
-        "observed": [list(one.ids[one.prompt_length :]) for one in observed],
+        "observed": [list(sequence.ids[sequence.prompt_length :]) for sequence in observed],
         "updating": [asdict(label) for label in problem.labels],
-        "observed_offsets": _offsets([one.response_length for one in observed]),
+        "observed_offsets": _offsets([sequence.response_length for sequence in observed]),
         "updating_offsets": _offsets([len(label.tokens) for label in problem.labels]),
     }
 

@@ -28,8 +28,8 @@ Tile = tuple[slice, slice]
 class Kernel:
     """Where gradients are taken, in which parameters, and in which metric P.
 
-    `rules` say which parameters have factors, `tail` where their signals keep to one position;
-    those in `generic` have none and are taken whole.
+    `rules` cover the parameters that have factors, `tail` marks where their signals stay at one
+    position; gradients of `generic` parameters are computed in full.
     """
 
     policy: PolicyFunction
@@ -49,17 +49,17 @@ class Kernel:
         scale: Weights | None,
         sample: Encoded,
     ) -> Kernel:
-        """Finds the parameters' rules, and tries them against autograd on one response."""
+        """Finds the parameters' rules, and checks them against autograd on one response."""
         derivatives_of(policy).require("backward")
-        tried = WeightedResponse.own(sample, policy)
+        trial = WeightedResponse.own(sample, policy)
         place = {**policy.weights, **({} if at is None else policy.cast(at))}
         cast = None if scale is None else policy.cast(scale)
         plain = find_rules(policy, wanted)
-        rules, tail = find_tail(policy, place, plain, tried)
-        generic = without_rule(policy, place, rules, tail, wanted, tried)
+        rules, tail = find_tail(policy, place, plain, trial)
+        generic = without_rule(policy, place, rules, tail, wanted, trial)
         if generic and tail is not None:
             rules, tail = plain, None
-            generic = without_rule(policy, place, rules, tail, wanted, tried)
+            generic = without_rule(policy, place, rules, tail, wanted, trial)
         return cls(policy, place, frozenset(wanted), cast, rules, tail, frozenset(generic))
 
     def factors(self, response: WeightedResponse) -> Factors:
@@ -78,7 +78,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Side:
-    """Responses of one side in groups that fit into the memory together."""
+    """Responses of one side, in groups that each fit into the memory."""
 
     groups: list[list[WeightedResponse]]
 
@@ -87,7 +87,7 @@ class Side:
         """The tokens of each group among all tokens of the side."""
         slices, start = [], 0
         for group in self.groups:
-            stop = start + sum(len(one.weights) for one in group)
+            stop = start + sum(len(response.weights) for response in group)
             slices.append(slice(start, stop))
             start = stop
         return slices
@@ -101,11 +101,11 @@ def plan_tiles(
 ) -> tuple[Side, Side]:
     """Groups of both sides: three quarters of the memory hold factors, a quarter is workspace.
 
-    A response whose factors are more than an eighth is cut into spans of its response. The side
-    that needs less than half of its share leaves the rest to the other.
+    A response whose factors take more than an eighth is split into spans. A side that needs less
+    than half of the factors' memory leaves the rest to the other.
     """
     spans = [
-        [span for one in side for span in split_to_fit(kernel.bytes_of, one, memory // 8)]
+        [span for response in side for span in split_to_fit(kernel.bytes_of, response, memory // 8)]
         for side in (observed, updating)
     ]
     room = 3 * memory // 4
@@ -142,11 +142,11 @@ def gram_tiles(
     wanted: Callable[[Tile], bool],
     workspace: int,
 ) -> Iterator[tuple[Tile, Float[Tensor, "rows columns"]]]:
-    """Tiles of the map of inner products, those that are wanted, one after the other."""
+    """Yields the wanted tiles of the map of inner products."""
     if route == "both_sides":
         for tile, left, right in factor_tiles(kernel, observed, updating, wanted=wanted):
             out = _zeros(kernel, tile)
-            contract(left, right, _all_in(out), scale=kernel.scale, workspace=workspace)
+            contract(left, right, _into_one(out), scale=kernel.scale, workspace=workspace)
             yield tile, out
         return
     for columns, updates in zip(updating.slices, updating.groups, strict=True):
@@ -161,24 +161,26 @@ def gram_tiles(
 def factor_tiles(
     kernel: Kernel, observed: Side, updating: Side, *, wanted: Callable[[Tile], bool]
 ) -> Iterator[tuple[Tile, list[Factors], list[Factors]]]:
-    """Route B's factors tile by tile: those of an updating group stay for all observed groups."""
+    """Yields route B's factors by tile; an updating group's are kept for all observed groups."""
     only = (
-        [kernel.factors(one) for one in observed.groups[0]] if len(observed.groups) == 1 else None
+        [kernel.factors(response) for response in observed.groups[0]]
+        if len(observed.groups) == 1
+        else None
     )
     for columns, updates in zip(updating.slices, updating.groups, strict=True):
         todo = [n for n, rows in enumerate(observed.slices) if wanted((rows, columns))]
         right = [kernel.factors(update) for update in updates] if todo else []
         for n in todo:
-            left = only or [kernel.factors(one) for one in observed.groups[n]]
+            left = only or [kernel.factors(response) for response in observed.groups[n]]
             yield (observed.slices[n], columns), left, right
 
 
 def _by_column(
     kernel: Kernel, watched: Sequence[WeightedResponse], moving: Sequence[WeightedResponse]
 ) -> Float[Tensor, "watched moving"]:
-    """Route A: for each moving token a VJP gives `P ∇ s_l`, a JVP carries it to every m.
+    """Route A: for each moving token, a VJP gives `P ∇ s_l` and a JVP carries it to every m.
 
-    The product is symmetric, so route A' is this with the sides exchanged.
+    The product is symmetric, so route A' is route A with the sides exchanged.
     """
     directions = (gradient for response in moving for gradient in _gradients(kernel, response))
     return scores_along(kernel.policy, kernel.at, directions, watched).T
@@ -204,5 +206,5 @@ def _zeros(kernel: Kernel, tile: Tile) -> Tensor:
     return torch.zeros(rows, columns, dtype=kernel.policy.dtype, device=kernel.policy.device)
 
 
-def _all_in(out: Tensor) -> Into:
+def _into_one(out: Tensor) -> Into:
     return lambda name, use: out

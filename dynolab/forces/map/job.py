@@ -1,4 +1,4 @@
-"""What a rank is told of the force map that it shares in: `job.json`, tensors beside it."""
+"""A force map shared by several ranks, as files: `job.json`, with tensors beside it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dynolab.forces.map.force_map import ForceMap, force_map
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.objectives import build_objective
 from dynolab.objectives.registry import ObjectiveConfig
-from dynolab.training.record import Recorded
+from dynolab.training.step_record import Recorded
 
 
 class MapJob(BaseModel):
-    """A force map of the model in a folder, to be filled in another.
+    """A force map of the model in the folder `model`, to be filled in `folder`.
 
-    `adapter`: the folder of its adapters, where those alone move.
-    `tensors`: a safetensors file with the realised step's frozen map and its weights, where it is
-    no gradient step of `learning_rate`.
+    `adapter`: the folder of its adapters, if only they move.
+    `tensors`: a safetensors file with a realised step's frozen map and weights; None for a
+    gradient step of `learning_rate`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -49,7 +49,7 @@ class MapJob(BaseModel):
         folder: Path,
         memory_bytes: int,
     ) -> MapJob:
-        """The job of a question; what is no plain number is written to `tensors`."""
+        """The job of a question; writes the question's tensors to `tensors`."""
         realised = isinstance(question.update, FrozenUpdate)
         if isinstance(question.update, FrozenUpdate):
             parts = {
@@ -61,7 +61,7 @@ class MapJob(BaseModel):
         return cls(
             model=model,
             adapter=adapter,
-            observed=[one for _, one in question.observed],
+            observed=[answer for _, answer in question.observed],
             updating=list(question.updating),
             objective=question.objective,
             learning_rate=question.learning_rate,
@@ -72,7 +72,7 @@ class MapJob(BaseModel):
 
 
 def fill_map(job: MapJob, policy: PolicyFunction) -> ForceMap:
-    """This rank's share of the map; every rank calls it."""
+    """Fills this rank's part of the map; every rank calls it."""
     update: float | FrozenUpdate = job.learning_rate
     at = None
     if job.tensors is not None:

@@ -1,4 +1,4 @@
-"""Signals: what each response token's score sends back to the output of every module."""
+"""Signals: gradients of each response token's score at the output of every module."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from dynolab.objectives.base import target_force
 
 @dataclass(frozen=True)
 class Tail:
-    """Where a transformer stops mixing positions: behind its last attention.
+    """Where a transformer stops mixing positions: after its last attention.
 
     `readers` are the modules that read the output of `norm` into the last attention, `merge` the
-    first module behind it. Signals of what follows, and of the queries, live at the token's own
-    position alone, so one backward pass gives those of all tokens at once.
+    first module after it. Signals of later modules, and of the queries, are nonzero only at the
+    token's own position, so one backward pass gives those of all tokens at once.
     """
 
     norm: Rule
@@ -36,8 +36,8 @@ class Tail:
 class Signal:
     """One call of a module: its input, and `δ_m = ∂s_m / ∂output` for every token m's score s_m.
 
-    `delta` is tokens × positions × d_out; where the module is local it is tokens × d_out, at the
-    position that predicts m alone. `input` has the same positions.
+    `delta` is tokens × positions × d_out; for a local module it is tokens × d_out, only at the
+    position that predicts m. `input` has the same positions.
     """
 
     rule: Rule
@@ -67,8 +67,8 @@ def token_signals(
 ) -> list[Signal]:
     """Signals of all tokens of one response at the modules that have a rule.
 
-    One forward pass; one backward of Σ s as far as a token's signal keeps to its own position,
-    which gives every token's own there; from there one backward batched over tokens.
+    One forward pass; one backward of Σ s as far as signals stay at their token's own position,
+    which keeps the tokens apart; from there one backward batched over tokens.
 
     **Arguments:** `at`: all weights, already cast to the policy.
     """
@@ -84,9 +84,9 @@ def token_signals(
 def _scores(
     policy: PolicyFunction, at: Weights, response: WeightedResponse, batch: TokenBatch
 ) -> Float[Tensor, " tokens"]:
-    """`Σ_j w_j (e_{t_j} − π_T)·z/T` of every token with the factor held: its gradient is s's.
+    """`Σ_j w_j (e_{t_j} − π_T)·z/T` of every token, whose gradient is that of s.
 
-    The factor is the force of −s with its sign turned, which keeps its digits near certainty.
+    The factor is held constant: minus the force of −s, which keeps its digits near probability 1.
     """
     logits = policy.logits(at, batch)
     pull = -target_force(response.weights, logits.detach(), response.targets, response.temperature)
@@ -94,9 +94,9 @@ def _scores(
 
 
 def _from_the_head(scores: Tensor, calls: Sequence[_Call], position: Tensor) -> list[Signal]:
-    """Logits row m is token m's alone: of any head (with bias, scale or soft cap)."""
+    """Starts at the logits: row m belongs to token m alone, whatever the head computes."""
     heads = [call for call in calls if call.rule.head]
-    body = _in_place(calls, position)
+    body = _on_sequences(calls, position)
     one_by_one = torch.eye(len(scores), dtype=scores.dtype, device=scores.device)
     start, at_heads = scores, []
     if len(heads) == 1:
@@ -106,18 +106,18 @@ def _from_the_head(scores: Tensor, calls: Sequence[_Call], position: Tensor) -> 
         )
         start, one_by_one = head.input, one_by_one[:, None, :, None] * cotangent
         at_heads = [Signal(head.rule, head.input[0].detach(), delta[0])]
-    found = _batched([start], [call.output for call in body], [one_by_one])
-    signals = [_whole(call, one) for call, one in zip(body, found, strict=True)]
+    gradients = _batched([start], [call.output for call in body], [one_by_one])
+    signals = [_whole(call, gradient) for call, gradient in zip(body, gradients, strict=True)]
     return [*signals, *at_heads]
 
 
 def _from_the_last_attention(
     scores: Tensor, calls: Sequence[_Call], tail: Tail, position: Tensor
 ) -> list[Signal]:
-    """Behind the last attention by one backward, through it and below token by token.
+    """One backward after the last attention; through it and below, token by token.
 
-    The attention's readers were given leaves for their inputs, so that what flows back to the
-    norm's input is the residual stream's part alone, which keeps to its own position.
+    The attention's readers have leaves as inputs, so only the residual stream's gradient reaches
+    the norm's input, and it stays at its own position.
     """
     norm, merge = (_call_of(rule, calls) for rule in (tail.norm, tail.merge))
     readers = [_call_of(rule, calls) for rule in tail.readers]
@@ -136,24 +136,24 @@ def _from_the_last_attention(
         [*(call.output for call in crossing), *leaves],
         [_one_by_one(mixed, position)],
     )
-    below = _in_place(calls[: calls.index(norm) + 1], position)
+    below = _on_sequences(calls[: calls.index(norm) + 1], position)
     read = sum(through[len(crossing) + 1 :], through[len(crossing)])
     deep = _batched(
         [norm.output, norm.input],
         [call.output for call in below],
         [read, _one_by_one(residual, position)],
     )
-    found = zip([*crossing, *below], [*through[: len(crossing)], *deep], strict=True)
+    pairs = zip([*crossing, *below], [*through[: len(crossing)], *deep], strict=True)
     return [
-        *(_whole(call, one) for call, one in found),
-        *(_own(call, one, position) for call, one in zip(local, own, strict=True)),
+        *(_whole(call, gradient) for call, gradient in pairs),
+        *(_own(call, gradient, position) for call, gradient in zip(local, own, strict=True)),
     ]
 
 
-def _in_place(calls: Sequence[_Call], position: Tensor) -> list[_Call]:
+def _on_sequences(calls: Sequence[_Call], position: Tensor) -> list[_Call]:
     """The calls on whole sequences.
 
-    The head and adapters in it are called on the predicting positions alone, which are fewer: the
+    The head and its adapters are called only on the predicting positions, which are fewer: the
     last token predicts nothing.
     """
     return [
@@ -168,7 +168,7 @@ def _call_of(rule: Rule, calls: Sequence[_Call]) -> _Call:
 
 
 def _one_by_one(cotangent: Tensor, position: Tensor) -> Tensor:
-    """Token m's cotangent alone, for every m: row `position[m]` of the sum's."""
+    """Each token m's own cotangent: row `position[m]` of the sum's, zero elsewhere."""
     numbers = torch.arange(len(position), device=position.device)
     alone = cotangent.new_zeros(len(position), *cotangent.shape)
     alone[numbers, 0, position] = cotangent[0, position]
@@ -178,25 +178,25 @@ def _one_by_one(cotangent: Tensor, position: Tensor) -> Tensor:
 def _batched(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Gradients for a batch of cotangents; zero where no way leads."""
-    found = torch.autograd.grad(
+    """Gradients for a batch of cotangents; zero where no path leads to an input."""
+    gradients = torch.autograd.grad(
         outputs, inputs, cotangents, is_grads_batched=True, allow_unused=True, retain_graph=True
     )
     tokens = len(cotangents[0])
     return [
-        one.new_zeros(tokens, *one.shape) if gradient is None else gradient
-        for one, gradient in zip(inputs, found, strict=True)
+        tensor.new_zeros(tokens, *tensor.shape) if gradient is None else gradient
+        for tensor, gradient in zip(inputs, gradients, strict=True)
     ]
 
 
 def _whole(call: _Call, signal: Tensor) -> Signal:
-    """The last position predicts nothing: signals end before it."""
+    """A signal at all positions but the last, which predicts nothing."""
     end = call.output.shape[1] - 1
     return Signal(call.rule, call.input[0, :end].detach(), signal[:, 0, :end].detach())
 
 
 def _own(call: _Call, signal: Tensor, position: Tensor) -> Signal:
-    """The head is called on the predicting positions alone, other modules on all of them."""
+    """A signal at each token's own position: the head sees only those, other modules all."""
     if call.rule.head:
         return Signal(call.rule, call.input[0].detach(), signal[0])
     return Signal(call.rule, call.input[0, position].detach(), signal[0, position])
@@ -205,23 +205,23 @@ def _own(call: _Call, signal: Tensor, position: Tensor) -> Signal:
 def find_tail(
     policy: PolicyFunction, at: Weights, rules: Sequence[Rule], sample: WeightedResponse
 ) -> tuple[list[Rule], Tail | None]:
-    """The rules, those of local modules marked, and the tail; None where there is none to use.
+    """The rules, with local modules marked, and the tail, or None if it is not usable.
 
-    A module is local where no token's signal on the sample leaves the token's own position. The
-    last module that is not belongs to the last attention; the modules that read the same tensor
+    A module is local if no token's signal on the sample leaves the token's own position. The last
+    module that is not local belongs to the last attention; the modules that read the same tensor
     are its readers.
     """
     batch = weighted_batch([sample], policy)
     with _recorded(rules, set()) as calls, torch.enable_grad():
         scores = _scores(policy, at, sample, batch)
-    body = [call for call in _in_place(calls, batch.position) if call.rule.kind != "embedding"]
+    body = [call for call in _on_sequences(calls, batch.position) if call.rule.kind != "embedding"]
     once = len({id(call.rule) for call in calls}) == len(calls)
     if not once or len(sample.sequence.ids) < 3:
         return list(rules), None
     local = {
         id(signal.rule)
         for signal in _from_the_head(scores, calls, batch.position)
-        if not signal.rule.local and _keeps_to(signal.delta, batch.position)
+        if not signal.rule.local and _stays_at(signal.delta, batch.position)
     }
     mixing = [call for call in body if id(call.rule) not in local]
     if not mixing:
@@ -242,7 +242,7 @@ def find_tail(
     return [marked[id(rule)] for rule in rules], tail
 
 
-def _keeps_to(signal: Tensor, position: Tensor) -> bool:
+def _stays_at(signal: Tensor, position: Tensor) -> bool:
     elsewhere = signal.clone()
     elsewhere[torch.arange(len(position)), position] = 0
     return not bool(elsewhere.any())
@@ -250,9 +250,9 @@ def _keeps_to(signal: Tensor, position: Tensor) -> bool:
 
 @contextmanager
 def _recorded(rules: Sequence[Rule], cut: set[int]) -> Iterator[list[_Call]]:
-    """Every call of the rules' modules, with outputs that autograd can be asked about.
+    """Records every call of the rules' modules, with outputs that require a gradient.
 
-    Modules in `cut` (by identity) are given a leaf in place of their input.
+    Modules in `cut` (by identity) get a leaf in place of their input.
     """
     calls: list[_Call] = []
     leaves: dict[int, tuple[Tensor, Tensor]] = {}

@@ -1,4 +1,4 @@
-"""A force map's question, checked: which responses are pushed, by which, in which parameters."""
+"""A force map's checked inputs: the responses of both sides and the parameters that move."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dynolab.forces.map.weighted import WeightedResponse
 from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import objective_batch, objective_logps, step_totals
 from dynolab.objectives import Objective, build_objective
-from dynolab.training.record import Recorded, StepRecord
+from dynolab.training.step_record import Recorded, StepRecord
 
 SAMPLE_TOKENS = 4
-"""Response tokens on which the parameters' rules are tried: each has its own random weight."""
+"""Response tokens on which the parameters' rules are checked: each has its own random weight."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Updating:
 class Problem:
     """`F = η ⟨∇ s_m, P ∇ s_l⟩`: the kernel, both sides' responses, and the factor η.
 
-    An observed token's s is its own log π, an updating one's has the objective's c for weights.
-    `labels` names the updating responses. η is one where the metric P has it already.
+    An observed token's s is its own log π; an updating one's has the objective's c for weights.
+    `labels` names the updating responses. `rate` is η, or 1 if the metric P includes η.
     """
 
     kernel: Kernel
@@ -51,8 +51,8 @@ class Problem:
 
     @property
     def columns(self) -> int:
-        """Updating tokens."""
-        return sum(len(one.weights) for one in self.updating)
+        """The number of updating tokens."""
+        return sum(len(response.weights) for response in self.updating)
 
 
 def pose(
@@ -70,10 +70,10 @@ def pose(
     if not observed or not updating:
         empty = "updating" if observed else "observed"
         raise ConfigError(empty, [], "give at least one response")
-    plain = [sequence for one in updating for _, sequence in one.responses(objective.sides)]
-    for what, responses in (("observed", observed), ("updating", plain)):
+    plain = [sequence for example in updating for _, sequence in example.responses(objective.sides)]
+    for role, responses in (("observed", observed), ("updating", plain)):
         for number, response in enumerate(responses):
-            check_response(f"{what}[{number}]", response, policy.causal)
+            check_response(f"{role}[{number}]", response, policy.causal)
     if isinstance(update, FrozenUpdate):
         wanted, scale, rate = set(update.scale), update.scale, 1.0
     else:
@@ -83,7 +83,7 @@ def pose(
     kernel = Kernel.build(policy, at, wanted, scale, sample)
     return Problem(
         kernel=kernel,
-        observed=[WeightedResponse.own(one, policy, observed_temperature) for one in observed],
+        observed=[WeightedResponse.own(each, policy, observed_temperature) for each in observed],
         updating=weighted(updating, objective, policy, kernel.at),
         labels=labelled(updating, objective),
         rate=rate,
@@ -121,7 +121,7 @@ def weighted(
         token_weights = objective.token_weights(logps, batch).reshape(len(logps), -1)
         sequences = [sequence for _, sequence in example.responses(objective.sides)]
         lengths = [sequence.response_length for sequence in sequences]
-        # A batch may list likelier tokens that a loss does not read: it has no weights for them.
+        # A batch may list likelier tokens that the loss does not read; they have no weights.
         targets = batch.targets[:, : token_weights.shape[1]]
         responses += [
             WeightedResponse(sequence, own, weights, example.temperature)

@@ -17,16 +17,16 @@ from dynolab.forces.map.problem import Updating
 from dynolab.forces.step.split import micro_batches, record_batch
 from dynolab.likelihood.token_facts import token_facts
 from dynolab.objectives import Objective, build_objective, read_logps, target_force
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 
 
 @dataclass(frozen=True)
 class TokenTerms:
-    """What response tokens bring to `Δ log π_m = −η Σ_l A_m K_{m,l} G_l`, one number a token.
+    """What response tokens contribute to `Δ log π_m = −η Σ_l A_m K_{m,l} G_l`, one number a token.
 
     With `A = I − 1πᵀ` (V×V) and `G = Σ_j c_j (π − e_{t_j})/T`, which is `c(π − e_y)` of an
     objective that reads y alone at T = 1 (Ren & Sutherland, arXiv 2407.10490, prop. 1). π is
-    softmax(z/T), with T = 1 but for tokens that were trained at another temperature.
+    softmax(z/T), with T = 1 unless the tokens were trained at another temperature.
 
     - `logp`: log π_y in nats.
     - `a_frobenius`: `‖A‖_F`, from `‖A‖²_F = V‖π‖² + V − 2`.
@@ -34,8 +34,8 @@ class TokenTerms:
       projection has the norm of its complement 1πᵀ. It is at least 1, for uniform π exactly.
     - `energy`: 1 − π_y. `force_size`: `‖π − e_y‖₂`.
     - `entropy`: `−Σ_v π_v log π_v` in nats.
-    - `learning_rate`: y's c, its dynamic learning rate; 1 where nothing is trained on the token,
-      so that G is then the force of −log π itself.
+    - `learning_rate`: y's c, its dynamic learning rate; 1 for a token without training, whose
+      G is then the force of −log π itself.
     - `g_norm`: `‖G‖₂`, over all t_j: `|c| ‖π − e_y‖₂/T` where y is the only one.
 
     Energy, force size, entropy and ‖G‖ keep their digits as π_y → 1.
@@ -51,11 +51,11 @@ class TokenTerms:
     g_norm: Float[Tensor, " tokens"]
 
     def split(self, lengths: Sequence[int]) -> list[TokenTerms]:
-        """The same terms, apart by consecutive responses of these lengths."""
+        """Splits the terms into consecutive responses of these lengths."""
         parts = {name: values.split(list(lengths)) for name, values in vars(self).items()}
         return [
-            TokenTerms(**dict(zip(parts, one, strict=True)))
-            for one in zip(*parts.values(), strict=True)
+            TokenTerms(**dict(zip(parts, values, strict=True)))
+            for values in zip(*parts.values(), strict=True)
         ]
 
 
@@ -71,9 +71,9 @@ def token_terms(
 
     **Arguments:**
 
-    - `targets`: y, or columns of what is weighed at its position, y first.
-    - `token_weights`: c of every target (`Objective.token_weights`); default: 1 of y alone.
-    - `temperature`: T at which c was taken.
+    - `targets`: y, or one column for each weighted token at its position, y first.
+    - `token_weights`: c of every target (`Objective.token_weights`); default: 1 for y alone.
+    - `temperature`: T at which c was computed.
     """
     targets = targets.reshape(len(logits), -1)
     rates = torch.ones_like(logits[:, :1])
@@ -114,15 +114,15 @@ def response_terms(
     **Arguments:**
 
     - `at`: the weights; default: the policy's own.
-    - `batch_tokens`: bound of sequences × padded length of one forward.
+    - `batch_tokens`: bound on sequences × padded length of one forward.
     """
     place = policy.cast(at or {})
-    found: dict[int, TokenTerms] = {}
+    terms_of: dict[int, TokenTerms] = {}
     for members in by_length(sequences, batch_tokens):
         batch, lengths = policy.batch([sequences[number] for number in members])
         terms = token_terms(policy.logits(place, batch), batch.token)
-        found.update(zip(members, terms.split(lengths), strict=True))
-    return [found[number] for number in range(len(sequences))]
+        terms_of.update(zip(members, terms.split(lengths), strict=True))
+    return [terms_of[number] for number in range(len(sequences))]
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,13 @@ def step_terms(
 ) -> list[UpdatingTerms]:
     """Terms of every token that a recorded step trained on, with its dynamic learning rate c_l.
 
-    Taken at the weights before the step, where its gradient was; chosen and rejected responses
-    follow each other example by example. c_l holds the step's denominators, not its learning
+    They are computed at the weights before the step, as its gradient was; responses come example
+    by example, chosen before rejected. c_l includes the step's denominators, not its learning
     rate or clip factor (`record.facts`).
     """
     objective = build_objective(record.facts.objective)
     place = policy.cast(record.before)
-    made: list[UpdatingTerms] = []
+    step: list[UpdatingTerms] = []
     for examples in micro_batches(record, objective.sides, batch_tokens):
         batch = record_batch(record, policy, examples)
         logits = policy.logits(place, batch)
@@ -157,5 +157,5 @@ def step_terms(
                 side="chosen" if int(batch.side[number]) == CHOSEN else "rejected",
                 tokens=tuple(batch.token[batch.sequence == number].tolist()),
             )
-            made.append(UpdatingTerms(updating, terms))
-    return made
+            step.append(UpdatingTerms(updating, terms))
+    return step

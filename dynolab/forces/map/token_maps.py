@@ -1,4 +1,4 @@
-"""A few pairs' blocks of a force map, with their tokens, for a person to read."""
+"""A few pairs' blocks of a force map, with their tokens, small enough to read."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from dynolab.forces.map.force_map import ForceMap
 from dynolab.forces.step.token_map import token_strings
 from dynolab.results.study import TokenMap
 
-MOST_CELLS = 20_000  # of one map: more than a screen can show
+MOST_CELLS = 20_000  # in one map: more than a screen can show
 
 
-def token_maps(question: Question, found: ForceMap, count: int) -> list[TokenMap]:
-    """The maps of an updating pair on an observed answer, by rising size, own answers first."""
+def token_maps(question: Question, whole: ForceMap, count: int) -> list[TokenMap]:
+    """`count` maps of an updating pair on an answer: its own answers first, then by size."""
     sizes = {
         (row, pair): observed.response_length * _updating_tokens(question, pair)
         for row, (_, observed) in enumerate(question.observed)
         for pair in range(len(question.updating))
     }
-    readable = [at for at, size in sizes.items() if size <= MOST_CELLS]
+    readable = [cell for cell, size in sizes.items() if size <= MOST_CELLS]
 
-    def place(at: tuple[int, int]) -> tuple[bool, int, tuple[int, int]]:
-        row, pair = at
+    def order(cell: tuple[int, int]) -> tuple[bool, int, tuple[int, int]]:
+        row, pair = cell
         own = question.observed[row][0].pair_id == question.updating[pair].id
-        return not own, _updating_tokens(question, pair), at
+        return not own, _updating_tokens(question, pair), cell
 
-    return [_token_map(question, found, *at) for at in sorted(readable, key=place)[:count]]
+    return [_token_map(question, whole, *cell) for cell in sorted(readable, key=order)[:count]]
 
 
 def _updating_tokens(question: Question, pair: int) -> int:
-    return sum(one.response_length for one in question.updating[pair].named().values())
+    return sum(response.response_length for response in question.updating[pair].named().values())
 
 
-def _token_map(question: Question, found: ForceMap, row: int, pair: int) -> TokenMap:
+def _token_map(question: Question, whole: ForceMap, row: int, pair: int) -> TokenMap:
     probe, observed = question.observed[row]
     example = question.updating[pair]
-    columns = [at for at, one in enumerate(found.updating) if one.id == example.id]
-    columns.sort(key=lambda at: found.updating[at].side != "chosen")
+    columns = [n for n, response in enumerate(whole.updating) if response.id == example.id]
+    columns.sort(key=lambda n: whole.updating[n].side != "chosen")
     tokens: dict[str, list[str]] = {"chosen": [], "rejected": []}
-    for one in (found.updating[at] for at in columns):
-        tokens[one.side] += token_strings(Encoded(one.tokens, 0), question.tokenizer)
-    blocks = [found.block(row, at) for at in columns]
+    for response in (whole.updating[n] for n in columns):
+        tokens[response.side] += token_strings(Encoded(response.tokens, 0), question.tokenizer)
+    blocks = [whole.block(row, n) for n in columns]
     return TokenMap(
         stage=question.objective.name,
         step=question.step,

@@ -1,4 +1,4 @@
-"""Sums of a force map: what each updating pair does to each observed answer, side by side."""
+"""Sums of a force map: what each side of an updating pair does to each observed answer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class PairTotals:
     from_rejected: Float[ndarray, "observed pairs"]
 
 
-def pair_totals(found: ForceMap) -> PairTotals:
+def pair_totals(force_map: ForceMap) -> PairTotals:
     """`Σ_m Σ_{l ∈ side} F[m, l]` of every observed answer and updating pair, summed in float64."""
-    pairs = tuple(dict.fromkeys(one.id for one in found.updating))
-    sums = block_sums(found.force, found.observed_offsets, found.updating_offsets)
+    pairs = tuple(dict.fromkeys(response.id for response in force_map.updating))
+    sums = block_sums(force_map.force, force_map.observed_offsets, force_map.updating_offsets)
     sides = {side: np.zeros((len(sums), len(pairs))) for side in ("chosen", "rejected")}
-    for column, one in enumerate(found.updating):
-        sides[one.side][:, pairs.index(one.id)] += sums[:, column]
+    for column, response in enumerate(force_map.updating):
+        sides[response.side][:, pairs.index(response.id)] += sums[:, column]
     return PairTotals(pairs, sides["chosen"], sides["rejected"])
 
 

@@ -1,4 +1,4 @@
-"""A response whose tokens each stand for a weighted sum of log-probabilities at their position."""
+"""A response in which each token's score is a weighted sum of log-probabilities at its position."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dynolab.forces.step.split import PAD_ID
 
 @dataclass(frozen=True)
 class WeightedResponse:
-    """Token l of a response stands for `s_l = Σ_j w_{l,j} log π_T(t_{l,j} | prefix)`.
+    """Token l of a response has the score `s_l = Σ_j w_{l,j} log π_T(t_{l,j} | prefix)`.
 
-    π_T is softmax(z/T). Of an observed response s is the token's own log π. Of an updating one w
+    π_T is softmax(z/T). For an observed response s is the token's own log π. For an updating one w
     is the objective's c, held constant: `∂s_l/∂z_l = −G_l`, so that a gradient step through token
     l moves the weights by `η ∇_θ s_l`, whatever the objective reads and at which temperature.
     """
@@ -35,13 +35,13 @@ class WeightedResponse:
     def own(
         cls, sequence: Encoded, policy: PolicyFunction, temperature: float = 1.0
     ) -> WeightedResponse:
-        """Each token for its own log π_T."""
+        """The response with each token's own log π_T as its score."""
         tokens = torch.tensor(sequence.ids[sequence.prompt_length :], device=policy.device)
         ones = torch.ones(len(tokens), 1, dtype=policy.dtype, device=policy.device)
         return cls(sequence, tokens[:, None], ones, temperature)
 
     def span(self, start: int, stop: int) -> WeightedResponse:
-        """Some of the tokens alone; what precedes the first of them counts as prompt."""
+        """A span of the tokens; everything before it counts as prompt."""
         ids, prompt = self.sequence.ids, self.sequence.prompt_length
         return replace(
             self,
@@ -51,7 +51,7 @@ class WeightedResponse:
         )
 
     def scores(self, policy: PolicyFunction, at: Weights) -> Float[Tensor, " tokens"]:
-        """Every token's s at some weights, to be differentiated."""
+        """Every token's s at the given weights, differentiable."""
         batch = weighted_batch([self], policy)
         return (self.weights * policy.observed(at, batch, View(self.targets))).sum(-1)
 

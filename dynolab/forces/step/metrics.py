@@ -1,4 +1,4 @@
-"""What a step's forces say in a few numbers: the metrics that MLflow shows."""
+"""A step's forces as a few numbers: the metrics that MLflow shows."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def one_step(
     """Measured and predicted change at every response position between two states.
 
     Prediction: `Δ log π = ∂ log π/∂θ · (after − before)`, the derivative taken at the midpoint
-    unless `at` names another place. With d = O(η), the residual is O(η²) at `before` and O(η³)
+    unless `at` gives other weights. With d = O(η), the residual is O(η²) at `before` and O(η³)
     at the midpoint, where the second order cancels, at the same cost.
 
     **Arguments:** `view`: the tokens observed at every position; default: the realised one.
@@ -103,7 +103,7 @@ def central_difference(
 
 
 def change_of(before: Weights, after: Weights) -> dict[str, Tensor]:
-    """The realised change d = after − before: it holds momentum, clipping, decay and all."""
+    """The realised change d = after − before, including momentum, clipping and decay."""
     return {name: after[name] - before[name] for name in before}
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dynolab.forces.function.logit_function import Weights
-from dynolab.training.record import StepFacts
+from dynolab.training.step_record import StepFacts
 
 
 @dataclass(frozen=True)

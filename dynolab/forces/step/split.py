@@ -1,4 +1,4 @@
-"""Replay of a recorded step, split into what chosen answers, rejected answers and history did."""
+"""Replays a recorded step, split into the parts of chosen answers, rejected answers and history."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from dynolab.forces.function.views import View
 from dynolab.forces.step.one_step import change_of, norm
 from dynolab.forces.step.optimizers import FrozenUpdate, freeze_update
 from dynolab.objectives import Objective, build_objective
-from dynolab.training.record import Recorded, StepRecord
 from dynolab.training.step_batch import collate_step
+from dynolab.training.step_record import Recorded, StepRecord
 
 PAD_ID = 0
-"""Padding stands right of every response and is masked, so any id of the vocabulary serves."""
+"""Padding follows every response and is masked, so any id of the vocabulary works."""
 
 
 @dataclass(frozen=True)
 class SideGradients:
-    """Gradient of the loss through either side's tokens; their sum is the loss' gradient."""
+    """Gradient of the loss through either side's tokens; their sum is the loss's gradient."""
 
     chosen: dict[str, Tensor]
     rejected: dict[str, Tensor]
@@ -44,7 +44,7 @@ class SideGradients:
 
 @dataclass(frozen=True)
 class UpdateSplit:
-    """The recorded update as a sum of parts, and the affine map that made them of gradients."""
+    """The recorded update as a sum of parts, and the affine map from gradients to them."""
 
     from_chosen: dict[str, Tensor]
     from_rejected: dict[str, Tensor]
@@ -78,10 +78,10 @@ def split_step(
 
     **Arguments:**
 
-    - `policy`: the recorded model; its own weights count only where the record has none.
-    - `batch_tokens`: bound of sequences × padded length of one forward.
+    - `policy`: the recorded model; its own weights are used only where the record has none.
+    - `batch_tokens`: bound on sequences × padded length of one forward.
 
-    **Raises:** `ConfigError` where the model cannot score an example, and for states with nan.
+    **Raises:** `ConfigError` if the model cannot score an example, or a state contains nan.
     """
     check_record(record, policy.causal)
     gradients = side_gradients(record, policy, batch_tokens=batch_tokens)
@@ -137,9 +137,9 @@ def record_batch(record: StepRecord, policy: PolicyFunction, examples: Sequence[
 def objective_batch(
     examples: Sequence[Recorded], objective: Objective, totals: Totals, policy: PolicyFunction
 ) -> TokenBatch:
-    """Examples as an objective sees them, out of a step with the given denominators."""
+    """Examples as an objective sees them in a step with the given denominators."""
     for example in examples:
-        example.responses(objective.sides)  # says which example lacks a side
+        example.responses(objective.sides)  # raises, naming an example that lacks a side
     scored = [example.scored(policy.dtype) for example in examples]
     batch = collate_step(scored, objective, totals, PAD_ID, temperature=examples[0].temperature)
     if objective.needs_reference and batch.reference is None:
@@ -181,7 +181,7 @@ def rounding_floor(record: StepRecord) -> float:
     """The replay error that storing `after` in its own precision leaves in a perfect replay.
 
     Rounding to a grid of spacing ulp errs by ulp/√12 in the root mean square. A replay error of
-    this size is none.
+    this size is only rounding.
     """
     spacing = {
         name: torch.nextafter(w.abs(), torch.full_like(w, torch.inf)) - w.abs()
@@ -215,14 +215,15 @@ def micro_batches(
 ) -> Iterator[list[int]]:
     """Example numbers whose padded sequences stay within a number of tokens."""
     batch: list[int] = []
-    waiting: list[int] = []
+    batch_lengths: list[int] = []
     for number, example in enumerate(record.examples):
         lengths = [len(sequence.ids) for _, sequence in example.responses(sides)]
-        if batch and len(waiting + lengths) * max(waiting + lengths) > batch_tokens:
+        together = batch_lengths + lengths
+        if batch and len(together) * max(together) > batch_tokens:
             yield batch
-            batch, waiting = [], []
+            batch, batch_lengths = [], []
         batch.append(number)
-        waiting += lengths
+        batch_lengths += lengths
     yield batch
 
 

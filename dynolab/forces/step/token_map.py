@@ -1,4 +1,4 @@
-"""One recorded pair's token force map; `forces.map` has many responses on many."""
+"""One recorded pair's token force map; `forces.map` computes many responses on many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dynolab.forces.step.optimizers import FrozenUpdate
 from dynolab.forces.step.split import PAD_ID, objective_logps, record_batch, split_step
 from dynolab.objectives import build_objective
 from dynolab.results.study import TokenMap
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,7 +38,7 @@ def build_token_map(
     """The map of one example of a recorded step on one observed response, with its tokens."""
     ids = [example.id for example in record.examples]
     if updating_id not in ids:
-        raise ConfigError("updating_id", updating_id, f"name an example of the step: {ids}")
+        raise ConfigError("updating_id", updating_id, f"give an example of the step: {ids}")
     updating = ids.index(updating_id)
     update = split_step(record, policy).update
     force = token_forces(record, policy, update, updating, observed)
@@ -72,8 +72,8 @@ def token_forces(
     """`F[m,l] = ∂ log π_m/∂θ · (−scale ⊙ ∇_θ(−c_l log π_l))`, column by column (exact).
 
     For every update token l: a VJP with its own dynamic learning rate as cotangent gives its
-    gradient at the weights before the step, the optimizer's frozen linear map makes a change of
-    the weights of it, and a JVP carries that to every observed token m. This is
+    gradient at the weights before the step, the optimizer's frozen linear map turns it into a
+    change of the weights, and a JVP carries that to every observed token m. This is
     `−η A_m K_{m,l} G_l` (Ren & Sutherland, arXiv 2407.10490, prop. 1) with the optimizer's
     preconditioner inside K. `Σ_l F` is the first order along this example's share of
     from_chosen + from_rejected.
@@ -84,8 +84,8 @@ def token_forces(
     - `updating`: position of the updating example in `record.examples`.
     - `at`: where the observed response is differentiated; default: the midpoint of the step.
 
-    **Returns:** nats; columns are the example's chosen tokens, then its rejected ones; of a group
-    those of the completions that were pushed up, then of the others.
+    **Returns:** nats; columns are the example's chosen tokens, then its rejected ones; for a
+    group, tokens of the completions that were pushed up, then of the others.
     """
     place = midpoint(record.before, record.after) if at is None else at
     columns = _token_updates(record, policy, update, updating)
@@ -96,7 +96,7 @@ def token_forces(
 def _token_updates(
     record: StepRecord, policy: PolicyFunction, update: FrozenUpdate, updating: int
 ) -> Iterator[Weights]:
-    """Change of the weights that each token of one example makes, one after the other."""
+    """Yields the change of the weights through each token of one example."""
     leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
     batch = record_batch(record, policy, [updating])
     objective = build_objective(record.facts.objective)

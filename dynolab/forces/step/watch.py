@@ -21,7 +21,7 @@ from dynolab.results.study import ARGMAX
 
 @dataclass(frozen=True)
 class Watched:
-    """A batch of answers with y* of the chosen ones as further answers on the same sequences.
+    """A batch of answers; y* of each chosen one is a further answer on the same sequence.
 
     Answer a is of kind `kind[a]` and belongs to row `row[a]`. `view` holds the realised token and
     y* of every position, `start` their log π before the step.
@@ -34,8 +34,8 @@ class Watched:
     start: Float[Tensor, "tokens 2"]
 
     def sums(self, values: Float[Tensor, "tokens 2"]) -> Float[Tensor, " answers"]:
-        """Sums over each answer of a quantity of the view's tokens."""
-        realised, best = (self.batch.sequence_sum(one) for one in values.double().unbind(1))
+        """Each answer's sum of a value of the view's tokens."""
+        realised, best = (self.batch.sequence_sum(column) for column in values.double().unbind(1))
         chosen = self.row[len(realised) :]
         return torch.cat([realised, best[chosen]])
 
@@ -45,7 +45,7 @@ def watch(
     rows: Sequence[tuple[ProbeRow, Encoded]], before: Weights, policy: PolicyFunction
 ) -> Watched:
     """The batch of some rows, their log π and their argmax tokens at the weights before a step."""
-    batch = collate([one for _, one in rows], PAD_ID).to(policy.device)
+    batch = collate([answer for _, answer in rows], PAD_ID).to(policy.device)
     logits = policy.logits(policy.cast(before), batch)
     view = View.realised(batch).beside(View.argmax(logits))
     kinds = [probe.kind for probe, _ in rows]

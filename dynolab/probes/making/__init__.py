@@ -1,1 +1,1 @@
-"""Probe sets of any kinds, with those that a policy or a judge-class model writes."""
+"""Builds probe sets, including rows written by the policy or by a judge-class model."""

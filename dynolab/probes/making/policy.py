@@ -1,4 +1,4 @@
-"""Probe rows that the untrained policy makes itself."""
+"""Probe rows sampled from the untrained policy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 VERSION = 1
-"""Of the prompt below; raised with its wording."""
+"""Version of the prompt below; raise it when the wording changes."""
 
 REPHRASE = "Please rephrase the text below: keep what it says, and say it in other words.\n\n{text}"
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A model before its training; `name` is what rows remember it by."""
+    """A model before its training; rows record its `name`."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -38,36 +38,37 @@ def rows_from_policy(
     kinds: Sequence[PolicyKind],
     sampling: SampleConfig,
 ) -> tuple[list[ProbeRow], list[Missing]]:
-    """The rows of some kinds, and those that could not be made.
+    """Samples the rows of some kinds; returns them and those that could not be made.
 
-    `chosen_initial` is a sample after the pair's prompt, `chosen_selfr` one after the request to
-    rephrase its chosen answer, written by the tokenizer's chat template where it has one. Both end
-    before the next human turn. A response that the policy leaves empty is kept: it is what the
-    policy says. One that reached its longest before its end has the flag `cut`.
+    `chosen_initial` is a response to the pair's prompt, `chosen_selfr` one to the request to
+    rephrase the chosen answer, in the tokenizer's chat template if it has one. Both end before the
+    next human turn. Empty responses are kept. The flag `cut` marks those that reached the maximum
+    length.
     """
     tokenizer = policy.tokenizer
     write = template_writer(tokenizer, policy.name) if tokenizer.chat_template else plain_writer
     rows, missing = [], []
     for kind in kinds:
-        how = "sampled" if kind == "chosen_initial" else f"rephrased, prompt selfr-{VERSION}"
-        made_by = f"{how}, by {policy.name} at temperature {sampling.temperature:g}"
-        asked, silent = _split(watched, kind)
-        prompts = [_prompt(write, pair, kind) for pair in asked]
+        method = "sampled" if kind == "chosen_initial" else f"rephrased, prompt selfr-{VERSION}"
+        made_by = f"{method}, by {policy.name} at temperature {sampling.temperature:g}"
+        promptable, blank = _split(watched, kind)
+        prompts = [_prompt(write, pair, kind) for pair in promptable]
         responses = sample_responses(policy.model, policy.tokenizer, prompts, sampling)
-        for pair, response in zip(asked, responses, strict=True):
+        for pair, response in zip(promptable, responses, strict=True):
             flags = () if response.finished else ("cut",)
             rows.append(pair.row(kind, response.text, made_by, *flags))
         missing += [
-            Missing.of(pair, kind, "the chosen answer has no words to rephrase") for pair in silent
+            Missing.of(pair, kind, "the chosen answer has no words to rephrase") for pair in blank
         ]
     return rows, missing
 
 
 def _split(watched: Sequence[Watched], kind: PolicyKind) -> tuple[list[Watched], list[Watched]]:
-    """Pairs that have what a kind is made from, and those that lack it."""
-    asked = [pair for pair in watched if kind == "chosen_initial" or pair.example.chosen.strip()]
-    there = {(pair.split, pair.example.id) for pair in asked}
-    return asked, [pair for pair in watched if (pair.split, pair.example.id) not in there]
+    """Splits pairs by whether they have the text that the kind's prompt needs."""
+    if kind == "chosen_initial":
+        return list(watched), []
+    promptable = [pair for pair in watched if pair.example.chosen.strip()]
+    return promptable, [pair for pair in watched if not pair.example.chosen.strip()]
 
 
 def _prompt(write: Write, watched: Watched, kind: PolicyKind) -> str:

@@ -1,4 +1,4 @@
-"""A whole probe set: any kinds, each from whom can make it, in one order and with its flags."""
+"""Builds a probe set of any kinds, from data, policy and writer, in a fixed order with flags."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AnyKind = TypeVar("AnyKind", bound=str)
 
 
 class ProbeSetConfig(BaseModel):
-    """Which answers a probe set holds, and how those are made that pairs alone do not give."""
+    """The kinds of a probe set, and how to make those that are not in the data."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kinds: tuple[Kind, ...] = Field(
@@ -46,46 +46,46 @@ class ProbeSetConfig(BaseModel):
     )
     taken: tuple[Kind, ...] = Field(
         (),
-        description="Kinds among these whose rows the data have already and that are taken over: "
-        "the built-in world's exact ones, a probe file's stored ones.",
+        description="Kinds among these whose rows are taken from the data instead of made: the "
+        "built-in world's exact ones, a probe file's stored ones.",
     )
-    pairs: int = Field(100, ge=1, description="Pairs of either part that are watched.")
-    temperature: float = Field(1.0, ge=0, description="Of the policy's own answers.")
-    max_new_tokens: int = Field(128, ge=1, description="Longest answer of the policy.")
+    pairs: int = Field(100, ge=1, description="Pairs to probe, of each split.")
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature of the policy.")
+    max_new_tokens: int = Field(128, ge=1, description="Longest sampled answer.")
     stop: tuple[str, ...] = Field(
         ("\n\nHuman:",), description="Texts that end the policy's answers: the next human turn."
     )
-    sample_batch_size: int = Field(64, ge=1, description="The policy's answers side by side.")
+    sample_batch_size: int = Field(64, ge=1, description="Answers sampled at once.")
     writer: EndpointConfig | None = Field(
-        None, description="The judge-class model that rephrases; the last five kinds need it."
+        None, description="The judge-class model that writes the last five kinds."
     )
     most_missing: float = Field(
         0.05,
         ge=0,
         le=1,
-        description="Share of the writer's rows that may stay unanswered. Above it nothing is "
-        "committed, and the answers so far are kept for the next run.",
+        description="Largest share of the writer's rows that may be missing. Above it nothing is "
+        "committed, and the next run reuses the answers so far.",
     )
-    seed: int = Field(0, ge=0, description="Of draws and samples.")
+    seed: int = Field(0, ge=0, description="Of random draws and samples.")
 
     @model_validator(mode="after")
     def _can_be_made(self) -> ProbeSetConfig:
         for field in ("kinds", "taken"):
-            twice = [kind for kind, count in Counter(getattr(self, field)).items() if count > 1]
-            if twice:
-                raise ConfigError(field, twice[0], "name every kind once")
+            repeated = [kind for kind, count in Counter(getattr(self, field)).items() if count > 1]
+            if repeated:
+                raise ConfigError(field, repeated[0], "must be listed only once")
         if "chosen" not in self.kinds:
             raise ConfigError(
-                "kinds", list(self.kinds), "add chosen: y* and the gap are read along it"
+                "kinds", list(self.kinds), "add chosen; y* and the gap are measured along it"
             )
-        if strange := [kind for kind in self.taken if kind not in self.kinds]:
-            raise ConfigError("taken", strange[0], "is none of the kinds; name it there, too")
+        if unlisted := [kind for kind in self.taken if kind not in self.kinds]:
+            raise ConfigError("taken", unlisted[0], "not in kinds; add it there, too")
         if self.writer_kinds and self.writer is None:
             raise ConfigError(
                 "writer",
                 None,
-                f"{self.writer_kinds[0]} needs one: give writer.model, take it over from the data "
-                "(taken), or leave it out",
+                f"{self.writer_kinds[0]} needs a writer; set writer.model, take the kind from the "
+                "data (taken), or remove it",
             )
         return self
 
@@ -109,7 +109,7 @@ class ProbeSetConfig(BaseModel):
 
     @property
     def sampling(self) -> SampleConfig:
-        """How the policy answers."""
+        """How the policy's answers are sampled."""
         return SampleConfig(
             temperature=self.temperature,
             max_new_tokens=self.max_new_tokens,
@@ -121,14 +121,14 @@ class ProbeSetConfig(BaseModel):
 
 @dataclass(frozen=True)
 class ProbeSet:
-    """Rows, pair after pair with the kinds in their order; and the rows that are not there."""
+    """Rows, ordered by pair and then by kind, and the rows that could not be made."""
 
     rows: list[ProbeRow]
     missing: list[Missing]
 
     @property
     def counts(self) -> dict[str, float]:
-        """Rows, missing ones and every flag, each with how often."""
+        """Metrics: number of rows, of missing rows, and of rows with each flag."""
         flags = Counter(flag for row in self.rows for flag in row.flags)
         sizes = {"probes/rows": len(self.rows), "probes/missing": len(self.missing)}
         named = {f"probes/flag_{name}": count for name, count in sorted(flags.items())}
@@ -145,44 +145,43 @@ def build_probe_set(
     endpoint: Endpoint | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> ProbeSet:
-    """Probe rows of the first training pairs and of the first held-out ones that training misses.
+    """Builds probe rows of the first training pairs and the first held-out pairs.
 
-    Every response has one leading space, or none where it is empty; encoding ends each with the
-    end-of-sequence: kinds differ in their words alone.
+    Every response has one leading space, unless it is empty, and encoding adds the end-of-sequence
+    to each: kinds differ only in their words.
 
     **Arguments:**
 
     - `train`: every row that training will see.
-    - `heldout`: others; those of which training sees a prompt or an answer are left out.
-    - `given`: rows that exist already; those of `config.taken` are taken over.
-    - `policy`: the model before training, where kinds need it; with it rows are also flagged for
-      what its tokenizer makes of them.
-    - `endpoint`: the writer, where kinds need it, made with `usable=has_text`.
-    - `on_progress(done, of)`: called as the writer's answers come.
+    - `heldout`: other rows; those that share a prompt or an answer with `train` are left out.
+    - `given`: existing rows, used for the kinds in `config.taken`.
+    - `policy`: the model before training, if kinds need it; its tokenizer adds flags to rows.
+    - `endpoint`: the writer, if kinds need it, made with `usable=has_text`.
+    - `on_progress(done, of)`: called as the writer's answers arrive.
 
-    **Raises:** `ConfigError` for what cannot be made, and where more than `config.most_missing`
-    of the writer's rows are missing; as `Endpoint.ask`.
+    **Raises:** `ConfigError` if a kind's rows, policy or endpoint are not given, and if more than
+    `config.most_missing` of the writer's rows are missing; also as `Endpoint.ask`.
     """
-    fresh = disjoint(heldout, train)
-    watched = watched_pairs(train, fresh, config.pairs)
-    rows = rows_from_data(watched, train, fresh, kinds=config.data_kinds, seed=config.seed)
+    unseen = disjoint(heldout, train)
+    watched = watched_pairs(train, unseen, config.pairs)
+    rows = rows_from_data(watched, train, unseen, kinds=config.data_kinds, seed=config.seed)
     taken, missing = _taken(config.taken, watched, given)
     rows += taken
     if config.policy_kinds:
         if policy is None:
             raise ConfigError("kinds", config.policy_kinds[0], "needs the untrained policy")
-        made, lost = rows_from_policy(
+        made, not_made = rows_from_policy(
             policy, watched, kinds=config.policy_kinds, sampling=config.sampling
         )
-        rows, missing = rows + made, missing + lost
+        rows, missing = rows + made, missing + not_made
     if config.writer_kinds:
         if endpoint is None:
             raise ConfigError("kinds", config.writer_kinds[0], "needs the writer's endpoint")
-        made, lost = rows_from_writer(
+        made, not_made = rows_from_writer(
             endpoint, watched, kinds=config.writer_kinds, on_progress=on_progress
         )
-        _check_missing(config, len(made), lost)
-        rows, missing = rows + made, missing + lost
+        _check_missing(config, len(made), not_made)
+        rows, missing = rows + made, missing + not_made
     tokenizer = None if policy is None else policy.tokenizer
     flagged = flag_rows(rows, [pair.example for pair in watched], TrainingTexts(train), tokenizer)
     return ProbeSet(_ordered(flagged, watched, config.kinds), missing)
@@ -191,35 +190,37 @@ def build_probe_set(
 def _taken(
     kinds: Sequence[Kind], watched: Sequence[Watched], given: Sequence[ProbeRow]
 ) -> tuple[list[ProbeRow], list[Missing]]:
-    there = {(row.split, row.pair_id, row.kind): row for row in given}
-    if absent := [kind for kind in kinds if not any(kind == key[2] for key in there)]:
-        raise ConfigError("taken", absent[0], "the data bring no rows of this kind; have it made")
+    by_key = {(row.split, row.pair_id, row.kind): row for row in given}
+    if absent := [kind for kind in kinds if not any(kind == key[2] for key in by_key)]:
+        raise ConfigError(
+            "taken", absent[0], "the data have no rows of this kind; remove it from taken"
+        )
     rows, missing = [], []
     for pair in watched:
         for kind in kinds:
-            row = there.get((pair.split, pair.example.id, kind))
+            row = by_key.get((pair.split, pair.example.id, kind))
             if row is not None:
                 rows.append(row)
             elif kind not in OF_REJECTED or pair.example.rejected is not None:
-                missing.append(Missing.of(pair, kind, "the data bring no such row for this pair"))
+                missing.append(Missing.of(pair, kind, "the data have no such row for this pair"))
     return rows, missing
 
 
 def _check_missing(config: ProbeSetConfig, made: int, missing: Sequence[Missing]) -> None:
-    wanted = made + len(missing)
-    if len(missing) > config.most_missing * wanted:
+    total = made + len(missing)
+    if len(missing) > config.most_missing * total:
         reason, times = Counter(row.reason for row in missing).most_common(1)[0]
         raise ConfigError(
             "most_missing",
             config.most_missing,
-            f"{len(missing)} of the writer's {wanted} rows could not be made ({times} times: "
-            f"{reason}); run it again, its answers so far are kept, or raise this share",
+            f"{len(missing)} of the writer's {total} rows could not be made ({times} times: "
+            f"{reason}); run again, which reuses the answers so far, or raise this share",
         )
 
 
 def _ordered(
     rows: Sequence[ProbeRow], watched: Sequence[Watched], kinds: Sequence[Kind]
 ) -> list[ProbeRow]:
-    by_name = {(row.split, row.pair_id, row.kind): row for row in rows}
-    names = [(pair.split, pair.example.id, kind) for pair in watched for kind in kinds]
-    return [by_name[name] for name in names if name in by_name]
+    by_key = {(row.split, row.pair_id, row.kind): row for row in rows}
+    keys = [(pair.split, pair.example.id, kind) for pair in watched for kind in kinds]
+    return [by_key[key] for key in keys if key in by_key]

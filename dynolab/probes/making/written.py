@@ -1,4 +1,4 @@
-"""Probe rows that a judge-class model writes: rephrases, and sentences about nothing asked."""
+"""Probe rows that a judge-class model writes: rephrased answers and unrelated passages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynolab.endpoint import Answered, Endpoint, Failure, Request
 from dynolab.endpoint.client import OnProgress, ignore_progress
 
 VERSION = 1
-"""Of the prompts below; raised with their wording, so that rows say what they were asked with."""
+"""Version of the prompts below, recorded in the rows; raise it when the wording changes."""
 
 _FORM = "Write nothing else, and put your text between <answer> and </answer>."
 
@@ -60,7 +60,7 @@ SUBJECTS = (
     "a thunderstorm",
     "a museum visit",
 )
-"""So that `irr_hum` is not one and the same scene for all pairs."""
+"""Subjects of `irr_hum`, so that pairs get different passages."""
 
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)
 
@@ -72,17 +72,17 @@ def rows_from_writer(
     kinds: Sequence[WriterKind],
     on_progress: OnProgress = ignore_progress,
 ) -> tuple[list[ProbeRow], list[Missing]]:
-    """The rows of some kinds, pair after pair, and those that could not be made, with the reason.
+    """Has rows written, pair by pair; returns them and those that could not be made, with reasons.
 
     `…gptsemantic` says the same in other words, `…gptformat` something else in the same form,
     `irr_hum` is a passage of as many words as the chosen answer (Ren & Sutherland, arXiv
-    2407.10490, §4). Flags: `cut` for a text that reached its longest before its end, `untagged`
-    for one that came without the tags asked for and is kept whole. A pair without a rejected
-    answer has no rows of that side.
+    2407.10490, §4). Flags: `cut` for a text that reached the maximum length, `untagged` for an
+    answer without the requested tags, which is kept in full. A pair without a rejected answer has
+    no rows of that side.
 
     **Arguments:**
 
-    - `endpoint`: made with `usable=has_text`, so that an answer without a text is asked for again.
+    - `endpoint`: made with `usable=has_text`, so that it retries answers without text.
 
     **Raises:** as `Endpoint.ask`.
     """
@@ -92,15 +92,15 @@ def rows_from_writer(
         for kind in kinds
         if kind not in OF_REJECTED or pair.example.rejected is not None
     ]
-    asked = [(pair, kind) for pair, kind in wanted if _original(pair, kind)]
-    answers = endpoint.ask([_request(pair, kind) for pair, kind in asked], on_progress)
+    promptable = [(pair, kind) for pair, kind in wanted if _original(pair, kind)]
+    answers = endpoint.ask([_request(pair, kind) for pair, kind in promptable], on_progress)
     rows = []
     missing = [
-        Missing.of(pair, kind, "the answer to write from has no words")
+        Missing.of(pair, kind, "the answer to rewrite has no words")
         for pair, kind in wanted
         if not _original(pair, kind)
     ]
-    for (pair, kind), answer in zip(asked, answers, strict=True):
+    for (pair, kind), answer in zip(promptable, answers, strict=True):
         if isinstance(answer, Failure):
             missing.append(Missing.of(pair, kind, answer.reason))
         elif answer.declined:
@@ -111,12 +111,12 @@ def rows_from_writer(
 
 
 def has_text(answer: str) -> bool:
-    """Whether an answer holds a text: between its tags, or at all where it has none."""
+    """Whether an answer has text: between its tags or, without tags, anywhere."""
     return bool(_text(answer)[0])
 
 
 def _text(answer: str) -> tuple[str, bool]:
-    """The text, and whether it stood between tags."""
+    """The answer's text, and whether it was between tags."""
     match = _ANSWER.search(answer)
     return (match[1].strip(), True) if match else (answer.strip(), False)
 
@@ -129,8 +129,8 @@ def _row(watched: Watched, kind: WriterKind, answer: Answered, made_by: str) -> 
 
 def _made_by(endpoint: Endpoint, kind: WriterKind) -> str:
     config = endpoint.config
-    heat = "" if config.temperature is None else f" at temperature {config.temperature:g}"
-    return f"written by {config.model}{heat}, prompt {PROMPT_OF[kind]}-{VERSION}"
+    suffix = "" if config.temperature is None else f" at temperature {config.temperature:g}"
+    return f"written by {config.model}{suffix}, prompt {PROMPT_OF[kind]}-{VERSION}"
 
 
 def _original(watched: Watched, kind: WriterKind) -> str:
@@ -144,7 +144,7 @@ def _request(watched: Watched, kind: WriterKind) -> Request:
     prompt, text = PROMPTS[PROMPT_OF[kind]], _original(watched, kind)
     if kind != "irr_hum":
         return Request(text=prompt.format(text=text))
-    name = f"{watched.split}/{watched.example.id}"
-    subject = SUBJECTS[int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(SUBJECTS)]
+    pair = f"{watched.split}/{watched.example.id}"
+    subject = SUBJECTS[int(hashlib.sha256(pair.encode()).hexdigest(), 16) % len(SUBJECTS)]
     words = len(text.split())
-    return Request(text=prompt.format(words=words, subject=subject), sample=name)
+    return Request(text=prompt.format(words=words, subject=subject), sample=pair)

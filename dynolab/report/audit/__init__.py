@@ -1,1 +1,1 @@
-"""The page of an audit of pairs, and what it foresaw."""
+"""The page of an audit of pairs, and how well the audit predicted training."""

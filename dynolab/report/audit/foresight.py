@@ -1,4 +1,4 @@
-"""Which ranking of pairs, made before training, foresaw whose chosen answer falls."""
+"""Which ranking of pairs, made before training, predicts whose chosen answer falls."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LABELS: dict[Ranking, str] = {
     "likelihood_gap": "likelihood gap",
     "edit_distance": "edit distance",
 }
-_READ: dict[Ranking, str] = {
+_AT_RISK_WHERE: dict[Ranking, str] = {
     "from_all": "a step on all training pairs lowers the answer",
     "on_all": "a step on the pair lowers all chosen answers",
     "force": "a step on the pair lowers its own chosen answer",
     "push_down": "the pair’s rejected tokens lower its own chosen answer",
     "ches": "both answers look alike to the last layer",
-    "ches_per_token": "the same, of means over tokens",
+    "ches_per_token": "the same, with means over tokens",
     "likelihood_gap": "the rejected answer is far less likely",
     "edit_distance": "the answers share many tokens",
 }
@@ -40,7 +40,7 @@ _COLORS: dict[Split, str] = {"train": DOWN, "heldout": HISTORY}
 
 def foresight_section(foresight: Sequence[Foresight]) -> Section:
     """Rankings × rank correlation and AUC, on training and on held-out pairs."""
-    name, title = "foresight", "Foreseen before training"
+    name, title = "foresight", "Predicted before training"
     if not foresight:
         return section(name, title, "No pair was audited before training.")
     splits = [split for split in SPLITS if any(row.split == split for row in foresight)]
@@ -48,21 +48,23 @@ def foresight_section(foresight: Sequence[Foresight]) -> Section:
     rows = [
         (
             label,
-            _READ[ranking],
+            _AT_RISK_WHERE[ranking],
             *(cell for split in splits for cell in _cells(by_ranking.get((ranking, split)))),
         )
         for ranking, label in LABELS.items()
     ]
-    head = [f"{what}, {SPLITS[split]}" for split in splits for what in ("rank correlation", "AUC")]
+    head = [
+        f"{measure}, {SPLITS[split]}" for split in splits for measure in ("rank correlation", "AUC")
+    ]
     return section(
         name,
         title,
         _message(foresight, splits),
         table(("ranking", "at risk where", *head), rows, "ss" + "n" * len(head)),
-        note="All rankings were made from the model that preference training starts from. Rank "
+        note="All rankings were made with the model that preference training starts from. Rank "
         "correlation: Spearman’s, of the risk with the fall −Δ log π of the chosen answer; 0 is "
-        "chance, below 0 the ranking is wrong way round. AUC: how probably an answer that fell "
-        "has the greater risk than one that did not; ½ is chance. Brackets: 95% bootstrap over "
+        "chance, below 0 the ranking is reversed. AUC: the probability that an answer that fell "
+        "had a higher risk than one that did not; ½ is chance. Brackets: 95% bootstrap over "
         "pairs. CHES: Razin et al., arXiv 2410.08847.",
     )
 
@@ -77,25 +79,25 @@ def _cells(row: Foresight | None) -> tuple[str, str]:
 
 def _message(foresight: Sequence[Foresight], splits: Sequence[Split]) -> str:
     titles: dict[str, str] = dict(LABELS.items())
-    fallen, best_by = [], []
+    fallen, predictors = [], []
     for split in splits:
         own = [row for row in foresight if row.split == split]
         fallen.append(f"{own[0].fallen} of {own[0].pairs} {SPLITS[split]}")
         if known := [row for row in own if row.spearman == row.spearman]:
             best = max(known, key=lambda row: row.spearman)
-            best_by.append(
-                f"on {SPLITS[split]} pairs best by {titles.get(best.ranking, best.ranking)} "
+            predictors.append(
+                f"{titles.get(best.ranking, best.ranking)} on {SPLITS[split]} pairs "
                 f"(rank correlation {_correlation(best)})"
             )
-    foreseen = f" It was foreseen {join(best_by)}." if best_by else ""
+    best_predictors = f" Best predictor: {join(predictors)}." if predictors else ""
     own_force = [row for row in foresight if row.ranking == "force" and row.spearman <= 0]
     alone = (
-        " What a pair does to its own chosen answer does not tell whether it falls: the others "
-        "decide."
+        " What a pair does to its own chosen answer does not predict whether it falls: the "
+        "other pairs decide."
         if len(own_force) == len(splits)
         else ""
     )
-    return f"The chosen answers of {join(fallen)} pairs fell.{foreseen}{alone}"
+    return f"The chosen answers of {join(fallen)} pairs fell.{best_predictors}{alone}"
 
 
 def _correlation(row: Foresight) -> str:
@@ -143,12 +145,12 @@ def foreseen_figure(audit: Audit) -> Figure | None:
     ]
     return Figure(
         "foreseen",
-        "What was foreseen, and what came",
+        "What was predicted, and what happened",
         f"{fell} of {len(rows)} chosen answers fell. Rank correlations with the fall on training "
         f"pairs: {join(correlations) or 'none'}.",
-        "A point: one pair, sideways what was said of it before training, upwards what training "
-        "did to its chosen answer. Forces foresee where points rise to the right, CHES where they "
-        "fall. The force at the start orders the answers; from where on they fall is decided by "
-        "the steps after it, so its sign is no verdict.",
+        "A point: one pair; across: its prediction before training; up: what training did to its "
+        "chosen answer. Forces predict well if points rise to the right, CHES if they fall. The "
+        "force at the start orders the answers; later steps decide from where on they fall, so its "
+        "sign alone predicts nothing.",
         plot,
     )

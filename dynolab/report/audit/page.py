@@ -13,7 +13,7 @@ from dynolab.report.text import number
 
 
 def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
-    """Writes `audit.html`, which stands alone, and every figure as a file in `figures/`."""
+    """Writes the self-contained `audit.html`, and every figure as a file in `figures/`."""
     audit = inputs.audit
     page = Page(
         name=inputs.name,
@@ -36,11 +36,11 @@ def write_audit_page(inputs: AuditPageInputs, folder: Path) -> None:
 def _lead(inputs: AuditPageInputs) -> str:
     rows = inputs.audit.rows
     held = sum(row.split == "heldout" for row in rows)
-    beside = f", {held} held-out ones beside them" if held else ""
+    beside = f", with {held} held-out pairs beside them" if held else ""
     return (
         f"What {len(rows) - held} preference pairs would do to their chosen answers under "
         f"{objective_name(inputs.objective)}{beside}, before training on them. First-order "
-        "changes of log-probability by a gradient step of learning rate one, in nats: read "
+        "changes of log-probability by a gradient step with learning rate one, in nats: read "
         "them as proportions."
     )
 
@@ -51,7 +51,7 @@ def _tiles(inputs: AuditPageInputs) -> list[Tile]:
         (
             "Lowered by its own pair",
             sum(row.force < 0 for row in rows),
-            "chosen answers: the push down outweighs",
+            "chosen answers: the push down outweighs the pull up",
         ),
         (
             "Lowered by all pairs",
@@ -68,5 +68,5 @@ def _tiles(inputs: AuditPageInputs) -> list[Tile]:
     ratio = number(-push / pull if pull else None, 2)
     return [
         *(Tile(what, f"{count} of {len(rows)}", detail) for what, count, detail in lowered),
-        Tile("Push down per pull up", ratio, "of a pair on its own chosen answer, means"),
+        Tile("Push down per pull up", ratio, "on a pair’s own chosen answer, means over pairs"),
     ]

@@ -56,9 +56,9 @@ def pull_figure(audit: Audit) -> Figure:
     return Figure(
         "pulls",
         "What each pair does to its own chosen answer",
-        f"Of {len(rows)} training pairs {pushed} push their own chosen answer down through the "
+        f"Of {len(rows)} training pairs, {pushed} push their own chosen answer down through the "
         f"rejected one, and in {fall} that outweighs the pull up.",
-        "A point: one pair, by what a gradient step of learning rate one on it alone would do to "
+        "A point: one pair, by what a gradient step with learning rate one on it alone would do to "
         "its chosen answer, exact to first order. Below the dashed line the step lowers it.",
         plot,
     )

@@ -1,4 +1,4 @@
-"""The figures of forces between classes: what moves together, and whether it stays so."""
+"""The figures of forces between classes: which classes move together, and whether that lasts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from numpy import ndarray
 
-from dynolab.claims.class_forces import NETWORKS, beside, window
+from dynolab.claims.class_forces import NETWORKS, off_diagonal, window
 from dynolab.forces.kernel.stability import THRESHOLD
 from dynolab.report.figure import CELLS, Figure, spread, subplots
 from dynolab.report.lines import Line, LinePanel, line_plot
@@ -25,16 +25,16 @@ from dynolab.results.classification import (
 from dynolab.statistics import mean_interval
 
 _PAIRS = 3
-Stated = ClassifierState | ClassInfluence
+Row = ClassifierState | ClassInfluence
 
 
-def _mean(rows: Iterable[Stated], value: Callable[..., Grid]) -> Float[ndarray, "classes classes"]:
+def _mean(rows: Iterable[Row], value: Callable[..., Grid]) -> Float[ndarray, "classes classes"]:
     means: ndarray = np.mean([value(row) for row in rows], axis=0)
     return means
 
 
 def busiest(states: Sequence[ClassifierState]) -> list[ClassifierState]:
-    """Those of the epoch whose updates move their own classes most, in the mean over seeds."""
+    """The states of the epoch whose updates move their own classes most, mean over seeds."""
     by_epoch = [
         [row for row in states if row.epoch == epoch]
         for epoch in sorted({row.epoch for row in states})
@@ -49,7 +49,7 @@ def pull_figure(states: Sequence[ClassifierState]) -> Figure:
     """
     pulls = _mean(states, lambda row: row.pulls)
     plot = subplots(
-        ["Δp of the class that is updated on", "Mean probability of that class"],
+        ["Δp of the updated class", "Mean probability of that class"],
         460,
         space=0.14,
         margin={"l": 64, "r": 24, "t": 56, "b": 60},
@@ -58,20 +58,20 @@ def pull_figure(states: Sequence[ClassifierState]) -> Figure:
     predictions = _mean(states, lambda row: row.predictions).T
     _add_cells(plot, 1, pulls, "images of class", "class", "+.2e", diverging=True)
     _add_cells(plot, 2, predictions, "images of class", "class", ".2f")
-    order = np.argsort(beside(pulls))[::-1][:_PAIRS]
+    order = np.argsort(off_diagonal(pulls))[::-1][:_PAIRS]
     names = [divmod(int(place), len(pulls) - 1) for place in order]
-    pairs = [f"a {u} lifts “{u}” on {o + (o >= u)}s" for u, o in names]
+    pairs = [f"a {u} raises “{u}” on {o + (o >= u)}s" for u, o in names]
     return Figure(
         "pulls",
         "What one update does: the pairing of classes",
-        f"After epoch {states[0].epoch}, when updates move most, one lifts its class on images of "
-        f"that class by {number(float(np.diag(pulls).mean()), 2, sign=True)}. Beside that, most "
-        f"of all {join(pairs)}.",
-        f"{_of(states)}. Rows: the class of the training image that an update is made on; columns: "
-        "classes of watched test images. Left: first-order change of the row’s probability by the "
-        "image’s share of a step; right: how far the column’s images are taken for the row’s class "
-        "at that moment. As Δp = p Δ log p, the right is a factor of the left: that they go "
-        "together says no more than that Δ log p does not go against it.",
+        f"After epoch {states[0].epoch}, when updates move most, an update raises its class on "
+        f"images of that class by {number(float(np.diag(pulls).mean()), 2, sign=True)}. The "
+        f"largest effects on other classes: {join(pairs)}.",
+        f"{_of(states)}. Rows: class of the updated training image; columns: classes of watched "
+        "test images. Left: first-order change of the probability of the row’s class by the "
+        "image’s part of a step; right: probability of the row’s class on the column’s images at "
+        "that moment. As Δp = p Δ log p, the right is a factor of the left: that they look alike "
+        "shows only that Δ log p does not oppose it.",
         plot,
     )
 
@@ -103,7 +103,7 @@ def kernel_figure(states: Sequence[ClassifierState], ranks: Sequence[KernelRanks
             f"of the pairs of classes keeps a rank correlation of {number(rho, 2)}."
         ),
         f"{_of(states)}. Cells: ‖CKC‖ between the images of two classes, mean over pairs of "
-        "images, on a scale of powers of ten of each panel’s own; hover for values.",
+        "images, on a log scale of each panel’s own; hover for values.",
         plot,
     )
 
@@ -130,16 +130,16 @@ def rank_figure(ranks: Sequence[KernelRanks], diverged: Sequence[Divergence]) ->
     return Figure(
         "ranks",
         "Do the same classes stay coupled?",
-        _where_it_holds(ranks, networks) + _where_it_ends(diverged),
+        _order_message(ranks, networks) + _divergence_message(diverged),
         "Spearman’s rank correlation of ‖CKC‖ over pairs of classes between an epoch and the last; "
-        f"dotted: {THRESHOLD}, below which the assumption that the kernel’s order stays has broken "
+        f"dotted: {THRESHOLD}, below which the assumption that the kernel’s order lasts has broken "
         "down. Means over seeds with 95% t-intervals.",
         plot,
     )
 
 
 def _by_rate(values: Iterable[tuple[float, int, float]]) -> list[Line]:
-    """Means over seeds by epoch, a line for each learning rate; from rates, epochs and values."""
+    """Means over seeds by epoch, one line per learning rate; `values`: (rate, epoch, value)."""
     every = list(values)
     epochs = sorted({epoch for _, epoch, _ in every})
     return [
@@ -155,7 +155,7 @@ def _by_rate(values: Iterable[tuple[float, int, float]]) -> list[Line]:
     ]
 
 
-def _where_it_holds(ranks: Sequence[KernelRanks], networks: Sequence[str]) -> str:
+def _order_message(ranks: Sequence[KernelRanks], networks: Sequence[str]) -> str:
     first, last = window(sorted({e for row in ranks for e in (row.first, row.second)}))
     parts = []
     for network in networks:
@@ -172,7 +172,7 @@ def _where_it_holds(ranks: Sequence[KernelRanks], networks: Sequence[str]) -> st
     return f"From epoch {first} to {last} the order of ‖K‖ over pairs of classes: {join(parts)}."
 
 
-def _where_it_ends(diverged: Sequence[Divergence]) -> str:
+def _divergence_message(diverged: Sequence[Divergence]) -> str:
     parts = []
     for network, eta in dict.fromkeys((row.network, row.learning_rate) for row in diverged):
         steps = [row.step for row in diverged if (row.network, row.learning_rate) == (network, eta)]
@@ -184,7 +184,7 @@ def _where_it_ends(diverged: Sequence[Divergence]) -> str:
 
 
 def step_figure(states: Sequence[ClassifierState]) -> Figure:
-    """How much of a step's change first order leaves over, over training and learning rates."""
+    """How much of a step's change first order leaves unexplained, by epoch and learning rate."""
     panels = [
         LinePanel(
             NETWORKS[network],
@@ -206,7 +206,8 @@ def step_figure(states: Sequence[ClassifierState]) -> Figure:
     return Figure(
         "steps",
         "How far first order reaches",
-        f"{panels[0].title}’s steps leave over, mean over epochs: {join(means)}.",
+        f"Share of {panels[0].title}’s steps that first order leaves unexplained, mean over "
+        f"epochs: {join(means)}.",
         "1 − R² of the change of all watched log-probabilities over one step, predicted by A, K "
         "and G of its batch: 0 is exact, 1 no better than no change. Means over seeds with 95% "
         "t-intervals.",
@@ -215,7 +216,7 @@ def step_figure(states: Sequence[ClassifierState]) -> Figure:
 
 
 def influence_figure(influences: Sequence[ClassInfluence]) -> Figure:
-    """Accumulated influence of every class on every other, and what really happened."""
+    """Accumulated influence of every class on every other, and the measured change."""
     total = _mean(influences, lambda row: row.from_class)
     measured = np.mean([row.measured for row in influences], axis=0)
     plot = subplots(
@@ -244,17 +245,17 @@ def influence_figure(influences: Sequence[ClassInfluence]) -> Figure:
     plot.update_xaxes(type="category", title_text="images of class", col=2)
     plot.update_yaxes(title_text="Δ log p (nats)", col=2)
     epoch = influences[0].epoch
-    own, others = float(np.diag(total).mean()), float(beside(total).sum() / len(total))
+    own, others = float(np.diag(total).mean()), float(off_diagonal(total).sum() / len(total))
     return Figure(
         "influence",
-        "What added up",
-        f"Over {epoch} epochs a class’s own training images lift its watched images by "
+        "What the forces add up to",
+        f"Over {epoch} epochs a class’s own training images raise its watched images by "
         f"{number(own, 3, sign=True)} nats, all other classes’ move them by "
-        f"{number(others, 3, sign=True)}; measured, all in all, "
+        f"{number(others, 3, sign=True)}; the measured total is "
         f"{number(float(measured.mean()), 3, sign=True)}.",
         "Left: −η/B Σ A K G of all steps, summed by the class of the training image (row), on the "
         "label’s log p of the watched images (column), nats, mean over seeds. Right: the sum of "
-        "each column beside what training really did.",
+        "each column beside the measured change.",
         plot,
     )
 
@@ -269,9 +270,9 @@ def _add_cells(
     *,
     diverging: bool = False,
 ) -> None:
-    """A panel of classes by classes; a diverging scale is as wide as what lies off the diagonal."""
+    """Adds a panel of classes by classes; off-diagonal values set a diverging scale's range."""
     names = [str(n) for n in range(len(values))]
-    end = float(np.abs(beside(values)).max()) if diverging else None
+    end = float(np.abs(off_diagonal(values)).max()) if diverging else None
     right = plot.layout[f"xaxis{col if col > 1 else ''}"].domain[1]
     plot.add_heatmap(
         z=values.round(6),

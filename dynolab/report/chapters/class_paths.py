@@ -66,18 +66,18 @@ def simplex_figure(paths: Sequence[ExamplePath], data: PathData) -> Figure | Non
     return Figure(
         f"simplex-{data}",
         f"Learning paths: {TITLES[data]}",
-        f"How much longer than straight the ways of these typical examples to their labels are: "
+        f"The excess length of the paths of these typical examples over straight ones (zig-zag): "
         f"{join(zigzags)}.",
-        "A triangle’s top is certainty of the given label, its left corner of the label’s "
-        "strongest rival (of the mislabelled, the true class), its right of all other classes. "
-        "Circles: start; stars: end; crosses: p*. One seed; the examples are those in the middle "
-        "of their group by zig-zag.",
+        "A triangle’s top is certainty of the given label, its left corner that of the label’s "
+        "strongest rival (for mislabelled examples the true class), its right corner that of all "
+        "other classes. Circles: start; stars: end; crosses: p*. One seed; the examples are those "
+        "in the middle of their group by zig-zag.",
         plot,
     )
 
 
 def _add_path(plot: go.Figure, path: ExamplePath, col: int, shape: str, color: str) -> None:
-    order = _turned(path)
+    order = _label_first(path)
     a, b, c = (np.array(path.path)[:, k].round(5) for k in order)
     where = {"showlegend": False, "row": 1, "col": col}
     plot.add_scatterternary(
@@ -114,8 +114,8 @@ def _add_path(plot: go.Figure, path: ExamplePath, col: int, shape: str, color: s
     )
 
 
-def _turned(path: ExamplePath) -> tuple[int, int, int]:
-    """The label first, then its strongest rival."""
+def _label_first(path: ExamplePath) -> tuple[int, int, int]:
+    """The classes' order: the label first, then its strongest rival."""
     others = [k for k in range(3) if k != path.label]
     if path.names[-1] != "others":
         others.sort(key=lambda k: -path.truth[k])
@@ -123,7 +123,7 @@ def _turned(path: ExamplePath) -> tuple[int, int, int]:
 
 
 def zigzag_figure(scores: Sequence[PathScores]) -> Figure:
-    """Zig-zag against base difficulty, one panel a data set; wrong labels in their own colour."""
+    """Zig-zag against base difficulty, one panel per data set; wrong labels in their own colour."""
     known = list(dict.fromkeys(row.data for row in scores))
     plot = subplots(
         [TITLES[data] for data in known],
@@ -158,12 +158,13 @@ def zigzag_figure(scores: Sequence[PathScores]) -> Figure:
         areas.append(f"{with_interval(area, sign=False)} ({TITLES[data]})")
     return Figure(
         "zigzag",
-        "Zig-zag finds what is hard or wrong",
+        "Zig-zag finds hard and mislabelled examples",
         f"A wrong label’s path is longer than a right one’s with probability {join(areas)}.",
         "A dot: a training example of one seed. Zig-zag Z = Σ‖Δp̄‖ + ‖e_y − p̄_T‖ − ‖e_y − p̄_0‖: "
-        "how much longer than straight its way to the given label is, the last stretch included "
-        "whether training went there or not; a definition of this project. p* is exact in the toy, "
-        "people’s where they labelled, else what networks trained on other images predict.",
+        "how much longer than straight its path to the given label is, including the last "
+        "stretch even if training did not go there; a definition of this project. p* is exact for "
+        "the toy data, from people where they labelled, and otherwise predicted by networks "
+        "trained on other images.",
         plot,
     )
 
@@ -189,10 +190,10 @@ def epoch_figure(epochs: Sequence[EpochInfluence], data: PathData) -> Figure | N
     return Figure(
         f"epochs-{data}",
         f"Own updates and the others’: {TITLES[data]}",
-        f"All in all, in nats: {'; '.join(sums)}.",
-        "Added up over epochs, means over the examples of a group, then over seeds with 95% "
-        "t-intervals. Own: what an example’s share of its step does to its label’s log p by "
-        "itself; others: the rest of the epoch’s change. An own update lifts the given label; "
-        "what the others do tells whether they agree with it.",
+        f"In total, in nats: {'; '.join(sums)}.",
+        "Sums over epochs, means over the examples of a group, then over seeds with 95% "
+        "t-intervals. Own: what an example’s part of its step does by itself to its label’s log p; "
+        "others: the rest of the epoch’s change. An own update raises the given label; "
+        "the others’ updates show whether they agree with it.",
         line_plot(panels),
     )

@@ -25,10 +25,10 @@ from dynolab.report.page import Tile
 from dynolab.report.text import number
 
 _LEAD = (
-    "A classifier is trained, and at every step it is asked what the step did to images that are "
-    "only watched: Δ log p = −η A K G, exact to first order, with the kernel K of all pairs of "
-    "images in full. So one sees which classes move together, how far the picture reaches, and "
-    "where every training example’s prediction goes on its way to its label."
+    "A classifier is trained, and for every step its effect on images that are only watched is "
+    "computed: Δ log p = −η A K G, exact to first order, with the full kernel K of all pairs of "
+    "images. This shows which classes move together, how far first order reaches, and how every "
+    "training example’s prediction moves to its label."
 )
 _SOURCE = (
     "Claims follow Ren & Sutherland (arXiv 2407.10490), Ren (arXiv 2509.19554, chapters 3 and 4) "
@@ -39,7 +39,7 @@ _SOURCE = (
 def classification_chapter(
     forces: ForceFindings, paths: PathFindings | None, *, learning_rate: float, digits: bool
 ) -> Chapter:
-    """What was measured, as a chapter."""
+    """Makes a chapter of the measurements."""
     of_forces = assess_forces(forces, learning_rate, digits=digits)
     return Chapter(
         title="How classifiers learn",
@@ -57,15 +57,15 @@ def classification_chapter(
 def _force_figures(
     forces: ForceFindings, rate: float, verdicts: Sequence[Verdict]
 ) -> Iterator[Figure]:
-    """The figures, with the verdicts on what the first two are there to show."""
+    """The figures; the messages of the first two end with the verdicts on their claims."""
     network = forces.states[0].network
     own = [row for row in forces.states if (row.network, row.learning_rate) == (network, rate)]
     ranks = [row for row in forces.ranks if (row.network, row.learning_rate) == (network, rate)]
     by_name = {verdict.id: verdict for verdict in verdicts}
     names = ("four_nine", "four_nine_strongest", "ranks")
     *pairing, order = (by_name.get(f"{network}/{name}") for name in names)
-    yield _judged(pull_figure(busiest(own)), pairing)
-    yield _judged(kernel_figure(own, ranks), [order])
+    yield _with_verdicts(pull_figure(busiest(own)), pairing)
+    yield _with_verdicts(kernel_figure(own, ranks), [order])
     yield rank_figure(forces.ranks, forces.diverged)
     yield step_figure(forces.states)
     influences = [row for row in forces.influences if row.network == network]
@@ -73,8 +73,8 @@ def _force_figures(
         yield influence_figure(influences)
 
 
-def _judged(figure: Figure, verdicts: Sequence[Verdict | None]) -> Figure:
-    """A figure whose message ends with what became of claims."""
+def _with_verdicts(figure: Figure, verdicts: Sequence[Verdict | None]) -> Figure:
+    """Adds the verdicts to the end of the figure's message."""
     outcomes = [f"{v.claim}: {v.outcome}." for v in verdicts if v is not None]
     return replace(figure, message=" ".join([figure.message, *outcomes]))
 

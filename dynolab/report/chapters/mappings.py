@@ -1,4 +1,4 @@
-"""The figures of the simplicity chapter: speed by kind, losses, likeness, and influence."""
+"""The figures of the simplicity chapter: speed by kind, losses, similarity, and influence."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ KINDS: Mapping[MappingKind, str] = {
 Rows = Sequence[LearnedMapping]
 _COOPERATION = (
     "Cooperation: ⟨∇ℓₒ, ∇ℓᵤ⟩, how much a small step on a letter of object u lowers the loss of "
-    "object o’s letter at that place, mean over places and over the pairs of objects that share an "
-    "attribute. Of a compositional mapping with two values per attribute as many of these letters "
-    "agree as differ, so that little is left of it."
+    "object o’s letter at the same position, mean over positions and over the pairs of objects "
+    "that share an attribute. In a compositional mapping with two values per attribute as many of "
+    "these letters agree as differ, so it is small."
 )
 
 
 def _panels(spaces: Sequence[Rows], across: str, up: str) -> go.Figure:
-    """Panels side by side, one a space."""
+    """Panels side by side, one per space."""
     return subplots(
         [f"{rows[0].space.label}: {rows[0].space.objects} objects" for rows in spaces],
         400,
@@ -45,7 +45,7 @@ def _panels(spaces: Sequence[Rows], across: str, up: str) -> go.Figure:
 
 
 def groups_of(rows: Rows) -> dict[str, list[LearnedMapping]]:
-    """Mappings by coding length where they have one; the others by how many messages they use."""
+    """Groups mappings by coding length, or, without one, by how many messages they use."""
     groups: dict[str, list[LearnedMapping]] = {}
     for kind in ("compositional", "holistic"):
         own = [row for row in rows if row.kind == kind]
@@ -58,7 +58,7 @@ def groups_of(rows: Rows) -> dict[str, list[LearnedMapping]]:
 
 
 def speed_figure(spaces: Sequence[Rows]) -> Figure:
-    """Area under the loss by coding length; maps without one stand apart."""
+    """Area under the loss by coding length; maps without one are drawn apart."""
     plot = _panels(spaces, "", "area under the loss (nats)")
     messages = []
     for col, rows in enumerate(spaces, start=1):
@@ -76,11 +76,11 @@ def speed_figure(spaces: Sequence[Rows]) -> Figure:
     return Figure(
         "speed",
         "Learning speed against coding length",
-        f"The area under the loss, where less is faster, of compositional mappings and of longer "
-        f"described ones: {join(messages)}.",
+        f"The area under the loss (smaller is faster) of compositional mappings against mappings "
+        f"with longer descriptions: {join(messages)}.",
         "Small dots: mappings, means over seeds; diamonds: means over mappings with 95% intervals "
-        "over seeds. Grey: maps that give several objects one message have no coding length here "
-        "and stand apart, by how many messages they use.",
+        "over seeds. Grey: maps that give several objects the same message; they have no coding "
+        "length here and are grouped by how many messages they use.",
         plot,
     )
 
@@ -125,10 +125,10 @@ def loss_figure(paths: Sequence[Sequence[KindPath]], spaces: Sequence[Rows]) -> 
     return Figure(
         "losses",
         "How the loss falls",
-        f"The mean loss over training of compositional mappings less that of holistic ones is "
+        f"The mean loss over training of compositional mappings minus that of holistic ones is "
         f"{join(gains)}.",
         "Thick: means over mappings and seeds; bands: 95% intervals over seeds, that is over "
-        "initial weights. The area under a curve is the speed by which mappings are compared.",
+        "initial weights. Mappings are compared by the area under their curves.",
         plot,
     )
 
@@ -181,13 +181,13 @@ def similarity_figure(spaces: Sequence[Rows]) -> Figure:
         correlations.append(f"{with_interval(rho, sign=False)} at {rows[0].space.label}")
     return Figure(
         "similarity",
-        "Are alike messages for alike objects learned faster?",
-        "Among bijections similarity and area under the loss have rank correlation "
+        "Are similar messages for similar objects learned faster?",
+        "Among bijections, similarity and area under the loss have rank correlation "
         f"{join(correlations)}.",
         "A point: one mapping, a mean over seeds; lower is faster. Topographic similarity is "
         "Spearman’s ρ of the distances of two objects and of their messages; constant maps have "
-        "none and are left out. A compositional mapping has 1. Degenerate maps give objects one "
-        "message: the fewer messages, the less there is to learn.",
+        "none and are left out. A compositional mapping has 1. Degenerate maps give several "
+        "objects the same message: the fewer messages, the less there is to learn.",
         plot,
     )
 
@@ -203,7 +203,7 @@ def influence_figure(spaces: Sequence[Rows]) -> Figure:
         correlations.append(f"{with_interval(rho, sign=False)} at {rows[0].space.label}")
     return Figure(
         "influence",
-        "Does cooperation foretell which mappings are learned fast?",
+        "Does cooperation predict which mappings are learned fast?",
         f"Cooperation before any training and area under the loss have rank correlation "
         f"{join(correlations)}, all mappings together.",
         f"A point: one mapping, a mean over seeds. {_COOPERATION}",
@@ -212,9 +212,9 @@ def influence_figure(spaces: Sequence[Rows]) -> Figure:
 
 
 def _add_points(
-    plot: go.Figure, col: int, rows: Rows, x: Float[ndarray, " mappings"], what: str
+    plot: go.Figure, col: int, rows: Rows, x: Float[ndarray, " mappings"], quantity: str
 ) -> None:
-    """One point a mapping: its area against something, coloured by kind."""
+    """Adds one point per mapping: its area against `x`, coloured by kind."""
     for kind, color in KINDS.items():
         own = [
             (row, value)
@@ -236,7 +236,7 @@ def _add_points(
                     "line": {"color": PAPER, "width": 0.7},
                 },
                 text=[f"{kind} {'·'.join(map(str, row.messages))}" for row, _ in own],
-                hovertemplate=f"%{{text}}<br>{what} %{{x:.3g}}, area %{{y:.3f}} nats"
+                hovertemplate=f"%{{text}}<br>{quantity} %{{x:.3g}}, area %{{y:.3f}} nats"
                 "<extra></extra>",
                 row=1,
                 col=col,

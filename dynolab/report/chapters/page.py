@@ -16,16 +16,16 @@ from dynolab.report.verdicts import claims_tile, counts_of, outcome_counts, verd
 _COUNTED: Mapping[Outcome, str] = {"holds": "hold", "fails": "fail"}
 _HOW_JUDGED = (
     "Holds: every interval lies on the expected side of its bound; fails: one lies wholly on the "
-    "other side; unclear: neither. What is said of every case fails by a single violation."
+    "other side; unclear: neither. A claim about every case fails if one case violates it."
 )
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """All that the page shows.
+    """Everything the page shows.
 
-    `lead` says in a paragraph what was done; `content` are figures and tables in their order;
-    `source` says whose claims they are and what the intervals are over.
+    `lead`: a paragraph on what was done; `content`: figures and tables in order; `source`: who made
+    the claims, and what the intervals are over.
     """
 
     title: str
@@ -40,9 +40,9 @@ class Chapter:
 
 
 def write_chapter(chapter: Chapter, folder: Path, file: str) -> dict[str, float]:
-    """Writes the page, which stands alone, `claims.jsonl`, and every figure in `figures/`.
+    """Writes the self-contained page, `claims.jsonl`, and every figure in `figures/`.
 
-    **Returns** how many claims end how, as `claims/<verdict>`.
+    **Returns** the number of claims by verdict, as `claims/<verdict>`.
     """
     page = Page(
         name=chapter.name,
@@ -65,7 +65,7 @@ def claim_section(chapter: Chapter) -> Section:
     return section(
         "claims",
         "What holds",
-        f"Of {len(verdicts)} claims {counts}." if verdicts else "Nothing is claimed here.",
-        verdict_table("of", verdicts, words={}),
+        f"Of {len(verdicts)} claims, {counts}." if verdicts else "This chapter makes no claims.",
+        verdict_table("about", verdicts, words={}),
         note=f"{chapter.source} {_HOW_JUDGED}".strip(),
     )

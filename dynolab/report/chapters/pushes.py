@@ -1,4 +1,4 @@
-"""The figures of pushes on a language model: which picture explains them, and who rises."""
+"""Figures of pushes on a language model: what explains them, and which tokens rise."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dynolab.results.pushes import Answer, LeftOver, Picture, RankChange
 
 PICTURE_NAMES: dict[Picture, str] = {
     "own_token": "one softmax, token by token",
-    "last_layer": "last layer, features still",
+    "last_layer": "last layer, features fixed",
     "first_order": "all weights, first order",
 }
-_LINES = {  # of what was measured, and of every picture: name, colour, dash
+_LINES = {  # name, colour, dash of the measured line and of each approximation's
     "measured": ("measured", INK, "solid"),
     "own_token": (PICTURE_NAMES["own_token"], REJECTED, "dot"),
     "last_layer": (PICTURE_NAMES["last_layer"], CHOSEN, "dash"),
@@ -29,7 +29,7 @@ _ANSWERS: dict[Answer, str] = {
 
 
 def explained_figure(left: Sequence[LeftOver]) -> Figure:
-    """`R² = 1 −` the share left over, by picture and answer."""
+    """`R² = 1 −` the share left over, by approximation and answer."""
     plot = go.Figure(
         layout=base_layout(
             380,
@@ -62,19 +62,20 @@ def explained_figure(left: Sequence[LeftOver]) -> Figure:
     pairs = max((row.pairs for row in left), default=0)
     return Figure(
         "explained",
-        "How much of a language model’s squeezing each picture explains",
-        f"Of what a push does to the rejected answer’s own positions: {'; '.join(explained)}.",
-        "R² = 1 − Σ(Δ − foretold)² / Σ Δ², Δ the measured change of log π of every token of the "
+        "How much of a language model’s squeezing each approximation explains",
+        "Explained of what a push does at the rejected answer’s own positions: "
+        f"{'; '.join(explained)}.",
+        "R² = 1 − Σ(Δ − predicted)² / Σ Δ², Δ the measured change of log π of every token of the "
         f"vocabulary at every position; means over {pairs} pairs with jackknife 95% intervals. "
-        "Below zero a picture foretells worse than no change at all. One softmax by itself: "
-        "z′ = z − s‖h‖²(e_y − π), which knows nothing of the answer’s other tokens. Last layer: "
-        "the head moves, features stand still (the unconstrained-features picture).",
+        "Below zero an approximation predicts worse than no change at all. One softmax: "
+        "z′ = z − s‖h‖²(e_y − π), which ignores the answer’s other tokens. Last layer: "
+        "the head moves, features are fixed (the unconstrained-features model).",
         plot,
     )
 
 
 def rank_figure(ranks: Sequence[RankChange]) -> Figure:
-    """Mean Δ log π by rank before the push: measured, and as each picture foretells it."""
+    """Mean Δ log π by rank before the push: measured, and as each approximation predicts it."""
     answers = [answer for answer in _ANSWERS if any(row.answer == answer for row in ranks)]
     plot = subplots(
         [f"At {_ANSWERS[answer]}" for answer in answers],
@@ -115,10 +116,10 @@ def rank_figure(ranks: Sequence[RankChange]) -> Figure:
             )
     return Figure(
         "ranks",
-        "Who rises when an answer is pushed down",
+        "Which tokens rise when an answer is pushed down",
         _rank_message(ranks),
         "Means over positions and pairs, each push from the same weights. y: the answer’s own "
-        "token. A push of the softmax alone would raise the likeliest tokens and lower the rest.",
+        "token. A push on the softmax alone would raise the likeliest tokens and lower the rest.",
         plot,
     )
 

@@ -24,14 +24,14 @@ from dynolab.statistics import mean_interval
 
 _SOURCE = (
     "Claims follow Ren & Sutherland (arXiv 2409.09626). Intervals are t-intervals over seeds, that "
-    "is over initial weights; all mappings of a seed start from the same. Speed is the mean loss "
-    "over the steps of training, the area under the loss; coding lengths are log₂ m! + m log₂ v! "
-    "bits for compositional mappings and log₂ (v^m)! for other bijections."
+    "is over initial weights, which all mappings of a seed share. Speed is measured by the mean "
+    "loss over the steps of training, the area under the loss; coding lengths are log₂ m! + m log₂ "
+    "v! bits for compositional mappings and log₂ (v^m)! for other bijections."
 )
 _HEAD = (
     "space",
     "mappings",
-    "how many",
+    "number",
     "similarity",
     "area, nats",
     "cooperation before training",
@@ -40,9 +40,9 @@ _HEAD = (
 
 
 def simplicity_chapter(rows: SimplicityRows) -> Chapter:
-    """Claims and figures."""
+    """The chapter's claims and figures."""
     spaces, paths = rows.mappings, rows.paths
-    kinds = [line for mappings in spaces for line in _lines(mappings)]
+    kinds = [line for mappings in spaces for line in _table_rows(mappings)]
     return Chapter(
         title="Simplicity: which mappings are learned fast",
         lead=_lead(spaces),
@@ -56,8 +56,8 @@ def simplicity_chapter(rows: SimplicityRows) -> Chapter:
             section(
                 "kinds",
                 "Kinds of mappings",
-                "Degenerate maps, which give several objects one message, have no coding length "
-                "here and stand apart.",
+                "Degenerate maps, which give several objects the same message, have no "
+                "coding length here and are listed separately.",
                 table(_HEAD, kinds, "ssnnnnn"),
                 note="Means over mappings, then over seeds [95% t-interval over seeds].",
             ),
@@ -67,8 +67,8 @@ def simplicity_chapter(rows: SimplicityRows) -> Chapter:
     )
 
 
-def _lines(mappings: Sequence[LearnedMapping]) -> list[tuple[str, ...]]:
-    """A table's lines: one for each group of mappings."""
+def _table_rows(mappings: Sequence[LearnedMapping]) -> list[tuple[str, ...]]:
+    """The table's rows: one for each group of mappings."""
     lines: list[tuple[str, ...]] = []
     for name, own in groups_of(mappings).items():
         similarity = [row.similarity for row in own if np.isfinite(row.similarity)]
@@ -98,10 +98,10 @@ def _lead(spaces: Sequence[Sequence[LearnedMapping]]) -> str:
         counts.append(f"{every}{len(mappings)} of {space.label}")
     seeds = len(spaces[0][0].area)
     return (
-        "An object has m attributes of v values (written m×v), and a message as many letters. A "
-        "mapping of objects to messages is compositional where every letter tells one attribute: "
-        f"it has a short description. A small network learned {join(counts)} mappings, each from "
-        f"{seeds} different initial weights, all of a space at once."
+        "An object has m attributes of v values (written m×v), and a message has as many letters. "
+        "A mapping from objects to messages is compositional if every letter encodes one "
+        f"attribute: it then has a short description. A small network learned {join(counts)} "
+        f"mappings, each from {seeds} different initial weights, all mappings of a space at once."
     )
 
 
@@ -110,5 +110,5 @@ def _tile(mappings: Sequence[LearnedMapping]) -> Tile:
     return Tile(
         f"Δ area at {mappings[0].space.label}",
         mean,
-        f"nats [{low}, {high}]: compositional less holistic",
+        f"nats [{low}, {high}]: compositional minus holistic",
     )

@@ -1,4 +1,4 @@
-"""The figures of the provable part of squeezing: panels, shapes, and sizes of step."""
+"""The figures of the provable part of squeezing: panels, shapes, and step sizes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from dynolab.report.text import number, plotly_text
 from dynolab.results.softmax import Panel, ShapePoint, StepPath
 
 _FEW = 100
-"""Up to so many classes ranks stand on a linear axis."""
+"""Up to so many classes the axis of ranks is linear."""
 
 _BY_CLASSES = (CHOSEN, BEST, REJECTED, HISTORY)
 
 
 def panel_figure(panels: Sequence[Panel]) -> Figure:
-    """Probabilities before and after, and Δ log p, by rank before: one column a panel."""
+    """Probabilities before and after, and Δ log p, by rank before: one column per panel."""
     classes = panels[0].classes
     plot = subplots(
         [plotly_text(panel.name) for panel in panels],
@@ -54,8 +54,8 @@ def panel_figure(panels: Sequence[Panel]) -> Figure:
         _panel_message(panels),
         "Softmax regression on one input with four features, ascending or descending −log p_y at "
         f"learning rate {first.learning_rate:g}. Above: grey before, blue after; the star is the "
-        "class y that is pulled up or pushed down. Below: what rose and fell, class by class; y "
-        "itself leaves that picture.",
+        "class y that is pulled up or pushed down. Below: the change of every class; that of y "
+        "is cut off.",
         plot,
     )
 
@@ -114,7 +114,7 @@ def _changes(panel: Panel) -> tuple[float, Float[ndarray, " others"]]:
 
 
 def _range_of_others(panel: Panel) -> list[float]:
-    """An axis that holds what all classes but y do."""
+    """An axis range that shows the changes of all classes but y."""
     _, change = _changes(panel)
     room = 0.15 * max(float(np.ptp(change)), float(np.abs(change).max()))
     return [min(0.0, float(change.min())) - room, max(0.0, float(change.max())) + room]
@@ -180,7 +180,7 @@ def shape_figure(points: Sequence[ShapePoint]) -> Figure:
         plot.update_yaxes(title_text=up, tickformat=tickformat, col=col)
     return Figure(
         "shapes",
-        "Shape decides who falls",
+        "The shape decides which classes fall",
         _shape_message(points),
         "A push of size one (η = 1); means over random distributions with 95% intervals. Left: "
         "normal logits times a factor. Middle and right: normal logits in which the pushed class "
@@ -237,7 +237,7 @@ def step_figure(paths: Sequence[StepPath]) -> Figure:
         f"As the step grows, i* gains up to {number(gain, 2, sign=True)} nats; of {len(others)} "
         f"other classes shown {turned} rise{'s' if turned == 1 else ''} at first and then "
         f"fall{'s' if turned == 1 else ''}, and none that falls comes back.",
-        "One random distribution; its median class is pushed. Every curve is concave, so that a "
-        "class below its start only falls on. The pushed class leaves the picture.",
+        "One random distribution; its median class is pushed. Every curve is concave, so a "
+        "class below its start keeps falling. The pushed class leaves the axes.",
         plot,
     )

@@ -1,4 +1,4 @@
-"""The chapter on squeezing: what is provable of one softmax, and what is left of it in a model."""
+"""The chapter on squeezing: what is provable of one softmax, and how much holds in a model."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from dynolab.statistics import share_interval
 
 _LEAD = (
     "A negative gradient on a class moves its probability to what is already likely, and little "
-    "else: squeezing. Of one softmax that is provable, and every statement below was tried on "
+    "else: squeezing. For one softmax that is provable, and every statement below was tested on "
     "random distributions. "
 )
 _OF_MODEL = (
-    "Of a language model, whose tokens share their parameters, it is no theorem: there the "
+    "For a language model, whose tokens share their parameters, it is not a theorem: there the "
     "rejected answers of {pairs} pairs were pushed down one at a time, each from the same "
-    "weights, and the change of every token of the vocabulary compared with what the softmax "
-    "alone, the last layer, and the first order in all weights foretell."
+    "weights, and the change of every token of the vocabulary was compared with what the softmax "
+    "alone, the last layer, and the first order in all weights predict."
 )
 _SOURCE = (
     "Claims 1 to 5 are those of Ren & Sutherland (arXiv 2407.10490); the rule and its reach are "
     "derived from Δ log pᵢ = η (pᵢ + p_y − Σⱼ pⱼ²) + O(η²), which is concave in η. Counts are of "
-    "random cases, brackets the upper end of Wilson’s 95% interval; of the language model means "
-    "over pairs with 95% intervals."
+    "random cases, brackets hold the upper end of Wilson’s 95% interval; figures of the language "
+    "model are means over pairs with 95% intervals."
 )
 
 
 def squeezing_chapter(rows: SqueezingRows) -> Chapter:
-    """Claims and figures."""
+    """The chapter's claims and figures."""
     verdicts = [*softmax_verdicts(rows.counts)]
     content: list[Figure] = [
         panel_figure([panel for panel in rows.panels if panel.classes == classes])
@@ -61,7 +61,7 @@ def _tiles(rows: SqueezingRows) -> list[Tile]:
     for count in [count for count in rows.counts if count.statement == "peakier_more_fall"][:1]:
         share = share_interval(count.violations, count.cases)
         ends = " to ".join(f"{number(100 * end, 2)}%" for end in (share.low, share.high))
-        detail = f"of cases, V = {count.classes:,}: a trend; {ends}"
+        detail = f"of cases at V = {count.classes:,}, a trend; {ends}"
         tiles.append(Tile("Against claim 3", f"{number(100 * share.mean, 2)}%", detail))
     for left in rows.left:
         if (left.answer, left.picture) == ("rejected", "last_layer"):

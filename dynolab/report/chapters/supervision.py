@@ -1,4 +1,4 @@
-"""The page of supervision under label noise, and of what is learned faster."""
+"""The page of supervision under label noise, and of learning speed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _PANELS: dict[Contrast, tuple[str, tuple[str, str]]] = {
 
 
 def supervision_chapter(rows: SupervisionRows) -> Chapter:
-    """The chapter; its name, settings and stages are for the stage to fill in."""
+    """Makes the chapter; the stage adds its name, settings and stages."""
     return Chapter(
         title="What to teach when labels are wrong",
         lead=_lead(rows.arms),
@@ -73,9 +73,9 @@ def _lead(rows: Sequence[SupervisionRow]) -> str:
     return (
         f"One network, {len(ARMS)} ways of teaching it, {len(levels)} shares of wrong labels "
         f"({join([f'{level:.0%}' for level in levels])}), {len(seeds)} seeds. A wrong label is one "
-        "of the other classes; nobody is told which labels are wrong. Then, with every step "
-        "accounted for: which kind of examples training lifts faster; and which factorisation of a "
-        "joint distribution adapts faster after an intervention on the cause."
+        "of the other classes; no arm knows which labels are wrong. Then, with every step "
+        "accounted for: which kind of examples training raises faster; and which factorisation of "
+        "a joint distribution adapts faster after an intervention on the cause."
     )
 
 
@@ -136,21 +136,21 @@ def accuracy_figure(rows: Sequence[SupervisionRow]) -> Figure:
 
 
 def belief_figure(rows: Sequence[SupervisionRow]) -> Figure:
-    """How far from the truth what is taught is, and how much of the noise is learned."""
+    """Error of the targets, and how much of the noise is learned."""
     levels, noise = levels_of(rows), judged_noise(rows)
     tables = {level: supervision_table(rows, level) for level in levels}
     noisy = [level for level in levels if level]
     taught = [arm for arm in ARMS if arm not in ("early_stopping", "one_hot_twice")]
     panels = [
         LinePanel(
-            "Error of what is taught",
+            "Error of the targets",
             _NOISE,
             "E‖q − e_true‖₂",
             _by_noise(tables, taught, "target_error", levels),
             zero=True,
         ),
         LinePanel(
-            "Wrong labels that are believed",
+            "Wrong labels that are learned",
             _NOISE,
             "share of them",
             _by_noise(tables, list(ARMS), "believed_wrong", noisy),
@@ -165,7 +165,7 @@ def belief_figure(rows: Sequence[SupervisionRow]) -> Figure:
     return Figure(
         "belief",
         "Who believes the wrong labels?",
-        f"At {noise:.0%} noise the trained networks repeat this much of the wrong labels: "
+        f"At {noise:.0%} noise the trained networks repeat this share of the wrong labels: "
         f"{join(shares)}.",
         f"{_BANDS} Left: distance of the targets to the true one-hot labels, which no arm sees. "
         "Right: of the training examples with a wrong label, the share for which the network "
@@ -194,10 +194,10 @@ def detection_figure(detections: Sequence[DetectionRow]) -> Figure | None:
         "detection",
         "Can the learning path find the wrong labels?",
         f"At {levels[at]:.0%} noise, AUC: {join(parts)}.",
-        f"{_BANDS} AUC: how probably a wrong label scores higher than a right one; 0.5 is chance. "
-        "All scores come from the one training on the given labels.",
+        f"{_BANDS} AUC: the probability that a wrong label scores higher than a right one; 0.5 is "
+        "chance. All scores come from the one training on the given labels.",
         line_plot(
-            [LinePanel("Wrong labels told from right ones", _NOISE, "AUC", lines)], named=SCORES
+            [LinePanel("Wrong labels against right ones", _NOISE, "AUC", lines)], named=SCORES
         ),
     )
 
@@ -231,9 +231,9 @@ def speed_figure(speeds: Sequence[SpeedRow]) -> Figure | None:
         "speed",
         "What is learned faster?",
         f"On average over the steps, {join(leads)} nats.",
-        "Thick: what all training examples' forces add up to on an example's own label, to first "
-        "order, means over the examples of a kind and over seeds with 95% bands; dotted: how far "
-        "log p really went. Full-batch gradient descent, every step accounted for.",
+        "Thick: the sum of all training examples' forces on an example's own label, to first "
+        "order, means over the examples of a kind and over seeds with 95% bands; dotted: the "
+        "measured change of log p. Full-batch gradient descent, every step accounted for.",
         line_plot(panels, height=420),
     )
 
@@ -242,22 +242,30 @@ def adaptation_figure(adaptations: Sequence[AdaptationRow]) -> Figure | None:
     """Divergence from the truth by example, and its mean by learning rate, of both learners."""
     if not adaptations:
         return None
-    ways: tuple[Direction, ...] = ("causal", "anti-causal")
-    best = {way: best_adaptation(adaptations, way) for way in ways}
+    directions: tuple[Direction, ...] = ("causal", "anti-causal")
+    best = {direction: best_adaptation(adaptations, direction) for direction in directions}
     paths, delays = [], []
-    for way in ways:
-        values = np.array([row.kl for row in best[way]])
-        paths.append(Line(way, range(values.shape[1]), [mean_interval(at) for at in values.T]))
+    for direction in directions:
+        values = np.array([row.kl for row in best[direction]])
+        paths.append(
+            Line(direction, range(values.shape[1]), [mean_interval(at) for at in values.T])
+        )
         rates = sorted({row.learning_rate for row in adaptations})
         by_rate = [
             np.array(
-                [r.delay for r in adaptations if (r.direction, r.learning_rate) == (way, rate)]
+                [
+                    r.delay
+                    for r in adaptations
+                    if (r.direction, r.learning_rate) == (direction, rate)
+                ]
             )
             for rate in rates
         ]
-        delays.append(Line(way, range(len(rates)), [mean_interval(values) for values in by_rate]))
-    first, second = (np.array([row.delay for row in best[way]]) for way in ways)
-    best_rates = [f"{way} {best[way][0].learning_rate:g}" for way in ways]
+        delays.append(
+            Line(direction, range(len(rates)), [mean_interval(values) for values in by_rate])
+        )
+    first, second = (np.array([row.delay for row in best[direction]]) for direction in directions)
+    best_rates = [f"{direction} {best[direction][0].learning_rate:g}" for direction in directions]
     panels = [
         LinePanel("At the best rate of each", "examples seen", "KL, nats", paths, zero=True),
         LinePanel(
@@ -273,11 +281,11 @@ def adaptation_figure(adaptations: Sequence[AdaptationRow]) -> Figure | None:
         "adaptation",
         "Which factorisation adapts faster?",
         f"Over {len(best['causal'][0].kl) - 1} examples after an intervention on the cause the "
-        "causal factorisation’s distance from the truth less the anti-causal one’s is "
+        "causal factorisation’s distance from the truth minus the anti-causal one’s is "
         f"{with_interval(mean_interval(first - second))} nats on average.",
-        "A causes B. Both learners hold the joint before p(A) is replaced, and then see the same "
-        "examples, one a step of gradient descent; KL is from the new joint to theirs. Means over "
-        f"problems, then over seeds with 95% bands. Best learning rates: {join(best_rates)}.",
+        "A causes B. Both learners know the joint before p(A) is replaced, and then see the same "
+        "examples, one per step of gradient descent; KL is from the new joint to theirs. Means "
+        f"over problems, then over seeds with 95% bands. Best learning rates: {join(best_rates)}.",
         line_plot(panels, height=420),
     )
 

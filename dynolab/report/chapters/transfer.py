@@ -1,4 +1,4 @@
-"""The page of task heads: what probing leaves, where features go, which τ is best."""
+"""The page of task heads: what probing leaves to finetuning, where features go, which τ is best."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BANDS = "Lines: means over seeds; bands: 95% t-intervals over seeds."
 
 
 def transfer_chapter(rows: Sequence[TransferRow]) -> Chapter:
-    """The chapter; its name, settings and stages are for the stage to fill in."""
+    """Makes the chapter; the stage adds its name, settings and stages."""
     content: list[Figure | Section] = []
     for task in _tasks(rows):
         own = [sweep for sweep in sweeps(rows) if sweep.task == task]
@@ -52,9 +52,9 @@ def _tasks(rows: Sequence[TransferRow]) -> list[str]:
 def _lead(rows: Sequence[TransferRow]) -> str:
     taus, seeds = sorted({row.tau for row in rows}), {row.seed for row in rows}
     return (
-        f"A network learns some {join(_tasks(rows))}; then its head alone is trained on others for "
-        f"τ epochs (τ = {join([str(tau) for tau in taus])}), and then everything. τ = 0 is plain "
-        f"finetuning, a large τ is probing to the end before it. {len(seeds)} seeds."
+        f"A network is trained on some {join(_tasks(rows))}; then its head alone is trained on "
+        f"others for τ epochs (τ = {join([str(tau) for tau in taus])}), and then all weights. τ = "
+        f"0 is plain finetuning; with a large τ the probing finishes first. {len(seeds)} seeds."
     )
 
 
@@ -89,12 +89,12 @@ def energy_figure(task: str, sweeps: Sequence[Sweep]) -> Figure:
         f"to {number(energy[-1], 2)}. Features follow their first push best after "
         f"{_tau(linear, best)}: cosine {number(followed[best], 2)}, against "
         f"{number(followed[0], 2)} after {_tau(linear, 0)}.",
-        f"{_BANDS} The first three before the first step of finetuning, on its examples. "
+        f"{_BANDS} The first three: before the first step of finetuning, on its examples. "
         "Direction: mean cosine between the forces on two features of one class; not shared: the "
         "part of the forces’ squared size that the examples of a class do not have in common. Push "
         "followed: cosine between the first force on a feature and where finetuning took it. Much "
-        "energy that is not followed is the energy–direction mismatch: features move far, and not "
-        "where they were pushed.",
+        "energy that is not followed is the energy–direction mismatch: features move far, but not "
+        "in the direction of the push.",
         line_plot(
             [_panel(sweeps, title, unit, name, zero) for title, unit, name, zero in figures],
             named=STRATEGY_LABELS,
@@ -116,7 +116,7 @@ def feature_figure(task: str, sweeps: Sequence[Sweep]) -> Figure:
     return Figure(
         f"{task}-features",
         f"{_title(task)}: how far finetuning takes the features",
-        f"With a linear head features end {number(ends[0], 2)} from where they were after "
+        f"With a linear head, features end at distance {number(ends[0], 2)} from their start after "
         f"{_tau(linear, 0)}, and {number(ends[1], 2)} after {_tau(linear, -1)}.",
         f"{_BANDS} Means over the second task’s training examples, h⁰ before and h after "
         "finetuning.",
@@ -158,10 +158,10 @@ def accuracy_figure(task: str, sweeps: Sequence[Sweep]) -> Figure:
     return Figure(
         f"{task}-accuracy",
         f"{_title(task)}: which τ is best, here and elsewhere?",
-        f"With a linear head the best mean accuracy is at: {join(best)}.",
-        f"{_BANDS} Accuracy less that of {first} with a linear head, paired by seed, on the second "
-        "task’s test inputs as they are, and changed as training inputs never are. The best of "
-        "several means is flattered by chance; the claims above pick it on other seeds.",
+        f"With a linear head, the best mean accuracy is at: {join(best)}.",
+        f"{_BANDS} Accuracy minus that of {first} with a linear head, paired by seed, on the "
+        "second task’s test inputs as they are, and with changes that training inputs never have. "
+        "The best of several means is biased upwards; the claims above pick it on other seeds.",
         line_plot(panels, named=STRATEGY_LABELS, height=420),
     )
 
@@ -186,7 +186,7 @@ def strategy_section(task: str, sweeps: Sequence[Sweep]) -> Section:
     first = "plain finetuning" if base.taus[0] == 0 else f"τ = {base.taus[0]}"
     return section(
         f"{task}-strategies",
-        f"{_title(task)}: every way at its best",
+        f"{_title(task)}: every strategy at its best",
         f"Each strategy at the τ with its highest mean accuracy in distribution, against {first} "
         "with a linear head.",
         table(
@@ -195,7 +195,7 @@ def strategy_section(task: str, sweeps: Sequence[Sweep]) -> Section:
                 "best τ",
                 "accuracy, %",
                 "elsewhere, %",
-                f"less {first}, points",
+                f"minus {first}, points",
                 "elsewhere, points",
                 "features moved",
             ),
@@ -203,7 +203,8 @@ def strategy_section(task: str, sweeps: Sequence[Sweep]) -> Section:
             "snnnnnn",
         ),
         note="Elsewhere: mean over the changed test sets. Differences paired by seed [95% "
-        "t-interval]; the τ is picked on the same seeds, which flatters all of them alike.",
+        "t-interval]; the τ is picked on the same seeds, which biases all strategies upwards "
+        "alike.",
     )
 
 

@@ -1,1 +1,1 @@
-"""The page of a force analysis: which pair pushes which answer, and through what."""
+"""The page of a force analysis: which pair pushes which answer, and through which parameters."""

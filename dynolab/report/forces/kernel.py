@@ -1,4 +1,4 @@
-"""The figures of the kernel: how strongly answers are coupled, and whether their order stays."""
+"""Figures of the kernel: how strongly answers are coupled, and whether the order of pairs lasts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VERBS = {"holds": "holds", "breaks down": "breaks down", "unclear": "is unclear
 
 
 def kernel_size_figure(kernel: Kernel) -> Figure:
-    """‖CKC‖ of every observed and updating answer, one panel a checkpoint, colours in decades."""
+    """‖CKC‖ of every observed and updating answer, one panel per checkpoint, log colours."""
     labels = kernel.findings.labels
     by_label = {label: [row for row in kernel.sizes if row.label == label] for label in labels}
     logs = np.log10([row.centred for row in kernel.sizes])
@@ -70,9 +70,9 @@ def kernel_size_figure(kernel: Kernel) -> Figure:
         "How strongly answers are coupled",
         _size_message(kernel, by_label),
         "A cell: the Frobenius norm of the kernel K between all logits of the row's and the "
-        "column's answer, without the shift of all logits that no probability sees. It is "
-        f"estimated: {kernel.findings.rank} leading directions exactly, the rest by "
-        f"{kernel.findings.probes} random vectors; standard errors stand in the hover text. "
+        "column's answer, without a shift of all logits, which changes no probability. It is "
+        f"estimated: {kernel.findings.rank} leading directions exactly, the rest with "
+        f"{kernel.findings.probes} random vectors; hover for standard errors. "
         "Held-out answers are marked °."
         + (f" At {adapters} it is the kernel of the adapters alone." if adapters else ""),
         plot,
@@ -112,16 +112,17 @@ def stability_figure(kernel: Kernel) -> Figure | None:
         "Do the same answers stay coupled?",
         _stability_message(findings.agreements, findings.threshold),
         "A cell: Spearman's rank correlation of the sizes above over all pairs of answers at two "
-        "checkpoints, with its 95% interval over redrawn answers. It holds where the whole "
-        f"interval lies above {number(findings.threshold)}, breaks down where it lies below "
-        f"{number(findings.threshold)} of what estimation noise leaves possible, and is unclear "
-        "else. Where the order holds, forces found at one checkpoint speak of the other.",
+        "checkpoints, with its 95% interval over resampled answers. The order holds if the whole "
+        f"interval lies above {number(findings.threshold)}, breaks down if it lies below "
+        f"{number(findings.threshold)} times the highest correlation that estimation noise "
+        "allows, and is otherwise unclear. If it holds, forces found at one checkpoint apply to "
+        "the other.",
         plot,
     )
 
 
 def _marks(low: float, high: float) -> list[float]:
-    """Round numbers, 1, 2 and 5 of every decade, from 10^low to 10^high."""
+    """Round numbers (1, 2, 3 and 5 of every decade) from 10^low to 10^high."""
     decades = range(math.floor(low), math.ceil(high) + 1)
     every = [mantissa * 10.0**decade for decade in decades for mantissa in (1, 2, 3, 5)]
     return [mark for mark in every if low <= math.log10(mark) <= high]
@@ -145,8 +146,10 @@ def _size_message(kernel: Kernel, by_label: dict[str, list[KernelSizeRow]]) -> s
     for label, rows in by_label.items():
         own = [row.centred for row in rows if row.observed_id == row.updating_id]
         others = [row.centred for row in rows if row.observed_id != row.updating_id]
-        with_itself = f" (median; an answer's with itself {_median(own)})" if own else ""
-        parts.append(f"at {label} two answers' kernel has size {_median(others)}{with_itself}")
+        with_itself = f" (median; of an answer with itself {_median(own)})" if own else ""
+        parts.append(
+            f"at {label} the kernel of two answers has size {_median(others)}{with_itself}"
+        )
     error = np.median([row.centred_error / row.centred for row in kernel.sizes])
     sentences = f"{'; '.join(parts)}. The median standard error is {error:.1%}."
     return sentences.replace("at ", "At ", 1)
@@ -166,8 +169,8 @@ def _stability_message(agreements: Sequence[AgreementRow], threshold: float) -> 
     ]
     noisy = [f"{a.first} and {a.second}" for a in agreements if a.ceiling < threshold]
     noise = (
-        f" Between {join(noisy)} nothing can be told: at one of the two the sizes differ by little "
-        "more than their estimation noise."
+        f" Between {join(noisy)} the comparison is inconclusive: at one of the two the sizes "
+        "differ by little more than their estimation noise."
         if noisy
         else ""
     )

@@ -1,4 +1,4 @@
-"""The page of a force analysis: what pushes what, through which parameters, and does it last."""
+"""The page of a force analysis: what pushes what, by which parameters, and whether it lasts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dynolab.report.page import Page, Section, Tile, section, table, write_page
 from dynolab.report.style import objective_name
 from dynolab.report.text import join, number
 
-FIRST_ORDER_NATS = 0.5  # a token; the second order is a large part of the change from there on
+FIRST_ORDER_NATS = 0.5  # per token; from there on the second order is a large part of the change
 
 
 def write_force_page(inputs: ForcePageInputs, folder: Path) -> None:
-    """Writes `forces.html`, which stands alone, and every figure as a file in `figures/`."""
+    """Writes the self-contained `forces.html`, and every figure as a file in `figures/`."""
     checkpoints = inputs.checkpoints
     maps = [
         (checkpoint.label, map_) for checkpoint in checkpoints for map_ in checkpoint.token_maps
@@ -63,7 +63,7 @@ def _lead(inputs: ForcePageInputs) -> str:
 
 
 def _too_far(inputs: ForcePageInputs) -> str:
-    """A warning where the whole step would move an answer further than first order reaches."""
+    """Warns if the whole step would move an answer too far for first order to hold."""
     moved: defaultdict[tuple[str, str, str, str], float] = defaultdict(float)
     for checkpoint in inputs.checkpoints:
         for row in checkpoint.totals:
@@ -73,8 +73,8 @@ def _too_far(inputs: ForcePageInputs) -> str:
     if most <= FIRST_ORDER_NATS:
         return ""
     return (
-        f" The step would move an answer by up to {number(most, 2)} nats a token, where first "
-        "order no longer holds: read the numbers as proportions, or lower the learning rate."
+        f" The step would move an answer by up to {number(most, 2)} nats per token, too far "
+        "for first order to hold: read the numbers as proportions, or lower the learning rate."
     )
 
 
@@ -83,7 +83,7 @@ def _step(checkpoint: CheckpointForces) -> str:
     rate = f"learning rate {number(facts.learning_rate)}"
     rate += ", of the adapters alone" if facts.adapters else ""
     if facts.step is None:
-        return f"a gradient step of {rate}"
+        return f"a gradient step with {rate}"
     return f"the realised optimizer step {facts.step} of {checkpoint.label} ({rate})"
 
 
@@ -97,7 +97,7 @@ def _tiles(inputs: ForcePageInputs) -> list[Tile]:
 
 
 def _checkpoint_tile(checkpoint: CheckpointForces) -> Tile:
-    """What the step does to an answer of the first kind, of training pairs where there are any."""
+    """What the step does to an answer of the first kind, of training pairs if there are any."""
     kind = checkpoint.totals[0].kind
     rows = [row for row in checkpoint.totals if row.kind == kind]
     rows = [row for row in rows if row.split == "train"] or rows
@@ -107,12 +107,12 @@ def _checkpoint_tile(checkpoint: CheckpointForces) -> Tile:
     return Tile(
         f"{checkpoint.label}: {kind} answer",
         number(plus + minus, 3, sign=True),
-        f"nats a step: y⁺ {number(plus, 2, sign=True)}, y⁻ {number(minus, 2, sign=True)}",
+        f"nats per step: y⁺ {number(plus, 2, sign=True)}, y⁻ {number(minus, 2, sign=True)}",
     )
 
 
 def _facts_section(checkpoints: Sequence[CheckpointForces]) -> Section:
-    """What was computed at each checkpoint, and how exactly."""
+    """What was computed at each checkpoint, and how accurately."""
     rows = [
         (
             checkpoint.label,
@@ -149,7 +149,7 @@ def _facts_section(checkpoints: Sequence[CheckpointForces]) -> Section:
             rows,
             "ssnnnsnnnn",
         ),
-        note="The maps lie in the store, with their manifest, in the folder map of each analysis: "
+        note="The store keeps the maps with their manifest in the folder map of each analysis; "
         "ForceMap.open reads them. The last three columns are the last layer's map against the "
         "whole: cosine, ratio of norms, share of equal signs.",
     )

@@ -36,25 +36,25 @@ def answer_of(row: Observed) -> Answer:
 
 
 def answers_of(rows: Sequence[Observed]) -> list[Answer]:
-    """The observed answers: kind after kind, in each the training answers first."""
+    """The observed answers: kind by kind, training answers first."""
     answers = dict.fromkeys(map(answer_of, rows))
     kinds = list(dict.fromkeys(kind for kind, _, _ in answers))
     return sorted(answers, key=lambda answer: (kinds.index(answer[0]), answer[1] == "heldout"))
 
 
 def answer_name(answer: Answer) -> str:
-    """An answer as an axis calls it; held-out ones are marked."""
+    """An answer's axis label; held-out ones are marked."""
     kind, split, name = answer
     return f"{plotly_text(kind, 14)} {plotly_text(name, 12)}{'°' if split == 'heldout' else ''}"
 
 
 def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
-    """Rows: observed answers; columns: updating pairs; one panel a checkpoint."""
+    """Rows: observed answers; columns: updating pairs; one panel per checkpoint."""
     grids = {
         part: [_grid(checkpoint.totals, value) for checkpoint in checkpoints]
         for part, value in _PARTS.items()
     }
-    limits = {part: _limit(grids_) for part, grids_ in grids.items()}
+    limits = {part: _limit(part_grids) for part, part_grids in grids.items()}
     plot = subplots(
         [plotly_text(checkpoint.label, 32) for checkpoint in checkpoints],
         190 + max(220, 20 * len(answers_of(checkpoints[0].totals))),
@@ -87,11 +87,11 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
             (
                 part,
                 [
-                    {"z": [grid.tolist() for grid in grids_]},
+                    {"z": [grid.tolist() for grid in part_grids]},
                     {"coloraxis.cmin": -limits[part], "coloraxis.cmax": limits[part]},
                 ],
             )
-            for part, grids_ in grids.items()
+            for part, part_grids in grids.items()
         ]
         plot.update_layout(updatemenus=[buttons(choices, 1.06)])
     return Figure(
@@ -99,10 +99,10 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
         "Which pair pushes which answer",
         _message(checkpoints),
         "A cell: the push of the column's pair on the row's answer, summed over all tokens of "
-        "both: green raises log π, brown lowers it. The buttons part it into what goes through "
-        "the pair's chosen tokens (the pull up) and through its rejected ones (the push down). "
-        "Rows add up to what the whole step does. Held-out answers are marked °. Colours end at "
-        "the 98th percentile.",
+        "both: green raises log π, brown lowers it. The buttons select the part that goes through "
+        "the pair's chosen tokens (the pull up) or through its rejected ones (the push down). "
+        "A row adds up to the effect of the whole step. Held-out answers are marked °. Colours end "
+        "at the 98th percentile.",
         plot,
     )
 
@@ -110,7 +110,7 @@ def pair_matrix_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
 def add_answer_cells(
     plot: go.Figure, col: int, answers: Sequence[str], pairs: Sequence[str], **cells: Any
 ) -> None:
-    """A panel of observed answers by updating pairs, under their names in text for plotly."""
+    """Adds a panel of observed answers by updating pairs; names are already escaped for plotly."""
     x, y = np.arange(len(pairs)), np.arange(len(answers))
     where: dict[str, Any] = {"row": 1, "col": col}
     plot.add_heatmap(x=x, y=y, coloraxis="coloraxis", xgap=1, ygap=1, **cells, **where)
@@ -157,7 +157,7 @@ def _message(checkpoints: Sequence[CheckpointForces]) -> str:
 
 
 def _mean(rows: Sequence[PairForce]) -> str:
-    """Mean total, and its two sides where there are two."""
+    """Mean total, and its two sides if there are two."""
     plus = float(np.mean([row.from_chosen for row in rows]))
     minus = float(np.mean([row.from_rejected for row in rows]))
     total = number(plus + minus, 2, sign=True)

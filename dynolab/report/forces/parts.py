@@ -33,8 +33,8 @@ from dynolab.report.text import join, number, plotly_text, token_text, true_minu
 from dynolab.results.forces import ResponseTermsRow
 
 _CHECKPOINTS = (HISTORY, CHOSEN, BEST, UP, DOWN, REJECTED, RESIDUAL)
-_POINTS = 2_000  # of a panel
-_TOKENS = 400  # of one box
+_POINTS = 2_000  # per panel
+_TOKENS = 400  # per box
 _TERMS = (
     ("observed", "‖A‖ of observed tokens", "a_norm"),
     ("updating", "energy 1 − π of updating tokens", "energy"),
@@ -43,14 +43,14 @@ _TERMS = (
 
 
 def block_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
-    """Bars: what of the map a block brings; ticks: how large its part is."""
+    """Bars: each block's share of the map; ticks: the size of its part."""
     plot = go.Figure(
         layout=base_layout(
             400,
             barmode="group",
             scattermode="group",
             bargap=0.3,
-            yaxis={"tickformat": ".0%", "title": {"text": "part of the map"}},
+            yaxis={"tickformat": ".0%", "title": {"text": "share of the map"}},
             legend=LEGEND_ABOVE,
         )
     )
@@ -68,7 +68,7 @@ def block_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
             name=plotly_text(checkpoint.label, 32),
             marker={"color": _CHECKPOINTS[place % len(_CHECKPOINTS)], "line": {"width": 0}},
             customdata=[part.share for part in parts],
-            hovertemplate="%{x}: brings %{y:.1%} of the map, its own size is %{customdata:.1%}"
+            hovertemplate="%{x}: %{y:.1%} of the map, its own size %{customdata:.1%}"
             "<extra>%{fullData.name}</extra>",
             **shared,
         )
@@ -84,8 +84,8 @@ def block_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
         "blocks",
         "Which parameters carry the force",
         _block_message(checkpoints),
-        "Bars: ⟨F_b, F⟩/‖F‖², the share of the map F that a block's part F_b brings; they add up "
-        "to one. Ticks: ‖F_b‖/‖F‖, the size of the part by itself; where tick and bar differ, "
+        "Bars: ⟨F_b, F⟩/‖F‖², the share of the map F that comes from a block's part F_b; they add "
+        "up to one. Ticks: ‖F_b‖/‖F‖, the size of the part alone; where tick and bar differ, "
         "blocks work against each other. A bar below zero: the block's part opposes the map.",
         plot,
     )
@@ -103,7 +103,7 @@ def _block_message(checkpoints: Sequence[CheckpointForces]) -> str:
 def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
     """Pair totals as the last layer alone predicts them, against the whole network's.
 
-    Checkpoints whose last layer does not move, as under adapters, have no place in it.
+    Leaves out checkpoints whose last layer does not move, as with adapters.
     """
     moving = [
         checkpoint for checkpoint in checkpoints if checkpoint.facts.last_layer.norm_ratio > 0
@@ -125,10 +125,10 @@ def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
         values = [value for row in rows for value in (row.from_head, row.total)]
         add_diagonal(plot, (min(values), max(values)), row=1, col=col)
         for own, name, color in ((False, "other pairs", HISTORY), (True, "own answers", CHOSEN)):
-            some = [row for row in rows if (row.observed_id == row.updating_id) == own]
+            points = [row for row in rows if (row.observed_id == row.updating_id) == own]
             plot.add_scatter(
-                x=[row.total for row in some],
-                y=[row.from_head for row in some],
+                x=[row.total for row in points],
+                y=[row.from_head for row in points],
                 mode="markers",
                 name=name,
                 legendgroup=name,
@@ -136,7 +136,7 @@ def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
                 marker={"color": color, "size": 6, "line": {"color": PAPER, "width": 0.5}},
                 text=[
                     plotly_text(f"“{row.updating_id}” on {row.kind} of “{row.observed_id}”")
-                    for row in some
+                    for row in points
                 ],
                 hovertemplate="%{text}<br>whole %{x:+.3g}, last layer %{y:+.3g} nats"
                 "<extra></extra>",
@@ -152,11 +152,10 @@ def last_layer_figure(checkpoints: Sequence[CheckpointForces]) -> Figure | None:
     return Figure(
         "last-layer",
         "How far the last layer alone explains it",
-        f"Token by token the last layer's map points where the whole network's does with cosine "
-        f"{join(fits)}.",
+        f"Cosine of the last layer's map with the whole network's, token by token: {join(fits)}.",
         "A point: one updating pair on one observed answer, summed over tokens. The last layer's "
-        "prediction holds the features fixed (the unconstrained-features picture); on the dashed "
-        "line it would be all there is. Blue: answers of the updating pair itself.",
+        "prediction holds the features fixed (the unconstrained-features model); on the dashed "
+        "line it explains everything. Blue: answers of the updating pair itself.",
         plot,
     )
 
@@ -203,13 +202,13 @@ def terms_figure(checkpoints: Sequence[CheckpointForces]) -> Figure:
             in_legend.add(kind)
     return Figure(
         "terms",
-        "What the tokens bring: A and G",
+        "What the tokens contribute: A and G",
         _term_message(checkpoints),
-        "In Δ log π = −η·A·K·G, A = I − 1πᵀ is how log π answers to its logits (its norm is least "
-        "for an undecided model, largest for a sure one), and G = Σ c(π − e)/T the loss's force "
-        "on an updating token: c is its dynamic learning rate, 1 − π its energy, and the sum has "
-        "one term but where a loss weighs several tokens at a position. Boxes: quartiles "
-        "over tokens, whiskers up to 1.5 times their distance; points lie beyond.",
+        "In Δ log π = −η·A·K·G, A = I − 1πᵀ is how log π responds to its logits (its norm is "
+        "smallest for an uncertain model, largest for a confident one), and G = Σ c(π − e)/T the "
+        "loss's force on an updating token: c is its dynamic learning rate, 1 − π its energy, and "
+        "the sum has one term unless a loss weights several tokens at a position. Boxes: "
+        "quartiles over tokens, whiskers up to 1.5 times their distance; points lie beyond.",
         plot,
     )
 

@@ -14,16 +14,16 @@ from dynolab.report.text import number, plotly_text, token_text
 from dynolab.results.study import TokenMap
 
 _GAP = 1.0  # columns left free between the chosen and the rejected tokens
-_LABEL = 10  # characters of a token that an axis has room for
+_LABEL = 10  # characters of a token on an axis
 _BARS = {"showticklabels": False, "showgrid": False, "ticks": ""}
 READING = (
     "A cell: first-order push on the row's token from the column's token. Green raises, brown "
-    "lowers; bars add up the chosen and the rejected side apart, diamonds both."
+    "lowers; bars sum the chosen and the rejected side separately, diamonds both."
 )
 
 
 def token_map_figure(token_map: TokenMap) -> Figure | None:
-    """Rows: observed answer; columns: updating y⁺ then y⁻; margins: sums of either side."""
+    """Rows: observed answer; columns: updating y⁺ then y⁻; margins: sums of each side."""
     if not token_map.observed_tokens:
         return None
     return Figure(
@@ -112,9 +112,9 @@ def _whose(token_map: TokenMap) -> str:
 
 
 def _colors(force: np.ndarray) -> dict[str, Any]:
-    """A colour scale up to the 99th percentile of |F|, so that one cell cannot whiten the rest.
+    """A colour scale up to the 99th percentile of |F|, so that one cell cannot fade the rest.
 
-    Row and column sums are exact whatever the colours show.
+    Row and column sums are not clipped.
     """
     finite = np.abs(force[np.isfinite(force)])
     end = (float(np.quantile(finite, 0.99)) if finite.size else 0.0) or 1.0
@@ -218,7 +218,7 @@ def _add_row_sums(plot: go.Figure, token_map: TokenMap, force: np.ndarray) -> No
 
 
 def _headings(columns: np.ndarray, split: int) -> list[dict[str, Any]]:
-    """What the chosen and the rejected side do, over the middle of each."""
+    """Headings over the middle of the chosen and of the rejected side."""
     sides = (
         ("updating y⁺ (pulled up)", columns[:split], CHOSEN),
         ("updating y⁻ (pushed down)", columns[split:], REJECTED),
@@ -252,7 +252,7 @@ def _separator(split: int) -> dict[str, Any]:
 
 
 def token_map_message(token_map: TokenMap) -> str:
-    """What either side of the pair does, and the token that is moved most."""
+    """What each side of the pair does, and which token moves most."""
     force, split = np.array(token_map.force, dtype=float), len(token_map.chosen_tokens)
     plus, minus = float(np.nansum(force[:, :split])), float(np.nansum(force[:, split:]))
     rows = np.nansum(force, axis=1)
@@ -262,4 +262,4 @@ def token_map_message(token_map: TokenMap) -> str:
     if split < force.shape[1]:
         text += f", its y⁻ by {number(minus, sign=True)} nats"
     token = token_map.observed_tokens[most].strip() or "␣"
-    return f"{text}; the token “{token}” is moved most ({number(float(rows[most]), sign=True)})."
+    return f"{text}; the token “{token}” moves most ({number(float(rows[most]), sign=True)})."

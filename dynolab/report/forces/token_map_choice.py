@@ -1,4 +1,4 @@
-"""Several token maps in one figure, of which the reader chooses one."""
+"""Several token maps in one figure; the reader selects one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynolab.report.style import INK, MUTED, PAPER, ZERO
 from dynolab.report.text import join, number, plotly_text
 from dynolab.results.study import TokenMap
 
-_CHANGING = {  # what of the layout belongs to one map
+_CHANGING = {  # layout settings that differ from map to map
     "xaxis": ("tickvals", "ticktext", "range"),
     "yaxis": ("tickvals", "ticktext", "range", "title.text"),
     "coloraxis": ("cmin", "cmax"),
@@ -21,7 +21,7 @@ _CHANGING = {  # what of the layout belongs to one map
 
 
 def token_map_choice_figure(maps: Sequence[tuple[str, TokenMap]]) -> Figure | None:
-    """The maps under labels of theirs (checkpoints); the first is shown until another is chosen."""
+    """The maps under their labels (checkpoints); shows the first until another is selected."""
     if not maps:
         return None
     plots = [token_map_plot(token_map) for _, token_map in maps]
@@ -75,16 +75,16 @@ def _message(maps: Sequence[tuple[str, TokenMap]]) -> str:
     sums = [
         f"{number(sum(map(sum, token_map.force)), 2, sign=True)} at {label}"
         for label, token_map in maps
-        if _question(token_map) == _question(first)
+        if _pair_and_answer(token_map) == _pair_and_answer(first)
     ]
     return (
         f"All tokens of the pair “{first.updating_id}” push the {first.observed_kind} answer of "
-        f"“{first.observed_id}” by {join(sums)} nats; {len(maps)} maps show from which token to "
+        f"“{first.observed_id}” by {join(sums)} nats; {len(maps)} maps show which token pushes "
         "which."
     )
 
 
-def _question(token_map: TokenMap) -> tuple[str, str, str]:
+def _pair_and_answer(token_map: TokenMap) -> tuple[str, str, str]:
     return token_map.updating_id, token_map.observed_id, token_map.observed_kind
 
 
@@ -115,5 +115,5 @@ def _changes(plot: go.Figure, token_map: TokenMap) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Lists in the place of arrays, which plotly sends as bytes that its menus do not read."""
+    """Turns arrays into lists: plotly sends arrays as bytes, which its menus do not read."""
     return value.tolist() if hasattr(value, "tolist") else value

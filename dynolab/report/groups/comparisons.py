@@ -1,4 +1,4 @@
-"""The figures that set arms side by side: their differences, right answers, and diversity."""
+"""Figures that compare arms: their differences, right answers, and diversity."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from dynolab.statistics import Interval, clear
 _READ = "Diamonds: means over seeds with 95% t-intervals; dots: single seeds."
 
 
-def _read(inputs: GroupPageInputs) -> str:
+def _reading_note(inputs: GroupPageInputs) -> str:
     if inputs.unit == "seeds":
         return _READ
     return "Diamonds: means over prompts with 95% t-intervals; there is one seed."
 
 
 def against_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | None:
-    """Every other arm less the baseline: pass@1, pass@k, and questions displaced."""
+    """Every other arm minus the baseline: pass@1, pass@k, and questions displaced."""
     others = [arm for arm in inputs.arms if arm != inputs.baseline]
     panels = _compared(figures)
     if not others or not panels:
@@ -40,15 +40,15 @@ def against_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | None:
         "against",
         f"Every arm against {inputs.baseline}",
         " ".join(_clear(inputs, differences, others, panel) for panel in panels),
-        f"{_READ} Differences are taken seed by seed, where both arms start from one model. Where "
-        "an interval holds zero, the seeds do not tell the arms apart. Every interval stands for "
-        "itself: about one in twenty excludes a true zero by chance.",
+        f"{_READ} Differences are paired by seed: both arms of a seed start from the same model. "
+        "If an interval contains zero, the seeds do not distinguish the arms. Intervals are not "
+        "corrected for their number: about one in twenty excludes a true zero by chance.",
         dot_plot(differences, others, panels),
     )
 
 
 def _compared(figures: ArmTable) -> list[DotPanel]:
-    """What arms are compared by: both ends of pass@k, and the displaced share."""
+    """The panels of the comparison: both ends of pass@k, and the displaced share."""
     ends: dict[str, dict[str, str]] = {}
     for split in splits_of(figures.names):
         names = pass_names(figures.names, split)
@@ -71,7 +71,7 @@ def _compared(figures: ArmTable) -> list[DotPanel]:
 def _clear(
     inputs: GroupPageInputs, differences: ArmTable, others: list[str], panel: DotPanel
 ) -> str:
-    """Which arms a panel tells apart from the baseline, by how many points of a hundred."""
+    """Lists which arms clearly differ from the baseline in a panel, in percentage points."""
     changes = [
         f"{arm} {points(change)} on {split} prompts"
         for split, name in panel.figures.items()
@@ -79,19 +79,19 @@ def _clear(
         if clear(change := differences.mean(arm, name))
     ]
     if not changes:
-        return f"{panel.title}: no arm can be told from {inputs.baseline}."
+        return f"{panel.title}: no arm clearly differs from {inputs.baseline}."
     return f"{panel.title}: {join(changes)}, in points."
 
 
 def _lifted(inputs: GroupPageInputs, figures: ArmTable) -> str:
-    """Which arms' one update moves right answers otherwise than the baseline's, in nats."""
+    """Lists the arms whose update clearly changes right answers otherwise than the baseline's."""
     changes = {arm: figures.difference(arm, inputs.baseline, LAZY_CHANGE) for arm in inputs.arms}
     parts = [f"{with_interval(own)} under {arm}" for arm, own in changes.items() if clear(own)]
-    return f" Against {inputs.baseline} that is {join(parts)}." if parts else ""
+    return f" The difference from {inputs.baseline} is {join(parts)}." if parts else ""
 
 
 def likelihood_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | None:
-    """What has become of the right answers that were given before."""
+    """The change of the right answers that were given before training."""
     changed = _by_split(figures, "right_change")
     if not changed:
         return None
@@ -108,11 +108,11 @@ def likelihood_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | No
     return Figure(
         "likelihood",
         "What becomes of right answers over training",
-        f"The right answers given before to {next(iter(changed))} prompts change, in nats, by "
-        f"{_of_arms(inputs, figures, name, with_interval)}.",
-        f"{_read(inputs)} Right answers: those among the samples before training, log π summed "
-        "over their tokens, a mean over the prompts that had any. They fall too where training "
-        "gives their probability to a few of them.",
+        f"The right answers given before training to {next(iter(changed))} prompts change, in "
+        f"nats, by {_of_arms(inputs, figures, name, with_interval)}.",
+        f"{_reading_note(inputs)} Right answers: those among the samples before training, log π "
+        "summed over their tokens, a mean over the prompts that had any. They also fall if "
+        "training moves their probability to a few of them.",
         dot_plot(figures, list(inputs.arms), panels),
     )
 
@@ -131,19 +131,19 @@ def displacement_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | 
     tested = [
         len(run.displaced) for run in inputs.of_arm(inputs.baseline) if run.displaced is not None
     ]
-    counted = f" That leaves {min(tested)} to {max(tested)} a seed." if tested else ""
+    counted = f" That leaves {min(tested)} to {max(tested)} per seed." if tested else ""
     return Figure(
         "displacement",
-        "Does one update lift right answers at all?",
-        "Of a hundred questions one update displaces "
+        "Does one update raise right answers at all?",
+        "The percentage of questions that one update displaces is "
         f"{_of_arms(inputs, figures, LAZY_SHARE, partial(points, sign=False))}. It changes right "
         f"answers, in nats, by {_of_arms(inputs, figures, LAZY_CHANGE, with_interval)}."
         f"{_lifted(inputs, figures)}",
-        f"{_read(inputs)} Lazy likelihood displacement (Deng et al., arXiv 2505.18830): one update "
-        "of the model before training on the sampled answers to one training prompt alone "
-        f"({inputs.update.name}, learning rate {inputs.update.learning_rate:g}); displaced where "
-        f"the right ones rise by no more than {inputs.epsilon:g} nats on average. Prompts whose "
-        f"answers are all right or all wrong are left out.{counted}",
+        f"{_reading_note(inputs)} Lazy likelihood displacement (Deng et al., arXiv 2505.18830): "
+        "one update of the model before training, on the sampled answers to one training prompt "
+        f"alone ({inputs.update.name}, learning rate {inputs.update.learning_rate:g}); displaced "
+        f"if the right ones rise by no more than {inputs.epsilon:g} nats on average. Prompts "
+        f"whose answers are all right or all wrong are left out.{counted}",
         dot_plot(figures, list(inputs.arms), panels),
     )
 
@@ -161,13 +161,13 @@ def diversity_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | Non
         "diversity",
         "How many different answers there are",
         _diversity_message(inputs, figures),
-        f"{_read(inputs)} The entropy is the mean of −log π over sampled answers.",
+        f"{_reading_note(inputs)} The entropy is the mean of −log π over sampled answers.",
         dot_plot(figures, [START, *inputs.arms], panels),
     )
 
 
 def _by_split(figures: ArmTable, name: str) -> Mapping[str, str]:
-    """A figure of every split that has it, by the split's name."""
+    """A figure's name in every split that has it, by the split's label."""
     return {
         SPLITS[split]: f"{split}/{name}"
         for split in splits_of(figures.names)
@@ -178,7 +178,7 @@ def _by_split(figures: ArmTable, name: str) -> Mapping[str, str]:
 def _of_arms(
     inputs: GroupPageInputs, figures: ArmTable, name: str, form: Callable[[Interval], str]
 ) -> str:
-    """A figure under the baseline, and from which to which arm it goes under the others."""
+    """A figure under the baseline, and its least and greatest value under the others."""
     means = {arm: mean for arm in inputs.arms if (mean := figures.mean(arm, name)).n}
     parts = []
     if own := means.pop(inputs.baseline, None):
@@ -195,6 +195,6 @@ def _diversity_message(inputs: GroupPageInputs, figures: ArmTable) -> str:
     after = [f"{figures.mean(arm, name).mean:.0%} under {arm}" for arm in inputs.arms]
     split = SPLITS[name.split("/")[0]]  # type: ignore[index]
     return (
-        f"Of the samples to a {split} prompt {before.mean:.0%} are different answers before "
+        f"Of the samples to a {split} prompt, {before.mean:.0%} are different answers before "
         f"training and {join(after)} after it."
     )

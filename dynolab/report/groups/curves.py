@@ -20,7 +20,7 @@ from dynolab.statistics import Interval, clear
 
 ACCURACY, ENTROPY = "rollout/pass_at_1", "rollout/entropy"
 _PANELS = (
-    (ACCURACY, "Accuracy of the answers sampled to learn from", "pass@1", ".0%"),
+    (ACCURACY, "Accuracy of the answers sampled for training", "pass@1", ".0%"),
     (ENTROPY, "Entropy", "nats per token", ".2f"),
 )
 
@@ -76,7 +76,7 @@ def _curve_message(inputs: GroupPageInputs) -> str:
         values = _smooth(inputs, arm, ACCURACY)[1].mean(axis=1)
         if values.size:
             parts.append(f"under {arm} from {values[0]:.0%} to {values[-1]:.0%}")
-    right = f"Of the answers that are sampled, {join(parts)} are right."
+    right = f"The share of right answers among those sampled goes {join(parts)}."
     entropy = _smooth(inputs, inputs.baseline, ENTROPY)[1].mean(axis=1)
     if not entropy.size:
         return right
@@ -123,7 +123,7 @@ def pass_figure(inputs: GroupPageInputs, figures: ArmTable) -> Figure | None:
         "pass-at-k",
         "What k samples solve",
         _pass_message(inputs, figures, splits),
-        "pass@k: the chance that k samples to a prompt hold a right one, estimated without bias "
+        "pass@k: the chance that k samples to a prompt contain a right one, estimated without bias "
         f"(Chen et al., arXiv 2107.03374) from at least {SAMPLES_PER_K} k samples; means over "
         f"prompts, then over seeds, with 95% t-intervals over {inputs.unit}. A training that "
         "only makes likely answers likelier raises the left end and lowers the right one.",
@@ -149,6 +149,6 @@ def _pass_message(inputs: GroupPageInputs, figures: ArmTable, splits: Sequence[S
 
 
 def _moved(change: Interval) -> str:
-    """Rises, falls or changes unclearly, in points of a hundred."""
+    """`rises`, `falls` or, if unclear, `changes`, with the change in percentage points."""
     verb = ("rises" if change.mean > 0 else "falls") if clear(change) else "changes"
     return f"{verb} by {points(change)} points"

@@ -32,9 +32,9 @@ _CLAIMS = (
 
 
 def write_group_page(inputs: GroupPageInputs, folder: Path) -> dict[str, float]:
-    """Writes `grpo.html`, which stands alone, `summary.json`, and every figure in `figures/`.
+    """Writes the self-contained `grpo.html`, `summary.json`, and every figure in `figures/`.
 
-    **Returns** the flat finite numbers of the summary: `<arm>/<figure>`, means over seeds, and
+    **Returns** the summary's flat, finite metrics: `<arm>/<figure>`, means over seeds, and
     `claims/<outcome>`.
     """
     table = inputs.table()
@@ -69,8 +69,8 @@ def _lead(inputs: GroupPageInputs) -> str:
     return (
         f"What training on groups of its own answers does to a model, in {len(arms)} ways: "
         f"{join(arms)}. Each with seed{'s' if len(seeds) > 1 else ''} {join(list(map(str, seeds)))}"
-        f"; all arms of a seed start from one model. Evaluated by {samples} samples to each of "
-        f"{trained} training and {heldout} held-out prompts. Brackets hold 95% t-intervals over "
+        f"; all arms of a seed start from the same model. Evaluated with {samples} samples to each "
+        f"of {trained} training and {heldout} held-out prompts. Brackets hold 95% t-intervals over "
         f"{inputs.unit}."
     )
 

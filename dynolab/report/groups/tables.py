@@ -50,7 +50,7 @@ _OF_SPLIT = {
 
 
 def arm_list(inputs: GroupPageInputs) -> Section:
-    """Every arm's name in the figures, what it does, its source, and settings off the default."""
+    """Every arm's name in the figures, what it does, its source, and its non-default settings."""
     source = Markup('<span class="num">{}</span>')
     rows = [
         (_name(arm, place), what, source.format(paper), _settings(objective))
@@ -61,11 +61,12 @@ def arm_list(inputs: GroupPageInputs) -> Section:
     return section(
         "compared",
         "What is compared",
-        f"{join(others)} with {inputs.baseline}, which is the baseline."
+        f"{join(others)} against {inputs.baseline}, the baseline."
         if others
-        else f"{inputs.baseline} with the model that it starts from.",
+        else f"{inputs.baseline} against the model that it starts from.",
         table(("arm", "what it is", "source", "settings"), rows),
-        note="An answer counts as right by its reward. Settings: those that are not the default.",
+        note="An answer counts as right by its reward. Settings: those that differ from the "
+        "default.",
     )
 
 
@@ -98,8 +99,8 @@ def _settings(objective: AnyConfig) -> str:
 
 
 def arm_table(inputs: GroupPageInputs, figures: ArmTable) -> Section:
-    """Every arm's figures with intervals over seeds, and under each the difference to the
-    baseline's, paired by seed."""
+    """Every arm's figures with intervals over seeds, and under each the difference from
+    the baseline's, paired by seed."""
     arms = (START, *inputs.arms)
     tables = [
         table(
@@ -116,7 +117,7 @@ def arm_table(inputs: GroupPageInputs, figures: ArmTable) -> Section:
     return section(
         "arms",
         "Every arm, every figure",
-        f"{len(inputs.arms)} arms with {len(inputs.seeds)} seeds; small: the difference to "
+        f"{len(inputs.arms)} arms with {len(inputs.seeds)} seeds; small: the difference from "
         f"{inputs.baseline}, paired by seed.",
         *tables,
         note=f"Means over prompts, then over seeds [95% t-interval over {inputs.unit}]. Entropy "
@@ -125,7 +126,7 @@ def arm_table(inputs: GroupPageInputs, figures: ArmTable) -> Section:
 
 
 def _titles(figures: ArmTable) -> dict[str, list[tuple[str, str]]]:
-    """The figures in the order of the page, by table, each with what the table calls it."""
+    """The figures in the order of the page, by table, each with its caption."""
     tables = {}
     for split in splits_of(figures.names):
         names = pass_names(figures.names, split)

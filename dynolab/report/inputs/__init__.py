@@ -1,1 +1,1 @@
-"""What pages are made of, read from the files that stages wrote."""
+"""Reads the data of pages from the files that stages wrote."""

@@ -1,4 +1,4 @@
-"""What the pages of compared arms are made of: every arm's runs, seed by seed.
+"""Data of the pages that compare arms: every arm's runs, seed by seed.
 
 A `GroupRun` trains on sampled groups, a `PairRun` on preference pairs.
 """
@@ -29,7 +29,7 @@ from dynolab.training.config import OptimizerConfig
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One model's evaluation; `likelihood` of a trained one."""
+    """One model's evaluation; only a trained model has a `likelihood`."""
 
     prompts: tuple[PromptScore, ...]
     likelihood: tuple[LikelihoodChange, ...] = ()
@@ -41,7 +41,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class GroupRun:
-    """One arm with one seed; `displaced` is None where the objective is not one on groups."""
+    """One arm with one seed; `displaced` is None unless the objective trains on groups."""
 
     evaluated: Evaluated
     metrics: tuple[MetricsLine, ...]
@@ -54,11 +54,11 @@ class GroupRun:
 
 @dataclass(frozen=True)
 class GroupPageInputs(PageInputs):
-    """All that the page shows.
+    """Everything the page shows.
 
-    `arms` are objectives by label, `baseline` one of the labels; `epsilon` and `update` the bound
-    and the optimizer of the displacement test; `k` the largest of pass@k; `starts` the evaluations
-    of the models that each seed's arms start from; `runs` every arm with every seed.
+    `arms`: objectives by label; `baseline`: one of the labels; `epsilon`, `update`: bound and
+    optimizer of the displacement test; `k`: the largest k of pass@k; `starts`: by seed, the
+    evaluation of the model that its arms start from; `runs`: by arm and seed.
     """
 
     arms: Mapping[str, AnyConfig]
@@ -71,7 +71,7 @@ class GroupPageInputs(PageInputs):
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds in their order."""
+        """The seeds, in order."""
         return list(self.starts)
 
     def of_arm(self, arm: str) -> list[GroupRun]:
@@ -80,7 +80,7 @@ class GroupPageInputs(PageInputs):
 
     @property
     def unit(self) -> str:
-        """What intervals are over."""
+        """What intervals are computed over."""
         return "seeds" if len(self.seeds) > 1 else "prompts"
 
     def table(self) -> ArmTable:
@@ -99,7 +99,7 @@ class GroupPageInputs(PageInputs):
 def curve(
     runs: Sequence[GroupRun], name: str
 ) -> tuple[Int[ndarray, " steps"], Float[ndarray, "steps seeds"]]:
-    """A logged metric over the steps that all of an arm's runs have it at."""
+    """A logged metric at the steps at which all of an arm's runs logged it."""
     logged = [
         {line.step: line.metrics[name] for line in run.metrics if name in line.metrics}
         for run in runs
@@ -113,8 +113,9 @@ def curve(
 class PairRun:
     """One training with one seed.
 
-    `summary` is None where it diverged: `diverged` says when. `sampled` are the means of what its
-    model answers, by figure, and of how its answers fared against the baseline's.
+    `summary` is None if the run diverged; `diverged` then holds the step. `sampled`: by figure,
+    means over its model's answers and their contests with the baseline's; `won`: the share of
+    held-out contests that it wins.
     """
 
     probes: tuple[ProbeScore, ...]
@@ -124,7 +125,7 @@ class PairRun:
     won: Interval | None = None
 
     def row(self) -> RunFigures:
-        """The run in a few numbers; those of a diverged run stand for nothing."""
+        """The run's figures; a diverged run has none."""
         if self.summary is None:
             return RunFigures(figures={}, diverged=self.diverged)
         moved = _means(path_figures(self.probes))
@@ -134,9 +135,9 @@ class PairRun:
 
 @dataclass(frozen=True)
 class ReproductionInputs(PageInputs):
-    """All that the page of the papers' findings shows.
+    """Everything the page of the papers' findings shows.
 
-    `runs` are trainings by the names of `claims.reproduction.TITLES`, with every seed.
+    `runs`: by the training's name in `claims.reproduction.TITLES` and by seed.
     """
 
     seeds: tuple[int, ...]
@@ -145,7 +146,7 @@ class ReproductionInputs(PageInputs):
 
     @property
     def unit(self) -> str:
-        """What intervals are over."""
+        """What intervals are computed over."""
         return "seeds" if len(self.seeds) > 1 else "prompts"
 
 
@@ -173,22 +174,22 @@ def read_group_run(trained: Path, evaluated: Path, displaced: Path | None) -> Gr
 
 
 def read_pair_run(arm: str, trained: Path, answers: Path | None, judged: Path | None) -> PairRun:
-    """Reads the results of a training, of what its model answers, and of its seed's judge.
+    """Reads the results of a training, its model's answers, and its seed's judge.
 
-    Of a diverged training nothing counts but that: its probes hold what is no number.
+    Reads only the divergence of a diverged training: its probes contain NaN.
     """
     if (divergence := trained / "divergence.json").exists():
         return PairRun((), diverged=read_value(divergence, Divergence))
     sampled: dict[str, float] = {}
     won: dict[str, Interval] = {}
     if answers is not None:
-        own = rows(answers, "answers.jsonl", PolicyAnswer, optional=True)
+        policy_answers = rows(answers, "answers.jsonl", PolicyAnswer, optional=True)
         judgements = rows(judged, "judgements.jsonl", Judgement, optional=True)
         figures = json.loads((answers / "figures.json").read_text())
         sampled = {name: figure["mean"] for name, figure in figures.items() if figure["n"]}
         won = win_figures(
             [judgement for judgement in judgements if judgement.a == arm],
-            {answer.id: answer.split for answer in own},
+            {answer.id: answer.split for answer in policy_answers},
         )
         sampled |= _means(won)
     return PairRun(

@@ -1,4 +1,4 @@
-"""What the page of an audit, and the report's part on it, are made of."""
+"""Data of the audit page, and of the report's sections on the audit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynolab.results.audit import ChosenChange, Foresight, PairAudit
 
 @dataclass(frozen=True)
 class Audit:
-    """The audited pairs with their texts, and what training then did where it is known."""
+    """The audited pairs with their texts, and what training then did, if known."""
 
     rows: tuple[PairAudit, ...]
     texts: Mapping[tuple[str, str], Example]
@@ -23,7 +23,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class AuditPageInputs(PageInputs):
-    """All that the page shows."""
+    """Everything the page shows."""
 
     objective: str
     audit: Audit

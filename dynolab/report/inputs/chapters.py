@@ -1,4 +1,4 @@
-"""What the pages of the chapters are made of: the rows that their stages wrote."""
+"""Data of the chapters' pages: the rows that their stages wrote."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dynolab.results.transfer import TransferRow
 
 @dataclass(frozen=True)
 class SqueezingRows:
-    """The rows of one softmax, and of a language model where one was looked at."""
+    """The rows of one softmax, and those of a language model if one was studied."""
 
     counts: tuple[CaseCount, ...]
     panels: tuple[Panel, ...]
@@ -48,7 +48,7 @@ class SimplicityRows:
 
 @dataclass(frozen=True)
 class SupervisionRows:
-    """The rows of all noise levels, and of what is learned faster."""
+    """The rows of all noise levels, and those on learning speed."""
 
     arms: tuple[SupervisionRow, ...]
     detections: tuple[DetectionRow, ...]
@@ -57,7 +57,7 @@ class SupervisionRows:
 
 
 def read_squeezing_rows(softmax: Path, push: Path | None) -> SqueezingRows:
-    """Reads the results of stage `softmax`, and of `push` where it ran."""
+    """Reads the results of stage `softmax`, and of `push` if it ran."""
     return SqueezingRows(
         counts=rows(softmax, "counts.jsonl", CaseCount),
         panels=rows(softmax, "panels.jsonl", Panel),
@@ -70,7 +70,7 @@ def read_squeezing_rows(softmax: Path, push: Path | None) -> SqueezingRows:
 
 
 def read_simplicity(spaces: Iterable[Path]) -> SimplicityRows:
-    """Reads one result of stage `mappings` for every space."""
+    """Reads the results of stage `mappings`, one for each space."""
     folders = tuple(spaces)
     return SimplicityRows(
         mappings=tuple(rows(folder, "mappings.jsonl", LearnedMapping) for folder in folders),
@@ -102,8 +102,10 @@ def read_supervision(levels: Iterable[Path], speed: Path) -> SupervisionRows:
     """Reads the results of every noise level, and of stage `learning-speed`."""
     folders = tuple(levels)
     return SupervisionRows(
-        tuple(row for each in folders for row in rows(each, "supervision.jsonl", SupervisionRow)),
-        tuple(row for each in folders for row in rows(each, "detections.jsonl", DetectionRow)),
+        tuple(
+            row for folder in folders for row in rows(folder, "supervision.jsonl", SupervisionRow)
+        ),
+        tuple(row for folder in folders for row in rows(folder, "detections.jsonl", DetectionRow)),
         rows(speed, "speeds.jsonl", SpeedRow),
         rows(speed, "adaptations.jsonl", AdaptationRow),
     )

@@ -1,4 +1,4 @@
-"""What all pages read: rows of a stage's files, and the stages themselves."""
+"""Data that all pages share: rows of a stage's files, and facts about the stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StageFacts(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class PageInputs:
-    """What every page says of its run: the name, the settings as text, and the stages."""
+    """What every page shows about its run: the name, the settings as text, and the stages."""
 
     name: str
     settings: str = ""
@@ -32,9 +32,9 @@ class PageInputs:
 def rows(
     folder: Path | None, file: str, kind: type[AnyRow], *, optional: bool = False
 ) -> tuple[AnyRow, ...]:
-    """The rows of a stage's file; none where there is no folder or, if `optional`, no file.
+    """The rows of a stage's file; empty without a folder or, if `optional`, without the file.
 
-    Raises ConfigError for a file that does not hold what it should.
+    Raises ConfigError for a file with other rows.
     """
     if folder is None or (optional and not (folder / file).exists()):
         return ()

@@ -1,4 +1,4 @@
-"""What the page of a force analysis is made of: what its stages wrote, checkpoint by checkpoint."""
+"""Data of the page of a force analysis: what its stages wrote, checkpoint by checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynolab.results.study import TokenMap
 
 @dataclass(frozen=True)
 class CheckpointForces:
-    """The analysis of one checkpoint, under the label that people gave it."""
+    """The analysis of one checkpoint, under the user's label for it."""
 
     label: str
     facts: AnalysisFacts
@@ -25,7 +25,7 @@ class CheckpointForces:
 
 @dataclass(frozen=True)
 class ForcePageInputs(PageInputs):
-    """All that the page shows; `reference` is the checkpoint that the objective compares with."""
+    """Everything the page shows; `reference`: the checkpoint of the reference policy."""
 
     checkpoints: tuple[CheckpointForces, ...]
     kernel: Kernel
@@ -33,7 +33,7 @@ class ForcePageInputs(PageInputs):
 
 
 def read_checkpoint(label: str, folder: Path) -> CheckpointForces:
-    """Reads the result of an analysis; ConfigError for a file that holds something else."""
+    """Reads the result of an analysis. Raises ConfigError for a file with other rows."""
     return CheckpointForces(
         label,
         read_value(folder / "analysis.json", AnalysisFacts),

@@ -1,4 +1,4 @@
-"""What the page of a comparison of policies is made of: their answers and the judges' verdicts."""
+"""Data of the page that compares policies: their answers and the judges' verdicts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dynolab.results.judges import Agreement, Judgement, PolicyAnswer, WinRate
 
 @dataclass(frozen=True)
 class Judged:
-    """One judge's verdicts, and every policy's win rate over the baseline by it."""
+    """One judge's verdicts, and their win rate of every policy over the baseline."""
 
     judgements: tuple[Judgement, ...]
     rates: tuple[WinRate, ...]
@@ -24,7 +24,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class JudgePageInputs(PageInputs):
-    """All that the page shows; `answers` by policy, the baseline last, `judged` by judge."""
+    """Everything the page shows; `answers`: by policy, the baseline last; `judged`: by judge."""
 
     baseline: str
     judges: Mapping[str, JudgeConfig]
@@ -34,7 +34,7 @@ class JudgePageInputs(PageInputs):
 
     @property
     def policies(self) -> list[str]:
-        """Those that are compared with the baseline."""
+        """The policies that are compared with the baseline."""
         return [name for name in self.answers if name != self.baseline]
 
     @property
@@ -50,7 +50,7 @@ class JudgePageInputs(PageInputs):
 
     @cached_property
     def agreements(self) -> tuple[Agreement, ...]:
-        """Of every two judges on every policy, where both have verdicts."""
+        """Agreement of every two judges on every policy for which both have verdicts."""
         every = (
             agreement(self._of(first, policy), self._of(second, policy))
             for policy in self.policies

@@ -1,4 +1,4 @@
-"""What a study's report is made of: the rows that the stages wrote, training by training."""
+"""Data of a study's report: the rows that the stages wrote, training by training."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from dynolab.results.study import (
 
 
 class StudyFacts(Row):
-    """What the study was: its name, seed, settings and stages.
+    """A study's name, seed, settings and stages.
 
-    `map_command` is the command line that maps the forces before and after preference training;
-    it lacks the pair.
+    `map_command` maps the forces before and after preference training; the pair's id is to be
+    added to it.
     """
 
     name: str
@@ -42,10 +42,10 @@ class StudyFacts(Row):
 
 @dataclass(frozen=True)
 class Training:
-    """One training and the analysis of its recorded steps. What was not measured is empty.
+    """One training and the analysis of its recorded steps. Fields that were not measured are empty.
 
-    `name` is the study's name for it, `stage` its objective's; `rows` counts the pairs that it
-    kept, cut and left out; `alarm` is there where its alarm rang.
+    `name`: the study's name for the training; `stage`: its objective's name; `rows`: counts of
+    pairs that were kept, truncated and dropped; `alarm`: set if its alarm rang.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Squeezing:
-    """Where risen probability went, what foretold it, and how much answers repeat themselves."""
+    """Where the probability that rose went, its forecasts, and how much answers repeat."""
 
     risen: tuple[RisenMass, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
@@ -80,8 +80,8 @@ class Squeezing:
 class Compared:
     """Comparisons over several seeds, in runs of their own.
 
-    `remedies` against squeezing; `findings`, the papers' claims; `missing` are commands that run
-    what has not been run, by what they compare.
+    `remedies`: those against squeezing; `findings`: verdicts on the papers' claims; `missing`: the
+    commands of comparisons that have not run yet, by the comparison's name.
     """
 
     remedies: ComparedArms | None = None
@@ -91,13 +91,12 @@ class Compared:
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """All that a report shows: the study's trainings in their order, one per objective.
+    """Everything a report shows: the study's trainings in order, one per objective.
 
-    `contrasts` are trainings beside the study's own, under other conditions; `kernel` is measured
-    at the study's models; `audit` is what was said of the pairs before preference training;
-    `squeezing` is where the probability went that rose; `compared` what comparisons beside the
-    study found; `answers` is what the models say, `watched`
-    the answers whose likelihood was probed.
+    `contrasts`: trainings under other conditions, beside the study's own; `kernel`: measured at the
+    study's models; `audit`: of the pairs, before preference training; `squeezing`: where the
+    probability that rose went; `compared`: results of comparisons beside the study; `answers`: the
+    models' answers; `watched`: the answers whose likelihood was probed.
     """
 
     facts: StudyFacts
@@ -112,13 +111,14 @@ class ReportInputs:
 
 
 def read_training(name: str, trained: Path, forces: Path | None = None) -> Training:
-    """Reads the results of a training stage and of the force analysis of it.
+    """Reads the results of a training stage and of its force analysis.
 
-    A file that is not there is a part that was not measured. Raises ConfigError for one that does
-    not hold what it should.
+    A missing file is a part that was not measured. Raises ConfigError for an invalid file.
     """
     summary = read_value(trained / "summary.json", TrainingSummary)
-    replay, pushes = (forces / "replay.json", forces / "token_map.json") if forces else (None, None)
+    replay, token_map = (
+        (forces / "replay.json", forces / "token_map.json") if forces else (None, None)
+    )
     return Training(
         name=name,
         stage=summary.objective,
@@ -128,7 +128,7 @@ def read_training(name: str, trained: Path, forces: Path | None = None) -> Train
         metrics=rows(trained, "metrics.jsonl", MetricsLine, optional=True),
         forces=rows(forces, "forces.jsonl", ForceRow, optional=True),
         replay=read_value(replay, tuple[ReplayFacts, ...]) if replay and replay.exists() else (),
-        token_map=read_value(pushes, TokenMap) if pushes and pushes.exists() else None,
+        token_map=read_value(token_map, TokenMap) if token_map and token_map.exists() else None,
     )
 
 
@@ -150,7 +150,7 @@ def read_squeezing(folder: Path) -> Squeezing:
 def read_compared(
     mitigation: Path | None, reproduction: Path | None, *, missing: Mapping[str, str]
 ) -> Compared:
-    """Reads the results of the comparisons' pages, where there are any."""
+    """Reads the results of the comparisons' pages, if there are any."""
     return Compared(
         remedies=read_value(mitigation / "comparison.json", ComparedArms) if mitigation else None,
         findings=rows(reproduction, "verdicts.jsonl", Verdict),
@@ -159,10 +159,10 @@ def read_compared(
 
 
 def read_answers(probe: Path) -> tuple[Answer, ...]:
-    """Reads what the models say, of a probe stage."""
+    """Reads the models' answers from the result of a probe stage."""
     return rows(probe, "answers.jsonl", Answer)
 
 
 def read_watched(data: Path) -> tuple[ProbeRow, ...]:
-    """Reads the answers whose likelihood is probed, of a data stage."""
+    """Reads the answers whose likelihood is probed from the result of a data stage."""
     return rows(data, "probes.jsonl", ProbeRow)

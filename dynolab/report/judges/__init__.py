@@ -1,1 +1,1 @@
-"""The page of policies whose answers are judged."""
+"""The page that compares policies by judging their answers."""

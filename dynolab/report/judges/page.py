@@ -26,9 +26,9 @@ _ROW, _MARGIN = 56, 120  # pixels
 
 
 def write_judge_page(inputs: JudgePageInputs, folder: Path) -> dict[str, float]:
-    """Writes `judge.html`, which stands alone, `summary.json`, `agreements.jsonl`, and the figure.
+    """Writes the self-contained `judge.html`, `summary.json`, `agreements.jsonl`, and the figure.
 
-    **Returns** the flat finite numbers of the summary.
+    **Returns** the summary's flat, finite metrics.
     """
     page = Page(
         name=inputs.name,
@@ -107,15 +107,15 @@ def rate_figure(inputs: JudgePageInputs) -> Figure:
 
 
 def _message(inputs: JudgePageInputs) -> str:
-    """Which judges tell which policies apart from the baseline."""
+    """Lists which judges clearly distinguish which policies from the baseline."""
     clear = [
         f"{rate.a} wins {points(rate.interval, sign=False)}% by {rate.judge}"
         for rate in inputs.rates
         if rate.low > 0.5 or rate.high < 0.5
     ]
     if not clear:
-        return f"No judge can tell a policy from {inputs.baseline}."
-    return f"Of {len(inputs.rates)} comparisons {len(clear)} are clear: {join(clear)}."
+        return f"No judge distinguishes a policy from {inputs.baseline}."
+    return f"Of {len(inputs.rates)} comparisons, {len(clear)} are clear: {join(clear)}."
 
 
 def _lead(inputs: JudgePageInputs) -> str:
@@ -123,8 +123,8 @@ def _lead(inputs: JudgePageInputs) -> str:
     prompts = f"{len(answers)} {SPLITS[answers[0].split]} prompts"
     return (
         f"Whose answers to {prompts} are better: {join(inputs.policies)} against "
-        f"{inputs.baseline}, one answer each, drawn at temperature {inputs.temperature:g}. "
-        f"Judged by {join(list(inputs.judged))}, every two answers in both orders."
+        f"{inputs.baseline}, one answer each, sampled at temperature {inputs.temperature:g}. "
+        f"Judged by {join(list(inputs.judged))}, each pair of answers in both orders."
     )
 
 
@@ -142,7 +142,7 @@ def _tiles(inputs: JudgePageInputs) -> list[Tile]:
     lowest = min(inputs.agreements, key=lambda agreement: agreement.share, default=None)
     if lowest is not None:
         judges = f"{lowest.first} and {lowest.second}"
-        detail = f"least: {judges} on {lowest.a}, κ {number(lowest.kappa, 2)}"
+        detail = f"lowest: {judges} on {lowest.a}, κ {number(lowest.kappa, 2)}"
         tiles.append(Tile("Judges agree", f"≥ {100 * lowest.share:.0f}%", detail))
     asked = sum(rate.counts.asked for rate in inputs.rates)
     missing = asked - sum(rate.counts.parsed for rate in inputs.rates)

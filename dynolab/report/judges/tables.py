@@ -16,7 +16,7 @@ from dynolab.results.judges import PolicyAnswer, WinRate
 from dynolab.statistics import Interval
 
 SHOWN = 24
-"""Prompts on the page; all of them are in the results."""
+"""Number of prompts on the page; the results have all of them."""
 
 _MARKS = {"a": ("appears", "won"), "tie": ("not-measured", "tied"), "b": ("does-not", "lost")}
 """Style and word of a verdict on a policy's answer."""
@@ -52,21 +52,21 @@ def rate_section(inputs: JudgePageInputs) -> Section:
                 "tied",
                 "lost",
                 "prompts judged",
-                "whatever the rest, %",
+                "possible range, %",
             ),
             rows,
             "ssnnnnnn",
         ),
-        note="Every contest is judged in both orders, and a prompt counts where both have a "
-        "verdict: it is worth the mean of the two, so that a liking for what stands first cancels. "
-        "Won, tied, lost: prompts. Brackets: 95% bootstrap over prompts; Wilson’s interval where "
-        "all prompts are worth the same. Last column: between which bounds the rate lies whatever "
-        "the missing verdicts had been.",
+        note="Every contest is judged in both orders, and a prompt counts if both have a "
+        "verdict: its score is the mean of the two, so that a preference for the answer shown "
+        "first cancels. Won, tied, lost: prompts. Brackets: 95% bootstrap over prompts; Wilson’s "
+        "interval if all prompts have the same score. Last column: the lowest and the highest rate "
+        "that the missing verdicts could have led to.",
     )
 
 
 def count_section(inputs: JudgePageInputs) -> Section:
-    """What became of every verdict that was asked for, and whether the place decides."""
+    """Counts all requested verdicts by outcome, and measures position bias."""
     rows = [
         (
             rate.judge,
@@ -82,12 +82,12 @@ def count_section(inputs: JudgePageInputs) -> Section:
         for rate in inputs.rates
     ]
     asked, parsed = (
-        sum(getattr(rate.counts, what) for rate in inputs.rates) for what in ("asked", "parsed")
+        sum(getattr(rate.counts, count) for rate in inputs.rates) for count in ("asked", "parsed")
     )
     return section(
         "verdicts",
-        "What became of every verdict",
-        f"{asked} verdicts were asked for, {parsed} came. {_bias(inputs.rates)}",
+        "Verdicts by outcome",
+        f"{asked} verdicts were requested, {parsed} were received. {_bias(inputs.rates)}",
         table(
             (
                 "judge",
@@ -97,49 +97,49 @@ def count_section(inputs: JudgePageInputs) -> Section:
                 "refused",
                 "unparsable",
                 "failed",
-                "for the first shown, % [95%]",
+                "for the answer shown first, % [95%]",
                 "flipped",
             ),
             rows,
             "ssnnnnnnn",
         ),
-        *_silences(inputs),
-        note="Asked = parsed + refused + unparsable + failed. Failed: the endpoint gave nothing, "
-        "or an answer has no score. For the first shown: share of verdicts, ties aside, for the "
-        "answer that stood first; 50% is no liking for a place. Flipped: prompts on which the two "
-        "orders contradict each other, and which count as ties. A judge who scores each answer by "
-        "itself has no place to prefer.",
+        *_missing_verdicts(inputs),
+        note="Asked = parsed + refused + unparsable + failed. Failed: the endpoint returned "
+        "nothing, or an answer has no score. For the answer shown first: share of verdicts, "
+        "without ties; 50% is no position bias. Flipped: prompts on which the two orders "
+        "contradict each other; they count as ties. A judge that scores each answer by itself has "
+        "no position bias.",
     )
 
 
 def _bias(rates: Sequence[WinRate]) -> str:
     biased = [rate for rate in rates if rate.first.low > 0.5 or rate.first.high < 0.5]
     if not biased:
-        return "No judge shows a liking for a place."
-    likings = [
-        f"{rate.judge} prefers what stands {'first' if rate.first_share > 0.5 else 'second'} "
-        f"({rate.a}: {100 * rate.first_share:.0f}% for the first shown)"
+        return "No judge shows a position bias."
+    biases = [
+        f"{rate.judge} prefers the answer shown {'first' if rate.first_share > 0.5 else 'second'} "
+        f"({rate.a}: {100 * rate.first_share:.0f}% for the first)"
         for rate in biased
     ]
-    return f"{join(likings)}."
+    return f"{join(biases)}."
 
 
-def _silences(inputs: JudgePageInputs) -> list[Markup]:
-    """What was said in place of a verdict, the most frequent first."""
-    silences = Counter(
+def _missing_verdicts(inputs: JudgePageInputs) -> list[Markup]:
+    """What judges answered instead of a verdict, the most frequent first."""
+    missing = Counter(
         (verdict.judge, verdict.outcome, verdict.said)
         for judged in inputs.judged.values()
         for verdict in judged.judgements
         if not verdict.parsed
     )
-    if not silences:
+    if not missing:
         return []
-    rows = [(*silence, times) for silence, times in silences.most_common(10)]
-    return [table(("judge", "no verdict", "what came", "times"), rows, "sssn")]
+    rows = [(*answer, times) for answer, times in missing.most_common(10)]
+    return [table(("judge", "outcome", "response", "times"), rows, "sssn")]
 
 
 def agreement_section(inputs: JudgePageInputs) -> Section:
-    """Whether judges say the same."""
+    """How far judges agree."""
     name, title = "agreement", "Whether judges agree"
     agreements = inputs.agreements
     if not agreements:
@@ -162,20 +162,20 @@ def agreement_section(inputs: JudgePageInputs) -> Section:
         title,
         f"Cohen’s κ, agreement beyond chance: {join(kappas)}.",
         table(("judges", "policy", "same verdict, %", "κ [95%]", "prompts"), rows, "ssnnn"),
-        note="A judge’s verdict on a prompt is that of both orders together: won, tied or lost. "
-        "κ is 1 where judges always agree, 0 where they agree as often as by chance, and not "
-        "defined where both always say one and the same. Brackets: 95% bootstrap over prompts.",
+        note="A judge’s verdict on a prompt combines both orders: won, tied or lost. "
+        "κ is 1 if judges always agree, 0 if they agree as often as by chance, and "
+        "undefined if both always give the same verdict. Brackets: 95% bootstrap over prompts.",
     )
 
 
 def judge_section(inputs: JudgePageInputs) -> Section:
-    """Who judges, and by what."""
+    """The judges and their criteria."""
     return section(
         "judges",
         "Who judges",
         f"{join(list(inputs.judges))}.",
         table(
-            ("judge", "goes by"),
+            ("judge", "criterion"),
             [(name, _criterion(judge)) for name, judge in inputs.judges.items()],
         ),
     )
@@ -184,16 +184,16 @@ def judge_section(inputs: JudgePageInputs) -> Section:
 def _criterion(judge: JudgeConfig) -> str:
     if isinstance(judge, ExactJudgeConfig):
         parts = [f"{reward.weight:g} · {reward.name}" for reward in judge.rewards]
-        return f"what can be checked: {' + '.join(parts)}; equal answers tie"
+        return f"verifiable rewards, {' + '.join(parts)}; equal scores tie"
     if isinstance(judge, LogProbJudgeConfig):
         tie = f"; differences up to {judge.tie_nats:g} nats tie" if judge.tie_nats else ""
         return (
-            "the reference model’s log-probability per token, end-of-sequence included: how usual "
-            f"an answer is to it, which is no judgement of quality{tie}"
+            "the reference model’s log-probability per token, end-of-sequence included: how likely "
+            f"it finds an answer, which does not measure quality{tie}"
         )
     temperature = judge.endpoint.temperature
-    drawn = "" if temperature is None else f" at temperature {temperature:g}"
-    return f"the opinion of {judge.endpoint.model}{drawn}, which was told: {judge.criterion}"
+    sampled = "" if temperature is None else f" at temperature {temperature:g}"
+    return f"the opinion of {judge.endpoint.model}{sampled}, prompted with: {judge.criterion}"
 
 
 def prompt_section(inputs: JudgePageInputs) -> Section:
@@ -230,11 +230,10 @@ def prompt_section(inputs: JudgePageInputs) -> Section:
     return section(
         "prompts",
         "The answers and their verdicts",
-        f"On {split} of {len(prompts)} prompts one judge prefers what another does not; they stand "
-        "first.",
+        f"On {split} of {len(prompts)} prompts judges prefer different answers; these come first.",
         table(("prompt", inputs.baseline, *inputs.policies), rows),
-        note=f"{min(SHOWN, len(prompts))} of {len(prompts)} prompts. Under an answer: what every "
-        f"judge makes of it against {inputs.baseline}’s, both orders together; “…” marks an answer "
+        note=f"{min(SHOWN, len(prompts))} of {len(prompts)} prompts. Under an answer: each "
+        f"judge’s verdict on it against {inputs.baseline}’s, over both orders; “…” marks an answer "
         "that was cut off.",
     )
 

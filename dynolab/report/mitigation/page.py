@@ -41,7 +41,7 @@ _PANELS = (
     ("Gap y* − y⁺", "Δ nats", "gap", "", True),
     ("Chosen y⁺", "Δ nats", "chosen", "", True),
     ("Margin", "Δ nats", "margin", "", True),
-    ("Gap by margin", "nats by the nat", "gap_by_margin", "", False),
+    ("Gap by margin", "nats per nat", "gap_by_margin", "", False),
     ("Right answers", "share", "right", ".3~p", False),
     ("Preferred", "share of contests", "won", ".3~p", False),
     ("Distinct-2", "share", "distinct_2", ".3~p", False),
@@ -50,21 +50,22 @@ _PANELS = (
 _CLAIMS = (
     "Means over seeds with 95% t-intervals, differences paired by seed. Appears: the interval lies "
     "on the hoped-for side; does not: it lies on the other; unclear: neither, as with one seed. "
-    "Every interval stands for itself: about one in twenty excludes a true zero by chance."
+    "Intervals are not corrected for their number: about one in twenty excludes a true zero by "
+    "chance."
 )
 JUDGES = {
     "exact": "the world itself: a right fact beats any style, then form, then the preferred words",
-    "log_prob": "the base model, by log π per token: it prefers the usual, which is not the good",
+    "log_prob": "the base model, by log π per token: it prefers likely answers, not good ones",
 }
 
 
 def write_mitigation_page(
     compared: ComparedArms, folder: Path, *, settings: str = "", stages: Sequence[StageFacts] = ()
 ) -> dict[str, float]:
-    """Writes `mitigation.html`, which stands alone, `summary.json`, `comparison.json`, which holds
-    all that the page is made from, and the figure in `figures/`.
+    """Writes the self-contained `mitigation.html`, `summary.json`, `comparison.json` with all the
+    page's data, and the figure in `figures/`.
 
-    **Returns** the flat finite numbers of the summary: `<arm>/<figure>`, means over seeds,
+    **Returns** the summary's flat, finite metrics: `<arm>/<figure>`, means over seeds,
     `<arm>/diverged`, counts of seeds, and `claims/<outcome>`.
     """
     figures = arm_table_of(compared)
@@ -107,10 +108,9 @@ def remedy_figure(compared: ComparedArms, figures: ArmTable) -> Figure | None:
         "Diamonds: means over seeds with 95% t-intervals; dots: single seeds; dotted: "
         f"{compared.baseline}. Gap, chosen and margin (y⁺ − y⁻) are changes since the start of "
         "preference training, on the watched pairs; gap by margin is their ratio: an arm that only "
-        "trains less has a smaller gap and the same ratio. The others are of sampled answers. "
-        "Preferred: "
-        f"share of answers that beat {compared.baseline}'s to the same prompt, ties half. The "
-        f"judge is {JUDGES.get(compared.judge, compared.judge)}.",
+        "trains less has a smaller gap and the same ratio. The other panels are of sampled "
+        f"answers. Preferred: share of answers that beat {compared.baseline}'s to the same "
+        f"prompt, ties half. The judge is {JUDGES.get(compared.judge, compared.judge)}.",
         forest_plot(figures, list(compared.arms), panels, compared.baseline),
     )
 
@@ -120,7 +120,7 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
     if not own.n:
         return "The gap was not measured under the baseline."
     message = f"Under {compared.baseline} the gap grows by {with_interval(own)} nats."
-    for name, start in (("gap", "It grows"), ("gap_by_margin", "By the nat of margin it grows")):
+    for name, start in (("gap", "It grows"), ("gap_by_margin", "Per nat of margin it grows")):
         changes = {
             arm: figures.difference(arm, compared.baseline, f"train/{name}")
             for arm in compared.others
@@ -139,7 +139,7 @@ def _message(compared: ComparedArms, figures: ArmTable) -> str:
 def _lead(compared: ComparedArms) -> str:
     seeds = join(list(map(str, compared.seeds)))
     return (
-        f"What becomes of squeezing, quality and diversity under {len(compared.arms)} ways of "
+        f"How squeezing, quality and diversity change under {len(compared.arms)} ways of "
         f"preference training, each with seed{'s' if len(compared.seeds) > 1 else ''} {seeds}. "
         "Brackets hold 95% t-intervals over seeds."
     )
@@ -157,32 +157,32 @@ def _tiles(compared: ComparedArms, figures: ArmTable, verdicts: Sequence[Verdict
     diverged = sum(run.diverged is not None for run in runs)
     appear = sum(verdict.outcome == "holds" for verdict in verdicts)
     detail = f"{diverged} of {len(runs)} runs diverged"
-    return [*tiles, Tile("Hopes that appear", f"{appear} of {len(verdicts)}", detail)]
+    return [*tiles, Tile("Hoped-for effects that appear", f"{appear} of {len(verdicts)}", detail)]
 
 
-def _tile(what: str, change: Interval) -> Tile:
+def _tile(label: str, change: Interval) -> Tile:
     mean, low, high = mean_and_ends(change)
-    return Tile(what, mean, f"nats [{low}, {high}], {change.n} seeds")
+    return Tile(label, mean, f"nats [{low}, {high}], {change.n} seeds")
 
 
 def _verdict_section(verdicts: Sequence[Verdict]) -> Section:
-    """A line for each arm, a column for each hope."""
-    hopes = list(dict.fromkeys(verdict.claim for verdict in verdicts))
+    """One row per arm, one column per hoped-for effect."""
+    effects = list(dict.fromkeys(verdict.claim for verdict in verdicts))
     by_arm: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_arm.setdefault(verdict.topic, []).append(verdict)
     return section(
         "verdicts",
-        "What is hoped of each remedy",
-        f"Of {len(verdicts)} hopes {counts_of(verdicts, PLURAL)}."
+        "Which hoped-for effects each remedy has",
+        f"Of {len(verdicts)} hoped-for effects, {counts_of(verdicts, PLURAL)}."
         if verdicts
         else "There is nothing to compare with the baseline.",
-        table(("arm", *hopes), [(arm, *map(_hope, own)) for arm, own in by_arm.items()]),
+        table(("arm", *effects), [(arm, *map(_effect, own)) for arm, own in by_arm.items()]),
         note=_CLAIMS,
     )
 
 
-def _hope(verdict: Verdict) -> Markup:
+def _effect(verdict: Verdict) -> Markup:
     (figure,) = verdict.measured
     change = with_interval(figure.interval, sign=verdict.id.rpartition("/")[2] != "won")
     mark = outcome_mark(verdict)

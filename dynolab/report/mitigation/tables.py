@@ -1,4 +1,4 @@
-"""The tables of remedies: what each arm is, and its figures with the difference to the baseline."""
+"""The tables of remedies: what each arm is, its figures, and their difference from the baseline."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _RANKINGS = {"ches": "CHES", "ches_per_token": "CHES per token"}
 
 @dataclass(frozen=True)
 class Column:
-    """A figure as the table calls it; a share is shown in parts of a hundred.
+    """A column of the table; a share is shown in percent.
 
-    `note` explains the name where it needs that.
+    `note` explains the caption, if needed.
     """
 
     figure: str
@@ -67,8 +67,8 @@ COLUMNS = (
     Column(
         "train/gap_by_margin",
         "gap by margin",
-        note="Gap by margin: Δ gap over Δ (y⁺ − y⁻) where that is a nat or more: what squeezing "
-        "costs by the nat learned.",
+        note="Gap by margin: Δ gap over Δ (y⁺ − y⁻) if that is a nat or more: what squeezing "
+        "costs per nat learned.",
     ),
     Column(
         "train/right",
@@ -81,13 +81,13 @@ COLUMNS = (
         "rejected's fault, %",
         share=True,
         note="Rejected's fault: sampled answers that state the rejected answer's wrong fact, or "
-        "insult as it does; where they grow, extension breaks.",
+        "insult as it does; if they grow, extended SFT does harm.",
     ),
     Column(
         "heldout/won",
         "preferred, %",
         share=True,
-        note="Preferred: of the answers to held-out prompts, ties half.",
+        note="Preferred: share of contests won on held-out prompts, ties half.",
     ),
     Column("train/distinct_2", "distinct-2, %", share=True),
     Column(
@@ -118,7 +118,7 @@ def mitigation_table(compared: ComparedArms, figures: ArmTable) -> Section:
     return section(
         "arms",
         "Every arm, every figure",
-        f"{len(compared.arms)} arms with {len(compared.seeds)} seeds; below: the difference to "
+        f"{len(compared.arms)} arms with {len(compared.seeds)} seeds; below: the difference from "
         f"{compared.baseline}, paired by seed, bold where its interval excludes zero.",
         table(("arm", *(column.caption for column in shown)), rows, "s" + "n" * len(shown)),
         note=" ".join(notes),
@@ -126,7 +126,7 @@ def mitigation_table(compared: ComparedArms, figures: ArmTable) -> Section:
 
 
 def _name(arm: str, ended: str) -> Markup:
-    """An arm's name, and how its runs ended where that was not as planned."""
+    """An arm's name, and how its runs ended if not as planned."""
     name = Markup("<b>{}</b>").format(arm)
     if ended == TO_THE_END:
         return name
@@ -134,7 +134,7 @@ def _name(arm: str, ended: str) -> Markup:
 
 
 def ending(runs: Sequence[RunFigures], seeds: Sequence[int]) -> str:
-    """How an arm's runs ended, with the seed where one did not end as planned."""
+    """How an arm's runs ended, with the seeds of those that did not end as planned."""
     ends = [
         f"seed {seed} diverged after {run.diverged.step} steps"
         for seed, run in zip(seeds, runs, strict=True)
@@ -160,7 +160,7 @@ def _cell(compared: ComparedArms, figures: ArmTable, arm: str, column: Column) -
 
 
 def _mean_and_ends(value: Interval, column: Column, *, sign: bool) -> tuple[str, str]:
-    """Mean and interval of a figure; a share in parts of a hundred."""
+    """Mean and interval of a figure; a share in percent."""
     if not value.n:
         return "–", ""
     mean, low, high = mean_and_ends(value.times(100) if column.share else value, sign)
@@ -168,7 +168,7 @@ def _mean_and_ends(value: Interval, column: Column, *, sign: bool) -> tuple[str,
 
 
 def mitigation_list(compared: ComparedArms) -> Section:
-    """What every arm is, its source, and settings off the default."""
+    """What every arm is, its source, and its non-default settings."""
     bold = Markup("<b>{}</b>")
     rows = [
         (bold.format(label), *_what(arm), _settings(arm)) for label, arm in compared.arms.items()
@@ -176,11 +176,11 @@ def mitigation_list(compared: ComparedArms) -> Section:
     return section(
         "compared",
         "What is compared",
-        f"{join(compared.others)} with {compared.baseline}, which is the baseline."
+        f"{join(compared.others)} against {compared.baseline}, the baseline."
         if compared.others
         else f"{compared.baseline} alone.",
         table(("arm", "what it is", "source", "settings"), rows),
-        note=f"{compared.training} Settings: those that are not the default.",
+        note=f"{compared.training} Settings: those that differ from the default.",
     )
 
 
@@ -194,7 +194,8 @@ def _what(arm: ArmFacts) -> tuple[str, str]:
     if arm.pairs in _PAIRS:
         pairs, proposed_by = _PAIRS[arm.pairs]
         parts.append(pairs)
-        source = source if arm.objective.name == "sppo" else proposed_by  # on-policy by itself
+        # SPPO itself is on-policy.
+        source = source if arm.objective.name == "sppo" else proposed_by
     if arm.filtered_by is not None:
         by = _RANKINGS.get(arm.filtered_by)
         ranking = f"by {by}" if by else f"by the audit ({arm.filtered_by})"
@@ -204,7 +205,7 @@ def _what(arm: ArmFacts) -> tuple[str, str]:
         done = "ended" if arm.alarm.stop else "watched"
         bounds = {"has grown by": arm.alarm.rise, "is": arm.alarm.gap}
         known = [f"{how} {number(nats)} nats" for how, nats in bounds.items() if nats is not None]
-        parts.append(f"{done} where the gap {' or '.join(known)}")
+        parts.append(f"{done} when the gap {' or '.join(known)}")
         source = "–"
     if isinstance(arm.objective, DPOConfig) and arm.objective.negative_dose != 1:
         parts.append(f"push on rejected tokens × {number(arm.objective.negative_dose)}")

@@ -1,4 +1,4 @@
-"""What the models say: their answers side by side, and those taken from another question."""
+"""The models' answers side by side, and those taken from another question."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dynolab.report.text import excerpt, join, points
 from dynolab.results.study import Answer
 from dynolab.statistics import share_interval
 
-_EXAMPLES = 3  # of each model
+_EXAMPLES = 3  # number per model
 _LENGTH = 90  # characters of an example's texts
 ByModel = Mapping[str, Answer]
 """The answers to one prompt."""
 
 
 def answer_section(answers: Sequence[Answer], titles: Mapping[str, str]) -> Section:
-    """Greedy answers of every model to the first prompts: of held-out ones as many as of training.
+    """Greedy answers of every model to the first prompts, as many held-out as training ones.
 
-    **Arguments:** `titles`: how models are called on the page, by name; others go by their own.
+    **Arguments:** `titles`: the models' names on the page, by name; by default the same.
     """
     name, title = "answers", "What the models answer"
     if not answers:
@@ -49,13 +49,13 @@ def answer_section(answers: Sequence[Answer], titles: Mapping[str, str]) -> Sect
         table(("split", "prompt", "chosen y⁺", *models.values()), rows),
         note="Greedy answers to the first prompts: the likeliest token at every position; “…” "
         "marks one that was cut off. Squeezing moves probability to what is likeliest already: "
-        "under it a model goes on to say what it said before, ever more surely, while the chosen "
+        "under it a model repeats its former answers with growing certainty, while the chosen "
         "answers grow unlikely.",
     )
 
 
 def _shown(prompts: Sequence[ByModel]) -> list[ByModel]:
-    """The first prompts of each split; far more held-out ones may be asked for their share."""
+    """The first prompts of each split; more held-out ones may be answered, to measure a share."""
     trained, heldout = (
         [by_model for by_model in prompts if next(iter(by_model.values())).split == split]
         for split in SPLITS
@@ -70,7 +70,7 @@ def _answer(answer: Answer | None) -> str:
 
 
 def _message(prompts: Sequence[ByModel], models: Mapping[str, str]) -> str:
-    """How many different things each model says, and how often the last one repeats the former."""
+    """How many different answers each model gives, and how often the last repeats the former."""
     different = {
         title: len({by_model[model].answer for by_model in prompts if model in by_model})
         for model, title in models.items()
@@ -95,8 +95,8 @@ def hallucination_section(
 ) -> Section:
     """How often each model answers a held-out question with another question's answer; examples.
 
-    **Arguments:** `titles`: how models are called on the page, by name; `prompts`: training
-    questions by id, where they are known.
+    **Arguments:** `titles`: the models' names on the page, by name; `prompts`: known training
+    questions by id.
     """
     name, title = "hallucination", "Another question’s answer"
     by_model: defaultdict[str, list[Answer]] = defaultdict(list)
@@ -133,9 +133,8 @@ def hallucination_section(
     return section(
         name,
         title,
-        "Held-out questions that were answered with what answers another training question: "
-        f"{join(counts)}.",
-        table(("model", "asked", "another’s answer, % [95%]", "all of it, % [95%]"), rows, "snnn"),
+        f"Held-out questions answered with what answers another training question: {join(counts)}.",
+        table(("model", "asked", "another’s answer, % [95%]", "whole, % [95%]"), rows, "snnn"),
         *(
             [
                 table(
@@ -153,11 +152,12 @@ def hallucination_section(
             else []
         ),
         note="Greedy answers. In the built-in world an answer is another training question’s if "
-        "the one fact that it states is what that question asks for, and all of it if the value is "
-        "that question’s too. In other data it is if its words, whitespace and case aside, are "
+        "the one fact that it states is the one that question asks for, and wholly if the value is "
+        "that question’s too. In other data it is if its words, without whitespace and case, are "
         f"within an edit distance of {SIMILAR:.0%} of that question’s chosen answer and nearer to "
-        "it than to its own chosen one, and all of it if they are equal; an answer that was cut "
-        "off is compared with the beginnings. Brackets: Wilson’s interval over questions.",
+        "it than to its own chosen one, and wholly if they are equal; an answer that was cut "
+        "off is compared with the beginnings of chosen answers. Brackets: Wilson’s interval over "
+        "questions.",
     )
 
 

@@ -94,9 +94,9 @@ def paths_figure(file: Path, name: str = "training") -> go.Figure:
     **Arguments:**
 
     - `file`: its `probes.jsonl`, probed at two steps at least.
-    - `name`: what the training is called above it.
+    - `name`: the training's name in the heading.
 
-    **Raises:** `ConfigError` where there is nothing to draw.
+    **Raises:** `ConfigError` if there is nothing to draw.
     """
     rows = list(read_rows(file, ProbeScore))
     by_split = {(name, split): learning_paths(rows, split) for split in SPLITS}
@@ -131,7 +131,7 @@ def _band_and_line(kind: str, in_legend: bool) -> tuple[go.Scatter, go.Scatter]:
 
 
 def _head_groups(plot: go.Figure) -> None:
-    """Names a group of kinds once, over the first of its kinds."""
+    """Puts a group's heading over the first of its kinds in the legend."""
     groups = {style.label: style.group for style in KINDS.values()}
     named = set[str]()
     for trace in sorted(plot.data, key=lambda trace: trace.legendrank or 0):
@@ -142,7 +142,7 @@ def _head_groups(plot: go.Figure) -> None:
 
 
 def _data_of_view(paths: LearningPaths | None, kind: str, mode: _Mode) -> list[dict[str, Any]]:
-    """What changes from view to view of a kind's two traces: band, line."""
+    """Data of a kind's two traces, band and line, in one view."""
     if paths is None or kind not in paths.logp:
         return [{"x": [], "y": [], "customdata": []}] * 2
     mean, low, high = band(paths.since_start(kind) if mode == "change" else paths.logp[kind])
@@ -180,7 +180,7 @@ def _path_message(paths: Paths) -> str:
 
 
 def _moved(paths: LearningPaths, kind: str) -> str:
-    """The change since step 0; of a path that rose and fell, each beyond its interval, both."""
+    """The change since step 0; rise and fall of a path that clearly did both."""
     rise, fall = (mean_interval(part) for part in peak_change(paths.logp[kind]))
     if rise.low > 0 and fall.high < 0:
         return f"{mean_and_ends(rise)[0]} up to its peak ({mean_and_ends(fall)[0]} after it)"

@@ -1,4 +1,4 @@
-"""The report of a study: one page that needs no network, its figures as files, its numbers."""
+"""The report of a study: one offline page, its figures as files, and its numbers."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ from dynolab.results.study import PairChange
 
 _CLAIMS = (
     "Claims on chosen, rejected and unrelated answers follow Ren & Sutherland, Learning "
-    "Dynamics of LLM Finetuning (arXiv 2407.10490), on training prompts: made of SFT and DPO, and "
-    "judged of their relatives too; those on forces check the analysis, on all prompts that it "
-    "watched. Appears: every interval lies on the expected side; does not: one lies wholly on the "
+    "Dynamics of LLM Finetuning (arXiv 2407.10490), on training prompts: made about SFT and DPO, "
+    "and judged for related objectives too; those on forces check the analysis, on all watched "
+    "prompts. Appears: every interval lies on the expected side; does not: one lies wholly on the "
     "other side; unclear: neither. A peak's step is chosen on the other half of the prompts, so "
-    "that noise makes no peak."
+    "that noise alone makes no peak."
 )
 _COMPARISONS = {
     "mitigation": "remedies against squeezing, side by side",
@@ -70,12 +70,12 @@ _COMPARISONS = {
 def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
     """Writes a study's report.
 
-    **Arguments:** `inputs`: what was measured; `folder`: where the files go, made if missing.
+    **Arguments:** `inputs`: what was measured; `folder`: where the files go, created if missing.
 
     **Returns** the content of `summary.json`: `metrics` (a flat map of finite floats), `verdicts`
     and `replay`.
 
-    Files: `report.html` (stands alone), `summary.json`, `paths.svg`, per figure
+    Files: `report.html` (self-contained), `summary.json`, `paths.svg`, per figure
     `figures/<name>.html` and `figures/<name>.json` (plotly), beside one `figures/plotly.min.js`;
     and after preference training `pairs.jsonl` (`PairChange`, worst first).
     """
@@ -131,7 +131,7 @@ def write_report(inputs: ReportInputs, folder: Path) -> dict[str, Any]:
 
 
 def _pairs(inputs: ReportInputs, paths: Paths, prompts: Mapping[str, str]) -> list[PairChange]:
-    """What the study's last training did to its pairs, if it was on pairs."""
+    """What the study's last training did to its pairs, if it trained on pairs."""
     last = inputs.trainings[-1].stage if inputs.trainings else ""
     if last not in PAIR_OBJECTIVES or (last, "train") not in paths:
         return []
@@ -139,7 +139,7 @@ def _pairs(inputs: ReportInputs, paths: Paths, prompts: Mapping[str, str]) -> li
 
 
 def _force_figures(inputs: ReportInputs) -> list[Figure | None]:
-    """What was foreseen, the losses, and which forces did it."""
+    """Figures of the audit's predictions, of the losses, and of the forces."""
     trainings, kernel = inputs.trainings, inputs.kernel
     maps = [training.token_map for training in trainings if training.token_map]
     return [
@@ -154,7 +154,7 @@ def _force_figures(inputs: ReportInputs) -> list[Figure | None]:
 
 
 def _compared_sections(compared: Compared) -> list[Section]:
-    """The papers' findings, the remedies side by side, and how to get what is missing."""
+    """The papers' findings, the remedies side by side, and the commands for missing comparisons."""
     sections = []
     if compared.findings:
         unit = "seeds, or prompts where there is one"
@@ -173,8 +173,8 @@ def _compared_sections(compared: Compared) -> list[Section]:
             section(
                 "missing",
                 "What other runs add to this page",
-                "These comparisons over several seeds have not run yet; after them this study, "
-                "run again, shows what they found.",
+                "These comparisons over several seeds have not run yet. Run them and then this "
+                "study again to see their results here.",
                 table(("comparison", "command"), rows),
             )
         )
@@ -193,18 +193,18 @@ def _lead(inputs: ReportInputs, paths: Paths) -> str:
     watched = f" Watched on {' and '.join(prompts)}." if prompts else ""
     notes = [*map(_left_out, inputs.trainings), *map(_alarmed, inputs.trainings)]
     return (
-        "What training did to what the model says, and which forces did it."
+        "What training did to the model’s answers, and which forces caused it."
         f"{seed}{watched}{''.join(notes)} Changes are in nats of log-probability, summed over an "
         "answer’s tokens; brackets hold 95% intervals over prompts."
     )
 
 
 def _alarmed(training: Training) -> str:
-    """That the alarm rang, and whether it ended the training."""
+    """States that the alarm rang, and whether it ended the training."""
     ring = training.alarm
     if ring is None:
         return ""
-    done = "ended" if ring.stopped else "warned of"
+    done = "ended" if ring.stopped else "rang during"
     return (
         f" The alarm {done} {objective_name(training.stage)} at step {ring.step}, where the gap "
         f"y* − y⁺ had grown by {number(ring.rise)} to {number(ring.gap)} nats."
@@ -212,8 +212,8 @@ def _alarmed(training: Training) -> str:
 
 
 def _left_out(training: Training) -> str:
-    """What the context was too short for, which nothing else on the page would tell."""
-    dropped, cut = (training.rows.get(f"data/rows_{what}", 0) for what in ("dropped", "truncated"))
+    """States how many pairs were too long for the context, which nothing else on the page shows."""
+    dropped, cut = (training.rows.get(f"data/rows_{end}", 0) for end in ("dropped", "truncated"))
     if not dropped and not cut:
         return ""
     kept = training.rows.get("data/rows_kept", 0)

@@ -17,7 +17,7 @@ from dynolab.statistics import band
 
 _PANEL_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _SPACE = 340, 330, 52, 46, 42, 84
 _CLASSES = {"chosen": "chosen y⁺", "rejected": "rejected y⁻", ARGMAX: "y*"}
-# The paper is painted: a page's own background need not follow the reader's colour scheme.
+# The background is painted: that of the page around it need not follow the colour scheme.
 _STYLE = """
 .paper { fill: #ffffff; }
 text { font: 13px system-ui, 'Segoe UI', Roboto, Arial, sans-serif; fill: #1d2733; }

@@ -1,4 +1,4 @@
-"""Squeezing in a report: who took the probability that rose, what foretold it, who repeats."""
+"""Squeezing in a report: where the probability that rose went, its forecasts, repeated answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dynolab.squeezing.index import chosen_by_step, own_share, squeeze_index
 from dynolab.statistics import Interval, mean_interval, share_interval
 
 _TAKERS: tuple[tuple[str, str, Callable[[Sequence[RisenMass]], Interval]], ...] = (
-    ("y* of the start", BEST, squeeze_index),
+    ("y* at the start", BEST, squeeze_index),
     ("the answer’s own token", CHOSEN, own_share),
 )
 _SIDES = ("chosen", "rejected")
@@ -28,7 +28,7 @@ _MEASURED = ("tokens", "distinct_1", "distinct_2", "distinct_3", "longest_repeat
 def squeezing_figure(squeezing: Squeezing, titles: Mapping[str, str]) -> Figure | None:
     """Shares of the risen probability by step, training by training.
 
-    **Arguments:** `titles`: how trainings are called on the page, by name.
+    **Arguments:** `titles`: the trainings' names on the page, by name.
     """
     shown = {
         name: steps
@@ -52,12 +52,12 @@ def squeezing_figure(squeezing: Squeezing, titles: Mapping[str, str]) -> Figure 
         _add_shares(plot, steps, col)
     return Figure(
         "squeezing",
-        "Who took the probability that rose",
-        _taken(shown, titles),
-        "At every position of the teacher-forced chosen answers of training pairs, what rose since "
-        "the training’s start is added up over the vocabulary: the squeezing index is the share "
-        "that went to y*, the token that the model at the start found likeliest. Where that is the "
-        "answer’s own token, both lines count it. Bars: 95% over pairs.",
+        "Where the probability that rose went",
+        _squeezing_message(shown, titles),
+        "At every position of the teacher-forced chosen answers of training pairs, the "
+        "probability that rose since the training’s start is summed over the vocabulary: the "
+        "squeezing index is the share that went to y*, the likeliest token of the model at the "
+        "start. If that is the answer’s own token, both lines count it. Bars: 95% over pairs.",
         plot,
     )
 
@@ -82,7 +82,7 @@ def _add_shares(plot: go.Figure, steps: Mapping[int, Sequence[RisenMass]], col: 
         )
 
 
-def _taken(
+def _squeezing_message(
     shown: Mapping[str, Mapping[int, Sequence[RisenMass]]], titles: Mapping[str, str]
 ) -> str:
     parts = []
@@ -102,7 +102,7 @@ def _percent(share: Interval) -> str:
 
 def forecast_section(forecasts: Sequence[Forecast], titles: Mapping[str, str]) -> Section:
     """The first-order rule against every recorded step, and the last layer's part of it."""
-    name, title = "forecast", "Foretold token by token"
+    name, title = "forecast", "Predicted token by token"
     if not forecasts:
         return section(name, title, "No recorded step pushed an answer’s own tokens.")
     rows = [
@@ -119,13 +119,13 @@ def forecast_section(forecasts: Sequence[Forecast], titles: Mapping[str, str]) -
     return section(
         name,
         title,
-        _foretold(forecasts, titles),
+        _forecast_message(forecasts, titles),
         table(
             (
                 "training",
                 "step",
                 "answers",
-                "foretold up, %",
+                "predicted to rise, %",
                 "rose, %",
                 "right, %",
                 "AUC",
@@ -137,19 +137,19 @@ def forecast_section(forecasts: Sequence[Forecast], titles: Mapping[str, str]) -
             rows,
             "snsnnnnnnnn",
         ),
-        note="A push on token y of strength c is foretold to change log π of every token i ≠ y by "
-        "c (Σ π² − π_y − π_i): a push down raises i exactly where π_i + π_y > Σ π². The rule sees "
-        "one position alone; the step moves features, too, and every example pushes. AUC: how "
-        "probably a token that rose was foretold more than one that fell; ½ is chance. Last layer: "
-        "the forecast is what the head’s own change makes of all logits, features standing still; "
-        "R² = 1 − Σ(Δ − Δ_head)²/Σ Δ² is what it explains of the change of the trained tokens "
-        "themselves, below 0 where it misses by more than no change would; sign: the share of "
-        "them on whose sign it is right. All on the answers of the "
+        note="A push of strength c on token y is predicted to change log π of every token i ≠ y by "
+        "c (Σ π² − π_y − π_i): a push down raises i exactly if π_i + π_y > Σ π². The rule "
+        "considers one position alone; the step also moves features, and every example pushes. "
+        "AUC: the probability that a token that rose had a higher forecast than one that fell; ½ "
+        "is chance. Last layer: the forecast is the effect of the head’s own change on all "
+        "logits, with fixed features; R² = 1 − Σ(Δ − Δ_head)²/Σ Δ² is what it explains of the "
+        "change of the trained tokens themselves, below 0 if it is worse than predicting no "
+        "change; sign: the share of them whose sign it gets right. All on the answers of the "
         "step’s own batch.",
     )
 
 
-def _foretold(forecasts: Sequence[Forecast], titles: Mapping[str, str]) -> str:
+def _forecast_message(forecasts: Sequence[Forecast], titles: Mapping[str, str]) -> str:
     areas, explained = [], []
     for training in dict.fromkeys(row.training for row in forecasts):
         own = [row for row in forecasts if row.training == training]
@@ -161,9 +161,9 @@ def _foretold(forecasts: Sequence[Forecast], titles: Mapping[str, str]) -> str:
                 areas.append(f"{' to '.join(ends)} on {side} answers under {title}")
         share = mean_interval(np.array([row.explained for row in own])).mean
         explained.append(f"{number(100 * share, 2)}% under {title}")
-    rule = f"The rule tells which tokens rise with an AUC of {join(areas)}. " if areas else ""
+    rule = f"The rule predicts which tokens rise with an AUC of {join(areas)}. " if areas else ""
     return (
-        f"{rule}Of what a step did to the tokens that it trained on, the last layer alone explains "
+        f"{rule}Of a step’s effect on the tokens that it trained on, the last layer alone explains "
         f"{join(explained)}, on average over steps."
     )
 
@@ -211,8 +211,8 @@ def repeater_section(generations: Sequence[Generation], titles: Mapping[str, str
             rows,
             "snnnnnnnnn",
         ),
-        note="Means over answers. A repeater has a run of tokens that stands in it twice and is a "
-        "third of it or more. Distinct-n: different n-grams over all n-grams of an answer; "
+        note="Means over answers. A repeater contains a run of tokens twice that is a third of it "
+        "or more. Distinct-n: share of different n-grams among all n-grams of an answer; "
         "entropy: of its token frequencies.",
     )
 

@@ -76,7 +76,7 @@ def decomposition_figure(training: Training) -> Figure | None:
         x={"nticks": 5, "title_text": "Δ log π (nats)", "zerolinecolor": INK},
         y={"showgrid": False, "type": "category", "range": [-0.6, len(kinds) - 0.4]},
     )
-    shared = _alike(rows, steps)
+    shared = _fit_one_scale(rows, steps)
     for col in range(1, len(steps) + 1):
         _add_bars(plot, [style_of(kind).label for kind in kinds], parts, col)
         if col > 1:
@@ -102,7 +102,7 @@ def decomposition_figure(training: Training) -> Figure | None:
         f"Who pushed: forces of single {objective_name(stage)} steps",
         _decomposition_message(rows, stage),
         f"Bars: means over prompts of the first-order push by {sides}{history}, and what they "
-        "leave over; stacked to the right they raise an answer, to the left they lower it. "
+        "leave unexplained; stacked to the right they raise an answer, to the left they lower it. "
         "Diamond: the measured change, the sum of all bars."
         + ("" if shared else " Every step has its own scale."),
         plot,
@@ -123,8 +123,8 @@ def _parts(rows: Sequence[ForceRow]) -> Parts:
     )
 
 
-def _alike(rows: Sequence[ForceRow], steps: Sequence[int]) -> bool:
-    """Whether the steps move answers far enough alike to be drawn on one scale."""
+def _fit_one_scale(rows: Sequence[ForceRow], steps: Sequence[int]) -> bool:
+    """Whether the steps' changes are similar enough in size for one scale."""
     sizes = [np.mean([abs(row.measured) for row in rows if row.step == step]) for step in steps]
     return bool(max(sizes) <= _ONE_SCALE * min(sizes))
 
@@ -219,22 +219,22 @@ def prediction_figure(trainings: Sequence[Training]) -> Figure | None:
             _add_points(plot, own, col, legend=kind not in in_legend)
             in_legend.add(kind)
     counts = Counter((training.stage, r.kind) for training in trainings for r in training.forces)
-    thinned = f"At most {_POINTS_PER_KIND} points a kind are drawn, all are counted."
+    thinned = f"At most {_POINTS_PER_KIND} points per kind are drawn, all are counted."
     return Figure(
         "prediction",
         "Do the forces explain what a step did?",
         _prediction_message(trainings),
         "A point: one answer over one recorded step; open circles are answers to prompts outside "
         "the step's own batch. Predicted: the gradient of log π, taken midway through the step, "
-        "times the change that the step made to the weights. On the dashed line that is exact. "
-        "1 − R² = Σ(measured − predicted)² / Σ measured²; predicting no change would leave all, 1. "
+        "times the change that the step made to the weights. On the dashed line it is exact. "
+        "1 − R² = Σ(measured − predicted)² / Σ measured²; predicting no change gives 1. "
         + (thinned if max(counts.values()) > _POINTS_PER_KIND else ""),
         plot,
     )
 
 
 def _add_points(plot: go.Figure, rows: Sequence[ForceRow], col: int, legend: bool) -> None:
-    """Every n-th row, so that a large study stays light and a small one whole."""
+    """Adds every n-th row, so that figures of large studies stay small."""
     rows = rows[:: -(-len(rows) // _POINTS_PER_KIND)]
     style = style_of(rows[0].kind)
     plot.add_scatter(

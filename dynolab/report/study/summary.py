@@ -39,7 +39,7 @@ def summarise(
     `force/<stage>/unexplained` (1 − R²), `force/replay_error` and `force/closure_error` (the
     worst), `claims/<outcome>`.
     """
-    # Where runs are compared the first number shows: that of the last training tells them apart.
+    # Comparisons of runs show the first number: that of the last training distinguishes them.
     stages = [training.stage for training in reversed(inputs.trainings)]
     last_first = [name for stage in stages for name in changes if name.startswith(f"{stage}/")]
     metrics = {f"{name}/change": changes[name].mean for name in (*last_first, *changes)}
@@ -64,7 +64,7 @@ def summarise(
 
 
 def squeeze_indices(inputs: ReportInputs) -> dict[str, dict[str, float | int | None]]:
-    """`squeeze/index/<training>` at the end of each, on the chosen answers of training pairs.
+    """`squeeze/index/<training>` at each training's end, on the chosen answers of training pairs.
 
     A share of the probability that rose, in [0, 1], as `mean`, `low`, `high` and `n` pairs; a
     training in which nothing rose is left out.

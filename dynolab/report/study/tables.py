@@ -28,8 +28,8 @@ _CONTRASTS = {
     "those watched here are still the data's own",
     "flat-world": "a world whose answers prefer no style, from the base model on",
 }
-_WORST = 10  # pairs that are shown
-_PROMPT = 90  # characters
+_WORST = 10  # number of pairs shown
+_PROMPT = 90  # characters of a prompt
 
 
 def headline_tiles(
@@ -48,11 +48,11 @@ def headline_tiles(
     return [*tiles, _force_tile(stages, summary["metrics"]), claims]
 
 
-def _change_tile(what: str, change: Interval | None) -> Tile:
+def _change_tile(label: str, change: Interval | None) -> Tile:
     if change is None:
-        return Tile(what, "–", "not measured")
+        return Tile(label, "–", "not measured")
     mean, low, high = mean_and_ends(change)
-    return Tile(what, mean, f"nats [{low}, {high}], n = {change.n}")
+    return Tile(label, mean, f"nats [{low}, {high}], n = {change.n}")
 
 
 def _force_tile(stages: Sequence[str], metrics: dict[str, float]) -> Tile:
@@ -68,7 +68,7 @@ def _force_tile(stages: Sequence[str], metrics: dict[str, float]) -> Tile:
 
 
 def event_section(events: Mapping[str, Sequence[Event]]) -> Section:
-    """In which order paths peak, fall and part; `events` by the training's objective."""
+    """In which order paths peak, fall or widen the gap; `events` by the training's objective."""
     name, title = "events", "In which order"
     happened = {
         stage: sorted(own, key=lambda event: (event.step, rank_of(event.kind), event.kind))
@@ -95,11 +95,11 @@ def event_section(events: Mapping[str, Sequence[Event]]) -> Section:
         title,
         " ".join(_order(stage, own) for stage, own in happened.items()),
         table(("training", "step", "what", "how much, nats [95%]"), rows, "snss"),
-        note="Means over training prompts. A path peaks if it rises and then falls, each with its "
-        "interval, the peak’s step chosen on the other half of the prompts. It falls below its "
-        "start at the step from which on its interval stays below zero. The gap y* − y⁺ exceeds "
-        "its start where its interval first lies above zero. Steps are those that were probed; "
-        "intervals are of one step alone, so that of many kinds a few may cross by chance.",
+        note="Means over training prompts. A path peaks if it rises and then falls, each beyond "
+        "its interval, with the peak’s step chosen on the other half of the prompts. It falls "
+        "below its start at the step from which on its interval stays below zero. The gap y* − y⁺ "
+        "exceeds its start where its interval first lies above zero. Steps are those that were "
+        "probed; intervals are for one step alone, so with many kinds a few may cross by chance.",
     )
 
 
@@ -111,7 +111,7 @@ def _amounts(event: Event) -> str:
 
 
 def _order(stage: str, events: Sequence[Event]) -> str:
-    """What the pair, y* and the gap do; other kinds are many, and the table has them."""
+    """Events of the pair, of y* and of the gap; only counts those of other kinds."""
     names = {GAP: "the gap", ARGMAX: "y*"}
     own = [event for event in events if event.kind == GAP or style_of(event.kind).prominent]
     parts = [f"{names.get(e.kind, e.kind)} {e.what} (step {e.step})" for e in own]
@@ -160,7 +160,7 @@ def pair_section(pairs: Sequence[PairChange], stage: str, command: str = "") -> 
     """The pairs whose chosen answers fared worst, one by one.
 
     **Arguments:** `pairs`: at least one, worst first; `stage`: the objective; `command`: the
-    command line of a force map that lacks its pair.
+    command of a force map, to which the pair's id is added.
     """
     worst, fell = pairs[0], sum(pair.chosen < 0 for pair in pairs)
     rows = [
@@ -193,13 +193,13 @@ def pair_section(pairs: Sequence[PairChange], stage: str, command: str = "") -> 
 
 
 def _how_to_map(pair: str, command: str) -> Markup:
-    """The whole command for a pair; quoted, so that an id is never more than an id to a shell."""
-    # Escapes stand for what cannot be seen, such as the end of a line.
+    """The full command for a pair; quoted, so that no shell interprets the id."""
+    # Unprintable characters, such as line ends, are escaped.
     listed = json.dumps([pair], ensure_ascii=not pair.isprintable())
     chosen = shlex.quote(f"analysis.pair_ids={listed}")
     return Markup(
-        '<p class="note">Which of its tokens pushed which, before and after the training (for '
-        "another pair put its id in place):</p><pre>{} --set {}</pre>"
+        '<p class="note">To see which of its tokens pushed which, before and after the training '
+        "(for another pair replace its id):</p><pre>{} --set {}</pre>"
     ).format(command, chosen)
 
 
@@ -221,10 +221,10 @@ def replay_section(rows: Sequence[ReplayFacts]) -> Section:
     return section(
         "replay",
         "Replay check",
-        f"{len(rows)} recorded updates were computed again from their records. As far as the "
-        f"watched answers feel it, the parts differ from the update by at most "
+        f"{len(rows)} recorded updates were computed again from their records. In their effect "
+        f"on the watched answers, the parts differ from the update by at most "
         f"{number(closure.closure_error, 2)} ({_where(closure)}), over all weights by at most "
-        f"{number(replay.replay_error, 2)} ({_where(replay)}), each relative.",
+        f"{number(replay.replay_error, 2)} ({_where(replay)}), both relative.",
         table(
             (
                 "stage",
@@ -239,10 +239,10 @@ def replay_section(rows: Sequence[ReplayFacts]) -> Section:
             lines,
             "snnnnnnn",
         ),
-        note="Where the replay error is near the rounding floor, which storing the weights leaves "
-        "in a perfect replay, the replay is exact. Where it is far above with a small closure "
-        "error, it sits in weights that no answer feels (such as GPT-NeoX's key biases under "
-        "AdamW). Only a large closure error would mean that the forces split another update.",
+        note="A replay error near the rounding floor, which storing the weights leaves in a "
+        "perfect replay, means that the replay is exact. If it is far above but the closure error "
+        "is small, it is in weights that affect no answer (such as GPT-NeoX's key biases under "
+        "AdamW). Only a large closure error would mean that the forces decompose another update.",
     )
 
 
@@ -251,7 +251,7 @@ def _where(row: ReplayFacts) -> str:
 
 
 def kind_section(paths: Paths, watched: Sequence[ProbeRow]) -> Section:
-    """What every kind of answer is, with one prompt's answers of all kinds."""
+    """How every kind of answer was made, with one prompt's answers as examples."""
     kinds = in_order({kind for own in paths.values() for kind in own.logp})
     made: dict[str, dict[str, None]] = {}
     for row in watched:
@@ -264,7 +264,7 @@ def kind_section(paths: Paths, watched: Sequence[ProbeRow]) -> Section:
     rows = [
         (
             Markup(style_of(kind).label),
-            "; ".join(made.get(kind, ())) or "not told",
+            "; ".join(made.get(kind, ())) or "unknown",
             example.get(kind, "–"),
         )
         for kind in kinds

@@ -122,10 +122,10 @@ def _add_curve(
 def _message(trainings: Sequence[Training]) -> str:
     parts = []
     for training in trainings:
-        for name, what in (("train/loss", "loss"), ("train/margin", "reward margin")):
+        for name, label in (("train/loss", "loss"), ("train/margin", "reward margin")):
             y = _series(training.metrics, name)[1]
             if y.size:
                 smooth = running_mean(y)
                 ends = f"from {number(smooth[0])} to {number(smooth[-1])}"
-                parts.append(f"{objective_name(training.stage)}'s {what} goes {ends}")
+                parts.append(f"{objective_name(training.stage)}'s {label} goes {ends}")
     return join(parts) + "."

@@ -1,6 +1,5 @@
-// Figures are made in light colours. Where the reader's screen is dark, each colour is replaced by
-// its dark partner, also in what the reader has since chosen in the figure. Paper is light: there
-// figures are drawn as on a light screen, and made smaller.
+// Figures come in light colours. On a dark screen each colour is replaced by its dark counterpart;
+// what the reader has selected in a figure is kept. Prints use the light colours and a fixed width.
 "use strict";
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
 const toDark = read("dark-colors");

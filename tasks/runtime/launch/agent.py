@@ -1,6 +1,6 @@
-"""torchrun as a child process: runs a job's ranks on this host and reports who failed.
+"""torchrun as a child process: runs a job's ranks on this host and records those that fail.
 
-python -m tasks.runtime.launch.agent <failures> <share as JSON>
+python -m tasks.runtime.launch.agent <failures> <local job as JSON>
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from tasks.runtime.launch.local_job import LocalJob
 
 
 def main(failures: Path, local_job: LocalJob) -> int:
-    """Run torchrun to its end; `failures`/torchrun.json gets {rank: [exit code, unix second]}.
+    """Run torchrun and wait; `failures`/torchrun.json gets {rank: [exit code, unix second]}.
 
-    The time-out is that of an interrupted job; after a rank's failure torchrun gives the others
-    its own 30 s to follow SIGTERM, and lists those that it ended among the failures.
+    The shutdown time-out applies to an interrupted job. After a rank's failure torchrun waits 30 s
+    for the others to end on SIGTERM, and lists those that it ended as failures, too.
     """
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     options = [
-        *meeting(local_job, failures),
+        *rendezvous_options(local_job, failures),
         f"--local-addr={local_job.address}",
         f"--nproc-per-node={local_job.ranks}",
         "--max-restarts=0",
         "--shutdown-timeout=5",
-        f"--log-dir={failures}",  # else a folder in /tmp stays
+        f"--log-dir={failures}",  # the default leaves a folder in /tmp
         "--module",
         "tasks.runtime.launch.rank_entry",
     ]
@@ -48,14 +48,14 @@ def main(failures: Path, local_job: LocalJob) -> int:
     return 0
 
 
-def meeting(local_job: LocalJob, private: Path) -> list[str]:
-    """How this torchrun finds the others.
+def rendezvous_options(local_job: LocalJob, private: Path) -> list[str]:
+    """torchrun's rendezvous options.
 
-    Alone it keeps its state in a file of a private folder: it unpickles it, and what
-    `--standalone` opens for it is a port at which everybody could put another one. Between hosts
-    the rendezvous is static: rank 0 is on the first host, beside the supervisor that follows its
-    files. c10d's elastic one orders hosts by address and restarts what is left of them, which a
-    job of fixed size has no use for.
+    On a single host torchrun keeps its state in a file of a private folder: it unpickles that
+    state, and `--standalone` would open a port at which anybody could replace it. Several hosts
+    use the static rendezvous: rank 0 is on the first host, next to the supervisor that reads its
+    files. c10d's elastic rendezvous orders hosts by address and restarts with the remaining ones,
+    which is of no use to a job of fixed size.
     """
     if local_job.endpoint is None:
         return [
@@ -75,5 +75,5 @@ def meeting(local_job: LocalJob, private: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    _failures, _share = sys.argv[1:]
-    sys.exit(main(Path(_failures), LocalJob.model_validate_json(_share)))
+    _failures, _local_job = sys.argv[1:]
+    sys.exit(main(Path(_failures), LocalJob.model_validate_json(_local_job)))

@@ -1,8 +1,8 @@
-"""The GPUs of this host, and who uses which: a kernel lock on one small file for each.
+"""This host's GPUs, each reserved by a flock on a lock file of its own.
 
-A lock belongs to an open file, and the kernel frees it with the last process that has the file
-open, however that ends: after a kill there is nothing to clean up. While it is held, systemd does
-not clear the file away, old as it may be (tmpfiles.d(5)).
+A lock belongs to an open file. The kernel releases it when the last process that has the file open
+ends, even by SIGKILL, so that there is nothing to clean up. While a lock is held, systemd does not
+delete the file, however old it is (tmpfiles.d(5)).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def gpus_visible(environment: Mapping[str, str]) -> bool:
 
 
 def host_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The GPUs that ranks are given of, by the names that CUDA_VISIBLE_DEVICES takes.
+    """The GPUs available to ranks, named as in CUDA_VISIBLE_DEVICES.
 
-    They are those that DYNOLAB_DEVICES lists, else those that CUDA_VISIBLE_DEVICES leaves, else
-    all; none where ranks with this environment compute on the CPU.
+    Those listed in DYNOLAB_DEVICES, else those in CUDA_VISIBLE_DEVICES, else all; empty if ranks
+    with this environment compute on the CPU.
 
-    **Raises** `ConfigError` for a list that is none.
+    **Raises** `ConfigError` for an invalid list.
     """
     if listed := environment.get(LISTED):
         return _names(LISTED, listed)
@@ -53,7 +53,7 @@ def host_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]
         return ()
     if visible := environment.get(VISIBLE):
         return _names(VISIBLE, visible)
-    # CUDA counts from 0 those that it finds, whichever of the host's they are.
+    # CUDA numbers the devices that it finds from 0, whatever their numbers on the host.
     return tuple(str(number) for number, _ in enumerate(_DEVICES.glob("nvidia[0-9]*")))
 
 
@@ -66,12 +66,12 @@ def _names(variable: str, listed: str) -> tuple[str, ...]:
 
 @contextmanager
 def hold_devices(count: int, names: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Holds `count` of the devices, waiting until they are free; device → descriptor of its lock.
+    """Wait for and lock `count` of the devices; yields device → descriptor of its lock.
 
-    Who waits, waits in line, and the first in line keeps what becomes free: a training on many
-    devices is not passed over for ever by those on few.
+    Waiting processes queue, and the first keeps each device that becomes free: a training on many
+    devices is not starved by trainings on few.
 
-    **Raises** `ConfigError` where there are not so many.
+    **Raises** `ConfigError` if the host has fewer than `count` devices.
     """
     if count > len(names):
         raise ConfigError(
@@ -79,8 +79,8 @@ def hold_devices(count: int, names: Sequence[str]) -> Iterator[dict[str, int]]:
         )
     with ExitStack() as held:
         locks: dict[str, int] = {}
-        with ExitStack() as turn:
-            _lock("line-devices", turn, wait=True)
+        with ExitStack() as queue:
+            _lock("line-devices", queue, wait=True)
             if not _add_free(count, names, locks, held):
                 log.info("waiting for GPUs: %d of %d are free", len(locks), count)
             while not _add_free(count, names, locks, held):
@@ -90,7 +90,7 @@ def hold_devices(count: int, names: Sequence[str]) -> Iterator[dict[str, int]]:
 
 
 def _add_free(count: int, names: Sequence[str], locks: dict[str, int], held: ExitStack) -> bool:
-    """Locks devices that are free, up to `count`; whether there are enough now."""
+    """Lock free devices until `locks` holds `count`; returns whether it does."""
     for name in names:
         if name in locks or len(locks) == count:
             continue
@@ -100,7 +100,7 @@ def _add_free(count: int, names: Sequence[str], locks: dict[str, int], held: Exi
 
 
 def _lock(name: str, held: ExitStack, *, wait: bool) -> int | None:
-    """Locks a file for as long as `held` is open; None where another process has it locked."""
+    """Lock a file until `held` closes; returns None if another process holds the lock."""
     file = _folder() / f"{name}.lock"
     while True:
         with ExitStack() as opened:
@@ -116,7 +116,7 @@ def _lock(name: str, held: ExitStack, *, wait: bool) -> int | None:
 
 
 def _folder() -> Path:
-    """One for all users of the host: GPUs know no users."""
+    """The lock folder, shared by all users of the host as the GPUs are."""
     folder = Path(tempfile.gettempdir()) / "dynolab-devices"
     with suppress(FileExistsError):
         folder.mkdir()
@@ -125,7 +125,7 @@ def _folder() -> Path:
 
 
 def _open(file: Path) -> int:
-    """For reading alone, which suffices for a lock, and which any user's file allows."""
+    """Open read-only: enough for a lock, and allowed on other users' files."""
     flags = os.O_RDONLY | os.O_NOFOLLOW
     try:
         return os.open(file, flags)
@@ -136,7 +136,7 @@ def _open(file: Path) -> int:
 
 
 def _is_at(descriptor: int, file: Path) -> bool:
-    """Whether the open file is the one by that name still: a deleted one's lock binds nobody."""
+    """Whether the open file still has that path; the lock of a deleted file protects nothing."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.stat())
     except FileNotFoundError:

@@ -1,11 +1,10 @@
-"""A host that gives its cores or GPUs to the trainings of another: `dynolab join`.
+"""`dynolab join`: lends this host's cores or GPUs to trainings that another host starts.
 
     python -m tasks.runtime.launch.join
 
-It waits for a training that is started with the same `DYNOLAB_RENDEZVOUS`, runs its share of the
-ranks, and waits for the next. It listens only to who has the key of the home that it sees, and runs
-rank programs of this project on job files that it sees there, and nothing else that comes by the
-connection.
+It waits for a training with the same `DYNOLAB_RENDEZVOUS`, runs its share of the ranks, and waits
+for the next. It accepts messages only from a host that has the key of the same home, and runs only
+rank programs of this project, on job files in that home.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from dynolab.errors import ConfigError, HostLost
-from dynolab.meeting import SECRET
+from dynolab.rank_authentication import SECRET
 from dynolab.store import library_versions
 from tasks.runtime.launch.local_job import LocalJob, Running, running
 from tasks.runtime.launch.peer import Message, Peer
-from tasks.runtime.servers.server_registry import sigterm_as_interrupt
-from tasks.runtime.system.private import ranks_secret, signing_key
+from tasks.runtime.servers.standing_servers import sigterm_as_interrupt
+from tasks.runtime.system.secret_files import ranks_secret, signing_key
 from tasks.runtime.system.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -37,49 +36,49 @@ _POLL_SECONDS = 0.2
 
 
 def join(settings: Settings) -> None:
-    """Works for one training after the other until an interruption.
+    """Run ranks of one training after the other until an interruption.
 
-    Raises ConfigError where the environment names no rendezvous.
+    Raises ConfigError if no rendezvous is set.
     """
     if settings.rendezvous is None:
         raise ConfigError(
             "DYNOLAB_RENDEZVOUS",
             None,
-            "set the address that the host which starts trainings has, like 10.0.0.1:29400",
+            "set the address of the host that starts trainings, like 10.0.0.1:29400",
         )
     log.info("waiting for trainings at %s", settings.rendezvous)
     warned = False
     while True:
-        known = join_once(settings.rendezvous, settings.home)
-        if not known and not warned:
+        has_key = join_once(settings.rendezvous, settings.home)
+        if not has_key and not warned:
             log.warning(
-                "who listens at %s does not have the key of %s: DYNOLAB_HOME must be one folder "
+                "the host at %s does not have the key of %s: DYNOLAB_HOME must be one folder "
                 "that all hosts share, or DYNOLAB_KEY the same on all",
                 settings.rendezvous,
                 settings.home,
             )
-        warned = not known
+        warned = not has_key
         time.sleep(RETRY_SECONDS)
 
 
 def join_once(rendezvous: str, home: Path) -> bool:
-    """Waits for the rendezvous and takes part in what it gives; its end is told in the log.
+    """Wait for the rendezvous and run this host's part of one job; log how it ended.
 
-    Returns whether who listens there has the key of the home.
+    Returns whether the host at the rendezvous has the key of the home.
     """
     with Peer(_connected(rendezvous), signing_key(home), "joins") as peer:
         try:
             peer.send(name=socket.gethostname(), libraries=library_versions())
             work(peer, home)
-        except HostLost as lost:  # the ordinary end of a job, too: the other host hangs up
-            if peer.known:
+        except HostLost as lost:  # also the normal end of a job: the other host hangs up
+            if peer.has_key:
                 log.info("back to waiting: %s", lost.reason)
-        return peer.known
+        return peer.has_key
 
 
 def work(peer: Peer, home: Path) -> None:
-    """Runs the share that the other host gives; raises HostLost once it hangs up, or is lost."""
-    order = _next_of(peer)
+    """Run the ranks that the other host assigns; raises HostLost once that host hangs up."""
+    order = _next_message(peer)
     try:
         local_job = _checked(order, home)
         log.info(
@@ -93,15 +92,15 @@ def work(peer: Peer, home: Path) -> None:
         with running(local_job, {SECRET: secret}) as here:
             _serve(peer, here)
     except ConfigError as error:
-        log.warning("a job was refused: %s", error)
+        log.warning("refused a job: %s", error)
         reason = f"host {socket.gethostname()} refuses the job: {error.remedy}"
         peer.send(field=error.field, value=str(error.value), refused=reason)
-        while True:  # until it has heard
-            _next_of(peer)
+        while True:  # until the other host has read it and hangs up
+            _next_message(peer)
 
 
 def _serve(peer: Peer, here: Running) -> None:
-    """Tells the other host how the ranks end; raises HostLost."""
+    """Report to the other host how the ranks end; raises HostLost when it hangs up."""
     peer.send(ready=True)
     while here.agent.poll() is None:
         with suppress(subprocess.TimeoutExpired):
@@ -111,13 +110,13 @@ def _serve(peer: Peer, here: Running) -> None:
     end = None if failure is None else failure.model_dump(mode="json")
     peer.send(code=here.agent.returncode, failure=end)
     while True:
-        _next_of(peer)
+        _next_message(peer)
 
 
 def _checked(order: Message, home: Path) -> LocalJob:
-    """The job, where it is one that this host may run and whose job it sees in its home.
+    """The local job of an order, if it runs a rank program on a job file in this host's home.
 
-    **Raises:** `ConfigError` for every other.
+    **Raises** `ConfigError` otherwise.
     """
     remedy = "DYNOLAB_HOME must be one folder that all hosts share, under the same path"
     try:
@@ -125,12 +124,12 @@ def _checked(order: Message, home: Path) -> LocalJob:
         job, logs = local_job.job.resolve(), local_job.logs.resolve()
         socket.inet_aton(local_job.address)
     except (ValueError, OSError) as error:  # pydantic's ValidationError is a ValueError
-        raise ConfigError("share", "…", f"is none that this version runs: {error}") from error
+        raise ConfigError("share", "…", f"is not valid in this version: {error}") from error
     if not local_job.module.startswith(PROGRAMS):
-        raise ConfigError("module", local_job.module, "only rank programs of this project are run")
+        raise ConfigError("module", local_job.module, "must be a rank program of this project")
     if not (job.is_relative_to(home) and logs.is_relative_to(home)):
         raise ConfigError(
-            "DYNOLAB_HOME", str(home), f"the job {local_job.job} lies outside of it; {remedy}"
+            "DYNOLAB_HOME", str(home), f"does not contain the job {local_job.job}; {remedy}"
         )
     try:
         digest = hashlib.sha256(job.read_bytes()).hexdigest()
@@ -143,7 +142,7 @@ def _checked(order: Message, home: Path) -> LocalJob:
     return local_job
 
 
-def _next_of(peer: Peer) -> Message:
+def _next_message(peer: Peer) -> Message:
     while (message := peer.poll()) is None:
         time.sleep(_POLL_SECONDS)
     return message
@@ -152,13 +151,13 @@ def _next_of(peer: Peer) -> Message:
 def _connected(rendezvous: str) -> socket.socket:
     host, _, port = rendezvous.rpartition(":")
     while True:
-        with suppress(OSError):  # nobody is there yet
+        with suppress(OSError):  # no training has started yet
             return socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS)
         time.sleep(RETRY_SECONDS)
 
 
 def main() -> None:
-    """Entry point; Ctrl-C and SIGTERM are the ordinary end."""
+    """Entry point; runs until Ctrl-C or SIGTERM."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     with suppress(KeyboardInterrupt), sigterm_as_interrupt():
         join(Settings.from_environment())

@@ -1,4 +1,4 @@
-"""Runs a rank program on all ranks of a job, and leaves nothing behind."""
+"""Runs a rank program on all ranks of a job and leaves no process, port or lock behind."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def launch_ranks(
     poll_seconds: float = 0.2,
     rendezvous: Rendezvous | None = None,
 ) -> None:
-    """Run `python -m module job` on `ranks` ranks under torchrun and wait for their end.
+    """Run `python -m module job` on `ranks` ranks under torchrun and wait until they end.
 
     **Arguments**
 
     - `logs`: folder for `rank-<n>.log` (stdout and stderr of a rank) and `torchrun.log`.
-    - `environment`: variables for this host's ranks, over those of this process that computing
-      needs.
+    - `environment`: variables for this host's ranks; they override those inherited from this
+      process (`rank_environment`).
     - `while_running`: called in this thread every `poll_seconds`, and once after the ranks ended.
-    - `rendezvous`: where other hosts come to share the ranks evenly; default: all run on this host.
+    - `rendezvous`: where other hosts join to share the ranks evenly; default: all run on this host.
 
-    **Raises** `RankFailed` where a rank did not end with exit code 0: it names the rank that
-    failed first, not those that failed or were ended because of it. `HostLost` where a host
-    went away. `ConfigError` for an impossible number of ranks. Whatever is raised, and if this
-    process is killed, no rank, helper process, port or build lock stays.
+    **Raises** `RankFailed` if a rank's exit code is not 0: it names the rank that failed first,
+    not those that failed or were ended because of it. `HostLost` if the connection to a host is
+    lost. `ConfigError` for an impossible number of ranks. After any exception, and if this process
+    is killed, no rank, helper process, port or build lock remains.
     """
     if ranks < 1:
         raise ConfigError("ranks", ranks, "choose 1 or more")

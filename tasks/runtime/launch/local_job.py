@@ -1,4 +1,4 @@
-"""What one host runs of a job: torchrun with this host's ranks, and how they ended."""
+"""One host's part of a job: runs torchrun with this host's ranks and reports how they ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dynolab.errors import RankFailed
-from dynolab.meeting import MEETING, SECRET
+from dynolab.rank_authentication import MEETING, SECRET
 from dynolab.store.owner import this_process
 from tasks.runtime.launch.devices import VISIBLE, gpus_visible, hold_devices, host_devices
 from tasks.runtime.system.processes import Process, kill_marked, last_lines, start_child, stop_group
@@ -29,11 +29,11 @@ from tasks.runtime.system.processes import Process, kill_marked, last_lines, sta
 _GRACE_SECONDS = 10.0
 _JOB_VARIABLE = "DYNOLAB_JOB"
 OWNER_VARIABLE = "DYNOLAB_OWNER"
-"""In the environment of ranks and of all that they start: whose they are, as JSON."""
+"""Set in the environment of ranks and their children: their supervisor's identity, as JSON."""
 
-# Ranks compute on local files: they get what computing needs and nothing else, so that no secret of
-# a service reaches them, and no outer job's place in a process group is taken for their own.
-_PASSED = re.compile(
+# Ranks compute on local files. They inherit only the variables that computing needs, so that they
+# see no service's secret and no process-group variable (RANK, ...) of an outer job.
+_INHERITED = re.compile(
     r"""
     PATH|HOME|USER|LOGNAME|SHELL|TZ|LANG|LANGUAGE|LC_.*|TMPDIR|TMP|TEMP|XDG_CACHE_HOME|VIRTUAL_ENV
     |PYTHON.*|LD_LIBRARY_PATH|LD_PRELOAD|MALLOC_.*
@@ -45,21 +45,21 @@ _PASSED = re.compile(
     |HF_(HOME|HUB_CACHE|DATASETS_CACHE|MODULES_CACHE|HUB_OFFLINE|DATASETS_OFFLINE)
     |TRANSFORMERS_(OFFLINE|VERBOSITY)|TOKENIZERS_PARALLELISM
     |DYNOLAB_(HOME|REWARD_MODULES)
-    |DYNOLAB_(UP|TEST|TEST_HOST)  # marks by which processes are found
+    |DYNOLAB_(UP|TEST|TEST_HOST)  # marks for finding processes
     """,
     re.VERBOSE,
 )
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
-_REQUEST_BYTES = 256  # more than struct ifreq of linux/if.h has
-_ADDRESS = slice(20, 24)  # in it: sin_addr of the interface's IPv4 address
+_REQUEST_BYTES = 256  # more than struct ifreq of linux/if.h
+_ADDRESS = slice(20, 24)  # of struct ifreq: sin_addr of the interface's IPv4 address
 
 
 class LocalJob(BaseModel):
     """One host's part of a job.
 
-    `ranks` are those of this host, `host` is its number among `hosts`. Where there are several,
-    their torchruns meet at `endpoint` (host:port, served by the first one), and this one is known
-    to the others by `address`.
+    `ranks` counts this host's ranks; `host` is its number among `hosts`. If there are several,
+    their torchruns meet at `endpoint` (host:port, served by host 0), and the others reach this one
+    at `address`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -79,13 +79,12 @@ class LocalJob(BaseModel):
 
 
 class RankEnd(BaseModel):
-    """How a rank ended that did not end well; `rank` None is torchrun itself.
+    """How a failed rank ended; `rank` None is torchrun itself.
 
-    The cause of a failure comes first by `order`: a process that ended without a record (killed,
-    crashed, `os._exit`) ran no Python any more and is a cause; recorded exceptions, which may
-    follow from it, come next by time; then those that a communication library aborted (SIGABRT),
-    and last those that torchrun ended (SIGTERM, later SIGKILL). `time` is seconds since 1970, on
-    clocks that agree between hosts as well as they are set.
+    `order` sorts the cause of a failure first. `group` 0: processes that ended without a record
+    (killed, crashed, `os._exit`). 1: recorded exceptions, which may be their consequences, by time.
+    2: ranks that a communication library aborted (SIGABRT). 3: ranks that torchrun ended (SIGTERM,
+    later SIGKILL). 4: a torchrun that was not killed. `time`: unix seconds by the host's clock.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -102,26 +101,26 @@ class RankEnd(BaseModel):
         return self.group, self.time, -1 if self.rank is None else self.rank
 
     def error(self) -> RankFailed:
-        """What is raised where this end is the cause."""
+        """The exception to raise if this end is the cause."""
         return RankFailed(self.rank, self.exit_code, self.last_lines, self.reason)
 
 
 @dataclass(frozen=True)
 class Running:
-    """A share at work; `failures` is a folder of its own."""
+    """A running local job; `failures` is its private folder of failure records."""
 
     local_job: LocalJob
     agent: Process
     failures: Path
 
     def failure(self) -> RankEnd | None:
-        """The first bad end on this host, once torchrun has ended; None where all is well."""
+        """The first failure on this host; None while torchrun runs, or if no rank failed."""
         code = self.agent.poll()
         if not code:
             return None
         ends = rank_ends(self.failures, self.local_job.logs)
         last = last_lines(self.local_job.log)
-        # A torchrun that was killed is a cause; its own exceptions follow from lost connections.
+        # A killed torchrun is a cause; an exception in it is the consequence of lost connections.
         group = 0 if code < 0 else 4
         torchrun = RankEnd(rank=None, exit_code=code, group=group, time=0, last_lines=last)
         return min(ends, key=lambda end: end.order, default=torchrun)
@@ -129,13 +128,13 @@ class Running:
 
 @contextmanager
 def running(local_job: LocalJob, environment: Mapping[str, str]) -> Iterator[Running]:
-    """A share's ranks, started; they have ended after the block, whatever happens in it.
+    """Start a local job's ranks; the end of the block ends them, whatever happens in it.
 
-    Where this host has GPUs, each rank gets one of its own, and the ranks wait until so many are
-    free. `environment`: variables for the ranks, over those of this process that computing needs.
+    On a host with GPUs each rank gets one of its own, once enough of them are free. `environment`:
+    variables for the ranks; they override inherited ones (`rank_environment`).
     """
     devices = host_devices({**os.environ, **environment})
-    # Beside the job, so that what a killed process leaves lies in the work folder.
+    # Next to the job file: if this process is killed, the folder is removed with the work folder.
     with (
         tempfile.TemporaryDirectory(prefix="dynolab-ranks-", dir=local_job.job.parent) as folder,
         ExitStack() as holding,
@@ -164,25 +163,24 @@ def running(local_job: LocalJob, environment: Mapping[str, str]) -> Iterator[Run
 def rank_environment(
     additions: Mapping[str, str], local_job: LocalJob, private: Path, job_id: str
 ) -> dict[str, str]:
-    """What of this process's environment computing needs, with `additions` and DeepSpeed's own."""
-    inherited = {name: value for name, value in os.environ.items() if _PASSED.fullmatch(name)}
+    """The ranks' environment: inherited variables that computing needs, defaults, `additions`."""
+    inherited = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     defaults = {
         "OMP_NUM_THREADS": str(max(1, (cores or 1) // local_job.ranks)),
-        # A killed build leaves a lock on which later jobs hang silently: nothing is shared.
+        # A private folder: a killed build leaves a lock on which later jobs would hang silently.
         "TORCH_EXTENSIONS_DIR": str(private / "torch_extensions"),
     }
     if local_job.hosts == 1:
         defaults[MEETING] = str(private / "ranks")
         defaults[SECRET] = secrets.token_hex(32)
         defaults["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torchrun opens a port for it
-    # gloo listens where the host's own name leads: to loopback on many machines, on others to a
-    # network that has no business with a single host's ranks.
+    # By default gloo listens at the address of the host's name: loopback on many machines, on
+    # others a network, to which a single host's ranks should not be exposed.
     if interface := interface_of(local_job.address):
-        known = (
-            os.environ.get("GLOO_SOCKET_IFNAME", interface) if local_job.hosts > 1 else interface
-        )
-        defaults["GLOO_SOCKET_IFNAME"] = known
+        if local_job.hosts > 1:
+            interface = os.environ.get("GLOO_SOCKET_IFNAME", interface)
+        defaults["GLOO_SOCKET_IFNAME"] = interface
     owner = json.dumps(this_process())
     environment = {
         **inherited,
@@ -197,19 +195,19 @@ def rank_environment(
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has an IPv4 address, if one has it."""
+    """Name of the network interface that has this IPv4 address, or None."""
     wanted = socket.inet_aton(address)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack(f"{_REQUEST_BYTES}s", name.encode())
-            with suppress(OSError):  # it has none
-                if fcntl.ioctl(asking, _SIOCGIFADDR, request)[_ADDRESS] == wanted:
+            with suppress(OSError):  # the interface has no IPv4 address
+                if fcntl.ioctl(probe, _SIOCGIFADDR, request)[_ADDRESS] == wanted:
                     return name
     return None
 
 
 def rank_ends(failures: Path, logs: Path) -> list[RankEnd]:
-    """The bad ends on this host, from torchrun's list and the ranks' own records."""
+    """The failures on this host, from torchrun's list and the ranks' own records."""
     ends = _read(failures / "torchrun.json", dict[int, tuple[int, float]]) or {}
     records = {
         int(file.stem[5:]): record
@@ -244,7 +242,7 @@ def rank_ends(failures: Path, logs: Path) -> list[RankEnd]:
 
 
 class _Record(BaseModel):
-    """What a rank writes of the exception that ended it."""
+    """A rank's record of the exception that ended it."""
 
     exit_code: int
     time: float
@@ -252,7 +250,7 @@ class _Record(BaseModel):
 
 
 def _read(file: Path, kind: type[Parsed]) -> Parsed | None:
-    """A small JSON file; None where its writer was killed before it was complete."""
+    """Parse a small JSON file; None if it is missing or its writer was killed while writing."""
     try:
         return TypeAdapter(kind).validate_json(file.read_bytes())
     except (OSError, ValidationError):

@@ -1,8 +1,8 @@
-"""The connection between two hosts of a job: whole messages, and whether the other one lives.
+"""Authenticated messages and heartbeats between two hosts of a job.
 
-Both ends have a key in common, that of the home they share. Each sends a nonce; every later line
-begins with an HMAC-SHA256 (RFC 2104) over its content, its number and both nonces, so that nothing
-that somebody without the key sends, repeats or changes on the way is even parsed.
+Both ends share a key, that of their home. Each sends a nonce; every later line begins with an
+HMAC-SHA256 (RFC 2104) over its content, its number and both nonces, so that a line which somebody
+without the key sends, repeats or changes is never parsed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dynolab.errors import HostLost
 
 SIGN_SECONDS = 1.0
 LOST_SECONDS = 20.0
-"""Silence after which a host counts as lost: longer than a machine that swaps stands still."""
+"""Silence after which a host counts as lost: longer than a swapping machine may freeze."""
 
 MEET_SECONDS = 10.0
-"""How long the other end has to show that it has the key."""
+"""How long the other end has to prove that it has the key."""
 
-STRANGER = "it did not show that it has the key of this home"
+STRANGER = "it did not prove that it has the key of this home"
 
 _SEND_SECONDS = 5.0
 _MESSAGE_BYTES = 2**20
@@ -40,43 +40,43 @@ _NONCE = re.compile(rb"[0-9a-f]{%d}" % (2 * _NONCE_BYTES))
 _PURPOSE = b"dynolab hosts\0"  # the same key signs resume states
 Message = dict[str, Any]
 Role = Literal["starts", "joins"]
-"""What a host does: no end may be answered with its own lines."""
+"""Part of the HMAC, so that nobody can send an end its own lines back."""
 
 _OTHER: dict[Role, Role] = {"starts": "joins", "joins": "starts"}
 
 
 class _Seal:
-    """HMACs of the lines that one end sends, in their order."""
+    """HMACs of the lines that one end sends, in order."""
 
     def __init__(self, key: bytes, sender: Role, nonce: bytes, others_nonce: bytes) -> None:
         content = _PURPOSE + sender.encode() + nonce + others_nonce
         self._key, self._number = hmac.digest(key, content, sha256), 0
 
     def next(self, content: bytes) -> bytes:
-        """Of the next line, in hex."""
+        """HMAC of the next line, in hex."""
         self._number += 1
         numbered = self._number.to_bytes(8, "big") + content
         return hmac.new(self._key, numbered, sha256).hexdigest().encode()
 
 
 class Peer:
-    """The other end; a context manager that hangs up.
+    """A connection to another host; a context manager that hangs up.
 
-    A thread sends a sign of life every second and hears the other end's, so that a cut cable is
-    noticed, too, whatever the process is busy with. Messages are JSON objects, one a line. A
-    connection that ends, a silence of `LOST_SECONDS` and what is no message make the host lost,
-    and so does an end that has not shown within `MEET_SECONDS` that it has the key.
+    A thread sends a heartbeat every second and watches for the other end's, so that even a cut
+    cable is noticed, whatever the process is busy with. Messages are JSON objects, one per line.
+    The host counts as lost if the connection ends, after `LOST_SECONDS` of silence, after an
+    invalid message, or if it does not prove within `MEET_SECONDS` that it has the key.
     """
 
     def __init__(self, connection: socket.socket, key: bytes, role: Role) -> None:
-        """**Arguments:** `role`: of this end; the other one has the other."""
+        """**Arguments:** `role`: of this end; the other end must have the other role."""
         connection.settimeout(_SEND_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection, self._key, self._role = connection, key, role
         self.address = str(connection.getpeername()[0])
         self.own_address = str(connection.getsockname()[0])
         self.name = self.address
-        self.known = False  # whether it has shown that it has the key
+        self.has_key = False  # whether the other end has proved that it has the key
         self._nonce = secrets.token_hex(_NONCE_BYTES).encode()
         self._sealed: _Seal | None = None
         self._expected: _Seal | None = None
@@ -88,7 +88,7 @@ class Peer:
         self._thread.start()
 
     def send(self, **message: Any) -> None:
-        """Sends one message, once the other end's nonce is there; raises HostLost if it cannot."""
+        """Send one message, after the other end's nonce has arrived; raises HostLost."""
         self._can_send.wait()
         content = json.dumps(message).encode()
         try:
@@ -97,11 +97,11 @@ class Peer:
                     raise HostLost(self.name, self._lost or STRANGER)
                 self._connection.sendall(self._sealed.next(content) + b" " + content + b"\n")
         except OSError as error:
-            raise HostLost(self.name, self._lost or "it takes no messages any more") from error
+            raise HostLost(self.name, self._lost or "it no longer accepts messages") from error
 
     def poll(self) -> Message | None:
-        """The next message, if one has come; raises HostLost after the last of a lost host's."""
-        lost = self._lost  # looked at first: what came before it is told before it
+        """The next message, or None; raises HostLost after a lost host's last message."""
+        lost = self._lost  # read first, so that earlier messages are returned before it is raised
         with suppress(Empty):
             return self._messages.get_nowait()
         if lost is not None:
@@ -109,7 +109,7 @@ class Peer:
         return None
 
     def close(self) -> None:
-        """Hangs up."""
+        """Hang up."""
         self._closed.set()
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -129,34 +129,34 @@ class Peer:
 
     def _live(self) -> None:
         try:
-            self._hear_and_sign()
+            self._receive_and_send_heartbeats()
         except HostLost as lost:
             reason = lost.reason
         except OSError as error:
             reason = f"its connection broke: {error.strerror or error}"
         else:
             reason = "this end hung up"
-        self._lost = reason if self.known else STRANGER
+        self._lost = reason if self.has_key else STRANGER
         self._can_send.set()
 
-    def _hear_and_sign(self) -> None:
-        """Until this end hangs up; raises HostLost or OSError where the other one is lost."""
+    def _receive_and_send_heartbeats(self) -> None:
+        """Run until this end hangs up; raises HostLost or OSError if the other end is lost."""
         self._connection.sendall(self._nonce + b"\n")
-        received, signed, began = b"", 0.0, time.monotonic()
-        heard = began
-        readable = select.poll()  # select(2) knows the first 1024 descriptors alone
+        received, last_sent, began = b"", 0.0, time.monotonic()
+        last_received = began
+        readable = select.poll()  # select(2) handles only descriptors below 1024
         readable.register(self._connection, select.POLLIN)
         while not self._closed.is_set():
             now = time.monotonic()
-            if self._sealed is not None and now - signed >= SIGN_SECONDS:
+            if self._sealed is not None and now - last_sent >= SIGN_SECONDS:
                 self.send()
-                signed = now
-            if not self.known and now - began > MEET_SECONDS:
+                last_sent = now
+            if not self.has_key and now - began > MEET_SECONDS:
                 raise HostLost(self.name, STRANGER)
             if readable.poll(SIGN_SECONDS * 1000 / 4):
-                received = self._take(received + self._read())
-                heard = time.monotonic()
-            elif now - heard > LOST_SECONDS:
+                received = self._handle_lines(received + self._read())
+                last_received = time.monotonic()
+            elif now - last_received > LOST_SECONDS:
                 raise HostLost(self.name, f"no sign of life for {LOST_SECONDS:.0f} s")
 
     def _read(self) -> bytes:
@@ -168,36 +168,36 @@ class Peer:
             raise HostLost(self.name, "it closed its connection")
         return data
 
-    def _take(self, received: bytes) -> bytes:
-        """Takes the lines that are whole; returns the rest."""
+    def _handle_lines(self, received: bytes) -> bytes:
+        """Handle the complete lines; returns the rest."""
         *lines, rest = received.split(b"\n")
         for line in lines:
             if self._expected is None:
-                self._meet(line)
+                self._accept_nonce(line)
             else:
-                self._hear(line, self._expected)
-        if len(rest) > (_MESSAGE_BYTES if self.known else _STRANGER_BYTES):
-            raise HostLost(self.name, "it sent what is no message")
+                self._queue_message(line, self._expected)
+        if len(rest) > (_MESSAGE_BYTES if self.has_key else _STRANGER_BYTES):
+            raise HostLost(self.name, "it sent an invalid message")
         return rest
 
-    def _meet(self, nonce: bytes) -> None:
+    def _accept_nonce(self, nonce: bytes) -> None:
         if not _NONCE.fullmatch(nonce):
             raise HostLost(self.name, STRANGER)
         self._expected = _Seal(self._key, _OTHER[self._role], nonce, self._nonce)
         self._sealed = _Seal(self._key, self._role, self._nonce, nonce)
         self._can_send.set()
 
-    def _hear(self, line: bytes, expected: _Seal) -> None:
-        """Queues the message of a line."""
+    def _queue_message(self, line: bytes, expected: _Seal) -> None:
+        """Check a line's HMAC and queue its message."""
         seal, _, content = line.partition(b" ")
         if not hmac.compare_digest(seal, expected.next(content)):
             raise HostLost(self.name, "it sent a line without the key of this home")
-        self.known = True
+        self.has_key = True
         try:
             message = json.loads(content)
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
-            raise HostLost(self.name, "it sent what is no message")
-        if message:  # an empty one is a sign of life
+            raise HostLost(self.name, "it sent an invalid message")
+        if message:  # an empty one is a heartbeat
             self._messages.put(message)

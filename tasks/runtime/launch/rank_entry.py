@@ -1,10 +1,10 @@
-"""What torchrun starts for every rank: ties it to torchrun, opens its log, runs the rank program.
+"""Entry point of every rank: ties it to torchrun's life, opens its log, runs the rank program.
 
     python -m tasks.runtime.launch.rank_entry <torchrun pid> <logs> <failures> <module> <job.json>
 
-One rank's failure takes the others down within milliseconds ("connection closed by peer"), and
-torchrun dates failures in whole seconds: each rank therefore records the moment at which its own
-exception reached the top.
+One rank's failure makes the others fail within milliseconds ("connection closed by peer"), and
+torchrun's failure times are whole seconds. Each rank therefore records when its own exception
+reached the top.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _log_to(file: Path) -> None:
 
 
 def main(parent: int, logs: Path, failures: Path, module: str, job: str) -> None:
-    """Run `module` with the argument `job`; an exception is recorded and raised again."""
+    """Run `module` with the argument `job`; record an exception and raise it again."""
     die_with_parent(parent)
     rank = os.environ["RANK"]
     _log_to(logs / f"rank-{rank}.log")
@@ -40,14 +40,14 @@ def main(parent: int, logs: Path, failures: Path, module: str, job: str) -> None
         code = _exit_code(error)
         if code != 0:
             record = {"time": time.time(), "exit_code": code}
-            if isinstance(error, DynolabError):  # its message is made for people
+            if isinstance(error, DynolabError):  # its message is written for users
                 record["reason"] = str(error)
             (failures / f"rank-{rank}.json").write_text(json.dumps(record), encoding="utf-8")
         raise
 
 
 def _exit_code(error: BaseException) -> int:
-    """The exit code with which Python ends on this exception."""
+    """Python's exit code for this exception."""
     if not isinstance(error, SystemExit):
         return 1
     if error.code is None:

@@ -1,13 +1,12 @@
-"""Where the hosts of a training meet: the host that starts it, and those that join.
+"""Runs a training on several hosts: the one that starts it, and those that join.
 
-Rank 0 and all that supervises it are on the host that starts the job. The others see the same
-files: the home is on a file system that all hosts share, which is checked before any rank starts.
-Only who has the key of that home takes part (`tasks.runtime.launch.peer`). A connection to each
-host carries signs of life, so that a lost one ends the job in seconds; the ranks' own connections
-would wait for it for half an hour.
+Rank 0 and its supervisor are on the host that starts the job. All hosts share the home's file
+system, which is checked before any rank starts. Only hosts with the key of that home may join
+(`tasks.runtime.launch.peer`). Hosts exchange heartbeats, so that a lost one ends the job in
+seconds; the ranks' own connections would wait half an hour.
 
-torchrun's c10d rendezvous is no replacement: it knows neither key nor home, and unpickles what
-anybody who reaches its port has put there.
+torchrun's c10d rendezvous cannot replace this: it checks neither key nor home, and unpickles data
+that anybody who reaches its port can write.
 """
 
 from __future__ import annotations
@@ -26,31 +25,31 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from dynolab.errors import ConfigError, HostLost
-from dynolab.meeting import SECRET
+from dynolab.rank_authentication import SECRET
 from dynolab.store import library_versions
 from tasks.runtime.launch.local_job import LocalJob, RankEnd, Running, running
 from tasks.runtime.launch.peer import Message, Peer
-from tasks.runtime.system.private import ranks_secret, signing_key
 from tasks.runtime.system.processes import free_port, listening_socket
+from tasks.runtime.system.secret_files import ranks_secret, signing_key
 from tasks.runtime.system.settings import Settings
 
 log = logging.getLogger(__name__)
 
 JOIN_SECONDS = 600.0
 AFTER_FAILURE_SECONDS = 5.0
-"""What the other hosts have, after a first failure, to fail of it and to say so."""
+"""After a first failure, how long the other hosts have to fail because of it and to report it."""
 
 SHARED_SECONDS = 60.0
-"""How long network file systems hide new files of other hosts, at the most (nfs(5), acdirmax)."""
+"""The longest a network file system hides new files of other hosts (nfs(5), acdirmax)."""
 
 _POLL_SECONDS = 0.1
-_UNKNOWN_AT_ONCE = 64
-"""Connections of which nobody knows yet whose they are; further ones end the oldest."""
+_MOST_UNPROVED = 64
+"""Most open connections without proof of the key; a further one closes the oldest."""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """An address of this host to which `hosts` − 1 others come, who share its home."""
+    """An address of this host at which `hosts` − 1 others join, which share its home."""
 
     host: str
     port: int
@@ -59,9 +58,9 @@ class Rendezvous:
 
     @classmethod
     def of(cls, settings: Settings) -> Rendezvous | None:
-        """What the environment asks for; None where trainings run on this host alone.
+        """The rendezvous that is set; None if trainings run on this host alone.
 
-        Raises ConfigError where several hosts have no address to meet at.
+        Raises ConfigError if there are several hosts but no address.
         """
         if settings.hosts == 1:
             return None
@@ -69,20 +68,21 @@ class Rendezvous:
             raise ConfigError(
                 "DYNOLAB_RENDEZVOUS",
                 None,
-                f"{settings.hosts} hosts need a place to meet; set an address of this host that "
-                "the others reach and a free port, like 10.0.0.1:29400",
+                f"is required for {settings.hosts} hosts; set an address of this host that the "
+                "others can reach and a free port, like 10.0.0.1:29400",
             )
         host, _, port = settings.rendezvous.rpartition(":")
         return cls(host, int(port), settings.hosts, settings.home)
 
     def ranks_each(self, field: str, ranks: int) -> int:
-        """How many of the ranks every host runs; raises ConfigError, naming the field."""
+        """Ranks per host; raises ConfigError, naming `field`, if they cannot be shared evenly."""
         each, rest = divmod(ranks, self.hosts)
         if rest:
             raise ConfigError(
                 field,
                 ranks,
-                f"must be a multiple of DYNOLAB_HOSTS = {self.hosts}: every host has as many",
+                f"must be a multiple of DYNOLAB_HOSTS = {self.hosts}: every host runs the same "
+                "number",
             )
         return each
 
@@ -92,7 +92,7 @@ class Rendezvous:
 
 @dataclass
 class Other:
-    """A host that joined: whether it is at work, and its torchrun's exit code, once that ended."""
+    """Another host: whether it has started its ranks, and its torchrun's exit code at the end."""
 
     peer: Peer
     ready: bool = False
@@ -100,11 +100,11 @@ class Other:
     failure: RankEnd | None = field(default=None)
 
     def poll(self) -> None:
-        """Hears how its ranks ended, if they have; raises HostLost where it is gone."""
+        """Read its next message, if there is one; raises HostLost if it is lost."""
         if (message := self.peer.poll()) is not None:
-            self._take(message)
+            self._handle(message)
 
-    def _take(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         if "refused" in message:
             field, value, remedy = (str(message.get(n)) for n in ("field", "value", "refused"))
             raise ConfigError(field, value, remedy)
@@ -114,7 +114,7 @@ class Other:
             try:
                 self.failure = None if end is None else RankEnd.model_validate(end)
             except ValidationError as error:
-                raise HostLost(self.peer.name, "it told no end of a rank") from error
+                raise HostLost(self.peer.name, "it sent an invalid failure report") from error
             self.code = code
 
 
@@ -125,7 +125,7 @@ def launch_on_hosts(
     while_running: Callable[[], None],
     poll_seconds: float,
 ) -> None:
-    """As `launch_ranks`, with `local_job.ranks` ranks over all hosts together."""
+    """Like `launch_ranks`, with `local_job.ranks` ranks over all hosts together."""
     each = rendezvous.ranks_each("engine.ranks", local_job.ranks)
     with _joined(rendezvous, while_running) as others:
         own = others[0].peer.own_address
@@ -138,7 +138,7 @@ def launch_on_hosts(
             }
         )
         salt = secrets.token_hex(32)
-        _share_out(mine, salt, others, while_running)
+        _assign_jobs(mine, salt, others, while_running)
         secret = {SECRET: ranks_secret(rendezvous.home, salt)}
         with running(mine, {**environment, **secret}) as here:
             try:
@@ -152,7 +152,7 @@ def launch_on_hosts(
 
 @contextmanager
 def _joined(rendezvous: Rendezvous, while_running: Callable[[], None]) -> Iterator[list[Other]]:
-    """The other hosts, once all have come; their connections are closed after the block."""
+    """Wait for all other hosts; the end of the block closes their connections."""
     arrivals = _Arrivals(signing_key(rendezvous.home))
     others: list[Other] = []
     try:
@@ -164,12 +164,12 @@ def _joined(rendezvous: Rendezvous, while_running: Callable[[], None]) -> Iterat
                     arrivals.add(listener.accept()[0])
                 if (host := arrivals.next()) is not None:
                     others.append(host)
-                others = [other for other in others if _still_there(other)]
+                others = [other for other in others if _is_connected(other)]
                 if time.monotonic() > deadline:
                     raise ConfigError(
                         "DYNOLAB_HOSTS",
                         rendezvous.hosts,
-                        f"{len(others) + 1} of them came to {rendezvous} in {JOIN_SECONDS:.0f} s;"
+                        f"{len(others) + 1} of them joined at {rendezvous} in {JOIN_SECONDS:.0f} s;"
                         " run `dynolab join` on the others, with the same DYNOLAB_RENDEZVOUS"
                         + arrivals.describe_strangers(),
                     )
@@ -181,48 +181,48 @@ def _joined(rendezvous: Rendezvous, while_running: Callable[[], None]) -> Iterat
 
 
 class _Arrivals:
-    """Connections to the rendezvous; none keeps another waiting."""
+    """New connections to the rendezvous; none of them blocks another."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._unknown: list[Peer] = []
+        self._unproved: list[Peer] = []
         self._strangers: set[str] = set()
 
     def add(self, connection: socket.socket) -> None:
-        """Begins to hear whose it is."""
-        self._unknown.append(Peer(connection, self._key, "starts"))
-        if len(self._unknown) > _UNKNOWN_AT_ONCE:
-            self._unknown.pop(0).close()
+        """Start the key check of a connection."""
+        self._unproved.append(Peer(connection, self._key, "starts"))
+        if len(self._unproved) > _MOST_UNPROVED:
+            self._unproved.pop(0).close()
 
     def next(self) -> Other | None:
-        """A host that has shown that it has the key, if one has; raises ConfigError."""
-        for peer in list(self._unknown):
+        """A host that has proved that it has the key, or None; raises ConfigError."""
+        for peer in list(self._unproved):
             try:
                 hello = peer.poll()
             except HostLost:
-                self._unknown.remove(peer)
+                self._unproved.remove(peer)
                 self._refuse(peer)
                 continue
             if hello is not None:
-                self._unknown.remove(peer)
-                return _greeted(peer, hello)
+                self._unproved.remove(peer)
+                return _with_same_libraries(peer, hello)
         return None
 
     def _refuse(self, peer: Peer) -> None:
         peer.close()
-        if not peer.known and peer.address not in self._strangers:
+        if not peer.has_key and peer.address not in self._strangers:
             self._strangers.add(peer.address)
             log.warning("%s came to the rendezvous%s", peer.address, _WITHOUT_KEY)
 
     def describe_strangers(self) -> str:
-        """Who came without the key, for people."""
+        """Text for an error message: the addresses that came without the key."""
         if not self._strangers:
             return ""
         return f"; {', '.join(sorted(self._strangers))} came{_WITHOUT_KEY}"
 
     def close(self) -> None:
-        """Hangs up on all that are still unknown."""
-        for peer in self._unknown:
+        """Close the connections that have not proved the key."""
+        for peer in self._unproved:
             peer.close()
 
 
@@ -239,15 +239,15 @@ def _listening(rendezvous: Rendezvous) -> socket.socket:
         raise ConfigError(
             "DYNOLAB_RENDEZVOUS",
             str(rendezvous),
-            f"this host cannot listen there ({error.strerror or error}): name one of its own "
-            "addresses, and a port that no other training uses now",
+            f"this host cannot listen there ({error.strerror or error}): set one of its own "
+            "addresses and a port that no other training is using",
         ) from error
     listener.settimeout(_POLL_SECONDS)
     return listener
 
 
-def _greeted(peer: Peer, hello: Message) -> Other:
-    """A host that runs the same libraries as this one; raises ConfigError for another."""
+def _with_same_libraries(peer: Peer, hello: Message) -> Other:
+    """The joined host; raises ConfigError if its library versions differ from this host's."""
     peer.name = f"{hello.get('name')} ({peer.address})"
     ours, theirs = library_versions(), hello.get("libraries")
     if theirs != ours:
@@ -257,12 +257,13 @@ def _greeted(peer: Peer, hello: Message) -> Other:
         raise ConfigError(
             name,
             versions.get(name),
-            f"host {peer.name} has it, this host has {ours.get(name)}: install the same on both",
+            f"is the version of host {peer.name}, this host has {ours.get(name)}: install the same "
+            "on both",
         )
     return Other(peer)
 
 
-def _still_there(other: Other) -> bool:
+def _is_connected(other: Other) -> bool:
     try:
         other.poll()
     except HostLost:
@@ -271,21 +272,21 @@ def _still_there(other: Other) -> bool:
     return True
 
 
-def _share_out(
+def _assign_jobs(
     mine: LocalJob, salt: str, others: list[Other], while_running: Callable[[], None]
 ) -> None:
-    """Tells every host its part; returns once each is at work on it and writes where this reads.
+    """Send every host its job; return once each has started it and its log is visible here.
 
-    **Arguments:** `salt`: of the ranks' secret.
+    **Arguments:** `salt`: for the ranks' secret.
     """
     digest = hashlib.sha256(mine.job.read_bytes()).hexdigest()
-    shares = [
+    local_jobs = [
         mine.model_copy(update={"host": number, "address": other.peer.address})
         for number, other in enumerate(others, start=1)
     ]
-    for theirs, other in zip(shares, others, strict=True):
+    for theirs, other in zip(local_jobs, others, strict=True):
         other.peer.send(share=theirs.model_dump(mode="json"), digest=digest, salt=salt)
-    for theirs, other in zip(shares, others, strict=True):
+    for theirs, other in zip(local_jobs, others, strict=True):
         while not other.ready:
             while_running()
             other.poll()
@@ -298,8 +299,8 @@ def _share_out(
                 raise ConfigError(
                     "DYNOLAB_HOME",
                     str(mine.logs),
-                    f"what host {other.peer.name} writes there does not arrive here; it must be "
-                    "one folder that all hosts share",
+                    f"files that host {other.peer.name} writes there do not appear here; it must "
+                    "be one folder that all hosts share",
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -307,7 +308,7 @@ def _share_out(
 def _watch(
     here: Running, others: list[Other], while_running: Callable[[], None], poll_seconds: float
 ) -> RankEnd | None:
-    """Waits for the end on every host; returns the first failure, or None where all is well."""
+    """Wait until every host has ended; returns the first failure, or None."""
     failed_at: float | None = None
     while True:
         with suppress(subprocess.TimeoutExpired):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def make_bucket(environment: Mapping[str, str]) -> str:
-    """Makes the bucket of DYNOLAB_STORE where there is none; returns its name."""
+    """Create the bucket of DYNOLAB_STORE if it does not exist; returns its name."""
     import fsspec
 
     bucket = environment["DYNOLAB_STORE"].removeprefix("s3://").partition("/")[0]

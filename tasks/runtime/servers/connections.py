@@ -1,8 +1,8 @@
 """Refuses connections of other users of this machine, and closes idle ones.
 
-A browser sends its cookies to every port of a host: another user who serves a page on one of them,
-or takes a server's own port while the server is away, gets to see the login. It is of no use to
-them, as the kernel says whose program is at the other end of a connection within the machine.
+A browser sends its cookies to every port of a host. Another user who serves a page on one of them,
+or takes a server's port while the server is down, receives the login cookie. It is useless to that
+user: the kernel shows which user's program is at the other end of a connection within the machine.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
-"""What a new connection has until its first request's head is there."""
+"""Time limit for the head of a new connection's first request."""
 
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
-_MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:0:0/96: a socket of IPv6 that speaks IPv4
+_MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:0:0/96: IPv4 over an IPv6 socket
 _NOBODY = -1
 _REFUSAL = (
     b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\n"
@@ -29,14 +29,14 @@ _REFUSAL = (
 
 
 class OwnersProtocol(H11Protocol):
-    """uvicorn's own HTTP for programs of this process's user, and of root.
+    """uvicorn's HTTP protocol, only for programs of this process's user and of root.
 
-    By itself uvicorn waits for a first request for ever. Later ones on a connection are those of
-    clients that have logged in: the guard closes the connections of all others.
+    uvicorn itself waits for a first request for ever. Later requests need no time limit: the guard
+    closes the connections of clients that have not logged in.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Looks who it is, and starts the clock."""
+        """Check the client's user and start the time limit."""
         super().connection_made(transport)
         here, there = (transport.get_extra_info(name) for name in ("sockname", "peername"))
         if peer_user(here, there) in (None, 0, os.geteuid()):
@@ -51,13 +51,13 @@ class OwnersProtocol(H11Protocol):
 
 
 def peer_user(here: tuple[str, int], there: tuple[str, int]) -> int | None:
-    """The user whose program is at the other end of an IPv4 connection that came in.
+    """The user whose program is at the other end of an incoming IPv4 connection.
 
     **Arguments:** `here`, `there`: its ends, as (address, port).
 
-    **Returns:** The user's number; -1 where the other end is on this machine but its program has
-    closed it; None where that end is on another machine or in another container, or the system
-    does not tell (it has no /proc/net/tcp, proc_pid_net(5)).
+    **Returns:** The user id; -1 if the other end is on this machine but its program has closed it;
+    None if it is on another machine or in another container, or if the system has no
+    /proc/net/tcp (proc_pid_net(5)).
     """
     users: dict[tuple[str, str], int] = {}
     for table in _TABLES:
@@ -76,7 +76,7 @@ def peer_user(here: tuple[str, int], there: tuple[str, int]) -> int | None:
 
 
 def _entry(end: tuple[str, int], *, mapped: bool = False) -> str:
-    """An address and port as the tables write them."""
+    """An address and port in the format of the tables."""
     address = (_MAPPED if mapped else b"") + socket.inet_aton(end[0])
     words = (address[start : start + 4] for start in range(0, len(address), 4))
     return (

@@ -1,18 +1,18 @@
 """Token check of every request, and protection against requests of other sites' pages.
 
-One ASGI middleware before the whole of each server, for HTTP and WebSockets alike:
+One ASGI middleware in front of each server, for HTTP and WebSockets:
 
-- **Host** has to be a name that the server goes by: a page whose own name was rebound to this
-  address (DNS rebinding) is refused.
-- **Origin**, where there is one, has to be the address that was asked. A page of a website, or of
-  another port of this machine, can send requests here from its visitor's browser; the browser says
-  whose page it is (https://developer.mozilla.org/docs/Web/HTTP/Reference/Headers/Origin).
-- **Sec-Fetch-Site** tells the same of requests without an Origin, as an image's or a script's.
-  A link from elsewhere may be followed, and then the login decides.
+- **Host** must be one of the server's names. This refuses a page whose own name was rebound to this
+  address (DNS rebinding).
+- **Origin**, if present, must equal the requested address. A page of a website, or of another port
+  of this machine, can send requests here from its visitor's browser; the browser adds the page's
+  origin (https://developer.mozilla.org/docs/Web/HTTP/Reference/Headers/Origin).
+- **Sec-Fetch-Site** shows the same for requests without an Origin, such as for images and scripts.
+  Links from other sites may be followed; then the login decides.
 - **Login:** the token as a Bearer, as the password of Basic authentication, or in a cookie. A link
-  with `?token=` sets the cookie and leads on to the same address without it. The cookie is called
-  by a digest of the token, since a browser shares cookies over all ports of a host: one login
-  serves both servers of a home, and other homes have cookies of their own.
+  with `?token=` sets the cookie and redirects to the same address without it. The cookie's name is
+  a digest of the token, since a browser shares cookies over all ports of a host: one login serves
+  both servers of a home, and other homes have cookies of their own.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _SECURITY_HEADERS = [
     (b"referrer-policy", b"same-origin"),
     (b"x-content-type-options", b"nosniff"),
 ]
-"""No other site may frame, load or keep hold of what is answered."""
+"""No other site may frame or load a response, or keep a reference to its window."""
 
-_CLOSE = (b"connection", b"close")  # who is not logged in keeps no connection
+_CLOSE = (b"connection", b"close")  # for clients that are not logged in
 _PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title>
 <h1>{title}</h1><p>{reason}</p><p><a href="">Try again</a></p>
 """
 
 
 class Guard:
-    """Passes on to `application` what may come in, and answers 401 or 403 otherwise.
+    """Passes allowed requests on to `application` and answers 401 or 403 to all others.
 
     **Arguments**
 
-    - `token`: the secret that clients show.
-    - `names`: host names by which clients may ask.
+    - `token`: the secret that clients present.
+    - `names`: allowed host names.
     - `public`: paths whose GET needs no login.
     """
 
@@ -68,27 +68,27 @@ class Guard:
         self._cookie = f"dynolab-{hashlib.sha256(self._token).hexdigest()[:12]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, one WebSocket, or the application's own start and end."""
+        """Handle one request, one WebSocket, or the application's start and shutdown."""
         if scope["type"] == "lifespan":
             await self._application(scope, receive, send)
             return
         request = _Request(scope)
         if self._is_foreign(request):
-            reason = "Only this server's own pages may ask it, by its own names."
+            reason = "Only this server's own pages may send requests here, by its own names."
             await _refuse(request, send, HTTPStatus.FORBIDDEN, reason)
-        elif (given := request.token) is not None and request.is_navigation:
-            await self._log_in(request, given, send)
+        elif (token := request.token) is not None and request.is_navigation:
+            await self._log_in(request, token, send)
         elif self._is_logged_in(request):
             await self._application(scope, receive, _with_headers(send, _SECURITY_HEADERS))
         elif request.method == "GET" and request.path in self._public:
             closing = [*_SECURITY_HEADERS, _CLOSE]
             await self._application(scope, receive, _with_headers(send, closing))
         else:
-            reason = "Open the link that `dynolab up` has printed; clients show the home's token."
+            reason = "Open the link that `dynolab up` printed; programs must send the home's token."
             await _refuse(request, send, HTTPStatus.UNAUTHORIZED, reason)
 
     def _is_foreign(self, request: _Request) -> bool:
-        """Whether a request is of another site's making."""
+        """Whether another site's page made the request."""
         hosts, sites = request.all("host"), set(request.all("sec-fetch-site"))
         return (
             len(hosts) != 1
@@ -103,12 +103,12 @@ class Guard:
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode(), self._token)
 
-    async def _log_in(self, request: _Request, given: str, send: Send) -> None:
-        if not self._is_token(given):
+    async def _log_in(self, request: _Request, token: str, send: Send) -> None:
+        if not self._is_token(token):
             await _refuse(request, send, HTTPStatus.UNAUTHORIZED, "The link's token is not valid.")
             return
         cookie = (
-            f"{self._cookie}={given}; Path=/; Max-Age={LOGIN_DAYS * 86400}; HttpOnly;"
+            f"{self._cookie}={token}; Path=/; Max-Age={LOGIN_DAYS * 86400}; HttpOnly;"
             " SameSite=Strict"
         )
         location = (b"location", request.address_without_token.encode())
@@ -117,7 +117,7 @@ class Guard:
 
 
 class _Request:
-    """What the guard looks at of a request."""
+    """The parts of a request that the guard checks."""
 
     def __init__(self, scope: Scope) -> None:
         self.is_websocket = scope["type"] == "websocket"
@@ -127,34 +127,34 @@ class _Request:
         self._query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
 
     def all(self, name: str) -> list[str]:
-        """The values of a header, which may be there more than once."""
+        """All values of a header, which may be repeated."""
         wanted = name.encode()
         return [value.decode("latin-1") for key, value in self._headers if key == wanted]
 
     @property
     def is_navigation(self) -> bool:
-        """Whether a browser asks for a page to show at its top, after a link or an address."""
+        """Whether a browser opens a top-level page, from a link or a typed address."""
         if self.method != "GET":
             return False
         target = self.all("sec-fetch-dest")
-        if target:  # browsers tell it to addresses of this machine and by HTTPS
+        if target:  # browsers send it to loopback addresses and over HTTPS
             return target == ["document"]
         return any("text/html" in value for value in self.all("accept"))
 
     @property
     def token(self) -> str | None:
-        """The token in the address, if there is one."""
+        """The token in the query, if there is one."""
         return next((value for name, value in self._query if name == "token"), None)
 
     @property
     def address_without_token(self) -> str:
-        """The address on this server; what stands after `#` the browser itself carries over."""
+        """Path and query without the token; the browser itself keeps the `#` fragment."""
         path = "/" + quote(self.path.lstrip("/"))  # `//name` would lead to another server
         query = urlencode([(name, value) for name, value in self._query if name != "token"])
         return f"{path}?{query}" if query else path
 
     def credentials(self, cookie: str) -> Iterator[str]:
-        """The secrets that the request shows."""
+        """The secrets that the request presents."""
         for value in self.all("authorization"):
             scheme, _, text = value.partition(" ")
             if scheme.lower() == "bearer":
@@ -170,14 +170,14 @@ class _Request:
 
 
 def _address(origin: str) -> str:
-    """`host:port` of an origin; empty where it has none (`null`, `file://`)."""
+    """`host:port` of an origin; empty for origins without one (`null`, `file://`)."""
     with suppress(ValueError):
         return urlsplit(origin).netloc
     return ""
 
 
 def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
-    """Sends responses with these headers in place of any others of the same names."""
+    """Wrap `send`: these headers replace any others of the same names."""
     ours = {name for name, _ in headers}
 
     async def send_with_headers(message: MutableMapping[str, Any]) -> None:
@@ -190,7 +190,7 @@ def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
 
 
 async def _refuse(request: _Request, send: Send, status: HTTPStatus, reason: str) -> None:
-    if request.is_websocket:  # before it is accepted, so that the server answers 403
+    if request.is_websocket:  # closed before it is accepted, the server answers 403
         await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": reason})
         return
     if request.is_navigation:

@@ -1,9 +1,9 @@
-"""Prefect's background services, with schedules that run under SQLAlchemy 2.1.
+"""Fixes Prefect's scheduled runs under SQLAlchemy 2.1.
 
     python -m tasks.runtime.servers.prefect_schedules
 
-is `prefect server services start` with them; a server with its services in it calls
-`let_schedules_run` itself.
+is `prefect server services start` with the fix. A server that runs its services in its own process
+calls `let_schedules_run` itself.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tasks.runtime.system.child import run_as_main
 
 
 def let_schedules_run() -> None:
-    """Has computed attributes in rows to insert ignored, as before SQLAlchemy 2.1.
+    """Make bulk inserts ignore computed attributes, as before SQLAlchemy 2.1.
 
-    The scheduler of Prefect 3.8 inserts flow runs together with their `state`, which is no column
-    but computed. Since 2.1 that is "Can't evaluate bulk DML statement", and no schedule ever runs
-    (sqlalchemy.ext.hybrid, `hybrid_property.bulk_dml`).
+    The scheduler of Prefect 3.8 inserts flow runs with their `state`, which is not a column but
+    a hybrid property. SQLAlchemy 2.1 rejects that ("Can't evaluate bulk DML statement"), so that
+    no schedule ever runs (sqlalchemy.ext.hybrid, `hybrid_property.bulk_dml`).
     """
     from prefect.server.database.orm_models import Base
     from sqlalchemy.ext.hybrid import hybrid_property
@@ -31,7 +31,7 @@ def let_schedules_run() -> None:
 
 
 def _ignored(cls: Any, mapping: MutableMapping[str, Any], value: Any) -> None:
-    """Leaves the row as it is."""
+    """Leave the row unchanged."""
 
 
 if __name__ == "__main__":

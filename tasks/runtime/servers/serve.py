@@ -1,22 +1,22 @@
-"""The program of one server process: Prefect or MLflow, on a socket handed to it or an address.
+"""Runs one server process, Prefect or MLflow, on an inherited socket or an address.
 
     python -m tasks.runtime.servers.serve <name> <folder> <descriptor or host:port> [standing]
 
-Everything that the server answers passes the guard (`tasks.runtime.servers.guard`) first, whose
-token is DYNOLAB_TOKEN in the environment.
+Every request passes the guard (`tasks.runtime.servers.guard`) first, whose token is DYNOLAB_TOKEN
+in the environment.
 
-`name` is `prefect`, `mlflow`, or `prefect-api`: Prefect without its background services, which then
-are `prefect server services start`.
+`name` is `prefect`, `mlflow`, or `prefect-api`: Prefect without its background services, which
+`prefect server services start` then runs.
 
-Both applications run under uvicorn in this one process. Measured in CPU seconds until they
-answer, new database / database at hand, with the libraries' bytecode cached (without it, under
+Each application runs under uvicorn in this one process. CPU seconds until it answers, with a new
+database / an existing database and the libraries' bytecode cached (without the cache, under
 PYTHONDONTWRITEBYTECODE, compiling adds 5 s to each):
 
-- MLflow: 5.3 / 4.9 by `mlflow server --workers 1`, whose command line imports MLflow to start a
+- MLflow: 5.3 / 4.9 with `mlflow server --workers 1`, whose command line imports MLflow to start a
   second process that imports it again; 2.7 / 2.0 here.
-- Prefect: 8.1 / 3.9 by `prefect server start`; 6.5 / 2.9 here; 5.5 / 2.3 without registering
-  block types, which imports every installed integration. Migrations are 3 s of a new database and
-  0.25 s of one that is up to date. Switching its background services off saves nothing at start,
+- Prefect: 8.1 / 3.9 with `prefect server start`; 6.5 / 2.9 here; 5.5 / 2.3 without registering
+  block types, which imports every installed integration. Migrations take 3 s for a new database and
+  0.25 s for an up-to-date one. Switching the background services off saves nothing at start,
   and idle they use 2 % of a core: all stay on.
 """
 
@@ -35,31 +35,31 @@ from pathlib import Path
 from typing import Any
 
 from tasks.runtime.servers.guard import Guard
-from tasks.runtime.system.private import TOKEN, check_token
 from tasks.runtime.system.processes import listening_socket
+from tasks.runtime.system.secret_files import TOKEN, check_token
 
 _SHUTDOWN_SECONDS = 3
 _HOSTS = ("127.0.0.1", "localhost")
-"""Names by which a browser on this machine, or behind a forwarded port, may ask."""
+"""Host names that a browser on this machine, or behind a forwarded port, uses."""
 
 _PUBLIC = {"prefect": ("/api/health", "/api/ready"), "mlflow": ("/health",)}
-"""What health checks ask: it tells nothing but that the server is well."""
+"""Paths for health checks; they reveal nothing but that the server is running."""
 
 
-def _asked_names() -> tuple[str, ...]:
-    """Names by which clients may ask: those, and what DYNOLAB_SERVER_NAMES lists with commas."""
+def _allowed_hosts() -> tuple[str, ...]:
+    """`_HOSTS` and the comma-separated names in DYNOLAB_SERVER_NAMES."""
     more = os.environ.get("DYNOLAB_SERVER_NAMES", "").split(",")
     return (*_HOSTS, *filter(None, more))
 
 
 def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bool = False) -> Any:
-    """Prefect's API, interface and background services; `folder` is its PREFECT_HOME.
+    """Prefect's API, UI and background services; `folder` is its PREFECT_HOME.
 
-    `api_only` leaves the services to another process. The interface's forms for blocks need a
-    standing server; flows do not.
+    `api_only`: another process runs the services. `standing`: register block types, which only the
+    UI's block forms need.
     """
-    os.environ.pop("PREFECT_API_URL", None)  # it would point the interface to another server
-    os.environ.pop("PREFECT_SERVER_API_AUTH_STRING", None)  # the guard asks for the login
+    os.environ.pop("PREFECT_API_URL", None)  # it would point the UI to another server
+    os.environ.pop("PREFECT_SERVER_API_AUTH_STRING", None)  # the guard checks the login
     database = os.environ.get("DYNOLAB_PREFECT_DATABASE")
     os.environ |= {
         "PREFECT_HOME": str(folder),
@@ -68,10 +68,10 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
         ),
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
         "PREFECT_SERVER_API_PORT": str(port),
-        "PREFECT_UI_API_URL": "/api",  # of the address that the browser knows
+        "PREFECT_UI_API_URL": "/api",  # relative to the address that the browser uses
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "",  # none; by default all
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # In memory, what is leased when a server ends would stay taken for ever.
+        # With leases in memory, slots leased when a server ends would never be released.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": os.environ.get(
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE",
             "prefect.server.concurrency.lease_storage.filesystem",
@@ -88,13 +88,11 @@ def prefect_application(folder: Path, port: int, standing: bool, *, api_only: bo
 
 
 def mlflow_application(folder: Path, port: int, standing: bool) -> Any:
-    """MLflow's API and interface, with its tables made; artifacts pass through the server."""
+    """MLflow's API and UI, with its tables created; the server serves artifacts."""
     os.environ |= {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(
-            f"{asked_name},{asked_name}:*" for asked_name in _asked_names()
-        ),
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{host},{host}:*" for host in _allowed_hosts()),
     }
     from mlflow.server import constants
 
@@ -124,22 +122,22 @@ _APPLICATIONS: dict[str, Callable[[Path, int, bool], Any]] = {
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two servers that start on one new database at once would both create its tables."""
+def _start_lock(folder: Path) -> Iterator[None]:
+    """Lock against another server on the same new database, which would create its tables, too."""
     with (folder / "start.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _listener(where: str) -> socket.socket:
-    """The socket that this process was handed, or one on an address of its own."""
+    """The inherited socket, or a new one on `host:port`."""
     host, colon, port = where.rpartition(":")
     return listening_socket(int(port), host) if colon else socket.socket(fileno=int(where))
 
 
 def main(name: str, folder: Path, where: str, standing: bool) -> None:
     """Serve until SIGTERM or SIGINT."""
-    gc.disable()  # imports make millions of lasting objects: collecting meanwhile costs 8 %
+    gc.disable()  # imports create millions of permanent objects: collection would cost 8 %
     import uvicorn
 
     from tasks.runtime.servers.connections import OwnersProtocol
@@ -152,16 +150,16 @@ def main(name: str, folder: Path, where: str, standing: bool) -> None:
             gc.enable()
 
     token = check_token(os.environ.pop(TOKEN, ""))
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # often 1024 by default
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # soft: often 1024
     folder.mkdir(parents=True, exist_ok=True)
     listener = _listener(where)
     with ExitStack() as until_started:
-        until_started.enter_context(_alone(folder))
+        until_started.enter_context(_start_lock(folder))
         application = _APPLICATIONS[name](folder, listener.getsockname()[1], standing)
         public = _PUBLIC[name.removesuffix("-api")]
         config = uvicorn.Config(
-            Guard(application, token, _asked_names(), public),
+            Guard(application, token, _allowed_hosts(), public),
             http=OwnersProtocol,
             access_log=False,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,

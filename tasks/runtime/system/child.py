@@ -1,4 +1,4 @@
-"""The first code of every process that Dynolab starts: end with the parent, then run a module.
+"""Entry point of every process that Dynolab starts: tie it to its parent, then run a module.
 
     python -m tasks.runtime.system.child <parent pid> <module> [arguments ...]
 
@@ -22,8 +22,8 @@ def die_with_parent(parent: int) -> None:
 
     The signal is sent when the *thread* that forked this process ends (prctl(2)); `start_child`
     therefore forks from a thread that lives as long as the process. A parent that ended before
-    the call sends no signal any more: then this process is an orphan already, and exits.
-    Outside Linux there is no such signal, and nothing happens.
+    the call sends no signal any more; then this process exits at once. Does nothing outside Linux,
+    which alone has this signal.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent, and the ports they listen on."""
+"""Child processes that never outlive their parent, and listening ports."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _TAIL_BYTES = 64 * 1024
 class _Forker:
     """One thread that starts all children and lives as long as the process.
 
-    A child's death signal fires when the thread that forked it ends, not the process: a child
-    started from a short-lived thread would be killed at once.
+    A child's death signal fires when the thread that forked it ends, not the process: the end of a
+    short-lived thread would kill its children.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class _Forker:
         try:
             return promise.result()
         except BaseException:
-            # Interrupted (Ctrl-C) before the handle was passed on: nobody else could end it.
+            # Interrupted (Ctrl-C) before the caller got the handle: only this can end the child.
             promise.add_done_callback(_kill_started)
             raise
 
@@ -77,7 +77,7 @@ _forker: _Forker | None = None
 _forker_lock = threading.Lock()
 
 
-def _the_forker() -> _Forker:
+def _get_forker() -> _Forker:
     global _forker
     with _forker_lock:
         if _forker is None or _forker.pid != os.getpid():  # threads do not survive a fork
@@ -95,10 +95,10 @@ def start_child(
 ) -> Process:
     """Start `python -m module arguments ...` in its own session, tied to this process.
 
-    It gets SIGKILL when this process ends, however that happens. `environment` is its whole
-    environment (the project is added to PYTHONPATH); stdout and stderr replace the file `log`.
+    The kernel sends it SIGKILL when this process ends. `environment` is its whole environment (plus
+    the project in PYTHONPATH); stdout and stderr go to a new file `log`.
     """
-    search = [str(_PROJECT_ROOT), environment.get("PYTHONPATH", "")]
+    python_path = [str(_PROJECT_ROOT), environment.get("PYTHONPATH", "")]
     command = [
         sys.executable,
         "-m",
@@ -114,7 +114,7 @@ def start_child(
         with log.open("wb") as output:
             return subprocess.Popen(
                 command,
-                env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, search))},
+                env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, python_path))},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -122,7 +122,7 @@ def start_child(
                 pass_fds=tuple(pass_fds),
             )
 
-    return _the_forker().start(start)
+    return _get_forker().start(start)
 
 
 def stop_group(process: Process, grace_seconds: float = 10.0) -> None:
@@ -148,10 +148,10 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 def kill_marked(marker: str, within_seconds: float = 10.0) -> None:
     """SIGKILL every process whose environment holds `marker` (NAME=value), until none is left.
 
-    torchrun puts each rank into a session of its own, and a rank may start helpers in theirs:
-    process groups do not reach them, an inherited variable does.
+    torchrun starts each rank in a session of its own, and a rank may do so with helpers. They are
+    in other process groups, but inherit the variable.
 
-    **Raises** `TimeoutError` where one is still there after `within_seconds`.
+    **Raises** `TimeoutError` if one is still alive after `within_seconds`.
     """
     deadline = time.monotonic() + within_seconds
     while pids := marked_processes(marker):
@@ -170,11 +170,11 @@ def marked_processes(marker: str) -> list[int]:
 
 
 def variable_of_all(name: str) -> dict[int, str]:
-    """Living processes whose initial environment has the variable, and its value in each."""
+    """Living processes whose initial environment has the variable; process id → value."""
     start = f"{name}=".encode()
     values = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # ended meanwhile, or another user's; a zombie's is empty
+        with suppress(OSError):  # ended meanwhile, or another user's
             for entry in (folder / "environ").read_bytes().split(b"\0"):
                 if entry.startswith(start):
                     values[int(folder.name)] = entry[len(start) :].decode("utf-8", "replace")
@@ -182,12 +182,12 @@ def variable_of_all(name: str) -> dict[int, str]:
 
 
 def listening_socket(port: int = 0, host: str = LOOPBACK) -> socket.socket:
-    """A listening socket on `port` (0: any free one), to be handed to a server process.
+    """A listening socket on `port` (0: any free one), for a server process to inherit.
 
-    The port is ours from here on, so that no other program can take it while the server loads,
-    and a client's first request waits instead of being refused.
+    It reserves the port: no other program can take it while the server loads, and a client's first
+    request waits instead of being refused.
 
-    **Raises** `OSError` (EADDRINUSE) where the port is taken.
+    **Raises** `OSError` (EADDRINUSE) if the port is taken.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -201,7 +201,7 @@ def listening_socket(port: int = 0, host: str = LOOPBACK) -> socket.socket:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A port that is free now, for programs that cannot be handed a socket."""
+    """A port that is free now, for programs that cannot inherit a socket."""
     with listening_socket(0, host) as listener:
         return int(listener.getsockname()[1])
 
@@ -216,7 +216,7 @@ def port_in_use(port: int, host: str = LOOPBACK) -> bool:
 
 
 def last_lines(log: Path, count: int = _LAST_LINES) -> list[str]:
-    """The last lines of a log that have content; none where there is no such file."""
+    """The last `count` non-blank lines of a log; empty if the file does not exist."""
     try:
         with log.open("rb") as stream:
             stream.seek(0, os.SEEK_END)

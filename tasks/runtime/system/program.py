@@ -1,9 +1,9 @@
-"""A program that is not ours as a child process: it ends with its parent, too.
+"""Runs a program that is not ours as a child process that ends with its parent.
 
     python -m tasks.runtime.system.program <user or -> <program> [arguments ...]
 
-PostgreSQL refuses to run as root and is given a user of its own. To change the user clears the
-parent's death signal (prctl(2)), so it is asked for again afterwards.
+PostgreSQL refuses to run as root and gets a user of its own. Changing the user clears the parent
+death signal (prctl(2)), so this program sets it again afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tasks.runtime.system.child import die_with_parent
 
 
 def become(user: str) -> None:
-    """Give up this process's rights for a user's."""
+    """Switch this process to another user."""
     entry = pwd.getpwnam(user)
     os.initgroups(user, entry.pw_gid)
     os.setgid(entry.pw_gid)

@@ -1,4 +1,4 @@
-"""Work folders of running stages; what a killed process left is removed by the next one."""
+"""Work folders of running stages; the next stage removes those of killed processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import IO
 
 @contextmanager
 def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
-    """A new folder `parent/name`, deleted at the end.
+    """Create a folder `parent/name`; the end of the block deletes it.
 
-    Its owner holds a lock on `parent/name.lock`, which the kernel releases however the owner
-    ends; folders whose lock is free are nobody's.
+    Its owner holds a lock on `parent/name.lock`, which the kernel releases however the owner ends.
+    A folder whose lock is free is abandoned.
     """
     parent.mkdir(parents=True, exist_ok=True)
     folder, lock = parent / name, parent / f"{name}.lock"
@@ -30,16 +30,16 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 def _take_lock(parent: Path, lock: Path) -> IO[str]:
-    """The lock, created and taken as one act; abandoned folders are removed first."""
-    door = os.open(parent, os.O_RDONLY)
+    """Remove abandoned folders, then create and take the lock, all under a lock on `parent`."""
+    parent_lock = os.open(parent, os.O_RDONLY)
     try:
-        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(parent_lock, fcntl.LOCK_EX)
         _remove_abandoned(parent)
         held = lock.open("w")
         fcntl.flock(held, fcntl.LOCK_EX)
         return held
     finally:
-        os.close(door)
+        os.close(parent_lock)
 
 
 def _remove_abandoned(parent: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where this machine keeps things and which servers it talks to: from the environment alone."""
+"""This machine's folders and server addresses, read from the environment alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict
 
 from dynolab.errors import ConfigError
-from tasks.runtime.system.private import check_key, holds_secret
+from tasks.runtime.system.secret_files import check_key, holds_secret
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 
@@ -26,12 +26,12 @@ class Settings(BaseModel):
     | DYNOLAB_STORE_ENDPOINT | S3 server other than Amazon's | none |
     | MLFLOW_TRACKING_URI | MLflow server | none |
     | PREFECT_API_URL | Prefect server | none |
-    | DYNOLAB_HOSTS | how many hosts share a training's ranks | 1 |
-    | DYNOLAB_RENDEZVOUS | `host:port` of the one that starts trainings | none |
-    | DYNOLAB_RESUME_STATES | how many of a training are kept, the newest | 2 |
-    | DYNOLAB_KEY | signs resume states, in hex | the home's `key` |
+    | DYNOLAB_HOSTS | number of hosts that share a training's ranks | 1 |
+    | DYNOLAB_RENDEZVOUS | `host:port` on the host that starts trainings | none |
+    | DYNOLAB_RESUME_STATES | how many of a training's newest resume states are kept | 2 |
+    | DYNOLAB_KEY | key that signs resume states, in hex | the home's `key` |
 
-    S3 credentials come by the usual AWS_* variables; they and the key are never held here.
+    S3 credentials come from the usual AWS_* variables; this class holds neither them nor the key.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -49,7 +49,7 @@ class Settings(BaseModel):
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         """Read the variables above; an empty one counts as unset.
 
-        Raises ConfigError for an address or a key that is none, and for an address with a login.
+        Raises ConfigError for an invalid address or key, and for an address with a login.
         """
         check_key(environment)
         store = environment.get("DYNOLAB_STORE")
@@ -71,7 +71,7 @@ class Settings(BaseModel):
 
     @property
     def scratch(self) -> Path:
-        """Work folders of stages that run now."""
+        """Work folders of running stages."""
         return self.home / "scratch"
 
     @property
@@ -81,7 +81,7 @@ class Settings(BaseModel):
 
     @property
     def outbox(self) -> Path:
-        """What has yet to be sent to MLflow."""
+        """Journals of operations not yet sent to MLflow."""
         return self.home / "outbox"
 
 
@@ -100,13 +100,13 @@ def _http(environment: Mapping[str, str], name: str) -> str | None:
 
 
 def _check_no_login(name: str, address: str) -> None:
-    """Addresses stand in manifests, on pages and in messages."""
+    """Raise for an address with a login: addresses appear in manifests, reports and messages."""
     if holds_secret(address):
         raise ConfigError(
             name,
             "…",
             "holds a login or other settings, and addresses are shown; give the address alone, and "
-            "logins by AWS_*, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "set logins in AWS_*, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             "PREFECT_API_AUTH_STRING",
         )
 

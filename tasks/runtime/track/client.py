@@ -1,7 +1,7 @@
-"""MLflow's own client, connected so that it never waits for a server that is away.
+"""MLflow's client, configured so that it never blocks on a server that is down.
 
-The import takes 2.0 to 2.8 s and 150 MB (mlflow 3.17, two cores), so this module does it inside
-`connect`: a command whose stages are all cached has nothing to send and does not pay for it.
+Importing MLflow takes 2.0 to 2.8 s and 150 MB (mlflow 3.17, two cores), so only `connect` imports
+it: a command whose stages are all cached has nothing to send and saves that.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 _LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 _TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 
-# The client takes these from the environment alone.
+# The client reads these from the environment alone.
 _SETTINGS = {
-    # Tracking keeps a journal and sends it again. With MLflow's seven retries a call to a server
-    # that refuses connections returns after four minutes.
+    # Tracking retries from its own journal. With MLflow's seven retries, a call to a server that
+    # refuses connections takes four minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     _TIMEOUT: "10",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is for results
@@ -29,15 +29,15 @@ _SETTINGS = {
 
 
 def use_login(variables: Mapping[str, str]) -> None:
-    """Log this process in to MLflow as `variables` say; ranks do not inherit the login."""
+    """Set MLflow's login from `variables` in this process; ranks do not inherit it."""
     os.environ.update({name: variables[name] for name in _LOGIN})
 
 
 def connect(uri: str) -> MlflowClient:
-    """Client of the server at `uri`; makes no request yet.
+    """Create a client of the server at `uri`; makes no request yet.
 
-    The login is read at every request from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD,
-    or from MLFLOW_TRACKING_TOKEN.
+    At every request the client reads the login from MLFLOW_TRACKING_USERNAME and
+    MLFLOW_TRACKING_PASSWORD, or from MLFLOW_TRACKING_TOKEN.
     """
     os.environ.update(_SETTINGS)  # before the import, which starts MLflow's telemetry
     from mlflow import MlflowClient
@@ -47,7 +47,7 @@ def connect(uri: str) -> MlflowClient:
 
 @contextmanager
 def upload_timeout() -> Iterator[None]:
-    """Longer than that of other requests: a large figure on a slow link is no outage."""
+    """Raise the request timeout: a large figure on a slow link is not an outage."""
     os.environ[_TIMEOUT] = "120"
     try:
         yield

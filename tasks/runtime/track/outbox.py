@@ -1,12 +1,12 @@
 """Journal of tracking operations on disk: one JSON-lines file for each MLflow run.
 
-By hand, because MLflow's client keeps what it has not sent in memory: it would be lost with the
-process, and an outage would hold up training for as long as the client retries.
+MLflow's client keeps unsent operations in memory: they would be lost with the process, and an
+outage would block training while the client retries.
 
-A run's file is written by one process and sent by one process at a time: an exclusive `flock`
-is held from the file's birth to its removal. The kernel releases it when the process dies, so a
-later process can adopt what a killed one left. Beside `<id>.jsonl` lie `<id>.state` (how far it
-has been sent, and to which run) and `<id>.files/` (copies of artifacts until they are sent).
+One process writes a run's file, and one process at a time sends it: an exclusive `flock` is held
+from the file's creation to its removal. The kernel releases it when the process dies, so that a
+later process can adopt the file. Next to `<id>.jsonl` are `<id>.state` (how much has been sent, and
+to which run) and `<id>.files/` (copies of artifacts until they are sent).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Operation = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """What tracking needs to know of a run on the server."""
+    """Identity of a run on the server."""
 
     run_id: str
     experiment_id: str
@@ -43,15 +43,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Sent:
-    """How far an outbox has been sent: bytes of the file, and the run on the server."""
+    """How much of an outbox has been sent (bytes of the file), and to which run."""
 
     offset: int = 0
     run: Run | None = None
-    may_hold_steps: bool = False  # the run had been open before: ask which steps it holds
+    may_hold_steps: bool = False  # the run was reopened: check which steps it already has
 
 
 class Outbox:
-    """One run's journal, locked by this process. Appending and reading may be different threads."""
+    """One run's journal, locked by this process. One thread may append while another reads."""
 
     def __init__(self, path: Path, stream: FileIO, *, live: bool) -> None:
         self.path, self.live = path, live  # live: this process may still append
@@ -65,9 +65,9 @@ class Outbox:
 
     @classmethod
     def create(cls, folder: Path, first: Operation) -> Outbox:
-        """New journal whose first operation is there as soon as the file is seen by others."""
+        """Create a journal; other processes never see it without its first operation."""
         folder.mkdir(parents=True, exist_ok=True)
-        # Names sort by age: a run that is resumed must be sent after what its forerunner left.
+        # Names sort by age: a resumed run must be sent after its predecessor's journal.
         path = folder / f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}.jsonl"
         hidden = path.with_suffix(".new")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
@@ -81,7 +81,7 @@ class Outbox:
 
     @classmethod
     def adopt(cls, path: Path) -> Outbox | None:
-        """The journal that a dead process has left; None if another holds or removed it."""
+        """Open a dead process's journal; None if another process holds or removed it."""
         try:
             stream = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND), "ab", buffering=0)
         except FileNotFoundError:
@@ -91,30 +91,30 @@ class Outbox:
         except BlockingIOError:
             stream.close()
             return None
-        if not path.exists():  # the former holder sent and removed it before it let go
+        if not path.exists():  # the former holder sent and removed it before releasing the lock
             stream.close()
             return None
         return cls(path, stream, live=False)
 
     @property
     def id(self) -> str:
-        """Name under which the run on the server is tagged."""
+        """The outbox's name, which the run on the server has as a tag."""
         return self.path.stem
 
     @property
     def last_written_ms(self) -> int:
-        """When the last operation was added, in milliseconds since 1970."""
+        """Time of the last append, in milliseconds since 1970."""
         return self.path.stat().st_mtime_ns // 1_000_000
 
     def append(self, operation: Operation, *, sync: bool = False) -> None:
-        """Add one operation; with `sync` it is on disk, not only with the kernel, on return.
+        """Append one operation; with `sync`, also flush it from the kernel to disk.
 
-        What the kernel has survives the death of this process, so the training path need not
-        wait for the disk; the sender syncs before it sends.
+        Data in the kernel survives the death of this process, so training need not wait for the
+        disk; the sender syncs before it sends.
         """
         with self._lock:
             if self._stream.closed:
-                log.debug("%s is closed, so %s is not kept", self.path, operation["op"])
+                log.debug("%s is closed; dropping %s", self.path, operation["op"])
                 return
             _write(self._stream, operation)
             self.pending += 1
@@ -122,7 +122,7 @@ class Outbox:
                 os.fsync(self._stream.fileno())
 
     def keep_artifact(self, file: Path) -> str:
-        """Copy `file` beside the journal; returns the copy's path among such copies."""
+        """Copy `file` to the journal's `.files/`; returns the copy's name for `artifact`."""
         with self._lock:
             self._artifacts += 1
             name = f"{self._artifacts:05d}/{file.name}"
@@ -132,13 +132,13 @@ class Outbox:
         return name
 
     def artifact(self, name: str) -> Path:
-        """The copy that `keep_artifact` made."""
+        """Path of the copy that `keep_artifact` made."""
         return self.path.with_suffix(".files") / name
 
     def unsent(self, limit: int) -> list[tuple[Operation, int]]:
-        """At most `limit` operations not sent yet, each with the offset behind it.
+        """At most `limit` unsent operations, each with the file offset of its end.
 
-        A torn last line, which a killed writer may leave, is left out.
+        Skips an incomplete last line, which a killed writer may leave.
         """
         os.fsync(self._stream.fileno())
         operations: list[tuple[Operation, int]] = []
@@ -153,7 +153,7 @@ class Outbox:
         return operations
 
     def mark(self, sent: Sent, operations: int = 0) -> None:
-        """Remember durably that `operations` more have been sent, up to `sent`."""
+        """Record on disk that `operations` more have been sent, up to `sent`."""
         state = self.path.with_suffix(".state")
         hidden = state.with_suffix(".state-new")
         with hidden.open("w") as stream:
@@ -168,20 +168,20 @@ class Outbox:
             self.created.set()
 
     def set_aside(self) -> None:
-        """Keep the file for a person to look at, where no sender sees it any more."""
+        """Rename the journal to `.rejected`: senders skip it, a person can inspect it."""
         self.path.rename(self.path.with_suffix(".rejected"))
         self.close()
 
     def remove(self) -> None:
-        """Delete the journal and all beside it, then let go of the lock."""
+        """Delete the journal and its state and artifact copies, then release the lock."""
         shutil.rmtree(self.path.with_suffix(".files"), ignore_errors=True)
-        # The file goes before its state: the other way round, dying in between would send it anew.
+        # The journal first: without its state, it would be sent again after a crash in between.
         self.path.unlink()
         self.path.with_suffix(".state").unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
-        """Let go of the lock; no more appends."""
+        """Release the lock; later appends are dropped."""
         with self._lock:
             self._stream.close()
 
@@ -203,7 +203,7 @@ def left_behind(folder: Path) -> bool:
 
 
 def first_operation(path: Path) -> Operation:
-    """The operation that opens the journal at `path`; {} if the journal is gone."""
+    """The first operation of the journal at `path`; {} if the journal is gone."""
     try:
         with path.open("rb") as stream:
             return _parse(stream.readline())
@@ -212,7 +212,7 @@ def first_operation(path: Path) -> Operation:
 
 
 def sent_run(path: Path) -> Run | None:
-    """The run on the server that the journal at `path` belongs to, as far as is known."""
+    """The server's run for the journal at `path`; None if none was created yet."""
     return _read_state(path).run
 
 
@@ -224,7 +224,7 @@ def _read_state(path: Path) -> Sent:
     except FileNotFoundError:
         return Sent()
     except (ValueError, KeyError, TypeError) as error:
-        log.warning("the state of %s cannot be read, so all of it is sent again: %s", path, error)
+        log.warning("cannot read the state of %s; sending all of it again: %s", path, error)
         return Sent()
 
 
@@ -244,7 +244,7 @@ def _parse(line: bytes) -> Operation:
     try:
         operation = json.loads(line)
     except ValueError:
-        log.warning("a line of the tracking outbox cannot be read and is left out: %r", line[:80])
+        log.warning("skipping an unreadable line of the tracking outbox: %r", line[:80])
         return {}
     return operation if isinstance(operation, dict) else {}
 

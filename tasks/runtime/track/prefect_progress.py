@@ -1,7 +1,7 @@
-"""What Prefect's UI shows of a stage: a progress artifact, and the way to the MLflow run and back.
+"""Shows stages in Prefect's UI: a progress artifact, and links to the MLflow run and back.
 
-Requests to Prefect's API run on threads of their own and never fail a stage: trouble is logged.
-Nothing here imports Prefect unless the process is inside one of its runs already.
+Requests to Prefect's API run on threads of their own and never fail a stage: errors are logged.
+This module imports Prefect only inside a Prefect run.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PUBLISH_SECONDS = 5.0  # between two updates of one artifact
-CLOSE_SECONDS = 10.0  # that the end of a stage waits for its last update
-LINK_SECONDS = 600.0  # that a link waits for MLflow to create the run
+CLOSE_SECONDS = 10.0  # limit on waiting for a stage's last update
+LINK_SECONDS = 600.0  # limit on waiting for MLflow to create the run
 FLOW_RUN_TAG = "prefect.flow_run_id"
 
 _tags_lock = threading.Lock()
@@ -40,7 +40,7 @@ def inside_run() -> bool:
 
 
 def run_tags() -> dict[str, str]:
-    """Tags for an MLflow run that lead to the Prefect run at work; {} outside of one."""
+    """Tags that link an MLflow run to the current Prefect run; {} outside of one."""
     if not inside_run():
         return {}
     from prefect.runtime import flow_run, task_run
@@ -56,11 +56,10 @@ def run_tags() -> dict[str, str]:
 def link_mlflow_run(
     tracker: RunTracker, name: str, *, tag_flow_run: bool = False, timeout: float = LINK_SECONDS
 ) -> threading.Thread | None:
-    """Once MLflow has created the run: a link artifact in Prefect.
+    """Publish a link artifact in Prefect once MLflow has created the run.
 
-    `tag_flow_run` also tags the flow run `mlflow:<run id>`: for the run that stands for all of it.
-    Returns the thread that waits for it (a caller about to exit may join it); None outside of a
-    Prefect run.
+    `tag_flow_run`: also tag the flow run `mlflow:<run id>`; for the flow's parent run. Returns the
+    waiting thread (a caller about to exit may join it); None outside of a Prefect run.
     """
     if not inside_run():
         return None
@@ -69,10 +68,10 @@ def link_mlflow_run(
         from prefect.artifacts import create_markdown_artifact
 
         if not tracker.wait_created(timeout):
-            log.warning("MLflow has not created the run of %s, so Prefect has no link to it", name)
+            log.warning("no link in Prefect: MLflow did not create the run of %s in time", name)
         elif (url := tracker.url) and (run_id := tracker.run_id):
             link = f"[MLflow run of {name}]({url})"
-            # Prefect's pages draw a description as Markdown, too, and show it first.
+            # Prefect's pages render the description as Markdown, too, and show it first.
             create_markdown_artifact(link, f"mlflow-{slug(name)}", link)
             if tag_flow_run:
                 _add_flow_run_tag(f"mlflow:{run_id}")
@@ -83,11 +82,11 @@ def link_mlflow_run(
 def raise_event(
     event: str, resource: str, name: str, payload: dict[str, Any]
 ) -> threading.Thread | None:
-    """Raises an event that Prefect's automations can act on.
+    """Emit an event that Prefect's automations can act on.
 
-    **Arguments:** `resource`: what it is about, by address; `name`: the same, for people.
+    **Arguments:** `resource`: address of the event's subject. `name`: its display name.
 
-    Returns the thread that hands it over; None outside of a Prefect run.
+    Returns the thread that emits it; None outside of a Prefect run.
     """
     if not inside_run():
         return None
@@ -95,21 +94,21 @@ def raise_event(
     def emit() -> None:
         from prefect.events import emit_event
 
-        about = {"prefect.resource.id": f"dynolab.{resource}", "prefect.resource.name": name}
-        emit_event(event, about, payload=payload)  # it relates it to the run at work by itself
+        subject = {"prefect.resource.id": f"dynolab.{resource}", "prefect.resource.name": name}
+        emit_event(event, subject, payload=payload)  # Prefect relates it to the current run
 
     return _in_background(f"event-{name}", emit)
 
 
 class ProgressArtifacts:
-    """An artifact `progress-<name>` of the Prefect run at work for each stage."""
+    """Display with an artifact `progress-<name>` of the current Prefect run for each stage."""
 
     def __init__(self, seconds: float = PUBLISH_SECONDS) -> None:
         self.seconds = seconds
         self._publishers: dict[StageProgress, _Publisher] = {}
 
     def show(self, stage: StageProgress) -> None:
-        """Publish the stage soon; as it ends, at once."""
+        """Publish the stage soon, or at once when it ends."""
         if stage not in self._publishers:
             self._publishers[stage] = _Publisher(stage, self.seconds)
         if stage.outcome is not None:
@@ -117,7 +116,7 @@ class ProgressArtifacts:
 
 
 class _Publisher:
-    """One artifact; of the updates between two requests only the newest is sent."""
+    """Thread that updates one artifact with the stage's newest state."""
 
     def __init__(self, stage: StageProgress, seconds: float) -> None:
         self._stage, self._seconds = stage, seconds
@@ -135,9 +134,9 @@ class _Publisher:
             last = self._ended.is_set()
             try:
                 self._publish(*_percent_and_description(self._stage))
-            except Exception as error:  # Prefect being away must not end the stage
+            except Exception as error:  # a Prefect outage must not end the stage
                 name = self._stage.name
-                log.warning("Prefect does not take the progress of %s: %s", name, error)
+                log.warning("cannot publish the progress of %s in Prefect: %s", name, error)
             if last:
                 return
             self._ended.wait(self._seconds)
@@ -163,7 +162,7 @@ def _percent_and_description(stage: StageProgress) -> tuple[float, str]:
 
 
 def slug(name: str) -> str:
-    """`name` as Prefect's artifact keys allow: small letters, digits and dashes."""
+    """Convert `name` to an artifact key: Prefect allows lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
@@ -176,20 +175,20 @@ def _add_flow_run_tag(tag: str) -> None:
     run_id = flow_run.get_id()
     if run_id is None:  # a task run of its own, without a flow
         return
-    # The API replaces all tags at once; stages of one flow run may come here together.
+    # The API replaces all tags at once, and several stages of a flow run may do this together.
     with _tags_lock, get_client(sync_client=True) as client:
         tags = set(client.read_flow_run(UUID(run_id)).tags)
         client.update_flow_run(UUID(run_id), tags=tags | {tag})
 
 
 def _in_background(name: str, work: Callable[[], None]) -> threading.Thread:
-    """A thread with the caller's context, in which Prefect keeps its run and its settings."""
+    """Start a thread with the caller's context, which holds Prefect's run and settings."""
     context = contextvars.copy_context()
 
     def guarded() -> None:
         try:
             context.run(work)
-        except Exception as error:  # Prefect being away must not end the stage
+        except Exception as error:  # a Prefect outage must not end the stage
             log.warning("%s could not be published in Prefect: %s", name, error)
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)

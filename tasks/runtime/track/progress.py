@@ -1,4 +1,4 @@
-"""Progress of stages: a line each in a terminal, plain lines elsewhere, an artifact in Prefect."""
+"""Progress of stages: live lines in a terminal, plain lines elsewhere, artifacts in Prefect."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 Outcome = Literal["done", "failed", "cached"]
 
 PLAIN_SECONDS = 10.0  # between two plain lines of one stage
-RATE_WINDOW = 20  # lines over which steps per second are averaged
+RATE_WINDOW = 20  # metric lines over which steps per second are averaged
 
 
 class Display(Protocol):
-    """Where progress is shown."""
+    """A place that shows progress."""
 
     def show(self, stage: StageProgress) -> None:
-        """Show a stage: called as it begins, after every update, and as it ends."""
+        """Show a stage; called when it begins, after every update, and when it ends."""
         ...
 
 
 class StageProgress:
     """Progress of one stage, on all displays.
 
-    `total_steps` is None where it is not known, or the stage is not counted in steps. `outcome` is
-    None until the stage ends.
+    `total_steps` is None if it is unknown or the stage has no steps. `outcome` is None until the
+    stage ends.
     """
 
     def __init__(self, name: str, total_steps: int | None, displays: tuple[Display, ...]) -> None:
@@ -43,13 +43,13 @@ class StageProgress:
 
     @property
     def count(self) -> str:
-        """The step as people read it: "50/300", "50" without a total, nothing before the first."""
+        """The step as text: "50/300", or "50" without a total; then empty before the first step."""
         if self.total_steps is not None:
             return f"{self.step}/{self.total_steps}"
         return str(self.step) if self.step else ""
 
     def update(self, step: int, text: str = "") -> None:
-        """Show that `step` steps are done; `text` stands behind, such as "loss 1.23"."""
+        """Show that `step` steps are done, followed by `text`, such as "loss 1.23"."""
         if self.outcome is None:
             self.step, self.text = step, text
             self.show()
@@ -67,7 +67,7 @@ class StageProgress:
 
 
 class Progress:
-    """Shows how far a study is, on all displays."""
+    """Progress of a study's stages, on all displays."""
 
     def __init__(self, *displays: Display) -> None:
         self.displays = displays
@@ -79,7 +79,7 @@ class Progress:
         return stage
 
     def cached(self, name: str, text: str = "") -> None:
-        """Show that a stage's committed result is taken from the store."""
+        """Show that a stage's result comes from the store."""
         stage = StageProgress(name, None, self.displays)
         stage.text = text
         stage.close("cached")
@@ -109,10 +109,10 @@ class PlainLines:
 
     def __init__(self, stream: IO[str], seconds: float = PLAIN_SECONDS) -> None:
         self._stream, self.seconds = stream, seconds
-        self._shown: dict[StageProgress, float] = {}  # when, for those that run
+        self._shown: dict[StageProgress, float] = {}  # running stage → time of its last line
 
     def show(self, stage: StageProgress) -> None:
-        """Write a line if it is time for one; a reader that went away does not end the study."""
+        """Write a line if it is due; ignores a closed pipe, so that the study goes on."""
         now, state = time.monotonic(), f"{stage.count} {stage.text}"
         if stage.outcome == "cached":
             state = f"cached {stage.text}"
@@ -153,7 +153,7 @@ class RichLines:
                 self._tasks[stage] = self._live.add_task(stage.name, total=None, count="", text="")
             task, total, step, text = self._tasks[stage], stage.total_steps, stage.step, stage.text
             if stage.outcome == "failed":
-                # A total stops the bar of a stage without steps from pulsing on.
+                # Without a total, the bar of a stage without steps would keep pulsing.
                 total, text = total or 1, "[red]failed[/red]"
             elif stage.outcome is not None:
                 total = step = max(step if total is None else total, 1)

@@ -1,10 +1,10 @@
-"""Sends outboxes to an MLflow server so that sending twice leaves the same run.
+"""Sends outboxes to an MLflow server; sending twice gives the same run.
 
-Whatever is interrupted is simply sent again. The server drops a metric that it already holds with
-equal key, step, timestamp and value, and timestamps are those of the outbox; a run is tagged with
-its outbox's name and looked up by it before another is created, a model by where it lies; params,
-tags, artifacts and the final status overwrite themselves. Steps that a reopened run holds are left
-out, because a resumed stage measures them again at another time.
+After an interruption operations are sent again. The server drops a metric that it already has with
+the same key, step, timestamp and value; timestamps come from the outbox. Before a run is created,
+the sender looks for one tagged with the outbox's name, and before a model version, for one with the
+same source. Params, tags, artifacts and the final status overwrite themselves. Steps that a
+reopened run already has are skipped, because a resumed stage logs them again with new timestamps.
 """
 
 from __future__ import annotations
@@ -33,50 +33,50 @@ log = logging.getLogger(__name__)
 PARENT_TAG = "mlflow.parentRunId"
 OPERATIONS_PER_READ = 1000
 ENTITIES_PER_BATCH = 1000
-# MLflow's pages then open on runs and their curves, not on traces of language model calls.
+# MLflow's UI then opens on runs and their curves, not on traces of language model calls.
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-_TRY_AGAIN = {401, 403, 408, 425, 429}  # wrong login and throttling are mended from outside
+_TRY_AGAIN = {401, 403, 408, 425, 429}  # a wrong login or throttling may pass
 _NOT_MLFLOW = "the server does not answer like MLflow"
 
 Entity = Metric | Param | RunTag
 
 
 def is_refusal(error: MlflowException) -> bool:
-    """Whether MLflow itself, not a proxy before it, refuses the request for good."""
+    """Whether MLflow rejects the request for good (and not a proxy in front of it)."""
     if isinstance(error, RestException):
         status = error.get_http_status_code()
         return 400 <= status < 500 and status not in _TRY_AGAIN
-    return error.error_code == "INVALID_PARAMETER_VALUE"  # found by the client before it asks
+    return error.error_code == "INVALID_PARAMETER_VALUE"  # raised by the client itself
 
 
 class Sender:
-    """Sends the outboxes in `boxes`, by id, which lie in `folder`. Used by one thread at a time."""
+    """Sends `boxes` (id → outbox), whose files are in `folder`. Not thread-safe."""
 
     def __init__(self, client: MlflowClient, folder: Path, boxes: dict[str, Outbox]) -> None:
         self.client, self.folder, self.boxes = client, folder, boxes
         self.reachable = True
-        self._held_steps: dict[str, dict[str, set[int]]] = {}  # of reopened runs: run id, metric
+        self._held_steps: dict[str, dict[str, set[int]]] = {}  # reopened run id → metric → steps
         self._experiments: dict[str, str] = {}
 
     def send_all(self) -> bool:
-        """Send what can be sent, oldest outbox first; returns whether the server was usable."""
+        """Send all outboxes, oldest first; returns whether the server was usable."""
         usable = True
         for box in sorted([*self.boxes.values()], key=lambda box: box.id):
             try:
                 self._send_box(box)
             except MlflowException as error:
                 if is_refusal(error):
-                    log.warning("MLflow refuses %s, which is set aside: %s", box.path, error)
+                    log.warning("MLflow refuses %s; setting it aside: %s", box.path, error)
                     box.set_aside()
                     del self.boxes[box.id]
                     continue
                 usable = False
-                level = logging.WARNING if self.reachable else logging.DEBUG  # once an outage
-                log.log(level, "MLflow cannot be used, so tracking waits in the outbox: %s", error)
+                level = logging.WARNING if self.reachable else logging.DEBUG  # once per outage
+                log.log(level, "MLflow cannot be used; tracking waits in the outbox: %s", error)
                 self.reachable = False
-            except Exception:  # one outbox's trouble must stop neither the others nor training
+            except Exception:  # one outbox's error must stop neither the others nor training
                 usable = False
-                log.exception("%s could not be sent; it is tried again", box.path)
+                log.exception("%s could not be sent; trying again later", box.path)
         if usable and not self.reachable:
             log.info("MLflow at %s is back", self.client.tracking_uri)
         self.reachable = usable
@@ -89,16 +89,16 @@ class Sender:
         finished = False
         while not finished and (operations := box.unsent(OPERATIONS_PER_READ)):
             finished = self._send(box, run.run_id, operations)
-        # Nothing can follow the final status, nor what a dead process has written.
+        # Nothing follows the final status, and a dead process appends nothing more.
         if finished or not box.live:
             if not finished and self.client.get_run(run.run_id).info.status == "RUNNING":
                 self.client.set_terminated(run.run_id, "KILLED", box.last_written_ms)
             self._held_steps.pop(run.run_id, None)
             box.remove()
-            del self.boxes[box.id]  # last: who waits for all to be sent sees it when it is gone
+            del self.boxes[box.id]  # last: `send_pending` returns when it is gone
 
     def _send(self, box: Outbox, run_id: str, operations: list[tuple[Operation, int]]) -> bool:
-        """Send operations in their order; returns whether the final status was among them."""
+        """Send operations in order; returns whether the final status was among them."""
         batch: list[Entity] = []
         count = 0
         for number, (operation, offset) in enumerate(operations, start=1):
@@ -136,14 +136,14 @@ class Sender:
         ]
 
     def _steps(self, run_id: str, key: str) -> set[int]:
-        """Steps at which the run holds a value of the metric."""
+        """Steps at which the run has a value of the metric."""
         held = self._held_steps.setdefault(run_id, {})
         if key not in held:
             held[key] = {metric.step for metric in self.client.get_metric_history(run_id, key)}
         return held[key]
 
     def _log_batch(self, run_id: str, batch: list[Entity]) -> None:
-        """Log a batch; of one that is refused or too large, leave out only what is at fault."""
+        """Log a batch; halve one that is refused, so that only the faulty values are dropped."""
         metrics = [entity for entity in batch if isinstance(entity, Metric)]
         params = [entity for entity in batch if isinstance(entity, Param)]
         tags = {entity.key: entity for entity in batch if isinstance(entity, RunTag)}
@@ -163,18 +163,18 @@ class Sender:
     def _log_artifact(self, box: Outbox, run_id: str, operation: Operation) -> None:
         file, run = box.artifact(operation["file"]), box.sent.run
         if run is None or urlsplit(run.artifact_uri).scheme != "mlflow-artifacts":
-            log.warning("%s is left out: MLflow does not serve artifacts (--serve-artifacts)", file)
+            log.warning("skipping %s: MLflow does not serve artifacts (--serve-artifacts)", file)
             return
         with _refusal_logged(f"the artifact {file.name}"), upload_timeout():
             try:
                 self.client.log_artifact(run_id, str(file), operation["folder"].strip("/") or None)
             except FileNotFoundError:
-                log.info("%s had been sent before", file)
+                log.info("%s was already sent", file)
             except requests.HTTPError as error:
-                verify_rest_response(error.response, "artifacts")  # raises it as MlflowException
+                verify_rest_response(error.response, "artifacts")  # raises MlflowException
 
     def _register_model(self, run_id: str, operation: Operation) -> None:
-        """A version of the registered model, unless one has this source already."""
+        """Create a version of the registered model, unless one already has this source."""
         name, source = operation["name"], operation["source"]
         with _refusal_logged(f"the model {name} at {source}"):
             with _unless_it_exists():
@@ -190,12 +190,12 @@ class Sender:
                 )
 
     def _open_run(self, box: Outbox) -> Run | None:
-        """Find or create the run; None where another process must first send what precedes it."""
+        """Find or create the run; None if another process must first send an earlier outbox."""
         first, offset = box.unsent(1)[0]
         if first.get("op") != "create":
             raise _refusal("the outbox does not begin with the run's creation")
         resume_key = first["resume_key"]
-        if resume_key and self._forerunner_waits(box, resume_key):
+        if resume_key and self._has_unsent_predecessor(box, resume_key):
             return None
         experiment = self._experiment(first["experiment"])
         tags = dict(first["tags"]) | {OUTBOX_TAG: box.id}
@@ -221,17 +221,17 @@ class Sender:
         return run
 
     def _find_run(self, experiment: str, condition: str) -> Run | None:
-        """The newest run of the experiment for which the condition holds."""
+        """The newest run of the experiment that matches the condition."""
         newest_first = ["attributes.start_time DESC"]
         runs = self.client.search_runs(
             [experiment], condition, max_results=1, order_by=newest_first
         )
         return _run(runs[0]) if runs else None
 
-    def _forerunner_waits(self, box: Outbox, resume_key: str) -> bool:
-        """Whether an older outbox of the same stage, held by another process, is still to be sent.
+    def _has_unsent_predecessor(self, box: Outbox, resume_key: str) -> bool:
+        """Whether another process still has to send an older outbox of the same stage.
 
-        Created out of order, the two would become two runs of one stage.
+        Sent out of order, the two would create two runs for one stage.
         """
         return any(
             path.stem < box.id
@@ -241,7 +241,7 @@ class Sender:
         )
 
     def _parent(self, experiment: str, first: Operation) -> tuple[bool, str | None]:
-        """(Known, run id) of the parent run; not known while its outbox has not created it."""
+        """(Is known, run id) of the parent run; unknown until its outbox has created it."""
         if first["parent_run"] or not first["parent_outbox"]:
             return True, first["parent_run"]
         path = self.folder / f"{first['parent_outbox']}.jsonl"
@@ -252,11 +252,11 @@ class Sender:
         return True, run.run_id if run else None
 
     def _experiment(self, name: str) -> str:
-        """Id of the experiment called `name`; created, or restored if it was deleted."""
+        """Id of the experiment `name`; creates it, or restores it if it was deleted."""
         if name not in self._experiments:
             experiment = self.client.get_experiment_by_name(name)
             if experiment is None:
-                with _unless_it_exists():  # another process may be faster
+                with _unless_it_exists():  # another process may create it first
                     self.client.create_experiment(name, tags=_EXPERIMENT_TAGS)
                 experiment = self.client.get_experiment_by_name(name)
             if experiment is None:
@@ -268,13 +268,13 @@ class Sender:
 
 
 @contextmanager
-def _refusal_logged(what: str) -> Iterator[None]:
+def _refusal_logged(subject: str) -> Iterator[None]:
     try:
         yield
     except MlflowException as error:
         if not is_refusal(error):
             raise
-        log.warning("MLflow refuses %s: %s", what, error)
+        log.warning("MLflow refuses %s: %s", subject, error)
 
 
 @contextmanager

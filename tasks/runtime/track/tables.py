@@ -1,4 +1,4 @@
-"""Tables in MLflow: a run's page shows them as its own tables."""
+"""Logs tables to MLflow, whose run page shows them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = "tables"
 
 
 def log_tables(tracker: RunTracker, tables: dict[str, Iterable[BaseModel]], scratch: Path) -> None:
-    """Uploads rows as `tables/<name>.json` in the form that `mlflow.load_table` reads."""
+    """Upload rows as `tables/<name>.json`, in the format of `mlflow.load_table`."""
     for name, rows in tables.items():
         dumped = [row.model_dump(mode="json") for row in rows]
         columns = list(dumped[0]) if dumped else []

@@ -1,4 +1,4 @@
-"""Follows a growing metrics.jsonl: its lines go to MLflow, the progress and the flow's watcher."""
+"""Follows a growing metrics.jsonl; passes its lines to MLflow, progress and the flow's watcher."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class MetricLine:
 
 
 class MetricsTail:
-    """Feeds each complete line of `path` once to `tracker` and `on_step`.
+    """Passes each complete line of `path` once to `tracker` and `on_step`.
 
-    A rank program that resumes replaces the file by the checkpoint's and writes on. The file is
-    then read from its beginning, and for each metric only steps beyond the last one fed count.
+    A resuming rank program replaces the file with the checkpoint's copy and appends to it. The tail
+    then reads the file from the beginning and, for each metric, skips steps already passed on.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class MetricsTail:
         self._last_step: dict[str, int] = {}
 
     def poll(self) -> int:
-        """Read what was added since the last poll; returns the number of lines fed."""
+        """Read the lines added since the last poll; returns how many were passed on."""
         try:
             stream = self.path.open("rb")
         except FileNotFoundError:
@@ -59,21 +59,21 @@ class MetricsTail:
             if status.st_ino != self._inode or rewritten:
                 self._inode, self._offset, self._last_line = status.st_ino, 0, b""
                 stream.seek(0)
-            fed = 0
+            count = 0
             for line in stream:
                 if not line.endswith(b"\n"):
                     break  # still being written
                 self._offset += len(line)
                 self._last_line = line
-                fed += self._feed(line)
-        return fed
+                count += self._feed(line)
+        return count
 
     def _feed(self, text: bytes) -> bool:
         try:
             row = json.loads(text)
             line = MetricLine(row["step"], row["examples"], row["time"], row["metrics"])
         except (ValueError, TypeError, KeyError) as error:
-            log.warning("a line of %s is left out: %s", self.path, error)
+            log.warning("skipping an invalid line of %s: %s", self.path, error)
             return False
         new = {
             key: value
@@ -90,14 +90,14 @@ class MetricsTail:
 
 
 Watcher = Callable[[str, MetricLine], None]
-"""Is told a stage's name and each line of its metrics; raises `Pruned` to end the training."""
+"""Called with a stage's name and each of its metric lines; raises `Pruned` to end the training."""
 
 _watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 
 @contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Stages that run in the block are watched."""
+    """Let `watcher` watch the stages that run in the block."""
     token = _watcher.set(watcher)
     try:
         yield
@@ -106,10 +106,10 @@ def watched_by(watcher: Watcher) -> Iterator[None]:
 
 
 class Watched:
-    """One training, as the watcher of its flow sees it; made on the flow's own thread.
+    """Passes one training's metric lines to the flow's watcher; create it on the flow's thread.
 
-    What the watcher decides while lines are read on another thread, the training's thread learns
-    from `check`. A training in this process has no such moment, and comes to its end.
+    The watcher runs on the thread that reads the lines; `check` raises its `Pruned` in the
+    training's thread. A training in this process never calls `check`, and runs to its end.
     """
 
     def __init__(self, stage: str) -> None:
@@ -117,7 +117,7 @@ class Watched:
         self._pruned: Pruned | None = None
 
     def __call__(self, line: MetricLine) -> None:
-        """Shows the watcher one line."""
+        """Pass one line to the watcher."""
         if self._watcher is None or self._pruned is not None:
             return
         try:
@@ -126,6 +126,6 @@ class Watched:
             self._pruned = pruned
 
     def check(self) -> None:
-        """Raises `Pruned` where the watcher has ended the training."""
+        """Raise `Pruned` if the watcher has ended the training."""
         if self._pruned is not None:
             raise self._pruned

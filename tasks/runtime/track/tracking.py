@@ -1,7 +1,7 @@
-"""Tracking of runs in MLflow that neither fails nor slows what it tracks.
+"""MLflow tracking that neither fails nor slows the training that it tracks.
 
-The training path only appends to a durable outbox; a background thread sends. While the server is
-away everything waits in the outbox, whence this or a later process sends it.
+Training only appends to a durable outbox, and a background thread sends it. While the server is
+down everything waits in the outbox, from which this or a later process sends it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
-PARAM_LENGTH = 6000  # characters that MLflow keeps of a value
+PARAM_LENGTH = 6000  # characters: MLflow's limit for a value
 TAG_LENGTH = 8000
-SEND_SECONDS = 2.0  # between two rounds of sending while all is well
-AWAITED_PAUSE_SECONDS = 0.1  # while somebody waits in `send_pending`
-LONGEST_PAUSE_SECONDS = 15.0  # between two attempts while the server is away
+SEND_SECONDS = 2.0  # between two rounds of sending while the server is usable
+AWAITED_PAUSE_SECONDS = 0.1  # between two checks in `send_pending`
+LONGEST_PAUSE_SECONDS = 15.0  # between two attempts while the server is down
 
 
 class Tracking:
-    """Sends the runs of this process, and those that dead processes left, to one server.
+    """Sends the outboxes of this process and of dead ones to one server.
 
     **Arguments:** `uri`: http(s) address of the server. `outbox`: folder of the journals.
     `experiment`: MLflow experiment (project).
@@ -41,7 +41,7 @@ class Tracking:
     def __init__(self, uri: str, outbox: Path, experiment: str) -> None:
         self.uri, self.outbox, self.experiment = uri.rstrip("/"), outbox, experiment
         self.connected = threading.Event()  # MLflow's client is imported
-        self._boxes: dict[str, Outbox] = {}  # that the sender has not sent whole
+        self._boxes: dict[str, Outbox] = {}  # not completely sent yet
         self._wake, self._stop = threading.Event(), threading.Event()
         self._adopting = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="mlflow-sender", daemon=True)
@@ -58,9 +58,9 @@ class Tracking:
     ) -> RunTracker:
         """Begin a run; returns at once, whether the server answers or not.
 
-        With `resume_key` the newest run tagged `stage_key` = `resume_key` that is not FINISHED is
-        reopened, and metric steps that it already holds are left out; without such a run a new
-        one is created and so tagged. Nested `params` become dotted names.
+        With `resume_key`, reopens the newest run tagged `stage_key` = `resume_key` that is not
+        FINISHED, and skips metric steps that it already has; if there is none, creates one with
+        that tag. Nested `params` become dotted names.
         """
         own_tags = {"mlflow.user": _user()} | _clipped(tags, TAG_LENGTH)
         if resume_key:
@@ -76,7 +76,7 @@ class Tracking:
             "parent_run": parent and parent.run_id,
         }
         box: Outbox | None = None
-        with _logged("start the run's outbox"):
+        with _errors_logged("start the run's outbox"):
             box = Outbox.create(self.outbox, first)
             self._boxes[box.id] = box
         tracker = RunTracker(self, box)
@@ -85,9 +85,9 @@ class Tracking:
         return tracker
 
     def send_pending(self, timeout: float) -> int:
-        """Send what this and earlier processes left; returns the operations still unsent.
+        """Send the outboxes of this and of dead processes; returns how many operations remain.
 
-        Waits at most `timeout` seconds, also for a server that is not there yet.
+        Waits at most `timeout` seconds, even if the server is not running yet.
         """
         deadline = time.monotonic() + timeout
         self._adopt()
@@ -99,7 +99,7 @@ class Tracking:
         return sum(box.pending for box in list(self._boxes.values()))
 
     def close(self, timeout: float) -> int:
-        """Send as `send_pending` does, then stop; returns the operations left in the outbox."""
+        """Call `send_pending`, then stop; returns how many operations remain in the outbox."""
         left = self.send_pending(timeout)
         self._stop.set()
         self.wake()
@@ -113,13 +113,13 @@ class Tracking:
         self._wake.set()
 
     def _adopt(self) -> None:
-        # One thread at a time: a journal that the other one has just locked must be among the boxes
-        # before anybody counts what is pending.
-        with self._adopting, _logged("look for what dead processes left"):
+        # One thread at a time: a journal that the other thread has just locked must be in `_boxes`
+        # before pending operations are counted.
+        with self._adopting, _errors_logged("look for outboxes of dead processes"):
             adopt_left_behind(self.outbox, self._boxes)
 
     def _work(self) -> None:
-        self._adopt()  # before the import, which takes seconds: others may look meanwhile
+        self._adopt()  # before the import, which takes seconds
         try:
             client = connect(self.uri)
         finally:
@@ -135,7 +135,7 @@ class Tracking:
 
 
 class RunTracker:
-    """One run. Every call only appends to the outbox, and none fails: trouble is logged."""
+    """One run. Calls only append to the outbox and never fail: errors are logged."""
 
     def __init__(self, tracking: Tracking, box: Outbox | None) -> None:
         self._tracking, self._box = tracking, box
@@ -143,21 +143,21 @@ class RunTracker:
 
     @property
     def outbox_id(self) -> str | None:
-        """Name of the run's outbox; the run carries it as a tag."""
+        """Name of the run's outbox, which the run has as a tag."""
         return self._box.id if self._box else None
 
     @property
     def run_id(self) -> str | None:
-        """MLflow's id; None as long as the server has not been reached."""
+        """MLflow's id; None until the server has created the run."""
         return self._box.sent.run.run_id if self._box and self._box.sent.run else None
 
     @property
     def url(self) -> str | None:
-        """The run's page in MLflow's UI; None as long as `run_id` is."""
+        """The run's page in MLflow's UI; None until `run_id` is known."""
         if self._box is None or (run := self._box.sent.run) is None:
             return None
         place = f"experiments/{run.experiment_id}/runs/{run.run_id}"
-        # Without the query MLflow shows what it shows of language model calls.
+        # Without the query MLflow shows its view of language model calls.
         return f"{self._tracking.uri}/#/{place}?workflowType=machine_learning"
 
     def log_metrics(
@@ -185,30 +185,30 @@ class RunTracker:
         """
         if self._box is None:
             return
-        with _logged(f"keep the artifact {file}"):
+        with _errors_logged(f"keep the artifact {file}"):
             copy = self._box.keep_artifact(file)
             self._append({"op": "artifact", "file": copy, "name": file.name, "folder": folder})
 
     def register_model(
         self, name: str, source: str, tags: Mapping[str, str], run_id: str | None
     ) -> None:
-        """Register a model that lies at `source` as a version of `name`, once for each source.
+        """Register the model at `source` as a version of `name`, once for each source.
 
         `run_id`: MLflow's id of the run that made it; default: this run.
         """
-        kept = {"name": _model_name(name), "source": source, "run_id": run_id}
-        self._append({"op": "model", **kept, "tags": _clipped(tags, TAG_LENGTH)})
+        model = {"name": _model_name(name), "source": source, "run_id": run_id}
+        self._append({"op": "model", **model, "tags": _clipped(tags, TAG_LENGTH)})
 
     def wait_created(self, timeout: float) -> bool:
-        """Wait until `run_id` is known; False after `timeout` seconds without a server's answer.
+        """Wait until `run_id` is known; returns False if it is not after `timeout` seconds.
 
-        What importing MLflow's client takes does not count.
+        The time to import MLflow's client does not count.
         """
         self._tracking.connected.wait()
         return self._box.created.wait(timeout) if self._box else False
 
     def finish(self, status: Status) -> None:
-        """End the run; nothing can be logged afterwards. A second call does nothing."""
+        """End the run; later log calls are dropped. A second call does nothing."""
         if not self._finished:
             self._append({"op": "finish", "status": status, "time": _now_ms()}, sync=True)
             self._finished = True
@@ -216,19 +216,19 @@ class RunTracker:
 
     def _append(self, operation: Operation, *, sync: bool = False) -> None:
         if self._finished:
-            log.warning("the run is finished, so %s is not logged", operation["op"])
+            log.warning("the run is finished; %s is not logged", operation["op"])
         elif self._box is not None:
-            with _logged(f"log {operation['op']}"):
+            with _errors_logged(f"log {operation['op']}"):
                 self._box.append(operation, sync=sync)
 
 
 @contextlib.contextmanager
-def _logged(deed: str) -> Iterator[None]:
-    """A full or broken disk must not end the training that is being tracked."""
+def _errors_logged(action: str) -> Iterator[None]:
+    """Log an OSError: a full or broken disk must not end the training that is being tracked."""
     try:
         yield
     except OSError as error:
-        log.warning("tracking could not %s: %s", deed, error)
+        log.warning("tracking could not %s: %s", action, error)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -243,7 +243,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 
 def _clipped(values: Mapping[str, Any], length: int) -> dict[str, str]:
-    """Values as text no longer than the server takes; an ellipsis marks what was cut."""
+    """Values as text of at most `length` characters; an ellipsis marks truncated ones."""
     texts = {key: str(value) for key, value in values.items()}
     return {
         key: text if len(text) <= length else text[: length - 1] + "…"
@@ -252,7 +252,7 @@ def _clipped(values: Mapping[str, Any], length: int) -> dict[str, str]:
 
 
 def _model_name(name: str) -> str:
-    """What stands between slashes and colons elsewhere holds none itself."""
+    """Replace characters, such as slashes and colons, that separate parts of a model's URI."""
     return re.sub(r"[^\w .-]", "-", name)
 
 
@@ -263,5 +263,5 @@ def _now_ms() -> int:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a container's user need not have a name
+    except (OSError, KeyError):  # a container's user may have no name
         return "unknown"

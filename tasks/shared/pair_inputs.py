@@ -1,19 +1,19 @@
-"""How the stages of compared preference trainings are named, and how pages read their results."""
+"""Step names in a comparison of preference trainings, and how pages read their results."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from dynolab.results.arms import Start
-from tasks.pages import input_folder
 from tasks.runtime.work import Work
+from tasks.shared.page_helpers import input_folder
 
 if TYPE_CHECKING:
     from dynolab.report.inputs.arms import PairRun
 
 
 def start_of(start: Start, seed: int) -> str:
-    """Step whose model arms start from."""
+    """Name of the step whose model arms start from."""
     return {
         "base": f"base-{seed}",
         "sft": f"sft-{seed}",
@@ -23,22 +23,22 @@ def start_of(start: Start, seed: int) -> str:
 
 
 def training_of(arm: str, seed: int) -> str:
-    """Step with an arm's training."""
+    """Name of the step that trains an arm."""
     return f"{arm}-{seed}"
 
 
 def answers_of(arm: str, seed: int) -> str:
-    """Step with what an arm's model answers."""
+    """Name of the step that samples answers of an arm's model."""
     return f"{arm}-{seed}-said"
 
 
 def judge_of(seed: int) -> str:
-    """Step with all arms' answers against the baseline's."""
+    """Name of the step that judges all arms' answers against the baseline's."""
     return f"judge-{seed}"
 
 
 def read_run(work: Work[Any], arm: str, seed: int) -> PairRun:
-    """An arm with one seed, with as much of it as there is."""
+    """Reads the results of an arm with one seed; answers and verdicts only if they are inputs."""
     from dynolab.report.inputs.arms import read_pair_run
 
     trained = work.input_folder(training_of(arm, seed))
@@ -47,7 +47,7 @@ def read_run(work: Work[Any], arm: str, seed: int) -> PairRun:
 
 
 def read_start(work: Work[Any], start: Start, seed: int) -> PairRun:
-    """The training of a model that arms start from."""
+    """Reads the training of a model that arms start from."""
     from dynolab.report.inputs.arms import read_pair_run
 
     return read_pair_run("", work.input_folder(start_of(start, seed)), None, None)

@@ -1,4 +1,4 @@
-"""Examples that the policy makes itself while it learns."""
+"""Training examples sampled from the policy while it learns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from dynolab.rollouts.rewards import Rewards
 from dynolab.training.adapters import WithoutAdapters
 from dynolab.training.config import GroupTrainConfig
 from dynolab.training.engine import Engine
-from dynolab.training.recorded import read_recorded, recorded
+from dynolab.training.example_source import Drawn
+from dynolab.training.recorded_examples import read_recorded, recorded
 from dynolab.training.rollout import (
     Answers,
     Prompt,
@@ -36,7 +37,6 @@ from dynolab.training.rollout import (
     ranked_pairs,
     score_pairs,
 )
-from dynolab.training.source import Drawn
 from dynolab.training.step_batch import StepExample
 
 if TYPE_CHECKING:
@@ -44,23 +44,22 @@ if TYPE_CHECKING:
 
 
 ITERATED = (SPINConfig, SPPOConfig)
-"""Objectives whose reference is the policy at the beginning of an iteration, a rollout."""
+"""Objectives whose reference is the policy at the beginning of the rollout."""
 
 
 class Online:
-    """Rollouts: every `updates_per_rollout` steps the policy at hand answers their prompts.
+    """Rollouts: every `updates_per_rollout` steps the current policy answers their prompts.
 
-    Prompts come in seeded permutations, as rows do, and every step has its own. Samples depend on
-    weights, seed, step and place in the rollout alone, so ranks and micro-batches change nothing.
-    Groups whose rewards are all equal compare nothing and are left out, out of the step's
-    denominators too.
+    Every step takes its own prompts from seeded permutations, as rows are. Samples depend only on
+    weights, seed, step and position in the rollout, not on ranks and micro-batches. Groups whose
+    rewards are all equal carry no comparison: they are left out, also of the step's denominators.
 
     **Arguments:**
 
     - `policy`: the model that the engine trains.
-    - `encoder`: of the rows' own answers; its length bounds prompt and completion together.
+    - `encoder`: encodes the rows' own answers; its `max_length` bounds prompt plus completion.
 
-    **Raises** `ConfigError` where self-play lacks a row's answer.
+    **Raises** `ConfigError` if the objective is `spin` and a row has no answer.
     """
 
     def __init__(
@@ -80,19 +79,19 @@ class Online:
         sequences = config.micro_examples * config.completions
         self._scorer = Scorer(ResponseLogits(policy), None, pad_id, sequences)
         self._rollout: list[Sequence[StepExample]] = []
-        own = isinstance(config.objective, SPINConfig)
-        self._own = _own_answers(prompts, encoder) if own else {}
+        plays_itself = isinstance(config.objective, SPINConfig)
+        self._row_answers = _encode_answers(prompts, encoder) if plays_itself else {}
 
     def begin(self, logits: ResponseLogits) -> None:
-        """Keeps a copy of the initial weights where they are the reference.
+        """Copies the initial weights if they are the reference.
 
-        Under adapters the weights stay what they were, and no copy is needed.
+        Adapters leave the weights unchanged, so they need no copy.
         """
         reference: ResponseLogits
         if not self._objective.needs_reference:
             return
         if isinstance(self._config.objective, ITERATED):
-            reference = self._scorer.policy  # it scores at the rollout alone, before any update
+            reference = self._scorer.policy  # scores only during the rollout, before any update
         elif self._config.lora is not None:
             reference = WithoutAdapters(logits.model)
         else:
@@ -100,21 +99,23 @@ class Online:
         self._scorer = replace(self._scorer, reference=reference)
 
     def draw(self, engine: Engine, step: int) -> Drawn:
-        """The step's groups or pairs, out of a new rollout where it begins one."""
-        place = step % self._config.updates_per_rollout
+        """Returns the step's groups or pairs; samples a new rollout if one begins here."""
+        index = step % self._config.updates_per_rollout
         metrics: dict[str, float] = {}
-        if place == 0:
+        if index == 0:
             with engine.gathered():
-                answers = self._answers(step)
-                self._rollout = [self._examples(ours, step + n) for n, ours in enumerate(answers)]
-            every = [our for ours in answers for our in ours]
+                by_step = self._answers(step)
+                self._rollout = [
+                    self._examples(answers, step + n) for n, answers in enumerate(by_step)
+                ]
+            every = [answer for answers in by_step for answer in answers]
             metrics = answer_metrics(every, self._config.right_from)
-        examples = self._rollout[place]
+        examples = self._rollout[index]
         equal = self._config.batch_size - len(examples)
         return Drawn(examples, {**metrics, "train/groups_equal": float(equal)})
 
     def _answers(self, step: int) -> list[list[Answers]]:
-        """Answers to the prompts of the steps of the rollout that begins with one, step by step."""
+        """Samples answers for every step of the rollout that begins at `step`; a list per step."""
         config, size = self._config, self._config.batch_size
         rows = [
             row
@@ -132,19 +133,19 @@ class Online:
         return [answers[start : start + size] for start in range(0, len(answers), size)]
 
     def _examples(self, answers: Sequence[Answers], step: int) -> Sequence[StepExample]:
-        """What a step learns from its answers."""
+        """Turns a step's answers into pairs or groups."""
         config = self._config
         if isinstance(config.objective, SPINConfig):
             pairs = [
-                EncodedExample(answer.id, self._own[answer.id], answer.sampled[0].encoded)
+                EncodedExample(answer.id, self._row_answers[answer.id], answer.sampled[0].encoded)
                 for answer in answers
             ]
             return score_pairs(pairs, self._scorer, self._objective.sides)
-        telling = [answer for answer in answers if answer.differ]
+        unequal = [answer for answer in answers if answer.differ]
         if not isinstance(config.objective, ClippedConfig):
-            return score_pairs(ranked_pairs(telling), self._scorer, self._objective.sides)
+            return score_pairs(ranked_pairs(unequal), self._scorer, self._objective.sides)
         return make_groups(
-            telling,
+            unequal,
             self._scorer,
             config.objective,
             temperature=config.temperature,
@@ -153,12 +154,12 @@ class Online:
         )
 
     def save(self, step: int, folder: Path) -> None:
-        """Writes the examples of the rollout's steps to come."""
-        place = step % self._config.updates_per_rollout
-        if place == 0 or distributed.rank() != 0:
+        """Writes the examples of the rollout's remaining steps."""
+        index = step % self._config.updates_per_rollout
+        if index == 0 or distributed.rank() != 0:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        for number, examples in enumerate(self._rollout[place:], start=place):
+        for number, examples in enumerate(self._rollout[index:], start=index):
             rows = [
                 recorded(example, self._objective.sides, self.temperature) for example in examples
             ]
@@ -166,29 +167,29 @@ class Online:
             (folder / f"update-{number}.jsonl").write_text("".join(lines))
 
     def load(self, step: int, folder: Path) -> None:
-        """Reads the examples of the rollout's steps to come."""
-        place = step % self._config.updates_per_rollout
-        if place == 0:
+        """Reads the examples of the rollout's remaining steps."""
+        index = step % self._config.updates_per_rollout
+        if index == 0:
             return
         self._rollout = [[] for _ in range(self._config.updates_per_rollout)]
-        for number in range(place, self._config.updates_per_rollout):
+        for number in range(index, self._config.updates_per_rollout):
             lines = (folder / f"update-{number}.jsonl").read_text().splitlines()
             self._rollout[number] = [read_recorded(line).scored(torch.float32) for line in lines]
 
 
-def _own_answers(prompts: Sequence[Prompt], encoder: Encoder) -> dict[str, Encoded]:
-    """The rows' own answers by row."""
-    own = {
+def _encode_answers(prompts: Sequence[Prompt], encoder: Encoder) -> dict[str, Encoded]:
+    """The rows' own answers, encoded, by row id."""
+    answers = {
         row.id: encoder.response(row.id, row.prompt, spaced(row.answer))
         for row, _ in prompts
         if row.answer is not None
     }
-    lacking = [row.id for row, _ in prompts if own.get(row.id) is None]
+    lacking = [row.id for row, _ in prompts if answers.get(row.id) is None]
     if lacking:
         raise ConfigError(
             "data.answer",
             None,
-            f"objective spin needs every row's own answer, within the context; {len(lacking)} "
+            f"objective spin needs an answer that fits the context in every row; {len(lacking)} "
             f"rows have none, the first is {lacking[0]}",
         )
-    return {key: encoded for key, encoded in own.items() if encoded is not None}
+    return {key: encoded for key, encoded in answers.items() if encoded is not None}

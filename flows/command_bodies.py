@@ -1,4 +1,4 @@
-"""What the commands do: plan or run a flow and show its results, lineage, reconcile."""
+"""Implements the commands: plan or run a flow and show its results, lineage, reconcile."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from dynolab.store import Store
 from flows.flow import Flow, Parameters, Results, StagedFlow
 from flows.parameters import load_parameters
 from flows.sweep.parameters import SweepParameters
-from tasks.result_table import result_table, write_table
 from tasks.runtime.lineage import Ancestor, addressed, lineage
-from tasks.runtime.opening import open_store, planning_platform
+from tasks.runtime.open_platform import open_store, planning_platform
 from tasks.runtime.pipeline import Planned, plan
-from tasks.runtime.servers.server_registry import running_services, use_services
-from tasks.runtime.servers.services import MLFLOW, PREFECT, client_variables
+from tasks.runtime.servers.server_processes import MLFLOW, PREFECT, client_variables
+from tasks.runtime.servers.standing_servers import running_services, use_services
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import use_login
 from tasks.runtime.work import StageResult
+from tasks.shared.result_table import result_table, write_table
 
 console = Console()
 
-LAST_WORDS_SECONDS = 5.0
+FLUSH_SECONDS = 5.0
 
 
 def start(
@@ -41,9 +41,9 @@ def start(
     plan_only: bool,
     fresh: bool,
 ) -> None:
-    """Plans or runs a flow with the parameters of a file, changed.
+    """Plan or run a flow with a file's parameters and the `changes`.
 
-    What cannot work ends here, before any server starts.
+    Raises ConfigError for settings that cannot work, before any server starts.
     """
     parameters = load_parameters(flow.parameters, file, changes)
     platform = planning_platform()
@@ -54,8 +54,8 @@ def start(
     began = time.monotonic()
     results: Results = run_on_servers(flow, parameters, fresh=fresh)
     settings = Settings.from_environment()
-    store, made = open_store(settings), results[flow.page]
-    page = _friendly_copy(store, made, flow.file, settings.home, parameters.name)
+    store, result = open_store(settings), results[flow.page]
+    page = copy_page(store, result, flow.file, settings.home, parameters.name)
     table = result_table(
         store,
         flow.page,
@@ -67,7 +67,7 @@ def start(
 
 
 def start_sweep(file: Path, changes: Sequence[str]) -> None:
-    """Runs the sweep of a file, changed. What cannot work ends here, before any server starts."""
+    """Run the sweep of a file, with the `changes`; raises ConfigError before any server starts."""
     from flows.sweep import FLOW
     from flows.sweep.parameters import check_sweep
 
@@ -79,7 +79,7 @@ def start_sweep(file: Path, changes: Sequence[str]) -> None:
 
 
 def run_on_servers(flow: Flow[Parameters], parameters: Parameters, *, fresh: bool = False) -> Any:
-    """Runs a flow on the servers at hand, or on own ones for as long as it takes."""
+    """Run a flow on the home's servers, or on servers started for this run."""
     settings = Settings.from_environment()
     open_store(settings).check_writable()
     servers = [] if settings.prefect_api_url else [PREFECT]
@@ -90,20 +90,20 @@ def run_on_servers(flow: Flow[Parameters], parameters: Parameters, *, fresh: boo
         try:
             return as_prefect_flow(flow)(parameters, fresh=fresh)
         finally:
-            send_last_words()
+            flush_prefect()
 
 
-def send_last_words() -> None:
-    """Sends what Prefect still holds for its server, which ends before this process does."""
+def flush_prefect() -> None:
+    """Send Prefect's buffered logs and events, since its server may end before this process."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
-    APILogWorker.drain_all(timeout=LAST_WORDS_SECONDS)
-    EventsWorker.drain_all(timeout=LAST_WORDS_SECONDS)
+    APILogWorker.drain_all(timeout=FLUSH_SECONDS)
+    EventsWorker.drain_all(timeout=FLUSH_SECONDS)
 
 
-def _friendly_copy(store: Store, result: dict[str, Any], file: str, home: Path, name: str) -> Path:
-    """The page where a person finds it: `<home>/reports/<name>.html`, or as the file ends."""
+def copy_page(store: Store, result: dict[str, Any], file: str, home: Path, name: str) -> Path:
+    """Copy the page to `<home>/reports/<name>`, with the file's suffix; returns the copy."""
     source = store.folder(result["address"], result["digest"]) / file
     page = home / "reports" / f"{name}{source.suffix}"
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _friendly_copy(store: Store, result: dict[str, Any], file: str, home: Path, 
 def _show_plan(steps: Iterable[Planned]) -> None:
     table = Table("stage", "state", "key")
     for step in steps:
-        key = step.key[:16] if step.key else "known once its inputs are"
+        key = step.key[:16] if step.key else "known after its inputs"
         table.add_row(step.step, step.state, key)
     console.print(table)
 
@@ -122,22 +122,22 @@ def _show_plan(steps: Iterable[Planned]) -> None:
 def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
     table = Table("stage", "", "seconds", "key", box=None, pad_edge=False)
     for name, result in results.items():
-        took = result["metrics"].get("seconds")
+        duration = result["metrics"].get("seconds")
         table.add_row(
             name,
             "[green]cached[/green]" if result["cached"] else "computed",
-            "" if took is None else f"{took:.1f}",
+            "" if duration is None else f"{duration:.1f}",
             result["key"][:12],
         )
     console.print(table)
     for name, result in results.items():
-        dropped, cut = (
-            result["metrics"].get(f"data/rows_{fate}", 0) for fate in ("dropped", "truncated")
+        dropped, truncated = (
+            result["metrics"].get(f"data/rows_{change}", 0) for change in ("dropped", "truncated")
         )
-        if dropped or cut:
+        if dropped or truncated:
             console.print(
-                f"{name}: longer than the model's context: {dropped:.0f} rows left out, "
-                f"{cut:.0f} prompts cut",
+                f"{name}: longer than the model's context: {dropped:.0f} rows dropped, "
+                f"{truncated:.0f} prompts truncated",
                 highlight=False,
             )
         if missing := result["metrics"].get("probes/missing", 0):
@@ -145,7 +145,7 @@ def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
                 f"{name}: {missing:.0f} rows could not be made; missing.jsonl says why",
                 highlight=False,
             )
-        asked, parsed = (result["metrics"].get(f"judge/{what}", 0) for what in ("asked", "parsed"))
+        asked, parsed = (result["metrics"].get(f"judge/{key}", 0) for key in ("asked", "parsed"))
         if parsed < asked:
             console.print(
                 f"{name}: {asked - parsed:.0f} of {asked:.0f} verdicts are missing; the "
@@ -154,7 +154,7 @@ def _show(flow: str, results: Results, page: Path, seconds: float) -> None:
             )
     console.print(f"\n{flow:7} {seconds:.1f} s", highlight=False)
     console.print(f"report  {page}", highlight=False, soft_wrap=True)
-    console.print("servers [bold]make up[/bold] opens Prefect and MLflow on what was run")
+    console.print("servers [bold]make up[/bold] opens Prefect and MLflow with these runs")
 
 
 def _show_trials(parameters: SweepParameters, trials: dict[str, Any], page: Path) -> None:
@@ -172,7 +172,7 @@ def _show_trials(parameters: SweepParameters, trials: dict[str, Any], page: Path
 
 
 def show_lineage(address: str, output: Console | None = None) -> None:
-    """Prints the tree; raises `ConfigError` for what is no result."""
+    """Print a result's lineage as a tree; raises `ConfigError` if there is no such result."""
     settings = Settings.from_environment()
     store, uri = open_store(settings), settings.mlflow_tracking_uri
     if uri is None and MLFLOW in (running := running_services(settings.home)):
@@ -187,7 +187,7 @@ def show_lineage(address: str, output: Console | None = None) -> None:
 
 
 def _description(ancestor: Ancestor) -> str:
-    """A result in a few lines: what it is, where it lies, what it was made from and with."""
+    """A result in a few lines: stage, address, code, libraries, data sources, MLflow run."""
     role = escape(f"{ancestor.role}: ") if ancestor.role else ""
     if ancestor.result is None or ancestor.manifest is None:
         return role + escape(f"content {ancestor.digest[:16]}, which this store does not hold")
@@ -206,23 +206,23 @@ def _description(ancestor: Ancestor) -> str:
 
 
 RECONCILED = {
-    "ended": "flow runs whose processes went on after their end, ended",
-    "reaped": "orphaned processes, killed",
-    "closed": "MLflow runs that nobody works on, closed",
-    "unsent": "operations that wait for MLflow",
+    "ended": "flow runs killed whose processes outlived them",
+    "reaped": "orphaned processes killed",
+    "closed": "abandoned MLflow runs closed",
+    "unsent": "operations still waiting for MLflow",
 }
 
 
 def start_reconcile() -> dict[str, int]:
-    """Heals with the servers at hand, or with own ones on the home's databases; returns counts."""
+    """Clean up with the configured servers, or the home's own; returns counts (`RECONCILED`)."""
     settings = Settings.from_environment()
-    known = {PREFECT: settings.prefect_api_url, MLFLOW: settings.mlflow_tracking_uri}
-    with use_services(settings.home, [name for name, uri in known.items() if not uri]) as services:
+    uris = {PREFECT: settings.prefect_api_url, MLFLOW: settings.mlflow_tracking_uri}
+    with use_services(settings.home, [name for name, uri in uris.items() if not uri]) as services:
         services.wait_ready()
         os.environ.update(services.environment())
         from prefect.client.orchestration import get_client
 
-        from flows.reconcile import heal
+        from flows.reconcile import clean_up
 
         with get_client(sync_client=True) as client:
-            return heal(Settings.from_environment(), client)
+            return clean_up(Settings.from_environment(), client)

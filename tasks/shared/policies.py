@@ -1,4 +1,4 @@
-"""Models of folders and of trainings' results, their encoders, and their policies."""
+"""Loads models, encoders and policies from model folders and trainings' results."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from tasks.runtime.work import Work
 
 ADAPTER = "adapter"
-"""Folder of a training's result that holds its adapters, where it trained those alone."""
+"""Folder of a training's result that holds its adapters, if it trained adapters only."""
 
 
 def adapter_folder(work: Work[Any], name: str) -> Path | None:
-    """The adapters of an input that is a training of those alone."""
+    """The adapter folder of an input; None unless it is a training of adapters."""
     return work.input_folder(name, ADAPTER) if work.input_holds(name, ADAPTER) else None
 
 
 def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The language model of a folder, on this process' device, and its tokenizer."""
+    """The language model of a folder, on this process's device, and its tokenizer."""
     from models.language import load_language_model, load_tokenizer
 
     tokenizer = load_tokenizer(folder)
@@ -32,24 +32,24 @@ def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def load_encoder(folder: Path, overlong: Overlong = "drop") -> Encoder:
-    """The encoder of a folder's model, without the model: its tokenizer and its context."""
+    """The encoder for a folder's model, from its tokenizer and context length alone."""
     from models.language import folder_context, load_tokenizer
 
     return Encoder(load_tokenizer(folder), folder_context(folder), overlong)
 
 
 def load_policy(model: Path, adapter: Path | None = None) -> PolicyFunction:
-    """A model on this process' device.
+    """A training's model as a policy, on this process's device.
 
     **Arguments:**
 
-    - `model`: a training's `model/`.
-    - `adapter`: its `adapter/`: the policy is then that model taken apart, of which the adapters
-      alone move, as in the training's records.
+    - `model`: the training's `model/`.
+    - `adapter`: its `adapter/`. The adapters are then split from the merged weights, and only they
+      are parameters, as in the training's records.
     """
     from dynolab.forces import PolicyFunction
-    from dynolab.training.adapters import take_apart
+    from dynolab.training.adapters import unmerge_adapters
     from models.language import load_language_model
 
     loaded = load_language_model(model, device=device())
-    return PolicyFunction(loaded if adapter is None else take_apart(loaded, adapter))
+    return PolicyFunction(loaded if adapter is None else unmerge_adapters(loaded, adapter))

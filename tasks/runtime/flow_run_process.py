@@ -1,7 +1,6 @@
 """The process of one deployed flow run: Prefect's engine, tied to the worker that started it.
 
-A worker that is killed takes its runs along, and they the ranks that they launched: nothing stays
-that nobody waits for.
+If a worker is killed, the kernel kills its runs, and with them the ranks that they launched.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import os
 
 from tasks.runtime.system.child import die_with_parent, run_as_main
 
-_SPEAKERS = ("dynolab", "flows", "tasks")
+_LOGGERS = ("dynolab", "flows", "tasks")
 
 if __name__ == "__main__":
     die_with_parent(os.getppid())
-    # What a run says of itself (whom it waits for, what it could not send) stands on its page.
-    os.environ["PREFECT_LOGGING_EXTRA_LOGGERS"] = ",".join(_SPEAKERS)
+    # Forward these loggers to the Prefect run page.
+    os.environ["PREFECT_LOGGING_EXTRA_LOGGERS"] = ",".join(_LOGGERS)
     os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"  # threads have no run
-    for speaker in _SPEAKERS:
-        logging.getLogger(speaker).setLevel(logging.INFO)
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.INFO)
     run_as_main("prefect.engine", [])

@@ -1,6 +1,6 @@
 """The numbers of a finished run in one file: verdicts, estimates with intervals, and their sources.
 
-It stands beside the page, and what a text says of a run can be checked against it.
+The file is written beside the page. Statements about a run can be checked against it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dynolab.data.rows import read_rows
 from dynolab.store import Store
 from tasks.runtime.work import StageResult
 
-_UNSAID = ("seconds",)
-"""Metrics that tell how a run went, not what it found."""
+_EXCLUDED = ("seconds",)
+"""Metrics of how a run went, not of what it measured."""
 
 
 def result_table(
@@ -29,17 +29,16 @@ def result_table(
 
     **Returns:**
 
-    - `name`, `seeds`, and `stages`: every step's key and the revision
-      of the code that computed it;
-    - `verdicts`: what became of every claim;
+    - `name`, `seeds`, and `stages`: every step's key and the revision of the code that computed it;
+    - `verdicts`: every claim's outcome;
     - `estimates`: `{mean, low, high, n}` by name: `<claim>/<quantity>`, a page's `means/…`,
       `differences/…`, `changes/…` and `rates/<policy>/<judge>`;
     - `numbers`: every step's metrics as `<step>/<metric>`.
     """
     folder = store.folder(results[page].address, results[page].digest)
-    verdicts, estimates = _of_claims(folder) if (folder / "claims.jsonl").exists() else ({}, {})
+    verdicts, estimates = _from_claims(folder) if (folder / "claims.jsonl").exists() else ({}, {})
     if (folder / "summary.json").exists():
-        verdicts, estimates = _of_summary(json.loads((folder / "summary.json").read_text()))
+        verdicts, estimates = _from_summary(json.loads((folder / "summary.json").read_text()))
     stages = {
         step: {
             "key": result.key,
@@ -51,7 +50,7 @@ def result_table(
         f"{step}/{name}": value
         for step, result in results.items()
         for name, value in result.metrics.items()
-        if name not in _UNSAID and isfinite(value)
+        if name not in _EXCLUDED and isfinite(value)
     }
     return {
         "name": parameters["name"],
@@ -64,7 +63,7 @@ def result_table(
 
 
 def write_table(table: Mapping[str, Any], file: Path) -> None:
-    """As JSON, an entry a line, so that two versions can be compared line by line."""
+    """Writes the table as JSON with one entry per line, so that versions can be diffed."""
     parts = []
     for name, value in table.items():
         if isinstance(value, dict) and value:
@@ -79,10 +78,10 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-Found = tuple[dict[str, str], dict[str, Any]]
+VerdictsAndEstimates = tuple[dict[str, str], dict[str, Any]]
 
 
-def _of_claims(folder: Path) -> Found:
+def _from_claims(folder: Path) -> VerdictsAndEstimates:
     verdicts: dict[str, str] = {}
     estimates: dict[str, Any] = {}
     for verdict in read_rows(folder / "claims.jsonl", Verdict):
@@ -92,7 +91,7 @@ def _of_claims(folder: Path) -> Found:
     return verdicts, estimates
 
 
-def _of_summary(summary: Mapping[str, Any]) -> Found:
+def _from_summary(summary: Mapping[str, Any]) -> VerdictsAndEstimates:
     verdicts = {row["id"]: row["outcome"] for row in summary.get("verdicts", ())}
     return verdicts, dict(_estimates(summary))
 

@@ -20,9 +20,10 @@ TAG = "squeeze.alarm"
 
 
 class AlarmBell:
-    """Reads a training's lines of metrics and reports the one at which the alarm rings.
+    """Reads a training's metric lines and reports the one that triggers the alarm.
 
-    It is made where the stage runs, and may be called on a thread without Prefect's context.
+    Create it on the stage's thread: it keeps that thread's Prefect context, so that any thread
+    may call it.
     """
 
     def __init__(self, work: Work[Any]) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from dynolab import distributed
 from dynolab.errors import DynolabError
-from dynolab.meeting import MEETING, SECRET, sealed, unsealed
+from dynolab.rank_authentication import MEETING, SECRET, sealed, unsealed
 from dynolab.training import deepspeed_engine, loop
 from dynolab.training.job import TrainJob
 from models import language

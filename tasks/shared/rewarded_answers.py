@@ -1,4 +1,4 @@
-"""Samples answers of a stage's models, with the sampling settings of the training."""
+"""Samples answers from a stage's model with the training's sampling settings."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dynolab.rollouts.generator import SampleConfig
 from dynolab.rollouts.rewards import RewardConfig, Rewards
 from dynolab.statistics import Interval
 from dynolab.training.config import GroupTrainConfig
-from tasks.policies import load_model
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import load_model
 
 if TYPE_CHECKING:
     from dynolab.training.rollout import Answers
 
 
 class AnsweringConfig(StageConfig):
-    """How prompts are answered and answers judged: a training's settings of the same names."""
+    """How answers are sampled and rewarded; fields are named as in `GroupTrainConfig`."""
 
     rewards: tuple[RewardConfig, ...] = GroupTrainConfig().rewards
     right_from: float = 1.0
@@ -38,12 +38,12 @@ class AnsweringConfig(StageConfig):
 
     @classmethod
     def of(cls, training: GroupTrainConfig) -> dict[str, Any]:
-        """A training's settings, by field."""
+        """The training's values of these fields, by name."""
         return {name: getattr(training, name) for name in AnsweringConfig.model_fields}
 
     @property
     def sampling(self) -> SampleConfig:
-        """How answers are drawn."""
+        """The sampling settings."""
         return SampleConfig(
             temperature=self.temperature,
             max_new_tokens=self.max_new_tokens,
@@ -55,7 +55,7 @@ class AnsweringConfig(StageConfig):
 
 @dataclass(frozen=True)
 class Answerer:
-    """The model of input `model`, ready to answer the prompts of input `prompts`."""
+    """The model of input `model`, loaded to answer the prompts of input `prompts`."""
 
     logits: ResponseLogits
     tokenizer: Any
@@ -75,7 +75,7 @@ class Answerer:
     def answer(
         self, work: Work[Any], split: Split, *, samples: int, step: int, prompts: int | None
     ) -> list[Answers]:
-        """Rewarded samples to the first prompts of a split; to none where it has none."""
+        """Samples answers to a split's first prompts and rewards them; empty for an empty split."""
         from dynolab.rollouts.decoding import ModelGenerator
         from dynolab.training.examples import load_prompts
         from dynolab.training.rollout import answer_prompts
@@ -99,8 +99,8 @@ class Answerer:
         )
 
 
-def tell_figures(work: Work[Any], figures: Mapping[str, Interval], group: str) -> dict[str, float]:
-    """Writes figures with their intervals over prompts as `figures.json`, and shows them in MLflow.
+def log_figures(work: Work[Any], figures: Mapping[str, Interval], group: str) -> dict[str, float]:
+    """Writes figures with their intervals over prompts to `figures.json`, and logs them to MLflow.
 
     **Returns** the means.
     """

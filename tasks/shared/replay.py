@@ -14,7 +14,7 @@ from dynolab.errors import ConfigError
 from dynolab.results.study import MetricsLine
 from dynolab.training.config import LoopConfig
 from dynolab.training.job import TrainJob
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 from tasks.runtime.work import Work
 from tasks.training import start
 

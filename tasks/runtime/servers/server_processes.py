@@ -1,7 +1,7 @@
-"""Prefect's and MLflow's servers as child processes of the command that needs them.
+"""Starts Prefect's and MLflow's servers as child processes of the command that needs them.
 
-Flows with no Prefect server would start Prefect's own temporary one, which nobody else can end;
-servers started here end with their command, however it ends.
+Without a Prefect server, a flow would start Prefect's temporary one, which others cannot end.
+Servers started here end with their command, even if it is killed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.servers.backends import Backing
-from tasks.runtime.system.private import TOKEN, login_token, own_folder
+from tasks.runtime.servers.postgres_redis import Backing
 from tasks.runtime.system.processes import (
     Process,
     last_lines,
@@ -27,6 +26,7 @@ from tasks.runtime.system.processes import (
     start_child,
     stop_group,
 )
+from tasks.runtime.system.secret_files import TOKEN, login_token, own_folder
 
 PREFECT, MLFLOW = "prefect", "mlflow"
 ALL = (PREFECT, MLFLOW)
@@ -35,14 +35,14 @@ _HEALTH_PATH = {PREFECT: "/api/health", MLFLOW: "/health"}
 _ATTEMPT_SECONDS = 2.0
 _QUIET = {
     "DO_NOT_TRACK": "1",
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow knows DO_NOT_TRACK only as "true"
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow reads only "true" in DO_NOT_TRACK
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
 }
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server answers (`http://host:port`, its interface for people), and its process."""
+    """A server's URL (`http://host:port`, its UI) and process id."""
 
     url: str
     pid: int
@@ -50,7 +50,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Service:
-    """One server; `process` is None where it belongs to another command, which then ends it."""
+    """One server; `process` is None if another command started it, and ends it."""
 
     name: str
     address: Address
@@ -58,12 +58,12 @@ class Service:
     process: Process | None = None
 
     def check_alive(self) -> None:
-        """Raise ServiceFailed where the server's process has ended."""
+        """Raise ServiceFailed if the server's process has ended."""
         if self.process is not None and self.process.poll() is not None:
             raise self._failed(f"it ended with exit code {self.process.returncode}")
 
     def wait_ready(self, timeout: float = START_SECONDS) -> None:
-        """Wait until the server answers; ServiceFailed where it ends or the time is over."""
+        """Wait until the server answers; ServiceFailed if it ends or after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not is_healthy(self.name, self.address.url):
             self.check_alive()
@@ -77,12 +77,12 @@ class Service:
 
 @dataclass(frozen=True)
 class Services:
-    """The servers of one command; as a context manager it ends those that the command started."""
+    """The servers that one command uses; a context manager that ends those it started."""
 
     home: Path
     services: tuple[Service, ...]
     clients: Mapping[str, str] = field(default_factory=dict)
-    """What else clients need to use the servers: logins, the store."""
+    """Further environment variables for clients: database logins, the store."""
 
     @property
     def addresses(self) -> dict[str, Address]:
@@ -90,27 +90,27 @@ class Services:
         return {service.name: service.address for service in self.services}
 
     def wait_ready(self, timeout: float = START_SECONDS) -> None:
-        """Wait until every server answers; ServiceFailed where one does not."""
+        """Wait until every server answers; ServiceFailed if one does not."""
         for service in self.services:
             service.wait_ready(timeout)
 
     def check_alive(self) -> None:
-        """Raise ServiceFailed where a server that was started here has ended."""
+        """Raise ServiceFailed if a server started here has ended."""
         for service in self.services:
             service.check_alive()
 
     def environment(self) -> dict[str, str]:
-        """Variables with which Prefect's and MLflow's clients use these servers.
+        """Environment variables for Prefect's and MLflow's clients to use these servers.
 
-        To be set before either is imported: Prefect reads its settings at import.
+        Set them before importing either: Prefect reads its settings at import.
         """
         return {**_QUIET, **self.clients, **client_variables(self.home, self.addresses)}
 
     def stop(self) -> None:
-        """End the servers that were started here; those of other commands stay."""
+        """End the servers started here, not those of other commands."""
         started = [service.process for service in self.services if service.process is not None]
         for process in started:
-            process.terminate()  # all of them first, so that they end side by side
+            process.terminate()  # all first, so that they end in parallel
         for process in started:
             stop_group(process)
 
@@ -127,7 +127,7 @@ class Services:
 
 
 def client_variables(home: Path, addresses: Mapping[str, Address]) -> dict[str, str]:
-    """Addresses of a home's servers and the login to them, as their clients take them."""
+    """Environment variables with the servers' addresses and login, for their clients."""
     if not addresses:
         return {}
     token = login_token(home)
@@ -136,7 +136,7 @@ def client_variables(home: Path, addresses: Mapping[str, Address]) -> dict[str, 
         variables |= {
             "PREFECT_API_URL": f"{addresses[PREFECT].url}/api",
             "PREFECT_HOME": str(home / PREFECT),
-            # Not PREFECT_API_AUTH_STRING: most of Prefect's WebSockets open without it.
+            # Not PREFECT_API_AUTH_STRING: most of Prefect's WebSockets do not send it.
             "PREFECT_CLIENT_CUSTOM_HEADERS": json.dumps({"Authorization": f"Bearer {token}"}),
         }
     if MLFLOW in addresses:
@@ -158,17 +158,17 @@ def start_services(
 ) -> Services:
     """Start servers on loopback and return at once; `wait_ready` waits for them.
 
-    Their addresses hold from the start: a request made before a server is ready waits for it.
+    Their addresses are valid at once: a request made before a server is ready waits for it.
 
     **Arguments**
 
-    - `home`: keeps their databases (`prefect/prefect.db`, `mlflow/mlflow.db`), MLflow's
+    - `home`: holds their databases (`prefect/prefect.db`, `mlflow/mlflow.db`), MLflow's
       artifacts (`mlflow/artifacts/`) and logs (`logs/<name>.log`).
-    - `ports`: name → port; any free one where a name is missing.
+    - `ports`: name → port; default: any free one.
     - `standing`: for servers that people use while no command runs.
-    - `backing`: what they stand on in place of SQLite and the home's folders.
+    - `backing`: databases to use in place of SQLite and the home's folders.
 
-    **Raises** `ConfigError` where a port is taken; servers started by then are ended.
+    **Raises** `ConfigError` if a port is taken, after ending the servers already started.
     """
     home, more = own_folder(home.resolve()), backing.servers if backing else {}
     started = Services(home, (), backing.clients if backing else {})
@@ -190,7 +190,7 @@ def _start(home: Path, name: str, port: int, standing: bool, more: Mapping[str, 
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
-        remedy = "another program has this port; stop that program or choose another port"
+        remedy = "another program uses this port; stop that program or choose another port"
         raise ConfigError(f"{name}_port", port, remedy) from error
     with listener:
         host, port = listener.getsockname()
@@ -205,7 +205,7 @@ def _start(home: Path, name: str, port: int, standing: bool, more: Mapping[str, 
 
 
 def is_healthy(name: str, url: str) -> bool:
-    """Whether the server `name` answers at `url`; asks once, without any proxy."""
+    """Whether the server `name` answers at `url`: one request, without any proxy."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_ATTEMPT_SECONDS)
     try:
         connection.request("GET", _HEALTH_PATH[name])

@@ -1,4 +1,4 @@
-"""Standing servers that a person starts once and other commands find by `services.json`."""
+"""Standing servers: a user starts them once, other commands find them in `services.json`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from types import FrameType
 from typing import NoReturn
 
 from dynolab.errors import ConfigError
-from tasks.runtime.servers.backends import Backing
-from tasks.runtime.servers.services import (
+from tasks.runtime.servers.postgres_redis import Backing
+from tasks.runtime.servers.server_processes import (
     ALL,
     MLFLOW,
     PREFECT,
@@ -31,8 +31,8 @@ from tasks.runtime.servers.services import (
     is_healthy,
     start_services,
 )
-from tasks.runtime.system.private import login_token
 from tasks.runtime.system.processes import port_in_use
+from tasks.runtime.system.secret_files import login_token
 
 DEFAULT_PORTS: Mapping[str, int] = {PREFECT: 4200, MLFLOW: 5000}
 Beside = Callable[[Services], AbstractContextManager[Services]]
@@ -40,12 +40,12 @@ _LABELS = {PREFECT: "Prefect", MLFLOW: "MLflow"}
 
 
 def running_services(home: Path) -> dict[str, Address]:
-    """The home's standing servers whose process lives and that answer; name → address."""
+    """The home's standing servers that are alive and answer; name → address."""
     try:
         content = json.loads(_register(home).read_text(encoding="utf-8"))
         listed = {name: Address(str(at["url"]), int(at["pid"])) for name, at in content.items()}
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
-        return {}  # none, or torn by hand: the servers are then those of nobody
+        return {}  # missing or damaged: treated as no running servers
     return {
         name: at
         for name, at in listed.items()
@@ -54,11 +54,11 @@ def running_services(home: Path) -> dict[str, Address]:
 
 
 def use_services(home: Path, names: Sequence[str] = ALL) -> Services:
-    """The home's standing servers where they run, and started ones for the others.
+    """The home's running standing servers; starts those of `names` that are not running.
 
-    These take the usual ports where they are free, so that links which a command leaves behind
-    lead to the standing servers of later. As `start_services` it returns at once, and as a context
-    manager ends what it started.
+    New servers take the usual ports if they are free, so that links from this command later open
+    the standing servers. Returns at once, like `start_services`; as a context manager, the result
+    ends the servers started here.
     """
     running = running_services(home)
     logs = home.resolve() / "logs"
@@ -77,12 +77,12 @@ def standing_services(
     mlflow_port: int | None = None,
     backing: AbstractContextManager[Backing] | None = None,
 ) -> Iterator[Services]:
-    """Both servers, ready, on the usual ports (4200, 5000) or the given ones, and registered.
+    """Start both servers on the usual ports (4200, 5000) or the given ones, wait, register them.
 
-    `backing` starts what they stand on, in place of SQLite and folders.
+    `backing` starts their databases, in place of SQLite and folders.
 
-    **Raises** `ConfigError` where the home's servers run already or a port is taken,
-    `ServiceFailed` where a server does not become ready.
+    **Raises** `ConfigError` if the home's servers are already running or a port is taken,
+    `ServiceFailed` if a server does not become ready.
     """
     _refuse_second(home)
     ports = {
@@ -90,8 +90,8 @@ def standing_services(
         MLFLOW: DEFAULT_PORTS[MLFLOW] if mlflow_port is None else mlflow_port,
     }
     with (
-        backing or nullcontext() as below,
-        start_services(home, ports=ports, standing=True, backing=below) as services,
+        backing or nullcontext() as backends,
+        start_services(home, ports=ports, standing=True, backing=backends) as services,
     ):
         services.wait_ready()
         _write_register(services)
@@ -102,7 +102,7 @@ def standing_services(
 
 
 def watch(*started: Services) -> NoReturn:
-    """Block until an interruption; **Raises** `ServiceFailed` where a process ends meanwhile."""
+    """Block until an interruption; **Raises** `ServiceFailed` if a process ends meanwhile."""
     while True:
         for services in started:
             services.check_alive()
@@ -118,14 +118,14 @@ def up(
     backing: AbstractContextManager[Backing] | None = None,
     beside: Beside | None = None,
 ) -> None:
-    """Start both servers, announce links that log in, serve until Ctrl-C or SIGTERM, end them.
+    """Start both servers, announce login links, serve until Ctrl-C or SIGTERM, end the servers.
 
     **Arguments**
 
-    - `backing`: starts what the servers stand on, in place of SQLite and folders.
-    - `beside`: starts what works for them (registered deployments, workers).
+    - `backing`: starts the servers' databases, in place of SQLite and folders.
+    - `beside`: registers deployments and starts workers.
 
-    **Raises** as `standing_services` and `watch` do; an interruption is the ordinary end.
+    **Raises** like `standing_services` and `watch`; returns normally on an interruption.
     """
     with suppress(KeyboardInterrupt), sigterm_as_interrupt(), ExitStack() as stack:
         services = stack.enter_context(
@@ -141,7 +141,7 @@ def up(
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt as Ctrl-C does, so that servers are ended in order."""
+    """Make SIGTERM raise KeyboardInterrupt as Ctrl-C does, so that servers end cleanly."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -161,8 +161,8 @@ def _refuse_second(home: Path) -> None:
         raise ConfigError(
             "home",
             str(home),
-            f"its {_LABELS[name]} server runs already at {address.url} (process {address.pid});"
-            " use it, or end the command that started it",
+            f"its {_LABELS[name]} server is already running at {address.url} (process"
+            f" {address.pid}); use it, or end the command that started it",
         )
 
 
@@ -179,7 +179,7 @@ def _write_register(services: Services) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether it is a living process of this user: another's is shown no login."""
+    """Whether it is a living process of this user; the login is never sent to another user's."""
     try:
         return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
     except FileNotFoundError:

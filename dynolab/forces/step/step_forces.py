@@ -22,7 +22,7 @@ from dynolab.forces.step.one_step import change_of, midpoint
 from dynolab.forces.step.split import UpdateSplit, replay_error, rounding_floor, split_step
 from dynolab.forces.step.watch import Watched, watch
 from dynolab.results.study import ForceRow, ReplayFacts
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 
 
 @dataclass(frozen=True)
@@ -51,25 +51,25 @@ def step_forces(
 
     **Arguments:**
 
-    - `encoder`: how rows are encoded; rows that its overlong rule drops have no force row, and
-      its counts are left alone.
-    - `batch_tokens`: bound of sequences × padded length of one forward; up to four derivatives
+    - `encoder`: encodes the rows; rows that its overlong rule drops get no force row, and its
+      counts do not change.
+    - `batch_tokens`: bound on sequences × padded length of one forward; up to four derivatives
       run beside it.
-    - `over_ranks`: shares the probe rows out over torch.distributed's ranks. Every rank calls it
-      with the same arguments, replays the step, and has all rows; they are one process' rows but
-      for rounding.
+    - `over_ranks`: splits the probe rows over torch.distributed's ranks. Every rank calls it
+      with the same arguments, replays the step, and gets all rows, equal to one process's up to
+      rounding.
 
-    **Raises:** `ConfigError` where no probe row is left to watch.
+    **Raises:** `ConfigError` if the overlong rule drops every probe row.
     """
     answers = _encode(probes, encoder)
-    lengths = [len(one.ids) for _, one in answers]
+    lengths = [len(answer.ids) for _, answer in answers]
     mine = answers[distributed.share_of(lengths)] if over_ranks else answers
     split = split_step(record, policy, batch_tokens=batch_tokens)
     directions: dict[str, Weights] = {"predicted": change_of(record.before, record.after)}
     directions |= {name: part for name, part in split.parts().items() if _moves(part)}
 
     rows: list[list[ForceRow]] = [[] for _ in mine]
-    for members in by_length([one for _, one in mine], batch_tokens):
+    for members in by_length([answer for _, answer in mine], batch_tokens):
         watched = watch([mine[member] for member in members], record.before, policy)
         sums = _observe(watched, record, directions, policy)
         for index, (number, kind) in enumerate(zip(watched.row, watched.kind, strict=True)):
@@ -85,7 +85,7 @@ def step_forces(
 def _encode(probes: Sequence[ProbeRow], encoder: Encoder) -> list[tuple[ProbeRow, Encoded]]:
     own = Encoder(encoder.tokenizer, encoder.max_length, encoder.overlong)
     encoded = zip(probes, own.probes(probes), strict=True)
-    kept = [(row, one) for row, one in encoded if one is not None]
+    kept = [(row, answer) for row, answer in encoded if answer is not None]
     if not kept:
         raise ConfigError("probes", 0, "no probe row is left to watch; give rows that fit")
     return kept
@@ -138,12 +138,12 @@ def _observe(
     batch, view = watched.batch, watched.view
     moved = policy.observed(policy.cast(record.after), batch, view) - watched.start
     along = policy.change_along(place, directions.values(), batch, view=view)
-    nothing = torch.zeros_like(moved)
+    zero = torch.zeros_like(moved)
     tokens = {
         "measured": moved,
-        "from_chosen": nothing,
-        "from_rejected": nothing,
-        "from_history": nothing,
+        "from_chosen": zero,
+        "from_rejected": zero,
+        "from_history": zero,
         **dict(zip(directions, along, strict=True)),
     }
     return {name: watched.sums(values) for name, values in tokens.items()}

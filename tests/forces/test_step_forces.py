@@ -11,12 +11,12 @@ from dynolab.data.batches import collate
 from dynolab.data.encode import Encoded, Encoder
 from dynolab.errors import ConfigError
 from dynolab.forces import PolicyFunction, step_forces
-from dynolab.forces.step import observe
-from dynolab.forces.step.observe import StepForces
+from dynolab.forces.step import step_forces as step_module
+from dynolab.forces.step.step_forces import StepForces
 from dynolab.likelihood.token_logps import ResponseLogits, token_logps
 from dynolab.objectives import SFTConfig
 from dynolab.training.config import OptimizerConfig
-from dynolab.training.record import StepRecord
+from dynolab.training.step_record import StepRecord
 from tests.forces.small_models import neox, probe, recorded
 
 
@@ -126,7 +126,7 @@ def test_the_step_and_its_answers_are_scored_in_forwards_of_the_asked_size(
     record: StepRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    split, by_length = observe.split_step, observe.by_length
+    split, by_length = step_module.split_step, step_module.by_length
 
     def split_watched(*arguments: Any, batch_tokens: int) -> Any:
         asked.append(batch_tokens)
@@ -136,8 +136,8 @@ def test_the_step_and_its_answers_are_scored_in_forwards_of_the_asked_size(
         asked.append(batch_tokens)
         return by_length(sequences, batch_tokens)
 
-    monkeypatch.setattr(observe, "split_step", split_watched)
-    monkeypatch.setattr(observe, "by_length", lengths_watched)
+    monkeypatch.setattr(step_module, "split_step", split_watched)
+    monkeypatch.setattr(step_module, "by_length", lengths_watched)
     forces(record, batch_tokens=12)
     assert asked == [12, 12]
 
@@ -156,9 +156,9 @@ def test_a_rank_watches_its_share_and_has_all_ranks_rows(
         seen.append(len(rows))
         return [rows, [["another rank's"]]]
 
-    monkeypatch.setattr(observe.distributed, "share_of", share_of)
-    monkeypatch.setattr(observe.distributed, "gather", gather)
-    monkeypatch.setattr(observe, "_replay", lambda *arguments: arguments[-1])
+    monkeypatch.setattr(step_module.distributed, "share_of", share_of)
+    monkeypatch.setattr(step_module.distributed, "gather", gather)
+    monkeypatch.setattr(step_module, "_replay", lambda *arguments: arguments[-1])
     shared = forces(record, over_ranks=True).rows
     # Tokens of the probes with the end that closes each; one of the four is this rank's.
     assert seen == [[6, 8, 6, 4], 1]

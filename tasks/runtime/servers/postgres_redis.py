@@ -1,7 +1,7 @@
-"""What the servers stand on in the full profile: PostgreSQL and Redis, as processes.
+"""Starts PostgreSQL and Redis, the servers' backends in the full profile.
 
-They are the machine's own packages, on free loopback ports, with data folders and passwords of
-their own in the home; and they end with the command that started them.
+They are the machine's own packages. They listen on free loopback ports, keep their data and
+password in the home, and end with the command that started them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.system.private import kept_secret, own_folder, write_private
 from tasks.runtime.system.processes import (
     LOOPBACK,
     Process,
@@ -28,6 +27,7 @@ from tasks.runtime.system.processes import (
     start_child,
     stop_group,
 )
+from tasks.runtime.system.secret_files import kept_secret, own_folder, write_private
 
 POSTGRES_USER = "postgres"
 DATABASES = ("prefect", "mlflow", "sweeps")
@@ -38,7 +38,7 @@ _PACKAGES = {"postgres": "postgresql", "initdb": "postgresql", "redis-server": "
 
 @dataclass(frozen=True)
 class Backing:
-    """Variables with which servers, and clients of the servers, use what runs."""
+    """Environment variables for the servers and for their clients to use the backends."""
 
     servers: Mapping[str, str]
     clients: Mapping[str, str]
@@ -46,9 +46,11 @@ class Backing:
 
 @contextmanager
 def backing_services(home: Path, environment: Mapping[str, str] = os.environ) -> Iterator[Backing]:
-    """PostgreSQL and Redis, ready; results lie where `environment` says, else in the home.
+    """Start PostgreSQL and Redis and wait until they are ready; the end of the block ends them.
 
-    **Raises** `ConfigError` where a program is missing, `ServiceFailed` where one does not start.
+    `environment` may set the result store; default: the home.
+
+    **Raises** `ConfigError` if a program is missing, `ServiceFailed` if one does not start.
     """
     folder = own_folder(home.resolve())
     let_postgres_through(folder)
@@ -65,18 +67,18 @@ def backing_services(home: Path, environment: Mapping[str, str] = os.environ) ->
 
 
 def let_postgres_through(folder: Path) -> None:
-    """Started as root, PostgreSQL runs as a user of its own, who has to reach its own folder."""
+    """As root, let PostgreSQL's user pass through `folder` to its data folder."""
     if os.geteuid() == 0:
-        with suppress(KeyError):  # no such user, so no PostgreSQL
+        with suppress(KeyError):  # no such user: PostgreSQL is not installed
             os.chown(folder, -1, pwd.getpwnam(POSTGRES_USER).pw_gid)
             folder.chmod(0o710)
 
 
 def variables(postgres: str, redis: str, store: Mapping[str, str]) -> Backing:
-    """What servers and clients are told.
+    """Environment variables for servers and clients.
 
-    **Arguments:** `postgres`: `user:password@host:port`. `redis`: its URL. `store`: the results'
-    address and its keys, where they are set.
+    **Arguments:** `postgres`: `user:password@host:port`. `redis`: its URL. `store`: variables of
+    the result store (address, AWS credentials) that are set.
     """
     servers = {
         "DYNOLAB_PREFECT_DATABASE": f"postgresql+asyncpg://{postgres}/prefect",
@@ -86,7 +88,7 @@ def variables(postgres: str, redis: str, store: Mapping[str, str]) -> Backing:
         "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
         "PREFECT_REDIS_MESSAGING_URL": redis,
-        **_artifacts(store),
+        **_artifact_settings(store),
     }
     clients = {"DYNOLAB_SWEEPS": f"postgresql+psycopg://{postgres}/sweeps", **store}
     return Backing(servers, clients)
@@ -98,13 +100,13 @@ def missing_programs() -> list[str]:
 
 
 def write_environment(file: Path, variables: Mapping[str, str]) -> None:
-    """A file that a shell reads (`set -a; . FILE`), for its owner alone: it holds passwords."""
+    """Write a file for the shell (`set -a; . FILE`), private because it holds passwords."""
     content = "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(variables.items()))
     write_private(file, content)
 
 
 def _program_path(program: str) -> Path | None:
-    """A program on the path, or where Debian keeps PostgreSQL's."""
+    """Find a program on PATH, or in Debian's folder of PostgreSQL programs."""
     if on_path := shutil.which(program):
         return Path(on_path)
     return next(iter(sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{program}"))), None)
@@ -123,7 +125,7 @@ def _program(name: str) -> str:
 
 @contextmanager
 def _postgres(home: Path, password: str) -> Iterator[str]:
-    """Yields `user:password@host:port` of a PostgreSQL with our databases."""
+    """Yield `user:password@host:port` of a PostgreSQL with our databases."""
     program, initdb = _program("postgres"), _program("initdb")
     user = POSTGRES_USER if os.geteuid() == 0 else "-"
     data, port = home / "postgres", free_port()
@@ -145,15 +147,15 @@ def _postgres(home: Path, password: str) -> Iterator[str]:
 
 
 def _initialise(data: Path, initdb: str, user: str, password: str) -> None:
-    """A new database folder, owned by the user that PostgreSQL runs as."""
+    """Create a new database folder, owned by the user that PostgreSQL runs as."""
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(mode=0o700)
-    words = data.with_name("postgres.words")
-    write_private(words, password)
+    password_file = data.with_name("postgres.words")
+    write_private(password_file, password)
     rights: dict[str, str] = {}
     if user != "-":
         owner = pwd.getpwnam(user)
-        for path in (data, words):
+        for path in (data, password_file):
             os.chown(path, owner.pw_uid, owner.pw_gid)
         rights = {"user": user, "group": str(owner.pw_gid)}
     command = [
@@ -163,7 +165,7 @@ def _initialise(data: Path, initdb: str, user: str, password: str) -> None:
         "-U",
         ADMIN,
         "--auth=scram-sha-256",
-        f"--pwfile={words}",
+        f"--pwfile={password_file}",
         "--encoding=UTF8",
         "--locale=C",
         "--no-sync",
@@ -179,7 +181,7 @@ def _initialise(data: Path, initdb: str, user: str, password: str) -> None:
             group=int(rights["group"]) if rights else None,
         )
     finally:
-        words.unlink()
+        password_file.unlink()
     if done.returncode:
         shutil.rmtree(data, ignore_errors=True)
         raise ServiceFailed("postgres", (done.stdout + done.stderr).splitlines()[-10:])
@@ -190,9 +192,9 @@ def _make_databases(address: str) -> bool:
 
     try:
         with psycopg.connect(f"postgresql://{address}/postgres", autocommit=True) as connection:
-            there = {row[0] for row in connection.execute("SELECT datname FROM pg_database")}
+            existing = {row[0] for row in connection.execute("SELECT datname FROM pg_database")}
             for name in DATABASES:
-                if name not in there:
+                if name not in existing:
                     connection.execute(f'CREATE DATABASE "{name}"'.encode())
     except psycopg.OperationalError:
         return False
@@ -201,10 +203,10 @@ def _make_databases(address: str) -> bool:
 
 @contextmanager
 def _redis(home: Path, password: str) -> Iterator[str]:
-    """Yields the URL of a Redis whose data lie in the home."""
+    """Yield the URL of a Redis that keeps its data in the home."""
     program, port = _program("redis-server"), free_port()
     (home / "redis").mkdir(exist_ok=True)
-    settings = home / "redis.conf"  # a password on the command line could be read by everybody
+    settings = home / "redis.conf"  # all users could read a password on the command line
     write_private(
         settings,
         f"bind {LOOPBACK}\nport {port}\nprotected-mode yes\nrequirepass {password}\n"
@@ -216,8 +218,8 @@ def _redis(home: Path, password: str) -> Iterator[str]:
         yield f"redis://:{password}@{LOOPBACK}:{port}/0"
 
 
-def _artifacts(store: Mapping[str, str]) -> dict[str, str]:
-    """Where MLflow's server keeps artifacts: beside the results, where they lie in S3."""
+def _artifact_settings(store: Mapping[str, str]) -> dict[str, str]:
+    """MLflow's artifact settings: next to the results if those are in S3, else its default."""
     url = store.get("DYNOLAB_STORE", "").rstrip("/")
     if not url.startswith("s3://"):
         return {}
@@ -239,7 +241,7 @@ def _running(name: str, arguments: list[str], log: Path) -> Iterator[Process]:
 
 
 def _plain_environment() -> dict[str, str]:
-    """What a foreign program needs of ours: none of it is a secret."""
+    """Environment for programs that are not ours: only these variables, no secrets."""
     return {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
 
 

@@ -1,4 +1,4 @@
-"""Opens what a flow's stages run on, from the environment, and closes it whatever happens."""
+"""Opens the platform of a flow's stages from the environment, and always closes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from dynolab.store import Store
 from tasks.runtime.stage import Platform
-from tasks.runtime.system.private import own_folder, signing_key
+from tasks.runtime.system.secret_files import own_folder, signing_key
 from tasks.runtime.system.settings import Settings
 from tasks.runtime.track.client import use_login
 from tasks.runtime.track.outbox import left_behind
@@ -27,7 +27,7 @@ LAST_SENDING_SECONDS = 20.0
 
 
 def open_store(settings: Settings) -> Store:
-    """The store that the environment names, with its key."""
+    """Open the store that the settings name, with its signing key."""
     own_folder(settings.home)
     return Store(
         settings.store,
@@ -39,10 +39,9 @@ def open_store(settings: Settings) -> Store:
 
 
 def make_progress(stream: IO[str] | None = None) -> Progress:
-    """Progress as it fits here: rich lines on a terminal, else plain ones; in Prefect's runs both.
+    """Progress lines, rich on a terminal and plain elsewhere; in a Prefect run, artifacts too.
 
-    `stream` is standard error where it is not given, so that results on standard output stay
-    clean.
+    `stream` defaults to standard error, so that standard output holds only results.
     """
     stream = stream or sys.stderr
     lines = RichLines(stream) if stream.isatty() else PlainLines(stream)
@@ -50,7 +49,7 @@ def make_progress(stream: IO[str] | None = None) -> Progress:
 
 
 def planning_platform() -> Platform:
-    """A platform on which results are looked up and nothing is computed."""
+    """A platform that only looks up results and computes nothing."""
 
     def no_tracking() -> Tracking:
         raise AssertionError("a plan computes nothing")
@@ -65,9 +64,10 @@ def open_platform(
 ) -> Iterator[Platform]:
     """The platform of one flow run; `tags` and `params` describe its parent run in MLflow.
 
-    MLflow is the server that the environment names, else the one that runs on this home, else one
-    started here as soon as a stage has work to do and ended with the flow. What could not be sent
-    to it stays in the home's outbox for the next command, even one that has nothing else to do.
+    The MLflow server is the one that the environment names, else the one that runs on this home,
+    else one that starts with the first stage to compute something and ends with the flow.
+    Operations that could not be sent stay in the home's outbox; the next command sends them, even
+    if all its stages are cached.
     """
     settings = Settings.from_environment()
     with ExitStack() as services:
@@ -87,8 +87,8 @@ def open_platform(
 
 
 def _open_tracking(settings: Settings, project: str, services: ExitStack) -> Tracking:
-    from tasks.runtime.servers.server_registry import use_services
-    from tasks.runtime.servers.services import MLFLOW
+    from tasks.runtime.servers.server_processes import MLFLOW
+    from tasks.runtime.servers.standing_servers import use_services
     from tasks.runtime.track.tracking import Tracking
 
     if settings.mlflow_tracking_uri is not None:

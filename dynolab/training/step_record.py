@@ -13,16 +13,20 @@ from torch import Tensor
 
 from dynolab.objectives.registry import ObjectiveConfig
 from dynolab.training.config import OptimizerConfig
-from dynolab.training.recorded import Recorded, RecordedExample, RecordedGroup, read_recorded
+from dynolab.training.recorded_examples import (
+    Recorded,
+    RecordedExample,
+    RecordedGroup,
+    read_recorded,
+)
 
 __all__ = ["Recorded", "RecordedExample", "RecordedGroup", "StepFacts", "StepRecord"]
 
 
 class StepFacts(BaseModel):
-    """Numbers of a recorded step; `step` updates had been done before it.
+    """Settings and numbers of a recorded step; `step` counts from 0.
 
-    `clip_factor` is what the gradient was multiplied with; `learning_rate` is the rate of this
-    very step, warm-up included.
+    The gradient was multiplied by `clip_factor`; `learning_rate` includes warm-up.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,4 +1,4 @@
-"""For stages that ask a model behind an endpoint: caches answers and resumes."""
+"""Caches answers for stages that query a model behind an endpoint, and resumes from them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tasks.runtime.work import Work
 
 PROGRESS = 100  # per cent of the answers
 KEEP_EVERY = 200  # answers
-KEPT = "answers.jsonl"
+ANSWERS_FILE = "answers.jsonl"
 
 
 class StageEndpoint:
-    """The endpoint of a stage, which keeps its answers and shows how many are there.
+    """The endpoint of a stage, with a cache of its answers and a progress display.
 
-    Answers are kept in the home's cache by what was asked, each as soon as it is there, and until
-    the stage's result is committed now and then in the store: a run that was ended goes on where
-    it stopped, on another machine, too, and pays nothing twice.
+    Writes each answer to the home's cache as it arrives, keyed by its request. Until the stage's
+    result is committed, also commits the answers to the store every `KEEP_EVERY` answers, so that
+    an interrupted run resumes, on another machine too, and no request is paid for twice.
 
-    **Arguments:** `config`: None where nothing is to be asked; `endpoint` is then None.
+    **Arguments:** `config`: None if the stage sends no requests; `endpoint` is then None.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class StageEndpoint:
         if config is None:
             return
         if (state := work.newest_resume()) is not None:
-            self._cache.load(state[1] / KEPT)
+            self._cache.load(state[1] / ANSWERS_FILE)
         self.endpoint = endpoint_from_environment(config, self._cache, usable=usable)
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """The stage's progress. What was answered is stored where the block ends early."""
+        """Shows the stage's progress. Stores the answers so far if the block raises."""
         with self._work.shown(PROGRESS if self.endpoint else None) as progress:
             self._progress = progress
             try:
@@ -54,25 +54,25 @@ class StageEndpoint:
                 raise
 
     def on_progress(self, done: int, of: int) -> None:
-        """Hears how many answers are there."""
-        assert self._progress is not None, "answers come while the stage is shown"
+        """Shows that `done` of `of` answers have arrived."""
+        assert self._progress is not None, "on_progress is called inside shown()"
         self._progress.update(PROGRESS * done // max(of, 1), f"{done} of {of} answers")
-        if self._stored is None:  # those that the last run left
+        if self._stored is None:  # answers of an earlier run
             self._stored = done
         if done >= self._stored + KEEP_EVERY:
             self._store()
             self._stored = done
 
     def spent(self, name: str) -> dict[str, float]:
-        """What the endpoint was asked and what it did, as `<name>/<count>`."""
+        """The endpoint's counts (requests, answers, failures, …), as `<name>/<count>`."""
         counts = {} if self.endpoint is None else self.endpoint.counts
-        return {f"{name}/{what}": float(count) for what, count in sorted(counts.items())}
+        return {f"{name}/{event}": float(count) for event, count in sorted(counts.items())}
 
     def _store(self) -> None:
-        """Commits the answers so far as a state to go on from."""
+        """Commits the answers so far as a resume state."""
         if self.endpoint is None or not self.endpoint.counts["answered"]:
             return
         folder = self._work.scratch / "kept"
         folder.mkdir(exist_ok=True)
-        self._cache.save(self.endpoint.answered, folder / KEPT)
+        self._cache.save(self.endpoint.answered, folder / ANSWERS_FILE)
         self._work.commit_resume(len(self.endpoint.answered), folder, {})

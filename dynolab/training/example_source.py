@@ -1,4 +1,4 @@
-"""Where a training's examples come from: rows that are there, or completions sampled on the way."""
+"""Sources of training examples: fixed rows, or completions sampled during training."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dynolab.objectives import Objective
 from dynolab.training.engine import Engine
 from dynolab.training.job import TrainJob
 from dynolab.training.reference import SideLogps, score_sides
-from dynolab.training.reference_cache import kept_reference
+from dynolab.training.reference_cache import cached_reference
 from dynolab.training.step_batch import ScoredRow, StepExample
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The examples of one optimizer step, and what is to be logged of their making.
+    """The examples of one optimizer step, and metrics of how they were made.
 
-    There are none where the step has nothing to learn from: it then moves no weight.
+    If there are none, the step updates no weights.
     """
 
     examples: Sequence[StepExample]
@@ -32,20 +32,20 @@ class Drawn:
 
 
 class Source(Protocol):
-    """Gives every step its examples, the same ones on every rank. All methods are collective."""
+    """Gives every step its examples, the same on every rank. All methods are collective."""
 
     @property
     def temperature(self) -> float:
-        """At which groups are sampled and trained; 1 for rows."""
+        """Temperature at which groups are sampled and trained; 1 for rows."""
 
     def begin(self, logits: ResponseLogits) -> None:
-        """Sees the initial weights, whole, before the engine has them."""
+        """Reads the full initial weights before the engine takes them."""
 
     def draw(self, engine: Engine, step: int) -> Drawn:
-        """Examples of the step that follows `step` others."""
+        """Returns the examples of 0-based `step`."""
 
     def save(self, step: int, folder: Path) -> None:
-        """Writes what the steps from `step` on need and the weights do not tell."""
+        """Writes the state, besides the weights, that the steps from `step` on need."""
 
     def load(self, step: int, folder: Path) -> None:
         """Reads what `save` wrote for the same step."""
@@ -74,19 +74,18 @@ class Offline:
         if folder is None:
             self._reference = score()
             return
-        weights = distributed.gather(self._job.input_digests() if distributed.rank() == 0 else {})[
-            0
-        ]
-        made_by = {**weights, "batch": batch, "attention": self._config.engine.attention}
-        self._reference = kept_reference(folder, score, self._examples, sides, made_by)
+        mine = self._job.input_digests() if distributed.rank() == 0 else {}
+        digests = distributed.gather(mine)[0]
+        made_by = {**digests, "batch": batch, "attention": self._config.engine.attention}
+        self._reference = cached_reference(folder, score, self._examples, sides, made_by)
 
     def draw(self, engine: Engine, step: int) -> Drawn:
-        """The step's rows; weights do not matter."""
+        """Returns the step's rows; does not use the engine."""
         rows = draw(step, self._config.batch_size, len(self._examples), self._config.seed)
         return Drawn([ScoredRow(self._examples[row], self._reference[row]) for row in rows])
 
     def save(self, step: int, folder: Path) -> None:
-        """Nothing: the step's number tells its rows."""
+        """No-op: the step number determines its rows."""
 
     def load(self, step: int, folder: Path) -> None:
-        """Nothing."""
+        """No-op."""

@@ -1,4 +1,4 @@
-"""Stages `prompts` and `group`: training on completions that the policy samples as it learns."""
+"""Stages `prompts` and `group`: training on completions that the policy samples itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.training import run_training
 def freeze_prompts(work: Work[DataConfig]) -> dict[str, float]:
     """Reads no inputs.
 
-    Results: `train.jsonl` and `heldout.jsonl`, prompts with the answers that check completions.
+    Results: `train.jsonl` and `heldout.jsonl`, prompts with the answers to check completions by.
     """
     from dynolab.data.sources.load import load_prompts
 
@@ -28,11 +28,11 @@ def freeze_prompts(work: Work[DataConfig]) -> dict[str, float]:
 
 
 def train_on_groups(work: Work[GroupTrainConfig]) -> dict[str, float]:
-    """Trains input `model` on the prompts of input `prompts`; probes are input `data`'s."""
+    """Trains input `model` on the prompts of input `prompts`; input `data` has the probes."""
     return run_training(work, work.input_folder("prompts") / "train.jsonl")
 
 
-# A file is known by its content's hash, wherever it lies.
+# The hash of its content identifies a file, so its path is no part of the key.
 PROMPTS = Stage(
     "prompts",
     1,

@@ -1,4 +1,4 @@
-"""Examples of a step as JSON, exact to the bit: in records and in resume states."""
+"""Examples of a step as JSON, lossless, for records and resume states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dynolab.training.step_batch import ScoredRow, StepExample
 
 
 class _Recorded(BaseModel):
-    # Infinities (the log-probability of an impossible token) stay what they are.
+    # JSON keeps infinities (the log-probability of an impossible token).
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
@@ -34,16 +34,16 @@ class RecordedExample(_Recorded):
     wins: tuple[float, float] | None = None
 
     def encoded(self) -> EncodedExample:
-        """The example as batches take it."""
+        """Converts to the example that collation takes."""
         return EncodedExample(self.id, self.chosen, self.rejected, self.wins)
 
     def responses(self, sides: Sequence[int]) -> list[tuple[int, Encoded]]:
-        """The responses trained on with their sides, in the order of a batch.
+        """The responses trained on with their sides, in batch order.
 
-        **Raises:** `ConfigError` where a side has none.
+        **Raises:** `ConfigError` if a side has no response.
         """
-        of = {CHOSEN: self.chosen, REJECTED: self.rejected}
-        responses = [(side, sequence) for side in sides if (sequence := of[side]) is not None]
+        by_side = {CHOSEN: self.chosen, REJECTED: self.rejected}
+        responses = [(side, sequence) for side in sides if (sequence := by_side[side]) is not None]
         if len(responses) < len(sides):
             raise ConfigError(
                 f"updating example {self.id}", None, "its objective needs a rejected response"
@@ -51,23 +51,23 @@ class RecordedExample(_Recorded):
         return responses
 
     def named(self) -> dict[str, Encoded]:
-        """Every response by its place in the example."""
-        both = {"chosen": self.chosen, "rejected": self.rejected}
-        return {name: one for name, one in both.items() if one is not None}
+        """Every response by its name in the example."""
+        responses = {"chosen": self.chosen, "rejected": self.rejected}
+        return {name: encoded for name, encoded in responses.items() if encoded is not None}
 
     def scored(self, dtype: torch.dtype) -> ScoredRow:
-        """The example as a step takes it."""
-        known = {CHOSEN: self.chosen_reference, REJECTED: self.rejected_reference}
+        """Converts to the example that a step takes."""
+        logps = {CHOSEN: self.chosen_reference, REJECTED: self.rejected_reference}
         reference = {
             side: torch.tensor(values, dtype=dtype)
-            for side, values in known.items()
+            for side, values in logps.items()
             if values is not None
         }
         return ScoredRow(self.encoded(), reference)
 
 
 class RecordedTop(_Recorded):
-    """The likeliest tokens of the policy that sampled (`TopTokens`)."""
+    """The likeliest tokens under the sampling policy (`TopTokens`)."""
 
     token: list[list[int]]
     logp: list[list[float]]
@@ -75,7 +75,7 @@ class RecordedTop(_Recorded):
 
 
 class RecordedCompletion(_Recorded):
-    """A sampled response with what its objective reads per token (`Completion`)."""
+    """A sampled response with its objective's per-token inputs (`Completion`)."""
 
     encoded: Encoded
     advantage: list[float]
@@ -85,19 +85,19 @@ class RecordedCompletion(_Recorded):
 
     @property
     def side(self) -> int:
-        """Rejected where the completion is pushed down, as `Completion.side`."""
+        """REJECTED if the completion is pushed down, as in `Completion.side`."""
         return REJECTED if min(self.advantage) < 0 else CHOSEN
 
 
 class RecordedGroup(_Recorded):
-    """A group of the recorded batch: the completions of one prompt that taught the policy."""
+    """A group of the recorded batch: the completions of one prompt."""
 
     id: str
     temperature: float = 1.0
     completions: tuple[RecordedCompletion, ...]
 
     def responses(self, sides: Sequence[int]) -> list[tuple[int, Encoded]]:
-        """The completions with their sides, in the order of a batch."""
+        """The completions with their sides, in batch order."""
         return [
             (completion.side, completion.encoded)
             for completion in self.completions
@@ -105,15 +105,15 @@ class RecordedGroup(_Recorded):
         ]
 
     def named(self) -> dict[str, Encoded]:
-        """Every response by its place in the example."""
+        """Every response by its name in the example."""
         return {
             f"completions[{n}]": completion.encoded for n, completion in enumerate(self.completions)
         }
 
     def scored(self, dtype: torch.dtype) -> Group:
-        """The group as a step takes it."""
+        """Converts to the group that a step takes."""
 
-        def numbers(values: list[float] | list[list[float]] | None) -> Any:
+        def tensor(values: list[float] | list[list[float]] | None) -> Any:
             return None if values is None else torch.tensor(values, dtype=dtype)
 
         return Group(
@@ -121,15 +121,15 @@ class RecordedGroup(_Recorded):
             tuple(
                 Completion(
                     completion.encoded,
-                    numbers(completion.advantage),
-                    numbers(completion.old),
-                    numbers(completion.reference),
+                    tensor(completion.advantage),
+                    tensor(completion.old),
+                    tensor(completion.reference),
                     None
                     if completion.top is None
                     else TopTokens(
                         torch.tensor(completion.top.token),
-                        numbers(completion.top.logp),
-                        numbers(completion.top.entropy),
+                        tensor(completion.top.logp),
+                        tensor(completion.top.entropy),
                     ),
                 )
                 for completion in self.completions
@@ -138,16 +138,16 @@ class RecordedGroup(_Recorded):
 
 
 Recorded = RecordedExample | RecordedGroup
-_ANY: TypeAdapter[Recorded] = TypeAdapter(Recorded)
+_ADAPTER: TypeAdapter[Recorded] = TypeAdapter(Recorded)
 
 
 def read_recorded(line: str) -> Recorded:
-    """An example from its line of JSON."""
-    return _ANY.validate_json(line)
+    """Parses an example from its line of JSON."""
+    return _ADAPTER.validate_json(line)
 
 
 def recorded(example: StepExample, sides: Sequence[int], temperature: float = 1.0) -> Recorded:
-    """An example of a step as it is recorded: the sides trained on."""
+    """Converts an example of a step to its record, with only the sides trained on."""
     if isinstance(example, Group):
         return _group(example, temperature)
     encoded, reference = example.encoded, example.reference

@@ -1,4 +1,4 @@
-"""Stage `answers`: what a policy says to the prompts that it is judged by."""
+"""Stage `answers`: one sampled answer of a policy to each prompt, for the judges."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from dynolab.data.rows import PromptRow, Split, read_rows
 from dynolab.errors import ConfigError
 from dynolab.results.judges import PolicyAnswer
 from dynolab.rollouts.generator import SampleConfig
-from tasks.policies import load_model
 from tasks.runtime.stage import Stage
 from tasks.runtime.work import StageConfig, Work
+from tasks.shared.policies import load_model
 
 
 class AnswersConfig(StageConfig):
     """Which prompts are answered, and how."""
 
     split: Split = "heldout"
-    prompts: int | None = Field(None, ge=1, description="The first ones; default: all.")
+    prompts: int | None = Field(None, ge=1, description="How many, from the first; default: all.")
     sampling: SampleConfig = SampleConfig()
 
 
 def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
     """Reads inputs `prompts` and `model`.
 
-    Results: `answers.jsonl`, one answer to each prompt. Policies with one seed draw with the same
-    random numbers, so that their answers differ by what the policies are and less by chance.
+    Results: `answers.jsonl`, one answer to each prompt. Policies with the same seed sample with the
+    same random numbers, so that less of the difference between their answers is chance.
 
     **Raises** `ConfigError` for a split without prompts.
     """
@@ -40,7 +40,7 @@ def answer_prompts(work: Work[AnswersConfig]) -> dict[str, float]:
         raise ConfigError(
             "answers.split",
             config.split,
-            "the data have no such prompts; set data.heldout_rows, or take the other split",
+            "the data have no such prompts; set data.heldout_rows, or choose the other split",
         )
     with work.shown():
         model, tokenizer = load_model(work.input_folder("model", "model"))

@@ -1,4 +1,4 @@
-"""What stages that end in a page share: inputs' folders and numbers, stages, the way to MLflow."""
+"""Helpers for page stages: inputs' folders and metrics, the stage table, upload to MLflow."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
 
 class PageConfig(StageConfig):
-    """What a page says of the run itself; `settings` are the flow's, as YAML."""
+    """Facts about the run that every page shows; `settings` are the flow's, as YAML."""
 
     name: str
     settings: str
 
 
 def input_folder(work: Work[Any], name: str) -> Path | None:
-    """Folder of an input, where there is one."""
+    """Folder of an input; None without that input."""
     return work.input_folder(name) if name in work.inputs else None
 
 
-def stage_facts(work: Work[Any], named: Callable[[str], str] = str) -> tuple[StageFacts, ...]:
-    """The stage table's lines: every input of a page, by what `named` makes of its name."""
+def stage_facts(work: Work[Any], label: Callable[[str], str] = str) -> tuple[StageFacts, ...]:
+    """Rows of the stage table, one per input of the page; `label` turns its name into a title."""
     from dynolab.report.inputs.files import StageFacts
 
     return tuple(
         StageFacts(
-            stage=named(name),
+            stage=label(name),
             key=source.key,
             seconds=source.metrics.get("seconds"),
             mlflow_run_id=source.mlflow_run_id,
@@ -40,7 +40,7 @@ def stage_facts(work: Work[Any], named: Callable[[str], str] = str) -> tuple[Sta
 
 
 def input_metrics(work: Work[Any], *names: str) -> dict[str, float]:
-    """The numbers of the inputs `names`, of all without them; not how long they took."""
+    """Metrics of the inputs `names` (default: all), without their durations."""
     return {
         metric: value
         for name in names or work.inputs
@@ -50,7 +50,7 @@ def input_metrics(work: Work[Any], *names: str) -> dict[str, float]:
 
 
 def send_page(work: Work[Any]) -> None:
-    """Sends the page and what lies beside it to MLflow, and its figures."""
+    """Sends the page, the files beside it and its figures to MLflow."""
     for file in sorted(work.output.glob("*.*")):
         work.tracker.log_artifact(file, "report")
     for file in sorted((work.output / "figures").glob("*.html")):

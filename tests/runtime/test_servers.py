@@ -19,16 +19,10 @@ from urllib.request import HTTPCookieProcessor, Request, build_opener
 import pytest
 
 from dynolab.errors import ConfigError, ServiceFailed
-from tasks.runtime.opening import open_platform
-from tasks.runtime.servers import services as service_module
-from tasks.runtime.servers.backends import Backing
-from tasks.runtime.servers.server_registry import (
-    running_services,
-    standing_services,
-    up,
-    use_services,
-)
-from tasks.runtime.servers.services import (
+from tasks.runtime.open_platform import open_platform
+from tasks.runtime.servers import server_processes
+from tasks.runtime.servers.postgres_redis import Backing
+from tasks.runtime.servers.server_processes import (
     MLFLOW,
     PREFECT,
     Address,
@@ -36,14 +30,20 @@ from tasks.runtime.servers.services import (
     client_variables,
     start_services,
 )
-from tasks.runtime.system.private import login_token
+from tasks.runtime.servers.standing_servers import (
+    running_services,
+    standing_services,
+    up,
+    use_services,
+)
 from tasks.runtime.system.processes import listening_socket, port_in_use, start_child, stop_group
+from tasks.runtime.system.secret_files import login_token
 from tests.flows.lab import until
 
 ROOT = Path(__file__).resolve().parents[2]
 UP = """
 import sys, pathlib
-from tasks.runtime.servers.server_registry import up
+from tasks.runtime.servers.standing_servers import up
 up(pathlib.Path(sys.argv[1]), lambda line: print(line, flush=True), prefect_port=0, mlflow_port=0)
 """
 
@@ -85,7 +85,7 @@ def test_standing_servers_serve_until_sigterm(
             monkeypatch.setenv(name, value)
         _mlflow_keeps_runs_and_artifacts(running[MLFLOW].url, tmp_path)
 
-        with pytest.raises(ConfigError, match="runs already at"), standing_services(tmp_path):
+        with pytest.raises(ConfigError, match="is already running at"), standing_services(tmp_path):
             pass
         with use_services(tmp_path) as used:
             used.wait_ready(5)
@@ -134,7 +134,8 @@ def _mlflow_keeps_runs_and_artifacts(url: str, home: Path) -> None:
 @pytest.mark.services
 def test_servers_end_with_a_killed_command(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib, time; from tasks.runtime.servers.services import start_services;"
+        "import sys, pathlib, time;"
+        "from tasks.runtime.servers.server_processes import start_services;"
         "s = start_services(pathlib.Path(sys.argv[1]), ['mlflow']);"
         "print(s.addresses['mlflow'].pid, flush=True); time.sleep(100)"
     )
@@ -176,7 +177,7 @@ def test_a_server_that_ends_reports_its_last_lines(
     def broken(*_: object, log: Path, environment: dict[str, str], **__: object) -> object:
         return start_child("tasks.runtime.no_such_program", [], environment=environment, log=log)
 
-    monkeypatch.setattr(service_module, "start_child", broken)
+    monkeypatch.setattr(server_processes, "start_child", broken)
     with start_services(tmp_path, [PREFECT]) as services, pytest.raises(ServiceFailed) as failed:
         services.wait_ready(30)
     assert "No module named tasks.runtime.no_such_program" in str(failed.value)
@@ -212,7 +213,7 @@ def test_a_second_command_is_refused_before_it_starts_a_database(tmp_path: Path)
         Thread(target=server.serve_forever, daemon=True).start()
         entry = {"url": f"http://127.0.0.1:{server.server_port}", "pid": os.getpid()}
         (tmp_path / "services.json").write_text(json.dumps({"mlflow": entry}))
-        with pytest.raises(ConfigError, match="runs already at"):
+        with pytest.raises(ConfigError, match="is already running at"):
             up(tmp_path, print, prefect_port=0, mlflow_port=0, backing=database())
         server.shutdown()
     assert not started

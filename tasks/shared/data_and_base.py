@@ -1,4 +1,4 @@
-"""What a flow on text starts from: rows and an untrained model, by seed."""
+"""The rows and the untrained model that a flow on text starts from, by seed."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from tasks.runtime.pipeline import Step
 
 
 def seeded_data(data: DataConfig, seed: int) -> DataConfig:
-    """The data with one seed everywhere."""
+    """Sets all seeds of the data, the built-in world's included."""
     world = data.world.model_copy(update={"seed": seed})
     return data.model_copy(update={"seed": seed, "world": world})
 
 
 def seeded_base(base: BaseConfig, seed: int) -> BaseConfig:
-    """The base model with one seed of weights and of its training."""
+    """Sets the seeds of the base model's weights and of its training."""
     training = base.training.model_copy(update={"seed": seed})
     return base.model_copy(update={"seed": seed, "training": training})
 
 
-def check_model_knows_data(base: BaseConfig, data: DataConfig) -> None:
-    """Refuses the built-in model for rows of another source."""
+def check_model_fits_data(base: BaseConfig, data: DataConfig) -> None:
+    """Raises `ConfigError` for the built-in model with rows of another source."""
     if base.source == "builtin" and data.source != "world":
         raise ConfigError(
             "base.source",
             base.source,
-            "the built-in model knows the words of the built-in world alone; with "
-            f"data.source = {data.source} name a model folder or a Hub name",
+            "the built-in model has only the vocabulary of the built-in world; with "
+            f"data.source = {data.source} give a model folder or a Hub name",
         )
 
 
 def base_step(name: str, base: BaseConfig, *, data: str) -> Step:
-    """The stage that gives the untrained model; the built-in one reads the rows of step `data`."""
+    """The step that makes the untrained model; a built-in one is trained on rows of step `data`."""
     return Step(name, BASE, base, {"data": data} if base.source == "builtin" else {})

@@ -9,31 +9,31 @@ from hashlib import sha256
 from dynolab.errors import DynolabError
 
 MEETING = "DYNOLAB_MEETING"
-"""The variable that names the file by which the ranks of one host find each other.
+"""Environment variable: the file through which the ranks of one host find each other.
 
-Without one they meet at torchrun's address, where whoever reaches the port can read and change what
-they tell each other.
+Without it they meet at torchrun's address, where anyone who reaches the port can read and change
+their messages.
 """
 
 SECRET = "DYNOLAB_RANKS_SECRET"
-"""The variable that holds what the ranks of one job know and nobody else."""
+"""Environment variable: the secret that the ranks of one job share."""
 
 _DIGEST_BYTES = sha256().digest_size
 
 
 def sealed(content: bytes, rank: int, number: int) -> bytes:
-    """Content under a digest that only a rank of this job can make.
+    """Prefixes content with a digest that only a rank of this job can make.
 
-    **Arguments:** `rank`: who sends it. `number`: of the exchange that it is part of.
+    **Arguments:** `rank`: the sender. `number`: the exchange's number.
     """
     return _digest(content, rank, number) + content
 
 
 def unsealed(data: bytes, rank: int, number: int) -> bytes:
-    """The content that `sealed` was given; raises DynolabError for anything else."""
+    """Inverse of `sealed`; raises DynolabError if the digest does not match."""
     digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     if not hmac.compare_digest(digest, _digest(content, rank, number)):
-        raise DynolabError(f"what came from rank {rank} was not sent by a rank of this job")
+        raise DynolabError(f"the message of rank {rank} was not sent by a rank of this job")
     return content
 
 

@@ -1,6 +1,6 @@
-"""Which answers a force analysis observes, and which pairs update: the data's first, or named.
+"""Selects the answers that a force analysis observes and the pairs that update.
 
-`pair_ids` are training pairs that are taken in place of the first ones; empty: those.
+`pair_ids` selects training pairs by id; if empty, the first ones are used.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from tasks.step_forces import first_pairs
 
 
 class SelectionConfig(StageConfig):
-    """How many of the data's answers and pairs; no draw decides which."""
+    """How many of the data's answers and pairs are used, from the first; none are drawn."""
 
     observed_pairs: int = Field(
-        4, ge=1, description="Pairs of each split whose answers are observed: the first ones."
+        4, ge=1, description="Pairs of each split whose answers are observed, from the first."
     )
     kinds: tuple[str, ...] = Field(
         ("chosen", "rejected"), min_length=1, description="Kinds of answers that are observed."
     )
     updating_pairs: int = Field(
-        8, ge=1, description="Training pairs that update: the first ones, as one step's batch."
+        8, ge=1, description="Training pairs that update, from the first, as one step's batch."
     )
 
 
 def observed_answers(
     data: Path, config: SelectionConfig, encoder: Encoder, pair_ids: Collection[str] = ()
 ) -> list[tuple[ProbeRow, Encoded]]:
-    """The observed answers of a data stage's result, encoded; those too long are left out.
+    """The observed answers of a data stage's result, encoded; leaves out those that are too long.
 
-    **Raises** `ConfigError` as `observed_rows` does, and where no answer is left.
+    **Raises** `ConfigError` as `observed_rows` does, and if no answer is left.
     """
     rows = observed_rows(data, config, pair_ids)
     encoded = [(row, encoder.response(row.pair_id, row.prompt, row.response)) for row in rows]
@@ -55,13 +55,16 @@ def observed_answers(
 def observed_rows(
     data: Path, config: SelectionConfig, pair_ids: Collection[str] = ()
 ) -> list[ProbeRow]:
-    """The answers to observe; **Raises** `ConfigError` for a kind or pair that the data lack."""
+    """The answers to observe.
+
+    **Raises** `ConfigError` for a kind or pair that the data do not have.
+    """
     rows = list(read_rows(data / "probes.jsonl", ProbeRow))
     known = list(dict.fromkeys(row.kind for row in rows))
     for kind in config.kinds:
         if kind not in known:
-            there = f"has {', '.join(known)}" if known else "has none; raise data.probe_pairs"
-            raise ConfigError("kinds", kind, f"the data's probe set {there}")
+            content = f"has {', '.join(known)}" if known else "is empty; raise data.probe_pairs"
+            raise ConfigError("kinds", kind, f"the data's probe set {content}")
     rows = [row for row in rows if row.kind in config.kinds]
     if pair_ids:
         rows = [row for row in rows if row.split == "train" and row.pair_id in pair_ids]
@@ -78,26 +81,27 @@ def updating_rows(
 ) -> list[Example]:
     """The pairs that update.
 
-    **Raises** `ConfigError` for ones without what the objective reads, and ones that are not there.
+    **Raises** `ConfigError` for pairs that lack a side that the objective reads, and for ids that
+    the data do not have.
     """
     from dynolab.training.examples import check_rows
 
-    every = read_rows(data / "train.jsonl", Example)
+    all_rows = read_rows(data / "train.jsonl", Example)
     if pair_ids:
-        rows = [row for row in every if row.id in pair_ids]
+        rows = [row for row in all_rows if row.id in pair_ids]
         _check_known(pair_ids, {row.id for row in rows}, "training pair")
     else:
-        rows = list(islice(every, config.updating_pairs))
+        rows = list(islice(all_rows, config.updating_pairs))
     if objective is not None:
         check_rows(rows, objective)
     return rows
 
 
-def _check_known(wanted: Collection[str], known: Collection[str], what: str) -> None:
-    for name in wanted:
+def _check_known(pair_ids: Collection[str], known: Collection[str], kind: str) -> None:
+    for name in pair_ids:
         if name not in known:
             raise ConfigError(
                 "pair_ids",
                 name,
-                f"is no {what} of these data; take an id from its probes.jsonl, split train",
+                f"these data have no such {kind}; take an id from their probes.jsonl, split train",
             )
