@@ -33,6 +33,7 @@ from tasks.data import DATA
 from tasks.filter import FILTER, FilterConfig
 from tasks.foresight import FORESIGHT, ForesightConfig
 from tasks.kernel import KERNEL, KernelConfig, KernelJob
+from tasks.ledger import LEDGER, LedgerConfig, LedgerJob
 from tasks.probe import PROBE, ProbeConfig
 from tasks.report import REPORT, ReportConfig
 from tasks.resampled import RESAMPLED
@@ -77,6 +78,9 @@ class StudyParameters(FlowParameters):
     probe: ProbeConfig = ProbeConfig()
     forces: ForcesConfig = ForcesConfig()
     kernel: KernelConfig = KernelConfig()
+    ledger: LedgerConfig | None = Field(
+        None, description="The account of all of preference training's steps; null: none is kept."
+    )
     squeezing: SqueezingConfig = SqueezingConfig()
     contrasts: tuple[Contrast, ...] = Field(
         (),
@@ -163,6 +167,7 @@ def study_steps(
     contrasted = {f"contrast_{steps[-1].name}": steps[-1].name for steps in contrasts}
     audits, foresights = _audit(parameters)
     trained_on = "filter" if parameters.preference_filter else "data"
+    ledgers = _ledger(parameters, trained_on)
     audited = {step.name: step.name for step in (*audits, *foresights) if step.name != "filter"}
     return [
         *_rows_and_base(parameters),
@@ -170,6 +175,7 @@ def study_steps(
         *audits,
         Step("preference", PREFERENCE, parameters.preference, {"data": trained_on, "model": "sft"}),
         *foresights,
+        *ledgers,
         Step("probe", PROBE, parameters.probe, {"data": "data", **models}),
         Step("sft-forces", FORCES, parameters.forces, {"data": "data", "trained": "sft"}),
         Step(
@@ -198,6 +204,7 @@ def study_steps(
                 **models,
                 **forces,
                 **audited,
+                **{step.name: step.name for step in ledgers},
                 **contrasted,
                 **{name: name for name in compared},
             },
@@ -232,6 +239,16 @@ def _audit(parameters: StudyParameters) -> tuple[list[Step], list[Step]]:
         )
         reads["filter"] = "filter"
     return before, [Step("foresight", FORESIGHT, ForesightConfig(), reads)]
+
+
+def _ledger(parameters: StudyParameters, trained_on: str) -> list[Step]:
+    """The step that keeps the account of preference training, if one is wanted."""
+    if parameters.ledger is None:
+        return []
+    job = LedgerJob(**dict(parameters.ledger), training=parameters.preference)
+    return [
+        Step("ledger", LEDGER, job, {"data": trained_on, "model": "sft", "trained": "preference"})
+    ]
 
 
 def _squeezing_step(parameters: StudyParameters) -> Step:

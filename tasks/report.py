@@ -47,6 +47,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
     Returns the summary's metrics.
     """
     from dynolab.report.inputs.audit import read_audit
+    from dynolab.report.inputs.ledger import read_ledger
     from dynolab.report.inputs.study import (
         ReportInputs,
         StudyFacts,
@@ -87,6 +88,7 @@ def report(work: Work[ReportConfig]) -> dict[str, float]:
             if "audit" in work.inputs
             else None,
             squeezing=read_squeezing(squeezing) if squeezing else None,
+            ledger=read_ledger(folder("ledger"), data) if "ledger" in work.inputs else None,
             compared=read_compared(
                 input_folder(work, "mitigation"),
                 input_folder(work, "reproduction"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from numpy import ndarray
 
-from dynolab.data.rows import read_value
+from dynolab.data.rows import Example, read_rows, read_value
 from dynolab.report.inputs.files import rows
 from dynolab.results.ledger import FunctionalRow, LedgerSummary, read_table
 
@@ -49,13 +49,17 @@ class Pusher:
 
 @dataclass(frozen=True)
 class Ledger:
-    """A ledger's tables; entry i of `example`, `side` and `step` belongs to line i."""
+    """A ledger's tables; entry i of `example`, `side` and `step` belongs to line i.
+
+    `rows`: the data's training rows by id.
+    """
 
     summary: LedgerSummary
     accounts: tuple[FunctionalAccount, ...]
     example: Shaped[ndarray, " responses"]
     side: Shaped[ndarray, " responses"]
     step: Int[ndarray, " responses"]
+    rows: Mapping[str, Example]
 
     @cached_property
     def examples(self) -> list[str]:
@@ -103,8 +107,8 @@ class Ledger:
         )
 
 
-def read_ledger(folder: Path) -> Ledger:
-    """Reads the result of a ledger stage."""
+def read_ledger(folder: Path, data: Path) -> Ledger:
+    """Reads the results of a ledger stage and of the data stage that it was trained on."""
     functionals = rows(folder, "functionals.jsonl", FunctionalRow)
     steps, lines, responses = (
         {
@@ -120,6 +124,7 @@ def read_ledger(folder: Path) -> Ledger:
         example=responses["example"],
         side=responses["side"],
         step=responses["step"],
+        rows={row.id: row for row in read_rows(data / "train.jsonl", Example)},
     )
 
 

@@ -10,6 +10,7 @@ from dynolab.claims.verdict import Verdict
 from dynolab.data.rows import ProbeRow, Row, read_value
 from dynolab.report.inputs.audit import Audit
 from dynolab.report.inputs.files import StageFacts, rows
+from dynolab.report.inputs.ledger import Ledger
 from dynolab.results.arms import ComparedArms
 from dynolab.results.forces import KernelFindings, KernelSizeRow
 from dynolab.results.squeezing import Forecast, Generation, RisenMass
@@ -95,8 +96,9 @@ class ReportInputs:
 
     `contrasts`: trainings under other conditions, beside the study's own; `kernel`: measured at the
     study's models; `audit`: of the pairs, before preference training; `squeezing`: where the
-    probability that rose went; `compared`: results of comparisons beside the study; `answers`: the
-    models' answers; `watched`: the answers whose likelihood was probed.
+    probability that rose went; `ledger`: the account of preference training; `compared`: results of
+    comparisons beside the study; `answers`: the models' answers; `watched`: the answers whose
+    likelihood was probed.
     """
 
     facts: StudyFacts
@@ -105,6 +107,7 @@ class ReportInputs:
     kernel: Kernel | None = None
     audit: Audit | None = None
     squeezing: Squeezing | None = None
+    ledger: Ledger | None = None
     compared: Compared = field(default_factory=Compared)
     answers: tuple[Answer, ...] = ()
     watched: tuple[ProbeRow, ...] = ()

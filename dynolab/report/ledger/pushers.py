@@ -16,12 +16,12 @@ IN_TABLE = 3
 HEAD = ("example", "nats", "its chosen", "its rejected", "at steps", "prompt", "chosen", "rejected")
 
 
-def pusher_section(ledger: Ledger, rows: Mapping[str, Example]) -> Section | None:
+def pusher_section(ledger: Ledger) -> Section | None:
     """The answers with an account of their own, each with its strongest pushers and their texts."""
     singles = [a for a in ledger.accounts if a.row.pairs == (a.row.name,)]
     if not singles:
         return None
-    lines, details = [], []
+    rows, lines, details = ledger.rows, [], []
     for account in singles:
         pushers = ledger.pushers(account)
         lines.append(
