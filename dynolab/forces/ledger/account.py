@@ -45,6 +45,9 @@ from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
 from dynolab.training.step_record import StepRecord
 
+SLICE = 2**18
+"""Parameters that are multiplied at once in float64."""
+
 
 @dataclass(frozen=True)
 class StepAccount:
@@ -116,17 +119,22 @@ class Ledger:
         step = _map_of(record, policy, gradients.sum(0))
         sensitivity = step.out * mean + step.carry * later
         self._next = _Next(record.facts.step, weights, start, sensitivity)
+        change = flatten(policy.cast(change_of(record.before, record.after)))
+        # Products of rows with rows; one column for each single vector.
+        by_sensitivity = products(
+            sensitivity, torch.cat([gradients * step.into, torch.stack([step.pull, step.momentum])])
+        )
+        lines, (pull, momentum) = by_sensitivity[:, :-2].T, by_sensitivity[:, -2:].T
+        direct, predicted = products(mean, torch.stack([step.direct, change])).T
         return StepAccount(
             step=record.facts.step,
             responses=tuple(responses),
-            lines=-(gradients @ (step.into * sensitivity).T).double(),
-            decay=(mean @ step.direct - sensitivity @ step.pull).double(),
-            carried_in=-step.carry * (sensitivity @ step.momentum).double(),
+            lines=-lines,
+            decay=direct - pull,
+            carried_in=-step.carry * momentum,
             before=start.values,
             after=end.values,
-            predicted=(
-                mean @ flatten(policy.cast(change_of(record.before, record.after)))
-            ).double(),
+            predicted=predicted,
         )
 
     def save(self, file: Path) -> None:
@@ -179,6 +187,19 @@ class _Next:
             slopes=Slopes(tensors["values"], tensors["gradients"]),
             sensitivity=tensors["sensitivity"],
         )
+
+
+def products(
+    left: Float[Tensor, "rows parameters"], right: Float[Tensor, "columns parameters"]
+) -> Float[Tensor, "rows columns"]:
+    """`left rightᵀ` in float64, some parameters at a time.
+
+    Sums over millions of float32 products would lose the digits in which an account closes.
+    """
+    total = left.new_zeros(len(left), len(right), dtype=torch.float64)
+    for some, others in zip(left.split(SLICE, dim=1), right.split(SLICE, dim=1), strict=True):
+        total += some.double() @ others.double().T
+    return total
 
 
 def response_gradients(
