@@ -66,11 +66,13 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
     steps = read_value(trained / "summary.json", TrainingSummary).steps
     model = work.input_folder("model", "model")
     folder = work.input_folder("trained", "model")
-    rows, functionals = watched(work, load_encoder(folder))
+    encoder = load_encoder(folder)
+    rows, functionals = watched(work, encoder)
     ledger = Ledger(
         load_policy(folder, adapter_folder(work, "trained")),
         functionals,
         batch_tokens=config.batch_tokens,
+        by_token=[number for number, row in enumerate(rows) if row.single],
     )
     replay = Replay(
         work=work,
@@ -81,7 +83,7 @@ def keep_ledger(work: Work[LedgerJob]) -> dict[str, float]:
         metrics=trained / "metrics.jsonl",
         segment=segment_steps(model, steps, config.disk_bytes),
     )
-    tables = LedgerTables([row.name for row in rows])
+    tables = LedgerTables([row.name for row in rows], encoder.tokenizer.convert_ids_to_tokens)
     done = _go_on(work, ledger, tables)
     with work.shown(steps) as progress:
         for record in replay.records(

@@ -8,6 +8,8 @@
   `predicted` (to first order along the step's change of the weights), `decay` (what the step's
   weight decay did, then and later), `carried_in` (what the momentum before the step did from it
   on).
+- `tokens.parquet`: `step`, `response`, `functional`, `place` (in the response), `token`, `nats`: of
+  some lines the tokens, which add up to them.
 - `functionals.jsonl`: `FunctionalRow`. `ledger.json`: `LedgerSummary`.
 
 For every functional `Σ nats + Σ decay + carried_in of the first step + Σ (after − before −
@@ -42,6 +44,14 @@ TABLES = {
         "decay": "float64",
         "carried_in": "float64",
     },
+    "tokens": {
+        "step": "int32",
+        "response": "int32",
+        "functional": "string",
+        "place": "int32",
+        "token": "string",
+        "nats": "float64",
+    },
 }
 """Tables and their columns with Arrow's types."""
 
@@ -57,6 +67,11 @@ class FunctionalRow(Row):
     split: Split
     kind: str
     pairs: tuple[str, ...]
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one pair's answer."""
+        return self.pairs == (self.name,)
 
 
 class LedgerSummary(Row):

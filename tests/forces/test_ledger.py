@@ -221,3 +221,16 @@ def test_a_ledger_goes_on_from_what_it_saved(policy, tmp_path):
     second.load(tmp_path / "ledger.safetensors")
     for step in (1, 0):
         assert torch.equal(second.enter(records[step]).lines, whole[step].lines)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd momentum", "adamw"])
+def test_the_tokens_of_a_line_add_up_to_it(policy, optimizer):
+    ledger = Ledger(policy, FUNCTIONALS, by_token=[0, 2])
+    for record in reversed(trained(OPTIMIZERS[optimizer])):
+        step = ledger.enter(record)
+        assert [tokens.functional for tokens in step.tokens] == [0, 2]
+        for tokens in step.tokens:
+            own = step.lines[:, tokens.functional]
+            assert own.abs().max() == own[tokens.response].abs()
+            assert len(tokens.nats) == len(step.responses[tokens.response].tokens)
+            torch.testing.assert_close(tokens.nats.sum(), own[tokens.response])

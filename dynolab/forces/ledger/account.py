@@ -38,9 +38,10 @@ from dynolab.forces.ledger.functional import (
     flatten,
     flatten_gradient,
     slopes_of,
+    unflatten,
 )
 from dynolab.forces.map.problem import Updating, updating_responses
-from dynolab.forces.map.weighted import WeightedResponse
+from dynolab.forces.map.weighted import WeightedResponse, scores_along
 from dynolab.forces.step.one_step import change_of
 from dynolab.forces.step.optimizers import OptimizerMap, optimizer_map
 from dynolab.training.step_record import StepRecord
@@ -50,12 +51,25 @@ SLICE = 2**18
 
 
 @dataclass(frozen=True)
+class TokenLines:
+    """A line's tokens: what each did to a functional; they add up to the line.
+
+    `response` and `functional` are row and column of the line.
+    """
+
+    response: int
+    functional: int
+    nats: Float[Tensor, " tokens"]
+
+
+@dataclass(frozen=True)
 class StepAccount:
     """One step's entries, in nats; a column is a functional.
 
     `lines[i]` belongs to response `responses[i]`: what it did from this step to the last. `before`
     and `after` are the functionals at both ends of the step, `predicted` is ⟨q̄, Δθ⟩ with the
     step's real Δθ. `carried_in` is what the momentum that the step began with did from here on.
+    `tokens` are those of some lines.
     """
 
     step: int
@@ -66,6 +80,7 @@ class StepAccount:
     before: Float[Tensor, " functionals"]
     after: Float[Tensor, " functionals"]
     predicted: Float[Tensor, " functionals"]
+    tokens: tuple[TokenLines, ...] = ()
 
     @property
     def measured(self) -> Float[Tensor, " functionals"]:
@@ -86,6 +101,7 @@ class Ledger:
     - `policy`: the recorded model.
     - `functionals`: what is accounted for.
     - `batch_tokens`: bound of sequences × padded length of one forward.
+    - `by_token`: numbers of the functionals whose strongest line of each step is split into tokens.
 
     Memory: about three gradients per functional and one per response of a batch.
     """
@@ -96,9 +112,10 @@ class Ledger:
         functionals: Sequence[Functional],
         *,
         batch_tokens: int = 16_384,
+        by_token: Sequence[int] = (),
     ) -> None:
         self._policy, self._functionals = policy, functionals
-        self._batch_tokens = batch_tokens
+        self._batch_tokens, self._by_token = batch_tokens, by_token
         self._next: _Next | None = None
 
     def enter(self, record: StepRecord) -> StepAccount:
@@ -115,7 +132,8 @@ class Ledger:
             end, later = after.slopes, after.sensitivity
         start = self._slopes(record.before)
         mean = (start.gradients + end.gradients) / 2
-        gradients, responses = response_gradients(record, policy)
+        responses, labels = updating_responses(record, policy)
+        gradients = response_gradients(record, policy, responses)
         step = _map_of(record, policy, gradients.sum(0))
         sensitivity = step.out * mean + step.carry * later
         self._next = _Next(record.facts.step, weights, start, sensitivity)
@@ -128,14 +146,32 @@ class Ledger:
         direct, predicted = products(mean, torch.stack([step.direct, change])).T
         return StepAccount(
             step=record.facts.step,
-            responses=tuple(responses),
+            responses=tuple(labels),
             lines=-lines,
             decay=direct - pull,
             carried_in=-step.carry * momentum,
             before=start.values,
             after=end.values,
             predicted=predicted,
+            tokens=tuple(
+                self._tokens(record, responses, step.into * sensitivity[number], number, lines)
+                for number in self._by_token
+            ),
         )
+
+    def _tokens(
+        self,
+        record: StepRecord,
+        responses: Sequence[WeightedResponse],
+        direction: Float[Tensor, " parameters"],
+        functional: int,
+        lines: Float[Tensor, "responses functionals"],
+    ) -> TokenLines:
+        """Tokens of the strongest line: `line = Σ_l ∂s_l` along into ⊙ U."""
+        strongest = int(lines[:, functional].abs().argmax())
+        along = unflatten(direction, record.before)
+        nats = scores_along(self._policy, record.before, [along], [responses[strongest]])[0]
+        return TokenLines(strongest, functional, nats.double())
 
     def save(self, file: Path) -> None:
         """Writes what the steps still to come need, so that `load` goes on from here."""
@@ -203,13 +239,11 @@ def products(
 
 
 def response_gradients(
-    record: StepRecord, policy: PolicyFunction
-) -> tuple[Float[Tensor, "responses parameters"], list[Updating]]:
+    record: StepRecord, policy: PolicyFunction, responses: Sequence[WeightedResponse]
+) -> Float[Tensor, "responses parameters"]:
     """∇_θ of the loss through each response of a step's batch; their sum is the loss' gradient."""
-    responses, labels = updating_responses(record, policy)
     leaves = {name: w.requires_grad_() for name, w in policy.cast(record.before).items()}
-    rows = [_gradient(response, policy, leaves) for response in responses]
-    return torch.stack(rows), labels
+    return torch.stack([_gradient(response, policy, leaves) for response in responses])
 
 
 def _gradient(

@@ -106,6 +106,12 @@ def flatten(weights: Weights) -> Float[Tensor, " parameters"]:
     return torch.cat([w.detach().flatten() for w in weights.values()])
 
 
+def unflatten(vector: Float[Tensor, " parameters"], like: Weights) -> dict[str, Tensor]:
+    """The vector's parts with the names and shapes of some weights."""
+    parts = vector.split([w.numel() for w in like.values()])
+    return {name: part.view_as(w) for (name, w), part in zip(like.items(), parts, strict=True)}
+
+
 def flatten_gradient(value: Float[Tensor, ""], leaves: Weights) -> Float[Tensor, " parameters"]:
     """The gradient of a value with respect to leaves, as one vector; zero where none leads."""
     gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)

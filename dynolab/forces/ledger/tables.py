@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,13 @@ PER_STEP = ("before", "after", "predicted", "decay", "carried_in")
 
 
 class LedgerTables:
-    """Collects entries, the last step first; `names` are those of the functionals."""
+    """Collects entries, the last step first.
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = list(names)
+    **Arguments:** `names`: of the functionals; `read_token`: a token's text by its id.
+    """
+
+    def __init__(self, names: Sequence[str], read_token: Callable[[int], str] = str) -> None:
+        self._names, self._read_token = list(names), read_token
         self._tables: dict[str, dict[str, list[object]]] = {
             name: {column: [] for column in columns} for name, columns in TABLES.items()
         }
@@ -46,6 +49,18 @@ class LedgerTables:
             functional=self._names * count,
             nats=entries.lines.flatten().tolist(),
         )
+
+        for split in entries.tokens:
+            length = len(split.nats)
+            self._append(
+                "tokens",
+                step=[entries.step] * length,
+                response=[split.response] * length,
+                functional=[self._names[split.functional]] * length,
+                place=list(range(length)),
+                token=[*map(self._read_token, entries.responses[split.response].tokens)],
+                nats=split.nats.tolist(),
+            )
 
     def _append(self, table: str, **columns: Sequence[object]) -> None:
         for name, values in columns.items():

@@ -48,10 +48,21 @@ class Pusher:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """A line with its tokens: what one response did at one step, in nats."""
+
+    step: int
+    example: str
+    side: str
+    nats: float
+    tokens: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
 class Ledger:
     """A ledger's tables; entry i of `example`, `side` and `step` belongs to line i.
 
-    `rows`: the data's training rows by id.
+    `rows`: the data's training rows by id; `moments`: lines with their tokens, by functional.
     """
 
     summary: LedgerSummary
@@ -60,6 +71,7 @@ class Ledger:
     side: Shaped[ndarray, " responses"]
     step: Int[ndarray, " responses"]
     rows: Mapping[str, Example]
+    moments: Mapping[str, Sequence[Moment]]
 
     @cached_property
     def examples(self) -> list[str]:
@@ -125,7 +137,32 @@ def read_ledger(folder: Path, data: Path) -> Ledger:
         side=responses["side"],
         step=responses["step"],
         rows={row.id: row for row in read_rows(data / "train.jsonl", Example)},
+        moments=_moments(folder, responses),
     )
+
+
+def _moments(folder: Path, responses: dict[str, Any]) -> dict[str, list[Moment]]:
+    """Lines with their tokens, the strongest first."""
+    labels = {
+        (step, response): (example, side)
+        for step, response, example, side in zip(
+            *(responses[name].tolist() for name in ("step", "response", "example", "side")),
+            strict=True,
+        )
+    }
+    tokens: dict[tuple[str, int, int], list[tuple[str, float]]] = {}
+    columns = read_table(folder, "tokens")
+    for functional, step, response, token, nats in zip(
+        *(columns[name] for name in ("functional", "step", "response", "token", "nats")),
+        strict=True,
+    ):
+        tokens.setdefault((functional, step, response), []).append((token, nats))
+    moments: dict[str, list[Moment]] = {}
+    for (functional, step, response), own in tokens.items():
+        example, side = labels[step, response]
+        total = sum(nats for _, nats in own)
+        moments.setdefault(functional, []).append(Moment(step, example, side, total, tuple(own)))
+    return {name: sorted(own, key=lambda m: -abs(m.nats)) for name, own in moments.items()}
 
 
 def _account(row: FunctionalRow, steps: dict[str, Any], lines: dict[str, Any]) -> FunctionalAccount:

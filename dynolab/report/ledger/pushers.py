@@ -7,18 +7,19 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 from dynolab.data.rows import Example
-from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Pusher
+from dynolab.report.inputs.ledger import FunctionalAccount, Ledger, Moment, Pusher
 from dynolab.report.page import Section, section, table
-from dynolab.report.text import excerpt, number
+from dynolab.report.text import excerpt, number, token_text
 
 EACH_WAY = 20
+MOMENTS = 10
 IN_TABLE = 3
 HEAD = ("example", "nats", "its chosen", "its rejected", "at steps", "prompt", "chosen", "rejected")
 
 
 def pusher_section(ledger: Ledger) -> Section | None:
     """The answers with an account of their own, each with its strongest pushers and their texts."""
-    singles = [a for a in ledger.accounts if a.row.pairs == (a.row.name,)]
+    singles = [account for account in ledger.accounts if account.row.single]
     if not singles:
         return None
     rows, lines, details = ledger.rows, [], []
@@ -34,7 +35,7 @@ def pusher_section(ledger: Ledger) -> Section | None:
                 _own_share(account, pushers),
             )
         )
-        details.append(_details(account, pushers, rows))
+        details.append(_details(account, pushers, ledger))
     head = ("pair", "prompt", "Δ chosen", "pulled down by", "pushed up by", "its own pair did")
     return section(
         "pushers",
@@ -57,16 +58,24 @@ def _own_share(account: FunctionalAccount, pushers: Sequence[Pusher]) -> str:
     return number(own, sign=True)
 
 
-def _details(
-    account: FunctionalAccount, pushers: Sequence[Pusher], rows: Mapping[str, Example]
-) -> Markup:
-    """A fold-out table of the strongest pushers each way, with their texts."""
-    strongest = [*pushers[:EACH_WAY], *pushers[: -EACH_WAY - 1 : -1]]
-    seen = dict.fromkeys(p.example for p in strongest)
-    by_name = {p.example: p for p in strongest}
+def _details(account: FunctionalAccount, pushers: Sequence[Pusher], ledger: Ledger) -> Markup:
+    """A fold-out with the strongest pushers each way, and the strongest moments by token."""
+    name = account.row.name
+    summary = Markup("<summary>{}</summary>").format(
+        f"{name}: the strongest {EACH_WAY} examples each way, and the strongest steps by token"
+    )
+    parts = [_pusher_table(pushers, ledger.rows)]
+    if moments := ledger.moments.get(name):
+        parts.append(_moment_table(moments[:MOMENTS]))
+    return Markup("<details>{}{}</details>").format(summary, Markup().join(parts))
+
+
+def _pusher_table(pushers: Sequence[Pusher], rows: Mapping[str, Example]) -> Markup:
+    strongest = {p.example: p for p in (*pushers[:EACH_WAY], *pushers[: -EACH_WAY - 1 : -1])}
     lines = []
-    for pusher in (by_name[name] for name in seen):
+    for pusher in strongest.values():
         row = rows.get(pusher.example)
+        texts = (row.prompt, row.chosen, row.rejected) if row else ()
         lines.append(
             (
                 pusher.example,
@@ -74,15 +83,32 @@ def _details(
                 number(pusher.from_chosen, sign=True),
                 number(pusher.from_rejected, sign=True),
                 ", ".join(map(str, pusher.steps)),
-                excerpt(row.prompt, 60) if row else "–",
-                excerpt(row.chosen, 60) if row else "–",
-                excerpt(row.rejected or "–", 60) if row else "–",
+                *(excerpt(text or "–", 60) for text in texts or ("", "", "")),
             )
         )
-    summary = Markup("<summary>{}</summary>").format(
-        f"{account.row.name}: the strongest {EACH_WAY} each way"
+    return table(HEAD, lines, "snnnssss")
+
+
+def _moment_table(moments: Sequence[Moment]) -> Markup:
+    """Single lines of the ledger, token by token."""
+    lines = [
+        (
+            moment.step,
+            moment.example,
+            moment.side,
+            number(moment.nats, sign=True),
+            _tokens(moment),
+        )
+        for moment in moments
+    ]
+    return table(("step", "example", "answer", "nats", "through its tokens"), lines, "nssns")
+
+
+def _tokens(moment: Moment) -> Markup:
+    each = Markup("<code>{}</code> {}")
+    return Markup(" · ").join(
+        each.format(token_text(token), number(nats, 2, sign=True)) for token, nats in moment.tokens
     )
-    return Markup("<details>{}{}</details>").format(summary, table(HEAD, lines, "snnnssss"))
 
 
 def _message(singles: Sequence[FunctionalAccount], ledger: Ledger) -> str:

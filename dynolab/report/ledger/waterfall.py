@@ -59,7 +59,7 @@ def waterfall_figure(ledger: Ledger) -> Figure:
 def functional_name(account: FunctionalAccount) -> str:
     """How a functional is named in a menu."""
     row = account.row
-    if len(row.pairs) == 1 and row.name == row.pairs[0]:
+    if row.single:
         return f"{plotly_text(row.name, 14)}, {style_of(row.kind).label}"
     return f"{style_of(row.kind).label}, {SPLITS[row.split]}"
 
@@ -101,7 +101,7 @@ def _message(ledger: Ledger) -> str:
     told = []
     for account in ledger.accounts:
         if account.row.split == "train" and account.row.kind in ("chosen", "rejected", ARGMAX):
-            if len(account.row.pairs) == 1 and account.row.name == account.row.pairs[0]:
+            if account.row.single:
                 continue
             change = number(account.end - account.start, sign=True)
             up = number(ledger.side_total(account, "chosen"), sign=True)
