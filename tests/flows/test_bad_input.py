@@ -75,7 +75,7 @@ def study(*changes: str, config: Path = SMALL) -> list[str]:
             "base.training.engine.ranks = 2: the plain engine runs in one process; set 1",
         ),
         ("data.world.entities=2", "data.world.entities = 2: the pairs and 12 spare facts need"),
-        ("data.source=file", "data.path = None: give it with source: file"),
+        ("data.source=file", "data.path = None: set it for source: file"),
         (
             "data={source: file, path: pairs.jsonl}",
             "base.source = 'builtin': the built-in model knows the words of the built-in world "
