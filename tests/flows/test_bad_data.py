@@ -72,7 +72,7 @@ def refusal(lab: Lab, *changes: str, config: Path) -> str:
     [
         (
             [{"prompt": "what ?", "answer": "it ."}],
-            "column 'chosen' is missing; rename the one that",
+            "column 'chosen' is missing; rename the column that",
         ),
         ([], "data = 'pairs.jsonl': has no rows; give a source with rows"),
     ],
