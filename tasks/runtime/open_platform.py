@@ -111,6 +111,8 @@ def _open_study(
 def _close(platform: Platform, *, failed: bool) -> None:
     if platform.has_worked and platform.study is not None:
         platform.study.finish("FAILED" if failed else "FINISHED")
-    left = platform.tracking.close(LAST_SENDING_SECONDS)
-    if left:
-        log.warning("%d operations could not be sent to MLflow; the next command sends them", left)
+    unsent = platform.tracking.close(LAST_SENDING_SECONDS)
+    if unsent:
+        log.warning(
+            "%d operations could not be sent to MLflow; the next command sends them", unsent
+        )

@@ -60,7 +60,7 @@ def test_heldout_rows_that_stand_in_training_are_left_out(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        ([], {}, "holds no rows"),
+        ([], {}, "has no rows"),
         (numbered(3), {"heldout_rows": 2}, "data.heldout_rows = 2"),
         (numbered(3), {"probe_pairs": 100}, "held-out rows"),
         ([{"id": "a", **row} for row in numbered(3)], {}, "ids must be unique"),
@@ -158,7 +158,7 @@ def test_a_probe_set_of_other_rows_is_refused(tmp_path: Path) -> None:
     other = config.model_copy(update={"probes": str(file), "seed": 1})
     reasons = {
         file.read_text(): "with the same data settings and seed",
-        "": "holds no rows",
+        "": "has no rows",
         '{"kind": "chosen"}\n': r"probes\.jsonl line 1 = 'pair_id'",
     }
     for content, reason in reasons.items():

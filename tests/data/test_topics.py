@@ -66,7 +66,7 @@ REFUSED = [
     ([{"words": "a"}], "column text = None"),
     ([{"text": "a", "label": -1}], "texts.label = -1"),
     ([{"text": "a", "label": 0}, {"text": "b", "label": 10**12}], "texts.label = 1: no text"),
-    ([], "holds no texts"),
+    ([], "has no texts"),
 ]
 
 
@@ -80,7 +80,7 @@ def test_rows_that_are_no_texts_with_topics_are_refused(
 
 
 def test_a_source_needs_its_own_name() -> None:
-    with pytest.raises(ConfigError, match=r"texts\.path = None: give it with source: file"):
+    with pytest.raises(ConfigError, match=r"texts\.path = None: set it for source: file"):
         TopicConfig(source="file")
     with pytest.raises(ConfigError, match=r"texts\.hub_name = 'a/b'"):
         TopicConfig(hub_name="a/b")

@@ -72,9 +72,9 @@ def refusal(lab: Lab, *changes: str, config: Path) -> str:
     [
         (
             [{"prompt": "what ?", "answer": "it ."}],
-            "column 'chosen' is missing; rename the one that",
+            "column 'chosen' is missing; rename the column that",
         ),
-        ([], "data = 'pairs.jsonl': holds no rows; give a source with rows"),
+        ([], "data = 'pairs.jsonl': has no rows; give a source with rows"),
     ],
     ids=["missing-column", "empty"],
 )

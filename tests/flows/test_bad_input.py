@@ -75,7 +75,7 @@ def study(*changes: str, config: Path = SMALL) -> list[str]:
             "base.training.engine.ranks = 2: the plain engine runs in one process; set 1",
         ),
         ("data.world.entities=2", "data.world.entities = 2: the pairs and 12 spare facts need"),
-        ("data.source=file", "data.path = None: give it with source: file"),
+        ("data.source=file", "data.path = None: set it for source: file"),
         (
             "data={source: file, path: pairs.jsonl}",
             "base.source = 'builtin': the built-in model has only the vocabulary of the built-in "
@@ -175,7 +175,7 @@ def test_sources(tmp_path: Path, refused: Refused) -> None:
     missing = refused(*study(data, f"base.source={tmp_path}"))
     assert "none.jsonl': no such file; name a .jsonl" in missing
     missing = refused(*study(f"base.source={tmp_path}/none"))
-    assert f"base.source = '{tmp_path}/none': no such folder" in missing
+    assert f"base.source = '{tmp_path}/none': neither an existing folder" in missing
 
 
 def test_stores(tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ REFUSED_PUSHES: list[tuple[dict[str, Any], str]] = [
     ({"push": {"fall": -1}}, "push.fall = -1"),
     ({"model": {}}, "model = 'nothing': give either result"),
     ({"model": {"model": "/nowhere"}}, "model.model = '/nowhere'"),
-    ({"data": {"source": "file", "path": "pairs.jsonl"}}, "name a model for other rows"),
+    ({"data": {"source": "file", "path": "pairs.jsonl"}}, "give a model for other rows"),
     ({"base": {"source": "some/model"}}, "give another model as model.model"),
     ({"model": {"result": "DATA"}}, "of stage data holds no model"),
     ({"model": {"result": "SFT"}, "data_result": "SFT"}, "of stage sft holds no train.jsonl"),

@@ -246,7 +246,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"paths": {"noise": 1.0}}, "paths.noise = 1.0"),
         ({"data": {"train": 20}}, "a batch needs 32 images"),
         (forces(epochs=[0, 3]), "training has 2 epochs"),
-        (forces(epochs=[1, 0]), "rising from 0"),
+        (forces(epochs=[1, 0]), "list rising values from 0"),
         (forces(learning_rates=[0.1]), "must be one of them"),
         (forces(training={"learning_rate": 0.05, "epochs": 2, "momentum": 0.9}), "both must be 0"),
         ({"paths": {"training": {"momentum": 0.9}}}, "paths.training = {'momentum': 0.9"),

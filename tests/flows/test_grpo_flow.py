@@ -211,7 +211,10 @@ def test_given_rows_and_weights_are_shared_by_all_seeds(tmp_path: Path) -> None:
             {"arms": {"x": {"name": "grpo", "aggregation": "dr_grpo", "max_tokens": 9}}},
             "arms.x = 9: must be max_new_tokens = 4",
         ),
-        ({"training": {"objective": {"name": "grpo"}}}, "training.objective = 'grpo': arms have"),
+        (
+            {"training": {"objective": {"name": "grpo"}}},
+            "training.objective = 'grpo': every arm has",
+        ),
         (
             {"training": {"rewards": [{"name": "os.system"}]}},
             "training.rewards = 'os.system': use one",

@@ -43,7 +43,8 @@ def test_the_built_in_study_takes_it(objective: str) -> None:
 
 
 def test_two_trainings_of_one_objective_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"preference\.objective\.name = 'sft': sft trains"):
+    same = r"preference\.objective\.name = 'sft': sft has the same objective"
+    with pytest.raises(ConfigError, match=same):
         load_parameters(StudyParameters, SMALL, ["preference.objective={name: sft}"])
     extended = ["sft.objective={name: sft_extended}", "preference.objective={name: sft}"]
     load_parameters(StudyParameters, SMALL, extended)

@@ -197,7 +197,7 @@ def test_what_cannot_be_built_is_refused_first(changes: dict[str, Any], message:
 
 
 def test_a_study_names_the_part_of_a_set_that_cannot_be_built() -> None:
-    with pytest.raises(ConfigError, match=r"probe_set\.writer = None: irr_hum needs one"):
+    with pytest.raises(ConfigError, match=r"probe_set\.writer = None: irr_hum needs a writer"):
         validated(StudyParameters, {"probe_set": {"kinds": ["chosen", "irr_hum"]}})
 
 

@@ -88,7 +88,7 @@ def test_any_rewards_can_judge() -> None:
     judge = ExactJudge("sums", [RewardConfig(name="gsm8k")])
     asked = contest("so it is 4", "so it is 5", truth="2 + 2\n#### 4")
     assert [judgement.outcome for judgement in judge.judge([asked])] == ["a", "a"]
-    with pytest.raises(ConfigError, match="is no question of the built-in world"):
+    with pytest.raises(ConfigError, match="not a question of the built-in world"):
         ExactJudge().judge([contest(truth="4")])
 
 

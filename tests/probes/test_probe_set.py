@@ -228,7 +228,7 @@ def test_kinds_that_the_data_bring_are_taken_over() -> None:
         ({"kinds": ["rejected"]}, "kinds = ['rejected']: add chosen"),
         ({"kinds": ["chosen", "chosen"]}, "kinds = 'chosen': must be listed only once"),
         ({"kinds": ["chosen"], "taken": ["irr_hum"]}, "taken = 'irr_hum': not in kinds"),
-        ({"kinds": ["chosen", "irr_hum"]}, "writer = None: irr_hum needs one"),
+        ({"kinds": ["chosen", "irr_hum"]}, "writer = None: irr_hum needs a writer"),
         ({"kinds": ["chosen", "y*"]}, "Input should be"),
         ({"writer": {"model": "m", "api_key": KEY}}, "Extra inputs are not permitted"),
     ],

@@ -151,7 +151,7 @@ def test_a_forecast_is_what_a_small_step_on_the_logits_does(config, temperature)
     after = {name: w + 1e-3 * step[name] for name, w in start.items()}
     record = StepRecord(facts, tuple(here.updating(objective, temperature)), start, after, {})
     own = record_batch(record, here.policy, range(len(record.examples)))
-    parts = dict(forecast._foretold(record, here.policy, own, 1))
+    parts = dict(forecast._forecast_positions(record, here.policy, own, 1))
     others = torch.ones_like(truth, dtype=torch.bool).scatter_(1, batch.token[:, None], False)
     for side, part in parts.items():
         pushed = (batch.token_side == side) & G.any(-1)

@@ -33,7 +33,7 @@ def test_missing_and_surplus_adapters_are_refused_by_name(folder: Path) -> None:
     whole = load_file(file)
     first = min(whole)
     for weights, message in (
-        ({name: w for name, w in whole.items() if name != first}, f"it lacks {first}"),
+        ({name: w for name, w in whole.items() if name != first}, f"lacks {first}"),
         (
             whole | {"zzz.lora_A.weight": torch.ones(2, 2)},
             r"has an unexpected zzz\.lora_A\.weight",

@@ -316,8 +316,8 @@ UNREADABLE = {
     "settings of another model": (
         name_other_weights,
         FOLDER,
-        r"model = '{folder}': config\.json sets transformers_weights: names weights of its "
-        r"own; call them model\.safetensors and leave it out",
+        r"model = '{folder}': config\.json sets transformers_weights: names another "
+        r"file; rename it to model\.safetensors and remove the setting",
     ),
 }
 
